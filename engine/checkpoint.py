@@ -1,0 +1,167 @@
+"""Checkpoints: a folder with ``model.safetensors``, ``config.json``, ``card.md`` and, for text,
+``tokenizer.json``. Never a pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from engine.errors import UserError
+from engine.models.dna import DNA, DNAConfig
+
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+CARD = "card.md"
+
+
+class CheckpointError(UserError):
+    """A checkpoint that cannot be used: missing, cut short, altered or not of this kind."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint folder says of itself, weights not loaded."""
+
+    path: Path
+    family: str
+    config: DNAConfig
+    classes: tuple[str, ...]
+    """class names of a vision model, in order of its outputs"""
+    validation: dict[str, Any]
+    training: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write beside the target, flush to disk, then rename: the old file or the new one, never half."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """A safetensors file, written under a temporary name and renamed when whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        save_file({k: v.contiguous() for k, v in tensors.items()}, temporary)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def save_checkpoint(
+    folder: Path,
+    model: DNA,
+    *,
+    classes: tuple[str, ...] = (),
+    validation: dict[str, Any] | None = None,
+    training: dict[str, Any] | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Path:
+    """Save weights (in ``dtype``; the selection bias stays float32) and configuration."""
+    state = {
+        name: (tensor if name == "bias" else tensor.to(dtype)).detach().cpu()
+        for name, tensor in model.state_dict().items()
+    }
+    save_tensors(folder / WEIGHTS, state)
+    about = {
+        "family": "dna",
+        "config": model.config.model_dump(exclude_defaults=True) | {"modality": model.config.modality},
+        "classes": list(classes),
+        "validation": validation or {},
+        "training": training or {},
+    }
+    write_atomically(folder / CONFIG, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
+    return folder
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Read what the folder says of itself.
+
+    Raises:
+        CheckpointError: no such folder, no configuration, or one that does not make sense.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise CheckpointError(f"{folder.name}: no {CONFIG} here, so this is not a checkpoint folder")
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        config = DNAConfig(**about["config"])
+        family = about["family"]
+    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+        raise CheckpointError(f"{folder.name}: {CONFIG} cannot be used: {_first_line(error)}") from None
+    if family != "dna":
+        raise CheckpointError(f"{folder.name}: family {family!r} is unknown to this version; known: dna")
+    return Checkpoint(
+        folder, family, config, tuple(about.get("classes", ())), about.get("validation", {}),
+        about.get("training", {}),
+    )
+
+
+def build_model(checkpoint: Checkpoint, device: torch.device | str = "cpu") -> DNA:
+    """The model with its weights in float32, ready for inference.
+
+    Raises:
+        CheckpointError: the weights are missing, cut short, of other shapes, or not finite.
+    """
+    path = checkpoint.path / WEIGHTS
+    if not path.is_file():
+        raise CheckpointError(f"{checkpoint.name}: {WEIGHTS} is missing")
+    try:
+        with safe_open(path, framework="pt") as file:
+            state = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{checkpoint.name}: {WEIGHTS} is damaged or not a safetensors file ({_first_line(error)}); "
+            "copy it again or train it again"
+        ) from None
+    for name, tensor in state.items():
+        if not torch.isfinite(tensor).all():
+            raise CheckpointError(f"{checkpoint.name}: {name} holds NaN or infinite values")
+    with torch.device("meta"):
+        model = DNA(checkpoint.config)
+    expected = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    given = {name: tuple(t.shape) for name, t in state.items()}
+    if expected != given:
+        wrong = sorted(k for k in expected.keys() | given.keys() if expected.get(k) != given.get(k))
+        raise CheckpointError(
+            f"{checkpoint.name}: the weights do not fit the configuration; first difference: {wrong[0]} "
+            f"is {given.get(wrong[0], 'missing')}, expected {expected.get(wrong[0], 'nothing')}"
+        )
+    model.load_state_dict(state, assign=True)
+    return model.to(device).eval().requires_grad_(False)
+
+
+def file_sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _first_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,278 @@
+"""Distributed Neural Architectures (DNA): every token picks its own modules, step by step.
+
+input node (patchify or embed) → backbone modules that every token passes → routed steps →
+output node (vision: mean over patches, no class token; text: unembedding, not tied).
+
+Shapes: B samples, T tokens or patches, S steps, M modules, K choices, D width, C outputs.
+Source: section 2, tables 1, 2, 4, 5 and appendix A of the paper named above.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.models.bank import grouped_step, naive_step
+from engine.models.blocks import Block, Kind
+from engine.models.losses import linear_cross_entropy
+from engine.routing import Decision, module_counts, route, updated_bias
+
+EXECUTIONS = {"grouped": grouped_step, "naive": naive_step}
+
+
+class DNAConfig(BaseModel):
+    """One DNA by value; every row of the paper's tables 1, 2, 4 and 5 is such a value.
+
+    ``steps=0`` is a dense model of ``backbone`` blocks: the dense twin (see ``dense_twin``).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    modality: Literal["vision", "text"]
+    width: int = Field(gt=0, description="D, width of the residual stream")
+    heads: int = Field(gt=0)
+    mlp_width: int = Field(gt=0)
+    backbone: int = Field(ge=0, description="N_b, transformer blocks that every token passes")
+    steps: int = Field(ge=0, description="S, routed steps")
+    top_k: int = Field(default=1, gt=0, description="K, modules a token visits at a step")
+    transformers: int = Field(default=0, ge=0, description="modules that are transformer blocks")
+    attentions: int = Field(default=0, ge=0, description="modules that are attention only")
+    mlps: int = Field(default=0, ge=0, description="modules that are MLP only")
+    identities: int = Field(default=0, ge=0, description="modules that do nothing: skipped work")
+    skip_ratio: float = Field(default=0.0, ge=0, lt=1, description="r, share of slots to skip")
+    skip_speed: float = Field(default=0.0, ge=0, description="u, step of the selection bias")
+    skip_reference: Literal["tokens", "modules"] = "tokens"
+
+    image_size: int = Field(default=224, gt=0)
+    patch_size: int = Field(default=16, gt=0)
+    channels: int = Field(default=3, gt=0)
+    stem: Literal["patch", "conv"] = Field(
+        default="patch", description="patch: one strided convolution, as in the paper; conv: four small ones"
+    )
+    num_classes: int = Field(default=1000, gt=0)
+    vocab_size: int = Field(default=50257, gt=0)
+    context: int = Field(default=1024, gt=0, description="positions of a text model")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DNAConfig:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if self.modality == "vision" and self.image_size % self.patch_size:
+            raise ValueError(
+                f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}"
+            )
+        if self.stem == "conv" and self.patch_size not in (4, 8, 16):
+            raise ValueError(f"stem 'conv' needs patch_size 4, 8 or 16, not {self.patch_size}")
+        if self.steps and self.top_k > self.num_modules:
+            raise ValueError(f"top_k {self.top_k} is larger than the {self.num_modules} modules")
+        if self.steps and self.num_modules == self.identities:
+            raise ValueError("all modules are identities: nothing would ever be computed")
+        if (self.skip_ratio or self.skip_speed) and not self.identities:
+            raise ValueError("skip_ratio and skip_speed need at least one identity module")
+        return self
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """Kind of each module, in module order."""
+        return (
+            ["transformer"] * self.transformers
+            + ["attention"] * self.attentions
+            + ["mlp"] * self.mlps
+            + ["identity"] * self.identities
+        )
+
+    @property
+    def num_modules(self) -> int:
+        return self.transformers + self.attentions + self.mlps + self.identities
+
+    @property
+    def num_tokens(self) -> int:
+        """T: patches of an image, or the longest text window."""
+        return (self.image_size // self.patch_size) ** 2 if self.modality == "vision" else self.context
+
+    @property
+    def active_blocks(self) -> float:
+        """Transformer blocks' worth of parameters that a token meets: N_b + S·K·(1−r).
+
+        An attention module counts as a third of a block and an MLP module as two thirds, their
+        shares of its parameters at mlp_width = 4·width; re-use is not taken into account.
+        """
+        active = self.transformers + self.attentions / 3 + self.mlps * 2 / 3
+        working = self.num_modules - self.identities
+        share = active / working if working else 0.0
+        return self.backbone + self.steps * self.top_k * (1 - self.skip_ratio) * share
+
+    def dense_twin(self, **changes: object) -> DNAConfig:
+        """The same input, output and blocks without routing, at (nearly) equal active parameters."""
+        dense = dict(
+            backbone=round(self.active_blocks), steps=0, top_k=1, transformers=0, attentions=0,
+            mlps=0, identities=0, skip_ratio=0.0, skip_speed=0.0,
+        )
+        return DNAConfig(**(self.model_dump() | dense | changes))
+
+
+@dataclass(frozen=True)
+class DNAOutput:
+    """Logits and what the routers decided on the way."""
+
+    logits: Float[Tensor, "B ... C"]
+    decisions: list[Decision]
+    """one for each step, tokens flattened to N = B·T, row-major"""
+
+
+class ConvStem(nn.Module):
+    """Strided 3×3 convolutions down to one position a patch; trains faster on little data.
+
+    The idea is that of "Early Convolutions Help Transformers See Better" (Xiao et al., 2021).
+    Group norm instead of batch norm, so that a sample never depends on its neighbours.
+    """
+
+    def __init__(self, channels: int, width: int, patch_size: int) -> None:
+        super().__init__()
+        halvings = patch_size.bit_length() - 1
+        widths = [channels, *(max(24, width // 2 ** (halvings - i)) for i in range(1, halvings + 1))]
+        layers: list[nn.Module] = []
+        for source, target in zip(widths[:-1], widths[1:], strict=True):
+            layers += [
+                nn.Conv2d(source, target, 3, stride=2, padding=1, bias=False),
+                nn.GroupNorm(1, target),
+                nn.GELU(),
+            ]
+        self.layers = nn.Sequential(*layers)
+        self.out = nn.Conv2d(widths[-1], width, 1)
+
+    def forward(self, images: Float[Tensor, "B channels H W"]) -> Float[Tensor, "B D h w"]:
+        return self.out(self.layers(images))
+
+
+class DNA(nn.Module):
+    """A distributed neural architecture for images or for text.
+
+    ``execution`` is "grouped" (fast) or "naive" (readable); both give the same numbers.
+    """
+
+    def __init__(self, config: DNAConfig, execution: Literal["grouped", "naive"] = "grouped") -> None:
+        super().__init__()
+        self.config = config
+        self.execution = execution
+        block = lambda kind: Block(kind, config.width, config.heads, config.mlp_width)  # noqa: E731
+        self.backbone = nn.ModuleList(block("transformer") for _ in range(config.backbone))
+        self.bank = nn.ModuleList(block(kind) for kind in config.kinds)
+        self.routers = nn.ModuleList(
+            nn.Linear(config.width, config.num_modules, bias=False) for _ in range(config.steps)
+        )
+        self.norm = nn.LayerNorm(config.width, bias=False)
+        if config.modality == "vision":
+            if config.stem == "conv":
+                self.patchify = ConvStem(config.channels, config.width, config.patch_size)
+            else:
+                self.patchify = nn.Conv2d(
+                    config.channels, config.width, config.patch_size, stride=config.patch_size
+                )
+            outputs = config.num_classes
+        else:
+            self.embed = nn.Embedding(config.vocab_size, config.width)
+            outputs = config.vocab_size
+        self.positions = nn.Parameter(torch.zeros(config.num_tokens, config.width))
+        self.head = nn.Linear(config.width, outputs, bias=False)
+        self.register_buffer("bias", torch.zeros(config.steps, config.num_modules))
+        self._initialise()
+
+    def _initialise(self) -> None:
+        # Appendix A.1: truncated normal, 0.02, for all but the patch embedding.
+        stem = set(self.patchify.modules()) if self.config.modality == "vision" else set()
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)) and module not in stem:
+                nn.init.trunc_normal_(module.weight, std=0.02)
+        nn.init.trunc_normal_(self.positions, std=0.02)
+
+    @cached_property
+    def identity(self) -> list[bool]:
+        """Which modules do nothing, in module order."""
+        return [kind == "identity" for kind in self.config.kinds]
+
+    @property
+    def device(self) -> torch.device:
+        return self.positions.device
+
+    def start(self, inputs: Tensor) -> Float[Tensor, "B T D"]:
+        """The input node: images (B, channels, size, size) or token ids (B, T)."""
+        if self.config.modality == "vision":
+            # Contiguous rows: every gather below reads whole rows.
+            h = self.patchify(inputs).flatten(2).transpose(1, 2).contiguous()
+            return h + self.positions.to(h.dtype)
+        tokens = inputs.shape[1]
+        if tokens > self.config.context:
+            raise ValueError(
+                f"{tokens} tokens do not fit the model's context of {self.config.context}; "
+                "split the text into windows first"
+            )
+        return self.embed(inputs) + self.positions[:tokens]
+
+    def decide(self, h: Float[Tensor, "B T D"], step: int) -> Decision:
+        """The router of one step on every token (B·T rows)."""
+        logits = self.routers[step](h.reshape(-1, h.shape[-1]))
+        return route(logits, self.config.top_k, self.bias[step])
+
+    def finish(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B ... C"]:
+        """The output node: class logits (B, C) or next-token logits (B, T, C)."""
+        h = self.norm(h)
+        return self.head(h.mean(dim=1) if self.config.modality == "vision" else h)
+
+    def run_trunk(self, inputs: Tensor) -> tuple[Float[Tensor, "B T D"], list[Decision]]:
+        """Everything between input node and output node, and what the routers decided."""
+        causal = self.config.modality == "text"
+        run_step = EXECUTIONS[self.execution]
+        h = self.start(inputs)
+        batch, tokens = h.shape[:2]
+        for block in self.backbone:
+            h = block(h, causal=causal)
+        decisions = []
+        for step in range(self.config.steps):
+            decision = self.decide(h, step)
+            decisions.append(decision)
+            ids_BTK = decision.module_ids.view(batch, tokens, -1)
+            weights_BTK = decision.weights.view(batch, tokens, -1)
+            h = run_step(self.bank, h, ids_BTK, weights_BTK, causal=causal)
+        return h, decisions
+
+    def forward(self, inputs: Tensor) -> DNAOutput:
+        h, decisions = self.run_trunk(inputs)
+        return DNAOutput(self.finish(h), decisions)
+
+    def training_loss(
+        self, inputs: Tensor, targets: Tensor, label_smoothing: float = 0.0
+    ) -> tuple[Float[Tensor, ""], list[Decision]]:
+        """Mean cross-entropy. Vision targets: class ids (B,) or probabilities (B, C); text: (B, T)."""
+        h, decisions = self.run_trunk(inputs)
+        if self.config.modality == "text":
+            rows = self.norm(h).flatten(0, 1)
+            return linear_cross_entropy(rows, self.head.weight, targets.flatten()), decisions
+        logits = self.finish(h).float()
+        return F.cross_entropy(logits, targets, label_smoothing=label_smoothing), decisions
+
+    @torch.no_grad()
+    def update_bias(self, decisions: list[Decision]) -> None:
+        """Move the selection bias once, after a training iteration (equation 5)."""
+        config = self.config
+        if not config.skip_speed:
+            return
+        identity_M = torch.tensor(self.identity, device=self.device)
+        for step, decision in enumerate(decisions):
+            self.bias[step] = updated_bias(
+                self.bias[step],
+                module_counts(decision.module_ids, config.num_modules),
+                identity_M,
+                top_k=config.top_k,
+                skip_ratio=config.skip_ratio,
+                skip_speed=config.skip_speed,
+                reference=config.skip_reference,
+            )
+

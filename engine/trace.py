@@ -1,0 +1,101 @@
+"""What a trace is, in memory: the records that the engine makes and the store keeps.
+
+Plain numpy, so that the store, the importers and the tests need no torch.
+
+Shapes: n tokens of a batch (samples one after the other), S steps, K slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float, Integer
+
+Modality = Literal["vision", "text"]
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """One model traced over one data set: the row of table ``run``."""
+
+    run_id: str
+    model: str
+    family: str
+    modality: Modality
+    dataset: str
+    split: str
+    num_steps: int
+    num_modules: int
+    top_k: int
+    weight_semantics: dict[str, Any]
+    """score function, order of softmax and top-k, renormalised or not, bias, shared experts"""
+    config: dict[str, Any]
+    checkpoint_sha256: str
+    engine_version: str
+    regions: tuple[str, ...] = ()
+    """names of the values of ``TraceBatch.region``, for example object, background, boundary"""
+    token_texts: dict[int, str] = field(default_factory=dict)
+    """readable text of each vocabulary id that may occur (may be empty)"""
+
+
+@dataclass(frozen=True)
+class ModuleInfo:
+    """One thing that a router can pick; ``step`` None means that any step can pick it."""
+
+    step: int | None
+    module: int
+    name: str
+    kind: str
+    num_params: int
+    flops_per_token: int
+    """multiply-adds × 2 of the projections; attention over received tokens comes on top"""
+
+
+@dataclass(frozen=True)
+class SampleRecord:
+    """One image, text or sequence as a page shows it."""
+
+    num_tokens: int
+    label: str | None = None
+    """class, domain or language; what the data set calls it"""
+    prediction: str | None = None
+    confidence: float | None = None
+    """probability of the prediction"""
+    loss: float | None = None
+    """cross-entropy in nats, mean over the tokens that have a target"""
+    text: str | None = None
+    image: bytes | None = None
+    """PNG of exactly what the model saw (cropped to the patch grid), perhaps at a higher resolution"""
+    grid: tuple[int, int] | None = None
+    """rows and columns of the patch grid"""
+    source: str | None = None
+    """file name, row or URL that the sample came from"""
+
+
+@dataclass(frozen=True)
+class TraceBatch:
+    """Some samples and all their tokens; module ids as routed, slot 0 = largest weight."""
+
+    samples: list[SampleRecord]
+    module_ids: Integer[np.ndarray, "n S K"]
+    weights: Float[np.ndarray, "n S K"]
+    """the multipliers really used, in [0, 1]"""
+    gate_entropy: Float[np.ndarray, "n S"]
+    """entropy of the probabilities over all modules, nats"""
+    flops: Float[np.ndarray, " n"]
+    """floating-point operations spent on the token by the modules it visited"""
+    loss: Float[np.ndarray, " n"] | None = None
+    """nats; NaN where a token has no target"""
+    token_id: Integer[np.ndarray, " n"] | None = None
+    row: Integer[np.ndarray, " n"] | None = None
+    col: Integer[np.ndarray, " n"] | None = None
+    char_start: Integer[np.ndarray, " n"] | None = None
+    char_end: Integer[np.ndarray, " n"] | None = None
+    region: Integer[np.ndarray, " n"] | None = None
+    """index into ``RunInfo.regions``; −1 where unknown"""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.module_ids.shape[0]

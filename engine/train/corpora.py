@@ -1,0 +1,77 @@
+"""Training data in memory: images as one uint8 tensor, text as one row of token ids."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from jaxtyping import Int, UInt8
+from PIL import Image
+from torch import Tensor
+
+from engine.errors import UserError
+from engine.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True)
+class ImageCorpus:
+    images: UInt8[Tensor, "N 3 H W"]
+    labels: Int[Tensor, " N"]
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TextCorpus:
+    """Documents one after the other, each followed by the end token."""
+
+    ids: Int[Tensor, " T"]
+    tokenizer: TextTokenizer
+
+
+def load_images(path: Path, size: int, classes: tuple[str, ...] = ()) -> ImageCorpus:
+    """A Parquet file with ``image`` (encoded bytes) and ``label``, resized to size × size."""
+    table = _read(path, ["image", "label"])
+    names = [str(v) for v in table["label"].to_pylist()]
+    classes = classes or tuple(sorted(set(names)))
+    position = {name: i for i, name in enumerate(classes)}
+    unknown = sorted(set(names) - position.keys())
+    if unknown:
+        raise UserError(f"{path.name} has labels that the training data has not: {', '.join(unknown[:5])}")
+    images = torch.empty(len(names), 3, size, size, dtype=torch.uint8)
+    for i, data in enumerate(table["image"]):
+        image = Image.open(io.BytesIO(data.as_py())).convert("RGB")
+        if image.size != (size, size):
+            image = image.resize((size, size), Image.Resampling.BICUBIC)
+        images[i] = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    return ImageCorpus(images, torch.tensor([position[n] for n in names]), classes)
+
+
+def load_text(path: Path, tokenizer: TextTokenizer, on_progress: Callable[[int], None] = lambda n: None
+              ) -> TextCorpus:
+    """A Parquet file with a ``text`` column, tokenised."""
+    parts = []
+    texts = _read(path, ["text"])["text"].to_pylist()
+    for start in range(0, len(texts), 256):
+        for ids in tokenizer.encode_batch(texts[start : start + 256]):
+            parts += [ids, np.array([tokenizer.end_id], dtype=np.int32)]
+        on_progress(len(texts[start : start + 256]))
+    return TextCorpus(torch.from_numpy(np.concatenate(parts)), tokenizer)
+
+
+def read_texts(path: Path) -> list[str]:
+    """The ``text`` column, for training a tokenizer."""
+    return _read(path, ["text"])["text"].to_pylist()
+
+
+def _read(path: Path, columns: list[str]):
+    if not path.is_file():
+        raise UserError(f"{path.name} is not in the data folder", field="data")
+    try:
+        return pq.read_table(path, columns=columns)
+    except Exception as error:
+        raise UserError(f"{path.name} cannot be read as Parquet with columns {columns}: {error}") from None

@@ -1,0 +1,327 @@
+"""Train one recipe: resumable, seeded, logged; a NaN stops it with the last good state kept.
+
+Everything random in iteration i comes from a generator seeded with (recipe seed, i), so a resumed
+run repeats an uninterrupted one (bit for bit on a CPU with the same thread count).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.checkpoint import save_checkpoint, save_tensors, write_atomically
+from engine.device import cpu_has_bfloat16, mixed_precision, pick_device
+from engine.errors import UserError
+from engine.models.dna import DNA
+from engine.models.losses import token_losses
+from engine.routing import module_counts
+from engine.train.augment import augment, mix, normalise
+from engine.train.corpora import ImageCorpus, TextCorpus
+from engine.train.recipes import Recipe
+
+STATE = "state.safetensors"
+PROGRESS = "state.json"
+LOG = "log.jsonl"
+
+
+class TrainingDiverged(UserError):
+    """The loss became NaN or infinite; the last good state is on disk."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress bar needs."""
+
+    iteration: int
+    iterations: int
+    loss: float
+    rate_per_s: float
+    """iterations a second, mean of the last hundred"""
+    note: str = ""
+
+    @property
+    def seconds_left(self) -> float:
+        return (self.iterations - self.iteration) / max(self.rate_per_s, 1e-9)
+
+
+@dataclass
+class TrainingRun:
+    """Folder with state and log of one training run."""
+
+    recipe: Recipe
+    folder: Path
+    model: DNA
+    optimizer: torch.optim.AdamW
+    iteration: int = 0
+    seconds: float = 0.0
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+def learning_rate(recipe: Recipe, iteration: int) -> float:
+    """Linear warm-up, then cosine, or constant with a linear fall over the last fifth to η/10."""
+    if iteration < recipe.warmup:
+        return recipe.start_rate + (recipe.learning_rate - recipe.start_rate) * iteration / recipe.warmup
+    done = (iteration - recipe.warmup) / max(1, recipe.iterations - recipe.warmup)
+    if recipe.schedule == "cosine":
+        return recipe.final_rate + (recipe.learning_rate - recipe.final_rate) * (
+            1 + math.cos(math.pi * done)
+        ) / 2
+    fall = max(0.0, (iteration / recipe.iterations - 0.8) / 0.2)
+    return recipe.learning_rate * (1 - 0.9 * fall)
+
+
+def make_optimizer(model: DNA, recipe: Recipe) -> torch.optim.AdamW:
+    """AdamW; matrices decay, vectors (norms) and positions do not."""
+    decay = [p for n, p in model.named_parameters() if p.ndim > 1 and n != "positions"]
+    rest = [p for n, p in model.named_parameters() if p.ndim <= 1 or n == "positions"]
+    groups = [
+        {"params": decay, "weight_decay": recipe.weight_decay},
+        {"params": rest, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas, eps=recipe.eps)
+
+
+def generator_for(seed: int, iteration: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed * 1_000_003 + iteration)
+
+
+def image_batch(corpus: ImageCorpus, recipe: Recipe, iteration: int, num_classes: int
+                ) -> tuple[Tensor, Tensor]:
+    """The augmented batch of one iteration: every image once an epoch, order redrawn."""
+    size, count = recipe.batch_size, len(corpus.labels)
+    per_epoch = count // size
+    epoch, index = divmod(iteration, max(1, per_epoch))
+    order = torch.randperm(count, generator=generator_for(recipe.seed + 7919, epoch))
+    rows = order[index * size : (index + 1) * size]
+    generator = generator_for(recipe.seed, iteration)
+    x = augment(corpus.images[rows], recipe.augment, generator)
+    labels = corpus.labels[rows]
+    if recipe.augment.mix and torch.rand((), generator=generator) < recipe.augment.mix:
+        return mix(x, labels, num_classes, recipe.augment, generator)
+    return x, labels
+
+
+def text_batch(corpus: TextCorpus, recipe: Recipe, iteration: int) -> tuple[Tensor, Tensor]:
+    """Windows of ``context`` tokens and their successors; offsets are redrawn every pass."""
+    context, size = recipe.model.context, recipe.batch_size
+    windows = (len(corpus.ids) - context - 1) // context
+    epoch, index = divmod(iteration, max(1, windows // size))
+    generator = generator_for(recipe.seed + 7919, epoch)
+    offset = int(torch.randint(0, context, (), generator=generator))
+    chosen = torch.randperm(windows, generator=generator)[index * size : (index + 1) * size]
+    starts = chosen * context + offset
+    rows = corpus.ids[starts[:, None] + torch.arange(context + 1)].long()
+    return rows[:, :-1], rows[:, 1:]
+
+
+def train(
+    recipe: Recipe,
+    corpus: ImageCorpus | TextCorpus,
+    val: ImageCorpus | TextCorpus,
+    folder: Path,
+    *,
+    device: torch.device | None = None,
+    save_every_s: float = 120.0,
+    check_every: int = 200,
+    on_progress: Callable[[Progress], None] = lambda p: None,
+) -> TrainingRun:
+    """Train to the end, from where the folder's state stands. Interrupting saves and re-raises.
+
+    Raises:
+        TrainingDiverged: the loss is no longer finite.
+    """
+    device = device or pick_device()
+    run = open_run(recipe, folder, device)
+    low_precision = recipe.bfloat16 and (device.type == "cuda" or cpu_has_bfloat16())
+    started = last_save = time.monotonic()
+    before = run.seconds
+    recent: list[float] = []
+    try:
+        while run.iteration < recipe.iterations:
+            tick = time.monotonic()
+            loss, decisions = _iterate(run, corpus, device, low_precision)
+            recent = [*recent[-99:], time.monotonic() - tick]
+            run.iteration += 1
+            run.seconds = before + time.monotonic() - started
+            if run.iteration % check_every == 0 or run.iteration == recipe.iterations:
+                _log(run, loss, decisions, evaluate(run.model, val, device, limit=60_000))
+            on_progress(Progress(run.iteration, recipe.iterations, loss, len(recent) / sum(recent),
+                                 _note(run)))
+            if time.monotonic() - last_save > save_every_s:
+                save_state(run)
+                last_save = time.monotonic()
+    except TrainingDiverged:
+        raise
+    except BaseException:
+        save_state(run)
+        raise
+    save_state(run)
+    return run
+
+
+def _iterate(run: TrainingRun, corpus, device, low_precision: bool) -> tuple[float, list]:
+    recipe, model = run.recipe, run.model
+    if isinstance(corpus, ImageCorpus):
+        inputs, targets = image_batch(corpus, recipe, run.iteration, recipe.model.num_classes)
+    else:
+        inputs, targets = text_batch(corpus, recipe, run.iteration)
+    model.train()
+    for group in run.optimizer.param_groups:
+        group["lr"] = learning_rate(recipe, run.iteration)
+    with mixed_precision(device, low_precision):
+        loss, decisions = model.training_loss(inputs.to(device), targets.to(device), recipe.label_smoothing)
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise TrainingDiverged(
+            f"{recipe.name}: the loss became {value} at iteration {run.iteration}; the last good state "
+            f"is in {run.folder.name}/{STATE}. Lower learning_rate (now {recipe.learning_rate}) and resume"
+        )
+    run.optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+    run.optimizer.step()
+    model.update_bias(decisions)
+    return value, decisions
+
+
+@torch.inference_mode()
+def evaluate(
+    model: DNA, corpus: ImageCorpus | TextCorpus, device: torch.device, limit: int | None = None,
+    precise: bool = False,
+) -> dict[str, float]:
+    """Loss (nats) and, for images, accuracy; in float32 if ``precise``, else as training runs."""
+    model.eval()
+    low_precision = not precise and (device.type == "cuda" or cpu_has_bfloat16())
+    total = correct = count = 0.0
+    for inputs, targets in _batches(corpus, model.config.context, limit):
+        with mixed_precision(device, low_precision):
+            logits = model(inputs.to(device)).logits
+        flat = logits.flatten(0, -2).float()
+        goal = targets.to(device).flatten()
+        total += float(token_losses(flat, goal).sum())
+        correct += float((flat.argmax(-1) == goal).sum())
+        count += len(goal)
+    result = {"loss": total / count, "accuracy": correct / count, "count": int(count)}
+    if isinstance(corpus, TextCorpus):
+        result["perplexity"] = math.exp(result["loss"])
+    return result
+
+
+def _batches(corpus: ImageCorpus | TextCorpus, context: int, limit: int | None
+             ) -> Iterator[tuple[Tensor, Tensor]]:
+    if isinstance(corpus, ImageCorpus):
+        for start in range(0, len(corpus.labels), 250):
+            yield normalise(corpus.images[start : start + 250]), corpus.labels[start : start + 250]
+        return
+    windows = (len(corpus.ids) - 1) // context
+    if limit is not None:
+        windows = min(windows, max(1, limit // context))
+    # Spread over the whole corpus when only a part is read.
+    starts = torch.linspace(0, len(corpus.ids) - context - 1, windows).long()
+    for part in starts.split(32):
+        rows = corpus.ids[part[:, None] + torch.arange(context + 1)].long()
+        yield rows[:, :-1], rows[:, 1:]
+
+
+def open_run(recipe: Recipe, folder: Path, device: torch.device) -> TrainingRun:
+    """A fresh run, or the one that the folder holds.
+
+    Raises:
+        UserError: the folder holds a run of another recipe.
+    """
+    torch.manual_seed(recipe.seed)
+    model = DNA(recipe.model).to(device)
+    run = TrainingRun(recipe, folder, model, make_optimizer(model, recipe))
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / PROGRESS).exists():
+        return run
+    about = json.loads((folder / PROGRESS).read_text())
+    if about["recipe"] != json.loads(recipe.model_dump_json()):
+        raise UserError(
+            f"{folder.name} holds a run of recipe {about['recipe']['name']!r} with other settings; "
+            "give another folder, or delete this one to start afresh", field="out",
+        )
+    from safetensors.torch import load_file
+
+    tensors = load_file(folder / f"{about['iteration']:07d}-{STATE}", device=str(device))
+    model.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
+    names = [n for n, _ in model.named_parameters()]
+    by_name = dict(model.named_parameters())
+    for name in names:
+        if f"m1.{name}" in tensors:
+            run.optimizer.state[by_name[name]] = {
+                "step": torch.tensor(float(about["iteration"])),
+                "exp_avg": tensors[f"m1.{name}"],
+                "exp_avg_sq": tensors[f"m2.{name}"],
+            }
+    run.iteration, run.seconds, run.history = about["iteration"], about["seconds"], about["history"]
+    return run
+
+
+def save_state(run: TrainingRun) -> None:
+    """Weights, moments and position; the one before is removed only when this one is whole."""
+    tensors = {f"model.{k}": v.detach() for k, v in run.model.state_dict().items()}
+    for name, parameter in run.model.named_parameters():
+        state = run.optimizer.state.get(parameter)
+        if state:
+            tensors[f"m1.{name}"], tensors[f"m2.{name}"] = state["exp_avg"], state["exp_avg_sq"]
+    current = f"{run.iteration:07d}-{STATE}"
+    save_tensors(run.folder / current, tensors)
+    about = {
+        "recipe": json.loads(run.recipe.model_dump_json()), "iteration": run.iteration,
+        "seconds": run.seconds, "history": run.history, "machine": describe_machine(),
+    }
+    write_atomically(run.folder / PROGRESS, json.dumps(about, indent=1).encode())
+    for old in run.folder.glob(f"*-{STATE}"):
+        if old.name != current:
+            old.unlink()
+
+
+def _log(run: TrainingRun, loss: float, decisions: list, validation: dict[str, float]) -> None:
+    entry: dict[str, Any] = {
+        "iteration": run.iteration, "seconds": round(run.seconds, 1), "train_loss": round(loss, 4),
+        **{f"val_{k}": round(v, 4) for k, v in validation.items() if k != "count"},
+    }
+    if decisions and any(run.model.identity):
+        config = run.model.config
+        identity = torch.tensor(run.model.identity)
+        counts = [module_counts(d.module_ids, config.num_modules).cpu() for d in decisions]
+        skipped = [float(c[identity].sum() / c.sum()) for c in counts]
+        entry["skipped_share"] = round(sum(skipped) / len(skipped), 4)
+    run.history.append(entry)
+    with open(run.folder / LOG, "a", encoding="utf-8") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+def _note(run: TrainingRun) -> str:
+    if not run.history:
+        return ""
+    last = run.history[-1]
+    shown = {k: last[k] for k in ("val_loss", "val_accuracy", "skipped_share") if k in last}
+    return " ".join(f"{k} {v:.3f}" for k, v in shown.items())
+
+
+def describe_machine() -> str:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} thread(s), torch {torch.__version__}"
+
+
+def export(run: TrainingRun, folder: Path, classes: tuple[str, ...], validation: dict[str, Any],
+           command: str) -> Path:
+    """The checkpoint that ships: weights in bfloat16, configuration, numbers."""
+    training = {
+        "recipe": json.loads(run.recipe.model_dump_json(exclude={"model"})),
+        "iterations": run.iteration, "wall_seconds": round(run.seconds), "machine": describe_machine(),
+        "command": command, "history": run.history,
+    }
+    return save_checkpoint(folder, run.model, classes=classes, validation=validation, training=training)

@@ -1,0 +1,144 @@
+"""The recipes behind the shipped checkpoints: flat, by value, nothing computed elsewhere.
+
+Scaled down from the paper's (appendix A.1, A.2) to what two processor cores do in an evening;
+each departure says why.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from engine.errors import UserError
+from engine.models.dna import DNAConfig
+
+
+class AugmentConfig(BaseModel):
+    """Vision augmentation; zero switches a part off."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    crop_padding: int = 8
+    """pixels of reflected border before the random crop"""
+    flip: bool = True
+    jitter: float = 0.3
+    """brightness, contrast and saturation"""
+    auto_augment: float = 0.0
+    """share of images that pass through the AutoAugment policy"""
+    erase: float = 0.25
+    """share of images that lose a random rectangle"""
+    mix: float = 0.0
+    """share of batches that are mixed, by MixUp or CutMix with equal chance"""
+    mixup_alpha: float = 0.8
+    cutmix_alpha: float = 1.0
+
+
+class Recipe(BaseModel):
+    """One training run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    model: DNAConfig
+    train_file: str = Field(description="Parquet file below the data folder")
+    val_file: str
+    batch_size: int = Field(gt=0, description="images, or text windows of ``context`` tokens")
+    iterations: int = Field(gt=0)
+    learning_rate: float = 1e-3
+    start_rate: float = 1e-7
+    final_rate: float = 1e-6
+    warmup: int = Field(100, description="iterations")
+    schedule: Literal["cosine", "constant-linear"] = "cosine"
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.99)
+    eps: float = 1e-8
+    clip: float = 1.0
+    label_smoothing: float = 0.0
+    augment: AugmentConfig = AugmentConfig()
+    seed: int = 0
+    bfloat16: bool = Field(True, description="autocast where the processor has bfloat16 products")
+
+    def dense_twin(self) -> Recipe:
+        """The same recipe for the dense twin of the model."""
+        return self.model_copy(
+            update={"name": f"{self.name}-dense", "model": self.model.dense_twin()}
+        )
+
+
+_VISION = dict(
+    modality="vision", image_size=64, patch_size=8, stem="conv", num_classes=50, backbone=1, steps=5
+)
+_TEXT = dict(modality="text", vocab_size=8192, context=256, width=160, heads=5, mlp_width=640, backbone=1)
+
+_TRAIN_VISION = dict(
+    train_file="vision/tiny_imagenet_50_train.parquet",
+    val_file="vision/tiny_imagenet_50_val.parquet",
+    batch_size=128,
+    iterations=2_340,  # 12 epochs of 25 000 images
+    learning_rate=1.5e-3,
+    warmup=200,
+    schedule="cosine",
+    weight_decay=0.05,
+    betas=(0.9, 0.99),
+    label_smoothing=0.1,
+    # MixUp, CutMix and AutoAugment pay over hundreds of epochs, and cost accuracy over 12.
+    augment=AugmentConfig(crop_padding=8, jitter=0.3, erase=0.25, mix=0.0, auto_augment=0.0),
+)
+_TRAIN_TEXT = dict(
+    train_file="text/english_train.parquet",
+    val_file="text/english_val.parquet",
+    batch_size=32,
+    iterations=1_300,  # 10.6 M tokens, one pass
+    learning_rate=1.5e-3,
+    warmup=100,
+    schedule="constant-linear",
+    weight_decay=0.1,
+    betas=(0.9, 0.95),
+    eps=1e-15,
+    label_smoothing=0.0,
+)
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        # 6 active blocks of width 192: 2.65 M active block parameters.
+        Recipe(
+            name="dna-vision-top1",
+            model=DNAConfig(**_VISION, width=192, heads=3, mlp_width=768, top_k=1, transformers=12),
+            **_TRAIN_VISION,
+        ),
+        # 8.5 active blocks of width 160 after 25 % skipping: 2.61 M active block parameters.
+        Recipe(
+            name="dna-vision-top2-skip",
+            model=DNAConfig(
+                **_VISION, width=160, heads=5, mlp_width=640, top_k=2, transformers=16, identities=4,
+                skip_ratio=0.25, skip_speed=1e-3,
+            ),
+            **_TRAIN_VISION,
+        ),
+        # 7 active blocks of width 160.
+        Recipe(
+            name="dna-text-top1",
+            model=DNAConfig(**_TEXT, steps=6, top_k=1, transformers=14),
+            **_TRAIN_TEXT,
+        ),
+        # 6.6 active blocks of width 160 after 30 % skipping.
+        Recipe(
+            name="dna-text-top2-skip",
+            model=DNAConfig(
+                **_TEXT, steps=4, top_k=2, transformers=14, identities=4, skip_ratio=0.3,
+                skip_speed=1e-3,
+            ),
+            **_TRAIN_TEXT,
+        ),
+    )
+}
+RECIPES["dense-vision"] = RECIPES["dna-vision-top1"].dense_twin().model_copy(update={"name": "dense-vision"})
+RECIPES["dense-text"] = RECIPES["dna-text-top1"].dense_twin().model_copy(update={"name": "dense-text"})
+
+
+def find_recipe(name: str) -> Recipe:
+    if name not in RECIPES:
+        raise UserError(f"no recipe is called {name!r}; there are: {', '.join(RECIPES)}", field="recipe")
+    return RECIPES[name]
