@@ -1,0 +1,1 @@
+"""Every number of a page, defined once, over plain numpy arrays."""

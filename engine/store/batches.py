@@ -1,0 +1,183 @@
+"""From a TraceBatch to Arrow tables of ``token`` and ``sample``: arrays only, no loop over tokens.
+
+Shapes: n tokens, B samples, S steps, K slots, V = S·K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from engine.store.schema import Layout
+from engine.trace import SampleRecord, TraceBatch
+
+WEIGHT_LEVELS = 255
+_FOLDED_FIELDS = ("label", "prediction", "source", "text")
+
+
+@dataclass(frozen=True)
+class CompactBatch:
+    """A private, small copy of a batch: the caller may reuse its arrays at once."""
+
+    samples: list[SampleRecord]
+    ids: np.ndarray
+    """(n, S, K) uint8 or uint16"""
+    weights: np.ndarray
+    """(n, V) uint8, round(weight · 255)"""
+    gate_entropy: np.ndarray
+    """(n, S) float32 nats, NaN where unknown"""
+    flops: np.ndarray
+    """(n,) float32"""
+    loss: np.ndarray | None
+    """(n,) float32 nats, NaN without a target"""
+    whole: dict[str, np.ndarray]
+    """token_id, row, col, char_start, char_end, region where given: (n,) integers, −1 = unknown"""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.ids.shape[0]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each sample (B,)."""
+        return np.array([sample.num_tokens for sample in self.samples], dtype=np.int64)
+
+
+def compact(batch: TraceBatch, layout: Layout) -> CompactBatch:
+    """Copy what will be stored, in the small types it is stored in."""
+    n = batch.num_tokens
+    levels = np.asarray(batch.weights, dtype=np.float32).reshape(n, layout.visits) * np.float32(WEIGHT_LEVELS)
+    np.rint(levels, out=levels)
+    np.clip(levels, 0, WEIGHT_LEVELS, out=levels)
+    names = ("token_id", "row", "col", "char_start", "char_end", "region")
+    return CompactBatch(
+        samples=list(batch.samples),
+        ids=np.array(batch.module_ids, dtype=layout.id_dtype, order="C"),
+        weights=levels.astype(np.uint8),
+        gate_entropy=np.array(batch.gate_entropy, dtype=np.float32),
+        flops=np.array(batch.flops, dtype=np.float32),
+        loss=None if batch.loss is None else np.array(batch.loss, dtype=np.float32),
+        whole={
+            name: np.array(values, dtype=np.int32)
+            for name in names
+            if (values := getattr(batch, name)) is not None
+        },
+    )
+
+
+def quantised_weights(levels: np.ndarray) -> np.ndarray:
+    """Weights as they are read back from their 8 bits: level / 255, error at most 1/510."""
+    return levels / float(WEIGHT_LEVELS)
+
+
+def token_table(
+    batch: CompactBatch,
+    layout: Layout,
+    *,
+    first_sample: int,
+    label_ids: np.ndarray,
+    path_ids: np.ndarray,
+    compute: np.ndarray,
+    reuse: np.ndarray,
+) -> pa.Table:
+    """Rows of ``token``; ``label_ids`` (B,) with −1 = none, the other arrays (n,)."""
+    n, lengths = batch.num_tokens, batch.lengths
+    starts = np.cumsum(lengths) - lengths
+    arrays = {
+        "sample": np.repeat(np.arange(first_sample, first_sample + len(lengths), dtype=np.int32), lengths),
+        "token": (np.arange(n) - np.repeat(starts, lengths)).astype(np.int32),
+        "label_id": _minus_one_is_null(np.repeat(label_ids.astype(np.int32), lengths)),
+        "path_id": path_ids,
+        **{name: _minus_one_is_null(values) for name, values in batch.whole.items()},
+        "compute": compute.astype(np.float32),
+        "reuse": reuse.astype(np.float32),
+        "gate_entropy": _nan_is_null(batch.gate_entropy.mean(axis=1)),
+        "flops": batch.flops,
+    }
+    if batch.loss is not None:
+        arrays["loss"] = _nan_is_null(batch.loss)
+    ids_nV = batch.ids.reshape(n, layout.visits)
+    if layout.packed:
+        arrays["ids"] = _blobs(ids_nV)
+        arrays["weights"] = _blobs(batch.weights)
+    else:
+        # Transposed once, every column is contiguous and goes to Arrow without another copy.
+        arrays |= dict(zip(layout.module_columns(), np.ascontiguousarray(ids_nV.T), strict=True))
+        arrays |= dict(zip(layout.weight_columns(), np.ascontiguousarray(batch.weights.T), strict=True))
+    return pa.table(arrays)
+
+
+def sample_table(
+    batch: CompactBatch,
+    *,
+    first_sample: int,
+    first_row: int,
+    label_ids: np.ndarray,
+    path_ids: np.ndarray,
+    compute: np.ndarray,
+    reuse: np.ndarray,
+) -> pa.Table:
+    """Rows of ``sample``, with the means over each sample's tokens in double precision."""
+    samples, lengths = batch.samples, batch.lengths
+    starts = np.cumsum(lengths) - lengths
+    owner_n = np.repeat(np.arange(len(lengths)), lengths)
+    pairs = np.unique(owner_n * (int(path_ids.max()) + 1) + path_ids)
+    distinct = np.bincount(pairs // (int(path_ids.max()) + 1), minlength=len(lengths))
+    mean_losses = sample_losses(batch, starts)
+    return pa.table(
+        {
+            "sample": np.arange(first_sample, first_sample + len(lengths), dtype=np.int32),
+            "label_id": _minus_one_is_null(label_ids.astype(np.int32)),
+            "label": pa.array([s.label for s in samples], pa.string()),
+            "prediction": pa.array([s.prediction for s in samples], pa.string()),
+            "confidence": pa.array([s.confidence for s in samples], pa.float64()),
+            "loss": pa.array(mean_losses, pa.float64()),
+            "num_tokens": lengths.astype(np.int32),
+            "first_row": first_row + starts,
+            "compute": np.add.reduceat(compute, starts) / lengths,
+            "reuse": np.add.reduceat(reuse, starts) / lengths,
+            "num_distinct_paths": distinct.astype(np.int32),
+            "text": pa.array([s.text for s in samples], pa.string()),
+            "search": pa.array([search_key(s) for s in samples], pa.string()),
+            "image": pa.array([s.image for s in samples], pa.binary()),
+            "grid_rows": pa.array([s.grid[0] if s.grid else None for s in samples], pa.int32()),
+            "grid_cols": pa.array([s.grid[1] if s.grid else None for s in samples], pa.int32()),
+            "source": pa.array([s.source for s in samples], pa.string()),
+        }
+    )
+
+
+def sample_losses(batch: CompactBatch, starts: np.ndarray) -> Sequence[float | None]:
+    """The losses given with the samples; where one is missing, the mean over its tokens with a target."""
+    given = [sample.loss for sample in batch.samples]
+    if batch.loss is None or all(loss is not None for loss in given):
+        return given
+    known = ~np.isnan(batch.loss)
+    sums = np.add.reduceat(np.where(known, batch.loss, 0.0).astype(np.float64), starts)
+    counts = np.add.reduceat(known.astype(np.int64), starts)
+    means = [float(s / c) if c else None for s, c in zip(sums, counts, strict=True)]
+    return [mean if loss is None else loss for loss, mean in zip(given, means, strict=True)]
+
+
+def search_key(sample: SampleRecord) -> str:
+    """What the filter ``q`` looks into: label, prediction, source and text, casefolded, a line each."""
+    return "\n".join(getattr(sample, name) or "" for name in _FOLDED_FIELDS).casefold()
+
+
+def _nan_is_null(values: np.ndarray) -> pa.Array:
+    return pa.array(values, from_pandas=True)
+
+
+def _minus_one_is_null(values: np.ndarray) -> pa.Array:
+    unknown = values < 0
+    return pa.array(values, mask=unknown) if unknown.any() else pa.array(values)
+
+
+def _blobs(rows: np.ndarray) -> pa.Array:
+    """One fixed-size binary value for each row of (n, V)."""
+    rows = np.ascontiguousarray(rows)
+    width = rows.shape[1] * rows.itemsize
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(rows), [None, pa.py_buffer(rows)])

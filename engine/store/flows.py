@@ -1,0 +1,181 @@
+"""Counting flows and usage over any set of tokens: SQL where it is fast, numpy where it is not.
+
+Shapes: n tokens, S steps, K slots, M modules. SQL reads a relation ``chosen`` with the columns of
+``token`` (see ``filters.chosen``); its grouping column is named by ``by`` (``label_id``) or absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from engine.store.batches import quantised_weights
+from engine.store.schema import Layout
+
+_LARGEST_GRID = 1 << 22
+
+
+def countable_in_sql(layout: Layout) -> bool:
+    """True where SQL counts flows fast: columns, and few pairs of slots."""
+    return not layout.packed and layout.top_k <= 2
+
+
+def flow_sql(layout: Layout, steps: Sequence[int], by: str | None = None) -> str:
+    """Rows (step, source, target, count, weight[, by]) of the links that leave ``steps``.
+
+    K > 1: each of the K² pairs of a token counts 1/K²; ``weight`` is w·w′ normalised per token, so
+    both sum to the number of tokens at every step. K = 1: both are the number of tokens.
+    """
+    group = f", {by}" if by else ""
+    parts = []
+    for step in steps:
+        for slot in range(layout.top_k):
+            for next_slot in range(layout.top_k):
+                source, target = layout.module_column(step, slot), layout.module_column(step + 1, next_slot)
+                weight = f"{_share_sql(layout, step, slot)} * {_share_sql(layout, step + 1, next_slot)}"
+                parts.append(
+                    f"SELECT {step} AS step, {source} AS source, {target} AS target, count(*) AS pairs, "
+                    f"sum({weight}) AS weight{group} FROM chosen GROUP BY {source}, {target}{group}"
+                )
+    if not parts:
+        parts = [
+            "SELECT 0 AS step, 0 AS source, 0 AS target, 0 AS pairs, 0.0 AS weight"
+            f"{', 0 AS ' + by if by else ''} WHERE false"
+        ]
+    pairs = float(layout.top_k**2)
+    return (
+        f"SELECT step, source::INTEGER AS source, target::INTEGER AS target, sum(pairs) / {pairs} AS count, "
+        f"sum(weight) AS weight{group} FROM ({' UNION ALL '.join(parts)}) "
+        f"GROUP BY step, source, target{group}"
+    )
+
+
+def _share_sql(layout: Layout, step: int, slot: int) -> str:
+    """Share of a slot in its step's weight; 1/K where all weights of the step round to zero."""
+    if layout.top_k == 1:
+        return "1.0"
+    total = " + ".join(f"{layout.weight_column(step, k)}::INTEGER" for k in range(layout.top_k))
+    return (
+        f"(CASE WHEN {total} = 0 THEN {1 / layout.top_k} "
+        f"ELSE {layout.weight_column(step, slot)}::DOUBLE / ({total}) END)"
+    )
+
+
+def usage_sql(layout: Layout, by: str | None = None) -> str:
+    """Rows (step, module, count, weight[, by]): tokens that chose the module, and their summed weights."""
+    group = f", {by}" if by else ""
+    parts = [
+        f"SELECT {step} AS step, {layout.module_column(step, slot)} AS module, count(*) AS count, "
+        f"sum({layout.weight_column(step, slot)}) / 255.0 AS weight{group} "
+        f"FROM chosen GROUP BY {layout.module_column(step, slot)}{group}"
+        for step in range(layout.num_steps)
+        for slot in range(layout.top_k)
+    ]
+    return (
+        f"SELECT step, module::INTEGER AS module, sum(count)::BIGINT AS count, sum(weight) AS weight{group} "
+        f"FROM ({' UNION ALL '.join(parts)}) GROUP BY step, module{group}"
+    )
+
+
+def columns_sql(layout: Layout) -> str:
+    """The columns that ``ribbons_of`` takes."""
+    if layout.packed:
+        return "ids, weights"
+    return ", ".join([*layout.module_columns(), *layout.weight_columns()])
+
+
+def ribbons_of(layout: Layout, columns: Sequence[np.ndarray | list[bytes]]) -> tuple[np.ndarray, np.ndarray]:
+    """Ids (n, S, K) and 8-bit weights (n, S, K) of the fetched ``columns_sql``."""
+    n = len(columns[0])
+    shape = (n, layout.num_steps, layout.top_k)
+    if layout.packed:
+        ids = np.frombuffer(b"".join(columns[0]), dtype=layout.id_dtype)
+        levels = np.frombuffer(b"".join(columns[1]), dtype=np.uint8)
+        return ids.reshape(shape), levels.reshape(shape)
+    ids = np.stack(columns[: layout.visits], axis=1)
+    levels = np.stack(columns[layout.visits :], axis=1)
+    return ids.reshape(shape), levels.reshape(shape)
+
+
+class FlowCounter:
+    """The naive, chunked twin of the SQL above; the only way for packed ribbons."""
+
+    def __init__(self, layout: Layout, steps: Sequence[int]) -> None:
+        self.layout, self.steps = layout, list(steps)
+        self.num_tokens = 0
+        shape = (layout.num_steps, layout.num_modules)
+        self.usage_count = np.zeros(shape, dtype=np.int64)
+        self.usage_weight = np.zeros(shape)
+        self._links: dict[int, _Pairs] = {step: _Pairs(layout.num_modules) for step in self.steps}
+
+    def add(self, ids: np.ndarray, levels: np.ndarray) -> None:
+        """Count tokens with ribbons ``ids`` (n, S, K) and 8-bit weights ``levels`` (n, S, K)."""
+        num_modules, top_k = self.layout.num_modules, self.layout.top_k
+        ids = ids.astype(np.int64)
+        weights = quantised_weights(levels)
+        totals = weights.sum(axis=2, keepdims=True)
+        shares = np.where(totals == 0, 1 / top_k, weights / np.where(totals == 0, 1, totals))
+        for step in range(self.layout.num_steps):
+            chosen = ids[:, step].reshape(-1)
+            self.usage_count[step] += np.bincount(chosen, minlength=num_modules)
+            self.usage_weight[step] += np.bincount(
+                chosen, weights[:, step].reshape(-1), minlength=num_modules
+            )
+        for step, pairs in self._links.items():
+            keys = ids[:, step, :, None] * num_modules + ids[:, step + 1, None, :]
+            pairs.add(keys.reshape(-1), (shares[:, step, :, None] * shares[:, step + 1, None, :]).reshape(-1))
+        self.num_tokens += len(ids)
+
+    def flow_rows(self) -> list[tuple[int, int, int, float, float]]:
+        """Rows (step, source, target, count, weight)."""
+        rows = []
+        for step, pairs in self._links.items():
+            for key, count, weight in pairs.items():
+                source, target = divmod(key, self.layout.num_modules)
+                rows.append((step, source, target, count / self.layout.top_k**2, weight))
+        return rows
+
+    def usage_rows(self) -> list[tuple[int, int, int, float]]:
+        """Rows (step, module, count, weight) of the modules that were chosen at all."""
+        return [
+            (
+                int(step),
+                int(module),
+                int(self.usage_count[step, module]),
+                float(self.usage_weight[step, module]),
+            )
+            for step, module in np.argwhere(self.usage_count > 0)
+        ]
+
+
+class _Pairs:
+    """Counts and weights by key source·M + target: a dense grid, or a dictionary where M² is too large."""
+
+    def __init__(self, num_modules: int) -> None:
+        size = num_modules**2
+        self._dense = size <= _LARGEST_GRID
+        self._count = np.zeros(size if self._dense else 0, dtype=np.int64)
+        self._weight = np.zeros(size if self._dense else 0)
+        self._sparse: dict[int, list[float]] = {}
+
+    def add(self, keys: np.ndarray, weights: np.ndarray) -> None:
+        if self._dense:
+            self._count += np.bincount(keys, minlength=len(self._count))
+            self._weight += np.bincount(keys, weights, minlength=len(self._weight))
+            return
+        kinds, kind_of = np.unique(keys, return_inverse=True)
+        sums = np.bincount(kind_of, weights)
+        for key, count, weight in zip(
+            kinds.tolist(), np.bincount(kind_of).tolist(), sums.tolist(), strict=True
+        ):
+            row = self._sparse.setdefault(key, [0, 0.0])
+            row[0] += count
+            row[1] += weight
+
+    def items(self) -> Iterable[tuple[int, int, float]]:
+        if self._dense:
+            return [
+                (int(k), int(self._count[k]), float(self._weight[k])) for k in np.flatnonzero(self._count)
+            ]
+        return [(key, int(count), weight) for key, (count, weight) in sorted(self._sparse.items())]

@@ -1,0 +1,148 @@
+"""The tables of a run file and the layout of ``token``.
+
+Shapes: S steps, K slots, V = S·K visits. Soft and gated families will add the tables ``edge``,
+``gate`` and ``block`` beside these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+SCHEMA_VERSION = 1
+STORAGE_VERSION = "v1.2.0"
+SMALL_BLOCK_BYTES = 16_384
+LARGE_BLOCK_BYTES = 262_144
+"""every column takes a block at least: small ones keep a run of one sample at 0.3 MB instead of 4,
+large ones pack a large run a third tighter"""
+WIDEST_COLUMN_LAYOUT = 64
+"""up to this many visits a token has a column for each; beyond, one BLOB of ids and one of weights"""
+ALL_LABELS = -1
+"""label_id of the rows of a summary that count every token, labelled or not"""
+SAMPLE_TABLE_ROWS = 1_000_000
+"""size of the hash sample of ``token``; smaller runs have a view of that name instead"""
+TWIN_KINDS = ("untrained", "independent")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the ribbons of one run lie in table ``token``."""
+
+    num_steps: int
+    top_k: int
+    num_modules: int
+
+    @property
+    def visits(self) -> int:
+        return self.num_steps * self.top_k
+
+    @property
+    def packed(self) -> bool:
+        """True: BLOBs ``ids`` and ``weights``; False: columns m0, w0, m0_1, w0_1 …"""
+        return self.visits > WIDEST_COLUMN_LAYOUT
+
+    @property
+    def id_dtype(self) -> np.dtype[np.unsignedinteger]:
+        """Little-endian ids, one byte up to 256 modules, else two."""
+        return np.dtype(np.uint8) if self.num_modules <= 256 else np.dtype("<u2")
+
+    @property
+    def id_type(self) -> str:
+        return "UTINYINT" if self.num_modules <= 256 else "USMALLINT"
+
+    def module_column(self, step: int, slot: int) -> str:
+        return f"m{step}" if slot == 0 else f"m{step}_{slot}"
+
+    def weight_column(self, step: int, slot: int) -> str:
+        return f"w{step}" if slot == 0 else f"w{step}_{slot}"
+
+    def module_columns(self) -> list[str]:
+        """In the order of the visits: step after step, slot after slot."""
+        return [self.module_column(s, k) for s in range(self.num_steps) for k in range(self.top_k)]
+
+    def weight_columns(self) -> list[str]:
+        return [self.weight_column(s, k) for s in range(self.num_steps) for k in range(self.top_k)]
+
+
+TOKEN_COLUMNS: tuple[tuple[str, str], ...] = (
+    ("sample", "INTEGER"),
+    ("token", "INTEGER"),
+    ("label_id", "INTEGER"),
+    ("path_id", "INTEGER"),
+    ("token_id", "INTEGER"),
+    ("row", "SMALLINT"),
+    ("col", "SMALLINT"),
+    ("char_start", "INTEGER"),
+    ("char_end", "INTEGER"),
+    ("region", "UTINYINT"),
+    ("loss", "FLOAT"),
+    ("compute", "FLOAT"),
+    ("reuse", "FLOAT"),
+    ("gate_entropy", "FLOAT"),
+    ("flops", "FLOAT"),
+)
+
+SAMPLE_COLUMNS: tuple[tuple[str, str], ...] = (
+    ("sample", "INTEGER"),
+    ("label_id", "INTEGER"),
+    ("label", "VARCHAR"),
+    ("prediction", "VARCHAR"),
+    ("confidence", "DOUBLE"),
+    ("loss", "DOUBLE"),
+    ("num_tokens", "INTEGER"),
+    ("first_row", "BIGINT"),
+    ("compute", "DOUBLE"),
+    ("reuse", "DOUBLE"),
+    ("num_distinct_paths", "INTEGER"),
+    ("text", "VARCHAR"),
+    ("search", "VARCHAR"),
+    ("image", "BLOB"),
+    ("grid_rows", "INTEGER"),
+    ("grid_cols", "INTEGER"),
+    ("source", "VARCHAR"),
+)
+
+_SMALL_TABLES = """
+CREATE TABLE run (run_id VARCHAR, model VARCHAR, family VARCHAR, modality VARCHAR, dataset VARCHAR,
+    split VARCHAR, num_samples INTEGER, num_tokens BIGINT, num_steps INTEGER, num_modules INTEGER,
+    top_k INTEGER, num_paths BIGINT, accuracy DOUBLE, loss DOUBLE, mean_compute DOUBLE,
+    mean_reuse DOUBLE, weight_semantics VARCHAR, config VARCHAR, checkpoint_sha256 VARCHAR,
+    engine_version VARCHAR, created_at VARCHAR, schema_version INTEGER);
+CREATE TABLE module (step INTEGER, module INTEGER, name VARCHAR, kind VARCHAR, num_params BIGINT,
+    flops_per_token BIGINT);
+CREATE TABLE region (region INTEGER, name VARCHAR);
+CREATE TABLE token_text (token_id INTEGER, text VARCHAR);
+CREATE TABLE label (label_id INTEGER, label VARCHAR, num_samples BIGINT, num_tokens BIGINT);
+CREATE TABLE step_summary (step INTEGER, label_id INTEGER, num_tokens BIGINT, gate_entropy DOUBLE);
+CREATE TABLE null_path (kind VARCHAR, rank INTEGER, count BIGINT);
+CREATE TABLE null_usage (kind VARCHAR, step INTEGER, module INTEGER, count BIGINT);
+CREATE TABLE path_fit (kind VARCHAR, num_paths BIGINT, num_tokens BIGINT, effective_paths DOUBLE,
+    slope DOUBLE, r2 DOUBLE);
+CREATE TABLE path_point (kind VARCHAR, rank INTEGER, count BIGINT);
+CREATE TABLE association (attribute VARCHAR, nmi DOUBLE, null_mean DOUBLE, null_std DOUBLE,
+    p_value DOUBLE, shuffles INTEGER, num_tokens INTEGER);
+CREATE TABLE flow (step INTEGER, source INTEGER, target INTEGER, count DOUBLE, weight DOUBLE,
+    label_id INTEGER);
+CREATE TABLE usage (step INTEGER, module INTEGER, count BIGINT, weight DOUBLE, label_id INTEGER);
+"""
+
+
+def token_columns(layout: Layout) -> list[tuple[str, str]]:
+    """Name and SQL type of every column of ``token``, in order."""
+    columns = list(TOKEN_COLUMNS)
+    if layout.packed:
+        return [*columns, ("ids", "BLOB"), ("weights", "BLOB")]
+    columns += [(name, layout.id_type) for name in layout.module_columns()]
+    columns += [(name, "UTINYINT") for name in layout.weight_columns()]
+    return columns
+
+
+def create_tables(layout: Layout) -> str:
+    """SQL that creates every table a run is filled through; ``path`` and ``path_member`` come at sealing."""
+    tables = [("token", token_columns(layout)), ("sample", list(SAMPLE_COLUMNS))]
+    wide = "".join(
+        f"CREATE TABLE {table} ({', '.join(f'{name} {kind}' for name, kind in columns)});\n"
+        for table, columns in tables
+    )
+    return wide + _SMALL_TABLES

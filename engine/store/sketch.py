@@ -1,0 +1,48 @@
+"""A seeded hash sample of tokens, kept while a run is written.
+
+Shapes: n tokens of a batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def mix(values: np.ndarray, seed: int) -> np.ndarray:
+    """splitmix64 of whole numbers (n,): the same on every machine and in every version."""
+    z = values.astype(np.uint64) + np.uint64((0x9E3779B97F4A7C15 * (seed + 1)) % 2**64)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+class TokenSketch:
+    """Keeps the ``size`` tokens with the smallest hashes of their position in the run.
+
+    Which tokens these are depends on the seed and the number of tokens alone, not on the batches.
+    """
+
+    def __init__(self, size: int, seed: int = 0) -> None:
+        self.size = size
+        self.seed = seed
+        self._limit = np.uint64(2**64 - 1)
+        self._parts: list[dict[str, np.ndarray]] = []
+        self._kept = 0
+
+    def add(self, first_row: int, columns: dict[str, np.ndarray]) -> None:
+        """Offer n tokens that start at position ``first_row``; ``columns`` are (n,) arrays."""
+        n = len(next(iter(columns.values())))
+        hashes = mix(np.arange(first_row, first_row + n, dtype=np.uint64), self.seed)
+        chosen = np.flatnonzero(hashes <= self._limit)
+        self._parts.append({"hash": hashes[chosen], **{k: v[chosen] for k, v in columns.items()}})
+        self._kept += len(chosen)
+        if self._kept > 2 * self.size:
+            self._parts = [self.columns()]
+            self._limit = self._parts[0]["hash"].max()
+            self._kept = len(self._parts[0]["hash"])
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The sample (at most ``size`` rows), in the order of the hashes."""
+        joined = {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}
+        order = np.argsort(joined["hash"], kind="stable")[: self.size]
+        return {name: values[order] for name, values in joined.items()}

@@ -1,0 +1,343 @@
+"""RunWriter: batches in, one sealed run file out, or nothing.
+
+The caller checks and compacts (cheap, so that errors come at the call that caused them and the
+caller's arrays are free again); one thread numbers paths and fills DuckDB; sealing builds the
+summaries and renames. Until then the file has a name that no reader looks at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import shutil
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from engine.analysis.tokens import compute, module_units, reuse
+from engine.disk import HolderLock, rename_durably, run_file
+from engine.errors import UserError
+from engine.store.batches import CompactBatch, compact, sample_table, token_table
+from engine.store.checks import check_batch, check_json, check_ribbons, check_run
+from engine.store.errors import WriterFailed
+from engine.store.pathbook import Growing, PathBook
+from engine.store.schema import (
+    LARGE_BLOCK_BYTES,
+    SMALL_BLOCK_BYTES,
+    STORAGE_VERSION,
+    Layout,
+    create_tables,
+)
+from engine.store.seal import Totals, build_summaries
+from engine.store.sketch import TokenSketch
+from engine.trace import ModuleInfo, RunInfo, TraceBatch
+
+QUEUE_BATCHES = 4
+ASSOCIATION_TOKENS = 20_000
+FLUSH_TOKENS = 65_536
+"""tokens that wait in memory for one insert; a run that never has so many gets a file of small blocks"""
+
+
+class RunWriter:
+    """Write one run; a context manager that seals on success and leaves nothing behind on failure.
+
+    Raises:
+        UserError: a name that is none, a run that exists (without ``overwrite``), another writer of
+            the same run, or a description that does not hold together; nothing is created then.
+    """
+
+    def __init__(
+        self, runs_dir: Path, info: RunInfo, modules: Sequence[ModuleInfo], *, overwrite: bool = False
+    ) -> None:
+        check_run(info, modules)
+        check_json(info.config, "config")
+        check_json(info.weight_semantics, "weight_semantics")
+        self.info, self.modules, self.overwrite = info, list(modules), overwrite
+        self.file = run_file(Path(runs_dir), info.run_id)
+        self._refuse_existing()
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.partial_file = self.file.with_name(f".{info.run_id}.partial")
+        self._lock = HolderLock(self.file.with_name(f".{info.run_id}.lock"))
+        self._lock.acquire()
+        self._state = "open"
+        self._failure: BaseException | None = None
+        self._aborting = threading.Event()
+        self._queue: queue.Queue[CompactBatch | np.ndarray | None] = queue.Queue(maxsize=QUEUE_BATCHES)
+        try:
+            remove_partial(self.partial_file)
+            self._filler = _Filler(self.partial_file, info, self.modules)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._thread = threading.Thread(target=self._work, name=f"write {info.run_id}", daemon=True)
+        self._thread.start()
+
+    def write(self, batch: TraceBatch) -> None:
+        """Queue some samples; returns at once unless ``QUEUE_BATCHES`` wait already.
+
+        Raises:
+            UserError: the batch is malformed; nothing of it is written and the run can go on.
+            WriterFailed: an earlier batch could not be stored (disk full, for example).
+        """
+        self._check_open()
+        check_batch(batch, self.info, self._filler.available)
+        if batch.num_tokens:
+            self._put(compact(batch, self._filler.layout))
+
+    def write_twin(self, module_ids: np.ndarray) -> None:
+        """Count ribbons (n, S, K) of the untrained twin; only their frequencies are kept."""
+        self._check_open()
+        check_ribbons(np.asarray(module_ids), self.info, self._filler.available)
+        if len(module_ids):
+            self._put(np.array(module_ids, dtype=self._filler.layout.id_dtype, order="C"))
+
+    def seal(self) -> Path:
+        """Finish: summaries, checkpoint, fsync, rename to ``<runs_dir>/<run_id>.duckdb``.
+
+        Raises:
+            UserError: no sample was written, or the name was taken meanwhile.
+            WriterFailed: the disk did not take it. The run is aborted in each case.
+        """
+        self._check_open()
+        try:
+            self._put(None)
+            self._thread.join()
+            self._raise_failure()
+            if self._filler.num_samples == 0:
+                raise UserError("nothing was traced: a run needs at least one sample")
+            with _disk_trouble():
+                self._filler.finish()
+            self._refuse_existing()
+            with _disk_trouble():
+                rename_durably(self.partial_file, self.file)
+        except BaseException:
+            self.abort()
+            raise
+        self._state = "sealed"
+        self._lock.release()
+        return self.file
+
+    def abort(self) -> None:
+        """Stop and delete everything written; does nothing after ``seal`` or a second time."""
+        if self._state != "open":
+            return
+        self._state = "aborted"
+        self._aborting.set()
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(None)
+        self._thread.join()
+        self._filler.close()
+        remove_partial(self.partial_file)
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif self._state == "open":
+            self.seal()
+
+    def _refuse_existing(self) -> None:
+        if self.file.exists() and not self.overwrite:
+            raise UserError(
+                f"there is a run {self.info.run_id!r} already: choose another name, "
+                "or say that it may be overwritten",
+                field="run_id",
+            )
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            raise UserError(f"run {self.info.run_id!r} is {self._state}: nothing more can be written to it")
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise WriterFailed(
+                f"run {self.info.run_id!r} could not be written: {self._failure}"
+            ) from self._failure
+
+    def _put(self, item: CompactBatch | np.ndarray | None) -> None:
+        while True:
+            try:
+                self._queue.put(item, timeout=0.5)
+                return
+            except queue.Full:
+                self._raise_failure()
+
+    def _work(self) -> None:
+        while True:
+            item = self._queue.get()
+            if item is None or self._aborting.is_set():
+                return
+            if self._failure is not None:
+                continue  # Keep emptying the queue: the caller may be waiting to put.
+            try:
+                if isinstance(item, CompactBatch):
+                    self._filler.add(item)
+                else:
+                    self._filler.twin.add(item)
+            except Exception as error:
+                self._failure = error
+
+
+class _Filler:
+    """Everything that one writer thread does: number paths, sum, insert."""
+
+    def __init__(self, file: Path, info: RunInfo, modules: Sequence[ModuleInfo]) -> None:
+        self.info, self.modules = info, modules
+        self.layout = Layout(info.num_steps, info.top_k, info.num_modules)
+        self.available, self.units = module_units(modules, info.num_steps, info.num_modules)
+        self.book = PathBook(self.layout.id_dtype)
+        self.twin = PathBook(self.layout.id_dtype)
+        self.sketch = TokenSketch(ASSOCIATION_TOKENS)
+        self.num_samples = 0
+        self.labels: dict[str, int] = {}
+        self.entropy: dict[int, np.ndarray] = {}
+        self._compute_P = Growing(np.float64)
+        self._reuse_P = Growing(np.float64)
+        self.con: duckdb.DuckDBPyConnection | None = None
+        self._file = file
+        self._pending: dict[str, list[pa.Table]] = {"token": [], "sample": []}
+        self._pending_tokens = 0
+
+    def _open(self, block_bytes: int) -> duckdb.DuckDBPyConnection:
+        con = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
+        attached = str(self._file).replace("'", "''")
+        con.execute(
+            f"ATTACH '{attached}' AS r (STORAGE_VERSION '{STORAGE_VERSION}', BLOCK_SIZE {block_bytes})"
+        )
+        con.execute("USE r")
+        con.execute(create_tables(self.layout))
+        # One transaction: row groups go straight to the file, without a detour through the WAL.
+        con.execute("BEGIN")
+        return con
+
+    def add(self, batch: CompactBatch) -> None:
+        """Store one batch of whole samples."""
+        first_row = self.book.num_tokens
+        path_ids, new_rows = self.book.add(batch.ids)
+        self._measure(new_rows)
+        common = {
+            "first_sample": self.num_samples,
+            "label_ids": np.array(
+                [
+                    -1 if s.label is None else self.labels.setdefault(s.label, len(self.labels))
+                    for s in batch.samples
+                ]
+            ),
+            "path_ids": path_ids,
+            "compute": self._compute_P.values[path_ids],
+            "reuse": self._reuse_P.values[path_ids],
+        }
+        self._hold("token", token_table(batch, self.layout, **common))
+        self._hold("sample", sample_table(batch, first_row=first_row, **common))
+        label_ids_n = np.repeat(common["label_ids"], batch.lengths)
+        self._sum_entropy(batch.gate_entropy, label_ids_n)
+        unknown = np.full(batch.num_tokens, -1, dtype=np.int32)
+        self.sketch.add(
+            first_row,
+            {
+                "path_id": path_ids,
+                "label": label_ids_n,
+                "region": batch.whole.get("region", unknown),
+                "token_id": batch.whole.get("token_id", unknown),
+            },
+        )
+        self.num_samples += len(batch.samples)
+        self._pending_tokens += batch.num_tokens
+        if self._pending_tokens >= FLUSH_TOKENS:
+            self._flush(LARGE_BLOCK_BYTES)
+
+    def _measure(self, new_rows: np.ndarray) -> None:
+        """Compute and reuse are properties of a path: worked out once for each."""
+        ribbons = new_rows.reshape(-1, self.layout.num_steps, self.layout.top_k)
+        self._compute_P.append(compute(ribbons, self.units))
+        self._reuse_P.append(reuse(ribbons, self.units))
+
+    def _sum_entropy(self, entropy_nS: np.ndarray, label_ids_n: np.ndarray) -> None:
+        """Add up gate entropy per label and step: rows (known tokens, sum in nats) of shape (2, S)."""
+        for label_id in np.unique(label_ids_n):
+            rows = entropy_nS[label_ids_n == label_id]
+            known = ~np.isnan(rows)
+            part = np.stack([known.sum(axis=0), np.where(known, rows, 0.0).sum(axis=0, dtype=np.float64)])
+            self.entropy[int(label_id)] = self.entropy.get(int(label_id), 0) + part
+
+    def _hold(self, table: str, rows: pa.Table) -> None:
+        self._pending[table].append(rows)
+
+    def _flush(self, block_bytes: int) -> None:
+        """Insert what waits; the first time, create the file with blocks of this size."""
+        if self.con is None:
+            self.con = self._open(block_bytes)
+        for table, parts in self._pending.items():
+            for rows in parts:
+                self.con.register("incoming", rows)
+                self.con.execute(f"INSERT INTO {table} BY NAME SELECT * FROM incoming")
+                self.con.unregister("incoming")
+            parts.clear()
+        self._pending_tokens = 0
+
+    def finish(self) -> None:
+        """Build the summaries and close the file, complete and checkpointed."""
+        self._flush(SMALL_BLOCK_BYTES)
+        assert self.con is not None
+        totals = Totals(
+            book=self.book,
+            twin=self.twin,
+            compute=self._compute_P.values,
+            reuse=self._reuse_P.values,
+            labels=self.labels,
+            entropy=self.entropy,
+            sketch=self.sketch.columns(),
+            num_samples=self.num_samples,
+        )
+        build_summaries(self.con, self.info, self.modules, self.layout, totals)
+        self.con.execute("COMMIT")
+        self.con.execute("CHECKPOINT")
+        self.con.close()
+
+    def close(self) -> None:
+        if self.con is not None:
+            with contextlib.suppress(duckdb.Error):
+                self.con.close()
+
+
+@contextlib.contextmanager
+def _disk_trouble():
+    try:
+        yield
+    except (duckdb.Error, OSError) as error:
+        raise WriterFailed(f"the run could not be sealed: {error}") from error
+
+
+def remove_partial(partial_file: Path) -> None:
+    """Delete an unfinished run and what DuckDB left beside it."""
+    for file in (partial_file, partial_file.with_name(partial_file.name + ".wal")):
+        file.unlink(missing_ok=True)
+    shutil.rmtree(partial_file.with_name(partial_file.name + ".tmp"), ignore_errors=True)
+
+
+def remove_abandoned(runs_dir: Path) -> list[str]:
+    """Delete unfinished runs whose writers are dead; returns the run ids."""
+    removed = []
+    for partial_file in sorted(Path(runs_dir).glob(".*.partial")):
+        run_id = partial_file.name[1 : -len(".partial")]
+        lock = HolderLock(partial_file.with_name(f".{run_id}.lock"))
+        try:
+            lock.acquire()
+        except UserError:
+            continue
+        remove_partial(partial_file)
+        lock.release()
+        removed.append(run_id)
+    return removed
