@@ -235,7 +235,7 @@ def _check_still(image: Image.Image, kind: str) -> None:
 def _upright(pixels: Image.Image, source: Image.Image) -> Image.Image:
     try:
         orientation = source.getexif().get(_EXIF_ORIENTATION)
-    except Exception:  # noqa: BLE001 - damaged metadata of a sound picture: show it as it lies
+    except Exception:
         return pixels
     method = _TRANSPOSE.get(orientation) if isinstance(orientation, int) else None
     return pixels if method is None else pixels.transpose(method)

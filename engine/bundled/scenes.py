@@ -77,7 +77,7 @@ def _background(rng: np.random.Generator, kind: str, side: int) -> tuple[str, np
 
 def _object(rng: np.random.Generator, kind: str, large: int, horizon: float | None) -> Pen:
     """A pen whose box lies wholly in the picture, its foot on the ground where there is one."""
-    size = float(rng.uniform(0.38, 0.72)) * large
+    size = float(rng.uniform(0.42, 0.84)) * large
     left = float(rng.uniform(0, large - size))
     top = float(rng.uniform(0, large - size))
     if horizon is not None:

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
+from engine.train.autoaugment import auto_augment
 from engine.train.recipes import AugmentConfig
 
 MEAN = (0.485, 0.456, 0.406)
@@ -28,13 +29,15 @@ def normalise(images: UInt8[Tensor, "B 3 H W"] | Float[Tensor, "B 3 H W"]) -> Fl
 def augment(
     images: UInt8[Tensor, "B 3 H W"], config: AugmentConfig, generator: torch.Generator
 ) -> Float[Tensor, "B 3 H W"]:
-    """Crop, flip, jitter, erase; the result is normalised."""
+    """Crop, flip, AutoAugment, jitter, erase, each where ``config`` asks for it; the result is normalised."""
     x = images
     if config.crop_padding:
         x = random_crop(x, config.crop_padding, generator)
     if config.flip:
         flips = _uniform(len(x), generator, x.device) < 0.5
         x = torch.where(flips[:, None, None, None], x.flip(3), x)
+    if config.auto_augment:
+        x = auto_augment(x, config.auto_augment, generator)
     x = x.float() / 255
     if config.jitter:
         x = color_jitter(x, config.jitter, generator)
