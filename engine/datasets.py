@@ -125,8 +125,6 @@ def open_dataset(
     ``passage_chars`` cuts longer texts into passages of at most so many characters (then
     ``num_samples`` is None, and ``limit`` bounds the passages too).
     """
-    if modality not in ("vision", "text"):
-        raise UserError(f"The modality '{modality}' is unknown; give vision or text.", field="modality")
     if limit is not None and limit < 1:
         raise UserError(f"A limit of {limit} samples leaves none; give at least 1.", field="limit")
     if passage_chars is not None and passage_chars < 1:

@@ -30,17 +30,19 @@ PER_TEXT: Final = 3
 """passages of one chapter or module, so that many are heard"""
 
 _TOPICS: Final = (
-    "assert assignment attribute-access binary bltin-type-objects booleans calls class comparisons compound "
-    "context-managers customization debugger dynamic-features execmodel exceptions for formatstrings function "
-    "identifiers import lambda naming numeric-types objects raise sequence-types shifting slicings specialnames "
-    "string-methods strings try types typesmapping typesseq while with yield"
+    "assert assignment attribute-access binary bltin-type-objects booleans calls class comparisons "
+    "compound context-managers customization debugger dynamic-features execmodel exceptions for "
+    "formatstrings function identifiers import lambda naming numeric-types objects raise sequence-types "
+    "shifting slicings specialnames string-methods strings try types typesmapping typesseq while with "
+    "yield"
 )
 _MODULES: Final = (
-    "argparse ast bisect calendar cmd collections/__init__ colorsys configparser contextlib copy csv dataclasses "
-    "datetime difflib dis email/message enum fractions functools graphlib gzip heapq html/parser http/client "
-    "http/cookies inspect ipaddress json/decoder json/encoder logging/__init__ mailbox pathlib pprint queue random "
-    "sched shlex shutil smtplib statistics string tarfile tempfile textwrap threading timeit tokenize trace turtle "
-    "typing unittest/case urllib/parse wave weakref zipfile"
+    "argparse ast bisect calendar cmd collections/__init__ colorsys configparser contextlib copy csv "
+    "dataclasses datetime difflib dis email/message enum fractions functools graphlib gzip heapq "
+    "html/parser http/client http/cookies inspect ipaddress json/decoder json/encoder logging/__init__ "
+    "mailbox pathlib pprint queue random sched shlex shutil smtplib statistics string tarfile tempfile "
+    "textwrap threading timeit tokenize trace turtle typing unittest/case urllib/parse wave weakref "
+    "zipfile"
 )
 _LICENSED: Final = ("numpy", "pyarrow", "scikit-learn", "duckdb", "fastapi", "matplotlib")
 

@@ -63,9 +63,9 @@ class JsonlSource:
                 try:
                     record = _parse(self.file, number, stream.readline(MAX_TEXT_BYTES))
                     if self._text_column not in record:
+                        keys = ", ".join(record) or "none"
                         raise UserError(
-                            f"{where}: no key '{self._text_column}'; there are: {', '.join(record) or 'none'}.",
-                            field="text_column",
+                            f"{where}: no key '{self._text_column}'; there are: {keys}.", field="text_column"
                         )
                     text = check_text(record[self._text_column], where)
                 except UserError as error:

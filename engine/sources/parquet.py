@@ -151,11 +151,14 @@ class ParquetSource:
         return any(file.read(columns=["box"])[0].null_count < file.metadata.num_rows for file in self._files)
 
 
-def box_mask(box: Sequence[float] | None, width: int, height: int) -> UInt8[np.ndarray, "H W"] | None:
+def box_mask(
+    box: Sequence[int | float | None] | None, width: int, height: int
+) -> UInt8[np.ndarray, "H W"] | None:
     """1 inside of (x0, y0, x1, y1), both corners included, 0 outside; None where there is no box."""
-    if box is None or len(box) != 4 or any(value is None for value in box):
+    corners = [int(value) for value in box or () if value is not None]
+    if box is None or len(box) != 4 or len(corners) != 4:
         return None
-    x0, y0, x1, y1 = (int(value) for value in box)
+    x0, y0, x1, y1 = corners
     mask = np.zeros((height, width), np.uint8)
     mask[max(0, y0) : max(0, y1 + 1), max(0, x0) : max(0, x1 + 1)] = 1
     return mask

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32, UInt8
@@ -58,6 +58,7 @@ def readable(name: str) -> str:
     return name.encode("utf-8", "replace").decode("utf-8")
 
 
+@runtime_checkable
 class Source(Protocol):
     """Rows with labels known in advance and contents read when asked for."""
 
