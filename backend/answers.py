@@ -1,0 +1,137 @@
+"""Answers about sealed runs: ETag first, then memory, then one computation for all who ask the same.
+
+A run never changes, so an answer belongs to (file identity, path, query) for ever. Ten thousand equal
+questions cost one query; different ones go through a few slots and are told to come back when those are taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from backend import __version__
+from backend.metrics import Metrics
+from backend.paging import canonical_query
+from backend.runs import RunRegistry
+from backend.slots import Slots
+
+if TYPE_CHECKING:
+    from engine.store import Run
+
+T = TypeVar("T")
+CACHE_CONTROL = "private, no-cache"
+"""keep it, but ask each time whether the run is still there: a run can be deleted or replaced"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The bytes of an answer and what they are."""
+
+    body: bytes
+    media_type: str
+
+
+def etag_of(identity: str, request: Request) -> str:
+    """The strong ETag of the answer to ``request`` about the file ``identity``."""
+    text = "\n".join((__version__, identity, request.url.path, canonical_query(request)))
+    return f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
+
+
+def is_fresh(request: Request, etag: str) -> bool:
+    """Whether the client already has this answer (``If-None-Match``)."""
+    given = request.headers.get("if-none-match", "")
+    return any(tag.strip().removeprefix("W/") in (etag, "*") for tag in given.split(","))
+
+
+def sealed_headers(etag: str) -> dict[str, str]:
+    """Headers of everything that comes from a sealed run."""
+    return {"etag": etag, "cache-control": CACHE_CONTROL}
+
+
+class AnswerCache:
+    """Bodies by key, the longest unused dropped first when ``max_bytes`` is passed."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self.num_bytes = max_bytes, 0
+        self._answers: OrderedDict[str, Answer] = OrderedDict()
+
+    def get(self, key: str) -> Answer | None:
+        answer = self._answers.get(key)
+        if answer is not None:
+            self._answers.move_to_end(key)
+        return answer
+
+    def put(self, key: str, answer: Answer) -> None:
+        if len(answer.body) > self.max_bytes // 4:
+            return
+        self._answers[key] = answer
+        self.num_bytes += len(answer.body)
+        while self.num_bytes > self.max_bytes:
+            self.num_bytes -= len(self._answers.popitem(last=False)[1].body)
+
+
+class Answers:
+    """Answers questions about runs; belongs to one event loop."""
+
+    def __init__(self, registry: RunRegistry, slots: Slots, metrics: Metrics, cache_bytes: int) -> None:
+        self.registry, self.slots, self.metrics = registry, slots, metrics
+        self.cache = AnswerCache(cache_bytes)
+        self._working: dict[str, asyncio.Task[Answer]] = {}
+
+    async def about_run(
+        self,
+        request: Request,
+        run_id: str,
+        model: type[BaseModel],
+        question: Callable[[Run], dict[str, Any]],
+    ) -> Response:
+        """The JSON answer of shape ``model`` to ``question`` about one run."""
+
+        def compute() -> Answer:
+            return as_json(model, self.registry.ask(run_id, question))
+
+        return await self.about(request, self.registry.identity(run_id), compute)
+
+    async def about(self, request: Request, identity: str, compute: Callable[[], Answer]) -> Response:
+        """304, or the answer of ``compute`` (run in a thread) to this question about ``identity``."""
+        etag = etag_of(identity, request)
+        if is_fresh(request, etag):
+            self.metrics.answers.labels("not_modified").inc()
+            return Response(status_code=304, headers=sealed_headers(etag))
+        answer = self.cache.get(etag)
+        if answer is not None:
+            self.metrics.answers.labels("cached").inc()
+        else:
+            answer = await self._shared(etag, compute)
+        return Response(answer.body, media_type=answer.media_type, headers=sealed_headers(etag))
+
+    async def _shared(self, key: str, compute: Callable[[], Answer]) -> Answer:
+        task = self._working.get(key)
+        if task is None:
+            self.metrics.answers.labels("computed").inc()
+            task = self._working[key] = asyncio.create_task(self._compute(key, compute))
+            task.add_done_callback(lambda _: self._working.pop(key, None))
+        else:
+            self.metrics.answers.labels("shared").inc()
+        return await asyncio.shield(task)
+
+    async def _compute(self, key: str, compute: Callable[[], Answer]) -> Answer:
+        async with self.slots.take():
+            answer = await run_in_threadpool(compute)
+        self.cache.put(key, answer)
+        return answer
+
+
+def as_json(model: type[BaseModel], data: dict[str, Any]) -> Answer:
+    """``data`` checked against ``model``, as JSON; NaN becomes null, what was not given is left out."""
+    body = model.model_validate(data).model_dump_json(exclude_unset=True)
+    return Answer(body.encode(), "application/json")

@@ -1,0 +1,79 @@
+"""The REST API as an object: ``create_app(settings)``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import Depends, FastAPI
+
+from backend import __version__, problems
+from backend.docs_page import docs_router
+from backend.metrics import Measured
+from backend.paging import refuse_unknown_keys
+from backend.routes import exports, models, paths, runs, samples, service, traces
+from backend.security import Guard
+from backend.services import Services
+from backend.settings import Settings, require_safe_bind
+
+PREFIX = "/api/v1"
+DESCRIPTION = """
+See, measure and compare the paths that tokens take through routed neural networks.
+
+A *run* is one model traced over one data set. It never changes, so every answer about it has an `ETag`: send it
+back as `If-None-Match` and get `304` without a body. Lists have `limit` and `next`: give `next` of one answer to
+get the following page. A query key that does not exist is refused with `422`. Every error is
+`application/problem+json` (RFC 9457) with a sentence in `detail` and the parameter at fault in `field`. When the
+server is busy the answer is `503` with `Retry-After`.
+"""
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The app for ``settings``; opens nothing until it is served.
+
+    Raises UserError for a bind that other machines reach without a token.
+    """
+    require_safe_bind(settings)
+    services = Services.from_settings(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        settings.runs_dir.mkdir(parents=True, exist_ok=True)
+        yield
+        await services.close()
+
+    app = FastAPI(
+        title="Tokenpaths",
+        version=__version__,
+        description=DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        dependencies=[Depends(refuse_unknown_keys)],
+        redirect_slashes=False,
+    )
+    app.state.services = services
+    problems.install(app)
+    app.include_router(service.router)
+    app.include_router(docs_router())
+    for part in (runs, paths, samples, exports, models, traces):
+        app.include_router(part.router, prefix=PREFIX)
+    app.add_middleware(Measured, metrics=services.metrics)
+    app.add_middleware(Guard, settings=settings)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's description, with problems as they really look and the token."""
+    if app.openapi_schema is None:
+        schema = FastAPI.openapi(app)
+        parts = schema.setdefault("components", {}).setdefault("schemas", {})
+        parts.pop("HTTPValidationError", None)
+        parts.pop("ValidationError", None)
+        parts["ProblemBody"] = problems.ProblemBody.model_json_schema()
+        schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        schema["security"] = [{}, {"token": []}]
+        app.openapi_schema = schema
+    return app.openapi_schema

@@ -1,0 +1,89 @@
+"""The command line ``tokenpaths``.
+
+Exit codes: 0 done; 1 something broke (the log says what) or ``doctor`` found something broken; 2 wrong input,
+said in one line; 130 stopped with Ctrl-C. Nothing heavy is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from backend import __version__
+from backend.cli.doctor import doctor
+from backend.cli.export import export
+from backend.cli.ls import ls
+from backend.cli.up import up
+from engine.errors import UserError
+
+HELP = """See, measure and compare the paths that tokens take through routed neural networks.
+
+Start with `tokenpaths up`: it opens the page on the runs of your data folder. `tokenpaths trace` adds a run.
+Every setting, as a flag, environment variable or in a file, is in docs/settings.md.
+"""
+
+
+def make_app() -> typer.Typer:
+    """The command line as an object."""
+    app = typer.Typer(
+        help=HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    for command in (up, ls, export, doctor):
+        app.command()(command)
+
+    @app.callback()
+    def about(
+        version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True),
+    ) -> None:
+        if version:
+            print(f"tokenpaths {__version__}")
+            raise typer.Exit
+
+    return app
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code; never shows a traceback."""
+    try:
+        code = make_app()(args=arguments, standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return 130
+    except UserError as error:
+        print(f"tokenpaths: {one_line(error)}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `tokenpaths export … | head`
+        sys.stderr.close()
+        return 0
+    except Exception as error:
+        return _explain(error)
+
+
+def one_line(error: BaseException) -> str:
+    """The message of ``error`` without line breaks."""
+    return " ".join(str(error).split())
+
+
+def _explain(error: Exception) -> int:
+    """Usage errors of the parser say what they are; everything else goes to the log."""
+    if type(error).__name__ == "Abort":
+        print("Stopped.", file=sys.stderr)
+        return 130
+    if hasattr(error, "exit_code") and hasattr(error, "show"):
+        error.show()
+        return int(error.exit_code)
+    from backend.cli.crash import write_crash
+
+    where = write_crash(error)
+    print(
+        f"tokenpaths: something unforeseen happened ({type(error).__name__}: {one_line(error)[:200]}).\n"
+        f"The details are in {where}; `tokenpaths doctor` checks the installation.",
+        file=sys.stderr,
+    )
+    return 1

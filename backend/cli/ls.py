@@ -1,0 +1,119 @@
+"""``tokenpaths ls``: which runs and models there are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+RUN_COLUMNS = ("run", "model", "dataset", "samples", "tokens", "paths", "accuracy", "loss", "created")
+MODEL_COLUMNS = ("model", "modality", "parameters", "steps", "modules", "top-k", "validation")
+
+
+class What(StrEnum):
+    """What to list."""
+
+    all = "all"
+    runs = "runs"
+    models = "models"
+
+
+def ls(
+    what: Annotated[What, typer.Argument(help="runs, models or all.")] = What.all,
+    data_dir: Annotated[Path | None, typer.Option(help="Data folder [default: the user's].")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+) -> None:
+    """List the runs of the data folder and the models that can be traced.
+
+    Example: tokenpaths ls runs --json | jq '.runs[].run'
+    """
+    from backend.settings import load_settings
+
+    settings = load_settings(data_dir=data_dir)
+    found: dict[str, list[dict[str, Any]]] = {}
+    if what is not What.models:
+        from backend.runs import RunRegistry
+
+        registry = RunRegistry(settings.runs_dir, max_open=1)
+        found["runs"] = registry.cards()
+        registry.close()
+    if what is not What.runs:
+        from engine.tracing import list_models
+
+        found["models"] = list_models(settings.all_models_dirs)
+    if as_json:
+        print(json.dumps(found, indent=1, ensure_ascii=False))
+        return
+    if "runs" in found:
+        _show_runs(found["runs"], settings.runs_dir)
+    if "models" in found:
+        _show_models(found["models"])
+
+
+def _show_runs(cards: list[dict[str, Any]], runs_dir: Path) -> None:
+    if not cards:
+        print(f"No runs in {runs_dir} yet: `tokenpaths trace --help` says how to make one.")
+        return
+    good = [card for card in cards if card["status"] == "sealed"]
+    rows = [
+        (
+            card["run"],
+            card["model"],
+            card["dataset"],
+            f"{card['num_samples']:,}",
+            f"{card['num_tokens']:,}",
+            f"{card['num_paths']:,}",
+            _number(card.get("accuracy")),
+            _number(card.get("loss")),
+            str(card["created_at"])[:16].replace("T", " "),
+        )
+        for card in good
+    ]
+    _table(RUN_COLUMNS, rows, right=range(3, 8))
+    for card in cards:
+        if card["status"] != "sealed":
+            print(f"! {card['run']}: {card['problem']}")
+
+
+def _show_models(models: list[dict[str, Any]]) -> None:
+    if not models:
+        print("No models found: `tokenpaths train --help` says how to make one.")
+        return
+    rows = [
+        (
+            row["model"],
+            row["modality"],
+            f"{row['num_params']:,}",
+            str(row["num_steps"]),
+            str(row["num_modules"]),
+            str(row["top_k"]),
+            ", ".join(f"{k} {_number(v)}" for k, v in row["validation"].items() if isinstance(v, int | float)),
+        )
+        for row in models
+        if not row.get("problem")
+    ]
+    print()
+    _table(MODEL_COLUMNS, rows, right=range(2, 6))
+    for row in models:
+        if row.get("problem"):
+            print(f"! {row['model']}: {row['problem']}")
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: range) -> None:
+    """Print aligned columns."""
+    lines = [columns, *[[str(cell) for cell in row] for row in rows]]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    for line in lines:
+        cells = (
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        print("  ".join(cells).rstrip())

@@ -1,0 +1,69 @@
+"""Counters that ``/metrics`` shows, one registry an app (tests make several apps in one process)."""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+class Metrics:
+    """The instruments of one app."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "tokenpaths_requests",
+            "Requests answered, by method, route and status",
+            ["method", "route", "status"],
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            "tokenpaths_request_seconds",
+            "Seconds until the last byte of an answer",
+            ["route"],
+            buckets=(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30),
+            registry=self.registry,
+        )
+        self.answers = Counter(
+            "tokenpaths_answers",
+            "Answers about runs: computed, cached, shared (waited for the same question), not_modified, refused",
+            ["how"],
+            registry=self.registry,
+        )
+        self.working = Gauge("tokenpaths_queries_working", "Questions being computed now", registry=self.registry)
+        self.waiting = Gauge("tokenpaths_queries_waiting", "Questions waiting for a slot", registry=self.registry)
+        self.open_runs = Gauge("tokenpaths_open_runs", "Run files held open", registry=self.registry)
+        self.traces = Counter("tokenpaths_traces", "POST /traces by status", ["status"], registry=self.registry)
+
+    def text(self) -> bytes:
+        """All of them in the Prometheus text format."""
+        return generate_latest(self.registry)
+
+
+class Measured:
+    """ASGI middleware that counts requests by route template (never by raw path: that would grow forever)."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        status, began = 500, time.perf_counter()
+
+        async def watch(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watch)
+        finally:
+            route = getattr(scope.get("route"), "path", None) or "other"
+            method = scope["method"] if scope["method"] in ("GET", "POST", "DELETE", "HEAD") else "other"
+            self.metrics.requests.labels(method, route, str(status)).inc()
+            self.metrics.seconds.labels(route).observe(time.perf_counter() - began)

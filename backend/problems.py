@@ -1,0 +1,192 @@
+"""Every error as RFC 9457 problem+json: what was given, what would be right, never a traceback."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from engine.errors import UserError
+from engine.store.errors import NoSuchThing, QueryTimeout, RunFileError, RunNotFound
+
+STATUS_OF: tuple[tuple[type[UserError], int, str], ...] = (
+    (RunNotFound, 404, "no-such-run"),
+    (NoSuchThing, 404, "not-found"),
+    (RunFileError, 409, "unreadable-run"),
+    (QueryTimeout, 503, "too-slow"),
+)
+"""status and kind of the engine's errors; any other UserError is 422 unless it carries a ``status``"""
+MEDIA_TYPE = "application/problem+json"
+log = logging.getLogger(__name__)
+
+
+class ProblemBody(BaseModel):
+    """RFC 9457 problem details."""
+
+    type: str = Field(
+        description="What kind of problem it is, stable over releases",
+        examples=["urn:tokenpaths:unknown-key"],
+    )
+    title: str = Field(description="The HTTP status in words")
+    status: int = Field(description="The HTTP status")
+    detail: str = Field(description="A sentence for people: what was given and what would be right")
+    instance: str = Field(description="The path that was asked for")
+    field: str | None = Field(None, description="The parameter, header or form field at fault")
+
+
+class Problem(Exception):
+    """An answer other than success; ``kind`` is a stable word, ``detail`` a sentence for people."""
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        detail: str,
+        *,
+        field: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status, self.kind, self.detail, self.field = status, kind, detail, field
+        self.headers = dict(headers or {})
+
+    def response(self, path: str) -> Response:
+        """The problem as a response to a request for ``path``."""
+        body: dict[str, Any] = {
+            "type": f"urn:tokenpaths:{self.kind}",
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "detail": self.detail,
+            "instance": quote(path[:500]),
+        }
+        if self.field is not None:
+            body["field"] = self.field
+        # ASCII-only JSON: a lone surrogate that someone sent must not break the answer about it
+        return Response(
+            json.dumps(body, ensure_ascii=True),
+            status_code=self.status,
+            media_type=MEDIA_TYPE,
+            headers={"cache-control": "no-store", **self.headers},
+        )
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """A hint such as ``did you mean `limit`?``, or the whole list where nothing is near."""
+    choices = sorted(allowed)
+    if not choices:
+        return "none is allowed here."
+    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    listed = ", ".join(f"`{choice}`" for choice in choices)
+    return f"did you mean `{close[0]}`? Allowed: {listed}." if close else f"allowed: {listed}."
+
+
+def busy(detail: str, *, retry_after_s: int = 1) -> Problem:
+    """503 that says when to come back."""
+    return Problem(503, "busy", detail, headers={"retry-after": str(retry_after_s)})
+
+
+def internal() -> Problem:
+    """500 for what nobody foresaw; the log has the rest."""
+    return Problem(500, "internal", "Something went wrong on the server; its log has the details.")
+
+
+def from_user_error(error: UserError) -> Problem:
+    """The problem for input that the engine refused; see ``STATUS_OF``."""
+    if _is_disk_full(error.__cause__):
+        return disk_full()
+    for kind_of_error, status, kind in STATUS_OF:
+        if isinstance(error, kind_of_error):
+            headers = {"retry-after": "1"} if status == 503 else None
+            return Problem(status, kind, str(error), field=error.field, headers=headers)
+    status = getattr(error, "status", 422)
+    return Problem(status if status in range(400, 600) else 422, "refused", str(error), field=error.field)
+
+
+def disk_full() -> Problem:
+    """507."""
+    return Problem(507, "disk-full", "The disk of the data folder is full; free some space and try again.")
+
+
+def _is_disk_full(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def from_validation(errors: Sequence[Any]) -> Problem:
+    """422 that names the first field at fault."""
+    first = errors[0]
+    where = [str(part) for part in first.get("loc", ()) if part not in ("query", "path", "body")]
+    field = where[0] if where else None
+    given = first.get("input")
+    shown = f"; given {str(given)[:80]!r}" if isinstance(given, str | int | float) else ""
+    message = first.get("msg", "is not valid").removeprefix("Value error, ")
+    return Problem(422, "invalid-value", f"`{field}`: {message}{shown}." if field else f"{message}.", field=field)
+
+
+def from_http(error: HTTPException, request: Request) -> Problem:
+    """Problems that the framework raises itself: 404 and 405 mostly."""
+    headers = {key.lower(): value for key, value in (error.headers or {}).items()}
+    if error.status_code == 404:
+        return Problem(404, "not-found", f"There is nothing at {request.url.path[:200]}; /docs lists what there is.")
+    if error.status_code == 405:
+        allowed = headers.get("allow", "another method")
+        return Problem(
+            405,
+            "method-not-allowed",
+            f"{request.method} is not possible here; use {allowed}.",
+            headers=headers,
+        )
+    return Problem(error.status_code, "http", str(error.detail), headers=headers)
+
+
+def problem_of(error: Exception) -> Problem:
+    """The problem for any exception; what is not foreseen is logged and becomes a bare 500."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, UserError):
+        return from_user_error(error)
+    if _is_disk_full(error):
+        return disk_full()
+    log.error("unforeseen error", exc_info=error)
+    return internal()
+
+
+def install(app: FastAPI) -> None:
+    """Make ``app`` answer every error as a problem."""
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        return problem_of(error).response(request.url.path)
+
+    async def on_validation(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return from_validation(error.errors()).response(request.url.path)
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return from_http(error, request).response(request.url.path)
+
+    app.add_exception_handler(Problem, on_error)
+    app.add_exception_handler(UserError, on_error)
+    app.add_exception_handler(RequestValidationError, on_validation)
+    app.add_exception_handler(HTTPException, on_http)
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """``responses=`` of a route for OpenAPI: which problems it may answer."""
+    return {
+        status: {
+            "description": HTTPStatus(status).phrase,
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemBody"}}},
+        }
+        for status in statuses
+    }

@@ -1,0 +1,100 @@
+"""Tables of a run as files, streamed: a reader that stalls is dropped, nothing is held in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, suppress
+from typing import Literal
+
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from backend.answers import etag_of, is_fresh, sealed_headers
+from backend.routes.parameters import ABOUT_A_RUN, RunName
+from backend.services import Shared
+
+router = APIRouter(prefix="/runs/{run}/export", tags=["runs"], responses=ABOUT_A_RUN)
+MEDIA_TYPES = {
+    "csv": "text/csv; charset=utf-8",
+    "parquet": "application/vnd.apache.parquet",
+    "arrow": "application/vnd.apache.arrow.stream",
+}
+
+
+class Streamed(Response):
+    """Chunks as they come; closes what it holds when done, when the client left, or when it stalls."""
+
+    def __init__(
+        self, first: bytes, rest: Iterator[bytes], held: AsyncExitStack, stall_s: float, **options: object
+    ) -> None:
+        super().__init__(None, **options)  # type: ignore[arg-type]
+        self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
+        self.first, self.rest, self.held, self.stall_s = first, rest, held, stall_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.create_task(_until_disconnect(receive))
+        try:
+            start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            await send(start)
+            chunk: bytes | None = self.first
+            while chunk is not None and not gone.done():
+                async with asyncio.timeout(self.stall_s):
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                chunk = await run_in_threadpool(next, self.rest, None)
+            if chunk is None:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            gone.cancel()
+            await self.held.aclose()
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+@router.get(
+    "/{table}.{format}",
+    response_class=Response,
+    responses={
+        200: {
+            "content": {
+                kind.partition(";")[0]: {"schema": {"type": "string", "format": "binary"}}
+                for kind in MEDIA_TYPES.values()
+            }
+        }
+    },
+)
+async def export_table(
+    request: Request, services: Shared, run: RunName, table: str, format: Literal["csv", "parquet", "arrow"]
+) -> Response:
+    """One table of the run as CSV, Parquet or an Arrow stream."""
+    etag = etag_of(services.registry.identity(run), request)
+    if is_fresh(request, etag):
+        return Response(status_code=304, headers=sealed_headers(etag))
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(services.export_slots.take())
+        _, opened = await run_in_threadpool(stack.enter_context, services.registry.lease(run))
+        chunks = opened.export(table, format)
+        stack.callback(_close, chunks)
+        first = await run_in_threadpool(next, chunks, b"")  # errors come now, while there can be a problem
+        return Streamed(
+            first,
+            chunks,
+            stack.pop_all(),
+            services.settings.send_stall_seconds,
+            media_type=MEDIA_TYPES[format],
+            headers=sealed_headers(etag)
+            | {"content-disposition": f'attachment; filename="{run}-{table[:64]}.{format}"'},
+        )
+    raise AssertionError("unreachable: the block returns")
+
+
+def _close(chunks: Iterator[bytes]) -> None:
+    with suppress(ValueError):  # a chunk is being made in a thread just now: it ends with its cursor
+        close = getattr(chunks, "close", None)
+        if close is not None:
+            close()

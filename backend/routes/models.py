@@ -1,0 +1,28 @@
+"""The models that can be traced."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+
+from backend.problems import Problem, documented
+from backend.schemas import ModelDetails, ModelList
+from backend.services import Shared
+from engine.disk import is_name
+
+router = APIRouter(prefix="/models", tags=["models"], responses=documented(400, 401, 403, 422, 500, 503))
+
+
+@router.get("", response_model=ModelList, response_model_exclude_unset=True)
+async def list_models(services: Shared) -> ModelList:
+    """All models that the worker finds, broken ones with their `problem`."""
+    return ModelList.model_validate(await services.worker.models())
+
+
+@router.get("/{model}", response_model=ModelDetails, response_model_exclude_unset=True, responses=documented(404))
+async def show_model(services: Shared, model: Annotated[str, Path(description="Name of the model")]) -> ModelDetails:
+    """One model with its configuration and its card."""
+    if not is_name(model):
+        raise Problem(404, "no-such-model", f"{model[:80]!r} cannot be the name of a model.", field="model")
+    return ModelDetails.model_validate(await services.worker.model(model))

@@ -1,0 +1,112 @@
+"""Runs as a whole: list, show, flow, usage, distributions, delete."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from backend.answers import Answer, as_json
+from backend.paging import binding_of, decode_cursor, encode_cursor
+from backend.problems import Problem, documented
+from backend.routes.parameters import ABOUT_A_RUN, Cursor, LabelFilter, Limit, RunName, Through
+from backend.schemas import Distribution, Flow, RunDetails, RunList, Usage
+from backend.services import Services, Shared
+from engine.store.filters import parse_paths, parse_steps, parse_through
+
+router = APIRouter(prefix="/runs", tags=["runs"], responses=ABOUT_A_RUN)
+
+
+@router.get("", response_model=RunList)
+async def list_runs(request: Request, services: Shared, limit: Limit = 100, cursor: Cursor = None) -> Response:
+    """All runs of the data folder, newest first. A file that cannot be read is listed with its `problem`."""
+    binding = binding_of(request, "runs")
+    after = decode_cursor(cursor, binding) if cursor else None
+
+    def compute() -> Answer:
+        return as_json(RunList, _page_of_runs(services, after, limit, binding))
+
+    identity = await run_in_threadpool(services.registry.folder_identity)
+    return await services.answers.about(request, identity, compute)
+
+
+def _page_of_runs(services: Services, after: int | str | None, limit: int, binding: str) -> dict[str, Any]:
+    """A page that starts after the run whose key is ``after``: runs may come and go between two pages."""
+    cards = services.registry.cards()
+    keys = [f"{card.get('created_at') or ''} {card['run']}" for card in cards]
+    rest = [i for i, key in enumerate(keys) if after is None or key < str(after)]
+    page = rest[:limit]
+    more = encode_cursor(keys[page[-1]], binding) if len(rest) > limit else None
+    return {"runs": [cards[i] for i in page], "next": more}
+
+
+@router.get("/{run}", response_model=RunDetails)
+async def show_run(request: Request, services: Shared, run: RunName) -> Response:
+    """All about one run: model, configuration, labels, modules, summary, what paths know about labels."""
+    return await services.answers.about_run(request, run, RunDetails, lambda opened: opened.info())
+
+
+@router.delete("/{run}", status_code=204, response_class=Response, responses=documented(404, 422))
+async def delete_run(services: Shared, run: RunName) -> Response:
+    """Delete the run's file. There is no way back."""
+    await run_in_threadpool(services.registry.delete, run)
+    return Response(status_code=204)
+
+
+@router.get("/{run}/flow", response_model=Flow)
+async def show_flow(
+    request: Request,
+    services: Shared,
+    run: RunName,
+    steps: Annotated[
+        str | None,
+        Query(max_length=20, description="`first:end` for the steps first … end − 1", examples=["0:5"]),
+    ] = None,
+    label: LabelFilter = None,
+    min_share: Annotated[
+        float, Query(ge=0, le=1, allow_inf_nan=False, description="Smaller links are summed in `other`")
+    ] = 0.0,
+    paths: Annotated[
+        str | None,
+        Query(max_length=2000, description="Only tokens on paths of these ranks", examples=["1,2,3"]),
+    ] = None,
+    through: Through = None,
+    limit: Annotated[int, Query(ge=1, le=2000, description="Most links; the rest is summed in `other`")] = 2000,
+) -> Response:
+    """Where tokens go: modules as nodes, flows between consecutive steps as links."""
+    chosen = {"steps": parse_steps(steps), "paths": parse_paths(paths), "through": parse_through(through)}
+    return await services.answers.about_run(
+        request,
+        run,
+        Flow,
+        lambda opened: opened.flow(label=label or None, min_share=min_share, limit=limit, **chosen),
+    )
+
+
+@router.get("/{run}/usage", response_model=Usage)
+async def show_usage(request: Request, services: Shared, run: RunName, label: LabelFilter = None) -> Response:
+    """How much every module is used at every step: load, effective top-k, dead modules."""
+    return await services.answers.about_run(request, run, Usage, lambda opened: opened.usage(label=label or None))
+
+
+@router.get("/{run}/distributions/{measure}", response_model=Distribution)
+async def show_distribution(
+    request: Request,
+    services: Shared,
+    run: RunName,
+    measure: str,
+    per: Annotated[Literal["sample", "token"], Query(description="What is counted")] = "sample",
+    bins: Annotated[int, Query(ge=1, le=200, description="Bars of the histogram")] = 40,
+    label: LabelFilter = None,
+) -> Response:
+    """How `compute`, `reuse`, `loss` or `gate_entropy` is distributed, over all and by label."""
+    if len(measure) > 64:
+        raise Problem(404, "not-found", "There is no such measure; try `compute`.", field="measure")
+    return await services.answers.about_run(
+        request,
+        run,
+        Distribution,
+        lambda opened: opened.distribution(measure, per=per, bins=bins, label=label or None),
+    )

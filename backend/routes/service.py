@@ -1,0 +1,31 @@
+"""Is it alive, and how is it doing."""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from backend import __version__
+from backend.problems import documented
+from backend.schemas import Health
+from backend.services import Shared
+
+router = APIRouter(tags=["service"])
+
+
+@router.get("/healthz", response_model=Health, responses=documented(400, 422))
+async def health(services: Shared) -> Health:
+    """Whether the API is alive. Needs no token."""
+    return Health(status="ok", version=__version__, uptime_seconds=time.monotonic() - services.started)
+
+
+@router.get(
+    "/metrics",
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}} | documented(400, 401, 422),
+    response_class=Response,
+)
+async def metrics(services: Shared) -> Response:
+    """Counters for Prometheus: requests, seconds, answers, open runs, waiting questions."""
+    return Response(services.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

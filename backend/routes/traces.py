@@ -1,0 +1,61 @@
+"""Trace an image or a text of your own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse
+
+from backend.problems import Problem, documented
+from backend.schemas import Traced
+from backend.services import Shared
+from backend.uploads import read_trace_form
+
+FORM: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["model"],
+                    "properties": {
+                        "model": {"type": "string", "description": "Name of a model of GET /models"},
+                        "image": {
+                            "type": "string",
+                            "format": "binary",
+                            "description": "PNG, JPEG, WebP, GIF or BMP, still, at most 25 MB and 16.8 megapixels",
+                        },
+                        "text": {"type": "string", "description": "UTF-8, at most 2 000 tokens"},
+                    },
+                }
+            }
+        },
+    }
+}
+router = APIRouter(tags=["traces"])
+
+
+@router.post(
+    "/traces",
+    status_code=201,
+    response_model=Traced,
+    responses=documented(400, 401, 403, 404, 408, 413, 415, 422, 500, 503, 507),
+    openapi_extra=FORM,
+)
+async def trace(request: Request, services: Shared) -> JSONResponse:
+    """Send one image or one text through a model. The answer names the new run, which holds that one sample."""
+    status = "500"
+    try:
+        async with services.upload_slots.take():
+            form = await read_trace_form(request, services.settings)
+            done = Traced.model_validate(await services.worker.trace(form))
+        status = "201"
+    except Problem as problem:
+        status = str(problem.status)
+        raise
+    finally:
+        services.metrics.traces.labels(status).inc()
+    location = f"{request.url.path.removesuffix('/traces')}/runs/{done.run}"
+    return JSONResponse(done.model_dump(), status_code=201, headers={"location": location})

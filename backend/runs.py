@@ -1,0 +1,218 @@
+"""The run files of the data folder: opened once, replaced and deleted ones noticed, broken ones set apart.
+
+A run is sealed by rename and never changes afterwards, so (inode, size, time) of its file tells whether it
+is still the same run. A file that cannot be read is remembered as such, and never keeps others from working.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backend.problems import Problem, nearest
+from engine.disk import RUN_SUFFIX, is_name
+from engine.errors import UserError
+
+if TYPE_CHECKING:
+    from engine.store import Run
+
+
+@dataclass
+class Entry:
+    """One run file as it was when it was opened."""
+
+    identity: str
+    run: Run | None = None
+    problem: str | None = None
+    card: dict[str, Any] | None = None
+    users: int = 0
+    retired: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def file_identity(path: Path) -> str:
+    """A word that is equal as long as the file is the same sealed run (raises OSError)."""
+    info = os.stat(path)
+    if not stat.S_ISREG(info.st_mode):
+        raise FileNotFoundError(path)
+    text = f"{path.name}:{info.st_dev}:{info.st_ino}:{info.st_size}:{info.st_mtime_ns}"
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+class RunRegistry:
+    """Open ``Run`` objects by name; safe to use from many threads."""
+
+    def __init__(self, runs_dir: Path, *, time_limit_s: float = 10.0, max_open: int = 64) -> None:
+        self.runs_dir, self.time_limit_s, self.max_open = runs_dir, time_limit_s, max_open
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def path(self, run_id: str) -> Path:
+        """Where the file of ``run_id`` lies; Problem 404 for what cannot be a name (no path leaves the folder)."""
+        if not is_name(run_id):
+            raise Problem(
+                404,
+                "no-such-run",
+                f"{run_id[:80]!r} cannot be the name of a run: letters, digits, `-` and `_`, at most 64, "
+                "the first a letter or digit.",
+                field="run",
+            )
+        return self.runs_dir / f"{run_id}{RUN_SUFFIX}"
+
+    def names(self) -> list[str]:
+        """Names of all run files, sorted."""
+        try:
+            found = [entry.name for entry in os.scandir(self.runs_dir) if entry.name.endswith(RUN_SUFFIX)]
+        except FileNotFoundError:
+            return []
+        return sorted(name for file in found if is_name(name := file.removesuffix(RUN_SUFFIX)))
+
+    def identity(self, run_id: str) -> str:
+        """The identity of the file now; Problem 404 where there is none."""
+        try:
+            return file_identity(self.path(run_id))
+        except OSError:
+            self.forget(run_id)
+            raise self._missing(run_id) from None
+
+    def _missing(self, run_id: str) -> Problem:
+        names = self.names()
+        hint = nearest(run_id, names[:20]) if names else "there are no runs yet; `tokenpaths trace` makes one."
+        return Problem(404, "no-such-run", f"There is no run `{run_id}`; {hint}", field="run")
+
+    @contextmanager
+    def lease(self, run_id: str) -> Iterator[tuple[str, Run]]:
+        """(identity, open run), which stays open at least as long as the block.
+
+        Raises Problem 404 where there is no such file and 409 where it cannot be read.
+        """
+        entry = self._entry(run_id)
+        if entry.run is None:
+            with self._lock:
+                entry.users -= 1
+            raise Problem(409, "unreadable-run", str(entry.problem), field="run")
+        try:
+            yield entry.identity, entry.run
+        finally:
+            with self._lock:
+                entry.users -= 1
+                self._close_if_unused(entry)
+
+    def _entry(self, run_id: str) -> Entry:
+        """The entry of a run, opened or known to be broken, with one more user."""
+        path = self.path(run_id)
+        with self._lock:
+            identity = self.identity(run_id)
+            entry = self._entries.get(run_id)
+            if entry is None or entry.identity != identity:
+                self.forget(run_id)
+                entry = self._entries[run_id] = Entry(identity)
+            self._entries.move_to_end(run_id)
+            entry.users += 1
+            self._shrink()
+        with entry.lock:  # only those who want this file wait for it to open
+            if entry.run is None and entry.problem is None:
+                self._open(entry, path)
+        return entry
+
+    def _open(self, entry: Entry, path: Path) -> None:
+        from engine.store import Run
+
+        try:
+            run = Run.open(path, time_limit_s=self.time_limit_s)
+            entry.card = run.card()
+            entry.run = run
+        except UserError as error:
+            entry.problem = str(error)
+        except FileNotFoundError:
+            entry.problem = f"The run {path.stem} was deleted just now."
+        except Exception as error:  # a broken file can break anywhere in the reader
+            entry.problem = (
+                f"The file of run {path.stem} cannot be read ({type(error).__name__}); "
+                "copy it anew, trace again or delete it."
+            )
+
+    def _shrink(self) -> None:
+        """Close the longest unused files where too many are open (with the lock held)."""
+        idle = [name for name, entry in self._entries.items() if entry.users == 0]
+        for name in idle[: max(0, len(self._entries) - self.max_open)]:
+            self.forget(name)
+
+    def forget(self, run_id: str) -> None:
+        """Close the run as soon as nobody uses it; the next lease opens the file anew."""
+        with self._lock:
+            entry = self._entries.pop(run_id, None)
+            if entry is not None:
+                entry.retired = True
+                self._close_if_unused(entry)
+
+    def _close_if_unused(self, entry: Entry) -> None:
+        if entry.retired and entry.users == 0 and entry.run is not None:
+            run, entry.run = entry.run, None
+            run.close()
+
+    def cards(self) -> list[dict[str, Any]]:
+        """A card for every run file, newest first; unreadable ones last, with a sentence."""
+        return sorted(filter(None, map(self.card, self.names())), key=lambda card: _age(card), reverse=True)
+
+    def card(self, run_id: str) -> dict[str, Any] | None:
+        """The card of one run; None when it was deleted meanwhile."""
+        try:
+            with self.lease(run_id):
+                entry = self._entries.get(run_id)
+                return entry.card if entry else None
+        except Problem as problem:
+            return unreadable_card(run_id, problem.detail) if problem.status == 409 else None
+
+    def folder_identity(self) -> str:
+        """A word that changes when any run comes, goes or is replaced."""
+        parts = []
+        for name in self.names():
+            try:
+                parts.append(file_identity(self.path(name)))
+            except OSError:
+                continue
+        return hashlib.sha256("".join(parts).encode()).hexdigest()[:24]
+
+    def delete(self, run_id: str) -> None:
+        """Unlink the file of a run; of two who delete at once, one gets Problem 404."""
+        path = self.path(run_id)
+        self.forget(run_id)
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            raise self._missing(run_id) from None
+        except IsADirectoryError:
+            raise self._missing(run_id) from None
+
+    def count_open(self) -> int:
+        """How many files are open now."""
+        with self._lock:
+            return sum(entry.run is not None for entry in self._entries.values())
+
+    def close(self) -> None:
+        """Close everything that nobody uses."""
+        for name in list(self._entries):
+            self.forget(name)
+
+    def ask(self, run_id: str, question: Callable[[Run], Any]) -> Any:
+        """``question`` answered by the open run."""
+        with self.lease(run_id) as (_, run):
+            return question(run)
+
+
+def _age(card: dict[str, Any]) -> tuple[str, str]:
+    return (str(card.get("created_at") or ""), str(card["run"]))
+
+
+def unreadable_card(run_id: str, problem: str) -> dict[str, Any]:
+    """The card of a file that is not a readable run."""
+    return {"run": run_id, "status": "unreadable", "problem": problem}

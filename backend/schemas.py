@@ -1,0 +1,423 @@
+"""The shapes of all answers. What a field means is written here once and shown at ``/docs``.
+
+Words and formulas are those of the design: a *ribbon* is the path of one token, one tuple of module ids a step
+(slot 0 = largest weight); a *share* lies in [0, 1]; losses and entropies are in nats.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Ribbon = Annotated[
+    list[list[int]],
+    Field(description="Module ids, steps × slots; slot 0 has the largest weight", examples=[[[3], [1]]]),
+]
+Share = Annotated[float, Field(description="Share in [0, 1]")]
+Compute = Annotated[
+    float | None, Field(description="Active (non-identity) slots / (steps × slots); 1 = nothing was skipped")
+]
+Reuse = Annotated[
+    float | None,
+    Field(description="1 − distinct active modules / active visits; 0 = no module was visited twice"),
+]
+Cdf = Annotated[float, Field(description="Share of tokens on paths of this rank or a more frequent one")]
+Rank = Annotated[int, Field(description="Rank of the path by frequency, 1 = most frequent")]
+Next = Annotated[str | None, Field(description="Give this as `next` for the following page; null on the last page")]
+Count = Annotated[int, Field(description="Number of tokens")]
+
+
+class Shape(BaseModel):
+    """Base of all answers: what the store adds later passes through, what is documented is checked."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Card(Shape):
+    """What a list of runs shows of one run."""
+
+    run: str = Field(description="Name of the run, its address under /runs")
+    model: str | None = Field(None, description="Name of the model that was traced")
+    family: str | None = Field(None, description="Family of the model, for example `dna`")
+    modality: str | None = Field(None, description="`vision` or `text`")
+    dataset: str | None = None
+    split: str | None = None
+    num_samples: int | None = Field(None, description="Images or texts")
+    num_tokens: int | None = Field(None, description="Tokens or patches of all samples")
+    num_steps: int | None = Field(None, description="Routing decisions in the life of a token")
+    num_modules: int | None = Field(None, description="Modules that a router chooses from")
+    top_k: int | None = Field(None, description="Modules chosen at each step")
+    num_paths: int | None = Field(None, description="Different paths taken by at least one token")
+    accuracy: float | None = Field(None, description="Share of samples whose prediction is their label")
+    loss: float | None = Field(None, description="Mean cross-entropy, nats")
+    created_at: str | None = Field(None, description="When the run was sealed, UTC, ISO 8601")
+    status: Literal["sealed", "unreadable"] = Field(description="`unreadable`: the file is damaged, see `problem`")
+    problem: str | None = Field(None, description="What is wrong with the file, and what to do")
+
+
+class RunList(Shape):
+    """The runs of the data folder, newest first."""
+
+    runs: list[Card]
+    next: Next
+
+
+class Label(Shape):
+    """A class, domain or language of the data set."""
+
+    label: str | None
+    num_samples: int
+    num_tokens: int
+
+
+class Module(Shape):
+    """One thing that a router can pick."""
+
+    step: int | None = Field(description="The only step that can pick it; null = any step")
+    module: int = Field(description="Id of the module, as in ribbons")
+    name: str
+    kind: str = Field(description="transformer, attention, mlp, identity, expert, block …")
+    num_params: int
+    flops_per_token: int = Field(description="Floating-point operations for one token, attention over others apart")
+
+
+class TopShare(Shape):
+    """How much the most frequent paths hold."""
+
+    n: int
+    share: Share
+
+
+class RunSummary(Shape):
+    """The run in a few numbers."""
+
+    num_paths: int
+    effective_paths: float = Field(description="exp of the entropy of the path frequencies")
+    top_shares: list[TopShare] = Field(description="Share of tokens on the n most frequent paths")
+    mean_compute: Compute
+    mean_reuse: Reuse
+
+
+class Association(Shape):
+    """Do paths know an attribute? Normalised mutual information beside its permutation null."""
+
+    attribute: str = Field(description="`label`, `region` or `token_id`")
+    nmi: float | None = Field(description="NMI(path; attribute)")
+    null_mean: float | None = Field(description="Mean NMI over shuffles of the attribute")
+    null_std: float | None
+    p_value: float | None = Field(description="Share of shuffles with at least this NMI, (k+1)/(n+1)")
+    shuffles: int
+    num_tokens: int = Field(description="Size of the hash sample of tokens it was computed on")
+
+
+class RunDetails(Card):
+    """All about one run."""
+
+    config: dict[str, Any] = Field(description="Configuration of the model")
+    weight_semantics: dict[str, Any] = Field(description="What the weights of a ribbon mean in this model")
+    checkpoint_sha256: str
+    engine_version: str
+    schema_version: int
+    labels: list[Label]
+    modules: list[Module]
+    summary: RunSummary
+    associations: list[Association]
+    measures: list[str] = Field(description="Measures that /distributions knows for this run")
+
+
+class FlowNode(Shape):
+    """One module at one step."""
+
+    step: int
+    module: int
+    name: str
+    kind: str
+    count: float = Field(description="Tokens that chose it; each of K choices counts as one visit / K")
+    share: Share
+
+
+class FlowLink(Shape):
+    """Tokens from a module at ``step`` to a module at ``step`` + 1."""
+
+    step: int
+    source: int
+    target: int
+    count: float = Field(description="Tokens; with top-K each of the K² pairs counts 1/K²")
+    weight: float | None = Field(description="The same weighted by the product of the weights, normalised per token")
+    share: Share
+
+
+class OtherFlow(Shape):
+    """Links of a step that were too small or too many to list."""
+
+    step: int
+    num_links: int
+    count: float
+
+
+class Flow(Shape):
+    """Where tokens go: nodes and links between consecutive steps, largest first."""
+
+    run: str
+    filters: dict[str, Any] = Field(description="The filters that were applied")
+    num_tokens: Count = Field(description="Tokens that passed the filters; shares are of these")
+    steps: list[int]
+    nodes: list[FlowNode]
+    links: list[FlowLink]
+    other: list[OtherFlow]
+
+
+class Path(Shape):
+    """One path and who takes it."""
+
+    rank: Rank
+    ribbon: Ribbon
+    count: Count
+    share: Share
+    cdf: Cdf
+    compute: Compute
+    reuse: Reuse
+    top_label: str | None = Field(None, description="Most frequent label among the tokens on this path")
+    top_label_share: float | None = Field(None, description="Share of the path's tokens that have it")
+
+
+class PathList(Shape):
+    """Paths, most frequent first unless ordered otherwise."""
+
+    run: str
+    num_paths: int
+    num_tokens: int
+    paths: list[Path]
+    next: Next
+
+
+class FitPoint(Shape):
+    """One point of the rank–frequency curve."""
+
+    rank: Rank
+    count: int
+    share: Share
+
+
+class Fit(Shape):
+    """A rank–frequency curve and its straight line on log–log axes."""
+
+    num_paths: int
+    num_tokens: int
+    effective_paths: float | None
+    slope: float | None = Field(description="Least-squares slope of log frequency on log rank")
+    r2: float | None = Field(description="Share of variance that the line explains")
+    points: list[FitPoint] = Field(description="At most 200, evenly spaced in log rank")
+
+
+class PathFit(Shape):
+    """The run's paths beside two nulls."""
+
+    run: str
+    observed: Fit
+    untrained: Fit | None = Field(description="The same architecture untrained; null where it was not traced")
+    independent: Fit | None = Field(description="Each step's choices shuffled over tokens")
+
+
+class Example(Shape):
+    """One token on a path: a patch of an image, or a token between its neighbours."""
+
+    sample: int
+    token: int
+    label: str | None = None
+    row: int | None = None
+    col: int | None = None
+    patch: str | None = Field(None, description="PNG of the patch as a data: URL")
+    before: str | None = Field(None, description="Text before the token")
+    text: str | None = Field(None, description="The token itself")
+    after: str | None = Field(None, description="Text after the token")
+
+
+class PathExamples(Shape):
+    """Tokens on one path, drawn by a seed."""
+
+    run: str
+    rank: Rank
+    ribbon: Ribbon
+    count: Count
+    share: Share
+    cdf: Cdf
+    examples: list[Example]
+
+
+class StepUsage(Shape):
+    """How one step uses its modules."""
+
+    step: int
+    effective_top_k: float | None = Field(description="(Σc²)^α / Σc^{2α}, α = 1.5: modules that carry the load")
+    untrained_effective_top_k: float | None = None
+    load_entropy: float | None = Field(description="Entropy of the load / ln(modules); 1 = even")
+    max_violation: float | None = Field(description="Largest utilisation − 1")
+    gate_entropy: float | None = Field(description="Mean entropy of the routing probabilities, nats")
+    dead: list[int] = Field(description="Modules that no token chose")
+
+
+class ModuleUsage(Shape):
+    """How much one module is used at one step."""
+
+    step: int
+    module: int
+    name: str
+    kind: str
+    count: Count
+    share: Share
+    utilisation: float | None = Field(description="count × modules / all choices of the step; 1 = fair, 0 = dead")
+    weight: float | None = Field(description="Sum of its weights")
+
+
+class Usage(Shape):
+    """Load of every module at every step."""
+
+    run: str
+    steps: list[StepUsage]
+    usage: list[ModuleUsage]
+
+
+class SampleRow(Shape):
+    """One image or text in a list."""
+
+    sample: int
+    label: str | None = None
+    prediction: str | None = None
+    confidence: float | None = Field(None, description="Probability of the prediction")
+    loss: float | None = Field(None, description="Cross-entropy, nats, mean over the tokens that have a target")
+    num_tokens: int
+    compute: Compute = None
+    reuse: Reuse = None
+    num_distinct_paths: int | None = None
+    snippet: str | None = Field(None, description="The beginning of the text")
+    has_image: bool = Field(False, description="Whether /samples/{sample}/image has a picture")
+    source: str | None = Field(None, description="File name or row that the sample came from")
+
+
+class SampleList(Shape):
+    """Samples in the chosen order."""
+
+    run: str
+    total: int = Field(description="Samples that passed the filters, on all pages together")
+    samples: list[SampleRow]
+    next: Next
+
+
+class Grid(Shape):
+    """The patch grid of an image."""
+
+    rows: int
+    cols: int
+
+
+class Token(Shape):
+    """One token or patch and its ribbon. Text tokens have characters, patches a row and a column."""
+
+    token: int = Field(description="Its position in the sample")
+    token_id: int | None = Field(None, description="Vocabulary id")
+    text: str | None = None
+    char_start: int | None = Field(None, description="Its first character in the text")
+    char_end: int | None = Field(None, description="One past its last character")
+    row: int | None = None
+    col: int | None = None
+    loss: float | None = Field(None, description="nats; null where the token has no target")
+    ribbon: Ribbon
+    weights: list[list[float]] = Field(description="The multipliers really used, steps × slots")
+    rank: Rank
+    cdf: Cdf
+    compute: Compute
+    reuse: Reuse
+    gate_entropy: float | None = Field(None, description="Mean over steps of the routing entropy, nats")
+    flops: float | None = Field(None, description="Floating-point operations of the modules it visited")
+    region: str | None = Field(None, description="For example object, background or boundary")
+
+
+class SampleDetails(SampleRow):
+    """One sample with every token."""
+
+    run: str | None = None
+    text: str | None = None
+    grid: Grid | None = None
+    tokens: list[Token]
+
+
+class Bin(Shape):
+    """One bar of a histogram, lo ≤ value < hi (the last one includes hi)."""
+
+    lo: float
+    hi: float
+    count: int
+
+
+class LabelMean(Shape):
+    """The measure over one label."""
+
+    label: str | None
+    num: int
+    mean: float | None
+
+
+class Distribution(Shape):
+    """How a measure is distributed over samples or tokens."""
+
+    run: str
+    measure: str
+    per: str
+    num: int = Field(description="Values counted; those without one are left out")
+    mean: float | None
+    std: float | None
+    min: float | None
+    q01: float | None
+    median: float | None
+    q99: float | None
+    max: float | None
+    bins: list[Bin]
+    by_label: list[LabelMean]
+
+
+class ModelRow(Shape):
+    """One checkpoint that can be traced."""
+
+    model: str
+    family: str | None = None
+    modality: str | None = Field(None, description="`vision` takes an image, `text` a text")
+    num_params: int | None = None
+    num_steps: int | None = None
+    num_modules: int | None = None
+    top_k: int | None = None
+    validation: dict[str, Any] = Field(default_factory=dict, description="Numbers on the validation set")
+    shipped: bool = Field(False, description="Whether it came with the source")
+    problem: str | None = Field(None, description="Why it cannot be used")
+
+
+class ModelList(Shape):
+    """The models that the worker finds."""
+
+    models: list[ModelRow]
+
+
+class ModelDetails(ModelRow):
+    """One model with its configuration and card."""
+
+    config: dict[str, Any] | None = None
+    card: str | None = Field(None, description="How it was trained and how well it does, Markdown")
+
+
+class Traced(Shape):
+    """The new run of one sample."""
+
+    run: str = Field(description="Name of the new run; `Location` has its address")
+    sample: int = Field(description="Always 0")
+    model: str
+    modality: str
+    seconds: float = Field(description="Time that the worker took, loading the model included when it was cold")
+
+
+class Health(Shape):
+    """Whether the API is alive."""
+
+    status: Literal["ok"]
+    version: str
+    uptime_seconds: float

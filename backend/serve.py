@@ -1,0 +1,81 @@
+"""Start one server process: ``python -m backend.serve api`` or ``… worker``.
+
+Settings come from the environment and the settings file, so that no secret stands in a process list.
+``tokenpaths up`` starts these; a container starts them one by one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from backend.logs import set_up_logging
+from backend.settings import Settings, load_settings
+from engine.errors import UserError
+
+GRACE_SECONDS = 5
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+
+
+def server_of(app: ASGIApp, host: str, port: int) -> uvicorn.Server:
+    """A uvicorn server with our defaults: no proxy headers believed, no WebSockets, no access log."""
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        ws="none",
+        http="h11",
+        proxy_headers=False,
+        server_header=False,
+        access_log=False,
+        log_config=None,
+        lifespan="on",
+        backlog=2048,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    return uvicorn.Server(config)
+
+
+def make_app(role: str, settings: Settings) -> tuple[ASGIApp, str, int]:
+    """(app, host, port) of the API or the worker."""
+    if role == "worker":
+        from backend.worker import create_worker
+
+        return create_worker(settings), settings.worker_host, settings.worker_port
+    from backend.app import create_app
+
+    return create_app(settings), settings.host, settings.port
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until told to stop; 2 for wrong settings, with one line on stderr."""
+    if arguments not in (["api"], ["worker"]):
+        print("usage: python -m backend.serve api|worker", file=sys.stderr)
+        return 2
+    try:
+        settings = load_settings()
+        set_up_logging(settings.log_level)
+        os.environ.update(OFFLINE)
+        app, host, port = make_app(arguments[0], settings)
+    except UserError as error:
+        print(f"tokenpaths: {error}", file=sys.stderr)
+        return 2
+    server = server_of(app, host, port)
+    try:
+        server.run()
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as end:  # uvicorn ends the process when it cannot bind
+        return int(end.code or 1) if isinstance(end.code, int) else 1
+    if not server.started:
+        logging.getLogger(__name__).error("could not listen on %s:%s", host, port)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,69 @@
+"""What the routes share: one object an app, made from its settings."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from backend.answers import Answers
+from backend.metrics import Metrics
+from backend.runs import RunRegistry
+from backend.settings import Settings
+from backend.slots import Slots
+from backend.worker_client import WorkerClient
+
+
+@dataclass
+class Services:
+    """The parts behind the routes; all belong to one event loop."""
+
+    settings: Settings
+    metrics: Metrics
+    registry: RunRegistry
+    answers: Answers
+    export_slots: Slots
+    upload_slots: Slots
+    worker: WorkerClient
+    started: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Services:
+        """Everything that ``settings`` describe; opens no file and no connection yet."""
+        metrics = Metrics()
+        registry = RunRegistry(settings.runs_dir, time_limit_s=settings.query_seconds, max_open=settings.open_runs)
+        metrics.open_runs.set_function(registry.count_open)
+        wait_s = settings.query_wait_seconds
+        queries = Slots(
+            settings.query_slots,
+            wait_s,
+            "other questions",
+            working=metrics.working,
+            waiting=metrics.waiting,
+        )
+        cache_bytes = int(settings.answer_cache_megabytes * 1e6)
+        return cls(
+            settings=settings,
+            metrics=metrics,
+            registry=registry,
+            answers=Answers(registry, queries, metrics, cache_bytes),
+            export_slots=Slots(settings.export_slots, wait_s, "other exports"),
+            upload_slots=Slots(settings.upload_slots, wait_s, "other uploads"),
+            worker=WorkerClient(settings),
+        )
+
+    async def close(self) -> None:
+        """Close files and connections."""
+        await self.worker.close()
+        self.registry.close()
+
+
+def services_of(request: Request) -> Services:
+    """The services of the app that got ``request``."""
+    services: Services = request.app.state.services
+    return services
+
+
+Shared = Annotated[Services, Depends(services_of)]

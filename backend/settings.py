@@ -1,0 +1,274 @@
+"""Every setting of Tokenpaths in one table: name, default, help, unit in the name.
+
+A value comes from the first of: command line flag > environment (``TOKENPATHS_<NAME>``) >
+settings file (TOML) > default. ``docs/settings.md`` is generated from this table
+(``python -m backend.settings > docs/settings.md``); a test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import platformdirs
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from engine.errors import UserError
+
+ENV_PREFIX = "TOKENPATHS_"
+INTRODUCTION = (
+    "A value comes from the first of: command line flag (where the command has one), environment variable, "
+    "settings file, default. The settings file is TOML, one `name = value` a line; it is "
+    "`settings.toml` in the user's configuration folder (`~/.config/tokenpaths/` on Linux), or the one that "
+    "`TOKENPATHS_SETTINGS_FILE` names. A name that does not exist is refused."
+)
+
+PathList = Annotated[tuple[Path, ...], NoDecode]
+WordList = Annotated[tuple[str, ...], NoDecode]
+
+
+def default_data_dir() -> Path:
+    """The user's data folder, for example ``~/.local/share/tokenpaths`` on Linux."""
+    return Path(platformdirs.user_data_dir("tokenpaths", appauthor=False))
+
+
+def default_settings_file() -> Path:
+    """The settings file that is read when it exists, ``~/.config/tokenpaths/settings.toml`` on Linux."""
+    return Path(platformdirs.user_config_dir("tokenpaths", appauthor=False)) / "settings.toml"
+
+
+def shipped_models_dir() -> Path:
+    """The folder ``data/models`` that comes with the source."""
+    return Path(__file__).resolve().parent.parent / "data" / "models"
+
+
+class Settings(BaseSettings):
+    """All settings; the description of a field is its help text, its ``default`` what holds unless set."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, extra="forbid", env_ignore_empty=True, frozen=True, validate_default=True
+    )
+    settings_file: ClassVar[Path | None] = None
+
+    data_dir: Path = Field(
+        default_factory=default_data_dir,
+        description="Folder of runs (`runs/`), your own models (`models/`) and logs (`logs/`).",
+        json_schema_extra={"shown_default": "the user's data folder, `~/.local/share/tokenpaths` on Linux"},
+    )
+    models_dirs: PathList = Field(
+        (),
+        description="More folders that hold models, one sub-folder each; separate several with `:` "
+        "(`;` on Windows). `data/models` of the source and `models/` of the data folder are always looked at.",
+    )
+    host: str = Field(
+        "127.0.0.1",
+        description="Address that the API listens on. Anything but a loopback address needs `token`.",
+    )
+    page_host: str = Field(
+        "127.0.0.1",
+        description="Address that the page listens on. The page acts with your token and asks its visitors for "
+        "none: put a proxy with a login before it when this is not a loopback address. "
+        "Anything but a loopback address needs `token`.",
+    )
+    port: int = Field(8000, ge=0, le=65535, description="Port of the API; 0 takes a free one.")
+    page_port: int = Field(8501, ge=0, le=65535, description="Port of the Streamlit page; 0 takes a free one.")
+    token: SecretStr | None = Field(
+        None,
+        description="Bearer token that every request but `/healthz` must carry (at least 16 characters).",
+    )
+    allowed_hosts: WordList = Field(
+        (),
+        description="More names that the `Host` header may have, separated by spaces; loopback names and `host` "
+        "always may. Needed behind a proxy.",
+    )
+    allowed_origins: WordList = Field(
+        (),
+        description="Web origins other than the API's own that may send POST and DELETE, "
+        "for example `https://paths.example.com`; separated by spaces.",
+    )
+    worker_url: str | None = Field(
+        None,
+        description="Address of an engine worker on another machine; without it `tokenpaths up` starts one.",
+    )
+    worker_host: str = Field(
+        "127.0.0.1",
+        description="Address that the engine worker listens on; it always asks for `worker_secret`.",
+    )
+    worker_port: int = Field(0, ge=0, le=65535, description="Port of the engine worker; 0 takes a free one.")
+    worker_secret: SecretStr | None = Field(
+        None,
+        description="Secret that API and worker share. `tokenpaths up` makes a random one; set it yourself only "
+        "with `worker_url` (at least 16 characters).",
+    )
+    max_upload_megabytes: float = Field(25, gt=0, description="Largest upload, in units of 1 000 000 bytes.")
+    max_text_kilobytes: float = Field(
+        200, gt=0, description="Longest text that is sent to the tokenizer, in units of 1 000 bytes."
+    )
+    max_text_tokens: int = Field(2000, ge=1, description="Most tokens of a text in one `POST /traces`.")
+    upload_stall_seconds: float = Field(
+        10, gt=0, description="A client that sends nothing for this long during an upload is dropped."
+    )
+    upload_seconds: float = Field(120, gt=0, description="Longest time that one upload may take.")
+    upload_slots: int = Field(4, ge=1, description="Uploads that are received at the same time.")
+    decode_seconds: float = Field(10, gt=0, description="Longest time for decoding one image.")
+    decode_memory_megabytes: int = Field(1024, ge=256, description="Memory limit of the process that decodes images.")
+    trace_seconds: float = Field(60, gt=0, description="Longest time that `POST /traces` waits for the worker.")
+    trace_queue_length: int = Field(
+        8, ge=1, description="Traces that may wait for the worker; one more is told to come back."
+    )
+    warm_models: bool = Field(
+        True, description="Load every model when the worker starts, so that the first trace is quick."
+    )
+    query_seconds: float = Field(10, gt=0, description="Longest time of one question to a run file.")
+    query_slots: int = Field(4, ge=1, description="Questions to run files that are computed at the same time.")
+    query_wait_seconds: float = Field(
+        5, gt=0, description="Longest time that a question waits for a free slot before the answer is 503."
+    )
+    export_slots: int = Field(2, ge=1, description="Exports that stream at the same time.")
+    send_stall_seconds: float = Field(
+        30, gt=0, description="A client that reads nothing for this long during an export is dropped."
+    )
+    open_runs: int = Field(64, ge=1, description="Run files that stay open; the longest unused is closed first.")
+    answer_cache_megabytes: float = Field(64, ge=0, description="Memory for answers that were already computed.")
+    log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="DEBUG, INFO, WARNING or ERROR.")
+
+    @field_validator("models_dirs", mode="before")
+    @classmethod
+    def _split_folders(cls, value: Any) -> Any:
+        return tuple(filter(None, value.split(os.pathsep))) if isinstance(value, str) else value
+
+    @field_validator("allowed_hosts", "allowed_origins", mode="before")
+    @classmethod
+    def _split_words(cls, value: Any) -> Any:
+        return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+    @field_validator("data_dir", mode="after")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @field_validator("token", "worker_secret", mode="after")
+    @classmethod
+    def _long_enough(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and (len(value.get_secret_value()) < 16 or not value.get_secret_value().isascii()):
+            raise ValueError("needs at least 16 ASCII characters; `openssl rand -hex 16` makes a good one")
+        return value
+
+    @property
+    def runs_dir(self) -> Path:
+        return self.data_dir / "runs"
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.data_dir / "logs"
+
+    @property
+    def all_models_dirs(self) -> list[Path]:
+        """The folders that models are looked for in; the first that has a name wins."""
+        return [self.data_dir / "models", *self.models_dirs, shipped_models_dir()]
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        sources: tuple[PydanticBaseSettingsSource, ...] = (init_settings, env_settings)
+        if cls.settings_file is not None:
+            sources += (TomlConfigSettingsSource(settings_cls, cls.settings_file),)
+        return sources
+
+
+def load_settings(settings_file: Path | None = None, **flags: Any) -> Settings:
+    """Settings of this process; ``flags`` that are None count as not given.
+
+    Raises UserError that names the setting, what was given and what would be right.
+    """
+    named = settings_file or (Path(v) if (v := os.environ.get(f"{ENV_PREFIX}SETTINGS_FILE")) else None)
+    if named is not None and not named.is_file():
+        raise UserError(f"The settings file {named} does not exist.", field="settings_file")
+    found = named or (default_settings_file() if default_settings_file().is_file() else None)
+    chosen = type(
+        "Settings", (Settings,), {"settings_file": found, "__module__": __name__, "__doc__": Settings.__doc__}
+    )
+    try:
+        return chosen(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        raise UserError(_explain(error, found), field=str(error.errors()[0]["loc"][0])) from None
+    except ValueError as error:  # broken TOML
+        raise UserError(f"The settings file {found} cannot be read: {error}.", field="settings_file") from None
+
+
+def _explain(error: ValidationError, file: Path | None) -> str:
+    """One sentence for the first thing that is wrong."""
+    first = error.errors()[0]
+    name = str(first["loc"][0]) if first["loc"] else "settings"
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(name, Settings.model_fields, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else "docs/settings.md lists the names."
+        return f"There is no setting `{name}` ({file or 'flags'}); {hint}"
+    given = "" if name in ("token", "worker_secret") else f" {first['input']!r}"
+    return f"Setting `{name}`: {first['msg'].removeprefix('Value error, ')}; given{given or ' value not shown'}."
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens on ``host``."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def require_safe_bind(settings: Settings) -> None:
+    """Refuse to be reachable from other machines without a token (raises UserError)."""
+    for name, host in (("host", settings.host), ("page_host", settings.page_host)):
+        if not is_loopback(host) and settings.token is None:
+            raise UserError(
+                f"`{name}` {host} is reachable from other machines, and no token is set: use 127.0.0.1, "
+                "or set TOKENPATHS_TOKEN (`openssl rand -hex 16` makes one).",
+                field=name,
+            )
+
+
+def settings_markdown() -> str:
+    """The text of ``docs/settings.md``."""
+    lines = [
+        "# Settings",
+        "",
+        INTRODUCTION,
+        "",
+        "This page is generated: `python -m backend.settings > docs/settings.md`.",
+        "",
+        "| name | default | what it does | environment |",
+        "|---|---|---|---|",
+    ]
+    for name, info in Settings.model_fields.items():
+        extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+        shown = extra.get("shown_default") or _shown(info.default)
+        lines.append(f"| `{name}` | {shown} | {info.description} | `{ENV_PREFIX}{name.upper()}` |")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(default: Any) -> str:
+    if default is None or default == ():
+        return "–"
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+if __name__ == "__main__":
+    print(settings_markdown(), end="")

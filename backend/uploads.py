@@ -1,0 +1,252 @@
+"""Multipart uploads with a cap while they stream: never more in memory than the cap, never longer than the limit.
+
+``read_trace_form`` gives the three fields of ``POST /traces``; nothing here decodes an image or a text's tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from fastapi import Request
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from backend.problems import Problem, nearest
+from backend.settings import Settings
+from engine.disk import is_name
+
+FIELDS = ("model", "image", "text")
+OVERHEAD_BYTES = 16_384
+"""boundaries, part headers and the model's name beside the payload"""
+MAX_NAME_BYTES = 256
+DRAIN_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class TraceForm:
+    """What ``POST /traces`` was given: a model, and either an image or a text."""
+
+    model: str
+    image: bytes | None = None
+    text: str | None = None
+    file_name: str | None = None
+    """name of the uploaded file, shown as the source of the sample; never a path"""
+
+
+@dataclass
+class _Parts:
+    """Collects the parts of a form as the parser meets them."""
+
+    max_text_bytes: int
+    values: dict[str, bytearray] = field(default_factory=dict)
+    file_names: dict[str, str] = field(default_factory=dict)
+    _header: bytearray = field(default_factory=bytearray)
+    _header_value: bytearray = field(default_factory=bytearray)
+    _disposition: bytes = b""
+    _current: str = ""
+    complete: bool = False
+
+    def on_part_begin(self) -> None:
+        self._disposition = b""
+
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+
+    def on_header_end(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._disposition = bytes(self._header_value)
+        self._header.clear()
+        self._header_value.clear()
+
+    def on_headers_finished(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        name = options.get(b"name", b"").decode("utf-8", "replace")
+        if name not in FIELDS:
+            raise Problem(
+                422,
+                "unknown-field",
+                f"There is no form field {name[:80]!r}; {nearest(name, FIELDS)}",
+                field=name[:80],
+            )
+        if name in self.values:
+            raise Problem(422, "repeated-field", f"The form field `{name}` was sent twice; send it once.", field=name)
+        if b"filename" in options:
+            self.file_names[name] = options[b"filename"].decode("utf-8", "replace")
+        self._current = name
+        self.values[name] = bytearray()
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        value = self.values[self._current]
+        value += data[start:end]
+        if self._current == "model" and len(value) > MAX_NAME_BYTES:
+            raise _bad_model(value[:80].decode("utf-8", "replace"))
+        if self._current == "text" and len(value) > self.max_text_bytes:
+            raise Problem(
+                413,
+                "text-too-long",
+                f"The text has more than {self.max_text_bytes // 1000} kB; trace a shorter piece here, "
+                "or a whole file with `tokenpaths trace`.",
+                field="text",
+            )
+
+    def on_end(self) -> None:
+        self.complete = True
+
+
+async def read_trace_form(request: Request, settings: Settings) -> TraceForm:
+    """The form of ``POST /traces``; raises Problem 400, 408, 413, 415 or 422 that names the field."""
+    cap = int(settings.max_upload_megabytes * 1_000_000)
+    try:
+        refuse_declared(request, cap)
+        parts = _Parts(int(settings.max_text_kilobytes * 1000))
+        parser = _parser(request, parts)
+        async for chunk in received(request, cap, settings):
+            try:
+                parser.write(chunk)
+            except FormParserError as error:
+                raise Problem(400, "form", f"The multipart form is broken: {error}.") from None
+    except Problem as problem:
+        if problem.status != 408:  # let the client finish sending, or it never reads why it was refused
+            await drain(request, cap)
+        raise
+    if not parts.complete:
+        raise Problem(400, "form", "The multipart form ends before its last boundary; send it whole.")
+    return _form(parts)
+
+
+def refuse_declared(request: Request, cap: int) -> None:
+    """Problem 413 where ``Content-Length`` already says that the body passes ``cap`` bytes."""
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > cap + OVERHEAD_BYTES:
+        raise _too_large(cap, int(declared))
+
+
+async def received(request: Request, cap: int, settings: Settings) -> AsyncIterator[bytes]:
+    """The body in chunks; Problem 413 past ``cap``, 408 when the client stalls or takes too long."""
+    stream = request.stream().__aiter__()
+    ends = time.monotonic() + settings.upload_seconds
+    num_bytes = 0
+    while True:
+        patience = min(settings.upload_stall_seconds, ends - time.monotonic())
+        try:
+            async with asyncio.timeout(max(patience, 0)):
+                chunk = await stream.__anext__()
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise Problem(
+                408,
+                "upload-stalled",
+                f"The upload stalled for {settings.upload_stall_seconds:g} s or took longer than "
+                f"{settings.upload_seconds:g} s; send it again.",
+                headers={"connection": "close"},
+            ) from None
+        num_bytes += len(chunk)
+        if num_bytes > cap + OVERHEAD_BYTES:
+            raise _too_large(cap, None)
+        yield chunk
+
+
+async def drain(request: Request, cap: int) -> None:
+    """Throw away what a refused client still sends, up to ``cap`` bytes and a few seconds."""
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(DRAIN_SECONDS):
+            while num_bytes <= cap:
+                message = await request.receive()
+                if message["type"] != "http.request" or not message.get("more_body"):
+                    return
+                num_bytes += len(message.get("body", b""))
+    except TimeoutError:
+        return
+
+
+def _parser(request: Request, parts: _Parts) -> MultipartParser:
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    if kind != b"multipart/form-data":
+        raise Problem(
+            415,
+            "media-type",
+            "Send multipart/form-data with `model` and either `image` or `text`, "
+            f"not {kind.decode('latin-1')[:80] or 'a body without Content-Type'}.",
+            field="Content-Type",
+        )
+    boundary = options.get(b"boundary", b"")
+    if not boundary:
+        raise Problem(400, "form", "Content-Type multipart/form-data has no boundary.", field="Content-Type")
+    names = ("on_part_begin", "on_header_field", "on_header_value", "on_header_end", "on_headers_finished")
+    callbacks = {name: getattr(parts, name) for name in (*names, "on_part_data", "on_end")}
+    try:
+        return MultipartParser(boundary, callbacks)  # type: ignore[arg-type]
+    except FormParserError as error:
+        raise Problem(400, "form", f"The multipart form is broken: {error}.", field="Content-Type") from None
+
+
+def _form(parts: _Parts) -> TraceForm:
+    """The fields, checked one by one."""
+    values = parts.values
+    if not values.get("model"):
+        raise Problem(422, "missing-field", "Say which `model` to trace; GET /api/v1/models lists them.", field="model")
+    model = values["model"].decode("utf-8", "replace")
+    if not is_name(model):
+        raise _bad_model(model)
+    if ("image" in values) == ("text" in values):
+        given = "both" if "image" in values else "neither"
+        raise Problem(422, "one-of", f"Send either `image` or `text`; {given} was sent.", field="image")
+    if "text" in values:
+        name = parts.file_names.get("text")
+        return TraceForm(model, text=checked_text(values["text"]), file_name=plain_name(name))
+    if not values["image"]:
+        raise Problem(422, "empty", "The image is empty (0 bytes); choose a picture file.", field="image")
+    return TraceForm(model, image=bytes(values["image"]), file_name=plain_name(parts.file_names.get("image")))
+
+
+def checked_text(data: bytes | bytearray) -> str:
+    """``data`` as text; Problem 422 where it is not UTF-8 (lone surrogates are not) or blank."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Problem(
+            422,
+            "not-utf-8",
+            f"The text is not valid UTF-8 at byte {error.start} (a lone surrogate, or another encoding); "
+            "save it as UTF-8.",
+            field="text",
+        ) from None
+    if not text.strip():
+        raise Problem(422, "empty", "The text is empty; write at least one word.", field="text")
+    return text
+
+
+def plain_name(name: str | None) -> str | None:
+    """The last part of a file name, printable, at most 120 characters."""
+    if not name:
+        return None
+    last = name.replace("\\", "/").rsplit("/", 1)[-1]
+    return "".join(c for c in last if c.isprintable())[:120] or None
+
+
+def _bad_model(given: str) -> Problem:
+    return Problem(
+        422,
+        "model-name",
+        f"{given[:80]!r} cannot be the name of a model: letters, digits, `-` and `_`, at most 64, "
+        "the first a letter or digit.",
+        field="model",
+    )
+
+
+def _too_large(cap: int, declared: int | None) -> Problem:
+    size = f"{declared / 1e6:,.1f} MB were declared" if declared is not None else "more was sent"
+    return Problem(
+        413,
+        "too-large",
+        f"An upload has at most {cap / 1e6:g} MB; {size}.",
+        field="Content-Length" if declared else None,
+    )

@@ -1,0 +1,277 @@
+"""The engine worker: the one process that holds models. The API forwards ``POST /traces`` to it.
+
+A small ASGI app on loopback that answers only to who knows the secret. Model work runs in one thread, one
+trace at a time; images are decoded in another process before (``backend.decoder``). A trace becomes a run
+file of one sample, sealed by rename, which the API then serves like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import secrets
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from backend import __version__
+from backend.decoder import Decoder
+from backend.problems import Problem, busy, nearest, problem_of
+from backend.settings import Settings
+from backend.uploads import checked_text
+from engine.disk import is_name
+from engine.errors import UserError
+
+if TYPE_CHECKING:
+    from engine.sources.sample import Sample
+    from engine.tracing import LoadedModel
+
+log = logging.getLogger(__name__)
+SECRET_HEADER = "x-tokenpaths-worker-secret"
+WARM_TEXT = "Paths of tokens."
+T = TypeVar("T")
+
+
+@dataclass
+class Cached:
+    """A loaded model and what its files looked like when it was loaded."""
+
+    model: LoadedModel
+    identity: tuple[tuple[str, int, int], ...]
+
+
+@dataclass
+class Worker:
+    """Models, the one thread that runs them, and the child that decodes images."""
+
+    settings: Settings
+    models: dict[str, Cached] = field(default_factory=dict)
+    waiting: int = 0
+
+    def __post_init__(self) -> None:
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self.decoder = Decoder(
+            limit_s=self.settings.decode_seconds, memory_megabytes=self.settings.decode_memory_megabytes
+        )
+
+    async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        """``work`` in the model thread; Problem 503 when too many wait already."""
+        if self.waiting >= self.settings.trace_queue_length:
+            raise busy(f"{self.waiting} traces are waiting already; try again in a moment.", retry_after_s=2)
+        self.waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.thread, work, *args)
+        finally:
+            self.waiting -= 1
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The models of all folders as ``GET /models`` shows them."""
+        from engine.tracing import list_models
+
+        return list_models(self.settings.all_models_dirs)
+
+    def row(self, name: str) -> dict[str, Any]:
+        """The row of one model; Problem 404 that names the nearest."""
+        rows = {row["model"]: row for row in self.rows()}
+        if name not in rows:
+            raise Problem(
+                404, "no-such-model", f"There is no model {name[:80]!r}; {nearest(name, rows)}", field="model"
+            )
+        return rows[name]
+
+    def details(self, name: str) -> dict[str, Any]:
+        """The row of one model with its configuration and its card (Markdown), where it has them."""
+        row, folder = self.row(name), self.folder(name)
+        try:
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            config = None
+        card_file = folder / "card.md"
+        card = card_file.read_text(encoding="utf-8", errors="replace") if card_file.is_file() else None
+        return row | {"config": config, "card": card}
+
+    def load(self, name: str) -> LoadedModel:
+        """The model, loaded once and again only when its files changed. In the model thread only."""
+        from engine.tracing import load_model
+
+        folder = self.folder(name)
+        identity = folder_identity(folder)
+        cached = self.models.get(name)
+        if cached is None or cached.identity != identity:
+            cached = self.models[name] = Cached(load_model(folder, self.settings.all_models_dirs), identity)
+        return cached.model
+
+    def folder(self, name: str) -> Path:
+        """The checkpoint folder of a model: the first that has the name; Problem 404 where none has."""
+        if is_name(name):
+            for models_dir in self.settings.all_models_dirs:
+                if (models_dir / name).is_dir():
+                    return models_dir / name
+        self.row(name)  # raises, with the nearest name
+        raise Problem(404, "no-such-model", f"There is no model {name[:80]!r}.", field="model")
+
+    def trace(self, name: str, sample: Sample) -> dict[str, Any]:
+        """Trace one sample into a run of its own. In the model thread only."""
+        began = time.perf_counter()
+        model = self.load(name)
+        self._check(model, name, sample)
+        when = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        run_id = f"try-{name[:36]}-{when}-{secrets.token_hex(2)}"
+        path = _trace(model, sample, self.settings.runs_dir, run_id)
+        return {
+            "run": path.stem,
+            "sample": 0,
+            "model": name,
+            "modality": model.modality,
+            "seconds": round(time.perf_counter() - began, 4),
+        }
+
+    def _check(self, model: LoadedModel, name: str, sample: Sample) -> None:
+        given = "text" if sample.text is not None else "image"
+        wanted = "image" if model.modality == "vision" else "text"
+        if given != wanted:
+            raise Problem(
+                422,
+                "modality",
+                f"The model {name} takes {'an image' if wanted == 'image' else 'a text'}, not {given}.",
+                field=given,
+            )
+        if sample.text is None or model.tokenizer is None:
+            return
+        num_tokens, limit = len(model.tokenizer.encode(sample.text).ids), self.settings.max_text_tokens
+        if num_tokens > limit:
+            raise Problem(
+                413,
+                "text-too-long",
+                f"The text has {num_tokens:,} tokens, at most {limit:,} are traced at once; give a shorter piece, "
+                "or trace the file with `tokenpaths trace`.",
+                field="text",
+            )
+
+    def warm(self, name: str) -> None:
+        """Load a model and push one sample through it, so that the first real one is quick."""
+        began = time.perf_counter()
+        try:
+            model = self.load(name)
+            with tempfile.TemporaryDirectory(prefix="tokenpaths-warm-") as folder:
+                _trace(model, _warm_sample(model.modality), Path(folder), "warm")
+            log.info("model %s is warm after %.1f s", name, time.perf_counter() - began)
+        except (UserError, Problem) as error:
+            log.warning("model %s cannot be used: %s", name, error)
+        except Exception:
+            log.exception("model %s could not be warmed", name)
+
+
+def _trace(model: LoadedModel, sample: Sample, runs_dir: Path, run_id: str) -> Path:
+    from engine.tracing import trace_samples
+
+    return trace_samples(
+        model, [sample], runs_dir, run_id=run_id, dataset="upload", split="try", batch_size=1, twin=False
+    )
+
+
+def _warm_sample(modality: str) -> Sample:
+    from PIL import Image
+
+    from engine.sources.sample import Sample
+
+    if modality == "text":
+        return Sample(image=None, text=WARM_TEXT, label=None, source="warm-up")
+    return Sample(image=Image.new("RGB", (64, 64), (120, 120, 120)), text=None, label=None, source="warm-up")
+
+
+def folder_identity(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Names, sizes and times of the files of a checkpoint."""
+    files = sorted(entry for entry in folder.iterdir() if entry.is_file())
+    return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+
+
+def create_worker(settings: Settings) -> Starlette:
+    """The worker's app; raises UserError without a secret."""
+    if settings.worker_secret is None:
+        raise UserError("The worker needs TOKENPATHS_WORKER_SECRET; `tokenpaths up` makes one.", field="worker_secret")
+    secret = settings.worker_secret.get_secret_value()
+    worker = Worker(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        worker.decoder.start()
+        if settings.warm_models:
+            worker.thread.submit(_warm_all, worker)
+        yield
+        worker.thread.shutdown(wait=False, cancel_futures=True)
+        worker.decoder.close()
+
+    def guarded(endpoint: Callable[[Worker, Request], Any]) -> Callable[[Request], Any]:
+        async def answer(request: Request) -> Response:
+            try:
+                if not hmac.compare_digest(request.headers.get(SECRET_HEADER, "").encode(), secret.encode()):
+                    raise Problem(401, "worker-secret", f"The worker wants its secret in {SECRET_HEADER}.")
+                return await endpoint(worker, request)
+            except Exception as error:  # the last net: the API relays the problem
+                return problem_of(error).response("/api/v1" + request.url.path)
+
+        return answer
+
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok", "version": __version__, "models": sorted(worker.models)})
+
+    routes = [
+        Route("/healthz", health),
+        Route("/models", guarded(_models)),
+        Route("/models/{model}", guarded(_model)),
+        Route("/traces", guarded(_traces), methods=["POST"]),
+    ]
+    app = Starlette(routes=routes, lifespan=lifespan)
+    app.state.worker = worker
+    return app
+
+
+def _warm_all(worker: Worker) -> None:
+    try:
+        names = [row["model"] for row in worker.rows() if not row.get("problem")]
+    except Exception:
+        log.exception("the models could not be listed")
+        return
+    for name in names:  # one job each: a real trace waits for one model at most
+        worker.thread.submit(worker.warm, name)
+
+
+async def _models(worker: Worker, request: Request) -> Response:
+    return JSONResponse({"models": await asyncio.to_thread(worker.rows)})
+
+
+async def _model(worker: Worker, request: Request) -> Response:
+    return JSONResponse(await asyncio.to_thread(worker.details, request.path_params["model"]))
+
+
+async def _traces(worker: Worker, request: Request) -> Response:
+    from engine.sources.sample import Sample
+
+    name = request.query_params["model"]
+    source = request.query_params.get("source", "upload")
+    data = await request.body()
+    if request.query_params["kind"] == "text":
+        sample = Sample(image=None, text=checked_text(data), label=None, source=source)
+    else:
+        image = await asyncio.to_thread(worker.decoder.decode, data)
+        sample = Sample(image=image, text=None, label=None, source=source)
+    try:
+        return JSONResponse(await worker.in_thread(worker.trace, name, sample), status_code=201)
+    except Problem as problem:
+        if problem.status == 404:  # the address was right, the form field was not
+            problem.status = 422
+        raise

@@ -1,0 +1,88 @@
+"""How the API talks to the engine worker; a worker that is away is a 503 problem, never a traceback."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+
+from backend.problems import Problem
+from backend.settings import Settings
+from backend.uploads import TraceForm
+from backend.worker import SECRET_HEADER
+
+
+class WorkerClient:
+    """Calls to the worker; belongs to one event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.url = settings.worker_url or f"http://127.0.0.1:{settings.worker_port}"
+        secret = settings.worker_secret.get_secret_value() if settings.worker_secret else ""
+        self.limit_s = settings.trace_seconds
+        self.client = httpx.AsyncClient(
+            base_url=self.url,
+            headers={SECRET_HEADER: secret},
+            timeout=httpx.Timeout(settings.trace_seconds, connect=2.0),
+            trust_env=False,  # a proxy of the environment must not see the secret
+        )
+
+    async def models(self) -> dict[str, Any]:
+        """{"models": [row …]}"""
+        return await self._call("GET", "/models")
+
+    async def model(self, name: str) -> dict[str, Any]:
+        """The row of one model with its config and card."""
+        return await self._call("GET", f"/models/{name}")
+
+    async def trace(self, form: TraceForm) -> dict[str, Any]:
+        """Trace one sample; the answer of ``POST /traces``."""
+        if form.text is not None:
+            query, content = {"kind": "text"}, form.text.encode()
+        else:
+            query, content = {"kind": "image"}, form.image or b""
+        query |= {"model": form.model, "source": form.file_name or "upload"}
+        return await self._call("POST", "/traces", params=query, content=content)
+
+    async def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        try:
+            answer = await self.client.request(method, path, **options)
+            body = answer.json()
+        except httpx.TimeoutException as error:
+            if isinstance(error, httpx.ConnectTimeout):
+                raise worker_away() from None
+            raise Problem(
+                503,
+                "worker-slow",
+                f"The engine worker did not answer within {self.limit_s:g} s; try again with something smaller.",
+                headers={"retry-after": "10"},
+            ) from None
+        except (httpx.TransportError, json.JSONDecodeError):
+            raise worker_away() from None
+        if answer.is_success and isinstance(body, dict):
+            return body
+        raise relayed(answer.status_code, body)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.client.aclose()
+
+
+def relayed(status: int, body: Any) -> Problem:
+    """The worker's problem as one of ours; what only API and worker have to settle becomes a 503."""
+    if not isinstance(body, dict) or "detail" not in body or status == 401:
+        return worker_away()
+    kind = str(body.get("type", "")).removeprefix("urn:tokenpaths:") or "worker"
+    headers = {"retry-after": "2"} if status == 503 else None
+    return Problem(status, kind, str(body["detail"]), field=body.get("field"), headers=headers)
+
+
+def worker_away() -> Problem:
+    """503 for a worker that does not answer."""
+    return Problem(
+        503,
+        "worker-away",
+        "The engine worker does not answer, so nothing can be traced now; it is restarted by `tokenpaths up`. "
+        "Runs can still be read.",
+        headers={"retry-after": "5"},
+    )
