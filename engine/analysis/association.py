@@ -38,9 +38,7 @@ def nmi(paths: Integer[np.ndarray, " n"], labels: Integer[np.ndarray, " n"]) -> 
     return _nmi_of_codes(paths, labels, int(labels.max()) + 1)
 
 
-def _nmi_of_codes(
-    paths: Integer[np.ndarray, " n"], labels: Integer[np.ndarray, " n"], num_labels: int
-) -> float:
+def _nmi_of_codes(paths: Integer[np.ndarray, " n"], labels: Integer[np.ndarray, " n"], num_labels: int) -> float:
     n = len(paths)
     entropy_paths = _entropy(np.bincount(paths), n)
     entropy_labels = _entropy(np.bincount(labels), n)

@@ -99,9 +99,7 @@ def independent_steps(
     return shuffled
 
 
-def path_distance(
-    first: Integer[np.ndarray, "S K"], second: Integer[np.ndarray, "S K"]
-) -> Float[np.ndarray, " S"]:
+def path_distance(first: Integer[np.ndarray, "S K"], second: Integer[np.ndarray, "S K"]) -> Float[np.ndarray, " S"]:
     """Distance of two ribbons per step: 1 − |S ∩ S′| / K; its sum is the Hamming distance for K = 1."""
     shared_S = (first[:, :, None] == second[:, None, :]).any(axis=2).sum(axis=1)
     return 1.0 - shared_S / first.shape[1]

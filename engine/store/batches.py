@@ -5,7 +5,7 @@ Shapes: n tokens, B samples, S steps, K slots, V = S·K.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,8 +46,8 @@ class CompactBatch:
         return np.array([sample.num_tokens for sample in self.samples], dtype=np.int64)
 
 
-def compact(batch: TraceBatch, layout: Layout) -> CompactBatch:
-    """Copy what will be stored, in the small types it is stored in."""
+def compact(batch: TraceBatch, layout: Layout, columns: Collection[str]) -> CompactBatch:
+    """Copy what will be stored, in the small types it is stored in; ``columns`` are those of ``token``."""
     n = batch.num_tokens
     levels = np.asarray(batch.weights, dtype=np.float32).reshape(n, layout.visits) * np.float32(WEIGHT_LEVELS)
     np.rint(levels, out=levels)
@@ -63,7 +63,7 @@ def compact(batch: TraceBatch, layout: Layout) -> CompactBatch:
         whole={
             name: np.array(values, dtype=np.int32)
             for name in names
-            if (values := getattr(batch, name)) is not None
+            if name in columns and (values := getattr(batch, name)) is not None
         },
     )
 

@@ -55,9 +55,7 @@ def check_run(info: RunInfo, modules: Sequence[ModuleInfo]) -> None:
         if getattr(info, name) < 1:
             raise UserError(f"{name} is {getattr(info, name)}, it should be at least 1", field=name)
     if info.num_modules > _MOST_MODULES:
-        raise UserError(
-            f"num_modules is {info.num_modules}, a run holds at most {_MOST_MODULES}", field="num_modules"
-        )
+        raise UserError(f"num_modules is {info.num_modules}, a run holds at most {_MOST_MODULES}", field="num_modules")
     if info.top_k > info.num_modules:
         raise UserError(
             f"top_k is {info.top_k}, but there are {info.num_modules} modules to choose from", field="top_k"
@@ -71,9 +69,7 @@ def check_run(info: RunInfo, modules: Sequence[ModuleInfo]) -> None:
     for text in (*info.regions, *info.token_texts.values()):
         check_text(text, "a name of a region or the text of a token", field="token_texts")
     if not modules:
-        raise UserError(
-            "no modules given: a run needs a ModuleInfo for everything that can be picked", field="modules"
-        )
+        raise UserError("no modules given: a run needs a ModuleInfo for everything that can be picked", field="modules")
     for module in modules:
         if not 0 <= module.module < info.num_modules:
             raise UserError(
@@ -89,15 +85,12 @@ def check_run(info: RunInfo, modules: Sequence[ModuleInfo]) -> None:
         check_text(module.kind, f"the kind of module {module.module}", field="modules")
 
 
-def check_ribbons(
-    module_ids: np.ndarray, info: RunInfo, available: np.ndarray, what: str = "module_ids"
-) -> None:
+def check_ribbons(module_ids: np.ndarray, info: RunInfo, available: np.ndarray, what: str = "module_ids") -> None:
     """UserError unless ``module_ids`` is (n, S, K), each id offered at its step and chosen once there."""
     wanted = (info.num_steps, info.top_k)
     if module_ids.ndim != 3 or module_ids.shape[1:] != wanted:
         raise UserError(
-            f"{what} has shape {module_ids.shape}, it should be "
-            f"(tokens, {wanted[0]} steps, {wanted[1]} slots)",
+            f"{what} has shape {module_ids.shape}, it should be (tokens, {wanted[0]} steps, {wanted[1]} slots)",
             field=what,
         )
     if not np.issubdtype(module_ids.dtype, np.integer):
@@ -159,9 +152,7 @@ def check_sample(sample: SampleRecord, position: int) -> None:
     if sample.image is not None and not sample.image.startswith(PNG_SIGNATURE):
         raise UserError(f"image of {what} is not a PNG", field="image")
     if sample.grid is not None and min(sample.grid) < 1:
-        raise UserError(
-            f"grid of {what} is {sample.grid}, it should be (rows, columns), both at least 1", field="grid"
-        )
+        raise UserError(f"grid of {what} is {sample.grid}, it should be (rows, columns), both at least 1", field="grid")
 
 
 def _check_array(
@@ -187,9 +178,7 @@ def _check_array(
         wrong = np.isinf(values) if nan else ~np.isfinite(values)
         if wrong.any():
             where = tuple(int(i) for i in np.argwhere(wrong)[0])
-            raise UserError(
-                f"{name}{list(where)} is {values[where]}, it should be a finite number", field=name
-            )
+            raise UserError(f"{name}{list(where)} is {values[where]}, it should be a finite number", field=name)
     smallest, largest = (np.nanmin, np.nanmax) if nan and not np.isnan(values).all() else (np.min, np.max)
     if low is not None and smallest(values) < low:
         raise UserError(

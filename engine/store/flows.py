@@ -6,14 +6,16 @@ Shapes: n tokens, S steps, K slots, M modules. SQL reads a relation ``chosen`` w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+import duckdb
 import numpy as np
 
 from engine.store.batches import quantised_weights
 from engine.store.schema import Layout
 
 _LARGEST_GRID = 1 << 22
+CHUNK_ROWS = 65_536
 
 
 def countable_in_sql(layout: Layout) -> bool:
@@ -98,6 +100,15 @@ def ribbons_of(layout: Layout, columns: Sequence[np.ndarray | list[bytes]]) -> t
     return ids.reshape(shape), levels.reshape(shape)
 
 
+def read_chunks(
+    con: duckdb.DuckDBPyConnection, sql: str, layout: Layout, parameters: Sequence[object] = ()
+) -> Iterator[list[np.ndarray | list[bytes]]]:
+    """The columns of a query over ``columns_sql`` chunk by chunk, ready for ``ribbons_of``."""
+    for batch in con.execute(sql, list(parameters)).to_arrow_reader(CHUNK_ROWS):
+        if batch.num_rows:
+            yield [column.to_pylist() if layout.packed else column.to_numpy() for column in batch.columns]
+
+
 class FlowCounter:
     """The naive, chunked twin of the SQL above; the only way for packed ribbons."""
 
@@ -119,9 +130,7 @@ class FlowCounter:
         for step in range(self.layout.num_steps):
             chosen = ids[:, step].reshape(-1)
             self.usage_count[step] += np.bincount(chosen, minlength=num_modules)
-            self.usage_weight[step] += np.bincount(
-                chosen, weights[:, step].reshape(-1), minlength=num_modules
-            )
+            self.usage_weight[step] += np.bincount(chosen, weights[:, step].reshape(-1), minlength=num_modules)
         for step, pairs in self._links.items():
             keys = ids[:, step, :, None] * num_modules + ids[:, step + 1, None, :]
             pairs.add(keys.reshape(-1), (shares[:, step, :, None] * shares[:, step + 1, None, :]).reshape(-1))
@@ -166,16 +175,12 @@ class _Pairs:
             return
         kinds, kind_of = np.unique(keys, return_inverse=True)
         sums = np.bincount(kind_of, weights)
-        for key, count, weight in zip(
-            kinds.tolist(), np.bincount(kind_of).tolist(), sums.tolist(), strict=True
-        ):
+        for key, count, weight in zip(kinds.tolist(), np.bincount(kind_of).tolist(), sums.tolist(), strict=True):
             row = self._sparse.setdefault(key, [0, 0.0])
             row[0] += count
             row[1] += weight
 
     def items(self) -> Iterable[tuple[int, int, float]]:
         if self._dense:
-            return [
-                (int(k), int(self._count[k]), float(self._weight[k])) for k in np.flatnonzero(self._count)
-            ]
+            return [(int(k), int(self._count[k]), float(self._weight[k])) for k in np.flatnonzero(self._count)]
         return [(key, int(count), weight) for key, (count, weight) in sorted(self._sparse.items())]

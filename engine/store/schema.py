@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.trace import RunInfo
+
 SCHEMA_VERSION = 1
 STORAGE_VERSION = "v1.2.0"
 SMALL_BLOCK_BYTES = 16_384
@@ -120,6 +122,7 @@ CREATE TABLE null_usage (kind VARCHAR, step INTEGER, module INTEGER, count BIGIN
 CREATE TABLE path_fit (kind VARCHAR, num_paths BIGINT, num_tokens BIGINT, effective_paths DOUBLE,
     slope DOUBLE, r2 DOUBLE);
 CREATE TABLE path_point (kind VARCHAR, rank INTEGER, count BIGINT);
+CREATE TABLE histogram (measure VARCHAR, bins INTEGER, answer VARCHAR);
 CREATE TABLE association (attribute VARCHAR, nmi DOUBLE, null_mean DOUBLE, null_std DOUBLE,
     p_value DOUBLE, shuffles INTEGER, num_tokens INTEGER);
 CREATE TABLE flow (step INTEGER, source INTEGER, target INTEGER, count DOUBLE, weight DOUBLE,
@@ -128,9 +131,19 @@ CREATE TABLE usage (step INTEGER, module INTEGER, count BIGINT, weight DOUBLE, l
 """
 
 
-def token_columns(layout: Layout) -> list[tuple[str, str]]:
-    """Name and SQL type of every column of ``token``, in order."""
-    columns = list(TOKEN_COLUMNS)
+_TEXT_ONLY = {"token_id", "char_start", "char_end"}
+_VISION_ONLY = {"row", "col"}
+
+
+def token_columns(layout: Layout, info: RunInfo) -> list[tuple[str, str]]:
+    """Name and SQL type of every column of ``token``, in order.
+
+    Columns that the run cannot fill are left out: an empty one costs half as much as a full one.
+    """
+    absent = _TEXT_ONLY if info.modality == "vision" else _VISION_ONLY
+    if not info.regions:
+        absent = absent | {"region"}
+    columns = [column for column in TOKEN_COLUMNS if column[0] not in absent]
     if layout.packed:
         return [*columns, ("ids", "BLOB"), ("weights", "BLOB")]
     columns += [(name, layout.id_type) for name in layout.module_columns()]
@@ -138,9 +151,9 @@ def token_columns(layout: Layout) -> list[tuple[str, str]]:
     return columns
 
 
-def create_tables(layout: Layout) -> str:
+def create_tables(layout: Layout, info: RunInfo) -> str:
     """SQL that creates every table a run is filled through; ``path`` and ``path_member`` come at sealing."""
-    tables = [("token", token_columns(layout)), ("sample", list(SAMPLE_COLUMNS))]
+    tables = [("token", token_columns(layout, info)), ("sample", list(SAMPLE_COLUMNS))]
     wide = "".join(
         f"CREATE TABLE {table} ({', '.join(f'{name} {kind}' for name, kind in columns)});\n"
         for table, columns in tables

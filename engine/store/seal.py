@@ -5,6 +5,7 @@ Shapes: P distinct paths, S steps, K slots, V = S·K, M modules.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from engine.analysis.association import association
+from engine.analysis.distribution import describe
 from engine.analysis.paths import (
     effective_paths,
     independent_steps,
@@ -21,8 +23,19 @@ from engine.analysis.paths import (
     rank_frequency_fit,
     rank_order,
 )
+from engine.store import queries
 from engine.store.checks import check_json
-from engine.store.flows import FlowCounter, columns_sql, countable_in_sql, flow_sql, ribbons_of, usage_sql
+from engine.store.flows import (
+    CHUNK_ROWS,
+    FlowCounter,
+    columns_sql,
+    countable_in_sql,
+    flow_sql,
+    read_chunks,
+    ribbons_of,
+    usage_sql,
+)
+from engine.store.measures import SEALED_BINS
 from engine.store.pathbook import PathBook
 from engine.store.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, SCHEMA_VERSION, Layout
 from engine.trace import ModuleInfo, RunInfo
@@ -30,7 +43,6 @@ from engine.trace import ModuleInfo, RunInfo
 NULL_SEED = 0
 INDEPENDENT_TOKENS = 5_000_000
 """larger runs draw the null of independent steps for this many tokens; ``num_tokens`` says so"""
-_CHUNK_ROWS = 65_536
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,7 @@ def build_summaries(
     _nulls(con, layout, totals, order)
     _associations(con, totals.sketch)
     _sample_of_tokens(con, totals.book.num_tokens)
+    _histograms(con)
     _run_row(con, info, totals)
 
 
@@ -79,9 +92,7 @@ def _insert(con: duckdb.DuckDBPyConnection, table: str, columns: dict[str, objec
         con.unregister("incoming")
 
 
-def _small_tables(
-    con: duckdb.DuckDBPyConnection, info: RunInfo, modules: Sequence[ModuleInfo], totals: Totals
-) -> None:
+def _small_tables(con: duckdb.DuckDBPyConnection, info: RunInfo, modules: Sequence[ModuleInfo], totals: Totals) -> None:
     names = ("step", "module", "name", "kind", "num_params", "flops_per_token")
     _insert(
         con,
@@ -89,9 +100,7 @@ def _small_tables(
         {name: [getattr(module, name) for module in modules] for name in names}
         | {"step": pa.array([module.step for module in modules], pa.int32())},
     )
-    _insert(
-        con, "region", {"region": range_array(len(info.regions)), "name": pa.array(info.regions, pa.string())}
-    )
+    _insert(con, "region", {"region": range_array(len(info.regions)), "name": pa.array(info.regions, pa.string())})
     _insert(
         con,
         "token_text",
@@ -171,7 +180,7 @@ def _flow_and_usage(con: duckdb.DuckDBPyConnection, layout: Layout, labels: dict
     for label_id in (ALL_LABELS, *labels.values()):
         where = "" if label_id == ALL_LABELS else f" WHERE label_id = {label_id}"
         counter = FlowCounter(layout, steps)
-        for columns in fetch_chunks(con, f"SELECT {columns_sql(layout)} FROM token{where}", layout):
+        for columns in read_chunks(con, f"SELECT {columns_sql(layout)} FROM token{where}", layout):
             counter.add(*ribbons_of(layout, columns))
         for table, names, rows in (
             ("flow", ("step", "source", "target", "count", "weight"), counter.flow_rows()),
@@ -180,17 +189,6 @@ def _flow_and_usage(con: duckdb.DuckDBPyConnection, layout: Layout, labels: dict
             if rows:
                 columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
                 _insert(con, table, columns | {"label_id": [label_id] * len(rows)})
-
-
-def fetch_chunks(con: duckdb.DuckDBPyConnection, sql: str, layout: Layout, parameters: Sequence[object] = ()):
-    """Yield the columns of a query over ``columns_sql`` chunk by chunk, ready for ``ribbons_of``."""
-    reader = con.execute(sql, list(parameters)).to_arrow_reader(_CHUNK_ROWS)
-    for batch in reader:
-        if batch.num_rows:
-            if layout.packed:
-                yield [column.to_pylist() for column in batch.columns]
-            else:
-                yield [column.to_numpy() for column in batch.columns]
 
 
 def _step_summary(con: duckdb.DuckDBPyConnection, totals: Totals) -> None:
@@ -217,11 +215,9 @@ def _nulls(con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals, order
     counts = totals.book.counts()[order]
     _fit(con, "observed", counts)
     independent = PathBook(layout.id_dtype)
-    shuffled = independent_steps(
-        totals.book.ribbons(), _thinned(totals.book.counts()), layout.num_steps, NULL_SEED
-    )
-    for start in range(0, len(shuffled), _CHUNK_ROWS):
-        independent.add(shuffled[start : start + _CHUNK_ROWS])
+    shuffled = independent_steps(totals.book.ribbons(), _thinned(totals.book.counts()), layout.num_steps, NULL_SEED)
+    for start in range(0, len(shuffled), CHUNK_ROWS):
+        independent.add(shuffled[start : start + CHUNK_ROWS])
     for kind, book in (("independent", independent), ("untrained", totals.twin)):
         if not book.num_tokens:
             continue
@@ -298,15 +294,21 @@ def _sample_of_tokens(con: duckdb.DuckDBPyConnection, num_tokens: int) -> None:
     )
 
 
+def _histograms(con: duckdb.DuckDBPyConnection) -> None:
+    """The histograms of all tokens that a page asks for first, so that it never scans for them."""
+    for measure in ("loss", "gate_entropy"):
+        columns = con.execute(queries.measure_values(measure, "token", None).sql).fetchnumpy()
+        described = describe(columns["value"], SEALED_BINS, counts=columns["count"])
+        if described["num"]:
+            con.execute("INSERT INTO histogram VALUES (?, ?, ?)", [measure, SEALED_BINS, json.dumps(described)])
+
+
 def _run_row(con: duckdb.DuckDBPyConnection, info: RunInfo, totals: Totals) -> None:
     accuracy = con.execute(
-        "SELECT avg((prediction = label)::INTEGER) FROM sample "
-        "WHERE prediction IS NOT NULL AND label IS NOT NULL"
+        "SELECT avg((prediction = label)::INTEGER) FROM sample WHERE prediction IS NOT NULL AND label IS NOT NULL"
     ).fetchall()[0][0]
     # Of texts the mean over tokens with a target, of images the mean over samples.
-    loss = con.execute(
-        f"SELECT avg(loss) FROM {'token' if info.modality == 'text' else 'sample'}"
-    ).fetchall()[0][0]
+    loss = con.execute(f"SELECT avg(loss) FROM {'token' if info.modality == 'text' else 'sample'}").fetchall()[0][0]
     if loss is None:
         loss = con.execute("SELECT avg(loss) FROM sample").fetchall()[0][0]
     means = con.execute("SELECT sum(count * compute) / sum(count), sum(count * reuse) / sum(count) FROM path")

@@ -33,6 +33,7 @@ from engine.store.schema import (
     STORAGE_VERSION,
     Layout,
     create_tables,
+    token_columns,
 )
 from engine.store.seal import Totals, build_summaries
 from engine.store.sketch import TokenSketch
@@ -88,7 +89,7 @@ class RunWriter:
         self._check_open()
         check_batch(batch, self.info, self._filler.available)
         if batch.num_tokens:
-            self._put(compact(batch, self._filler.layout))
+            self._put(compact(batch, self._filler.layout, self._filler.token_columns))
 
     def write_twin(self, module_ids: np.ndarray) -> None:
         """Count ribbons (n, S, K) of the untrained twin; only their frequencies are kept."""
@@ -150,8 +151,7 @@ class RunWriter:
     def _refuse_existing(self) -> None:
         if self.file.exists() and not self.overwrite:
             raise UserError(
-                f"there is a run {self.info.run_id!r} already: choose another name, "
-                "or say that it may be overwritten",
+                f"there is a run {self.info.run_id!r} already: choose another name, or say that it may be overwritten",
                 field="run_id",
             )
 
@@ -162,9 +162,7 @@ class RunWriter:
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            raise WriterFailed(
-                f"run {self.info.run_id!r} could not be written: {self._failure}"
-            ) from self._failure
+            raise WriterFailed(f"run {self.info.run_id!r} could not be written: {self._failure}") from self._failure
 
     def _put(self, item: CompactBatch | np.ndarray | None) -> None:
         while True:
@@ -197,6 +195,7 @@ class _Filler:
         self.info, self.modules = info, modules
         self.layout = Layout(info.num_steps, info.top_k, info.num_modules)
         self.available, self.units = module_units(modules, info.num_steps, info.num_modules)
+        self.token_columns = {name for name, _ in token_columns(self.layout, info)}
         self.book = PathBook(self.layout.id_dtype)
         self.twin = PathBook(self.layout.id_dtype)
         self.sketch = TokenSketch(ASSOCIATION_TOKENS)
@@ -213,11 +212,9 @@ class _Filler:
     def _open(self, block_bytes: int) -> duckdb.DuckDBPyConnection:
         con = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
         attached = str(self._file).replace("'", "''")
-        con.execute(
-            f"ATTACH '{attached}' AS r (STORAGE_VERSION '{STORAGE_VERSION}', BLOCK_SIZE {block_bytes})"
-        )
+        con.execute(f"ATTACH '{attached}' AS r (STORAGE_VERSION '{STORAGE_VERSION}', BLOCK_SIZE {block_bytes})")
         con.execute("USE r")
-        con.execute(create_tables(self.layout))
+        con.execute(create_tables(self.layout, self.info))
         # One transaction: row groups go straight to the file, without a detour through the WAL.
         con.execute("BEGIN")
         return con
@@ -230,10 +227,7 @@ class _Filler:
         common = {
             "first_sample": self.num_samples,
             "label_ids": np.array(
-                [
-                    -1 if s.label is None else self.labels.setdefault(s.label, len(self.labels))
-                    for s in batch.samples
-                ]
+                [-1 if s.label is None else self.labels.setdefault(s.label, len(self.labels)) for s in batch.samples]
             ),
             "path_ids": path_ids,
             "compute": self._compute_P.values[path_ids],

@@ -1,0 +1,64 @@
+"""From rows to what a page shows: ribbons, cropped patches, tokens in their context."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from engine.store.schema import Layout
+
+CONTEXT_CHARACTERS = 60
+SAMPLE_FIELDS = (
+    "sample", "label", "prediction", "confidence", "loss", "num_tokens", "compute", "reuse",
+    "num_distinct_paths", "snippet", "has_image", "source",
+)  # fmt: skip
+
+
+def nested_ribbon(flat: Sequence[int], layout: Layout) -> list[list[int]]:
+    """A flat ribbon of V ids as S lists of K."""
+    k = layout.top_k
+    return [[int(i) for i in flat[s * k : (s + 1) * k]] for s in range(layout.num_steps)]
+
+
+def sample_answer(row: Sequence[Any]) -> dict[str, Any]:
+    """One row of ``queries.sample_page``."""
+    return dict(zip(SAMPLE_FIELDS, row, strict=True))
+
+
+def patch_box(size: tuple[int, int], grid: tuple[int, int], row: int, col: int) -> tuple[int, int, int, int]:
+    """Pixels (left, upper, right, lower) of a patch; at least one pixel each way."""
+    (width, height), (rows, cols) = size, grid
+    left, upper = col * width // cols, row * height // rows
+    right, lower = (col + 1) * width // cols, (row + 1) * height // rows
+    return left, upper, max(right, left + 1), max(lower, upper + 1)
+
+
+def patch_uri(picture: Image.Image, grid: tuple[int, int], row: int, col: int) -> str:
+    """The patch cut out of its picture, as a data URI with a PNG."""
+    buffer = io.BytesIO()
+    picture.crop(patch_box(picture.size, grid, row, col)).save(buffer, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def open_picture(png: bytes) -> Image.Image:
+    """The stored PNG, decoded once for all patches that are cut out of it."""
+    return Image.open(io.BytesIO(png), formats=["PNG"]).convert("RGB")
+
+
+def text_context(text: str, start: int, end: int) -> dict[str, str]:
+    """The token and up to ``CONTEXT_CHARACTERS`` characters on both sides of it."""
+    return {
+        "before": text[max(0, start - CONTEXT_CHARACTERS) : start],
+        "text": text[start:end],
+        "after": text[end : end + CONTEXT_CHARACTERS],
+    }
+
+
+def finite(value: float | None) -> float | None:
+    """JSON has no NaN and no infinity: they become null."""
+    return None if value is None or not np.isfinite(value) else float(value)

@@ -1,0 +1,149 @@
+"""Open a run file safely, and say in a sentence what is wrong with one that cannot be opened."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import duckdb
+
+from engine.errors import UserError
+from engine.store.errors import QueryTimeout, RunFileError, RunNotFound
+from engine.store.schema import SCHEMA_VERSION
+
+_CONFIG = {
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "python_enable_replacements": "false",
+    "temp_directory": "",
+}
+_HEADER_BYTES = 3 * 4096
+
+
+def open_read_only(file: Path) -> duckdb.DuckDBPyConnection:
+    """A connection that can read this one file and do nothing else outside its own memory.
+
+    The file is attached to a private in-memory database: DuckDB keeps one instance per path and
+    process, so a connection to the path itself would go on showing a run that was overwritten.
+
+    Raises:
+        RunNotFound: there is no such file.
+        RunFileError: it is empty, cut off, damaged, newer than this program or no run at all.
+    """
+    _check_bytes(file)
+    con = duckdb.connect(":memory:", config=_CONFIG)
+    try:
+        address = str(file).replace("'", "''")
+        con.execute(f"ATTACH '{address}' AS r (READ_ONLY)")
+        con.execute("USE r")
+        con.execute("SET enable_external_access = false")
+        con.execute("SET lock_configuration = true")
+        _check_length(con, file)
+        _check_schema(con, file)
+    except duckdb.Error as error:
+        con.close()
+        raise RunFileError(
+            f"{file.name} is damaged or cut off and cannot be read ({_first_line(error)}): "
+            "copy it again or trace the run again"
+        ) from error
+    except BaseException:
+        con.close()
+        raise
+    return con
+
+
+def _check_bytes(file: Path) -> None:
+    """Refuse at a glance what DuckDB would refuse with a riddle."""
+    try:
+        with open(file, "rb") as handle:
+            head = handle.read(16)
+    except FileNotFoundError:
+        raise RunNotFound(f"there is no run {file.stem!r}", field="run") from None
+    except OSError as error:
+        raise RunFileError(f"{file.name} cannot be opened: {error.strerror}") from error
+    if not head:
+        raise RunFileError(f"{file.name} is empty: copy it again or trace the run again")
+    if head.startswith(b"SQLite format 3"):
+        raise RunFileError(f"{file.name} is an SQLite database, a run is a DuckDB file made by tokenpaths")
+    if head[8:12] != b"DUCK":
+        raise RunFileError(f"{file.name} is no run: a run is a DuckDB file made by tokenpaths")
+
+
+def _check_length(con: duckdb.DuckDBPyConnection, file: Path) -> None:
+    sizes = con.execute("SELECT total_blocks * block_size FROM pragma_database_size() WHERE database_name = 'r'")
+    expected, found = sizes.fetchall()[0][0] + _HEADER_BYTES, file.stat().st_size
+    if found < expected:
+        raise RunFileError(
+            f"{file.name} is cut off: {found:,} of {expected:,} bytes are there; copy it again or trace the run again"
+        )
+
+
+def _check_schema(con: duckdb.DuckDBPyConnection, file: Path) -> None:
+    tables = con.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = 'r'").fetchall()
+    if ("run",) not in tables or ("token",) not in tables:
+        raise RunFileError(f"{file.name} is a DuckDB file, but no run: it has no table 'run' and 'token'")
+    rows = con.execute("SELECT schema_version FROM run").fetchall()
+    if len(rows) != 1:
+        raise RunFileError(f"{file.name} holds {len(rows)} runs in its table 'run', it should be one")
+    if rows[0][0] > SCHEMA_VERSION:
+        raise RunFileError(
+            f"{file.name} has schema version {rows[0][0]}, this program reads up to {SCHEMA_VERSION}: update it"
+        )
+
+
+class Connection:
+    """Questions to one open file from any thread: a cursor each, interrupted at the time limit."""
+
+    def __init__(self, file: Path, time_limit_s: float) -> None:
+        self._con = open_read_only(file)
+        self._name = file.name
+        self._time_limit_s = time_limit_s
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def cursor(self, *, limited: bool = True) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A cursor for one question; DuckDB's errors leave the block as sentences."""
+        with self._lock:
+            cursor = self._con.cursor()
+        timer = threading.Timer(self._time_limit_s, cursor.interrupt)
+        timer.daemon = True
+        try:
+            cursor.execute("USE r")
+            if limited:
+                timer.start()
+            yield cursor
+        except duckdb.InterruptException as error:
+            raise QueryTimeout(
+                f"the question took longer than {self._time_limit_s:g} seconds and was stopped: "
+                "ask for fewer tokens, for example one label or one path"
+            ) from error
+        except duckdb.OutOfMemoryException as error:
+            raise UserError("the question needs more memory than there is: ask for fewer tokens") from error
+        except duckdb.ProgrammingError:
+            raise  # Our own SQL is wrong: no fault of the file.
+        except duckdb.Error as error:
+            raise RunFileError(f"{self._name} could not be read: {_first_line(error)}") from error
+        finally:
+            timer.cancel()
+            cursor.close()
+
+    def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple]:
+        """All rows of one question."""
+        with self.cursor() as cursor:
+            return cursor.execute(sql, list(parameters)).fetchall()
+
+    def arrays(self, sql: str, parameters: Sequence[object] = ()) -> dict[str, object]:
+        """The columns of one question without NULLs, as numpy arrays."""
+        with self.cursor() as cursor:
+            return cursor.execute(sql, list(parameters)).fetchnumpy()
+
+    def close(self) -> None:
+        """Close the file; questions in flight finish first or fail with a sentence."""
+        with self._lock:
+            self._con.close()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:200]

@@ -1,0 +1,272 @@
+"""Every question as (SQL, parameters): pure functions, tested against numpy on raw arrays.
+
+Column order is part of each docstring; ``Run`` turns rows into answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.store.filters import Query
+from engine.store.flows import columns_sql, flow_sql, usage_sql
+from engine.store.schema import ALL_LABELS, Layout
+
+PATH_ORDERS = ("rank", "compute", "reuse")
+SAMPLE_ORDERS = ("sample", "compute", "reuse", "loss", "confidence", "num_distinct_paths")
+SNIPPET_CHARACTERS = 160
+_SAMPLE_ROW = (
+    "sample, label, prediction, confidence, loss, num_tokens, compute, reuse, num_distinct_paths, "
+    f"left(text, {SNIPPET_CHARACTERS}) AS snippet, image IS NOT NULL AS has_image, source"
+)
+
+
+def run_row() -> Query:
+    """The row of ``run``, columns as in the schema."""
+    return Query("SELECT * FROM run")
+
+
+def module_rows() -> Query:
+    """step, module, name, kind, num_params, flops_per_token."""
+    return Query("SELECT step, module, name, kind, num_params, flops_per_token FROM module ORDER BY ALL")
+
+
+def label_rows() -> Query:
+    """label_id, label, num_samples, num_tokens, in the alphabet's order."""
+    return Query("SELECT label_id, label, num_samples, num_tokens FROM label ORDER BY label")
+
+
+def region_rows() -> Query:
+    """region, name."""
+    return Query("SELECT region, name FROM region ORDER BY region")
+
+
+def association_rows() -> Query:
+    """attribute, nmi, null_mean, null_std, p_value, shuffles, num_tokens."""
+    return Query("SELECT * FROM association ORDER BY attribute")
+
+
+def top_shares(ranks: Sequence[int]) -> Query:
+    """rank, cdf of some ranks."""
+    marks = ", ".join("?" * len(ranks))
+    return Query(f"SELECT rank, cdf FROM path WHERE rank IN ({marks}) ORDER BY rank", tuple(ranks))
+
+
+def sealed_flow(label_id: int | None, first: int, stop: int) -> Query:
+    """step, source, target, count, weight of the links between the steps ``first`` … ``stop`` − 1."""
+    return Query(
+        "SELECT step, source, target, count, weight FROM flow "
+        "WHERE label_id = ? AND step >= ? AND step < ? ORDER BY step, source, target",
+        (ALL_LABELS if label_id is None else label_id, first, stop - 1),
+    )
+
+
+def sealed_usage(label_id: int | None) -> Query:
+    """step, module, count, weight."""
+    return Query(
+        "SELECT step, module, count, weight FROM usage WHERE label_id = ? ORDER BY step, module",
+        (ALL_LABELS if label_id is None else label_id,),
+    )
+
+
+def _chosen(layout: Layout, condition: Query) -> str:
+    return f"WITH chosen AS MATERIALIZED (SELECT {columns_sql(layout)} FROM token WHERE {condition.sql}) "
+
+
+def token_flow(layout: Layout, condition: Query, first: int, stop: int) -> Query:
+    """As ``sealed_flow``, counted over the tokens of ``condition``."""
+    sql = _chosen(layout, condition) + flow_sql(layout, range(first, stop - 1))
+    return Query(sql + " ORDER BY step, source, target", condition.parameters)
+
+
+def token_usage(layout: Layout, condition: Query) -> Query:
+    """As ``sealed_usage``, counted over the tokens of ``condition``."""
+    return Query(_chosen(layout, condition) + usage_sql(layout) + " ORDER BY step, module", condition.parameters)
+
+
+def token_ribbons(layout: Layout, condition: Query) -> Query:
+    """The columns that ``flows.ribbons_of`` takes, of the tokens of ``condition``."""
+    return Query(f"SELECT {columns_sql(layout)} FROM token WHERE {condition.sql}", condition.parameters)
+
+
+def count_tokens(condition: Query) -> Query:
+    """num_tokens."""
+    return Query(f"SELECT count(*) FROM token WHERE {condition.sql}", condition.parameters)
+
+
+_PATH_ROW = "rank, ribbon, n, cdf, compute, reuse, top_label, top_label_share"
+
+
+def _path_order(order: str) -> str:
+    return "rank" if order == "rank" else f"{order} DESC, rank"
+
+
+def all_paths(order: str, limit: int, offset: int) -> Query:
+    """rank, ribbon, count, cdf, compute, reuse, top_label, top_label_share; no filter."""
+    return Query(
+        f"SELECT {_PATH_ROW} FROM (SELECT *, count AS n FROM path) ORDER BY {_path_order(order)} LIMIT ? OFFSET ?",
+        (limit, offset),
+    )
+
+
+def filtered_paths(condition: Query, order: str, limit: int, offset: int) -> Query:
+    """As ``all_paths``, ``count`` over the tokens of ``condition``; paths that none of them takes are left out."""
+    return Query(
+        f"SELECT {_PATH_ROW} FROM (SELECT path_id, count(*) AS n FROM token WHERE {condition.sql} "
+        f"GROUP BY path_id) JOIN path USING (path_id) ORDER BY {_path_order(order)} LIMIT ? OFFSET ?",
+        (*condition.parameters, limit, offset),
+    )
+
+
+def filtered_path_totals(condition: Query) -> Query:
+    """num_paths, num_tokens of the tokens of ``condition``."""
+    return Query(f"SELECT count(DISTINCT path_id), count(*) FROM token WHERE {condition.sql}", condition.parameters)
+
+
+def path_fits() -> Query:
+    """kind, num_paths, num_tokens, effective_paths, slope, r2."""
+    return Query("SELECT kind, num_paths, num_tokens, effective_paths, slope, r2 FROM path_fit")
+
+
+def path_points() -> Query:
+    """kind, rank, count, at most 200 a kind."""
+    return Query("SELECT kind, rank, count FROM path_point ORDER BY kind, rank")
+
+
+def one_path(rank: int) -> Query:
+    """ribbon, count, cdf, first_member."""
+    return Query("SELECT ribbon, count, cdf, first_member FROM path WHERE rank = ?", (rank,))
+
+
+def members(rowids: Sequence[int], rank: int) -> Query:
+    """sample, token of these rows of ``path_member``; the rank lets DuckDB skip to them."""
+    marks = ", ".join("?" * len(rowids))
+    return Query(
+        f"SELECT sample, token FROM path_member WHERE rank = ? AND rowid IN ({marks}) ORDER BY sample, token",
+        (rank, *rowids),
+    )
+
+
+def some_samples(numbers: Sequence[int], columns: str) -> Query:
+    """``columns`` of these samples."""
+    marks = ", ".join("?" * len(numbers))
+    return Query(f"SELECT {columns} FROM sample WHERE sample IN ({marks}) ORDER BY sample", tuple(numbers))
+
+
+def some_tokens(rowids: Sequence[int], columns: str) -> Query:
+    """``columns`` of these rows of ``token`` (``sample.first_row`` + token)."""
+    marks = ", ".join("?" * len(rowids))
+    return Query(f"SELECT {columns} FROM token WHERE rowid IN ({marks}) ORDER BY sample, token", tuple(rowids))
+
+
+def sample_condition(label_id: int | None, q: str | None) -> Query:
+    """The condition on rows of ``sample``: of the label, and ``q`` (casefolded) somewhere in its words."""
+    conditions, parameters = ["true"], []
+    if label_id is not None:
+        conditions.append("label_id = ?")
+        parameters.append(label_id)
+    if q:
+        conditions.append("contains(search, ?)")
+        parameters.append(q.casefold())
+    return Query(" AND ".join(conditions), tuple(parameters))
+
+
+def sample_page(condition: Query, order: str, descending: bool, limit: int, offset: int) -> Query:
+    """The sample rows of one page; samples without the measure come last in both directions."""
+    direction = "DESC" if descending else "ASC"
+    return Query(
+        f"SELECT {_SAMPLE_ROW} FROM sample WHERE {condition.sql} "
+        f"ORDER BY {order} {direction} NULLS LAST, sample LIMIT ? OFFSET ?",
+        (*condition.parameters, limit, offset),
+    )
+
+
+def count_samples(condition: Query) -> Query:
+    """total."""
+    return Query(f"SELECT count(*) FROM sample WHERE {condition.sql}", condition.parameters)
+
+
+def one_sample(number: int) -> Query:
+    """The sample row, then text, grid_rows, grid_cols, first_row."""
+    return Query(f"SELECT {_SAMPLE_ROW}, text, grid_rows, grid_cols, first_row FROM sample WHERE sample = ?", (number,))
+
+
+def sample_tokens(layout: Layout, columns: Sequence[str], first_row: int, num_tokens: int) -> Query:
+    """``columns`` of ``token``, then rank, cdf, compute, reuse of its path, then ids and weights."""
+    named = ", ".join(f"t.{column}" for column in columns)
+    return Query(
+        f"SELECT {named}, p.rank, p.cdf, p.compute, p.reuse, {columns_sql(layout)} FROM (SELECT * FROM token "
+        "WHERE rowid BETWEEN ? AND ?) AS t JOIN path AS p USING (path_id) ORDER BY t.token",
+        (first_row, first_row + num_tokens - 1),
+    )
+
+
+def token_texts(token_ids: Sequence[int]) -> Query:
+    """token_id, text."""
+    marks = ", ".join("?" * len(token_ids))
+    return Query(f"SELECT token_id, text FROM token_text WHERE token_id IN ({marks})", tuple(token_ids))
+
+
+def image(number: int) -> Query:
+    """image."""
+    return Query("SELECT image FROM sample WHERE sample = ?", (number,))
+
+
+def step_entropy(label_id: int | None) -> Query:
+    """step, gate_entropy (mean in nats)."""
+    return Query(
+        "SELECT step, gate_entropy FROM step_summary WHERE label_id = ? ORDER BY step",
+        (ALL_LABELS if label_id is None else label_id,),
+    )
+
+
+def null_usage(kind: str) -> Query:
+    """step, module, count."""
+    return Query("SELECT step, module, count FROM null_usage WHERE kind = ? ORDER BY step, module", (kind,))
+
+
+def measure_values(measure: str, per: str, label_id: int | None) -> Query:
+    """Columns ``value`` and ``count``: how often each value occurs; NULLs left out."""
+    parameters = () if label_id is None else (label_id,)
+    where = "true" if label_id is None else "label_id = ?"
+    if per == "sample" and measure == "gate_entropy":
+        sql = (
+            f"SELECT avg(gate_entropy) AS value, 1 AS count FROM token WHERE {where} "
+            "AND gate_entropy IS NOT NULL GROUP BY sample"
+        )
+    elif per == "sample":
+        sql = f"SELECT {measure} AS value, 1 AS count FROM sample WHERE {where} AND {measure} IS NOT NULL"
+    elif measure not in ("compute", "reuse"):
+        sql = f"SELECT {measure}::DOUBLE AS value, 1 AS count FROM token WHERE {where} AND {measure} IS NOT NULL"
+    elif label_id is None:
+        sql = f"SELECT {measure} AS value, sum(count)::BIGINT AS count FROM path GROUP BY {measure}"
+    else:
+        # In double precision from the dictionary: the copy in ``token`` is single.
+        sql = (
+            f"SELECT path.{measure} AS value, sum(n)::BIGINT AS count FROM (SELECT path_id, count(*) AS n "
+            f"FROM token WHERE {where} GROUP BY path_id) JOIN path USING (path_id) GROUP BY path.{measure}"
+        )
+    return Query(sql, parameters)
+
+
+def measure_by_label(measure: str, per: str) -> Query:
+    """label, num, mean, in the alphabet's order."""
+    if per == "token" and measure in ("compute", "reuse"):
+        sql = f"SELECT label, sum(num_tokens), sum({measure} * num_tokens) / sum(num_tokens) FROM sample"
+        return Query(f"{sql} WHERE label IS NOT NULL GROUP BY label ORDER BY label")
+    if per == "sample" and measure != "gate_entropy":
+        return Query(
+            f"SELECT label, count({measure}), avg({measure}) FROM sample WHERE label IS NOT NULL "
+            f"GROUP BY label HAVING count({measure}) > 0 ORDER BY label"
+        )
+    inner = f"SELECT label_id, sample, {measure} AS value FROM token WHERE {measure} IS NOT NULL"
+    if per == "sample":
+        inner = f"SELECT label_id, avg(value) AS value FROM ({inner}) GROUP BY label_id, sample"
+    return Query(
+        f"SELECT label.label, count(*), avg(value) FROM ({inner}) AS v JOIN label USING (label_id) "
+        "GROUP BY label.label ORDER BY label.label"
+    )
+
+
+def sealed_distribution(measure: str, bins: int) -> Query:
+    """The answer of a distribution over all tokens, worked out when the run was sealed: JSON."""
+    return Query("SELECT answer FROM histogram WHERE measure = ? AND bins = ?", (measure, bins))

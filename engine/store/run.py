@@ -1,0 +1,332 @@
+"""Run: open a sealed run and ask it. Every answer is a dict ready for JSON, in the shape of the REST API.
+
+``next`` of an answer is the ``offset`` of the page that follows, or None.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from engine.analysis.tokens import module_units
+from engine.errors import UserError
+from engine.store import answers, queries
+from engine.store.checks import check_text
+from engine.store.errors import NoSuchThing
+from engine.store.export import BATCH_ROWS, FORMATS, TABLES, encode, export_query
+from engine.store.filters import (
+    Filters,
+    Query,
+    check_choice,
+    check_filters,
+    check_page,
+    check_steps,
+    token_condition,
+)
+from engine.store.flows import FlowCounter, countable_in_sql, read_chunks, ribbons_of
+from engine.store.hydrate import sample_answer
+from engine.store.measures import distribution_of, existing_measures
+from engine.store.open_file import Connection
+from engine.store.samples import path_examples, sample_detail
+from engine.store.schema import Layout
+from engine.trace import ModuleInfo
+
+MOST_LINKS = 2000
+MOST_ROWS = 1000
+MOST_EXAMPLES = 200
+SHARE_RANKS = (1, 10, 100, 1000)
+
+
+class Run:
+    """A sealed run, read-only; safe from several threads (a cursor for each call).
+
+    Every question is interrupted after ``time_limit_s`` (QueryTimeout); damage that shows only
+    while reading is a RunFileError; a filter that names what is not there is a UserError.
+    """
+
+    def __init__(self, file: Path, connection: Connection) -> None:
+        self.file = file
+        self.run_id = file.stem
+        self._connection = connection
+        with connection.cursor() as cursor:
+            cursor.execute(queries.run_row().sql)
+            names = [column[0] for column in cursor.description]
+            self.row: dict[str, Any] = dict(zip(names, cursor.fetchall()[0], strict=True))
+            self.modules = [ModuleInfo(*row) for row in cursor.execute(queries.module_rows().sql).fetchall()]
+            self._labels = cursor.execute(queries.label_rows().sql).fetchall()
+            self.regions: dict[int, str] = dict(cursor.execute(queries.region_rows().sql).fetchall())
+            cursor.execute("SELECT * FROM token LIMIT 0")
+            self.token_columns = tuple(column[0] for column in cursor.description)
+        self.layout = Layout(self.row["num_steps"], self.row["top_k"], self.row["num_modules"])
+        self._label_ids = {label: (label_id, tokens) for label_id, label, _, tokens in self._labels}
+        available, _ = module_units(self.modules, self.layout.num_steps, self.layout.num_modules)
+        self.bank = answers.ModuleBank(self.modules, available)
+
+    @classmethod
+    def open(cls, path: Path, *, time_limit_s: float = 10.0) -> Self:
+        """Open the run file ``path``.
+
+        Raises:
+            RunNotFound, RunFileError: a sentence about what is wrong with the file.
+        """
+        path = Path(path)
+        connection = Connection(path, time_limit_s)
+        try:
+            return cls(path, connection)
+        except BaseException:
+            connection.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file; the object is of no use afterwards."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def card(self) -> dict[str, Any]:
+        """What a list of runs shows."""
+        return answers.card(self.run_id, self.row)
+
+    def info(self) -> dict[str, Any]:
+        """The card with configuration, labels, modules, summary, associations and existing measures."""
+        ranks = [rank for rank in SHARE_RANKS if rank <= self.row["num_paths"]]
+        shares = self._rows(queries.top_shares(ranks))
+        names = ("attribute", "nmi", "null_mean", "null_std", "p_value", "shuffles", "num_tokens")
+        observed = self.fit()["observed"]
+        return {
+            **self.card(),
+            "config": json.loads(self.row["config"]),
+            "weight_semantics": json.loads(self.row["weight_semantics"]),
+            "checkpoint_sha256": self.row["checkpoint_sha256"],
+            "engine_version": self.row["engine_version"],
+            "schema_version": self.row["schema_version"],
+            "labels": [
+                {"label": label, "num_samples": samples, "num_tokens": tokens}
+                for _, label, samples, tokens in self._labels
+            ],
+            "modules": [
+                {name: getattr(module, name) for name in ModuleInfo.__dataclass_fields__} for module in self.modules
+            ],
+            "summary": {
+                "num_paths": self.row["num_paths"],
+                "effective_paths": observed["effective_paths"],
+                "top_shares": [{"n": rank, "share": cdf} for rank, cdf in shares],
+                "mean_compute": self.row["mean_compute"],
+                "mean_reuse": self.row["mean_reuse"],
+            },
+            "associations": [dict(zip(names, row, strict=True)) for row in self._rows(queries.association_rows())],
+            "measures": existing_measures(self),
+        }
+
+    def flow(
+        self,
+        *,
+        steps: tuple[int, int] | None = None,
+        label: str | None = None,
+        min_share: float = 0.0,
+        paths: Sequence[int] = (),
+        through: Sequence[tuple[int, int]] = (),
+        limit: int = MOST_LINKS,
+    ) -> dict[str, Any]:
+        """Nodes and links of the filtered tokens between ``steps`` (half open: (0, 5) = steps 0 … 4).
+
+        Links below ``min_share`` of the filtered tokens, and past the ``limit`` largest, are summed
+        in ``other``. Without ``paths`` and ``through`` the sealed summaries answer.
+        """
+        first, stop = check_steps(steps, self.layout)
+        check_page(limit, 0, MOST_LINKS)
+        if not 0.0 <= min_share <= 1.0:
+            raise UserError(f"min_share is {min_share}, it should be between 0 and 1", field="min_share")
+        filters, label_id = self._filters(label, paths, through)
+        if not filters.need_tokens:
+            num_tokens = self._num_tokens(label)
+            links = self._rows(queries.sealed_flow(label_id, first, stop))
+            usage = self._rows(queries.sealed_usage(label_id))
+        else:
+            num_tokens, links, usage = self._count(token_condition(filters, label_id, self.layout), first, stop)
+        shown = {"steps": [first, stop], **filters.as_json(), "min_share": min_share, "limit": limit}
+        answer = answers.flow(
+            links, usage, bank=self.bank, steps=(first, stop), num_tokens=num_tokens,
+            top_k=self.layout.top_k, min_share=min_share, limit=limit,
+        )  # fmt: skip
+        return {"run": self.run_id, "filters": shown, **answer}
+
+    def _count(self, condition: Query, first: int, stop: int) -> tuple[int, list[tuple], list[tuple]]:
+        """num_tokens, links and usage of the tokens of ``condition``."""
+        if countable_in_sql(self.layout):
+            return (
+                self._rows(queries.count_tokens(condition))[0][0],
+                self._rows(queries.token_flow(self.layout, condition, first, stop)),
+                self._rows(queries.token_usage(self.layout, condition)),
+            )
+        counter = FlowCounter(self.layout, range(first, stop - 1))
+        with self._connection.cursor() as cursor:
+            query = queries.token_ribbons(self.layout, condition)
+            for columns in read_chunks(cursor, query.sql, self.layout, query.parameters):
+                counter.add(*ribbons_of(self.layout, columns))
+        return counter.num_tokens, counter.flow_rows(), counter.usage_rows()
+
+    def paths(
+        self,
+        *,
+        order: str = "rank",
+        label: str | None = None,
+        paths: Sequence[int] = (),
+        through: Sequence[tuple[int, int]] = (),
+        limit: int = 100,
+        offset: int = 0,
+    ) -> dict[str, Any]:
+        """A page of paths; ``order`` compute and reuse list the largest first.
+
+        Under filters ``count``, ``share``, ``num_paths`` and ``num_tokens`` are those of the filtered
+        tokens; rank, cdf and top_label stay those of the whole run.
+        """
+        check_choice(order, queries.PATH_ORDERS, "order")
+        check_page(limit, offset, MOST_ROWS)
+        filters, label_id = self._filters(label, paths, through)
+        if label_id is None and not filters.need_tokens:
+            num_paths, num_tokens = self.row["num_paths"], self.row["num_tokens"]
+            rows = self._rows(queries.all_paths(order, limit, offset))
+        else:
+            condition = token_condition(filters, label_id, self.layout)
+            ((num_paths, num_tokens),) = self._rows(queries.filtered_path_totals(condition))
+            rows = self._rows(queries.filtered_paths(condition, order, limit, offset))
+        return {
+            "run": self.run_id,
+            "num_paths": num_paths,
+            "num_tokens": num_tokens,
+            "paths": answers.path_rows(rows, num_tokens, self.layout),
+            "next": _next(offset, limit, num_paths),
+        }
+
+    def fit(self) -> dict[str, Any]:
+        """Rank–frequency of the run, of its untrained twin and of independent steps."""
+        fit_rows, point_rows = self._rows(queries.path_fits()), self._rows(queries.path_points())
+        return {"run": self.run_id, **answers.fits(fit_rows, point_rows)}
+
+    def examples(self, rank: int, limit: int = 60, seed: int = 0) -> dict[str, Any]:
+        """Patches or tokens in context of one path, a seeded draw when there are more than ``limit``."""
+        check_page(limit, 0, MOST_EXAMPLES)
+        return path_examples(self, rank, limit, seed)
+
+    def usage(self, label: str | None = None) -> dict[str, Any]:
+        """Load of every module at every step, all tokens or those of one label."""
+        label_id = self._label_id(label)
+        answer = answers.usage(
+            self._rows(queries.sealed_usage(label_id)),
+            entropy=dict(self._rows(queries.step_entropy(label_id))),
+            untrained=self._rows(queries.null_usage("untrained")),
+            bank=self.bank,
+            num_steps=self.layout.num_steps,
+            num_tokens=self._num_tokens(label),
+        )
+        return {"run": self.run_id, **answer}
+
+    def samples(
+        self,
+        *,
+        order: str = "sample",
+        descending: bool = False,
+        label: str | None = None,
+        q: str | None = None,
+        limit: int = 50,
+        offset: int = 0,
+    ) -> dict[str, Any]:
+        """A page of samples; ``q`` is looked for in label, prediction, source and text, case ignored."""
+        check_choice(order, queries.SAMPLE_ORDERS, "order")
+        check_page(limit, offset, MOST_ROWS)
+        check_text(q, "q", field="q")
+        condition = queries.sample_condition(self._label_id(label), q)
+        ((total,),) = self._rows(queries.count_samples(condition))
+        rows = self._rows(queries.sample_page(condition, order, descending, limit, offset))
+        return {
+            "run": self.run_id,
+            "total": total,
+            "samples": [sample_answer(row) for row in rows],
+            "next": _next(offset, limit, total),
+        }
+
+    def sample(self, sample: int) -> dict[str, Any]:
+        """One sample with every token: ribbon and weights by slot, rank, cdf, and its place."""
+        return sample_detail(self, sample)
+
+    def image(self, sample: int) -> bytes:
+        """The PNG of one sample."""
+        rows = self._rows(queries.image(_index(sample)))
+        if not rows:
+            raise self.no_sample(sample)
+        if rows[0][0] is None:
+            raise NoSuchThing(f"sample {sample} of run {self.run_id!r} has no image", field="sample")
+        return bytes(rows[0][0])
+
+    def distribution(
+        self, measure: str, per: str = "sample", bins: int = 40, label: str | None = None
+    ) -> dict[str, Any]:
+        """Moments, quantiles and histogram of compute, reuse, loss or gate_entropy per sample or token."""
+        return distribution_of(self, measure, per, bins, label, self._label_id(label))
+
+    def export(self, table: str, file_format: str) -> Iterator[bytes]:
+        """A table as a csv, parquet or arrow file, in pieces; the time limit does not apply."""
+        if table not in TABLES:
+            raise NoSuchThing(f"there is no table {table[:40]!r}, there are {', '.join(TABLES)}", field="table")
+        check_choice(file_format, FORMATS, "format")
+        query = export_query(table, self.layout, self.token_columns, flat=file_format == "csv")
+        return self._export(query, file_format)
+
+    def _export(self, query: Query, file_format: str) -> Iterator[bytes]:
+        with self._connection.cursor(limited=False) as cursor:
+            reader = cursor.execute(query.sql, list(query.parameters)).to_arrow_reader(BATCH_ROWS)
+            yield from encode(reader, file_format)
+
+    def rows(self, query: Query) -> list[tuple]:
+        """All rows of one question; for the other files of this package."""
+        return self._connection.rows(query.sql, query.parameters)
+
+    _rows = rows
+
+    def arrays(self, query: Query) -> dict[str, np.ndarray]:
+        """All columns of one question as numpy arrays; for the other files of this package."""
+        return self._connection.arrays(query.sql, query.parameters)
+
+    def no_sample(self, sample: int) -> NoSuchThing:
+        return NoSuchThing(
+            f"run {self.run_id!r} has samples 0 to {self.row['num_samples'] - 1}, not {sample}", field="sample"
+        )
+
+    def _filters(
+        self, label: str | None, paths: Sequence[int], through: Sequence[tuple[int, int]]
+    ) -> tuple[Filters, int | None]:
+        filters = Filters(label, tuple(paths), tuple((step, module) for step, module in through))
+        check_filters(filters, self.layout, self.row["num_paths"])
+        return filters, self._label_id(label)
+
+    def _label_id(self, label: str | None) -> int | None:
+        if label is None:
+            return None
+        check_text(label, "label", field="label")
+        if label not in self._label_ids:
+            known = ", ".join(name for _, name, _, _ in self._labels[:10])
+            more = f" and {len(self._labels) - 10} more" if len(self._labels) > 10 else ""
+            has = f"its labels are {known}{more}" if known else "it has no labels"
+            raise UserError(f"run {self.run_id!r} has no label {label[:60]!r}: {has}", field="label")
+        return self._label_ids[label][0]
+
+    def _num_tokens(self, label: str | None) -> int:
+        return self.row["num_tokens"] if label is None else self._label_ids[label][1]
+
+
+def _next(offset: int, limit: int, total: int) -> int | None:
+    return offset + limit if offset + limit < total else None
+
+
+def _index(sample: int) -> int:
+    """A sample number that DuckDB can compare; what cannot exist becomes −1."""
+    return sample if 0 <= sample < 2**31 else -1
