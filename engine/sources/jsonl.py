@@ -76,9 +76,7 @@ class JsonlSource:
     def _choose(self, keys: list[str], text_column: str | None, label_column: str | None) -> None:
         where = f"{self.file}, first object"
         self._text_column = choose_column(keys, text_column, TEXT_COLUMNS, "text_column", where)
-        self._label_column = choose_column(
-            keys, label_column, LABEL_COLUMNS, "label_column", where, optional=True
-        )
+        self._label_column = choose_column(keys, label_column, LABEL_COLUMNS, "label_column", where, optional=True)
 
     def _label(self, record: dict[str, Any]) -> str | None:
         value = record.get(self._label_column) if self._label_column else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,18 +83,18 @@ class ParquetSource:
         first_row: int,
     ) -> Iterator[Sample | UserError]:
         start_of_file = first_row - sum(file.metadata.row_group(g).num_rows for g in range(group))
-        try:
+        with _damage_said(path, f"row group {group} cannot be read"):
             for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns):
                 low, high = np.searchsorted(wanted, [first_row, first_row + batch.num_rows])
                 for row in wanted[low:high].tolist():
-                    record = {name: batch.column(name)[row - first_row].as_py() for name in columns}
-                    yield self._sample(path, row, row - start_of_file, record)
+                    try:
+                        record = {name: batch.column(name)[row - first_row].as_py() for name in columns}
+                    except UnicodeDecodeError:
+                        where = f"{path}, row {row - start_of_file}"
+                        yield UserError(f"{where}: holds text that is not UTF-8; write it anew.", field="data")
+                    else:
+                        yield self._sample(path, row, row - start_of_file, record)
                 first_row += batch.num_rows
-        except (pa.ArrowException, OSError) as error:
-            raise UserError(
-                f"{path}: cannot be read on from row group {group} ({_short(error)}); the file is damaged.",
-                field="data",
-            ) from error
 
     def _sample(self, path: Path, row: int, row_in_file: int, record: dict[str, Any]) -> Sample | UserError:
         value = record[self._content]
@@ -107,9 +108,7 @@ class ParquetSource:
             if self.kind == "text":
                 return Sample(None, check_text(value, f"{path}, row {row_in_file}"), label, source)
             if not isinstance(value, bytes):
-                raise ImageError(
-                    "There are no image bytes in this row; give encoded pictures (PNG, JPEG, …)."
-                )
+                raise ImageError("There are no image bytes in this row; give encoded pictures (PNG, JPEG, …).")
             image = decode_upload(value)
             mask = box_mask(record.get("box"), image.width, image.height)
             return Sample(image, None, label, source, mask)
@@ -122,18 +121,14 @@ class ParquetSource:
         if self._label is None:
             num_rows = sum(file.metadata.num_rows for file in self._files)
             return LabelIndex((), np.full(num_rows, -1, np.int32))
-        try:
+        with _damage_said(self._paths[0], f"the column '{self._label}' cannot be read"):
             column = pa.concat_tables([file.read(columns=[self._label]) for file in self._files])[0]
-        except (pa.ArrowException, OSError) as error:
-            raise UserError(
-                f"{self._paths[0]}: the column '{self._label}' cannot be read ({_short(error)}).",
-                field="data",
-            ) from error
+            encoded = pc.dictionary_encode(pc.cast(column, pa.string())).combine_chunks()
+            if isinstance(encoded, pa.ChunkedArray):  # no rows: there is nothing to combine
+                return LabelIndex((), np.empty(0, np.int32))
+            values = encoded.dictionary.to_pylist()
         class_names = _class_names(schema, self._label)
-        encoded = pc.dictionary_encode(pc.cast(column, pa.string())).combine_chunks()
-        if isinstance(encoded, pa.ChunkedArray):  # no rows: there is nothing to combine
-            return LabelIndex((), np.empty(0, np.int32))
-        names = [_class_name(name, class_names) for name in encoded.dictionary.to_pylist()]
+        names = [None if value is None else _class_name(value, class_names) for value in values]
         sorted_names = sorted({name for name in names if name})
         order = {name: i for i, name in enumerate(sorted_names)}
         code = np.array([order.get(name, -1) for name in names] + [-1], np.int32)
@@ -143,17 +138,14 @@ class ParquetSource:
     def _has_boxes(self, schema: pa.Schema) -> bool:
         if "box" not in schema.names:
             return False
-        if not (
-            pa.types.is_list(schema.field("box").type)
-            or pa.types.is_fixed_size_list(schema.field("box").type)
-        ):
+        kind = schema.field("box").type
+        if not (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)):
             return False
-        return any(file.read(columns=["box"])[0].null_count < file.metadata.num_rows for file in self._files)
+        with _damage_said(self._paths[0], "the column 'box' cannot be read"):
+            return any(file.read(["box"])[0].null_count < file.metadata.num_rows for file in self._files)
 
 
-def box_mask(
-    box: Sequence[int | float | None] | None, width: int, height: int
-) -> UInt8[np.ndarray, "H W"] | None:
+def box_mask(box: Sequence[int | float | None] | None, width: int, height: int) -> UInt8[np.ndarray, "H W"] | None:
     """1 inside of (x0, y0, x1, y1), both corners included, 0 outside; None where there is no box."""
     corners = [int(value) for value in box or () if value is not None]
     if box is None or len(box) != 4 or len(corners) != 4:
@@ -164,13 +156,24 @@ def box_mask(
     return mask
 
 
-def _open(file: Path) -> pq.ParquetFile:
+@contextmanager
+def _damage_said(path: Path, what: str) -> Iterator[None]:
+    """Turn what Arrow raises on a damaged file (nearly anything) into one sentence."""
     try:
-        return pq.ParquetFile(file)
-    except (pa.ArrowException, OSError) as error:
+        yield
+    except UserError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, KeyError, OverflowError) as error:
         raise UserError(
-            f"{file}: is no Parquet file, or one that is cut off ({_short(error)}).", field="data"
+            f"{path}: {what} ({_short(error)}); the file is damaged, write it anew.", field="data"
         ) from error
+
+
+def _open(file: Path) -> pq.ParquetFile:
+    with _damage_said(file, "is no Parquet file, or one that is cut off"):
+        opened = pq.ParquetFile(file)
+        opened.schema_arrow.names, opened.metadata.num_rows  # noqa: B018 - damaged ones fail here, not later
+        return opened
 
 
 def _short(error: Exception) -> str:

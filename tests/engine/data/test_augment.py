@@ -217,9 +217,7 @@ def test_mixed_pixels_match_their_labels() -> None:
         mixed, shares = plain.mix(x, torch.tensor([0, 1]), 2, AugmentConfig(mix=1.0), generator(seed))
         assert torch.allclose(mixed.mean((1, 2, 3)), shares[:, 1], atol=1e-5)
         values = mixed.unique()
-        seen_cut |= (
-            len(values) == 2 and bool(((values == 0) | (values == 1)).all()) and 0 < float(shares[0, 0]) < 1
-        )
+        seen_cut |= len(values) == 2 and bool(((values == 0) | (values == 1)).all()) and 0 < float(shares[0, 0]) < 1
         seen_blend |= bool(((values > 0) & (values < 1)).any())
     assert seen_cut
     assert seen_blend

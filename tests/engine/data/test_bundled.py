@@ -104,9 +104,7 @@ def test_texts() -> None:
 
 
 def test_the_zen_is_read_and_not_printed() -> None:
-    code = (
-        "import sys; from engine.bundled.texts import zen;sys.exit(len(zen()) < 800 or 'this' in sys.modules)"
-    )
+    code = "import sys; from engine.bundled.texts import zen;sys.exit(len(zen()) < 800 or 'this' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

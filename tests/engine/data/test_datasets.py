@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -247,6 +248,41 @@ def test_damaged_parquet(tmp_path: Path) -> None:
             open_dataset(file, "text")
 
 
+def test_parquet_with_a_damaged_page(tmp_path: Path) -> None:
+    texts = ["x" * 300 + str(i) for i in range(200)]
+    file = parquet(tmp_path / "a.parquet", {"text": texts}, row_group_size=100, compression="zstd")
+    whole = bytearray(file.read_bytes())
+    page = pq.ParquetFile(file).metadata.row_group(1).column(0).dictionary_page_offset
+    whole[page : page + 40] = b"\xff" * 40
+    write(file, bytes(whole))
+    walk = iter(open_dataset(file, "text"))
+    assert next(walk).text == texts[0]
+    with pytest.raises(UserError, match=r"a\.parquet: row group 1 cannot be read .*damaged"):
+        list(walk)
+
+
+@settings(max_examples=80, deadline=None)
+@given(edits=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=4))
+def test_only_user_errors_escape_damaged_parquet(
+    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, int]]
+) -> None:
+    file = parquet(tmp_path_factory.mktemp("p") / "a.parquet", image_table(20), row_group_size=5)
+    whole = bytearray(file.read_bytes())
+    for position, value in edits:
+        whole[position % len(whole)] = value
+    write(file, bytes(whole))
+    with contextlib.suppress(UserError):
+        list(open_dataset(file, "vision"))
+
+
+def test_parquet_strings_that_are_not_utf8(tmp_path: Path) -> None:
+    text = pa.array([b"fine", b"\xff\xfe", b"too"]).view(pa.string())
+    file = parquet(tmp_path / "a.parquet", {"text": text})
+    with pytest.raises(UserError, match=r"row 1: holds text that is not UTF-8"):
+        list(open_dataset(file, "text"))
+    assert [s.text for s in open_dataset(file, "text", skip_bad=True)] == ["fine", "too"]
+
+
 def test_parquet_shards_of_different_columns(tmp_path: Path) -> None:
     parquet(tmp_path / "a.parquet", {"text": ["x"]})
     parquet(tmp_path / "b.parquet", {"other": ["x"]})
@@ -353,9 +389,7 @@ def jsonl(file: Path, *records: object) -> Path:
 
 
 def test_jsonl(tmp_path: Path) -> None:
-    file = jsonl(
-        tmp_path / "a_test.jsonl", {"text": "ä", "label": "x"}, {"label": 3, "text": "b"}, {"text": "c"}
-    )
+    file = jsonl(tmp_path / "a_test.jsonl", {"text": "ä", "label": "x"}, {"label": 3, "text": "b"}, {"text": "c"})
     file.write_text(file.read_text().replace("\n", "\n\n  \n", 1))
     data = open_dataset(file, "text")
     assert (data.split, data.num_samples, data.labels) == ("test", 3, ("3", "x"))
