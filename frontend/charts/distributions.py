@@ -1,0 +1,222 @@
+"""Where is the work spent? Histograms, per label, and skip against reuse (DNA paper, figures 6, 7, 11, 12)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import altair as alt
+
+from frontend.charts import numbers
+from frontend.charts.frame import finish, rows, titled
+from frontend.charts.palette import Theme, theme_named
+
+BIN_PICK = "bin"
+MEASURES = {
+    "compute": ("compute", "share of slots that did work; 1 = never skipped"),
+    "reuse": ("reuse", "share of visits that went to a module already visited"),
+    "loss": ("loss", "cross-entropy, nats"),
+    "gate_entropy": ("gate entropy", "nats, mean over steps"),
+}
+"""measure → its name, and its unit in words"""
+
+
+def histogram_chart(
+    distribution: Mapping[str, Any],
+    *,
+    theme: str | Theme = "light",
+    title: str | None = "",
+    chosen: tuple[float, float] | None = None,
+    height: int = 240,
+) -> alt.LayerChart:
+    """Draw an answer of ``/distributions/{measure}``; dashed line: mean. A click on a bar selects its bin."""
+    look = theme_named(theme)
+    measure, per = str(distribution["measure"]), str(distribution.get("per") or "sample")
+    name, unit = MEASURES.get(measure, (measure, ""))
+    table = [
+        {
+            "lo": b["lo"],
+            "hi": _hi(b),
+            "count": b["count"],
+            "bin": index,
+            "zero": 0,
+            "range": f"{numbers.number(b['lo'])} … {numbers.number(b['hi'])}",
+            "on": bool(chosen) and abs(b["lo"] - chosen[0]) < 1e-9 and abs(b["hi"] - chosen[1]) < 1e-9,
+        }
+        for index, b in enumerate(distribution["bins"])
+    ]
+    x = alt.X(
+        "lo:Q",
+        scale=alt.Scale(zero=False, nice=False, padding=6),
+        axis=alt.Axis(
+            title=f"{name} per {per} ({unit})" if unit else f"{name} per {per}", grid=False, tickCount=6
+        ),
+    )
+    y = alt.Y("count:Q", axis=alt.Axis(title=f"{per}s", tickCount=4, format="~s"))
+    pick = alt.selection_point(name=BIN_PICK, fields=["bin"], on="click", clear=False, empty=False)
+    bars = (
+        alt.Chart(rows(table))
+        .mark_bar(binSpacing=1, cursor="pointer", stroke=look.background, strokeWidth=0.6)
+        .encode(
+            x=x,
+            x2="hi:Q",
+            y=y,
+            y2="zero:Q",
+            color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module)),
+            tooltip=[alt.Tooltip("range:N", title=name), alt.Tooltip("count:Q", title=f"{per}s", format=",")],
+        )
+        .add_params(pick)
+    )
+    layers = [bars]
+    if distribution.get("mean") is not None:
+        mean = alt.Chart(rows([{"lo": distribution["mean"]}]))
+        layers.append(mean.mark_rule(color=look.ink, strokeDash=[5, 3], strokeWidth=1.5).encode(x=x))
+    chart = alt.layer(*layers).properties(width="container", height=height)
+    heading = f"How is {name} spread over {per}s?" if title == "" else title
+    return finish(titled(chart, look, heading, distribution_words(distribution)), look)
+
+
+def distribution_words(distribution: Mapping[str, Any]) -> str:
+    """“10,000 samples: mean 0.752 ± 0.031, middle 0.750, lowest 1 % below 0.66, highest above 0.83.”"""
+    per = str(distribution.get("per") or "sample")
+    if not distribution.get("num"):
+        return f"No {per} has this measure here."
+    show = {key: numbers.number(distribution.get(key)) for key in ("mean", "std", "median", "q01", "q99")}
+    return (
+        f"{numbers.plural(distribution['num'], per)}: mean {show['mean']} ± {show['std']} (standard deviation), "
+        f"median {show['median']}; 1 % lie below {show['q01']}, 1 % above {show['q99']}."
+    )
+
+
+def label_chart(
+    distribution: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "", most: int = 30
+) -> alt.LayerChart:
+    """The mean of a measure per label, sorted; labels are named, not coloured. At most ``most``: both ends."""
+    look = theme_named(theme)
+    name, _unit = MEASURES.get(str(distribution["measure"]), (str(distribution["measure"]), ""))
+    labels = sorted(
+        (row for row in distribution.get("by_label") or [] if row.get("mean") is not None),
+        key=lambda row: (-row["mean"], str(row["label"])),
+    )
+    shown = labels if len(labels) <= most else labels[: most // 2] + labels[-(most // 2) :]
+    table = [
+        {
+            "label": str(row["label"]),
+            "mean": row["mean"],
+            "num": row["num"],
+            "words": numbers.number(row["mean"]),
+        }
+        for row in shown
+    ]
+    order = [row["label"] for row in table]
+    x = alt.X(
+        "mean:Q", scale=alt.Scale(zero=False, padding=14), axis=alt.Axis(title=f"mean {name}", tickCount=5)
+    )
+    y = alt.Y(
+        "label:N", sort=order, axis=alt.Axis(title=None, labelLimit=120, grid=True, ticks=False, domain=False)
+    )
+    points = (
+        alt.Chart(rows(table))
+        .mark_point(filled=True, size=70, color=look.module, opacity=1)
+        .encode(
+            x=x,
+            y=y,
+            tooltip=[
+                alt.Tooltip("label:N"),
+                alt.Tooltip("words:N", title=f"mean {name}"),
+                alt.Tooltip("num:Q", title="samples", format=","),
+            ],
+        )
+    )
+    layers = [points]
+    if distribution.get("mean") is not None:
+        layers.insert(
+            0,
+            alt.Chart(rows([{"mean": distribution["mean"]}]))
+            .mark_rule(color=look.muted, strokeDash=[5, 3])
+            .encode(x=x),
+        )
+    chart = alt.layer(*layers).properties(width="container", height=max(60, 19 * len(table)))
+    hidden = len(labels) - len(shown)
+    subtitle = "Dashed: mean over all." + (
+        f" The {hidden} labels in the middle are in the table below." if hidden else ""
+    )
+    return finish(
+        titled(chart, look, f"Which labels get more {name}?" if title == "" else title, subtitle), look
+    )
+
+
+def skip_reuse_chart(
+    samples: Sequence[Mapping[str, Any]],
+    *,
+    theme: str | Theme = "light",
+    title: str | None = "Do samples that skip more also reuse more?",
+    height: int = 300,
+) -> alt.LayerChart:
+    """Scatter of skip (1 − compute) against reuse, one point a sample, with Pearson's r and its 95 % interval."""
+    look = theme_named(theme)
+    table = [
+        {
+            "skip": 1 - s["compute"],
+            "reuse": s["reuse"],
+            "sample": s["sample"],
+            "label": s.get("label") or "no label",
+        }
+        for s in samples
+        if s.get("compute") is not None and s.get("reuse") is not None
+    ]
+    x = alt.X(
+        "skip:Q",
+        scale=alt.Scale(zero=False, padding=10),
+        axis=alt.Axis(title="skip (1 − compute)", tickCount=5),
+    )
+    y = alt.Y("reuse:Q", scale=alt.Scale(zero=False, padding=10), axis=alt.Axis(title="reuse", tickCount=5))
+    pick = alt.selection_point(name="sample", fields=["sample"], on="click", clear=False, empty=False)
+    chart = alt.layer(
+        alt.Chart(rows(table))
+        .mark_point(
+            filled=True,
+            size=26,
+            opacity=0.55 if len(table) > 200 else 0.8,
+            color=look.module,
+            cursor="pointer",
+        )
+        .encode(
+            x=x,
+            y=y,
+            tooltip=[
+                alt.Tooltip("sample:Q"),
+                alt.Tooltip("label:N"),
+                alt.Tooltip("skip:Q", format=".3~f"),
+                alt.Tooltip("reuse:Q", format=".3~f"),
+            ],
+        )
+        .add_params(pick)
+    ).properties(width="container", height=height)
+    return finish(titled(chart, look, title, correlation_words(table)), look)
+
+
+def correlation_words(table: Iterable[Mapping[str, Any]]) -> str:
+    """The correlation as a sentence, or why there is none."""
+    table = list(table)
+    found = numbers.correlation([row["skip"] for row in table], [row["reuse"] for row in table])
+    if found is None:
+        return f"{numbers.plural(len(table), 'sample')}: no correlation can be given (too few, or all alike)."
+    show = {key: numbers.number(found[key]).replace("-", "−") for key in ("r", "low", "high")}
+    return (
+        f"{numbers.plural(found['num'], 'sample')}: Pearson’s r = {show['r']} "
+        f"(95 % interval {show['low']} … {show['high']})."
+    )
+
+
+def _hi(row: Mapping[str, Any]) -> float:
+    """A bin of no width (all values alike) is still drawn."""
+    return row["hi"] if row["hi"] > row["lo"] else row["lo"] + max(1e-6, abs(row["lo"]) * 1e-3)
+
+
+def bin_rows(distribution: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The numbers behind the bars."""
+    return [
+        {"from": b["lo"], "to": b["hi"], str(distribution.get("per") or "sample") + "s": b["count"]}
+        for b in distribution["bins"]
+    ]

@@ -1,0 +1,291 @@
+"""Where do tokens go? Circles per step sized by tokens, ribbons sized by flow (DNA paper, figure 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import altair as alt
+
+from frontend.charts import numbers
+from frontend.charts.frame import finish, rows, titled
+from frontend.charts.layout import MOST_LINKS, FlowLayout, flow_layout, ribbon_points
+from frontend.charts.palette import Theme, theme_named
+
+TITLE = "Where do tokens go?"
+NODE_PICK, LINK_PICK = "node", "link"
+"""names of the two point selections; their fields have the same names"""
+
+
+def flow_chart(
+    flow: Mapping[str, Any],
+    *,
+    theme: str | Theme = "light",
+    through: Iterable[str] = (),
+    ribbon: Sequence[Sequence[int]] | None = None,
+    title: str | None = TITLE,
+    most_links: int = MOST_LINKS,
+    interactive: bool = True,
+) -> alt.LayerChart:
+    """Draw an answer of ``/flow``.
+
+    Parameters
+    ----------
+    flow
+        {num_tokens, steps, nodes: [{step, module, name, kind, count, share}],
+        links: [{step, source, target, count, share}], other: [{step, num_links, count}]}
+    through
+        ``step.module`` of the circles that are chosen; they get the accent.
+    ribbon
+        One path to draw on top as a line, as many tuples of module ids as there are steps.
+    """
+    look, layout = theme_named(theme), flow_layout(flow, most_links=most_links)
+    chosen = set(through)
+    x = alt.X("x:Q", scale=alt.Scale(domain=_domain(layout), nice=False, zero=False), axis=_step_axis(layout))
+    y = alt.Y("y:Q", scale=alt.Scale(domain=[layout.height, 0], nice=False, zero=False), axis=None)
+    layers = [
+        _labels(layout, look, x, y),
+        _ribbons(layout, look, x, y, chosen, interactive),
+        _circles(layout, look, x, y, chosen, interactive),
+    ]
+    if ribbon:
+        layers.append(_line(layout, look, x, y, ribbon))
+    subtitle = [
+        f"{numbers.plural(flow.get('num_tokens'), 'token')}; columns are steps, rows are modules.",
+        "Circle area: tokens that a module received. Ribbon width: tokens that go that way.",
+    ]
+    chart = alt.layer(*layers).properties(width="container", height=layout.height)
+    return finish(titled(chart, look, title, subtitle + hidden_words(layout.other)), look)
+
+
+def flow_thumbnail(
+    flow: Mapping[str, Any], *, theme: str | Theme = "light", height: float = 110, most_links: int = 150
+) -> alt.LayerChart:
+    """The same picture without words, for a card."""
+    look = theme_named(theme)
+    layout = flow_layout(flow, height=height, most_links=most_links)
+    x = alt.X("x:Q", scale=alt.Scale(domain=_domain(layout, 0.2), nice=False, zero=False), axis=None)
+    y = alt.Y("y:Q", scale=alt.Scale(domain=[height + 8, -8], nice=False, zero=False), axis=None)
+    chart = alt.layer(_ribbons(layout, look, x, y, set(), False), _circles(layout, look, x, y, set(), False))
+    return finish(chart.properties(width="container", height=height + 16), look)
+
+
+def hidden_words(other: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line that counts what is not drawn; empty when everything is."""
+    links = sum(int(row["num_links"]) for row in other)
+    if not links:
+        return []
+    tokens = sum(float(row["count"]) for row in other)
+    return [
+        f"Not drawn (“other”): {numbers.plural(links, 'small flow')}, together "
+        f"{numbers.plural(tokens, 'token move')} between steps."
+    ]
+
+
+def _domain(layout: FlowLayout, right: float = 0.35) -> list[float]:
+    first, last = (layout.steps[0], layout.steps[-1]) if layout.steps else (0, 1)
+    room = max(1, last - first) / 12
+    return [first - max(0.4, room), last + max(right, room / 2)]
+
+
+def _step_axis(layout: FlowLayout) -> alt.Axis:
+    every = max(1, -(-len(layout.steps) // 12))
+    return alt.Axis(
+        orient="top",
+        values=layout.steps[::every],
+        format="d",
+        title="step",
+        grid=False,
+        domain=False,
+        ticks=False,
+        labelPadding=2,
+        titlePadding=2,
+    )
+
+
+def _labels(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.LayerChart:
+    """Module ids at the left, and a faint line per row so that the eye can follow a module."""
+    names = {node.module: node for node in layout.nodes}
+    every = max(1, -(-len(layout.row_of) * 11 // max(1, int(layout.height))))
+    table = [
+        {
+            "y": layout.row_of[module],
+            "label": "skip" if names[module].kind == "identity" else str(module),
+            "x": _domain(layout)[0],
+            "x2": _domain(layout)[1],
+        }
+        for place, module in enumerate(layout.row_of)
+        if place % every == 0
+    ]
+    lines = (
+        alt.Chart(rows(table))
+        .mark_rule(color=look.grid, strokeWidth=1, opacity=0.7)
+        .encode(x=x, x2="x2:Q", y=y)
+    )
+    words = (
+        alt.Chart(rows(table))
+        .mark_text(
+            align="left",
+            dx=1,
+            color=look.muted,
+            fontSize=look.font_size - 1,
+        )
+        .encode(x=x, y=y, text="label:N")
+    )
+    return alt.layer(lines, words)
+
+
+def _ribbons(
+    layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[str], interactive: bool
+) -> alt.Chart:
+    table = [
+        {
+            "link": link.key,
+            "x": px,
+            "y": py,
+            "y2": py2,
+            "source": f"{link.step}.{link.source}",
+            "target": f"{link.step + 1}.{link.target}",
+            "tokens": numbers.count(link.count),
+            "share": numbers.percent(link.share),
+            "on": f"{link.step}.{link.source}" in chosen and f"{link.step + 1}.{link.target}" in chosen,
+        }
+        for link in layout.links
+        for px, py, py2 in ribbon_points(link)
+    ]
+    chart = alt.Chart(rows(table)).mark_area(
+        interpolate="basis", strokeWidth=0.4, cursor="pointer", tooltip=bool(interactive)
+    )
+    encoding: dict[str, Any] = {"x": x, "y": y, "y2": "y2:Q", "detail": "link:N"}
+    if not interactive:
+        return chart.encode(
+            **encoding, color=alt.value(look.link), stroke=alt.value(look.link), opacity=alt.value(0.4)
+        )
+    hover = alt.selection_point(
+        name="hover_link", fields=["link"], on="pointerover", clear="pointerout", empty=False
+    )
+    pick = alt.selection_point(name=LINK_PICK, fields=["link"], on="click", clear=False, empty=False)
+    over_node = (
+        "(hover_node.node && (hover_node.node[0] === datum.source || hover_node.node[0] === datum.target))"
+    )
+    lit = f"datum.on || {over_node} || (hover_link.link && hover_link.link[0] === datum.link)"
+    paint = alt.when(lit).then(alt.value(look.accent)).otherwise(alt.value(look.link))
+    return chart.encode(
+        **encoding,
+        color=paint,
+        stroke=paint,
+        opacity=alt.when(lit).then(alt.value(0.75)).otherwise(alt.value(0.36)),
+        tooltip=[
+            alt.Tooltip("source:N", title="from step.module"),
+            alt.Tooltip("target:N", title="to step.module"),
+            alt.Tooltip("tokens:N", title="tokens"),
+            alt.Tooltip("share:N", title="share of tokens"),
+        ],
+    ).add_params(hover, pick)
+
+
+def _circles(
+    layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[str], interactive: bool
+) -> alt.Chart:
+    table = [
+        {
+            "node": node.key,
+            "x": node.step,
+            "y": node.y,
+            "module": node.module,
+            "name": node.name,
+            "kind": node.kind or "module",
+            "step": node.step,
+            "count": node.count,
+            "tokens": numbers.count(node.count),
+            "share": numbers.percent(node.share),
+            "on": node.key in chosen,
+        }
+        for node in layout.nodes
+        if node.count > 0
+    ]
+    span = max(1, (layout.steps[-1] - layout.steps[0]) if layout.steps else 1)
+    # On a narrow page the columns stand closer than the rows: then all circles shrink by one factor.
+    limit = alt.ExprRef(f"pow(min({2 * layout.radius:.2f}, 0.8 * width / {span + 0.9}), 2)")
+    size = alt.Size(
+        "count:Q",
+        legend=None,
+        scale=alt.Scale(type="linear", domain=[0, layout.largest], range=[0, limit], nice=False),
+    )
+    paint = (
+        alt.when("datum.on")
+        .then(alt.value(look.accent))
+        .when("datum.kind === 'identity'")
+        .then(alt.value(look.identity))
+        .otherwise(alt.value(look.module))
+    )
+    chart = (
+        alt.Chart(rows(table))
+        .mark_circle(opacity=1, strokeWidth=1, cursor="pointer")
+        .encode(x=x, y=y, size=size, color=paint, stroke=alt.value(look.background), detail="node:N")
+    )
+    if not interactive:
+        return chart
+    hover = alt.selection_point(
+        name="hover_node", fields=["node"], on="pointerover", clear="pointerout", empty=False
+    )
+    pick = alt.selection_point(name=NODE_PICK, fields=["node"], on="click", clear=False, empty=False)
+    return chart.encode(
+        tooltip=[
+            alt.Tooltip("step:Q", title="step"),
+            alt.Tooltip("module:Q", title="module"),
+            alt.Tooltip("name:N", title="name"),
+            alt.Tooltip("kind:N", title="kind"),
+            alt.Tooltip("tokens:N", title="tokens"),
+            alt.Tooltip("share:N", title="share of tokens"),
+        ]
+    ).add_params(hover, pick)
+
+
+def _line(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, ribbon: Sequence[Sequence[int]]) -> alt.Chart:
+    """A ribbon as a line through the circles; one line a slot."""
+    table = [
+        {"x": step, "y": layout.y_of(int(module)), "slot": slot}
+        for step, modules in zip(layout.steps, ribbon, strict=False)
+        for slot, module in enumerate(modules)
+    ]
+    return (
+        alt.Chart(rows(table))
+        .mark_line(
+            interpolate="monotone",
+            strokeWidth=3,
+            color=look.accent,
+            point=alt.OverlayMarkDef(color=look.accent, size=40),
+        )
+        .encode(x=x, y=y, detail="slot:N", strokeDash=alt.StrokeDash("slot:O", legend=None))
+    )
+
+
+def node_rows(flow: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The numbers behind the circles, for a table."""
+    return [
+        {
+            "step": node["step"],
+            "module": node["module"],
+            "name": node.get("name"),
+            "kind": node.get("kind"),
+            "tokens": node["count"],
+            "share": node.get("share"),
+        }
+        for node in flow.get("nodes") or []
+    ]
+
+
+def link_rows(flow: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The numbers behind the ribbons, for a table."""
+    return [
+        {
+            "step": link["step"],
+            "source": link["source"],
+            "target": link["target"],
+            "tokens": link["count"],
+            "share": link.get("share"),
+            "weight": link.get("weight"),
+        }
+        for link in flow.get("links") or []
+    ]

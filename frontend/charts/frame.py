@@ -1,0 +1,81 @@
+"""What all charts share: data as plain rows, titles, the theme's look."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import altair as alt
+
+from frontend.charts.palette import Theme
+
+
+def rows(values: Iterable[Mapping[str, Any]]) -> alt.Data:
+    """Plain dicts as inline data; a number that is not finite becomes null, never NaN in JSON."""
+    clean = [
+        {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in row.items()
+        }
+        for row in values
+    ]
+    return alt.Data(values=clean)
+
+
+def titled(chart: Any, theme: Theme, title: str | None, subtitle: str | list[str] | None = None) -> Any:
+    """The question as title, what is drawn and its units as subtitle; a title of None leaves both out of the
+    picture. A screen reader gets the words either way."""
+    lines = [subtitle] if isinstance(subtitle, str) else list(subtitle or [])
+    chart = chart.properties(description=" ".join(filter(None, [title, *lines])))
+    if title is None:
+        return chart
+    return chart.properties(
+        title=alt.TitleParams(
+            text=title,
+            subtitle=subtitle or [],
+            anchor="start",
+            frame="group",
+            fontSize=theme.font_size + 3,
+            subtitleFontSize=theme.font_size,
+            color=theme.ink,
+            subtitleColor=theme.muted,
+            offset=10,
+            font=theme.font,
+            subtitleFont=theme.font,
+        )
+    )
+
+
+def finish(chart: Any, theme: Theme) -> Any:
+    """The look of the theme. Text is drawn with fonts that the page ships; nothing is fetched."""
+    axis = {
+        "labelColor": theme.muted,
+        "titleColor": theme.ink,
+        "domainColor": theme.grid,
+        "tickColor": theme.grid,
+        "gridColor": theme.grid,
+        "labelFontSize": theme.font_size,
+        "titleFontSize": theme.font_size,
+        "titleFontWeight": 600,
+        "labelFont": theme.font,
+        "titleFont": theme.font,
+    }
+    legend = {
+        "labelColor": theme.muted,
+        "titleColor": theme.ink,
+        "labelFontSize": theme.font_size,
+        "titleFontSize": theme.font_size,
+        "labelFont": theme.font,
+        "titleFont": theme.font,
+        "titleFontWeight": 600,
+        "symbolStrokeWidth": 2,
+    }
+    # At the top, not in the configuration: Streamlit would otherwise squeeze axes into the height.
+    sized = chart.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding"))
+    return (
+        sized.configure(background=theme.background, font=theme.font, padding=6)
+        .configure_view(stroke=None)
+        .configure_axis(**axis)
+        .configure_legend(**legend)
+    )

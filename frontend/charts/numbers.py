@@ -1,0 +1,74 @@
+"""Numbers as people read them: three significant digits, thousands separated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def count(value: float | None) -> str:
+    """An exact count: 12,345."""
+    return "–" if value is None or not math.isfinite(value) else f"{round(value):,}"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Three significant digits without an exponent: 0.0123, 1.50, 12,300."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value == 0:
+        return "0"
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    rounded = round(value, decimals)
+    if decimals > 8:
+        return f"{value:.{digits - 1}e}"
+    return f"{rounded:,.{max(0, decimals)}f}"
+
+
+def percent(value: float | None, digits: int = 3) -> str:
+    """A share in [0, 1] as a percentage: 12.3 %; whole ends stay whole."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value in (0, 1):
+        return f"{value:.0%}".replace("%", " %")
+    if 0.9995 < value < 1:
+        return "> 99.9 %"
+    return number(100 * value, digits) + " %"
+
+
+def short(value: float | None) -> str:
+    """A large count for a small space: 950, 12.3 k, 4.56 M."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{number(value / (1e3 if letter == 'k' else size))} {letter}"
+    return count(value)
+
+
+def plural(value: float | None, one: str, many: str | None = None) -> str:
+    """“1 token”, “2,000 tokens”."""
+    return f"{count(value)} {one if value == 1 else many or one + 's'}"
+
+
+def ribbon_words(ribbon: Sequence[Sequence[int]]) -> str:
+    """A ribbon in one line: top-1 as 3 → 7 → 1, more slots as 3+5 → 7+2."""
+    return " → ".join("+".join(str(module) for module in modules) for modules in ribbon)
+
+
+def correlation(xs: Sequence[float], ys: Sequence[float]) -> dict[str, float] | None:
+    """Pearson's r with its 95 % interval (Fisher's z); None where it is not defined
+    (fewer than four pairs, or no spread in one of them)."""
+    num = len(xs)
+    if num < 4 or num != len(ys):
+        return None
+    mean_x, mean_y = math.fsum(xs) / num, math.fsum(ys) / num
+    spread_x = math.fsum((x - mean_x) ** 2 for x in xs)
+    spread_y = math.fsum((y - mean_y) ** 2 for y in ys)
+    if spread_x <= 1e-18 * num or spread_y <= 1e-18 * num:
+        return None
+    both = math.fsum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
+    r = max(-1.0, min(1.0, both / math.sqrt(spread_x * spread_y)))
+    if abs(r) >= 1:
+        return {"r": r, "low": r, "high": r, "num": num}
+    z, half = math.atanh(r), 1.959964 / math.sqrt(num - 3)
+    return {"r": r, "low": math.tanh(z - half), "high": math.tanh(z + half), "num": num}

@@ -1,0 +1,190 @@
+"""Colours, and the one thing that each of them means.
+
+The colour scale is viridis (van der Walt and Smith 2015, CC0): perceptually uniform and readable with
+every common colour blindness. It stands for the *CDF of a path* and for nothing else: frequent paths sit
+at the dark end on a light page and at the light end on a dark one, always at the end far from the paper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+
+VIRIDIS = (
+    "#440154",
+    "#481a6c",
+    "#472f7d",
+    "#414487",
+    "#39568c",
+    "#31688e",
+    "#2a788e",
+    "#23888e",
+    "#1f988b",
+    "#22a884",
+    "#35b779",
+    "#54c568",
+    "#7ad151",
+    "#a5db36",
+    "#d2e21b",
+    "#fde725",
+)
+"""Sixteen even stops; between them both the charts and the page interpolate linearly in RGB."""
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Everything a chart needs to know about the page it is on."""
+
+    name: str
+    background: str
+    ink: str
+    """text, and the measured thing"""
+    muted: str
+    """axis labels, secondary text, what was not chosen"""
+    grid: str
+    accent: str
+    """selection, and only that"""
+    identity: str
+    """identity modules, “other”, the null"""
+    module: str
+    """circles of modules that do work"""
+    link: str
+    """flows between modules"""
+    cdf: tuple[str, ...]
+    """colours of CDF 0 … 1, evenly spaced"""
+    font: str
+    font_size: int
+
+
+_FONT = '"Source Sans", "Source Sans Pro", system-ui, sans-serif'
+
+LIGHT = Theme(
+    "light",
+    "#ffffff",
+    "#1b2230",
+    "#5b6474",
+    "#e4e7ed",
+    "#c2410c",
+    "#a9b0bc",
+    "#3c4a63",
+    "#7c8ba6",
+    VIRIDIS[:15],
+    _FONT,
+    12,
+)
+DARK = Theme(
+    "dark",
+    "#11151c",
+    "#e8ebf0",
+    "#a3adbd",
+    "#2a313d",
+    "#ff9255",
+    "#6d7787",
+    "#c3cede",
+    "#6f83a8",
+    tuple(reversed(VIRIDIS[2:])),
+    _FONT,
+    12,
+)
+PRINT = Theme(
+    "print",
+    "#ffffff",
+    "#000000",
+    "#444444",
+    "#dddddd",
+    "#b03a08",
+    "#a5a5a5",
+    "#3c4a63",
+    "#8594ad",
+    VIRIDIS[:15],
+    "Helvetica, Arial, sans-serif",
+    8,
+)
+
+THEMES = {theme.name: theme for theme in (LIGHT, DARK, PRINT)}
+
+
+def theme_named(name: str | Theme) -> Theme:
+    """``light``, ``dark`` or ``print``; a Theme passes through."""
+    if isinstance(name, Theme):
+        return name
+    if name not in THEMES:
+        raise ValueError(f"theme is {name!r}; it can be one of {', '.join(THEMES)}")
+    return THEMES[name]
+
+
+def cdf_scale(theme: str | Theme) -> alt.Scale:
+    """The scale of every colour that stands for a path's CDF. One stop of domain per colour: with only
+    two, Vega would use the first two colours."""
+    stops = theme_named(theme).cdf
+    return alt.Scale(
+        type="linear", domain=_positions(len(stops)), range=list(stops), interpolate="rgb", clamp=True
+    )
+
+
+def cdf_colour(cdf: float, theme: str | Theme) -> str:
+    """The same scale for what is not a chart: ``#rrggbb`` of a CDF in [0, 1]."""
+    stops = theme_named(theme).cdf
+    place = min(max(float(cdf), 0.0), 1.0) * (len(stops) - 1)
+    low = min(int(place), len(stops) - 2)
+    pairs = zip(_rgb(stops[low]), _rgb(stops[low + 1]), strict=True)
+    return "#" + "".join(f"{round(a + (b - a) * (place - low)):02x}" for a, b in pairs)
+
+
+def cdf_legend(**options: Any) -> alt.Legend:
+    """The legend that goes with ``cdf_scale``; it says in words what the ends mean."""
+    values = {
+        "title": "path CDF: frequent → rare",
+        "orient": "bottom",
+        "direction": "horizontal",
+        "gradientLength": 180,
+        "gradientOpacity": 1,
+        "gradientThickness": 10,
+        "format": ".0%",
+        "values": [0, 0.5, 1],
+        "titleLimit": 260,
+    }
+    return alt.Legend(**{**values, **options})
+
+
+def ink_on(colour: str) -> str:
+    """Black or white, whichever reads better on ``#rrggbb`` (WCAG contrast)."""
+    luminance = _luminance(colour)
+    return "#ffffff" if 1.05 / (luminance + 0.05) >= (luminance + 0.05) / 0.05 else "#000000"
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG contrast ratio of two colours, 1 … 21."""
+    high, low = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def cdf_ink_threshold(theme: str | Theme) -> float:
+    """CDF at which ``ink_on`` changes along the scale, for charts that write on the colour."""
+    steps = [step / 200 for step in range(201)]
+    inks = [ink_on(cdf_colour(step, theme)) for step in steps]
+    return next((step for step, ink in zip(steps, inks, strict=True) if ink != inks[0]), 1.0)
+
+
+def _luminance(colour: str) -> float:
+    parts = [value / 255 for value in _rgb(colour)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _positions(count: int) -> list[float]:
+    return [round(index / (count - 1), 6) for index in range(count)]
+
+
+def _rgb(colour: str) -> tuple[int, int, int]:
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+def mix(colour: str, paper: str, opacity: float) -> str:
+    """``colour`` laid over ``paper`` with an opacity in [0, 1]: what the eye sees."""
+    pairs = zip(_rgb(colour), _rgb(paper), strict=True)
+    return "#" + "".join(
+        f"{round(paper_part + (part - paper_part) * opacity):02x}" for part, paper_part in pairs
+    )

@@ -1,0 +1,232 @@
+"""Which paths exist? Rank against frequency, log–log, beside two nulls (DNA paper, figure 1c, d)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import altair as alt
+
+from frontend.charts import numbers
+from frontend.charts.frame import finish, rows, titled
+from frontend.charts.palette import Theme, cdf_legend, cdf_scale, theme_named
+
+TITLE = "Which paths exist, and how often is each taken?"
+RANK_PICK = "rank"
+OBSERVED, FITTED, UNTRAINED, INDEPENDENT = "this run", "fitted line", "untrained twin", "independent steps"
+
+
+def rank_frequency_chart(
+    fit: Mapping[str, Any],
+    *,
+    theme: str | Theme = "light",
+    chosen: Iterable[int] = (),
+    title: str | None = TITLE,
+    height: int = 380,
+) -> alt.LayerChart:
+    """Draw an answer of ``/paths/fit`` ({observed, untrained | null, independent}).
+
+    Each is {num_paths, num_tokens, slope, r2, points: [{rank, count, share, cdf?}]}. ``chosen`` ranks get a ring
+    in the accent colour. Points are coloured by CDF where the answer has it.
+    """
+    look, observed = theme_named(theme), fit["observed"]
+    parts = [fit[key] for key in ("observed", "untrained", "independent") if fit.get(key)]
+    points = [point for part in parts for point in part["points"] if point["share"] > 0]
+    x = alt.X(
+        "rank:Q",
+        scale=alt.Scale(type="log", nice=False, padding=8),
+        axis=alt.Axis(
+            title="rank of the path (1 = most frequent)",
+            values=_decades([p["rank"] for p in points]),
+            format=",",
+            ticks=False,
+            domain=False,
+        ),
+    )
+    y = alt.Y(
+        "share:Q",
+        scale=alt.Scale(type="log", nice=False, padding=10),
+        axis=alt.Axis(
+            title="share of tokens on it",
+            values=_decades([p["share"] for p in points]),
+            format=".3~p",
+            ticks=False,
+            domain=False,
+        ),
+    )
+    names = (
+        [OBSERVED, FITTED]
+        + [UNTRAINED] * bool(fit.get("untrained"))
+        + [INDEPENDENT] * bool(fit.get("independent"))
+    )
+    layers = [_nulls(fit, look, x, y, names)]
+    if line := fitted_line(observed):
+        layers.append(_fitted(line, look, x, y, names))
+    layers.append(_points(observed, look, x, y, set(chosen)))
+    words = [fit_words("This run", observed)]
+    words += [
+        fit_words(name.capitalize(), fit[key])
+        for name, key in ((UNTRAINED, "untrained"), (INDEPENDENT, "independent"))
+        if fit.get(key)
+    ]
+    chart = alt.layer(*layers).properties(width="container", height=height)
+    return finish(titled(chart, look, title, words), look)
+
+
+def fit_words(name: str, fit: Mapping[str, Any]) -> str:
+    """One line: “This run: 3,772 paths over 96,000 tokens, log–log slope −1.24.”"""
+    slope = fit.get("slope")
+    tail = (
+        "too few paths to fit a slope"
+        if slope is None or not math.isfinite(slope)
+        else f"log–log slope {numbers.number(slope).replace('-', '−')}"
+    )
+    return f"{name}: {numbers.plural(fit['num_paths'], 'path')} over {numbers.plural(fit['num_tokens'], 'token')}, {tail}."
+
+
+def fitted_line(fit: Mapping[str, Any]) -> list[dict[str, float]]:
+    """Two ends of the least-squares line. The API gives its slope; the line passes through the mean of
+    the points in log–log, as every least-squares line does (the points are log-spaced: an approximation
+    of the mean that was fitted)."""
+    points = [p for p in fit.get("points") or [] if p["count"] > 0]
+    slope = fit.get("slope")
+    if len(points) < 2 or slope is None or not math.isfinite(slope):
+        return []
+    if (intercept := fit.get("intercept")) is None:
+        # mean of log rank and log share over *all* ranks: each point stands for the ranks around it
+        edges = [p["rank"] for p in points] + [fit["num_paths"] + 1]
+        weights = [max(1, after - before) for before, after in zip(edges, edges[1:], strict=False)]
+        total = sum(weights)
+        log_x = sum(w * math.log10(p["rank"]) for w, p in zip(weights, points, strict=True)) / total
+        log_y = sum(w * math.log10(p["share"]) for w, p in zip(weights, points, strict=True)) / total
+        intercept = log_y - slope * log_x
+    floor = math.log10(min(p["share"] for p in points)) - 0.3
+    ends = []
+    for rank in (points[0]["rank"], points[-1]["rank"]):
+        log_rank = math.log10(rank)
+        if slope < 0 and intercept + slope * log_rank < floor:
+            log_rank = (floor - intercept) / slope
+        ends.append({"rank": 10**log_rank, "share": 10 ** (intercept + slope * log_rank)})
+    return ends
+
+
+def _nulls(fit: Mapping[str, Any], look: Theme, x: alt.X, y: alt.Y, names: list[str]) -> alt.Chart:
+    table = [
+        {"rank": p["rank"], "share": p["share"], "what": name}
+        for name, key in ((UNTRAINED, "untrained"), (INDEPENDENT, "independent"))
+        if fit.get(key)
+        for p in fit[key]["points"]
+        if p["share"] > 0
+    ]
+    return (
+        alt.Chart(rows(table))
+        .mark_line(strokeWidth=2, interpolate="linear", clip=True)
+        .encode(
+            x=x,
+            y=y,
+            color=_colours(names, look),
+            strokeDash=_dashes(names),
+            tooltip=[
+                alt.Tooltip("what:N", title="null"),
+                alt.Tooltip("rank:Q", format=","),
+                alt.Tooltip("share:Q", format=".3~p"),
+            ],
+        )
+    )
+
+
+def _fitted(line: list[dict[str, float]], look: Theme, x: alt.X, y: alt.Y, names: list[str]) -> alt.Chart:
+    return (
+        alt.Chart(rows({**end, "what": FITTED} for end in line))
+        .mark_line(strokeWidth=1.5, clip=True)
+        .encode(x=x, y=y, color=_colours(names, look), strokeDash=_dashes(names))
+    )
+
+
+def _points(fit: Mapping[str, Any], look: Theme, x: alt.X, y: alt.Y, chosen: set[int]) -> alt.Chart:
+    points = [p for p in fit["points"] if p["count"] > 0]
+    has_cdf = bool(points) and all(p.get("cdf") is not None for p in points)
+    table = [
+        {
+            "rank": p["rank"],
+            "share": p["share"],
+            "count": numbers.count(p["count"]),
+            "cdf": p.get("cdf"),
+            "percent": numbers.percent(p["share"]),
+            "on": p["rank"] in chosen,
+        }
+        for p in points
+    ]
+    pick = alt.selection_point(
+        name=RANK_PICK, fields=["rank"], on="click", clear=False, empty=False, nearest=True
+    )
+    fill = alt.Fill("cdf:Q", scale=cdf_scale(look), legend=cdf_legend()) if has_cdf else alt.value(look.ink)
+    return (
+        alt.Chart(rows(table))
+        .mark_point(filled=True, opacity=1, cursor="pointer")
+        .encode(
+            x=x,
+            y=y,
+            fill=fill,
+            size=alt.when("datum.on").then(alt.value(190)).otherwise(alt.value(64)),
+            stroke=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.background)),
+            strokeWidth=alt.when("datum.on").then(alt.value(3)).otherwise(alt.value(0.6)),
+            tooltip=[
+                alt.Tooltip("rank:Q", title="rank", format=","),
+                alt.Tooltip("count:N", title="tokens"),
+                alt.Tooltip("percent:N", title="share of tokens"),
+            ],
+        )
+        .add_params(pick)
+    )
+
+
+def _colours(names: list[str], look: Theme) -> alt.Color:
+    paint = {OBSERVED: look.ink, FITTED: look.ink, UNTRAINED: look.muted, INDEPENDENT: look.identity}
+    shown = [name for name in names if name != OBSERVED]
+    return alt.Color(
+        "what:N",
+        scale=alt.Scale(domain=shown, range=[paint[name] for name in shown]),
+        legend=alt.Legend(
+            title=None,
+            orient="top",
+            direction="horizontal",
+            symbolType="stroke",
+            columns=0,
+            labelLimit=200,
+            symbolSize=300,
+        ),
+    )
+
+
+def _dashes(names: list[str]) -> alt.StrokeDash:
+    paint = {FITTED: [6, 4], UNTRAINED: [1, 0], INDEPENDENT: [2, 3]}
+    shown = [name for name in names if name != OBSERVED]
+    return alt.StrokeDash("what:N", scale=alt.Scale(domain=shown, range=[paint[name] for name in shown]))
+
+
+def _decades(values: list[float]) -> list[float]:
+    """1, 10, 100 … over the range of ``values``: ticks in between would run into each other."""
+    if not values:
+        return [1]
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    return [float(f"1e{power}") for power in range(low, high + 1)]
+
+
+def path_rows(paths: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The table of paths, ribbons in one line."""
+    return [
+        {
+            "rank": p["rank"],
+            "path": numbers.ribbon_words(p["ribbon"]),
+            "tokens": p["count"],
+            "share": p["share"],
+            "cdf": p["cdf"],
+            "compute": p["compute"],
+            "reuse": p["reuse"],
+            "label": p.get("top_label"),
+            "label_share": p.get("top_label_share"),
+        }
+        for p in paths
+    ]

@@ -1,0 +1,43 @@
+"""A text cut into the pieces that tokens cover. Pure; the page colours the pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of the text and the tokens (by ``token``) that cover it; none for what no token covers."""
+
+    text: str
+    tokens: tuple[int, ...]
+
+
+def text_pieces(text: str, tokens: Sequence[Mapping[str, Any]]) -> list[Piece]:
+    """Cut ``text`` at the tokens' ``char_start`` and ``char_end`` (Python characters).
+
+    The pieces joined give ``text`` again, whatever the offsets are. Tokens that share a character (the
+    bytes of “é” or of an emoji) become one piece. A token of no width joins the piece before it.
+    """
+    pieces: list[list[Any]] = []  # [start, end, token ids]
+    for token in tokens:
+        start, end = token.get("char_start"), token.get("char_end")
+        if start is None or end is None:
+            continue
+        start, end = max(0, min(int(start), len(text))), max(0, min(int(end), len(text)))
+        if pieces and (start < pieces[-1][1] or start >= end):
+            pieces[-1][1] = max(pieces[-1][1], end)
+            pieces[-1][2].append(int(token["token"]))
+        elif start < end:
+            pieces.append([start, end, [int(token["token"])]])
+    found, place = [], 0
+    for start, end, members in pieces:
+        if start > place:
+            found.append(Piece(text[place:start], ()))
+        found.append(Piece(text[start:end], tuple(members)))
+        place = end
+    if place < len(text):
+        found.append(Piece(text[place:], ()))
+    return found

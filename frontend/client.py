@@ -1,0 +1,265 @@
+"""The only place that speaks HTTP: the API's answers as dicts, every failure as a sentence.
+
+Answers of sealed runs never change, so each one is kept with its ETag and asked for again with
+``If-None-Match``: the API then says 304 in a millisecond, or 404 if the run was deleted meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+KEPT_ANSWERS = 256
+PAGE_LIMIT = 500
+
+
+class ApiError(Exception):
+    """Something that a person should read: ``sentence`` says what happened, ``todo`` what to do."""
+
+    def __init__(self, sentence: str, todo: str = "", *, status: int | None = None) -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+        self.todo = todo
+        self.status = status
+
+
+class Down(ApiError):
+    """Nobody answers at the API's address."""
+
+
+class NotFound(ApiError):
+    """The run, sample, path or model does not exist (any more)."""
+
+
+class Refused(ApiError):
+    """The API understood and said no: bad input, a wrong token, too large."""
+
+
+class Client:
+    """Answers of the REST API as plain dicts. Safe to share between sessions and threads.
+
+    Raises
+    ------
+    ApiError
+        Or one of its children, from every method; never an ``httpx`` exception.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self.url = (url or os.environ.get("TOKENPATHS_API_URL") or DEFAULT_URL).rstrip("/")
+        token = token if token is not None else os.environ.get("TOKENPATHS_TOKEN", "")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._kept: OrderedDict[str, tuple[str, Any]] = OrderedDict()
+        self._lock = threading.Lock()
+        try:
+            self._http = httpx.Client(
+                base_url=self.url + "/api/v1",
+                headers=headers,
+                transport=transport,
+                trust_env=False,
+                timeout=httpx.Timeout(60.0, connect=3.0),
+                follow_redirects=False,
+            )
+        except (httpx.InvalidURL, ValueError, UnicodeError) as error:
+            raise Down(
+                f"“{self.url}” is not an address of an API ({error}).",
+                "Set TOKENPATHS_API_URL to something like http://127.0.0.1:8000.",
+            ) from error
+
+    # -- runs ---------------------------------------------------------------------------------
+    def runs(self) -> list[dict[str, Any]]:
+        """The cards of all runs, newest first as the API sorts them."""
+        return list(self._pages("/runs", "runs", {}, most=2000))
+
+    def run(self, run: str) -> dict[str, Any]:
+        return self._get(f"/runs/{_part(run)}")
+
+    def flow(self, run: str, **query: Any) -> dict[str, Any]:
+        """Nodes and links; query: steps, label, min_share, paths, through, limit."""
+        return self._get(f"/runs/{_part(run)}/flow", query)
+
+    def paths(self, run: str, *, most: int = 100, **query: Any) -> dict[str, Any]:
+        """The first ``most`` paths in the wanted order, as one answer."""
+        return self._collect(f"/runs/{_part(run)}/paths", "paths", query, most)
+
+    def fit(self, run: str) -> dict[str, Any]:
+        return self._get(f"/runs/{_part(run)}/paths/fit")
+
+    def examples(self, run: str, rank: int, *, limit: int = 60, seed: int = 0) -> dict[str, Any]:
+        return self._get(f"/runs/{_part(run)}/paths/{int(rank)}/examples", {"limit": limit, "seed": seed})
+
+    def usage(self, run: str, *, label: str | None = None) -> dict[str, Any]:
+        return self._get(f"/runs/{_part(run)}/usage", {"label": label})
+
+    def samples(self, run: str, *, most: int = 100, **query: Any) -> dict[str, Any]:
+        """The first ``most`` samples; query: order, descending, label, q."""
+        return self._collect(f"/runs/{_part(run)}/samples", "samples", query, most)
+
+    def sample(self, run: str, sample: int) -> dict[str, Any]:
+        return self._get(f"/runs/{_part(run)}/samples/{int(sample)}")
+
+    def image(self, run: str, sample: int) -> bytes:
+        """PNG of what the model saw."""
+        return self._get(f"/runs/{_part(run)}/samples/{int(sample)}/image", raw=True)
+
+    def distribution(self, run: str, measure: str, **query: Any) -> dict[str, Any]:
+        return self._get(f"/runs/{_part(run)}/distributions/{_part(measure)}", query)
+
+    def export_url(self, run: str, table: str, form: str) -> str:
+        return f"{self.url}/api/v1/runs/{_part(run)}/export/{_part(table)}.{form}"
+
+    def delete(self, run: str) -> None:
+        self._send("DELETE", f"/runs/{_part(run)}")
+        with self._lock:
+            self._kept.clear()
+
+    # -- models and traces --------------------------------------------------------------------
+    def models(self) -> list[dict[str, Any]]:
+        return self._get("/models")["models"]
+
+    def model(self, model: str) -> dict[str, Any]:
+        return self._get(f"/models/{_part(model)}")
+
+    def trace(
+        self, model: str, *, image: tuple[str, bytes] | None = None, text: str | None = None
+    ) -> dict[str, Any]:
+        """Trace one image (file name, bytes) or one text; the answer names the new run."""
+        files: dict[str, Any] = {"model": (None, _utf8(model))}
+        if image is not None:
+            files["image"] = (image[0], image[1], "application/octet-stream")
+        if text is not None:
+            files["text"] = (None, _utf8(text))
+        return self._json(self._send("POST", "/traces", files=files))
+
+    # -- plumbing -----------------------------------------------------------------------------
+    def _collect(self, path: str, name: str, query: Mapping[str, Any], most: int) -> dict[str, Any]:
+        """One answer whose list ``name`` is filled from as many pages as ``most`` needs."""
+        first = self._get(path, {**query, "limit": min(most, PAGE_LIMIT)})
+        rows, following = list(first[name]), first.get("next")
+        while following and len(rows) < most:
+            page = self._get(path, {**query, "limit": min(most - len(rows), PAGE_LIMIT), "next": following})
+            rows, following = rows + page[name], page.get("next")
+        return {**first, name: rows[:most], "next": following}
+
+    def _pages(self, path: str, name: str, query: Mapping[str, Any], *, most: int) -> Iterator[Any]:
+        yield from self._collect(path, name, query, most)[name]
+
+    def _get(self, path: str, query: Mapping[str, Any] | None = None, *, raw: bool = False) -> Any:
+        wanted = {key: _plain(value) for key, value in (query or {}).items() if value not in (None, "", [])}
+        key = path + "?" + str(sorted(wanted.items()))
+        with self._lock:
+            kept = self._kept.get(key)
+        headers = {"If-None-Match": kept[0]} if kept else {}
+        answer = self._send("GET", path, params=wanted, headers=headers)
+        if kept and answer.status_code == 304:
+            return kept[1]
+        value = answer.content if raw else self._json(answer)
+        if etag := answer.headers.get("etag"):
+            with self._lock:
+                self._kept[key] = (etag, value)
+                self._kept.move_to_end(key)
+                while len(self._kept) > KEPT_ANSWERS:
+                    self._kept.popitem(last=False)
+        return value
+
+    def _send(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        try:
+            answer = self._http.request(method, path, **arguments)
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
+            raise Down(
+                f"The Tokenpaths API at {self.url} does not answer.",
+                "Start it with `tokenpaths up`, or set TOKENPATHS_API_URL to where it runs, "
+                "then press *Try again*.",
+            ) from error
+        except httpx.TimeoutException as error:
+            raise ApiError(
+                "The API took too long to answer.",
+                "Ask for less (fewer steps, one label), or try again in a moment.",
+            ) from error
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            raise Down(
+                f"The connection to the API at {self.url} broke off.",
+                "Try again; if it happens twice, look at the API's log.",
+            ) from error
+        if answer.status_code >= 300 and answer.status_code != 304:
+            raise _as_error(answer)
+        return answer
+
+    def _json(self, answer: httpx.Response) -> Any:
+        try:
+            value = answer.json()
+        except ValueError as error:
+            raise ApiError(
+                f"What answers at {self.url} does not speak JSON; it is not the Tokenpaths API.",
+                "Check TOKENPATHS_API_URL.",
+            ) from error
+        if not isinstance(value, dict):
+            raise ApiError(
+                "The API gave an answer that this page does not understand.",
+                "The API and the page are probably of different versions; update both.",
+            )
+        return value
+
+
+def _as_error(answer: httpx.Response) -> ApiError:
+    """The sentence for a status and its problem+json (RFC 9457)."""
+    try:
+        problem = answer.json()
+    except ValueError:
+        problem = {}
+    problem = problem if isinstance(problem, dict) else {}
+    detail = str(problem.get("detail") or problem.get("title") or "").strip()
+    status = answer.status_code
+    if status in (401, 403):
+        return Refused(
+            detail or "The API did not accept this page's access token.",
+            "Give TOKENPATHS_TOKEN the same value for the API and for this page.",
+            status=status,
+        )
+    if status == 404:
+        return NotFound(
+            detail or "The API does not know this address.",
+            "It may have been deleted or renamed. Choose another one under *Runs*.",
+            status=status,
+        )
+    if status in (429, 503):
+        return ApiError(detail or "The API is busy.", "Try again in a few seconds.", status=status)
+    if status == 507:
+        return ApiError(detail or "The disk is full.", "Free some space, then try again.", status=status)
+    if 400 <= status < 500:
+        return Refused(detail or f"The API refused the question (HTTP {status}).", status=status)
+    return ApiError(
+        detail or f"The API failed while answering (HTTP {status}).",
+        "The other runs go on working; the API's log says why.",
+        status=status,
+    )
+
+
+def _part(name: str) -> str:
+    """A name as one path segment of an address; an odd one cannot become another route."""
+    return quote(_utf8(name).decode(), safe="") if name not in ("", ".", "..") else "%20"
+
+
+def _utf8(text: str) -> bytes:
+    """Lone surrogates cannot be sent; the API says so where they matter, here they become '?'."""
+    return text.encode("utf-8", "replace")
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return ",".join(str(item) for item in value)
+    return _utf8(str(value)).decode()

@@ -1,0 +1,205 @@
+// One sample and its small flow picture, side by side: hover or focus a token and its ribbon is drawn as a
+// line through the picture; hover a circle and the tokens that passed there light up. Clicks go to Python.
+// Everything that comes from data is written with textContent or setAttribute, never as markup.
+const SVG = "http://www.w3.org/2000/svg";
+
+function make(tag, className, parent, text) {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  if (text !== undefined && text !== null) node.textContent = text;
+  if (parent) parent.appendChild(node);
+  return node;
+}
+
+function draw(tag, attributes, parent) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  if (parent) parent.appendChild(node);
+  return node;
+}
+
+function curve(x0, y0, x1, y1) {
+  const middle = (x0 + x1) / 2;
+  return `M${x0},${y0}C${middle},${y0} ${middle},${y1} ${x1},${y1}`;
+}
+
+function buildFlow(flow, parent, onNode) {
+  const svg = draw("svg", { viewBox: `0 0 ${flow.width} ${flow.height}`, class: "tp-flow", role: "img",
+    "aria-label": flow.label }, parent);
+  const ribbons = draw("g", { class: "tp-links" }, svg);
+  for (const link of flow.links)
+    draw("path", { d: curve(link.x0, link.y0, link.x1, link.y1), "stroke-width": link.w }, ribbons);
+  const line = draw("g", { class: "tp-line" }, svg);
+  const circles = draw("g", { class: "tp-nodes" }, svg);
+  for (const node of flow.nodes) {
+    const circle = draw("circle", { cx: node.x, cy: node.y, r: Math.max(1.5, node.r),
+      class: node.skip ? "tp-skip" : "" }, circles);
+    const title = draw("title", {}, circle);
+    title.textContent = node.title;
+    circle.addEventListener("pointerenter", () => onNode("over", node.key));
+    circle.addEventListener("pointerleave", () => onNode("out", node.key));
+    circle.addEventListener("click", () => onNode("pick", node.key));
+  }
+  const dots = draw("g", { class: "tp-dots" }, svg);
+  const words = draw("g", { class: "tp-words" }, svg);
+  for (const step of flow.steps) {
+    const text = draw("text", { x: step.x, y: 11, "text-anchor": "middle" }, words);
+    text.textContent = step.label;
+  }
+  for (const row of flow.rows) {
+    const text = draw("text", { x: 2, y: row.y + 3.5 }, words);
+    text.textContent = row.label;
+  }
+  return { line, dots };
+}
+
+function drawRibbon(flow, picture, ribbon) {
+  picture.line.replaceChildren();
+  picture.dots.replaceChildren();
+  if (!ribbon) return;
+  const place = (step, module) => ({ x: flow.x[step], y: flow.y[String(module)] ?? flow.height - 6 });
+  ribbon.forEach((modules, step) => {
+    modules.forEach((module, slot) => {
+      const here = place(step, module);
+      const dot = draw("circle", { cx: here.x, cy: here.y, r: slot === 0 ? 5 : 3.5 }, picture.dots);
+      dot.setAttribute("class", slot === 0 ? "tp-first" : "");
+      if (step + 1 >= ribbon.length) return;
+      ribbon[step + 1].forEach((next, nextSlot) => {
+        const there = place(step + 1, next);
+        draw("path", { d: curve(here.x, here.y, there.x, there.y),
+          class: slot === 0 && nextSlot === 0 ? "tp-first" : "tp-second" }, picture.line);
+      });
+    });
+  });
+}
+
+function buildImage(data, parent, elements) {
+  const frame = make("div", "tp-image", parent);
+  frame.style.aspectRatio = `${data.cols} / ${data.rows}`;
+  if (data.image) {
+    const picture = make("img", "", frame);
+    picture.alt = data.alt;
+    picture.src = data.image;
+  }
+  const grid = make("div", "tp-grid", frame);
+  grid.style.gridTemplateColumns = `repeat(${data.cols}, 1fr)`;
+  grid.style.gridTemplateRows = `repeat(${data.rows}, 1fr)`;
+  for (const token of data.tokens) {
+    const cell = make("button", "tp-token tp-patch", grid, token.mark);
+    cell.style.gridRow = String(token.row + 1);
+    cell.style.gridColumn = String(token.col + 1);
+    cell.style.setProperty("--fill", token.fill);
+    cell.style.color = token.ink;
+    elements.push([cell, [token.token]]);
+  }
+}
+
+function buildText(data, parent, elements) {
+  const box = make("div", "tp-text", parent);
+  box.dir = "auto";
+  const known = new Map(data.tokens.map((token) => [token.token, token]));
+  for (const piece of data.pieces) {
+    if (!piece.tokens.length) {
+      make("span", "", box, piece.text);
+      continue;
+    }
+    const span = make("span", "tp-token tp-piece", box, piece.text);
+    const token = known.get(piece.tokens[0]);
+    span.setAttribute("role", "button");
+    span.style.backgroundColor = token.fill;
+    span.style.color = token.ink;
+    if (piece.text.includes("\n")) span.classList.add("tp-newline");
+    elements.push([span, piece.tokens]);
+  }
+}
+
+export default function (component) {
+  const { data, parentElement, setTriggerValue } = component;
+  const root = parentElement.querySelector(".tp");
+  root.replaceChildren();
+  root.style.setProperty("--opacity", String(data.opacity));
+  for (const [name, value] of Object.entries(data.colours)) root.style.setProperty(`--tp-${name}`, value);
+  const known = new Map(data.tokens.map((token) => [token.token, token]));
+  const elements = [];
+
+  const left = make("div", "tp-left", root);
+  if (data.kind === "image") buildImage(data, left, elements);
+  else buildText(data, left, elements);
+  const legend = make("div", "tp-legend", left);
+  if (data.legend) {
+    make("span", "", legend, data.legend.left);
+    const bar = make("span", "tp-bar", legend);
+    bar.style.background = `linear-gradient(to right, ${data.legend.stops.join(",")})`;
+    make("span", "", legend, data.legend.right);
+  } else make("span", "", legend, data.hint);
+
+  const right = make("div", "tp-right", root);
+  const picture = buildFlow(data.flow, right, (what, key) => {
+    if (what === "pick") return setTriggerValue("node", key);
+    const [step, module] = key.split(".").map(Number);
+    for (const [element, tokens] of elements)
+      element.classList.toggle("tp-lit", what === "over" && tokens.some((token) =>
+        (known.get(token).ribbon[step - data.first_step] || []).includes(module)));
+  });
+  const words = make("div", "tp-readout", right);
+  words.setAttribute("aria-live", "polite");
+
+  function show(tokens) {
+    words.replaceChildren();
+    const first = tokens && known.get(tokens[0]);
+    drawRibbon(data.flow, picture, first && first.ribbon);
+    root.classList.toggle("tp-active", Boolean(first));
+    if (!first) {
+      make("p", "tp-quiet", words, data.invitation);
+      return;
+    }
+    for (const token of tokens.slice(0, 3)) {
+      make("p", "tp-strong", words, known.get(token).head);
+      make("p", "", words, known.get(token).words);
+    }
+  }
+  function lightSame(token) {
+    const rank = token === null ? null : known.get(token)?.rank;
+    for (const [element, tokens] of elements) {
+      element.classList.toggle("tp-same", rank !== null && tokens.some((one) => known.get(one).rank === rank));
+      element.classList.toggle("tp-chosen", token !== null && tokens.includes(token));
+      element.setAttribute("aria-pressed", String(token !== null && tokens.includes(token)));
+    }
+    root.classList.toggle("tp-picked", rank !== null && rank !== undefined);
+  }
+  let chosen = known.has(data.chosen) ? data.chosen : null;
+  const rest = () => show(chosen === null ? null : [chosen]);
+  elements.forEach(([element, tokens], index) => {
+    const token = known.get(tokens[0]);
+    element.classList.toggle("tp-faded", token.faded);
+    element.dataset.token = String(tokens[0]);
+    element.setAttribute("aria-label", `${token.head}. ${token.words}`);
+    element.tabIndex = index === 0 ? 0 : -1;
+    element.addEventListener("pointerenter", () => show(tokens));
+    element.addEventListener("pointerleave", rest);
+    element.addEventListener("focus", () => show(tokens));
+    element.addEventListener("blur", rest);
+    const pick = () => {
+      chosen = chosen === tokens[0] ? null : tokens[0];
+      lightSame(chosen);
+      rest();
+      setTriggerValue("pick", { token: chosen });
+    };
+    element.addEventListener("click", pick);
+    element.addEventListener("keydown", (event) => {
+      const row = data.kind === "image" ? data.cols : 10;
+      const move = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: row, ArrowUp: -row }[event.key];
+      if (event.key === "Enter" || event.key === " ") {
+        event.preventDefault();
+        pick();
+      } else if (move !== undefined && elements[index + move]) {
+        event.preventDefault();
+        element.tabIndex = -1;
+        elements[index + move][0].tabIndex = 0;
+        elements[index + move][0].focus();
+      }
+    });
+  });
+  lightSame(chosen);
+  rest();
+}

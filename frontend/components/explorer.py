@@ -1,0 +1,212 @@
+"""A sample and its small flow picture (explorer.js, explorer.css).
+
+Streamlit's charts cannot show a line in one picture while the pointer is over another, so this is drawn
+by a few lines of local JavaScript. The data for it is made here, in plain dicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from frontend.charts import numbers
+from frontend.charts.layout import flow_layout
+from frontend.charts.palette import Theme, cdf_colour, ink_on, mix
+from frontend.charts.patches import module_colour
+from frontend.charts.running_text import text_pieces
+from frontend.charts.token_flow import token_label, visible
+
+_HERE = Path(__file__).parent
+PICTURE_WIDTH = 560
+MOST_LINKS = 300
+"""of the small picture; it shows the shape of the flow, the numbers are in the Flow view"""
+
+
+@lru_cache(maxsize=1)
+def _renderer() -> Any:
+    return st.components.v2.component(
+        "tokenpaths.explorer",
+        html='<div class="tp"></div>',
+        css=(_HERE / "explorer.css").read_text("utf-8"),
+        js=(_HERE / "explorer.js").read_text("utf-8"),
+    )
+
+
+def explorer(
+    data: Mapping[str, Any], *, key: str, on_pick: Callable[[Any], None], on_node: Callable[[str], None]
+) -> None:
+    """Mount the component; ``on_pick`` gets a token or None, ``on_node`` a ``step.module``."""
+
+    def picked() -> None:
+        value = st.session_state[key].get("pick")
+        if value is not None:
+            on_pick(value.get("token"))
+
+    def node() -> None:
+        if value := st.session_state[key].get("node"):
+            on_node(str(value))
+
+    _renderer()(data=dict(data), key=key, on_pick_change=picked, on_node_change=node)
+
+
+def explorer_data(
+    sample: Mapping[str, Any],
+    flow: Mapping[str, Any],
+    *,
+    theme: Theme,
+    image: str | None,
+    num_paths: int,
+    opacity: float,
+    step: int | None,
+    chosen: int | None,
+    identities: Collection[int],
+    kept: Callable[[Mapping[str, Any]], bool],
+) -> dict[str, Any]:
+    """All that the component draws.
+
+    Parameters
+    ----------
+    step
+        Tint by the module of this step; None: by path CDF.
+    kept
+        False for a token that the page's filters leave out; it is faded.
+    """
+    is_text = sample.get("text") is not None and sample.get("grid") is None
+    grid = sample.get("grid") or {"rows": 1, "cols": 1}
+    tokens = [
+        _token(t, theme, num_paths, opacity if is_text else 1.0, step, identities) | {"faded": not kept(t)}
+        for t in sample["tokens"]
+    ]
+    data: dict[str, Any] = {
+        "kind": "text" if is_text else "image",
+        "tokens": tokens,
+        "opacity": opacity,
+        "chosen": chosen,
+        "flow": small_flow(flow),
+        "first_step": (flow.get("steps") or [0])[0],
+        "colours": {
+            "accent": theme.accent,
+            "muted": theme.muted,
+            "identity": theme.identity,
+            "module": theme.module,
+            "link": theme.link,
+        },
+        "legend": {"left": "frequent path", "right": "rare path", "stops": list(theme.cdf)}
+        if step is None
+        else None,
+        "hint": f"Tint and number: the module taken at step {step}; grey: skipped.",
+        "invitation": ("Point at a token" if is_text else "Point at a patch")
+        + " to see its path; click to keep it.",
+        "image": image,
+        "alt": f"sample {sample['sample']}, {sample.get('label') or 'no label'}",
+        "rows": grid["rows"],
+        "cols": grid["cols"],
+    }
+    if is_text:
+        data["pieces"] = [
+            {"text": p.text, "tokens": list(p.tokens)} for p in text_pieces(sample["text"], sample["tokens"])
+        ]
+    return data
+
+
+def token_words(token: Mapping[str, Any], num_paths: int, identities: Collection[int]) -> tuple[str, str]:
+    """What a newcomer wants to know of one token: a head, and two sentences."""
+    what = (
+        f"Patch {token_label(token)}"
+        if token.get("row") is not None
+        else f"Token {token['token']} “{visible(token.get('text'))}”"
+    )
+    steps = len(token["ribbon"])
+    skipped = sum(all(int(m) in identities for m in modules) for modules in token["ribbon"])
+    head = f"{what}: {numbers.ribbon_words(token['ribbon'])}"
+    words = (
+        f"Path of rank {numbers.count(token['rank'])} of {numbers.count(num_paths)} (CDF {numbers.percent(token['cdf'])}). "
+        f"Skipped {skipped} of {steps} steps; compute {numbers.percent(token['compute'])}, reuse {numbers.percent(token['reuse'])}."
+    )
+    if token.get("region"):
+        words += f" Region: {token['region']}."
+    return head, words
+
+
+def small_flow(flow: Mapping[str, Any], *, width: float = PICTURE_WIDTH) -> dict[str, Any]:
+    """The flow picture in pixels of a fixed box, for the component to scale."""
+    rows_count = len({node["module"] for node in flow["nodes"]})
+    layout = flow_layout(flow, height=float(min(430, max(200, 20 * rows_count))), most_links=MOST_LINKS)
+    steps = layout.steps or [0]
+    left, right, top = 34.0, 16.0, 18.0
+    gap = (width - left - right) / max(1, len(steps) - 1)
+    radius = min(1.0, 0.42 * gap / layout.radius)
+    x = {step: round(left + gap * place, 1) for place, step in enumerate(steps)}
+    names = {node.module: node for node in layout.nodes}
+    thin = max(1, -(-len(layout.row_of) * 12 // int(layout.height)))
+    every = max(1, -(-len(steps) // 14))
+    return {
+        "width": width,
+        "height": layout.height + top + 4,
+        "label": "Flow of all tokens of the run, and the chosen path as a line",
+        "x": [x[step] for step in steps],
+        "y": {str(m): round(y + top, 1) for m, y in layout.row_of.items()},
+        "nodes": [
+            {
+                "key": n.key,
+                "x": x[n.step],
+                "y": round(n.y + top, 1),
+                "r": round(n.radius * radius, 2),
+                "skip": n.kind == "identity",
+                "title": f"step {n.step}, module {n.module} ({n.kind}): {numbers.count(n.count)} tokens, {numbers.percent(n.share)}",
+            }
+            for n in layout.nodes
+            if n.count > 0 and n.step in x
+        ],
+        "links": [
+            {
+                "x0": x[k.step],
+                "x1": x[k.step + 1],
+                "y0": round(k.y0 + top, 1),
+                "y1": round(k.y1 + top, 1),
+                "w": round(max(0.3, k.width * radius), 2),
+            }
+            for k in layout.links
+            if k.step in x and k.step + 1 in x
+        ],
+        "steps": [{"x": x[step], "label": str(step)} for step in steps[::every]],
+        "rows": [
+            {"y": round(y + top, 1), "label": "skip" if names[m].kind == "identity" else str(m)}
+            for place, (m, y) in enumerate(layout.row_of.items())
+            if place % thin == 0
+        ],
+    }
+
+
+def _token(
+    token: Mapping[str, Any],
+    theme: Theme,
+    num_paths: int,
+    opacity: float,
+    step: int | None,
+    identities: Collection[int],
+) -> dict[str, Any]:
+    modules: Sequence[int] = token["ribbon"][step] if step is not None and step < len(token["ribbon"]) else []
+    fill = (
+        module_colour(int(modules[0]), int(modules[0]) in identities, theme)
+        if modules
+        else cdf_colour(token["cdf"], theme)
+    )
+    fill = mix(fill, theme.background, opacity)
+    head, words = token_words(token, num_paths, identities)
+    return {
+        "token": token["token"],
+        "row": token.get("row"),
+        "col": token.get("col"),
+        "fill": fill,
+        "ink": ink_on(fill),
+        "mark": "+".join(str(m) for m in modules),
+        "ribbon": token["ribbon"],
+        "rank": token["rank"],
+        "head": head,
+        "words": words,
+    }

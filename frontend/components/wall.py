@@ -1,0 +1,50 @@
+"""Walls of small things that open a sample: patches, thumbnails or snippets, tokens in context (wall.js, wall.css)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import streamlit as st
+
+from frontend import look
+
+_HERE = Path(__file__).parent
+
+
+@lru_cache(maxsize=1)
+def _renderer() -> Any:
+    return st.components.v2.component(
+        "tokenpaths.wall",
+        html='<div class="wall"></div>',
+        css=(_HERE / "wall.css").read_text("utf-8"),
+        js=(_HERE / "wall.js").read_text("utf-8"),
+    )
+
+
+def wall(
+    items: Sequence[Mapping[str, Any]],
+    *,
+    key: str,
+    on_open: Callable[[Mapping[str, Any]], None],
+    kind: Literal["patch", "sample", "text", "context"] = "patch",
+) -> None:
+    """Show ``items`` ({sample, token?, title, image | snippet | before, text, shown, after, caption?}); a click calls
+    ``on_open`` with {sample, token}."""
+
+    def opened() -> None:
+        if value := st.session_state[key].get("open"):
+            on_open(value)
+
+    theme = look.theme()
+    _renderer()(
+        data={
+            "items": [dict(item) for item in items],
+            "kind": kind,
+            "colours": {"accent": theme.accent, "muted": theme.muted},
+        },
+        key=key,
+        on_open_change=opened,
+    )

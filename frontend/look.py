@@ -1,0 +1,131 @@
+"""What views share on the page: headings with help, tables behind charts, sentences for errors and emptiness."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import altair as alt
+import streamlit as st
+
+from frontend.charts.palette import DARK, LIGHT, Theme
+from frontend.client import ApiError, Client
+
+log = logging.getLogger("tokenpaths.page")
+
+STYLE = """<style>
+.block-container { padding: 1.1rem 2rem 4rem !important; max-width: 1500px; }
+header[data-testid="stHeader"] { background: transparent; height: 2.2rem; }
+h1 { font-size: 1.6rem !important; padding: .35rem 0 0 !important; }
+h2 { font-size: 1.2rem !important; padding: .5rem 0 0 !important; }
+h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
+.tp-brand { font-weight: 700; font-size: 1.12rem; letter-spacing: .01em; white-space: nowrap; }
+.st-key-chips button, .st-key-views button { min-height: 1.9rem; }
+.st-key-chips button { border-radius: 999px; padding: 0 .7rem; }
+.st-key-patches [data-testid="stImage"] img { image-rendering: auto; }
+@media (max-width: 640px) { .block-container { padding: .9rem .8rem 3rem !important; } h1 { font-size: 1.3rem !important; } }
+@media (prefers-reduced-motion: reduce) { * { animation: none !important; transition: none !important; } }
+</style>"""
+
+HELP = {
+    "flow": "Circle area ∝ tokens of the module at the step. Ribbon width ∝ flow (step, module) → (step+1, module): the number of "
+    "tokens that go that way; with K > 1 each of the K² pairs counts 1/K², so that a step's links always sum to the number of tokens.",
+    "paths": "Path of a token: the modules it took, step by step. Rank 1 is the most frequent path of the run, ties in the order of their module ids. "
+    "CDF of a rank = share of tokens on paths of rank ≤ it. Slope: least squares of log frequency on log rank.",
+    "nulls": "Untrained twin: the same architecture with fresh weights on the same data. Independent steps: each step's choices shuffled "
+    "over tokens. A slope near −1 is found in random models too, so look at the distance from the nulls.",
+    "compute": "compute of a token = active (non-identity) slots / (S·K); 1 = never skipped. Of a sample: the mean over its tokens.",
+    "reuse": "reuse of a token = 1 − distinct active modules / active visits. Of a sample: the mean over its tokens.",
+    "cdf": "CDF of a path = share of the run's tokens on paths at least as frequent. Near 0 % = one of the most frequent paths.",
+    "topk": "effective top-k of a step = (Σ c²)^α / Σ c^(2α), α = 1.5, c = tokens per module; range 1 … M^(α−1). The paper's 1/IPR.",
+    "load": "utilisation of a module = its tokens · M / all choices at the step (1 = fair share, 0 = dead). MaxVio = highest utilisation − 1. "
+    "Load entropy = H(c/Σc)/ln M.",
+    "nmi": "NMI(path; attribute), 0 … 1: how much the path tells about the attribute, beside 200 shuffles of the attribute (mean ± standard "
+    "deviation). p = share of shuffles at least as high.",
+    "loss": "Cross-entropy of the right next token (or of the label), in nats.",
+    "gate_entropy": "Entropy of the router's probabilities over all modules, in nats, mean over steps.",
+}
+
+
+def theme() -> Theme:
+    """The theme of the browser's page."""
+    return DARK if (st.context.theme.type or "light") == "dark" else LIGHT
+
+
+@st.cache_resource(show_spinner=False)
+def client() -> Client:
+    """One client for the whole page server."""
+    return Client()
+
+
+def heading(question: str, words: str, help_key: str | None = None) -> None:
+    """The view's question, and what is drawn."""
+    st.header(question, anchor=False, help=HELP.get(help_key or ""))
+    if words:
+        st.caption(words)
+
+
+def chart(
+    drawing: alt.TopLevelMixin, *, key: str | None = None, on_pick: Any = None, pick: Sequence[str] = ()
+) -> None:
+    """Show a chart; ``on_pick(name, values)`` hears of clicks on the selections named in ``pick``."""
+    if on_pick is None:
+        st.altair_chart(drawing, theme=None, width="stretch")
+        return
+
+    def picked() -> None:
+        for name, values in (st.session_state[key].get("selection") or {}).items():
+            for value in values if isinstance(values, list) else []:
+                if name in pick and name in value:
+                    on_pick(name, value[name])
+                    return
+
+    st.altair_chart(
+        drawing, theme=None, width="stretch", key=key, on_select=picked, selection_mode=list(pick)
+    )
+
+
+def numbers_behind(rows: Sequence[dict[str, Any]], what: str, **columns: Any) -> None:
+    """The table behind a chart: for screen readers, and for anyone who wants the numbers."""
+    with st.expander(f"The numbers behind this: {what}"):
+        if rows:
+            st.dataframe(list(rows), hide_index=True, width="stretch", column_config=columns or None)
+        else:
+            st.write("Nothing to list.")
+
+
+def empty(sentence: str, todo: str = "") -> None:
+    """An empty view says why, and what to do."""
+    st.info(f"{sentence} {todo}".strip(), icon=":material/info:")
+
+
+def sentence(error: ApiError) -> None:
+    """An error as two sentences and a button."""
+    st.error(f"{plain(error.sentence)} {error.todo}".strip(), icon=":material/error:")
+
+
+@contextmanager
+def guarded(what: str) -> Iterator[None]:
+    """Whatever goes wrong inside is told as a sentence; the rest of the page goes on."""
+    try:
+        yield
+    except ApiError as error:
+        sentence(error)
+        st.button("Try again", key=f"again_{what}", icon=":material/refresh:")
+    except Exception:
+        log.exception("drawing %s failed", what)
+        st.error(
+            f"This page failed while drawing {what}. That is a fault of the page, not of your data; "
+            "its log says more. The other views go on working.",
+            icon=":material/error:",
+        )
+        st.button("Try again", key=f"again_{what}", icon=":material/refresh:")
+
+
+def plain(text: str) -> str:
+    """Text from elsewhere inside Markdown, with its special characters shown as they are."""
+    return "".join(
+        "\\" + letter if letter in "\\`*_{}[]()<>#+-.!|~$:&" else letter for letter in text.replace("\n", " ")
+    )

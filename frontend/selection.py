@@ -1,0 +1,202 @@
+"""What a visitor has chosen, as a value: read from an address, written to one. Pure; ``address.py`` binds it.
+
+Every field that is not at its default stands in the address under its own name, so a link reproduces the page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+VIEWS = {
+    "runs": "Runs",
+    "flow": "Flow",
+    "paths": "Paths",
+    "sample": "Sample",
+    "compute": "Compute & reuse",
+    "modules": "Modules",
+    "try": "Try it",
+}
+MEASURES = ("compute", "reuse", "loss", "gate_entropy")
+ORDERS = ("rank", "compute", "reuse")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_NODE = re.compile(r"\d{1,4}\.\d{1,6}")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """One state of the page. Defaults are what a bare address means."""
+
+    view: str = "runs"
+    run: str | None = None
+    label: str | None = None
+    steps: tuple[int, int] | None = None
+    """half-open like the API: (0, 5) is the steps 0 to 4"""
+    through: tuple[str, ...] = ()
+    """``step.module`` that tokens must pass, all of them"""
+    paths: tuple[int, ...] = ()
+    """chosen path ranks"""
+    sample: int | None = None
+    token: int | None = None
+    tint: int | None = None
+    """Sample: tint by the module of this step; None: by path CDF"""
+    opacity: int = 65
+    """Sample: of the tint, per cent"""
+    hide: float = 0.0
+    """Flow: links below this share of tokens are not drawn, per cent"""
+    order: str = "rank"
+    """Paths: order of the table"""
+    measure: str = "compute"
+    per: str = "sample"
+    bin: int | None = None
+    """Compute & reuse: the chosen bar"""
+    first: int = 0
+    """Sample: first row of the token flow"""
+    seed: int = 0
+    """Paths: which examples are drawn"""
+    q: str | None = None
+    """Sample: text to look for"""
+    model: str | None = None
+    """Try it: the chosen model"""
+
+    def change(self, **changes: Any) -> Selection:
+        """A copy with other values. What only made sense before the change is dropped: another run forgets
+        label, filters, sample; another sample forgets the token; another measure forgets the bar."""
+        if "run" in changes and changes["run"] != self.run:
+            kept = {"view": self.view, "opacity": self.opacity, "model": self.model}
+            return replace(Selection(**kept), **changes)
+        if "sample" in changes and changes["sample"] != self.sample:
+            changes = {"token": None, "first": 0, **changes}
+        if any(
+            name in changes and changes[name] != getattr(self, name) for name in ("measure", "per", "label")
+        ):
+            changes = {"bin": None, **changes}
+        return replace(self, **changes)
+
+    def toggle_through(self, *nodes: str) -> Selection:
+        """Add circles to the filter; all of them already there: take them out."""
+        if set(nodes) <= set(self.through):
+            left = tuple(node for node in self.through if node not in nodes)
+        else:
+            left = tuple(sorted({*self.through, *nodes}, key=_node_key))
+        return self.change(through=left)
+
+    def toggle_path(self, rank: int) -> Selection:
+        """Choose a path, or let it go."""
+        left = tuple(one for one in self.paths if one != rank) if rank in self.paths else (*self.paths, rank)
+        return self.change(paths=left, seed=0)
+
+
+def to_query(selection: Selection) -> dict[str, str]:
+    """The address of a selection; defaults are left out."""
+    query = {}
+    for one in fields(Selection):
+        value = getattr(selection, one.name)
+        if value == one.default or value is None:
+            continue
+        if one.name == "steps":
+            value = f"{value[0]}:{value[1]}"
+        elif isinstance(value, tuple):
+            value = ",".join(map(str, value))
+        elif isinstance(value, float):
+            value = f"{value:g}"
+        query[one.name] = str(value)
+    return query
+
+
+def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
+    """The selection of an address, and one sentence for each part that it cannot mean."""
+    found: dict[str, Any] = {}
+    problems = []
+    for name, text in query.items():
+        if name not in _READERS:
+            continue
+        try:
+            found[name] = _READERS[name](text)
+        except (ValueError, OverflowError):
+            problems.append(
+                f"The address says {name}={text[:40]!r}, which is not understood; it was left out."
+            )
+    return Selection(**found), problems
+
+
+def _node_key(node: str) -> tuple[int, int]:
+    step, module = node.split(".")
+    return int(step), int(module)
+
+
+def _one_of(*allowed: str) -> Any:
+    def read(text: str) -> str:
+        if text not in allowed:
+            raise ValueError
+        return text
+
+    return read
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError
+    return text
+
+
+def _natural(text: str) -> int:
+    if not re.fullmatch(r"\d{1,15}", text):
+        raise ValueError
+    return int(text)
+
+
+def _between(low: float, high: float, kind: Any = float) -> Any:
+    def read(text: str) -> Any:
+        value = kind(text)
+        if not low <= value <= high:
+            raise ValueError
+        return value
+
+    return read
+
+
+def _steps(text: str) -> tuple[int, int]:
+    first, last = (_natural(part) for part in text.split(":"))
+    if first >= last:
+        raise ValueError
+    return first, last
+
+
+def _nodes(text: str) -> tuple[str, ...]:
+    parts = text.split(",")
+    if len(parts) > 32 or not all(_NODE.fullmatch(part) for part in parts):
+        raise ValueError
+    return tuple(dict.fromkeys(parts))
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    ranks = tuple(dict.fromkeys(_natural(part) for part in text.split(",")))
+    if len(ranks) > 32 or 0 in ranks:
+        raise ValueError
+    return ranks
+
+
+_READERS = {
+    "view": _one_of(*VIEWS),
+    "run": _name,
+    "label": lambda text: text[:500] or None,
+    "steps": _steps,
+    "through": _nodes,
+    "paths": _ranks,
+    "sample": _natural,
+    "token": _natural,
+    "tint": _natural,
+    "opacity": _between(0, 100, int),
+    "hide": _between(0, 100),
+    "order": _one_of(*ORDERS),
+    "measure": _one_of(*MEASURES),
+    "per": _one_of("sample", "token"),
+    "bin": _natural,
+    "first": _natural,
+    "seed": _natural,
+    "q": lambda text: text[:200] or None,
+    "model": _name,
+}

@@ -1,0 +1,289 @@
+"""Where is the work spent? Distributions, the samples at both ends and in the middle, skip against reuse, labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+
+from frontend import address, look
+from frontend.charts import numbers
+from frontend.charts.distributions import (
+    BIN_PICK,
+    MEASURES,
+    bin_rows,
+    correlation_words,
+    distribution_words,
+    histogram_chart,
+    label_chart,
+    skip_reuse_chart,
+)
+from frontend.charts.patches import data_url
+from frontend.components.wall import wall
+from frontend.selection import Selection
+from frontend.views import common
+
+AT_EACH_END = 8
+READ_AT_MOST = 5000
+"""samples; a larger run shows its ends and says that the middle was not read"""
+
+
+def draw(selection: Selection) -> None:
+    run = common.chosen_run(selection)
+    if run is None:
+        return
+    measures = [m for m in MEASURES if m in run["measures"]]
+    measure = selection.measure if selection.measure in measures else (measures[0] if measures else "compute")
+    _controls(run, selection, measures, measure)
+    name = MEASURES[measure][0]
+    look.heading("Where is the work spent?", _question_words(measure, selection), measure)
+    if selection.measure != measure:
+        look.empty(f"This run has no {MEASURES[selection.measure][0]}.", f"Shown instead: {name}.")
+    distribution = look.client().distribution(
+        run["run"], measure, per=selection.per, bins=40, label=selection.label
+    )
+    if not distribution["num"]:
+        look.empty(f"No {selection.per} has {name} here.", "Choose another label or measure.")
+        return
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        _histogram(distribution, selection)
+    with right:
+        _labels(distribution)
+    rows, whole = _samples(run, selection, measure)
+    _chosen_bar(distribution, rows, selection, measure, run)
+    _ends(rows, whole, measure, run)
+    _scatter(run, selection)
+
+
+def _controls(run: Mapping[str, Any], selection: Selection, measures: list[str], measure: str) -> None:
+    first, second, third, fourth = st.columns([3, 2, 2, 2], gap="medium")
+    with first:
+        common.run_picker(run)
+    with second:
+        common.label_picker(run, selection)
+    with third:
+        address.bound(
+            st.selectbox,
+            "measure",
+            "Measure",
+            measure,
+            measures or ["compute"],
+            format_func=lambda m: MEASURES[m][0],
+        )
+    with fourth:
+        address.bound(
+            st.segmented_control,
+            "per",
+            "Counted per",
+            selection.per,
+            ["sample", "token"],
+            read=lambda per: per or selection.per,
+        )
+
+
+def _question_words(measure: str, selection: Selection) -> str:
+    words = {
+        "compute": "Compute is the share of a token’s choices that did work; a token that chose an identity module skipped that step.",
+        "reuse": "Reuse is the share of a token’s visits that went to a module it had already visited.",
+        "loss": "Loss says how surprised the model was, in nats.",
+        "gate_entropy": "Gate entropy says how undecided the router was, in nats.",
+    }[measure]
+    return words + (" One count is one sample." if selection.per == "sample" else " One count is one token.")
+
+
+def _histogram(distribution: Mapping[str, Any], selection: Selection) -> None:
+    bins = distribution["bins"]
+    chosen = bins[selection.bin] if selection.bin is not None and selection.bin < len(bins) else None
+    drawing = histogram_chart(
+        distribution,
+        theme=look.theme(),
+        title=None,
+        chosen=(chosen["lo"], chosen["hi"]) if chosen else None,
+        height=280,
+    )
+    look.chart(
+        drawing,
+        key=f"bars_{distribution['run']}_{distribution['measure']}_{selection.per}_{selection.label}_{selection.bin}",
+        on_pick=_bar_picked,
+        pick=(BIN_PICK,),
+    )
+    st.caption(
+        look.plain(distribution_words(distribution))
+        + (" Click a bar to see its samples." if selection.per == "sample" else "")
+    )
+    look.numbers_behind(bin_rows(distribution), "bars")
+
+
+def _bar_picked(_name: str, index: int) -> None:
+    now = address.current()
+    address.go(now.change(bin=None if now.bin == int(index) else int(index)))
+
+
+def _labels(distribution: Mapping[str, Any]) -> None:
+    labels = [row for row in distribution["by_label"] if row.get("label") is not None]
+    name = MEASURES[distribution["measure"]][0]
+    if len(labels) < 2:
+        look.empty(
+            "There are not two labels to compare here." if labels else "This run has no labels to compare."
+        )
+        return
+    st.subheader(f"Which labels get more {name}?", anchor=False)
+    st.altair_chart(
+        label_chart({**distribution, "by_label": labels}, theme=look.theme(), title=None, most=14),
+        theme=None,
+        width="stretch",
+    )
+    hidden = max(0, len(labels) - 14)
+    st.caption(
+        "Dashed: mean over all."
+        + (f" {numbers.plural(hidden, 'label')} between the ends not drawn." if hidden else "")
+    )
+    look.numbers_behind(labels, "labels")
+
+
+def _samples(run: Mapping[str, Any], selection: Selection, measure: str) -> tuple[list[dict[str, Any]], bool]:
+    """Samples by falling measure, and whether they are all of them; a large run gives both its ends."""
+    order = measure if measure in ("compute", "reuse", "loss") else "compute"
+    ask = {"order": order, "label": selection.label}
+    if (run["num_samples"] or 0) <= READ_AT_MOST:
+        found = look.client().samples(run["run"], most=READ_AT_MOST, descending=True, **ask)
+        return found["samples"], True
+    high = look.client().samples(run["run"], most=AT_EACH_END, descending=True, **ask)["samples"]
+    low = look.client().samples(run["run"], most=AT_EACH_END, descending=False, **ask)["samples"]
+    return high + low[::-1], False
+
+
+def _chosen_bar(
+    distribution: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    selection: Selection,
+    measure: str,
+    run: Mapping[str, Any],
+) -> None:
+    bins = distribution["bins"]
+    if (
+        selection.bin is None
+        or selection.bin >= len(bins)
+        or selection.per != "sample"
+        or measure == "gate_entropy"
+    ):
+        return
+    chosen, last = bins[selection.bin], selection.bin == len(bins) - 1
+    slack = 1e-6 * max(1.0, abs(chosen["hi"]))
+    inside = [
+        row
+        for row in rows
+        if row[measure] is not None
+        and chosen["lo"] - slack <= row[measure]
+        and (row[measure] < chosen["hi"] or last and row[measure] <= chosen["hi"] + slack)
+    ]
+    st.subheader(
+        f"Samples with {MEASURES[measure][0]} from {numbers.number(chosen['lo'])} to {numbers.number(chosen['hi'])}",
+        anchor=False,
+    )
+    if not inside:
+        look.empty("No listed sample lies in this bar.", "Very large runs list only both ends.")
+        return
+    _wall(inside[:24], measure, f"bar_{selection.bin}", run)
+    if len(inside) > 24:
+        st.caption(f"24 of {numbers.plural(len(inside), 'sample')}.")
+
+
+def _ends(rows: Sequence[Mapping[str, Any]], whole: bool, measure: str, run: Mapping[str, Any]) -> None:
+    if measure == "gate_entropy":
+        look.empty(
+            "Samples cannot be sorted by gate entropy.", "Choose compute, reuse or loss to see samples."
+        )
+        return
+    rows = [row for row in rows if row.get(measure) is not None]
+    name = MEASURES[measure][0]
+    if not rows:
+        return
+    num = len(rows)
+    size = min(AT_EACH_END, max(1, -(-num // 100)) if num > 300 else AT_EACH_END, num)
+    share = "1 %" if num > 300 and whole else f"{size}"
+    groups = [(f"Most {name} (top {share})", "top", rows[:size])]
+    if whole and num >= 3 * size:
+        start = (num - size) // 2
+        groups.append((f"In the middle ({share})", "middle", rows[start : start + size]))
+    if num >= 2 * size:
+        groups.append((f"Least {name} (bottom {share})", "bottom", rows[-size:]))
+    for column, (title, key, members) in zip(st.columns(len(groups), gap="large"), groups, strict=True):
+        with column:
+            st.subheader(title, anchor=False)
+            _wall(members, measure, key, run)
+    if not whole:
+        st.caption(f"This run has more than {numbers.count(READ_AT_MOST)} samples: only both ends were read.")
+    columns = (
+        "sample",
+        "label",
+        "prediction",
+        "compute",
+        "reuse",
+        "loss",
+        "num_tokens",
+        "num_distinct_paths",
+        "source",
+    )
+    look.numbers_behind([{key: row.get(key) for key in columns} for row in rows[:1000]], f"samples by {name}")
+
+
+def _wall(rows: Sequence[Mapping[str, Any]], measure: str, key: str, run: Mapping[str, Any]) -> None:
+    pictures = bool(rows) and bool(rows[0].get("has_image"))
+    items = []
+    for row in rows:
+        caption = f"{row.get('label') or 'no label'} · {numbers.number(row.get(measure))}"
+        item = {"sample": row["sample"], "title": f"sample {row['sample']}: {caption}", "caption": caption}
+        if pictures:
+            item["image"] = data_url(look.client().image(run["run"], row["sample"]))
+        else:
+            item["snippet"] = row.get("snippet") or row.get("source") or f"sample {row['sample']}"
+        items.append(item)
+    wall(
+        items,
+        key=f"wall_{key}_{run['run']}",
+        kind="sample" if pictures else "text",
+        on_open=lambda value: address.go_changed(view="sample", sample=int(value["sample"])),
+    )
+
+
+def _scatter(run: Mapping[str, Any], selection: Selection) -> None:
+    st.subheader(
+        "Do samples that skip more also reuse more?",
+        anchor=False,
+        help="skip = 1 − compute. " + look.HELP["reuse"],
+    )
+    found = look.client().samples(run["run"], most=READ_AT_MOST // 2, order="sample", label=selection.label)
+    rows = found["samples"]
+    table = [
+        {"sample": r["sample"], "skip": 1 - r["compute"], "reuse": r["reuse"]}
+        for r in rows
+        if r.get("compute") is not None and r.get("reuse") is not None
+    ]
+    if len(table) < 2:
+        look.empty(
+            "One sample alone shows no trend.",
+            "Trace more samples to see whether skipping and reusing go together.",
+        )
+        return
+    if all(abs(row["skip"]) < 1e-12 for row in table):
+        look.empty(
+            "No sample skipped anything, so there is nothing to compare.",
+            "Models with identity modules (…-skip) can skip steps.",
+        )
+        return
+    look.chart(
+        skip_reuse_chart(rows, theme=look.theme(), title=None),
+        key=f"scatter_{run['run']}_{selection.label}",
+        on_pick=lambda _name, sample: address.go_changed(view="sample", sample=int(sample)),
+        pick=("sample",),
+    )
+    some = (
+        f" These are the first {numbers.count(len(rows))} of {numbers.count(found['total'])} samples."
+        if found["total"] > len(rows)
+        else ""
+    )
+    st.caption(look.plain(correlation_words(table) + " One point: one sample; click it to open it." + some))
+    look.numbers_behind(table, "points")

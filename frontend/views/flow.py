@@ -1,0 +1,90 @@
+"""Where do tokens go? Circles and ribbons; a click on one filters everything to the tokens that pass there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from frontend import address, look
+from frontend.charts import numbers
+from frontend.charts.flow import LINK_PICK, NODE_PICK, flow_chart, hidden_words, link_rows, node_rows
+from frontend.charts.layout import MOST_LINKS
+from frontend.selection import Selection, to_query
+from frontend.views import common
+
+HIDE_STEPS = [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0]
+
+
+def draw(selection: Selection) -> None:
+    run = common.chosen_run(selection)
+    if run is None:
+        return
+    _controls(run, selection)
+    flow = look.client().flow(run["run"], **common.flow_question(run, selection, limit=MOST_LINKS))
+    look.heading("Where do tokens go?", _words(run, flow), "flow")
+    if not flow["num_tokens"]:
+        look.empty("No token passes all of these filters.", "Let go of a chip above to see some again.")
+        return
+    drawing = flow_chart(flow, theme=look.theme(), through=selection.through, title=None)
+    look.chart(
+        drawing,
+        key=f"flow_{hash(tuple(sorted(to_query(selection).items())))}",
+        on_pick=_picked,
+        pick=(NODE_PICK, LINK_PICK),
+    )
+    for line in hidden_words(flow["other"]):
+        st.caption(look.plain(line))
+    st.caption(
+        "Click a circle or a ribbon to keep only the tokens that pass there; click it again to let go. "
+        "A level ribbon visits the same module again. Grey: identity modules, which do nothing (the step is skipped)."
+    )
+    look.numbers_behind(node_rows(flow), "circles", share=st.column_config.NumberColumn(format="percent"))
+    look.numbers_behind(link_rows(flow), "ribbons", share=st.column_config.NumberColumn(format="percent"))
+
+
+def _controls(run: Mapping[str, Any], selection: Selection) -> None:
+    first, second, third, fourth = st.columns([3, 2, 3, 2], gap="medium")
+    with first:
+        common.run_picker(run)
+    with second:
+        common.label_picker(run, selection)
+    with third:
+        last, (start, end) = int(run["num_steps"]) - 1, common.step_range(run, selection)
+        if last > 0:
+            address.bound(
+                st.select_slider,
+                "steps",
+                "Steps",
+                (start, end - 1),
+                list(range(last + 1)),
+                read=lambda pair: None if pair == (0, last) else (pair[0], pair[1] + 1),
+                help="First and last step to draw.",
+            )
+    with fourth:
+        options = sorted({*HIDE_STEPS, selection.hide})
+        address.bound(
+            st.select_slider,
+            "hide",
+            "Hide flows below",
+            selection.hide,
+            options,
+            format_func=lambda value: f"{value:g} %",
+            help="Ribbons with a smaller share of the tokens are not drawn, but counted.",
+        )
+
+
+def _words(run: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
+    total, kept = run["num_tokens"], flow["num_tokens"]
+    tokens = (
+        numbers.plural(kept, "token")
+        if kept == total
+        else f"{numbers.count(kept)} of {numbers.plural(total, 'token')} ({numbers.percent(kept / max(1, total))})"
+    )
+    return f"{tokens}. Columns: steps. Rows: modules. Circle area: tokens that a module received; ribbon width: tokens that go that way."
+
+
+def _picked(name: str, value: str) -> None:
+    nodes = (value,) if name == NODE_PICK else tuple(value.split(">"))
+    address.go(address.current().toggle_through(*nodes))

@@ -1,0 +1,105 @@
+"""What is each module for? Load per step and module, dead and overloaded ones, effective top-k, what paths know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from frontend import address, look
+from frontend.charts import numbers
+from frontend.charts.usage import OVERLOADED, dead_modules, load_chart, overloaded, top_k_chart
+from frontend.selection import Selection
+from frontend.views import common
+
+
+def draw(selection: Selection) -> None:
+    run = common.chosen_run(selection)
+    if run is None:
+        return
+    first, second, _rest = st.columns([3, 2, 3], gap="medium")
+    with first:
+        common.run_picker(run)
+    with second:
+        common.label_picker(run, selection)
+    usage = look.client().usage(run["run"], label=selection.label)
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        look.heading(
+            "What is each module for?",
+            "One cell: one module at one step. Darker on a light page (lighter on a dark one): more tokens than its fair share. "
+            "×: no token came.",
+            "load",
+        )
+        look.chart(
+            load_chart(usage, theme=look.theme(), title=None),
+            key=f"load_{run['run']}_{selection.label}_{selection.through}",
+            on_pick=lambda _name, node: address.go(address.current().toggle_through(node)),
+            pick=("node",),
+        )
+        st.caption("Click a cell to keep only tokens that pass there, in *Flow*, *Paths* and *Sample*.")
+        look.numbers_behind(usage["usage"], "cells")
+    with right:
+        look.heading(
+            "How many does each step really use?",
+            "Effective top-k per step, beside the same architecture untrained.",
+            "topk",
+        )
+        st.altair_chart(top_k_chart(usage, theme=look.theme(), title=None), theme=None, width="stretch")
+        if all(row.get("untrained_effective_top_k") is None for row in usage["steps"]):
+            st.caption("This run has no untrained twin to compare with.")
+        look.numbers_behind(
+            [{**row, "dead": ", ".join(map(str, row["dead"]))} for row in usage["steps"]], "steps"
+        )
+        st.subheader("Dead and overloaded", anchor=False)
+        _extremes(usage)
+    _associations(run)
+    look.numbers_behind(
+        [
+            {**module, "step": "any" if module["step"] is None else module["step"]}
+            for module in run["modules"]
+        ],
+        "modules of the model",
+    )
+
+
+def _extremes(usage: Mapping[str, Any]) -> None:
+    dead = dead_modules(usage)
+    if dead:
+        names = ", ".join(f"{module} ({name})" for module, name, _steps in dead[:12]) + (
+            " …" if len(dead) > 12 else ""
+        )
+        st.write(look.plain(f"{numbers.plural(len(dead), 'module')} never got a token: {names}."))
+    else:
+        st.write("No module is dead: each one got at least one token at some step.")
+    high = overloaded(usage)
+    if high:
+        names = "; ".join(
+            f"module {row['module']} at step {row['step']} ({numbers.number(row['utilisation'])} × its share)"
+            for row in high
+        )
+        st.write(look.plain(f"Overloaded, {OVERLOADED:g} times a fair share or more: {names}."))
+    else:
+        st.write(f"No module has {OVERLOADED:g} times its fair share at any step.")
+
+
+def _associations(run: Mapping[str, Any]) -> None:
+    st.subheader("Do paths know what they carry?", anchor=False, help=look.HELP["nmi"])
+    found = [row for row in run["associations"] if row.get("nmi") is not None]
+    if not found:
+        look.empty(
+            "Nothing to compare paths with: this run has neither labels nor regions nor token ids that differ."
+        )
+        return
+    words = {"label": "the label", "region": "the region of the picture", "token_id": "the token’s own id"}
+    for row in found:
+        far = row["p_value"] is not None and row["p_value"] <= 0.05
+        verdict = "more than chance" if far else "no more than chance"
+        null = f"shuffled {numbers.number(row['null_mean'])} ± {numbers.number(row['null_std'])}"
+        st.write(
+            look.plain(
+                f"Paths tell {verdict} about {words.get(row['attribute'], row['attribute'])}: NMI {numbers.number(row['nmi'])}, {null}, "
+                f"p = {numbers.number(row['p_value'])} ({row['shuffles']} shuffles, {numbers.plural(row['num_tokens'], 'token')})."
+            )
+        )

@@ -1,0 +1,217 @@
+"""Which paths exist, and who takes them? Rank against frequency; choose a rank to see who travels there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from frontend import address, look
+from frontend.charts import numbers
+from frontend.charts.paths import RANK_PICK, fit_words, path_rows, rank_frequency_chart
+from frontend.charts.token_flow import visible
+from frontend.components.wall import wall
+from frontend.selection import ORDERS, Selection
+from frontend.views import common
+
+MOST_ROWS = 200
+EXAMPLES = 60
+
+
+def draw(selection: Selection) -> None:
+    run = common.chosen_run(selection)
+    if run is None:
+        return
+    first, second, third = st.columns([3, 2, 2], gap="medium")
+    with first:
+        common.run_picker(run)
+    with second:
+        common.label_picker(run, selection)
+    with third:
+        address.bound(
+            st.selectbox,
+            "order",
+            "Table sorted by",
+            selection.order,
+            list(ORDERS),
+            format_func={"rank": "frequency", "compute": "compute", "reuse": "reuse"}.get,
+        )
+    left, right = st.columns([1, 1], gap="large")
+    with left:
+        _curve(run, selection)
+    with right:
+        _table(run, selection)
+    for rank in selection.paths:
+        with look.guarded(f"the path of rank {rank}"):
+            _examples(run, rank, selection)
+    if not selection.paths:
+        look.empty(
+            "No path is chosen.",
+            "Click a point of the curve or a row of the table to see who takes that path.",
+        )
+
+
+def _curve(run: Mapping[str, Any], selection: Selection) -> None:
+    fit = look.client().fit(run["run"])
+    observed = fit["observed"]
+    look.heading(
+        "Which paths exist?",
+        "One point: one path. Left: the most frequent. Both axes grow by factors of ten.",
+        "paths",
+    )
+    if observed["num_paths"] <= 1:
+        look.empty(
+            "All tokens of this run take one and the same path, so there is no curve to draw.",
+            "That happens with one sample of one token, or with a router that has collapsed: see *Modules*.",
+        )
+        return
+    look.chart(
+        rank_frequency_chart(fit, theme=look.theme(), chosen=selection.paths, title=None),
+        key=f"curve_{selection.paths}_{run['run']}",
+        on_pick=_picked,
+        pick=(RANK_PICK,),
+    )
+    lines = [fit_words("This run", observed)]
+    lines += (
+        [fit_words("Untrained twin", fit["untrained"])]
+        if fit.get("untrained")
+        else ["This run has no untrained twin to compare with."]
+    )
+    lines += [fit_words("Independent steps", fit["independent"])] if fit.get("independent") else []
+    st.caption("  \n".join(look.plain(line) for line in lines), help=look.HELP["nulls"])
+    if selection.label or selection.through:
+        st.caption("The curve shows the whole run; the filters above apply to the table.")
+    look.numbers_behind(observed["points"], "points of the curve")
+
+
+def _table(run: Mapping[str, Any], selection: Selection) -> None:
+    found = look.client().paths(
+        run["run"], most=MOST_ROWS, order=selection.order, label=selection.label, through=selection.through
+    )
+    rows = path_rows(found["paths"])
+    shown = f"{numbers.count(len(rows))} of {numbers.plural(found['num_paths'], 'path')}, {numbers.plural(found['num_tokens'], 'token')}."
+    look.heading("Who takes them?", shown + " Tick rows to see examples below.", "cdf")
+    if not rows:
+        look.empty("No token passes all of these filters.", "Let go of a chip above.")
+        return
+    has_labels = any(row["label"] is not None for row in rows)
+    percent = st.column_config.NumberColumn(format="percent")
+    columns = {
+        "rank": st.column_config.NumberColumn("rank", format="localized"),
+        "path": st.column_config.TextColumn("path (module per step)"),
+        "tokens": st.column_config.NumberColumn("tokens", format="localized"),
+        "share": percent,
+        "cdf": percent,
+        "compute": st.column_config.NumberColumn("compute", format="%.3f", help=look.HELP["compute"]),
+        "reuse": st.column_config.NumberColumn("reuse", format="%.3f", help=look.HELP["reuse"]),
+        "label": st.column_config.TextColumn("most frequent label") if has_labels else None,
+        "label_share": st.column_config.NumberColumn("its share", format="percent") if has_labels else None,
+    }
+    # a new key for every choice, so that the ticks always mean the paths of the address
+    key = f"paths_{run['run']}_{selection.order}_{selection.label}_{selection.through}_{selection.paths}"
+
+    def ticked() -> None:
+        ticks = [rows[index]["rank"] for index in st.session_state[key].selection.rows]
+        hidden = [rank for rank in selection.paths if rank not in {row["rank"] for row in rows}]
+        address.go_changed(paths=tuple([*hidden, *ticks][:32]))
+
+    order = ["rank", "tokens", "share", "cdf", "compute", "reuse", "label", "label_share", "path"]
+    st.dataframe(
+        [{name: row[name] for name in order} for row in rows],
+        key=key,
+        height=430,
+        hide_index=True,
+        width="stretch",
+        column_config=columns,
+        on_select=ticked,
+        selection_mode="multi-row",
+        selection_default={
+            "selection": {"rows": [i for i, row in enumerate(rows) if row["rank"] in selection.paths]}
+        },
+    )
+
+
+def _picked(_name: str, rank: int) -> None:
+    address.go(address.current().toggle_path(int(rank)))
+
+
+def _examples(run: Mapping[str, Any], rank: int, selection: Selection) -> None:
+    found = look.client().examples(run["run"], rank, limit=EXAMPLES, seed=selection.seed)
+    examples = found["examples"]
+    st.subheader(f"Path of rank {rank:,}: {numbers.ribbon_words(found['ribbon'])}", anchor=False)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.caption(
+            f"{numbers.plural(found['count'], 'token')} ({numbers.percent(found['share'])}) take it; CDF {numbers.percent(found['cdf'])}. "
+            f"{len(examples)} drawn at random below.",
+            width="content",
+        )
+        st.button(
+            "Draw others",
+            key=f"redraw_{rank}",
+            icon=":material/casino:",
+            on_click=address.go_changed,
+            kwargs={"seed": selection.seed + 1},
+            disabled=found["count"] <= len(examples),
+        )
+        st.button(
+            "See its flow",
+            key=f"flow_{rank}",
+            icon=":material/account_tree:",
+            on_click=address.go_changed,
+            kwargs={"view": "flow", "paths": (rank,)},
+        )
+    if not examples:
+        look.empty("This path has no examples.")
+    elif "patch" in examples[0]:
+        examples_of_patches(examples, f"patches_{rank}")
+    else:
+        examples_of_text(examples)
+    rows = [{name: value for name, value in one.items() if name != "patch"} for one in examples]
+    look.numbers_behind(rows, f"examples of path {rank:,}")
+
+
+def examples_of_patches(examples: list[dict[str, Any]], key: str) -> None:
+    """A wall of patches; each says where it is from, and a click opens its sample."""
+
+    def open_sample(value: Mapping[str, Any]) -> None:
+        address.go_changed(view="sample", sample=int(value["sample"]), token=int(value["token"]))
+
+    wall(
+        [
+            {
+                "image": one["patch"],
+                "sample": one["sample"],
+                "token": one["token"],
+                "title": f"sample {one['sample']}, {one.get('label') or 'no label'}, row {one.get('row')}, column {one.get('col')}",
+            }
+            for one in examples
+        ],
+        key=key,
+        on_open=open_sample,
+    )
+
+
+def examples_of_text(examples: list[dict[str, Any]]) -> None:
+    """Tokens in their context, the token marked. Plain text: nothing in it can become markup."""
+
+    def open_sample(value: Mapping[str, Any]) -> None:
+        address.go_changed(view="sample", sample=int(value["sample"]), token=int(value["token"]))
+
+    wall(
+        [
+            {
+                "before": one.get("before") or "",
+                "text": one.get("text") or "",
+                "after": one.get("after") or "",
+                "shown": visible(one.get("text")),
+                "sample": one["sample"],
+                "token": one["token"],
+                "title": f"sample {one['sample']}, {one.get('label') or 'no label'}, token {one['token']}",
+            }
+            for one in examples
+        ],
+        key=f"contexts_{examples[0]['sample']}_{examples[0]['token']}_{len(examples)}",
+        on_open=open_sample,
+        kind="context",
+    )

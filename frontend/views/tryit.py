@@ -1,0 +1,143 @@
+"""What does it do with mine? One image or one text, traced at once, then shown as a Sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from frontend import address, look
+from frontend.charts import numbers
+from frontend.client import ApiError
+from frontend.selection import Selection
+from frontend.views import examples, sample
+
+MOST_CHARACTERS = 20_000
+IMAGE_TYPES = ["png", "jpg", "jpeg", "webp", "gif", "bmp"]
+
+
+def draw(selection: Selection) -> None:
+    look.heading(
+        "What does it do with mine?",
+        "Give an image or a text. It is traced on this machine only, kept as a run of one sample, and shown below.",
+    )
+    models = [model for model in look.client().models() if not model.get("problem")]
+    broken = [model for model in look.client().models() if model.get("problem")]
+    for model in broken:
+        st.warning(
+            look.plain(f"The model {model['model']} cannot be used. {model['problem']}"),
+            icon=":material/broken_image:",
+        )
+    if not models:
+        look.empty(
+            "There is no model to try.",
+            "Train one with `tokenpaths train`, or put a checkpoint into the models folder.",
+        )
+        return
+    chosen = _model_picker(models, selection)
+    if chosen["modality"] == "vision":
+        _image(chosen)
+    else:
+        _text(chosen)
+    if error := st.session_state.pop("try_error", None):
+        look.sentence(error)
+    if selection.run is not None:
+        st.divider()
+        run = look.client().run(selection.run)
+        seconds = st.session_state.get("try_seconds", {}).get(selection.run)
+        st.caption(
+            look.plain(
+                f"{run['run']}: traced by {run['model']}"
+                + (f" in {numbers.number(seconds)} s." if seconds is not None else ".")
+                + " The address above opens it again."
+            )
+        )
+        sample.show(run, selection, selection.sample or 0)
+
+
+def _model_picker(models: list[dict[str, Any]], selection: Selection) -> dict[str, Any]:
+    by_name = {model["model"]: model for model in models}
+    name = selection.model if selection.model in by_name else models[0]["model"]
+    if selection.model is not None and selection.model not in by_name:
+        st.warning(look.plain(f"There is no model {selection.model}; shown instead: {name}."))
+
+    def words(one: str) -> str:
+        model = by_name[one]
+        return f"{one} · {'images' if model['modality'] == 'vision' else 'texts'}, {numbers.short(model.get('num_params'))} parameters"
+
+    address.bound(st.selectbox, "model", "Model", name, list(by_name), format_func=words)
+    return by_name[name]
+
+
+def _image(model: Mapping[str, Any]) -> None:
+    left, right = st.columns([1, 1], gap="large")
+    with left:
+        upload = st.file_uploader(
+            "An image",
+            type=IMAGE_TYPES,
+            key=f"upload_{model['model']}",
+            help="At most 25 MB and 16.8 million pixels.",
+        )
+        if upload is not None and st.session_state.get("try_upload") != upload.file_id:
+            st.session_state["try_upload"] = upload.file_id
+            _trace(model["model"], image=(upload.name, upload.getvalue()))
+            st.rerun()
+    with right:
+        st.caption("… or an example, drawn here by a few lines of code:")
+        with st.container(horizontal=True, gap="small"):
+            for name, make in examples.IMAGES.items():
+                st.button(
+                    name,
+                    key=f"example_{name}",
+                    on_click=lambda name=name, make=make: _trace(
+                        model["model"], image=(f"{name}.png", make())
+                    ),
+                )
+
+
+def _text(model: Mapping[str, Any]) -> None:
+    text = st.text_area(
+        "A text",
+        key="try_text",
+        height=140,
+        placeholder="Paste or write something, then press “Trace it”.",
+        max_chars=MOST_CHARACTERS,
+    )
+    with st.container(horizontal=True, gap="small", vertical_alignment="center"):
+        st.button(
+            "Trace it",
+            type="primary",
+            icon=":material/play_arrow:",
+            on_click=lambda: _trace(model["model"], text=st.session_state["try_text"]),
+        )
+        st.caption("… or an example:", width="content")
+        for name, example in examples.TEXTS.items():
+            st.button(
+                name,
+                key=f"example_{name}",
+                on_click=lambda example=example: _trace(model["model"], text=example),
+            )
+    del text
+
+
+def _trace(model: str, *, image: tuple[str, bytes] | None = None, text: str | None = None) -> None:
+    """Ask for the trace; the answer becomes the address, a refusal becomes a sentence."""
+    if text is not None and not text.strip():
+        st.session_state["try_error"] = ApiError(
+            "There is no text to trace.", "Write or paste at least one word."
+        )
+        return
+    if image is not None and not image[1]:
+        st.session_state["try_error"] = ApiError("This file is empty.", "Choose another image.")
+        return
+    try:
+        answer = look.client().trace(model, image=image, text=text)
+    except ApiError as error:
+        st.session_state["try_error"] = error
+        address.go(Selection(view="try", model=model))
+        return
+    st.session_state.setdefault("try_seconds", {})[answer["run"]] = answer.get("seconds")
+    address.go(
+        Selection(view="try", model=model, run=answer["run"], sample=0, opacity=address.current().opacity)
+    )
