@@ -93,12 +93,7 @@ def decode_cursor(cursor: str, binding: str) -> int | str:
     return position
 
 
-def next_offset(page: dict[str, Any], rows: str, offset: int, limit: int, binding: str) -> str | None:
-    """The cursor for what follows ``page``; None where nothing does.
-
-    A page says itself whether there is more (``more``, or ``total``); otherwise a full page has a successor.
-    """
-    found = len(page[rows])
-    total = page.get("total")
-    more = offset + found < total if isinstance(total, int) else found == limit
-    return encode_cursor(offset + found, binding) if more and found else None
+def with_cursor(page: dict[str, Any], binding: str) -> dict[str, Any]:
+    """``page`` of the store with its ``next`` (an offset, or None) as an opaque cursor."""
+    offset = page.get("next")
+    return page | {"next": None if offset is None else encode_cursor(int(offset), binding)}

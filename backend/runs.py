@@ -7,9 +7,11 @@ is still the same run. A file that cannot be read is remembered as such, and nev
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import stat
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +26,9 @@ from engine.errors import UserError
 if TYPE_CHECKING:
     from engine.store import Run
 
+Card = dict[str, Any]
+LOOK_AGAIN_SECONDS = 5.0
+
 
 @dataclass
 class Entry:
@@ -32,7 +37,8 @@ class Entry:
     identity: str
     run: Run | None = None
     problem: str | None = None
-    card: dict[str, Any] | None = None
+    looked_at: float = -math.inf
+    """when the problem was found, so that one that passes (too many open files) is not for ever"""
     users: int = 0
     retired: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -44,7 +50,7 @@ def file_identity(path: Path) -> str:
     if not stat.S_ISREG(info.st_mode):
         raise FileNotFoundError(path)
     text = f"{path.name}:{info.st_dev}:{info.st_ino}:{info.st_size}:{info.st_mtime_ns}"
-    return hashlib.sha256(text.encode()).hexdigest()[:24]
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:24]
 
 
 class RunRegistry:
@@ -53,27 +59,24 @@ class RunRegistry:
     def __init__(self, runs_dir: Path, *, time_limit_s: float = 10.0, max_open: int = 64) -> None:
         self.runs_dir, self.time_limit_s, self.max_open = runs_dir, time_limit_s, max_open
         self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._cards: dict[str, tuple[str, Card]] = {}
         self._lock = threading.RLock()
 
     def path(self, run_id: str) -> Path:
         """Where the file of ``run_id`` lies; Problem 404 for what cannot be a name (no path leaves the folder)."""
         if not is_name(run_id):
-            raise Problem(
-                404,
-                "no-such-run",
-                f"{run_id[:80]!r} cannot be the name of a run: letters, digits, `-` and `_`, at most 64, "
-                "the first a letter or digit.",
-                field="run",
-            )
+            raise Problem(404, "no-such-run", f"{run_id[:80]!r} {NO_NAME}", field="run")
         return self.runs_dir / f"{run_id}{RUN_SUFFIX}"
 
     def names(self) -> list[str]:
-        """Names of all run files, sorted."""
+        """Names of all run files, sorted; they may be names that no address can hold."""
         try:
-            found = [entry.name for entry in os.scandir(self.runs_dir) if entry.name.endswith(RUN_SUFFIX)]
+            found = [entry.name for entry in os.scandir(self.runs_dir)]
         except FileNotFoundError:
             return []
-        return sorted(name for file in found if is_name(name := file.removesuffix(RUN_SUFFIX)))
+        return sorted(
+            name.removesuffix(RUN_SUFFIX) for name in found if name.endswith(RUN_SUFFIX) and not name.startswith(".")
+        )
 
     def identity(self, run_id: str) -> str:
         """The identity of the file now; Problem 404 where there is none."""
@@ -89,22 +92,25 @@ class RunRegistry:
         return Problem(404, "no-such-run", f"There is no run `{run_id}`; {hint}", field="run")
 
     @contextmanager
-    def lease(self, run_id: str) -> Iterator[tuple[str, Run]]:
-        """(identity, open run), which stays open at least as long as the block.
+    def lease(self, run_id: str) -> Iterator[Run]:
+        """The open run, which stays open at least as long as the block.
 
         Raises Problem 404 where there is no such file and 409 where it cannot be read.
         """
         entry = self._entry(run_id)
-        if entry.run is None:
-            with self._lock:
-                entry.users -= 1
-            raise Problem(409, "unreadable-run", str(entry.problem), field="run")
         try:
-            yield entry.identity, entry.run
+            if entry.run is None:
+                raise Problem(409, "unreadable-run", str(entry.problem), field="run")
+            yield entry.run
         finally:
             with self._lock:
                 entry.users -= 1
                 self._close_if_unused(entry)
+
+    def ask(self, run_id: str, question: Callable[[Run], Any]) -> Any:
+        """``question`` answered by the open run."""
+        with self.lease(run_id) as run:
+            return question(run)
 
     def _entry(self, run_id: str) -> Entry:
         """The entry of a run, opened or known to be broken, with one more user."""
@@ -119,26 +125,26 @@ class RunRegistry:
             entry.users += 1
             self._shrink()
         with entry.lock:  # only those who want this file wait for it to open
-            if entry.run is None and entry.problem is None:
+            if entry.run is None and time.monotonic() - entry.looked_at > LOOK_AGAIN_SECONDS:
                 self._open(entry, path)
         return entry
 
     def _open(self, entry: Entry, path: Path) -> None:
-        from engine.store import Run
+        from engine.store import QueryTimeout, Run
 
         try:
-            run = Run.open(path, time_limit_s=self.time_limit_s)
-            entry.card = run.card()
-            entry.run = run
+            entry.run = Run.open(path, time_limit_s=self.time_limit_s)
+            return
+        except QueryTimeout:
+            entry.problem = f"Run {path.stem} took too long to open, the machine is busy; try again in a moment."
         except UserError as error:
             entry.problem = str(error)
-        except FileNotFoundError:
-            entry.problem = f"The run {path.stem} was deleted just now."
         except Exception as error:  # a broken file can break anywhere in the reader
             entry.problem = (
                 f"The file of run {path.stem} cannot be read ({type(error).__name__}); "
                 "copy it anew, trace again or delete it."
             )
+        entry.looked_at = time.monotonic()
 
     def _shrink(self) -> None:
         """Close the longest unused files where too many are open (with the lock held)."""
@@ -159,25 +165,34 @@ class RunRegistry:
             run, entry.run = entry.run, None
             run.close()
 
-    def cards(self) -> list[dict[str, Any]]:
+    def cards(self) -> list[Card]:
         """A card for every run file, newest first; unreadable ones last, with a sentence."""
-        return sorted(filter(None, map(self.card, self.names())), key=lambda card: _age(card), reverse=True)
+        found = [card for card in map(self.card, self.names()) if card is not None]
+        return sorted(found, key=card_key, reverse=True)
 
-    def card(self, run_id: str) -> dict[str, Any] | None:
-        """The card of one run; None when it was deleted meanwhile."""
+    def card(self, run_id: str) -> Card | None:
+        """The card of one run, remembered until its file changes; None when it was deleted meanwhile."""
+        from engine.store.answers import card
+
+        if not is_name(run_id):
+            return card(run_id, None, f"The file name {run_id!r} {NO_NAME}")
         try:
-            with self.lease(run_id):
-                entry = self._entries.get(run_id)
-                return entry.card if entry else None
+            identity = self.identity(run_id)
+            known = self._cards.get(run_id)
+            if known is None or known[0] != identity:
+                known = self._cards[run_id] = (identity, self.ask(run_id, lambda run: run.card()))
+            return known[1]
         except Problem as problem:
-            return unreadable_card(run_id, problem.detail) if problem.status == 409 else None
+            return card(run_id, None, problem.detail) if problem.status == 409 else None
+        except UserError as error:
+            return card(run_id, None, str(error))
 
     def folder_identity(self) -> str:
         """A word that changes when any run comes, goes or is replaced."""
         parts = []
         for name in self.names():
             try:
-                parts.append(file_identity(self.path(name)))
+                parts.append(file_identity(self.runs_dir / f"{name}{RUN_SUFFIX}"))
             except OSError:
                 continue
         return hashlib.sha256("".join(parts).encode()).hexdigest()[:24]
@@ -188,10 +203,9 @@ class RunRegistry:
         self.forget(run_id)
         try:
             path.unlink()
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             raise self._missing(run_id) from None
-        except IsADirectoryError:
-            raise self._missing(run_id) from None
+        self._cards.pop(run_id, None)
 
     def count_open(self) -> int:
         """How many files are open now."""
@@ -203,16 +217,13 @@ class RunRegistry:
         for name in list(self._entries):
             self.forget(name)
 
-    def ask(self, run_id: str, question: Callable[[Run], Any]) -> Any:
-        """``question`` answered by the open run."""
-        with self.lease(run_id) as (_, run):
-            return question(run)
+
+NO_NAME = (
+    "cannot be the name of a run: letters, digits, `-` and `_`, at most 64, the first a letter or digit, "
+    "and not a device name of Windows."
+)
 
 
-def _age(card: dict[str, Any]) -> tuple[str, str]:
-    return (str(card.get("created_at") or ""), str(card["run"]))
-
-
-def unreadable_card(run_id: str, problem: str) -> dict[str, Any]:
-    """The card of a file that is not a readable run."""
-    return {"run": run_id, "status": "unreadable", "problem": problem}
+def card_key(card: Card) -> tuple[str, str]:
+    """Sorts runs by age, then name."""
+    return str(card.get("created_at") or ""), str(card["run"])

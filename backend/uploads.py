@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from fastapi import Request
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import ClientDisconnect
 
 from backend.problems import Problem, nearest
 from backend.settings import Settings
@@ -101,70 +102,77 @@ class _Parts:
 
 async def read_trace_form(request: Request, settings: Settings) -> TraceForm:
     """The form of ``POST /traces``; raises Problem 400, 408, 413, 415 or 422 that names the field."""
-    cap = int(settings.max_upload_megabytes * 1_000_000)
+    body = Body(request, settings)
     try:
-        refuse_declared(request, cap)
+        body.refuse_declared()
         parts = _Parts(int(settings.max_text_kilobytes * 1000))
         parser = _parser(request, parts)
-        async for chunk in received(request, cap, settings):
+        async for chunk in body.chunks():
             try:
                 parser.write(chunk)
             except FormParserError as error:
                 raise Problem(400, "form", f"The multipart form is broken: {error}.") from None
     except Problem as problem:
         if problem.status != 408:  # let the client finish sending, or it never reads why it was refused
-            await drain(request, cap)
+            await body.drain()
         raise
     if not parts.complete:
         raise Problem(400, "form", "The multipart form ends before its last boundary; send it whole.")
     return _form(parts)
 
 
-def refuse_declared(request: Request, cap: int) -> None:
-    """Problem 413 where ``Content-Length`` already says that the body passes ``cap`` bytes."""
-    declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > cap + OVERHEAD_BYTES:
-        raise _too_large(cap, int(declared))
+class Body:
+    """The body of a request, received with a cap on bytes and on patience."""
 
+    def __init__(self, request: Request, settings: Settings) -> None:
+        self.request, self.settings = request, settings
+        self.cap = int(settings.max_upload_megabytes * 1_000_000)
+        self.num_bytes = 0
+        self.ended = False
 
-async def received(request: Request, cap: int, settings: Settings) -> AsyncIterator[bytes]:
-    """The body in chunks; Problem 413 past ``cap``, 408 when the client stalls or takes too long."""
-    stream = request.stream().__aiter__()
-    ends = time.monotonic() + settings.upload_seconds
-    num_bytes = 0
-    while True:
-        patience = min(settings.upload_stall_seconds, ends - time.monotonic())
+    def refuse_declared(self) -> None:
+        """Problem 413 where ``Content-Length`` already says that the body passes the cap."""
+        declared = self.request.headers.get("content-length", "0")
+        if declared.isdigit() and int(declared) > self.cap + OVERHEAD_BYTES:
+            raise _too_large(self.cap, int(declared))
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it comes; Problem 413 past the cap, 408 when the client stalls or takes too long."""
+        settings, ends = self.settings, time.monotonic() + self.settings.upload_seconds
+        while not self.ended:
+            patience = min(settings.upload_stall_seconds, ends - time.monotonic())
+            try:
+                async with asyncio.timeout(max(patience, 0)):
+                    chunk = await self._receive()
+            except TimeoutError:
+                raise Problem(
+                    408,
+                    "upload-stalled",
+                    f"The upload stalled for {settings.upload_stall_seconds:g} s or took longer than "
+                    f"{settings.upload_seconds:g} s; send it again.",
+                    headers={"connection": "close"},
+                ) from None
+            if self.num_bytes > self.cap + OVERHEAD_BYTES:
+                raise _too_large(self.cap, None)
+            yield chunk
+
+    async def drain(self) -> None:
+        """Throw away what a refused client still sends, up to twice the cap and for a few seconds."""
         try:
-            async with asyncio.timeout(max(patience, 0)):
-                chunk = await stream.__anext__()
-        except StopAsyncIteration:
-            return
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while not self.ended and self.num_bytes <= 2 * self.cap:
+                    await self._receive()
         except TimeoutError:
-            raise Problem(
-                408,
-                "upload-stalled",
-                f"The upload stalled for {settings.upload_stall_seconds:g} s or took longer than "
-                f"{settings.upload_seconds:g} s; send it again.",
-                headers={"connection": "close"},
-            ) from None
-        num_bytes += len(chunk)
-        if num_bytes > cap + OVERHEAD_BYTES:
-            raise _too_large(cap, None)
-        yield chunk
+            return
 
-
-async def drain(request: Request, cap: int) -> None:
-    """Throw away what a refused client still sends, up to ``cap`` bytes and a few seconds."""
-    num_bytes = 0
-    try:
-        async with asyncio.timeout(DRAIN_SECONDS):
-            while num_bytes <= cap:
-                message = await request.receive()
-                if message["type"] != "http.request" or not message.get("more_body"):
-                    return
-                num_bytes += len(message.get("body", b""))
-    except TimeoutError:
-        return
+    async def _receive(self) -> bytes:
+        message = await self.request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        self.ended = not message.get("more_body", False)
+        chunk: bytes = message.get("body", b"")
+        self.num_bytes += len(chunk)
+        return chunk
 
 
 def _parser(request: Request, parts: _Parts) -> MultipartParser:

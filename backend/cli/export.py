@@ -48,7 +48,7 @@ def export(
         raise UserError(f"{chosen.value} is not for the eye; name a file with --output.", field="output")
     registry = RunRegistry(settings.runs_dir, time_limit_s=3600)
     try:
-        with registry.lease(run) as (_, opened):
+        with registry.lease(run) as opened:
             _write(opened.export(table, chosen.value), output)
     except Problem as problem:
         raise UserError(problem.detail, field=problem.field) from None

@@ -77,7 +77,7 @@ async def export_table(
         return Response(status_code=304, headers=sealed_headers(etag))
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(services.export_slots.take())
-        _, opened = await run_in_threadpool(stack.enter_context, services.registry.lease(run))
+        opened = await run_in_threadpool(stack.enter_context, services.registry.lease(run))
         chunks = opened.export(table, format)
         stack.callback(_close, chunks)
         first = await run_in_threadpool(next, chunks, b"")  # errors come now, while there can be a problem

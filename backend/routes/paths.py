@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from backend.paging import binding_of, decode_cursor, next_offset
+from backend.paging import binding_of, decode_cursor, with_cursor
 from backend.routes.parameters import (
     ABOUT_A_RUN,
     MAX_INT,
@@ -32,7 +32,7 @@ async def list_paths(
     run: RunName,
     order: Annotated[
         Literal["rank", "compute", "reuse"],
-        Query(description="`rank`: most frequent first; `compute`, `reuse`: smallest first"),
+        Query(description="`rank`: most frequent first; `compute`, `reuse`: largest first"),
     ] = "rank",
     label: LabelFilter = None,
     through: Through = None,
@@ -46,7 +46,7 @@ async def list_paths(
 
     def question(opened: Any) -> dict[str, Any]:
         page = opened.paths(order=order, label=label or None, through=points, limit=limit, offset=offset)
-        return page | {"next": next_offset(page, "paths", offset, limit, binding)}
+        return with_cursor(page, binding)
 
     return await services.answers.about_run(request, run, PathList, question)
 
@@ -63,7 +63,7 @@ async def list_examples(
     services: Shared,
     run: RunName,
     rank: RankNumber,
-    limit: Annotated[int, Query(ge=1, le=1000, description="Most examples")] = 60,
+    limit: Annotated[int, Query(ge=1, le=200, description="Most examples")] = 60,
     seed: Annotated[int, Query(ge=0, le=MAX_INT, description="Another seed draws other examples")] = 0,
 ) -> Response:
     """Tokens that take one path: patches of images, or tokens between their neighbours."""

@@ -12,6 +12,7 @@ from backend.answers import Answer, as_json
 from backend.paging import binding_of, decode_cursor, encode_cursor
 from backend.problems import Problem, documented
 from backend.routes.parameters import ABOUT_A_RUN, Cursor, LabelFilter, Limit, RunName, Through
+from backend.runs import card_key
 from backend.schemas import Distribution, Flow, RunDetails, RunList, Usage
 from backend.services import Services, Shared
 from engine.store.filters import parse_paths, parse_steps, parse_through
@@ -35,7 +36,7 @@ async def list_runs(request: Request, services: Shared, limit: Limit = 100, curs
 def _page_of_runs(services: Services, after: int | str | None, limit: int, binding: str) -> dict[str, Any]:
     """A page that starts after the run whose key is ``after``: runs may come and go between two pages."""
     cards = services.registry.cards()
-    keys = [f"{card.get('created_at') or ''} {card['run']}" for card in cards]
+    keys = [" ".join(card_key(card)) for card in cards]
     rest = [i for i, key in enumerate(keys) if after is None or key < str(after)]
     page = rest[:limit]
     more = encode_cursor(keys[page[-1]], binding) if len(rest) > limit else None

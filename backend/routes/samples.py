@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from backend.answers import Answer
-from backend.paging import binding_of, decode_cursor, next_offset
+from backend.paging import binding_of, decode_cursor, with_cursor
 from backend.routes.parameters import ABOUT_A_RUN, Cursor, LabelFilter, Limit, RunName, SampleNumber
 from backend.schemas import SampleDetails, SampleList
 from backend.services import Shared
@@ -39,7 +39,7 @@ async def list_samples(
         page = opened.samples(
             order=order, descending=descending, label=label or None, q=q or None, limit=limit, offset=offset
         )
-        return page | {"next": next_offset(page, "samples", offset, limit, binding)}
+        return with_cursor(page, binding)
 
     return await services.answers.about_run(request, run, SampleList, question)
 

@@ -1,0 +1,184 @@
+"""What is refused, and how: always a problem that names what was wrong."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.backend.conftest import API, Served, problem, raw
+
+TRAVERSALS = [
+    "..",
+    ".",
+    "../vision",
+    "..%2fvision",
+    "%2e%2e%2fvision",
+    "..%5cvision",
+    "%2fetc%2fpasswd",
+    "vision%00",
+    "vision%0a",
+    "vision.duckdb",
+    "-vision",
+    "_vision",
+    "a" * 65,
+    "vi%20sion",
+    "CON",
+    "nul",
+    "%c3%a9",
+    "%ff%fe",
+    "~root",
+    "file:%2f%2f%2fetc%2fpasswd",
+    "http:%2f%2fevil.example%2fx",
+]
+
+
+@pytest.mark.parametrize("name", TRAVERSALS)
+def test_no_name_leaves_the_folder(api: Served, name: str) -> None:
+    """Sent as raw bytes, so that no client tidies the path first."""
+    for method in ("GET", "DELETE"):
+        for tail in ("", "/flow", "/samples/0/image", "/export/path.csv"):
+            if method == "DELETE" and tail:
+                continue
+            path = f"{API}/runs/{name}{tail}".encode()
+            answer = raw(
+                api, method.encode() + b" " + path + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            )
+            status = int(answer.split()[1])
+            assert status in (404, 405, 422), answer
+            assert b"application/problem+json" in answer
+            assert b"root:" not in answer
+    assert sorted(file.stem for file in api.runs_dir.glob("*.duckdb")) == ["text", "top2", "vision"]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "hint"),
+    [
+        ("/runs?limt=3", "limt", "`limit`"),
+        ("/runs/vision/flow?lable=circle", "lable", "`label`"),
+        ("/runs/vision/flow?min-share=0.1", "min-share", "`min_share`"),
+        ("/runs/vision/paths?ordr=rank", "ordr", "`order`"),
+        ("/runs/vision?x=1", "x", "none is allowed"),
+        ("/runs/vision/samples/0?token=1", "token", "none is allowed"),
+        ("/runs/vision/samples?limit=1&limit=2", "limit", "twice"),
+        ("/models?q=a", "q", "none is allowed"),
+        ("/runs/vision/export/path.csv?limit=1", "limit", "none is allowed"),
+    ],
+)
+def test_unknown_key_is_refused_with_the_nearest(api: Served, path: str, field: str, hint: str) -> None:
+    assert hint in problem(api.get(path), 422, field)["detail"]
+
+
+def test_every_route_refuses_unknown_keys(api: Served) -> None:
+    schema = api.client.get("/openapi.json").json()
+    for path, methods in schema["paths"].items():
+        address = path.replace("{run}", "vision").replace("{rank}", "1").replace("{sample}", "0")
+        address = address.replace("{measure}", "compute").replace("{table}", "path").replace("{format}", "csv")
+        for method in methods:
+            problem(api.client.request(method, address, params={"surprise": "1"}), 422, "surprise")
+    assert (api.runs_dir / "vision.duckdb").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/runs?limit=0", "limit"),
+        ("/runs?limit=1001", "limit"),
+        ("/runs?limit=ten", "limit"),
+        ("/runs/vision/flow?limit=2001", "limit"),
+        ("/runs/vision/flow?min_share=2", "min_share"),
+        ("/runs/vision/flow?min_share=nan", "min_share"),
+        ("/runs/vision/flow?steps=5", "steps"),
+        ("/runs/vision/flow?steps=3:1", "steps"),
+        ("/runs/vision/flow?steps=0:99", "steps"),
+        ("/runs/vision/flow?paths=0", "paths"),
+        ("/runs/vision/flow?paths=1;2", "paths"),
+        ("/runs/vision/flow?paths=999999", "paths"),
+        ("/runs/vision/flow?through=1", "through"),
+        ("/runs/vision/flow?through=9.9", "through"),
+        ("/runs/vision/flow?label=nothing", "label"),
+        ("/runs/vision/paths?order=size", "order"),
+        ("/runs/vision/paths?limit=-1", "limit"),
+        ("/runs/vision/paths/0/examples", "rank"),
+        ("/runs/vision/paths/x/examples", "rank"),
+        ("/runs/vision/paths/1/examples?limit=201", "limit"),
+        ("/runs/vision/paths/1/examples?seed=-1", "seed"),
+        ("/runs/vision/samples?order=text", "order"),
+        ("/runs/vision/samples?descending=perhaps", "descending"),
+        ("/runs/vision/samples/-1", "sample"),
+        ("/runs/vision/samples/99999999999999999999", "sample"),
+        ("/runs/vision/distributions/size", "measure"),
+        ("/runs/vision/distributions/compute?per=path", "per"),
+        ("/runs/vision/distributions/compute?bins=0", "bins"),
+        ("/runs/vision/distributions/loss?per=token", "measure"),
+        ("/runs/vision/export/path.xml", "format"),
+    ],
+)
+def test_wrong_values_name_the_field(api: Served, path: str, field: str) -> None:
+    problem(api.get(path), 422, field)
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/runs/visoin", "run"),
+        ("/runs/visoin/flow", "run"),
+        ("/runs/vision/paths/999999/examples", "rank"),
+        ("/runs/vision/samples/30", "sample"),
+        ("/runs/vision/samples/30/image", "sample"),
+        ("/runs/vision/export/secrets.csv", "table"),
+        ("/runs/vision/export/path%0aSet-Cookie.csv", "table"),
+    ],
+)
+def test_missing_things_are_404(api: Served, path: str, field: str) -> None:
+    problem(api.get(path), 404, field)
+
+
+def test_a_near_miss_names_the_right_run(api: Served) -> None:
+    assert "did you mean `vision`" in problem(api.get("/runs/visoin"), 404)["detail"]
+
+
+@pytest.mark.parametrize("path", ["/", "/api", f"{API}", f"{API}/run", f"{API}/runs/", f"{API}/jobs", "/robots.txt"])
+def test_unknown_addresses(api: Served, path: str) -> None:
+    problem(api.client.get(path), 404)
+
+
+def test_wrong_method_says_what_is_possible(api: Served) -> None:
+    answer = api.client.post(f"{API}/runs")
+    assert "GET" in problem(answer, 405)["detail"]
+    assert answer.headers["allow"] == "GET"
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(max_size=60))
+def test_any_text_as_a_filter(api: Served, text: str) -> None:
+    """Bound parameters: whatever is typed finds rows or is refused, and never breaks anything."""
+    word = quote(text, errors="surrogatepass")
+    for path in (f"/runs/vision/samples?q={word}", f"/runs/vision/flow?label={word}"):
+        answer = api.get(path)
+        assert answer.status_code in (200, 422), (text, answer.text)
+        if answer.status_code == 422:
+            problem(answer, 422)
+
+
+@pytest.mark.parametrize("text", ["'; DROP TABLE token; --", "%", "_", "\\", "circle\x00", "\u202e", "<script>"])
+def test_hostile_search_finds_nothing(api: Served, text: str) -> None:
+    answer = api.get("/runs/vision/samples", params={"q": text})
+    assert answer.status_code in (200, 422)
+    if answer.status_code == 200 and text not in ("_",):
+        assert answer.json()["total"] == 0
+
+
+def test_an_unforeseen_error_is_a_bare_500(api: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.store import Run
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a secret of the house")
+
+    monkeypatch.setattr(Run, "usage", broken)
+    answer = api.get("/runs/vision/usage?label=square")
+    problem(answer, 500)
+    assert "secret of the house" not in answer.text
+    assert api.get("/runs/vision/flow").status_code == 200

@@ -1,0 +1,188 @@
+"""Who may ask: Host, Origin, token, and where the server may listen."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+
+from backend.settings import load_settings, require_safe_bind
+from engine.errors import UserError
+from tests.backend.conftest import API, TOKEN, Serve, Served, problem, raw
+
+HOSTILE_HOSTS = [
+    "evil.example",
+    "evil.example:8000",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example",
+    "127.0.0.1@evil.example",
+    "localhost:8000:9000",
+    "",
+    "[::1]evil",
+    "0.0.0.0",
+    "169.254.169.254",
+    "localhost/evil",
+    "127.0.0.1:80x",
+]
+HOSTILE_ORIGINS = [
+    {"origin": "http://evil.example"},
+    {"origin": "https://evil.example"},
+    {"origin": "null"},
+    {"origin": "http://127.0.0.1.evil.example"},
+    {"origin": "http://127.0.0.1:1"},
+    {"origin": "http://localhost:8501"},
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},
+    {"sec-fetch-site": "unheard-of"},
+    {"origin": "http://evil.example", "sec-fetch-site": "same-origin"},
+]
+
+
+@pytest.mark.parametrize("host", HOSTILE_HOSTS)
+def test_other_host_names_are_refused(api: Served, host: str) -> None:
+    """DNS rebinding: a name that is not ours gets 400, health included."""
+    for path in ("/healthz", f"{API}/runs"):
+        problem(api.client.get(path, headers={"host": host}), 400)
+
+
+def test_two_host_headers_are_refused(api: Served) -> None:
+    request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\nConnection: close\r\n\r\n"
+    assert raw(api, request).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:8000"])
+def test_own_host_names_are_welcome(api: Served, host: str) -> None:
+    assert api.client.get("/healthz", headers={"host": host}).status_code == 200
+
+
+def test_more_host_names_by_setting(serve: Serve) -> None:
+    served = serve(allowed_hosts="paths.example.com other.example")
+    assert served.client.get("/healthz", headers={"host": "Paths.example.com:443"}).status_code == 200
+    problem(served.client.get("/healthz", headers={"host": "evil.example"}), 400)
+
+
+@pytest.mark.parametrize("headers", HOSTILE_ORIGINS)
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+def test_other_sites_change_nothing(api: Served, method: str, headers: dict[str, str]) -> None:
+    before = sorted(api.runs_dir.iterdir())
+    problem(api.client.request(method, f"{API}/runs/vision", headers=headers), 403)
+    assert sorted(api.runs_dir.iterdir()) == before
+
+
+def test_own_site_and_programs_may_delete(serve: Serve) -> None:
+    """Both get past the guard, to a 404 for a run that does not exist."""
+    served = serve()
+    own = str(served.client.base_url).rstrip("/")
+    for headers in ({}, {"origin": own}, {"origin": own, "sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"}):
+        problem(served.client.delete(f"{API}/runs/nothing", headers=headers), 404)
+
+
+def test_allowed_origin_by_setting(serve: Serve) -> None:
+    served = serve(allowed_origins="https://paths.example.com")
+    friendly = {"origin": "https://paths.example.com", "sec-fetch-site": "cross-site"}
+    problem(served.client.delete(f"{API}/runs/nothing", headers=friendly), 404)
+    problem(served.client.delete(f"{API}/runs/nothing", headers={"origin": "https://evil.example"}), 403)
+
+
+def test_reading_by_other_sites(api: Served) -> None:
+    """A link from elsewhere leads here; an embedded request does not."""
+    cross = {"sec-fetch-site": "cross-site"}
+    problem(api.get("/runs", headers=cross | {"sec-fetch-mode": "no-cors"}), 403)
+    assert api.get("/runs", headers=cross | {"sec-fetch-mode": "navigate"}).status_code == 200
+
+
+def test_every_route_but_health_wants_the_token(serve: Serve) -> None:
+    """Walks the OpenAPI schema, so that no route can be forgotten."""
+    served = serve(token=TOKEN)
+    schema = served.client.get("/openapi.json", headers={"authorization": f"Bearer {TOKEN}"}).json()
+    walked = 0
+    hidden = {
+        "/docs": {"get": {}},
+        "/openapi.json": {"get": {}},
+        "/docs/start.js": {"get": {}},
+        "/nowhere": {"get": {}},
+    }
+    for path, methods in (schema["paths"] | hidden).items():
+        for method in methods:
+            address = re.sub(r"\{.*?\}", "1", path)
+            for headers in (
+                {},
+                {"authorization": "Bearer wrong"},
+                {"authorization": TOKEN},
+                {"authorization": f"Basic {TOKEN}"},
+                {"authorization": f"Bearer {TOKEN}x"},
+                {"authorization": "Bearer"},
+            ):
+                answer = served.client.request(method, address, headers=headers)
+                if path == "/healthz":
+                    assert answer.status_code == 200
+                else:
+                    problem(answer, 401)
+                    assert answer.headers["www-authenticate"] == "Bearer"
+                walked += 1
+    assert walked > 100
+    assert served.get("/runs", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
+
+
+def test_token_twice_is_no_token(serve: Serve) -> None:
+    served = serve(token=TOKEN)
+    headers = [("authorization", f"Bearer {TOKEN}"), ("authorization", "Bearer other")]
+    problem(served.client.get(f"{API}/runs", headers=headers), 401)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com"])
+@pytest.mark.parametrize("name", ["host", "page_host"])
+def test_reachable_address_without_token_is_refused(host: str, name: str) -> None:
+    with pytest.raises(UserError, match="no token is set"):
+        require_safe_bind(load_settings(**{name: host}))
+    require_safe_bind(load_settings(**{name: host}, token=TOKEN))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.9.1"])
+def test_loopback_needs_no_token(host: str) -> None:
+    require_safe_bind(load_settings(host=host))
+
+
+def test_security_headers_on_everything(api: Served) -> None:
+    answers = [
+        api.client.get("/healthz"),
+        api.get("/runs"),
+        api.get("/runs/nothing"),
+        api.get("/runs", headers={"host": "evil.example"}),
+        api.get("/runs/vision/samples/0/image"),
+        api.client.get("/docs"),
+        api.client.put(f"{API}/runs"),
+    ]
+    for answer in answers:
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["x-frame-options"] == "DENY"
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert "access-control-allow-origin" not in answer.headers
+        assert "server" not in answer.headers
+
+
+def test_docs_page_asks_nobody_else(api: Served) -> None:
+    """Scripts and styles come from this server, and the policy forbids others."""
+    page = api.client.get("/docs")
+    assert not re.search(r"(src|href)=\"(https?:)?//", page.text)
+    assert "script-src 'self';" in page.headers["content-security-policy"]
+    for name in ("swagger-ui-bundle.js", "swagger-ui.css", "start.js", "favicon.png"):
+        assert f"docs/{name}" in page.text
+        assert api.client.get(f"/docs/{name}").status_code == 200
+    for name in ("..%2f__init__.py", "core.py", "redoc.standalone.js"):
+        problem(api.client.get(f"/docs/{name}"), 404)
+
+
+def test_no_websocket(api: Served) -> None:
+    headers = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+    answer = api.client.get(f"{API}/runs", headers=headers | {"sec-websocket-key": "x3JJHMbDL1EzLkh9GBhXDw=="})
+    assert answer.status_code != 101
+
+
+def test_head_without_body(api: Served) -> None:
+    """Refusals of HEAD have no body either, or the connection gets out of step."""
+    with httpx.Client(base_url=api.client.base_url, trust_env=False) as client:
+        for _ in range(2):
+            assert client.head(f"{API}/nothing").content == b""
+        assert client.get("/healthz").status_code == 200
