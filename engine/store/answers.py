@@ -92,7 +92,7 @@ def flow(
                 "source": source,
                 "target": target,
                 "count": _number(count, top_k),
-                "weight": float(weight),
+                "weight": round(float(weight), 6),
                 "share": count / num_tokens,
             }
             for step, source, target, count, weight in sorted(kept)

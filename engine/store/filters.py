@@ -54,7 +54,7 @@ def parse_steps(text: str | None) -> tuple[int, int] | None:
     """``"0:5"`` -> (0, 5), the steps 0 … 4; None and "" -> None."""
     if not text:
         return None
-    match = re.fullmatch(r"(\d{1,4}):(\d{1,4})", text)
+    match = re.fullmatch(r"([0-9]{1,4}):([0-9]{1,4})", text)
     if not match:
         raise UserError(f"steps is {text[:40]!r}, it should look like 0:5 (the steps 0 to 4)", field="steps")
     return int(match[1]), int(match[2])
@@ -64,7 +64,7 @@ def parse_paths(text: str | None) -> tuple[int, ...]:
     """``"1,2,3"`` -> (1, 2, 3), the ranks of paths."""
     if not text:
         return ()
-    if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", text):
+    if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text):
         raise UserError(f"paths is {text[:40]!r}, it should be ranks like 1,2,3", field="paths")
     return tuple(int(part) for part in text.split(","))
 
@@ -73,7 +73,7 @@ def parse_through(text: str | None) -> tuple[tuple[int, int], ...]:
     """``"2.7,3.4"`` -> ((2, 7), (3, 4)): step.module pairs."""
     if not text:
         return ()
-    if not re.fullmatch(r"\d{1,4}\.\d{1,5}(,\d{1,4}\.\d{1,5})*", text):
+    if not re.fullmatch(r"[0-9]{1,4}\.[0-9]{1,5}(,[0-9]{1,4}\.[0-9]{1,5})*", text):
         raise UserError(f"through is {text[:40]!r}, it should be step.module pairs like 2.7,3.4", field="through")
     pairs = (part.split(".") for part in text.split(","))
     return tuple((int(step), int(module)) for step, module in pairs)

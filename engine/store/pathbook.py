@@ -33,7 +33,10 @@ class Growing:
 
 
 class PathBook:
-    """Numbers the distinct paths in the order of their first token and counts them, exactly."""
+    """Numbers distinct paths as they come and counts them, exactly.
+
+    The numbers depend on how the tokens were cut into batches; ranks do not.
+    """
 
     def __init__(self, id_dtype: np.dtype) -> None:
         self._id_dtype = id_dtype

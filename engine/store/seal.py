@@ -77,7 +77,7 @@ def build_summaries(
     _flow_and_usage(con, layout, totals.labels)
     _step_summary(con, totals)
     _nulls(con, layout, totals, order)
-    _associations(con, totals.sketch)
+    _associations(con, totals.sketch, order)
     _sample_of_tokens(con, totals.book.num_tokens)
     _histograms(con)
     _run_row(con, info, totals)
@@ -215,7 +215,7 @@ def _nulls(con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals, order
     counts = totals.book.counts()[order]
     _fit(con, "observed", counts)
     independent = PathBook(layout.id_dtype)
-    shuffled = independent_steps(totals.book.ribbons(), _thinned(totals.book.counts()), layout.num_steps, NULL_SEED)
+    shuffled = independent_steps(totals.book.ribbons()[order], _thinned(counts), layout.num_steps, NULL_SEED)
     for start in range(0, len(shuffled), CHUNK_ROWS):
         independent.add(shuffled[start : start + CHUNK_ROWS])
     for kind, book in (("independent", independent), ("untrained", totals.twin)):
@@ -262,13 +262,17 @@ def _fit(con: duckdb.DuckDBPyConnection, kind: str, counts: np.ndarray) -> None:
     _insert(con, "path_point", {"kind": [kind] * len(ranks), **points})
 
 
-def _associations(con: duckdb.DuckDBPyConnection, sketch: dict[str, np.ndarray]) -> None:
-    """NMI(path; attribute) on the hash sample of tokens, of those that have the attribute."""
+def _associations(con: duckdb.DuckDBPyConnection, sketch: dict[str, np.ndarray], order: np.ndarray) -> None:
+    """NMI(path; attribute) on the hash sample of tokens, of those that have the attribute.
+
+    Paths go in by rank: their numbers, and with them the last digit, depend on the batches.
+    """
+    ranks = np.argsort(order)[sketch["path_id"]]
     for attribute in ("label", "region", "token_id"):
         known = sketch[attribute] >= 0
         if known.sum() < 2 or len(np.unique(sketch[attribute][known])) < 2:
             continue
-        result = association(sketch["path_id"][known], sketch[attribute][known], seed=NULL_SEED)
+        result = association(ranks[known], sketch[attribute][known], seed=NULL_SEED)
         con.execute(
             "INSERT INTO association VALUES (?, ?, ?, ?, ?, ?, ?)",
             [

@@ -105,7 +105,7 @@ class RunWriter:
             UserError: no sample was written, or the name was taken meanwhile.
             WriterFailed: the disk did not take it. The run is aborted in each case.
         """
-        self._check_open()
+        self._check_state()
         try:
             self._put(None)
             self._thread.join()
@@ -156,9 +156,12 @@ class RunWriter:
             )
 
     def _check_open(self) -> None:
+        self._check_state()
+        self._raise_failure()
+
+    def _check_state(self) -> None:
         if self._state != "open":
             raise UserError(f"run {self.info.run_id!r} is {self._state}: nothing more can be written to it")
-        self._raise_failure()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

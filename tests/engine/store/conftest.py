@@ -1,0 +1,55 @@
+"""Runs of every layout, written once for all tests of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from naive_store import Case, Naive
+
+from engine.store import Run
+from tests.runs import make
+
+KINDS = {
+    "top1": {"modality": "vision"},
+    "text": {"modality": "text", "samples": 20},
+    "top2": {"modality": "vision", "top_k": 2, "identities": 2},
+    "top3": {"modality": "text", "top_k": 3, "steps": 3},
+    "packed": {"modality": "vision", "steps": 9, "modules": 12, "top_k": 8, "samples": 4},
+    "wide": {"modality": "text", "steps": 5, "modules": 400, "top_k": 14, "samples": 4},
+    "unlabelled": {"modality": "text", "labels": False, "twin": False},
+    "one_step": {"modality": "text", "steps": 1},
+}
+
+
+@pytest.fixture(scope="session")
+def _cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Case]]:
+    folder: Path = tmp_path_factory.mktemp("runs")
+    cases = {}
+    for kind, arguments in KINDS.items():
+        made = make(kind, **arguments)
+        cases[kind] = Case(Run.open(made.write(folder)), Naive(made))
+    yield cases
+    for case in cases.values():
+        case.run.close()
+
+
+@pytest.fixture(params=KINDS)
+def case(request: pytest.FixtureRequest, _cases: dict[str, Case]) -> Case:
+    return _cases[request.param]
+
+
+@pytest.fixture
+def top1(_cases: dict[str, Case]) -> Case:
+    return _cases["top1"]
+
+
+@pytest.fixture
+def text(_cases: dict[str, Case]) -> Case:
+    return _cases["text"]
+
+
+@pytest.fixture
+def unlabelled(_cases: dict[str, Case]) -> Case:
+    return _cases["unlabelled"]
