@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 
 from engine.errors import UserError
 from engine.store.errors import QueryTimeout, RunFileError, RunNotFound
@@ -107,23 +108,30 @@ class Connection:
         """A cursor for one question; DuckDB's errors leave the block as sentences."""
         with self._lock:
             cursor = self._con.cursor()
-        timer = threading.Timer(self._time_limit_s, cursor.interrupt)
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            cursor.interrupt()
+
+        timer = threading.Timer(self._time_limit_s, stop)
         timer.daemon = True
         try:
             cursor.execute("USE r")
             if limited:
                 timer.start()
             yield cursor
-        except duckdb.InterruptException as error:
-            raise QueryTimeout(
-                f"the question took longer than {self._time_limit_s:g} seconds and was stopped: "
-                "ask for fewer tokens, for example one label or one path"
-            ) from error
-        except duckdb.OutOfMemoryException as error:
-            raise UserError("the question needs more memory than there is: ask for fewer tokens") from error
-        except duckdb.ProgrammingError:
-            raise  # Our own SQL is wrong: no fault of the file.
-        except duckdb.Error as error:
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
+            # Rows that leave through Arrow fail with its exceptions or plain OSErrors.
+            if late.is_set():
+                raise QueryTimeout(
+                    f"the question took longer than {self._time_limit_s:g} seconds and was stopped: "
+                    "ask for fewer tokens, for example one label or one path"
+                ) from error
+            if isinstance(error, duckdb.OutOfMemoryException):
+                raise UserError("the question needs more memory than there is: ask for fewer tokens") from error
+            if isinstance(error, duckdb.ProgrammingError):
+                raise  # Our own SQL is wrong: no fault of the file.
             raise RunFileError(f"{self._name} could not be read: {_first_line(error)}") from error
         finally:
             timer.cancel()

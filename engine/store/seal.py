@@ -41,8 +41,9 @@ from engine.store.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, SCHEMA_VERSION, L
 from engine.trace import ModuleInfo, RunInfo
 
 NULL_SEED = 0
-INDEPENDENT_TOKENS = 5_000_000
-"""larger runs draw the null of independent steps for this many tokens; ``num_tokens`` says so"""
+INDEPENDENT_BYTES = 256 * 2**20
+"""ribbons of the null of independent steps in memory; larger runs draw it for the tokens that fit
+(26 million of ten steps), and its ``num_tokens`` says so"""
 
 
 @dataclass(frozen=True)
@@ -125,11 +126,11 @@ def _label_table(con: duckdb.DuckDBPyConnection, totals: Totals) -> None:
 def _path_table(con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals, order: np.ndarray) -> None:
     """``path`` in rank order; ``first_member`` is the rowid of its first row in ``path_member``."""
     ribbons, counts = totals.book.ribbons()[order], totals.book.counts()[order]
-    offsets = np.arange(0, ribbons.size + 1, layout.visits, dtype=np.int32)
+    offsets = np.arange(0, ribbons.size + 1, layout.visits, dtype=np.int64)
     columns = {
         "path_id": order.astype(np.int32),
         "rank": np.arange(1, len(order) + 1, dtype=np.int32),
-        "ribbon": pa.ListArray.from_arrays(offsets, np.ascontiguousarray(ribbons).reshape(-1)),
+        "ribbon": pa.LargeListArray.from_arrays(offsets, np.ascontiguousarray(ribbons).reshape(-1)),
         "count": counts,
         "cdf": np.cumsum(counts) / counts.sum(),
         "compute": totals.compute[order],
@@ -215,7 +216,7 @@ def _nulls(con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals, order
     counts = totals.book.counts()[order]
     _fit(con, "observed", counts)
     independent = PathBook(layout.id_dtype)
-    shuffled = independent_steps(totals.book.ribbons()[order], _thinned(counts), layout.num_steps, NULL_SEED)
+    shuffled = independent_steps(totals.book.ribbons()[order], _thinned(counts, layout), layout.num_steps, NULL_SEED)
     for start in range(0, len(shuffled), CHUNK_ROWS):
         independent.add(shuffled[start : start + CHUNK_ROWS])
     for kind, book in (("independent", independent), ("untrained", totals.twin)):
@@ -230,12 +231,13 @@ def _nulls(con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals, order
         _null_usage(con, kind, layout, book)
 
 
-def _thinned(counts: np.ndarray) -> np.ndarray:
-    """The counts themselves, or a seeded draw of ``INDEPENDENT_TOKENS`` of their tokens."""
-    if counts.sum() <= INDEPENDENT_TOKENS:
+def _thinned(counts: np.ndarray, layout: Layout) -> np.ndarray:
+    """The counts themselves, or a seeded draw of as many of their tokens as fit ``INDEPENDENT_BYTES``."""
+    most = INDEPENDENT_BYTES // (layout.visits * layout.id_dtype.itemsize)
+    if counts.sum() <= most:
         return counts
     rng = np.random.default_rng(NULL_SEED)
-    return rng.multivariate_hypergeometric(counts, INDEPENDENT_TOKENS, method="marginals")
+    return rng.multivariate_hypergeometric(counts, most, method="marginals")
 
 
 def _null_usage(con: duckdb.DuckDBPyConnection, kind: str, layout: Layout, book: PathBook) -> None:

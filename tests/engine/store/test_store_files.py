@@ -172,6 +172,15 @@ def test_a_question_that_takes_too_long_is_interrupted(sealed: Path):
     connection.close()
 
 
+def test_rows_that_leave_through_arrow_are_interrupted_too(sealed: Path):
+    connection = Connection(sealed, time_limit_s=0.2)
+    with pytest.raises(QueryTimeout), connection.cursor() as cursor:  # noqa: PT012
+        slow = "SELECT a.range FROM range(10000000000) a WHERE hash(a.range) % 1000000007 = 3"
+        for _ in cursor.execute(slow).to_arrow_reader(1000):
+            pass
+    connection.close()
+
+
 def test_time_limit_holds_for_questions_of_a_run(sealed: Path, monkeypatch: pytest.MonkeyPatch):
     with Run.open(sealed, time_limit_s=0.2) as run:
         slow = "SELECT count(*) FROM range(10000000000) a WHERE hash(a.range) % 7 = ?"

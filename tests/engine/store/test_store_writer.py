@@ -284,6 +284,38 @@ def test_a_killed_writer_leaves_nothing_that_looks_like_a_run(moment: str, tmp_p
     assert [card["status"] for card in list_runs(tmp_path)] == ["sealed"]
 
 
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from engine.store import RunWriter, WriterFailed
+from tests.runs import make
+made = make("full", samples=6)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    made.write(Path(sys.argv[1]))
+except WriterFailed as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="resource limits")
+def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path: Path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert "the run could not be sealed" in done.stdout, done.stderr
+    assert names(tmp_path) == []
+
+
+def test_the_null_of_independent_steps_is_drawn_for_the_tokens_that_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("engine.store.seal.INDEPENDENT_BYTES", 500)
+    with Run.open(make_run(tmp_path)) as run:
+        assert run.fit()["independent"]["num_tokens"] == 100
+
+
 def test_batches_of_any_size_make_the_same_run(tmp_path: Path):
     answers = []
     for size in (1, 4, 12):
