@@ -132,9 +132,7 @@ class Client:
     def model(self, model: str) -> dict[str, Any]:
         return self._get(f"/models/{_part(model)}")
 
-    def trace(
-        self, model: str, *, image: tuple[str, bytes] | None = None, text: str | None = None
-    ) -> dict[str, Any]:
+    def trace(self, model: str, *, image: tuple[str, bytes] | None = None, text: str | None = None) -> dict[str, Any]:
         """Trace one image (file name, bytes) or one text; the answer names the new run."""
         files: dict[str, Any] = {"model": (None, _utf8(model))}
         if image is not None:
@@ -157,7 +155,7 @@ class Client:
         yield from self._collect(path, name, query, most)[name]
 
     def _get(self, path: str, query: Mapping[str, Any] | None = None, *, raw: bool = False) -> Any:
-        wanted = {key: _plain(value) for key, value in (query or {}).items() if value not in (None, "", [])}
+        wanted = {key: _plain(value) for key, value in (query or {}).items() if value not in (None, "", [], ())}
         key = path + "?" + str(sorted(wanted.items()))
         with self._lock:
             kept = self._kept.get(key)
@@ -180,8 +178,7 @@ class Client:
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
             raise Down(
                 f"The Tokenpaths API at {self.url} does not answer.",
-                "Start it with `tokenpaths up`, or set TOKENPATHS_API_URL to where it runs, "
-                "then press *Try again*.",
+                "Start it with `tokenpaths up`, or set TOKENPATHS_API_URL to where it runs, then press *Try again*.",
             ) from error
         except httpx.TimeoutException as error:
             raise ApiError(

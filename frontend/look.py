@@ -24,7 +24,8 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
 .tp-brand { font-weight: 700; font-size: 1.12rem; letter-spacing: .01em; white-space: nowrap; }
 .st-key-chips button, .st-key-views button { min-height: 1.9rem; }
 .st-key-chips button { border-radius: 999px; padding: 0 .7rem; }
-.st-key-patches [data-testid="stImage"] img { image-rendering: auto; }
+.st-key-views [role="radiogroup"] { flex-wrap: wrap !important; row-gap: 2px; }
+.st-key-controls > div { min-width: 150px; flex: 1 1 160px; }
 @media (max-width: 640px) { .block-container { padding: .9rem .8rem 3rem !important; } h1 { font-size: 1.3rem !important; } }
 @media (prefers-reduced-motion: reduce) { * { animation: none !important; transition: none !important; } }
 </style>"""
@@ -60,6 +61,11 @@ def client() -> Client:
     return Client()
 
 
+def controls() -> Any:
+    """A row for pickers; on a narrow page it becomes two columns, then one."""
+    return st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="controls")
+
+
 def heading(question: str, words: str, help_key: str | None = None) -> None:
     """The view's question, and what is drawn."""
     st.header(question, anchor=False, help=HELP.get(help_key or ""))
@@ -67,9 +73,7 @@ def heading(question: str, words: str, help_key: str | None = None) -> None:
         st.caption(words)
 
 
-def chart(
-    drawing: alt.TopLevelMixin, *, key: str | None = None, on_pick: Any = None, pick: Sequence[str] = ()
-) -> None:
+def chart(drawing: alt.TopLevelMixin, *, key: str | None = None, on_pick: Any = None, pick: Sequence[str] = ()) -> None:
     """Show a chart; ``on_pick(name, values)`` hears of clicks on the selections named in ``pick``."""
     if on_pick is None:
         st.altair_chart(drawing, theme=None, width="stretch")
@@ -82,9 +86,7 @@ def chart(
                     on_pick(name, value[name])
                     return
 
-    st.altair_chart(
-        drawing, theme=None, width="stretch", key=key, on_select=picked, selection_mode=list(pick)
-    )
+    st.altair_chart(drawing, theme=None, width="stretch", key=key, on_select=picked, selection_mode=list(pick))
 
 
 def numbers_behind(rows: Sequence[dict[str, Any]], what: str, **columns: Any) -> None:
@@ -103,7 +105,7 @@ def empty(sentence: str, todo: str = "") -> None:
 
 def sentence(error: ApiError) -> None:
     """An error as two sentences and a button."""
-    st.error(f"{plain(error.sentence)} {error.todo}".strip(), icon=":material/error:")
+    st.error(f"{plain(ended(error.sentence))} {error.todo}".strip(), icon=":material/error:")
 
 
 @contextmanager
@@ -125,7 +127,18 @@ def guarded(what: str) -> Iterator[None]:
 
 
 def plain(text: str) -> str:
-    """Text from elsewhere inside Markdown, with its special characters shown as they are."""
-    return "".join(
-        "\\" + letter if letter in "\\`*_{}[]()<>#+-.!|~$:&" else letter for letter in text.replace("\n", " ")
-    )
+    """Text from elsewhere inside Markdown: its special characters are shown as they are, `code` stays code."""
+    parts = text.replace("\n", " ").split("`")
+    if len(parts) % 2 == 0:  # an odd backtick: no code then
+        parts = ["‵".join(parts)]
+    return "`".join(part if place % 2 else _escaped(part) for place, part in enumerate(parts))
+
+
+def _escaped(text: str) -> str:
+    return "".join("\\" + letter if letter in "\\*_{}[]()<>#+-.!|~$:&" else letter for letter in text)
+
+
+def ended(text: str) -> str:
+    """A sentence with its full stop."""
+    text = text.strip()
+    return text if not text or text[-1] in ".!?…" else text + "."

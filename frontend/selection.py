@@ -69,9 +69,7 @@ class Selection:
             return replace(Selection(**kept), **changes)
         if "sample" in changes and changes["sample"] != self.sample:
             changes = {"token": None, "first": 0, **changes}
-        if any(
-            name in changes and changes[name] != getattr(self, name) for name in ("measure", "per", "label")
-        ):
+        if any(name in changes and changes[name] != getattr(self, name) for name in ("measure", "per", "label")):
             changes = {"bin": None, **changes}
         return replace(self, **changes)
 
@@ -116,9 +114,7 @@ def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
         try:
             found[name] = _READERS[name](text)
         except (ValueError, OverflowError):
-            problems.append(
-                f"The address says {name}={text[:40]!r}, which is not understood; it was left out."
-            )
+            problems.append(f"The address says {name}={text[:40]!r}, which is not understood; it was left out.")
     return Selection(**found), problems
 
 

@@ -13,12 +13,12 @@ from frontend.charts.palette import Theme, theme_named
 
 BIN_PICK = "bin"
 MEASURES = {
-    "compute": ("compute", "share of slots that did work; 1 = never skipped"),
-    "reuse": ("reuse", "share of visits that went to a module already visited"),
-    "loss": ("loss", "cross-entropy, nats"),
-    "gate_entropy": ("gate entropy", "nats, mean over steps"),
+    "compute": ("compute", "1 = never skipped"),
+    "reuse": ("reuse", "0 = no module twice"),
+    "loss": ("loss", "nats"),
+    "gate_entropy": ("gate entropy", "nats"),
 }
-"""measure → its name, and its unit in words"""
+"""measure → its name, and its unit or what its end means"""
 
 
 def histogram_chart(
@@ -48,9 +48,7 @@ def histogram_chart(
     x = alt.X(
         "lo:Q",
         scale=alt.Scale(zero=False, nice=False, padding=6),
-        axis=alt.Axis(
-            title=f"{name} per {per} ({unit})" if unit else f"{name} per {per}", grid=False, tickCount=6
-        ),
+        axis=alt.Axis(title=f"{name} per {per} ({unit})" if unit else f"{name} per {per}", grid=False, tickCount=6),
     )
     y = alt.Y("count:Q", axis=alt.Axis(title=f"{per}s", tickCount=4, format="~s"))
     pick = alt.selection_point(name=BIN_PICK, fields=["bin"], on="click", clear=False, empty=False)
@@ -109,12 +107,8 @@ def label_chart(
         for row in shown
     ]
     order = [row["label"] for row in table]
-    x = alt.X(
-        "mean:Q", scale=alt.Scale(zero=False, padding=14), axis=alt.Axis(title=f"mean {name}", tickCount=5)
-    )
-    y = alt.Y(
-        "label:N", sort=order, axis=alt.Axis(title=None, labelLimit=120, grid=True, ticks=False, domain=False)
-    )
+    x = alt.X("mean:Q", scale=alt.Scale(zero=False, padding=14), axis=alt.Axis(title=f"mean {name}", tickCount=5))
+    y = alt.Y("label:N", sort=order, axis=alt.Axis(title=None, labelLimit=120, grid=True, ticks=False, domain=False))
     points = (
         alt.Chart(rows(table))
         .mark_point(filled=True, size=70, color=look.module, opacity=1)
@@ -141,9 +135,7 @@ def label_chart(
     subtitle = "Dashed: mean over all." + (
         f" The {hidden} labels in the middle are in the table below." if hidden else ""
     )
-    return finish(
-        titled(chart, look, f"Which labels get more {name}?" if title == "" else title, subtitle), look
-    )
+    return finish(titled(chart, look, f"Which labels get more {name}?" if title == "" else title, subtitle), look)
 
 
 def skip_reuse_chart(

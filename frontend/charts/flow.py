@@ -117,11 +117,7 @@ def _labels(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.LayerCha
         for place, module in enumerate(layout.row_of)
         if place % every == 0
     ]
-    lines = (
-        alt.Chart(rows(table))
-        .mark_rule(color=look.grid, strokeWidth=1, opacity=0.7)
-        .encode(x=x, x2="x2:Q", y=y)
-    )
+    lines = alt.Chart(rows(table)).mark_rule(color=look.grid, strokeWidth=1, opacity=0.7).encode(x=x, x2="x2:Q", y=y)
     words = (
         alt.Chart(rows(table))
         .mark_text(
@@ -135,9 +131,7 @@ def _labels(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.LayerCha
     return alt.layer(lines, words)
 
 
-def _ribbons(
-    layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[str], interactive: bool
-) -> alt.Chart:
+def _ribbons(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[str], interactive: bool) -> alt.Chart:
     table = [
         {
             "link": link.key,
@@ -158,16 +152,10 @@ def _ribbons(
     )
     encoding: dict[str, Any] = {"x": x, "y": y, "y2": "y2:Q", "detail": "link:N"}
     if not interactive:
-        return chart.encode(
-            **encoding, color=alt.value(look.link), stroke=alt.value(look.link), opacity=alt.value(0.4)
-        )
-    hover = alt.selection_point(
-        name="hover_link", fields=["link"], on="pointerover", clear="pointerout", empty=False
-    )
+        return chart.encode(**encoding, color=alt.value(look.link), stroke=alt.value(look.link), opacity=alt.value(0.4))
+    hover = alt.selection_point(name="hover_link", fields=["link"], on="pointerover", clear="pointerout", empty=False)
     pick = alt.selection_point(name=LINK_PICK, fields=["link"], on="click", clear=False, empty=False)
-    over_node = (
-        "(hover_node.node && (hover_node.node[0] === datum.source || hover_node.node[0] === datum.target))"
-    )
+    over_node = "(hover_node.node && (hover_node.node[0] === datum.source || hover_node.node[0] === datum.target))"
     lit = f"datum.on || {over_node} || (hover_link.link && hover_link.link[0] === datum.link)"
     paint = alt.when(lit).then(alt.value(look.accent)).otherwise(alt.value(look.link))
     return chart.encode(
@@ -184,9 +172,7 @@ def _ribbons(
     ).add_params(hover, pick)
 
 
-def _circles(
-    layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[str], interactive: bool
-) -> alt.Chart:
+def _circles(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[str], interactive: bool) -> alt.Chart:
     table = [
         {
             "node": node.key,
@@ -226,9 +212,7 @@ def _circles(
     )
     if not interactive:
         return chart
-    hover = alt.selection_point(
-        name="hover_node", fields=["node"], on="pointerover", clear="pointerout", empty=False
-    )
+    hover = alt.selection_point(name="hover_node", fields=["node"], on="pointerover", clear="pointerout", empty=False)
     pick = alt.selection_point(name=NODE_PICK, fields=["node"], on="click", clear=False, empty=False)
     return chart.encode(
         tooltip=[

@@ -73,9 +73,7 @@ class FlowLayout:
         return self.row_of.get(module, self.height)
 
 
-def flow_layout(
-    flow: Mapping[str, Any], *, height: float | None = None, most_links: int = MOST_LINKS
-) -> FlowLayout:
+def flow_layout(flow: Mapping[str, Any], *, height: float | None = None, most_links: int = MOST_LINKS) -> FlowLayout:
     """Lay out an answer of ``/flow`` ({steps, nodes, links, other}).
 
     Rows are modules: working ones by id from the top, identity modules below them, so that a ribbon

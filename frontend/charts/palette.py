@@ -119,9 +119,7 @@ def cdf_scale(theme: str | Theme) -> alt.Scale:
     """The scale of every colour that stands for a path's CDF. One stop of domain per colour: with only
     two, Vega would use the first two colours."""
     stops = theme_named(theme).cdf
-    return alt.Scale(
-        type="linear", domain=_positions(len(stops)), range=list(stops), interpolate="rgb", clamp=True
-    )
+    return alt.Scale(type="linear", domain=_positions(len(stops)), range=list(stops), interpolate="rgb", clamp=True)
 
 
 def cdf_colour(cdf: float, theme: str | Theme) -> str:
@@ -185,6 +183,4 @@ def _rgb(colour: str) -> tuple[int, int, int]:
 def mix(colour: str, paper: str, opacity: float) -> str:
     """``colour`` laid over ``paper`` with an opacity in [0, 1]: what the eye sees."""
     pairs = zip(_rgb(colour), _rgb(paper), strict=True)
-    return "#" + "".join(
-        f"{round(paper_part + (part - paper_part) * opacity):02x}" for part, paper_part in pairs
-    )
+    return "#" + "".join(f"{round(paper_part + (part - paper_part) * opacity):02x}" for part, paper_part in pairs)

@@ -124,17 +124,11 @@ def patch_chart(
         .add_params(pick)
     )
     what = (
-        "the rank of its path among all paths of the run"
-        if step is None
-        else f"the module that it took at step {step}"
+        "the rank of its path among all paths of the run" if step is None else f"the module that it took at step {step}"
     )
     chart = alt.layer(picture, tiles).properties(width=size, height=height)
-    return finish(
-        titled(chart, look, title, f"Each of {numbers.count(len(table))} patches is tinted by {what}."), look
-    )
+    return finish(titled(chart, look, title, f"Each of {numbers.count(len(table))} patches is tinted by {what}."), look)
 
 
 def _axis(name: str, num: int, kind: Any, *, down: bool = False) -> Any:
-    return kind(
-        f"{name}:Q", axis=None, scale=alt.Scale(domain=[num, 0] if down else [0, num], nice=False, zero=False)
-    )
+    return kind(f"{name}:Q", axis=None, scale=alt.Scale(domain=[num, 0] if down else [0, num], nice=False, zero=False))

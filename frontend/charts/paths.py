@@ -55,11 +55,7 @@ def rank_frequency_chart(
             domain=False,
         ),
     )
-    names = (
-        [OBSERVED, FITTED]
-        + [UNTRAINED] * bool(fit.get("untrained"))
-        + [INDEPENDENT] * bool(fit.get("independent"))
-    )
+    names = [OBSERVED, FITTED] + [UNTRAINED] * bool(fit.get("untrained")) + [INDEPENDENT] * bool(fit.get("independent"))
     layers = [_nulls(fit, look, x, y, names)]
     if line := fitted_line(observed):
         layers.append(_fitted(line, look, x, y, names))
@@ -82,7 +78,9 @@ def fit_words(name: str, fit: Mapping[str, Any]) -> str:
         if slope is None or not math.isfinite(slope)
         else f"log–log slope {numbers.number(slope).replace('-', '−')}"
     )
-    return f"{name}: {numbers.plural(fit['num_paths'], 'path')} over {numbers.plural(fit['num_tokens'], 'token')}, {tail}."
+    return (
+        f"{name}: {numbers.plural(fit['num_paths'], 'path')} over {numbers.plural(fit['num_tokens'], 'token')}, {tail}."
+    )
 
 
 def fitted_line(fit: Mapping[str, Any]) -> list[dict[str, float]]:
@@ -158,9 +156,7 @@ def _points(fit: Mapping[str, Any], look: Theme, x: alt.X, y: alt.Y, chosen: set
         }
         for p in points
     ]
-    pick = alt.selection_point(
-        name=RANK_PICK, fields=["rank"], on="click", clear=False, empty=False, nearest=True
-    )
+    pick = alt.selection_point(name=RANK_PICK, fields=["rank"], on="click", clear=False, empty=False, nearest=True)
     fill = alt.Fill("cdf:Q", scale=cdf_scale(look), legend=cdf_legend()) if has_cdf else alt.value(look.ink)
     return (
         alt.Chart(rows(table))

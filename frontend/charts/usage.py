@@ -42,9 +42,7 @@ def load_chart(
     skips = {row["module"] for row in table if row["kind"] == "identity"}
     modules = sorted({row["module"] for row in table}, key=lambda module: (module in skips, module))
     x = alt.X("step:O", axis=alt.Axis(orient="top", title="step", labelAngle=0, domain=False, ticks=False))
-    y = alt.Y(
-        "module:O", sort=modules, axis=alt.Axis(title="module", domain=False, ticks=False, labelOverlap=True)
-    )
+    y = alt.Y("module:O", sort=modules, axis=alt.Axis(title="module", domain=False, ticks=False, labelOverlap=True))
     pick = alt.selection_point(name="node", fields=["node"], on="click", clear=False, empty=False)
     most = max([row["load"] or 0 for row in table], default=1) or 1
     scale = alt.Scale(
@@ -88,9 +86,7 @@ def load_chart(
         .mark_text(text="×", color=look.accent, fontSize=look.font_size + 2)
         .encode(x=x, y=y)
     )
-    chart = alt.layer(cells, dead).properties(
-        width="container", height=max(80, min(620, 20 * max(1, len(modules))))
-    )
+    chart = alt.layer(cells, dead).properties(width="container", height=max(80, min(620, 20 * max(1, len(modules)))))
     return finish(
         titled(chart, look, title, ["Darker: more tokens than a fair share. ×: no token ever came (dead)."]),
         look,

@@ -95,12 +95,9 @@ def explorer_data(
             "module": theme.module,
             "link": theme.link,
         },
-        "legend": {"left": "frequent path", "right": "rare path", "stops": list(theme.cdf)}
-        if step is None
-        else None,
+        "legend": {"left": "frequent path", "right": "rare path", "stops": list(theme.cdf)} if step is None else None,
         "hint": f"Tint and number: the module taken at step {step}; grey: skipped.",
-        "invitation": ("Point at a token" if is_text else "Point at a patch")
-        + " to see its path; click to keep it.",
+        "invitation": ("Point at a token" if is_text else "Point at a patch") + " to see its path; click to keep it.",
         "image": image,
         "alt": f"sample {sample['sample']}, {sample.get('label') or 'no label'}",
         "rows": grid["rows"],

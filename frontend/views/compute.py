@@ -40,9 +40,7 @@ def draw(selection: Selection) -> None:
     look.heading("Where is the work spent?", _question_words(measure, selection), measure)
     if selection.measure != measure:
         look.empty(f"This run has no {MEASURES[selection.measure][0]}.", f"Shown instead: {name}.")
-    distribution = look.client().distribution(
-        run["run"], measure, per=selection.per, bins=40, label=selection.label
-    )
+    distribution = look.client().distribution(run["run"], measure, per=selection.per, bins=40, label=selection.label)
     if not distribution["num"]:
         look.empty(f"No {selection.per} has {name} here.", "Choose another label or measure.")
         return
@@ -58,12 +56,9 @@ def draw(selection: Selection) -> None:
 
 
 def _controls(run: Mapping[str, Any], selection: Selection, measures: list[str], measure: str) -> None:
-    first, second, third, fourth = st.columns([3, 2, 2, 2], gap="medium")
-    with first:
+    with look.controls():
         common.run_picker(run)
-    with second:
         common.label_picker(run, selection)
-    with third:
         address.bound(
             st.selectbox,
             "measure",
@@ -72,7 +67,6 @@ def _controls(run: Mapping[str, Any], selection: Selection, measures: list[str],
             measures or ["compute"],
             format_func=lambda m: MEASURES[m][0],
         )
-    with fourth:
         address.bound(
             st.segmented_control,
             "per",
@@ -125,9 +119,7 @@ def _labels(distribution: Mapping[str, Any]) -> None:
     labels = [row for row in distribution["by_label"] if row.get("label") is not None]
     name = MEASURES[distribution["measure"]][0]
     if len(labels) < 2:
-        look.empty(
-            "There are not two labels to compare here." if labels else "This run has no labels to compare."
-        )
+        look.empty("There are not two labels to compare here." if labels else "This run has no labels to compare.")
         return
     st.subheader(f"Which labels get more {name}?", anchor=False)
     st.altair_chart(
@@ -137,8 +129,7 @@ def _labels(distribution: Mapping[str, Any]) -> None:
     )
     hidden = max(0, len(labels) - 14)
     st.caption(
-        "Dashed: mean over all."
-        + (f" {numbers.plural(hidden, 'label')} between the ends not drawn." if hidden else "")
+        "Dashed: mean over all." + (f" {numbers.plural(hidden, 'label')} between the ends not drawn." if hidden else "")
     )
     look.numbers_behind(labels, "labels")
 
@@ -163,12 +154,7 @@ def _chosen_bar(
     run: Mapping[str, Any],
 ) -> None:
     bins = distribution["bins"]
-    if (
-        selection.bin is None
-        or selection.bin >= len(bins)
-        or selection.per != "sample"
-        or measure == "gate_entropy"
-    ):
+    if selection.bin is None or selection.bin >= len(bins) or selection.per != "sample" or measure == "gate_entropy":
         return
     chosen, last = bins[selection.bin], selection.bin == len(bins) - 1
     slack = 1e-6 * max(1.0, abs(chosen["hi"]))
@@ -193,9 +179,7 @@ def _chosen_bar(
 
 def _ends(rows: Sequence[Mapping[str, Any]], whole: bool, measure: str, run: Mapping[str, Any]) -> None:
     if measure == "gate_entropy":
-        look.empty(
-            "Samples cannot be sorted by gate entropy.", "Choose compute, reuse or loss to see samples."
-        )
+        look.empty("Samples cannot be sorted by gate entropy.", "Choose compute, reuse or loss to see samples.")
         return
     rows = [row for row in rows if row.get(measure) is not None]
     name = MEASURES[measure][0]

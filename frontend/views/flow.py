@@ -45,12 +45,9 @@ def draw(selection: Selection) -> None:
 
 
 def _controls(run: Mapping[str, Any], selection: Selection) -> None:
-    first, second, third, fourth = st.columns([3, 2, 3, 2], gap="medium")
-    with first:
+    with look.controls():
         common.run_picker(run)
-    with second:
         common.label_picker(run, selection)
-    with third:
         last, (start, end) = int(run["num_steps"]) - 1, common.step_range(run, selection)
         if last > 0:
             address.bound(
@@ -62,14 +59,12 @@ def _controls(run: Mapping[str, Any], selection: Selection) -> None:
                 read=lambda pair: None if pair == (0, last) else (pair[0], pair[1] + 1),
                 help="First and last step to draw.",
             )
-    with fourth:
-        options = sorted({*HIDE_STEPS, selection.hide})
         address.bound(
             st.select_slider,
             "hide",
             "Hide flows below",
             selection.hide,
-            options,
+            sorted({*HIDE_STEPS, selection.hide}),
             format_func=lambda value: f"{value:g} %",
             help="Ribbons with a smaller share of the tokens are not drawn, but counted.",
         )

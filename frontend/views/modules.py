@@ -18,10 +18,8 @@ def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
-    first, second, _rest = st.columns([3, 2, 3], gap="medium")
-    with first:
+    with look.controls():
         common.run_picker(run)
-    with second:
         common.label_picker(run, selection)
     usage = look.client().usage(run["run"], label=selection.label)
     left, right = st.columns([3, 2], gap="large")
@@ -49,17 +47,12 @@ def draw(selection: Selection) -> None:
         st.altair_chart(top_k_chart(usage, theme=look.theme(), title=None), theme=None, width="stretch")
         if all(row.get("untrained_effective_top_k") is None for row in usage["steps"]):
             st.caption("This run has no untrained twin to compare with.")
-        look.numbers_behind(
-            [{**row, "dead": ", ".join(map(str, row["dead"]))} for row in usage["steps"]], "steps"
-        )
+        look.numbers_behind([{**row, "dead": ", ".join(map(str, row["dead"]))} for row in usage["steps"]], "steps")
         st.subheader("Dead and overloaded", anchor=False)
         _extremes(usage)
     _associations(run)
     look.numbers_behind(
-        [
-            {**module, "step": "any" if module["step"] is None else module["step"]}
-            for module in run["modules"]
-        ],
+        [{**module, "step": "any" if module["step"] is None else module["step"]} for module in run["modules"]],
         "modules of the model",
     )
 
@@ -67,9 +60,7 @@ def draw(selection: Selection) -> None:
 def _extremes(usage: Mapping[str, Any]) -> None:
     dead = dead_modules(usage)
     if dead:
-        names = ", ".join(f"{module} ({name})" for module, name, _steps in dead[:12]) + (
-            " …" if len(dead) > 12 else ""
-        )
+        names = ", ".join(f"{module} ({name})" for module, name, _steps in dead[:12]) + (" …" if len(dead) > 12 else "")
         st.write(look.plain(f"{numbers.plural(len(dead), 'module')} never got a token: {names}."))
     else:
         st.write("No module is dead: each one got at least one token at some step.")
@@ -88,9 +79,7 @@ def _associations(run: Mapping[str, Any]) -> None:
     st.subheader("Do paths know what they carry?", anchor=False, help=look.HELP["nmi"])
     found = [row for row in run["associations"] if row.get("nmi") is not None]
     if not found:
-        look.empty(
-            "Nothing to compare paths with: this run has neither labels nor regions nor token ids that differ."
-        )
+        look.empty("Nothing to compare paths with: this run has neither labels nor regions nor token ids that differ.")
         return
     words = {"label": "the label", "region": "the region of the picture", "token_id": "the token’s own id"}
     for row in found:

@@ -23,12 +23,9 @@ def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
-    first, second, third = st.columns([3, 2, 2], gap="medium")
-    with first:
+    with look.controls():
         common.run_picker(run)
-    with second:
         common.label_picker(run, selection)
-    with third:
         address.bound(
             st.selectbox,
             "order",
@@ -126,9 +123,7 @@ def _table(run: Mapping[str, Any], selection: Selection) -> None:
         column_config=columns,
         on_select=ticked,
         selection_mode="multi-row",
-        selection_default={
-            "selection": {"rows": [i for i, row in enumerate(rows) if row["rank"] in selection.paths]}
-        },
+        selection_default={"selection": {"rows": [i for i, row in enumerate(rows) if row["rank"] in selection.paths]}},
     )
 
 

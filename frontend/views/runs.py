@@ -40,9 +40,7 @@ def draw(selection: Selection) -> None:
         if len(whole) > CARDS:
             look.numbers_behind(whole[CARDS:], f"{len(whole) - CARDS} older runs")
     else:
-        look.empty(
-            "There is no run yet.", "Trace a model as below, or open *Try it* with one of the shipped models."
-        )
+        look.empty("There is no run yet.", "Trace a model as below, or open *Try it* with one of the shipped models.")
     if broken:
         _broken(broken)
     if tries:
@@ -156,7 +154,7 @@ def card_words(card: Mapping[str, Any]) -> str:
 def _broken(cards: Sequence[Mapping[str, Any]]) -> None:
     for card in cards:
         st.warning(
-            f"The run **{look.plain(str(card['run']))}** cannot be read. {look.plain(str(card.get('problem') or ''))} The other runs go on working.",
+            f"The run **{look.plain(str(card['run']))}** cannot be read. {look.plain(look.ended(str(card.get('problem') or '')))} The other runs go on working.",
             icon=":material/broken_image:",
         )
 

@@ -22,12 +22,9 @@ def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
-    first, second, third = st.columns([3, 2, 4], gap="medium")
-    with first:
+    with look.controls():
         common.run_picker(run)
-    with second:
         common.label_picker(run, selection)
-    with third:
         number = _sample_picker(run, selection)
     if number is None:
         look.empty("No sample has this label.", "Choose another label, or all.")
@@ -75,28 +72,24 @@ def _sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
         return " · ".join(part for part in (f"{value:,}", row.get("label") or "", text[:50]) if part)
 
     total = found.get("total") or len(rows)
-    help_text = f"{numbers.plural(total, 'sample')}" + (
-        f"; the first {LISTED} are listed." if total > LISTED else "."
-    )
-    left, middle, right = st.columns([6, 1, 1], gap="small", vertical_alignment="bottom")
-    with left:
-        address.bound(st.selectbox, "sample", "Sample", number, options, format_func=words, help=help_text)
+    help_text = f"{numbers.plural(total, 'sample')}" + (f"; the first {LISTED} are listed." if total > LISTED else ".")
     place = options.index(number)
-    for column, icon, words_, to in (
-        (middle, ":material/chevron_left:", "previous", place - 1),
-        (right, ":material/chevron_right:", "next", place + 1),
-    ):
-        inside = 0 <= to < len(options)
-        column.button(
-            "",
-            key=f"sample_{words_}",
-            icon=icon,
-            help=f"{words_} sample",
-            disabled=not inside,
-            on_click=address.go_changed,
-            kwargs={"sample": options[to]} if inside else {},
-            width="stretch",
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", width="stretch"):
+        address.bound(
+            st.selectbox, "sample", "Sample", number, options, format_func=words, help=help_text, width="stretch"
         )
+        for name, to in (("previous", place - 1), ("next", place + 1)):
+            inside = 0 <= to < len(options)
+            st.button(
+                "",
+                key=f"sample_{name}",
+                icon=":material/chevron_left:" if name == "previous" else ":material/chevron_right:",
+                help=f"{name} sample",
+                disabled=not inside,
+                on_click=address.go_changed,
+                kwargs={"sample": options[to]} if inside else {},
+                width="content",
+            )
     return number
 
 
@@ -118,9 +111,7 @@ def _facts(sample: Mapping[str, Any]) -> str:
         )
     if sample.get("loss") is not None:
         parts.append(f"Loss {numbers.number(sample['loss'])} nats.")
-    parts.append(
-        f"Compute {numbers.percent(sample.get('compute'))}, reuse {numbers.percent(sample.get('reuse'))}."
-    )
+    parts.append(f"Compute {numbers.percent(sample.get('compute'))}, reuse {numbers.percent(sample.get('reuse'))}.")
     return look.plain(" ".join(parts))
 
 
@@ -190,7 +181,8 @@ def _about_token(run: Mapping[str, Any], sample: Mapping[str, Any], chosen: int)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.write(
             look.plain(
-                f"{numbers.plural(len(same), 'token')} of this sample take the path of rank {numbers.count(token['rank'])}."
+                f"On the path of rank {numbers.count(token['rank'])}: "
+                f"{numbers.plural(len(same), 'token')} of this sample."
             )
         )
         st.button(
@@ -223,9 +215,7 @@ def _about_token(run: Mapping[str, Any], sample: Mapping[str, Any], chosen: int)
     look.numbers_behind(steps, "its modules and weights, step by step")
 
 
-def _token_flow(
-    run: Mapping[str, Any], selection: Selection, sample: Mapping[str, Any], chosen: int | None
-) -> None:
+def _token_flow(run: Mapping[str, Any], selection: Selection, sample: Mapping[str, Any], chosen: int | None) -> None:
     total = len(sample["tokens"])
     st.subheader("Which module did each token take at each step?", anchor=False)
     st.caption(

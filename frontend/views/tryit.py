@@ -22,8 +22,9 @@ def draw(selection: Selection) -> None:
         "What does it do with mine?",
         "Give an image or a text. It is traced on this machine only, kept as a run of one sample, and shown below.",
     )
-    models = [model for model in look.client().models() if not model.get("problem")]
-    broken = [model for model in look.client().models() if model.get("problem")]
+    listed = sorted(look.client().models(), key=lambda model: (model["modality"] != "vision", not model.get("shipped")))
+    models = [model for model in listed if not model.get("problem")]
+    broken = [model for model in listed if model.get("problem")]
     for model in broken:
         st.warning(
             look.plain(f"The model {model['model']} cannot be used. {model['problem']}"),
@@ -90,9 +91,7 @@ def _image(model: Mapping[str, Any]) -> None:
                 st.button(
                     name,
                     key=f"example_{name}",
-                    on_click=lambda name=name, make=make: _trace(
-                        model["model"], image=(f"{name}.png", make())
-                    ),
+                    on_click=lambda name=name, make=make: _trace(model["model"], image=(f"{name}.png", make())),
                 )
 
 
@@ -124,9 +123,7 @@ def _text(model: Mapping[str, Any]) -> None:
 def _trace(model: str, *, image: tuple[str, bytes] | None = None, text: str | None = None) -> None:
     """Ask for the trace; the answer becomes the address, a refusal becomes a sentence."""
     if text is not None and not text.strip():
-        st.session_state["try_error"] = ApiError(
-            "There is no text to trace.", "Write or paste at least one word."
-        )
+        st.session_state["try_error"] = ApiError("There is no text to trace.", "Write or paste at least one word.")
         return
     if image is not None and not image[1]:
         st.session_state["try_error"] = ApiError("This file is empty.", "Choose another image.")
@@ -138,6 +135,4 @@ def _trace(model: str, *, image: tuple[str, bytes] | None = None, text: str | No
         address.go(Selection(view="try", model=model))
         return
     st.session_state.setdefault("try_seconds", {})[answer["run"]] = answer.get("seconds")
-    address.go(
-        Selection(view="try", model=model, run=answer["run"], sample=0, opacity=address.current().opacity)
-    )
+    address.go(Selection(view="try", model=model, run=answer["run"], sample=0, opacity=address.current().opacity))

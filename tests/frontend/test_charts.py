@@ -1,0 +1,241 @@
+"""Charts as specifications: one colour scale everywhere, no NaN, what is drawn is what was given."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from typing import Any
+
+import pytest
+import vl_convert
+
+from frontend import charts
+from frontend.charts import distributions, flow, layout, palette, patches, paths, token_flow, usage
+from tests.frontend import answers
+
+IDS = answers.ribbons(600, 5, 8)
+FLOW = answers.flow(IDS)
+FIT = {"run": "demo", "observed": answers.fit(IDS), "untrained": answers.fit(answers.ribbons(seed=3)),
+       "independent": answers.fit(answers.ribbons(seed=4))}  # fmt: skip
+IMAGE = answers.sample(IDS[:16])
+TEXT = answers.sample(IDS[:12], text="hello wörld!")
+USAGE = answers.usage(IDS)
+DISTRIBUTION = answers.distribution()
+POINTS = [{"sample": i, "compute": 0.7 + i / 500, "reuse": 0.3 + (i * 7 % 13) / 100, "label": None} for i in range(40)]
+
+
+def all_charts(theme: str) -> dict[str, Any]:
+    return {
+        "flow": charts.flow_chart(FLOW, theme=theme, through=["1.2"], ribbon=[[1], [2], [3], [4], [7]]),
+        "thumbnail": charts.flow_thumbnail(FLOW, theme=theme),
+        "rank": charts.rank_frequency_chart(FIT, theme=theme, chosen=[2]),
+        "patch": charts.patch_chart(IMAGE, answers.PNG, theme=theme),
+        "step": charts.patch_chart(IMAGE, answers.PNG, theme=theme, step=1, identities=[7]),
+        "tokens": charts.token_flow_chart(TEXT, theme=theme, identities=[7], chosen=2),
+        "histogram": charts.histogram_chart(DISTRIBUTION, theme=theme),
+        "labels": charts.label_chart(DISTRIBUTION, theme=theme),
+        "scatter": charts.skip_reuse_chart(POINTS, theme=theme),
+        "load": charts.load_chart(USAGE, theme=theme),
+        "top_k": charts.top_k_chart(USAGE, theme=theme),
+    }
+
+
+@functools.cache
+def specs(theme: str) -> dict[str, dict[str, Any]]:
+    return {name: chart.to_dict() for name, chart in all_charts(theme).items()}
+
+
+def walk(spec: Any):
+    yield spec
+    for value in spec.values() if isinstance(spec, dict) else spec if isinstance(spec, list) else ():
+        yield from walk(value)
+
+
+def data_of(chart: Any, *fields: str) -> list[dict[str, Any]]:
+    """The rows of the first data set that has all ``fields``."""
+    for values in chart.to_dict()["datasets"].values():
+        if values and set(fields) <= set(values[0]):
+            return values
+    raise AssertionError(f"no data with {fields}")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark", "print"])
+def test_every_chart_compiles_to_a_vector_picture(theme):
+    for name, spec in specs(theme).items():
+        text = json.dumps(spec, allow_nan=False)
+        assert "http" not in text.replace(spec["$schema"], ""), f"{name} would fetch something"
+        spec = {**spec, "width": 600} if spec.get("width") == "container" else spec
+        svg = vl_convert.vegalite_to_svg(json.dumps(spec))
+        assert "NaN" not in svg, name
+        assert "undefined" not in svg, name
+
+
+@pytest.mark.parametrize("theme", ["light", "dark", "print"])
+def test_the_cdf_scale_is_one_and_the_same_in_all_charts(theme):
+    wanted = palette.cdf_scale(theme).to_dict()
+    found = [part["scale"] for spec in specs(theme).values() for part in walk(chart.to_dict())
+             if isinstance(part, dict) and part.get("field") == "cdf" and "scale" in part]  # fmt: skip
+    assert len(found) >= 2
+    assert all(scale == wanted for scale in found)
+    assert len(wanted["domain"]) == len(wanted["range"]) > 2
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_frequent_paths_stand_out_from_the_page(theme):
+    look = palette.theme_named(theme)
+    frequent, rare = palette.cdf_colour(0, theme), palette.cdf_colour(1, theme)
+    assert palette.contrast(frequent, look.background) > 10
+    assert palette.contrast(frequent, look.background) > palette.contrast(rare, look.background) > 1.3
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_cdf_scale_is_uniform_to_the_eye(theme):
+    """Lightness changes in one direction along the whole scale."""
+    light = [palette.contrast(palette.cdf_colour(step / 50, theme), "#000000") for step in range(51)]
+    assert light == sorted(light) or light == sorted(light, reverse=True)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark", "print"])
+def test_words_are_readable_on_every_colour(theme):
+    for step in range(101):
+        colour = palette.cdf_colour(step / 100, theme)
+        assert palette.contrast(palette.ink_on(colour), colour) >= 4.5
+    look = palette.theme_named(theme)
+    for ink in (look.ink, look.muted, look.accent):
+        assert palette.contrast(ink, look.background) >= 4.5
+
+
+def test_a_theme_that_does_not_exist_is_named():
+    with pytest.raises(ValueError, match="sepia.*light, dark, print"):
+        charts.flow_chart(FLOW, theme="sepia")
+
+
+def test_flow_draws_what_the_api_counted():
+    chart = charts.flow_chart(FLOW)
+    circles = data_of(chart, "node", "count")
+    assert sum(row["count"] for row in circles if row["step"] == 0) == FLOW["num_tokens"]
+    size = next(part["size"] for part in walk(chart.to_dict()) if isinstance(part, dict) and "size" in part
+                and isinstance(part["size"], dict) and part["size"].get("field") == "count")  # fmt: skip
+    assert size["scale"]["type"] == "linear"
+    assert size["scale"]["domain"][0] == 0
+    assert size["scale"]["range"][0] == 0
+    assert size["scale"]["domain"][1] == max(row["count"] for row in circles)
+    points = data_of(chart, "link", "y2")
+    assert len(points) == 4 * len(FLOW["links"])
+
+
+def test_flow_draws_at_most_two_thousand_ribbons_and_says_what_it_hides():
+    big = answers.flow(answers.ribbons(3000, 4, 60, seed=5), modules=60)
+    chart = charts.flow_chart(big)
+    assert len({row["link"] for row in data_of(chart, "link", "y2")}) == layout.MOST_LINKS
+    hidden = len(big["links"]) - layout.MOST_LINKS
+    assert f"{hidden:,} small flows" in " ".join(chart.to_dict()["title"]["subtitle"])
+    assert len(json.dumps(chart.to_dict())) < 2_500_000
+
+
+def test_flow_marks_the_chosen_circle_and_only_it():
+    rows = data_of(charts.flow_chart(FLOW, through=["1.2"]), "node", "count")
+    assert [row["node"] for row in rows if row["on"]] == ["1.2"]
+
+
+def test_rank_frequency_shows_the_run_and_both_nulls():
+    chart = charts.rank_frequency_chart(FIT)
+    assert {row["what"] for row in data_of(chart, "what", "rank")} == {paths.UNTRAINED, paths.INDEPENDENT}
+    assert len(data_of(chart, "on", "rank")) == len(FIT["observed"]["points"])
+    lonely = charts.rank_frequency_chart({**FIT, "untrained": None})
+    assert {row["what"] for row in data_of(lonely, "what", "rank")} == {paths.INDEPENDENT}
+
+
+def test_the_fitted_line_has_the_slope_that_the_api_gave():
+    first, last = paths.fitted_line(FIT["observed"])
+    slope = (math.log10(last["share"]) - math.log10(first["share"])) / (
+        math.log10(last["rank"]) - math.log10(first["rank"])
+    )
+    assert slope == pytest.approx(FIT["observed"]["slope"])
+
+
+def test_the_fitted_line_goes_through_an_exact_power_law():
+    points = [{"rank": r, "count": 1000 / r, "share": 0.5 / r} for r in range(1, 101)]
+    ends = paths.fitted_line({"num_paths": 100, "num_tokens": 1, "slope": -1.0, "points": points})
+    assert [end["share"] for end in ends] == pytest.approx([0.5, 0.005])
+
+
+def test_one_path_has_no_line():
+    lonely = {"num_paths": 1, "num_tokens": 9, "slope": None, "points": [{"rank": 1, "count": 9, "share": 1.0}]}
+    assert paths.fitted_line(lonely) == []
+    assert "too few paths" in paths.fit_words("This run", lonely)
+    charts.rank_frequency_chart({"observed": lonely, "untrained": None, "independent": None}).to_dict()
+
+
+def test_patches_cover_the_grid_once():
+    rows = data_of(charts.patch_chart(IMAGE, answers.PNG), "row", "col")
+    assert {(row["row"], row["col"]) for row in rows} == {(r, c) for r in range(4) for c in range(4)}
+    assert all(row["fill"] == palette.cdf_colour(row["cdf"], "light") for row in rows)
+
+
+def test_step_tint_names_the_module_and_greys_the_skip():
+    rows = patches.patch_rows(IMAGE, theme="light", step=1, identities=[7])
+    for row, token in zip(rows, IMAGE["tokens"], strict=True):
+        assert row["mark"] == str(token["ribbon"][1][0])
+        assert (row["fill"] == palette.LIGHT.identity) == (token["ribbon"][1][0] == 7)
+
+
+def test_token_flow_has_a_cell_for_every_token_and_step():
+    rows = data_of(charts.token_flow_chart(TEXT, identities=[7]), "step", "mark")
+    assert len(rows) == 12 * 5
+    assert {row["mark"] == "skip" for row in rows if row["skipped"]} <= {True}
+    window = charts.token_flow_chart(TEXT, first=4, most=3)
+    assert {row["token"] for row in data_of(window, "step", "mark")} == {4, 5, 6}
+
+
+def test_histogram_keeps_every_sample():
+    rows = data_of(charts.histogram_chart(DISTRIBUTION), "lo", "hi", "count")
+    assert sum(row["count"] for row in rows) == DISTRIBUTION["num"]
+    flat = {**DISTRIBUTION, "bins": [{"lo": 1.0, "hi": 1.0, "count": 5}]}
+    (bar,) = data_of(charts.histogram_chart(flat), "lo", "hi", "count")
+    assert bar["hi"] > bar["lo"]
+
+
+def test_many_labels_show_both_ends_and_count_the_rest():
+    chart = charts.label_chart(DISTRIBUTION, most=4)
+    rows = data_of(chart, "label", "mean")
+    assert [row["label"] for row in rows] == ["label 11", "label 10", "label 1", "label 0"]
+    assert "8 labels" in chart.to_dict()["title"]["subtitle"]
+
+
+def test_dead_and_overloaded_modules_are_named():
+    rows = [{"step": 0, "module": m, "name": f"m{m}", "kind": "mlp", "count": c, "share": c / 10, "utilisation": u}
+            for m, c, u in ((0, 10, 4.0), (1, 0, 0.0), (2, 2, 0.5))]  # fmt: skip
+    made = {"usage": rows, "steps": []}
+    assert usage.dead_modules(made) == [(1, "m1", 1)]
+    assert [row["module"] for row in usage.overloaded(made)] == [0]
+
+
+def test_nothing_that_is_not_finite_reaches_the_page():
+    sick = {**FLOW, "nodes": [{**FLOW["nodes"][0], "share": float("nan")}], "links": []}
+    json.dumps(charts.flow_chart(sick).to_dict(), allow_nan=False)
+    rows = [{"sample": 0, "compute": None, "reuse": None}, {"sample": 1, "compute": float("nan"), "reuse": 0.1}]
+    json.dumps(charts.skip_reuse_chart(rows).to_dict(), allow_nan=False)
+
+
+def test_correlation_is_pearson_with_its_interval():
+    table = [{"skip": x, "reuse": 2 * x + (-1) ** i * 0.1} for i, x in enumerate([0.1, 0.4, 0.5, 0.9, 1.2, 1.3])]
+    words = distributions.correlation_words(table)
+    assert "r = 0.99" in words
+    assert "95 % interval" in words
+    assert "no correlation" in distributions.correlation_words(table[:2])
+    assert "no correlation" in distributions.correlation_words([{"skip": 0, "reuse": x} for x in (1, 2, 3, 4, 5)])
+
+
+@pytest.mark.parametrize(
+    ("token", "label"), [("\n", "↵"), (" ", "·"), ("the", "the"), (None, ""), ("\x00", "�"), ("x" * 40, "x" * 13 + "…")]
+)
+def test_tokens_are_shown_so_that_one_sees_them(token, label):
+    assert token_flow.visible(token) == label
+
+
+def test_tables_behind_charts_hold_the_numbers():
+    assert sum(row["tokens"] for row in flow.link_rows(FLOW) if row["step"] == 0) == FLOW["num_tokens"]
+    assert len(flow.node_rows(FLOW)) == len(FLOW["nodes"])
+    assert len(token_flow.token_rows(TEXT)) == 12

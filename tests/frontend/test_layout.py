@@ -1,0 +1,101 @@
+"""The flow picture: areas, widths, conservation, the cap. Each would show a wrong picture if it failed."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+import pytest
+
+from frontend.charts.layout import MOST_LINKS, flow_layout, ribbon_points
+from tests.frontend import answers
+
+
+@pytest.fixture(params=[1, 2], ids=["top-1", "top-2"])
+def flow(request):
+    return answers.flow(answers.ribbons(500, 5, 8, top_k=request.param))
+
+
+def test_circle_areas_are_proportional_to_tokens(flow):
+    layout = flow_layout(flow)
+    ratios = {round(node.radius**2 / node.count, 9) for node in layout.nodes}
+    assert len(ratios) == 1
+    assert max(node.radius for node in layout.nodes) == pytest.approx(layout.radius)
+
+
+def test_ribbon_widths_are_proportional_to_tokens(flow):
+    layout = flow_layout(flow)
+    ratios = [link.width / link.count for link in layout.links]
+    assert max(ratios) == pytest.approx(min(ratios))
+
+
+def test_ribbons_never_stand_out_of_their_circle(flow):
+    layout = flow_layout(flow)
+    circle = {node.key: node for node in layout.nodes}
+    for link in layout.links:
+        for key, y in ((f"{link.step}.{link.source}", link.y0), (f"{link.step + 1}.{link.target}", link.y1)):
+            node = circle[key]
+            assert abs(y - node.y) + link.width / 2 <= node.radius * (1 + 1e-9)
+
+
+def test_ribbons_at_one_circle_do_not_overlap(flow):
+    leaving = defaultdict(list)
+    for link in flow_layout(flow).links:
+        leaving[link.step, link.source].append((link.y0 - link.width / 2, link.y0 + link.width / 2))
+    for spans in leaving.values():
+        spans.sort()
+        assert all(before[1] <= after[0] + 1e-9 for before, after in zip(spans, spans[1:], strict=False))
+
+
+@pytest.mark.parametrize("most", [0, 1, 17, MOST_LINKS])
+def test_the_cap_conserves_tokens(flow, most):
+    layout = flow_layout(flow, most_links=most)
+    assert len(layout.links) <= most
+    per_step = defaultdict(float)
+    for link in layout.links:
+        per_step[link.step] += link.count
+    for row in layout.other:
+        per_step[row["step"]] += row["count"]
+    assert set(per_step) == {0, 1, 2, 3}
+    assert all(total == pytest.approx(flow["num_tokens"]) for total in per_step.values())
+
+
+def test_the_cap_keeps_the_largest():
+    flow = answers.flow(answers.ribbons(3000, 4, 60, seed=5), modules=60)
+    assert len(flow["links"]) > MOST_LINKS
+    layout = flow_layout(flow)
+    assert len(layout.links) == MOST_LINKS
+    hidden = sum(row["num_links"] for row in layout.other)
+    assert hidden == len(flow["links"]) - MOST_LINKS
+    assert min(link.count for link in layout.links) >= sorted(k["count"] for k in flow["links"])[hidden - 1]
+
+
+def test_what_the_api_left_out_is_added_to_what_the_picture_leaves_out(flow):
+    flow = {**flow, "other": [{"step": 1, "num_links": 3, "count": 7.0}]}
+    most = len(flow["links"]) - 1
+    other = flow_layout(flow, most_links=most).other
+    assert sum(row["num_links"] for row in other) == 4
+
+
+def test_a_module_keeps_its_row_and_identities_stand_last():
+    layout = flow_layout(answers.flow(answers.ribbons(400, 5, 8), identities=(2, 7)))
+    rows = defaultdict(set)
+    for node in layout.nodes:
+        rows[node.module].add(node.y)
+    assert all(len(ys) == 1 for ys in rows.values())
+    by_height = sorted(rows, key=lambda module: min(rows[module]))
+    assert by_height[-2:] == [2, 7]
+
+
+def test_a_ribbon_is_four_points_that_keep_its_width(flow):
+    link = max(flow_layout(flow).links, key=lambda one: one.count)
+    points = ribbon_points(link)
+    assert len(points) == 4
+    assert (points[0][0], points[-1][0]) == (link.step, link.step + 1)
+    assert all(y2 - y == pytest.approx(link.width, abs=0.02) for _x, y, y2 in points)
+
+
+def test_nothing_to_draw_is_drawn_as_nothing():
+    layout = flow_layout({"steps": [], "nodes": [], "links": [], "other": []})
+    assert (layout.nodes, layout.links, layout.other) == ([], [], [])
+    assert math.isfinite(layout.height)

@@ -1,0 +1,88 @@
+"""The address: it round-trips, it never breaks, and a change forgets what no longer makes sense."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frontend.chips import USES, chips
+from frontend.selection import MEASURES, ORDERS, VIEWS, Selection, from_query, to_query
+
+NODES = st.tuples(st.integers(0, 99), st.integers(0, 999)).map(lambda pair: f"{pair[0]}.{pair[1]}")
+NATURAL = st.none() | st.integers(0, 10**9)
+SELECTIONS = st.builds(
+    Selection,
+    view=st.sampled_from(list(VIEWS)),
+    run=st.none() | st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z"),
+    label=st.none() | st.text(min_size=1, max_size=20),
+    steps=st.none() | st.tuples(st.integers(0, 20), st.integers(1, 20)).map(lambda p: (p[0], p[0] + p[1])),
+    through=st.lists(NODES, max_size=4, unique=True).map(tuple),
+    paths=st.lists(st.integers(1, 10**6), max_size=4, unique=True).map(tuple),
+    sample=NATURAL, token=NATURAL, tint=NATURAL, opacity=st.integers(0, 100), hide=st.sampled_from([0.0, 0.05, 10.0]),
+    order=st.sampled_from(ORDERS), measure=st.sampled_from(MEASURES), per=st.sampled_from(["sample", "token"]),
+    bin=NATURAL, first=st.integers(0, 9999), seed=st.integers(0, 99),
+)  # fmt: skip
+
+
+@given(SELECTIONS)
+def test_an_address_reproduces_the_selection(selection):
+    assert from_query(to_query(selection)) == (selection, [])
+
+
+@given(st.dictionaries(st.sampled_from([*Selection.__dataclass_fields__, "other"]), st.text(max_size=30)))
+def test_no_address_breaks_the_page(query):
+    selection, problems = from_query(query)
+    assert from_query(to_query(selection))[0] == selection
+    assert all("not understood" in problem for problem in problems)
+    chips(selection)
+
+
+def test_a_bare_address_is_the_start():
+    assert to_query(Selection()) == {}
+
+
+@pytest.mark.parametrize("name", ["view", "run", "steps", "through", "paths", "sample", "opacity", "measure"])
+def test_nonsense_is_left_out_and_said(name):
+    selection, problems = from_query({name: "../;<script>"})
+    assert selection == Selection()
+    assert len(problems) == 1
+    assert name in problems[0]
+
+
+def test_another_run_forgets_what_belonged_to_the_first():
+    before = Selection(view="sample", run="a", label="cat", through=("1.2",), paths=(3,), sample=4, token=5, opacity=20)
+    assert before.change(run="b") == Selection(view="sample", run="b", opacity=20)
+    assert before.change(run="a") == before
+
+
+def test_another_sample_forgets_the_token():
+    assert Selection(sample=1, token=5, first=40).change(sample=2) == Selection(sample=2)
+    assert Selection(sample=1, token=5).change(sample=1, token=6).token == 6
+
+
+def test_clicking_twice_lets_go():
+    once = Selection().toggle_through("2.7")
+    assert once.through == ("2.7",)
+    assert once.toggle_through("2.7").through == ()
+    ribbon = once.toggle_through("10.1", "2.7")
+    assert ribbon.through == ("2.7", "10.1")
+    assert ribbon.toggle_through("2.7", "10.1").through == ()
+    assert Selection().toggle_path(3).toggle_path(1).toggle_path(3).paths == (1,)
+
+
+def test_every_chip_lets_go_of_its_own_thing():
+    full = Selection(
+        view="flow", run="a", label="cat", steps=(1, 3), through=("1.2", "2.0"), paths=(3, 9), sample=4, token=5
+    )
+    for chip in chips(full):
+        after = full.change(**chip.without)
+        assert chip.words not in [other.words for other in chips(after)]
+        if chip.field != "run":
+            assert len(chips(full)) - len(chips(after)) == (2 if chip.field == "sample" else 1)
+
+
+def test_a_chip_says_where_it_does_not_apply():
+    selection = Selection(view="compute", run="a", through=("1.2",))
+    assert {chip.field: chip.applies for chip in chips(selection)} == {"run": True, "through": False}
+    assert set(USES) == set(VIEWS)

@@ -1,0 +1,61 @@
+"""Numbers and running text as people read them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frontend.charts import numbers
+from frontend.charts.running_text import text_pieces
+from frontend.look import ended, plain
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0, "0"), (1.5, "1.50"), (0.012345, "0.0123"), (12345.6, "12,300"), (-0.731, "-0.731"), (999.6, "1,000"), (None, "–"),
+     (float("nan"), "–"), (float("inf"), "–"), (1e-12, "1.00e-12")],
+)  # fmt: skip
+def test_three_significant_digits(value, words):
+    assert numbers.number(value) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0, "0 %"), (1, "1 00 %".replace(" 00", "00")), (0.1234, "12.3 %"), (0.99999, "> 99.9 %"), (0.00012, "0.0120 %")],
+)
+def test_percentages(value, words):
+    assert numbers.percent(value) == words
+
+
+def test_counts_are_exact_and_separated():
+    assert numbers.count(1234567) == "1,234,567"
+    assert numbers.plural(1, "token") == "1 token"
+    assert numbers.plural(2000, "token") == "2,000 tokens"
+    assert numbers.short(4_560_000) == "4.56 M"
+    assert numbers.ribbon_words([[3], [7, 2]]) == "3 → 7+2"
+
+
+@given(st.text(max_size=60), st.lists(st.tuples(st.integers(-3, 70), st.integers(-3, 70)), max_size=20))
+def test_pieces_joined_are_the_text(text, spans):
+    tokens = [{"token": i, "char_start": start, "char_end": end} for i, (start, end) in enumerate(spans)]
+    pieces = text_pieces(text, tokens)
+    assert "".join(piece.text for piece in pieces) == text
+    assert all(piece.text for piece in pieces)
+    named = [token for piece in pieces for token in piece.tokens]
+    assert len(named) == len(set(named))
+
+
+def test_bytes_of_one_character_become_one_piece():
+    tokens = [{"token": 0, "char_start": 0, "char_end": 1}, {"token": 1, "char_start": 1, "char_end": 2},
+              {"token": 2, "char_start": 1, "char_end": 2}, {"token": 3, "char_start": 3, "char_end": 4}]  # fmt: skip
+    pieces = text_pieces("aé b", tokens)
+    assert [(piece.text, piece.tokens) for piece in pieces] == [("a", (0,)), ("é", (1, 2)), (" ", ()), ("b", (3,))]
+
+
+def test_text_from_elsewhere_is_no_markdown():
+    assert plain("<b>[x](http://y) *z* :red[w] $a$") == "\\<b\\>\\[x\\]\\(http\\://y\\) \\*z\\* \\:red\\[w\\] \\$a\\$"
+    assert plain("run `a_b` now!") == "run `a_b` now\\!"
+    assert "`" not in plain("one ` only")
+    assert ended("no stop") == "no stop."
+    assert ended("stop.") == "stop."
