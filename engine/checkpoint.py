@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from engine.disk import atomic_file, write_atomically
 from engine.errors import UserError
 from engine.models.dna import DNA, DNAConfig
 
@@ -46,33 +45,11 @@ class Checkpoint:
         return self.path.name
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write beside the target, flush to disk, then rename: the old file or the new one, never half."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
 def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """A safetensors file, written under a temporary name and renamed when whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        save_file({k: v.contiguous() for k, v in tensors.items()}, temporary)
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """A safetensors file that takes its name only when it is whole and on disk."""
+    with atomic_file(path) as temporary_file:
+        save_file({k: v.contiguous() for k, v in tensors.items()}, temporary_file)
+        temporary_file.chmod(0o644)
 
 
 def save_checkpoint(

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
-import sys
 from collections.abc import Iterator
 
 import torch
@@ -38,18 +35,3 @@ def cpu_has_bfloat16() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def tune_cpu_process() -> None:
-    """Keep freed memory and compiled products; call once, before the first tensor.
-
-    glibc returns every large block to the kernel and faults it in again, page by page; training
-    steps here are about a tenth faster when it does not. Memory in use peaks a little higher.
-    """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192")
-    if sys.platform != "linux":
-        return
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL("libc.so.6")
-        trim_threshold, top_pad, mmap_max = -1, -2, -4
-        libc.mallopt(mmap_max, 0)
-        libc.mallopt(trim_threshold, 2**31 - 1)
-        libc.mallopt(top_pad, 64 * 2**20)

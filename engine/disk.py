@@ -16,6 +16,7 @@ from engine.errors import UserError
 DATA_DIR_VARIABLE = "TOKENPATHS_DATA_DIR"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 RUN_SUFFIX = ".duckdb"
+SHIPPED_MODELS = Path(__file__).resolve().parent.parent / "data" / "models"
 # Windows opens a device under these names, whatever the folder and the suffix.
 _DEVICE_NAMES = {"con", "prn", "aux", "nul", *(f"{d}{i}" for d in ("com", "lpt") for i in range(1, 10))}
 

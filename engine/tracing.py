@@ -21,6 +21,7 @@ from torch import Tensor
 from engine.checkpoint import WEIGHTS, Checkpoint, CheckpointError, build_model, file_sha256, read_checkpoint
 from engine.datasets import Sample
 from engine.device import mixed_precision, pick_device
+from engine.disk import SHIPPED_MODELS, is_name
 from engine.errors import UserError
 from engine.images import display_png, model_view, patch_regions
 from engine.models.dna import DNA
@@ -31,8 +32,6 @@ from engine.tokenizer import TextTokenizer
 from engine.trace import RunInfo, SampleRecord, TraceBatch
 from engine.train.augment import normalise
 
-SHIPPED = Path(__file__).resolve().parent.parent / "data" / "models"
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 WEIGHT_SEMANTICS = {
     "score_function": "softmax over all modules",
     "order": "softmax, then top-k of probability + bias",
@@ -73,7 +72,7 @@ class TraceProgress:
 
 def models_folders(data_dir: Path | None = None) -> list[Path]:
     """Where models are looked for: the user's own first, then the shipped ones."""
-    return [*([data_dir / "models"] if data_dir else []), SHIPPED]
+    return [*([data_dir / "models"] if data_dir else []), SHIPPED_MODELS]
 
 
 def find_checkpoint(name: str | Path, folders: Iterable[Path]) -> Checkpoint:
@@ -87,7 +86,7 @@ def find_checkpoint(name: str | Path, folders: Iterable[Path]) -> Checkpoint:
         if not Path(name).is_dir():
             raise CheckpointError(f"there is no checkpoint folder {name}", field="model")
         return read_checkpoint(Path(name))
-    if NAME.fullmatch(str(name)):
+    if is_name(str(name)):
         for folder in folders:
             if (folder / name).is_dir():
                 return read_checkpoint(folder / name)
@@ -100,8 +99,8 @@ def list_models(folders: Iterable[Path]) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for folder in folders:
         for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-            if path.is_dir() and NAME.fullmatch(path.name) and path.name not in rows:
-                rows[path.name] = _model_row(path, shipped=folder == SHIPPED)
+            if path.is_dir() and is_name(path.name) and path.name not in rows:
+                rows[path.name] = _model_row(path, shipped=folder == SHIPPED_MODELS)
     return [rows[name] for name in sorted(rows)]
 
 

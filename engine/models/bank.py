@@ -83,7 +83,7 @@ class Bucket:
     row_GL: Int[Tensor, "G L"]
     """row to read; padding repeats the segment's last row"""
     valid_GL: Tensor | None
-    """which of them are real; None where all are"""
+    """which of them may be attended to; None where all may"""
     place_R: Int[Tensor, " R"]
     """the flat G·L position of each real row"""
     source_R: Int[Tensor, " R"]
@@ -141,12 +141,16 @@ def plan_dispatch(
         padded=num_entries != num_real,
         complete=num_real == num_tokens * top_k,
         rows=[(m, ends[m] - room[m], ends[m]) for m in range(num_modules) if room[m]],
-        segments=_buckets(start_MB.reshape(-1), (counts_MB * attends_M[:, None]).reshape(-1)),
+        segments=_buckets(start_MB.reshape(-1), (counts_MB * attends_M[:, None]).reshape(-1), align),
     )
 
 
-def _buckets(start_S: Tensor, length_S: Tensor) -> list[Bucket]:
-    """Group the segments (first row, length) by the power of two that holds them."""
+def _buckets(start_S: Tensor, length_S: Tensor, align: int) -> list[Bucket]:
+    """Group the segments (first row, length) by the power of two that holds them.
+
+    With ``align`` the number of segments of a bucket is padded too, with copies of the first one that
+    nobody reads; buckets of long segments less, where a copy would cost more than a new shape.
+    """
     present = length_S > 0
     length_S, start_S = length_S[present], start_S[present]
     if length_S.numel() == 0:
@@ -156,12 +160,16 @@ def _buckets(start_S: Tensor, length_S: Tensor) -> list[Bucket]:
     for size in size_S.unique().tolist():
         member = size_S == size
         length_G, start_G = length_S[member], start_S[member]
-        size = min(size, int(length_G.max()))
+        size = size if align > 1 else min(size, int(length_G.max()))
+        groups = length_G.numel()
+        if spare := -groups % max(1, min(align, 256 // size)):
+            length_G = torch.cat([length_G, length_G[:1].expand(spare)])
+            start_G = torch.cat([start_G, start_G[:1].expand(spare)])
         offset_L = torch.arange(size, device=length_G.device)
         valid_GL = offset_L < length_G[:, None]
         row_GL = start_G[:, None] + torch.minimum(offset_L, length_G[:, None] - 1)
-        place_R = valid_GL.reshape(-1).nonzero().squeeze(1)
-        full = place_R.numel() == row_GL.numel()
+        place_R = valid_GL[:groups].reshape(-1).nonzero().squeeze(1)
+        full = place_R.numel() == groups * size
         buckets.append(
             Bucket(row_GL, None if full else valid_GL, place_R, row_GL.reshape(-1)[place_R])
         )
@@ -222,7 +230,7 @@ def segment_attention(
             if not causal and bucket.valid_GL is not None:
                 allowed = bucket.valid_GL[:, None, None, :].expand(-1, 1, size, -1)
             mixed = attend(packed.view(groups, size, -1), heads, causal, allowed).reshape(-1, width)
-        if bucket.valid_GL is not None:
+        if bucket.place_R.numel() < groups * size:
             back_P = torch.full((groups * size,), -1, dtype=torch.long, device=qkv.device)
             back_P[bucket.place_R] = torch.arange(bucket.place_R.numel(), device=qkv.device)
             mixed = TakeRows.apply(mixed, bucket.place_R, back_P, False, True)

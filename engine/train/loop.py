@@ -12,14 +12,16 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from engine.checkpoint import save_checkpoint, save_tensors, write_atomically
+from engine.checkpoint import save_checkpoint, save_tensors
 from engine.device import cpu_has_bfloat16, mixed_precision, pick_device
+from engine.disk import write_atomically
 from engine.errors import UserError
 from engine.models.dna import DNA
 from engine.models.losses import token_losses
@@ -257,11 +259,11 @@ def open_run(recipe: Recipe, folder: Path, device: torch.device) -> TrainingRun:
     names = [n for n, _ in model.named_parameters()]
     by_name = dict(model.named_parameters())
     for name in names:
-        if f"m1.{name}" in tensors:
+        if f"step.{name}" in tensors:
             run.optimizer.state[by_name[name]] = {
-                "step": torch.tensor(float(about["iteration"])),
-                "exp_avg": tensors[f"m1.{name}"],
-                "exp_avg_sq": tensors[f"m2.{name}"],
+                "step": tensors[f"step.{name}"].cpu().clone(),
+                "exp_avg": tensors[f"m1.{name}"].clone(),
+                "exp_avg_sq": tensors[f"m2.{name}"].clone(),
             }
     run.iteration, run.seconds, run.history = about["iteration"], about["seconds"], about["history"]
     return run
@@ -273,6 +275,8 @@ def save_state(run: TrainingRun) -> None:
     for name, parameter in run.model.named_parameters():
         state = run.optimizer.state.get(parameter)
         if state:
+            # A module that received nothing in an iteration took no step: counts differ.
+            tensors[f"step.{name}"] = state["step"]
             tensors[f"m1.{name}"], tensors[f"m2.{name}"] = state["exp_avg"], state["exp_avg_sq"]
     current = f"{run.iteration:07d}-{STATE}"
     save_tensors(run.folder / current, tensors)
@@ -322,6 +326,6 @@ def export(run: TrainingRun, folder: Path, classes: tuple[str, ...], validation:
     training = {
         "recipe": json.loads(run.recipe.model_dump_json(exclude={"model"})),
         "iterations": run.iteration, "wall_seconds": round(run.seconds), "machine": describe_machine(),
-        "command": command, "history": run.history,
+        "command": command, "date": datetime.now(UTC).date().isoformat(), "history": run.history,
     }
     return save_checkpoint(folder, run.model, classes=classes, validation=validation, training=training)

@@ -1,0 +1,59 @@
+# make demo   trace the bundled samples, start the page    make bench  the claims about speed
+# make test   install what the tests need, run them all    make check  lint, types, import directions
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+DATA ?= .data
+# Where CPU builds of PyTorch come from when no GPU is there.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test bench check browser clean
+
+demo: $(VENV)/.installed
+	@$(BIN)/tokenpaths demo --data-dir $(DATA)
+	@$(BIN)/tokenpaths up --data-dir $(DATA)
+
+test: $(VENV)/.installed-test browser
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-test
+	$(BIN)/ruff check engine backend frontend tests benchmarks tokenpaths.py
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.speed
+	$(BIN)/python -m benchmarks.recording
+	$(BIN)/python -m benchmarks.checkpoints
+
+browser:
+	@$(PYTHON) tests/browser/chromium.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The CPU build first: with none at hand and no GPU, from PyTorch's own index; at last whatever there is.
+$(VENV)/.torch: constraints.txt | $(VENV)/bin/python
+	@if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then \
+		$(PIP) install -q "torch==$(TORCH)"; \
+	else \
+		$(PIP) install -q "torch==$(TORCH)+cpu" 2>/dev/null \
+		|| $(PIP) install -q --extra-index-url $(TORCH_INDEX) "torch==$(TORCH)+cpu" 2>/dev/null \
+		|| $(PIP) install -q "torch==$(TORCH)"; \
+	fi
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.torch
+	@echo "Installing Tokenpaths into $(VENV) …"
+	@$(PIP) install -q -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@$(PIP) install -q -c constraints.txt -e ".[test]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

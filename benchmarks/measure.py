@@ -1,0 +1,62 @@
+"""Interleaved, repeated timing; results as ratios with their spread.
+
+This machine or yours is noisy: A and B run in turn (A B A B …), each pair gives one ratio, and the
+median with the quartiles of the ratios is what is quoted.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def interleaved(variants: dict[str, Callable[[], Any]], repeats: int, warmup: int = 1) -> dict[str, list[float]]:
+    """Seconds of each variant in each round; every round runs all variants in turn."""
+    for _ in range(warmup):
+        for run in variants.values():
+            run()
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(repeats):
+        for name, run in variants.items():
+            started = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def ratio(seconds: dict[str, list[float]], name: str, base: str) -> dict[str, float]:
+    """Median and quartiles of the paired ratios name / base."""
+    ratios = [a / b for a, b in zip(seconds[name], seconds[base], strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    return {"median": round(middle, 3), "q25": round(low, 3), "q75": round(high, 3), "repeats": len(ratios)}
+
+
+def machine() -> str:
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [x.split(":", 1)[1].strip() for x in cpuinfo.read_text().splitlines() if x.startswith("model name")]
+        model = names[0] if names else model
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{model}, {torch.get_num_threads()} threads, torch {torch.__version__}{gpu}"
+
+
+def report(name: str, command: str, results: Any) -> None:
+    """Keep the result and print it as one line of JSON, the last of the output."""
+    document = {
+        "benchmark": name, "command": command, "machine": machine(),
+        "date": datetime.now(UTC).date().isoformat(), "results": results,
+    }  # fmt: skip
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(document))

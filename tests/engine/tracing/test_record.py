@@ -1,0 +1,89 @@
+"""FLOPs and recordings against counting by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from engine.errors import UserError
+from engine.models.dna import DNA, DNAConfig
+from engine.record import module_flops, module_table, record, token_flops
+from engine.routing import route
+
+CONFIG = dict(
+    modality="text", width=8, heads=2, mlp_width=16, backbone=0, steps=2, top_k=2, transformers=1, attentions=1,
+    mlps=1, identities=1, skip_ratio=0.1, vocab_size=10, context=6,
+)  # fmt: skip
+
+
+def by_hand(ids, config, valid=None):
+    """Token by token, pair by pair."""
+    batch, tokens, steps, top_k = ids.shape
+    total = np.zeros((batch, tokens))
+    for b in range(batch):
+        for t in range(tokens):
+            if valid is not None and not valid[b, t]:
+                continue
+            for s in range(steps):
+                for k in range(top_k):
+                    module = int(ids[b, t, s, k])
+                    kind = config.kinds[module]
+                    if kind in ("transformer", "attention"):
+                        total[b, t] += 2 * 4 * config.width**2
+                        for other in range(tokens):
+                            seen = other <= t if config.modality == "text" else True
+                            there = valid is None or bool(valid[b, other])
+                            if seen and there and module in ids[b, other, s]:
+                                total[b, t] += 4 * config.width
+                    if kind in ("transformer", "mlp"):
+                        total[b, t] += 2 * 2 * config.width * config.mlp_width
+    return total
+
+
+@pytest.mark.parametrize("modality", ["text", "vision"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_flops_equal_a_count_by_hand(modality, padded):
+    config = DNAConfig(**(CONFIG | dict(modality=modality, image_size=224)))
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.rand(3, 6, 2, 4, generator=generator).topk(2, dim=-1).indices
+    valid = None
+    if padded:
+        valid = torch.ones(3, 6, dtype=torch.bool)
+        valid[1, 4:] = False
+    assert np.allclose(token_flops(ids, config, valid).numpy(), by_hand(ids, config, valid))
+
+
+def test_module_flops_are_two_a_multiply_add():
+    config = DNAConfig(**CONFIG)
+    assert module_flops(config, "identity") == 0
+    assert module_flops(config, "mlp") == 2 * (8 * 16 + 16 * 8)
+    assert module_flops(config, "attention") == 2 * (8 * 24 + 8 * 8)
+    assert module_flops(config, "transformer") == module_flops(config, "mlp") + module_flops(config, "attention")
+
+
+def test_the_module_table_names_every_module():
+    rows = module_table(DNA(DNAConfig(**CONFIG)))
+    assert [r.name for r in rows] == ["transformer 0", "attention 0", "mlp 0", "identity 0"]
+    assert rows[3].num_params == 0
+    assert rows[0].num_params == 4 * 64 + 2 * 8 * 16 + 2 * 8
+
+
+def test_a_recording_keeps_ids_weights_and_entropy():
+    torch.manual_seed(0)
+    decisions = [route(torch.randn(6, 5), 2) for _ in range(3)]
+    recording = record(decisions, 2)
+    assert recording.module_ids.shape == (2, 3, 3, 2)
+    assert recording.module_ids.dtype == torch.uint8
+    first = decisions[1]
+    assert torch.equal(recording.module_ids[0, :, 1].long(), first.module_ids[:3])
+    assert torch.allclose(recording.weights[1, :, 1].float(), first.weights[3:], atol=1e-3)
+    entropy = -(first.probs * first.probs.log()).sum(-1)
+    assert torch.allclose(recording.gate_entropy[..., 1].flatten().float(), entropy, atol=2e-3)
+
+
+def test_nan_names_the_router():
+    good, bad = torch.randn(4, 3), torch.randn(4, 3)
+    bad[2, 1] = float("nan")
+    with pytest.raises(UserError, match="router 1 gave NaN"):
+        record([route(good, 1), route(bad, 1)], 1)

@@ -1,0 +1,243 @@
+"""Training: schedules, resuming, stopping at NaN, exporting a checkpoint that can be read back."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from engine.checkpoint import CARD, WEIGHTS, CheckpointError, build_model, read_checkpoint
+from engine.errors import UserError
+from engine.models.dna import DNAConfig
+from engine.train.finish import finish, load_corpora, read_twin
+from engine.train.loop import STATE, TrainingDiverged, evaluate, learning_rate, text_batch, train
+from engine.train.recipes import RECIPES, AugmentConfig, Recipe
+
+TEXT = DNAConfig(
+    modality="text", width=32, heads=2, mlp_width=64, backbone=1, steps=2, top_k=2, transformers=3, identities=2,
+    skip_ratio=0.3, skip_speed=0.01, vocab_size=280, context=24,
+)  # fmt: skip
+VISION = DNAConfig(
+    modality="vision", width=32, heads=2, mlp_width=64, backbone=1, steps=2, transformers=4, image_size=16,
+    patch_size=4, stem="conv", num_classes=3,
+)  # fmt: skip
+
+
+def text_recipe(**changes) -> Recipe:
+    options = dict(
+        name="t", model=TEXT, train_file="t.parquet", val_file="t.parquet", batch_size=4, iterations=12, warmup=3,
+        learning_rate=3e-3, schedule="constant-linear", bfloat16=False,
+    )  # fmt: skip
+    return Recipe(**(options | changes))
+
+
+def vision_recipe(**changes) -> Recipe:
+    options = dict(
+        name="v", model=VISION, train_file="v.parquet", val_file="v.parquet", batch_size=16, iterations=60, warmup=5,
+        learning_rate=3e-3, augment=AugmentConfig(crop_padding=2, erase=0.2, mix=0.3), bfloat16=False,
+    )  # fmt: skip
+    return Recipe(**(options | changes))
+
+
+@pytest.fixture
+def data(tmp_path):
+    rng = np.random.default_rng(0)
+    words = ["path", "token", "router", "module", "step", "flow", "ribbon", "dream"]
+    texts = [" ".join(rng.choice(words, 60)) + "." for _ in range(30)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "t.parquet")
+    images, labels = [], []
+    for i in range(96):
+        colour = np.eye(3)[i % 3] * 200 + 20
+        pixels = np.clip(rng.normal(colour, 25, (16, 16, 3)), 0, 255).astype(np.uint8)
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "PNG")
+        images.append(buffer.getvalue())
+        labels.append("rgb"[i % 3])
+    pq.write_table(pa.table({"image": images, "label": labels}), tmp_path / "v.parquet")
+    return tmp_path
+
+
+CPU = torch.device("cpu")
+
+
+def weights(run):
+    return torch.cat([p.detach().flatten() for p in run.model.parameters()])
+
+
+def test_an_interrupted_run_resumed_equals_an_uninterrupted_one_bit_for_bit(data, tmp_path):
+    recipe = text_recipe()
+    train_set, val_set = load_corpora(recipe, data, None, tmp_path / "tok")
+    whole = train(recipe, train_set, val_set, tmp_path / "whole", device=CPU)
+
+    class Stop(Exception):
+        pass
+
+    def interrupt(progress):
+        if progress.iteration == 7:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(recipe, train_set, val_set, tmp_path / "parts", device=CPU, on_progress=interrupt)
+    assert [p.name for p in (tmp_path / "parts").glob(f"*{STATE}")] == [f"0000007-{STATE}"]
+    resumed = train(recipe, train_set, val_set, tmp_path / "parts", device=CPU)
+    assert torch.equal(weights(whole), weights(resumed))
+    assert torch.equal(whole.model.bias, resumed.model.bias)
+    assert resumed.iteration == 12
+
+
+def test_training_learns_and_the_export_carries_its_numbers(data, tmp_path):
+    recipe = vision_recipe()
+    train_set, val_set = load_corpora(recipe, data, None, tmp_path)
+    run = train(recipe, train_set, val_set, tmp_path / "w", device=CPU)
+    assert evaluate(run.model, val_set, CPU)["accuracy"] > 0.9
+    twin_recipe = recipe.dense_twin().model_copy(update={"iterations": 3})
+    twin = train(twin_recipe, train_set, val_set, tmp_path / "d", device=CPU)
+    finish(twin, train_set, val_set, tmp_path / "dense", "command d")
+    out = tmp_path / "models" / "v"
+    numbers = finish(run, train_set, val_set, out, "tokenpaths train v", read_twin(tmp_path / "dense"))
+
+    checkpoint = read_checkpoint(out)
+    assert checkpoint.config == VISION
+    assert checkpoint.classes == ("b", "g", "r")
+    assert checkpoint.validation["accuracy"] == numbers["accuracy"]
+    again = evaluate(build_model(checkpoint), val_set, CPU, precise=True)
+    assert again["loss"] == pytest.approx(numbers["loss"], abs=1e-4)
+    card = (out / CARD).read_text()
+    assert "tokenpaths train v" in card
+    assert "dense twin" in card
+    assert f"{numbers['accuracy']:.1%}" in card
+
+
+def test_nan_stops_with_the_iteration_and_keeps_the_last_good_state(data, tmp_path, monkeypatch):
+    recipe = text_recipe()
+    train_set, val_set = load_corpora(recipe, data, None, tmp_path / "tok")
+
+    def poison(progress):
+        if progress.iteration == 5:
+            from engine.train import loop
+
+            monkeypatch.setattr(loop, "text_batch", lambda *a: (torch.zeros(1, 4, dtype=torch.long),) * 2)
+            run_model[0].head.weight.data.fill_(float("nan"))
+
+    from engine.train import loop
+
+    run_model = []
+    original = loop.open_run
+
+    def remember(*args):
+        run = original(*args)
+        run_model.append(run.model)
+        return run
+
+    monkeypatch.setattr(loop, "open_run", remember)
+    with pytest.raises(TrainingDiverged, match=r"nan at iteration 5.*learning_rate"):
+        train(recipe, train_set, val_set, tmp_path / "w", device=CPU, save_every_s=0.0, on_progress=poison)
+    from safetensors.torch import load_file
+
+    kept = load_file(next((tmp_path / "w").glob(f"*{STATE}")))
+    assert all(torch.isfinite(t).all() for t in kept.values())
+
+
+def test_a_folder_of_another_recipe_is_not_overwritten(data, tmp_path):
+    recipe = text_recipe(iterations=1)
+    train_set, val_set = load_corpora(recipe, data, None, tmp_path / "tok")
+    train(recipe, train_set, val_set, tmp_path / "w", device=CPU)
+    with pytest.raises(UserError, match="other settings"):
+        train(text_recipe(iterations=2), train_set, val_set, tmp_path / "w", device=CPU)
+
+
+def test_learning_rates_follow_the_paper():
+    vision = RECIPES["dna-vision-top1"]
+    assert learning_rate(vision, 0) == vision.start_rate
+    assert learning_rate(vision, vision.warmup) == pytest.approx(vision.learning_rate)
+    assert learning_rate(vision, vision.iterations) == pytest.approx(vision.final_rate)
+    text = RECIPES["dna-text-top1"]
+    assert learning_rate(text, int(text.iterations * 0.79)) == text.learning_rate
+    assert learning_rate(text, text.iterations) == pytest.approx(text.learning_rate / 10)
+    rates = [learning_rate(vision, i) for i in range(vision.warmup, vision.iterations)]
+    assert all(a >= b for a, b in zip(rates, rates[1:], strict=False))
+
+
+def test_a_pass_over_the_text_reads_every_window_once(data, tmp_path):
+    recipe = text_recipe()
+    corpus, _ = load_corpora(recipe, data, None, tmp_path)
+    windows = (len(corpus.ids) - 24 - 1) // 24
+    seen = []
+    for i in range(windows // recipe.batch_size):
+        inputs, targets = text_batch(corpus, recipe, i)
+        assert torch.equal(inputs[:, 1:], targets[:, :-1])
+        seen += [tuple(row) for row in inputs.tolist()]
+    assert len(seen) == len(set(seen)) == windows // recipe.batch_size * recipe.batch_size
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_trains_what_it_says(name):
+    recipe = RECIPES[name]
+    assert Recipe(**json.loads(recipe.model_dump_json())) == recipe
+    if recipe.model.steps:
+        assert recipe.dense_twin().model.steps == 0
+
+
+def test_routed_and_dense_twins_meet_equal_parameters():
+    from engine.train.finish import active_params
+
+    for name, dense in (("vision-top1", "vision"), ("vision-top2-skip", "vision"),
+                        ("text-top1", "text"), ("text-top2-skip", "text")):  # fmt: skip
+        routed = active_params(RECIPES[f"dna-{name}"].model)
+        assert routed == pytest.approx(active_params(RECIPES[f"dense-{dense}"].model), rel=0.07)
+
+
+def spoil(folder, how):
+    path = folder / WEIGHTS
+    data = path.read_bytes()
+    if how == "cut":
+        path.write_bytes(data[: len(data) // 2])
+    elif how == "missing":
+        path.unlink()
+    elif how == "pickle":
+        path.write_bytes(b"\x80\x04cos\nsystem\n(S'false'\ntR.")
+    elif how == "nan":
+        from safetensors.torch import load_file, save_file
+
+        state = load_file(path)
+        state["norm.weight"][0] = math.nan
+        save_file(state, path)
+    elif how == "shapes":
+        about = json.loads((folder / "config.json").read_text())
+        about["config"]["width"] = 64
+        (folder / "config.json").write_text(json.dumps(about))
+    elif how == "family":
+        about = json.loads((folder / "config.json").read_text())
+        about["family"] = "elephant"
+        (folder / "config.json").write_text(json.dumps(about))
+    elif how == "config":
+        (folder / "config.json").write_text('{"family": "dna", "config": {"width": "wide"}}')
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("cut", "damaged or not a safetensors file"),
+        ("missing", "is missing"),
+        ("pickle", "damaged or not a safetensors file"),
+        ("nan", "norm.weight holds NaN"),
+        ("shapes", "do not fit the configuration; first difference"),
+        ("family", "'elephant' is unknown"),
+        ("config", "cannot be used"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_used_says_why(data, tmp_path, how, words):
+    recipe = vision_recipe(iterations=1)
+    train_set, val_set = load_corpora(recipe, data, None, tmp_path)
+    run = train(recipe, train_set, val_set, tmp_path / "w", device=CPU)
+    finish(run, train_set, val_set, tmp_path / "out", "c")
+    spoil(tmp_path / "out", how)
+    with pytest.raises(CheckpointError, match=words):
+        build_model(read_checkpoint(tmp_path / "out"))
