@@ -23,6 +23,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from engine.disk import SHIPPED_MODELS
 from engine.errors import UserError
 
 ENV_PREFIX = "TOKENPATHS_"
@@ -45,11 +46,6 @@ def default_data_dir() -> Path:
 def default_settings_file() -> Path:
     """The settings file that is read when it exists, ``~/.config/tokenpaths/settings.toml`` on Linux."""
     return Path(platformdirs.user_config_dir("tokenpaths", appauthor=False)) / "settings.toml"
-
-
-def shipped_models_dir() -> Path:
-    """The folder ``data/models`` that comes with the source."""
-    return Path(__file__).resolve().parent.parent / "data" / "models"
 
 
 class Settings(BaseSettings):
@@ -175,7 +171,7 @@ class Settings(BaseSettings):
     @property
     def all_models_dirs(self) -> list[Path]:
         """The folders that models are looked for in; the first that has a name wins."""
-        return [self.data_dir / "models", *self.models_dirs, shipped_models_dir()]
+        return [self.data_dir / "models", *self.models_dirs, SHIPPED_MODELS]
 
     @classmethod
     def settings_customise_sources(

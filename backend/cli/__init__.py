@@ -11,15 +11,19 @@ import sys
 import typer
 
 from backend import __version__
+from backend.cli.demo import demo
 from backend.cli.doctor import doctor
 from backend.cli.export import export
 from backend.cli.ls import ls
+from backend.cli.trace import trace
+from backend.cli.train import train
 from backend.cli.up import up
 from engine.errors import UserError
 
 HELP = """See, measure and compare the paths that tokens take through routed neural networks.
 
-Start with `tokenpaths up`: it opens the page on the runs of your data folder. `tokenpaths trace` adds a run.
+Start with `tokenpaths demo`, which traces the bundled samples, then `tokenpaths up`, which opens the page on the runs
+of your data folder. `tokenpaths trace` adds a run of your own data.
 Every setting, as a flag, environment variable or in a file, is in docs/settings.md.
 """
 
@@ -33,7 +37,7 @@ def make_app() -> typer.Typer:
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
-    for command in (up, ls, export, doctor):
+    for command in (up, demo, trace, train, ls, export, doctor):
         app.command()(command)
 
     @app.callback()

@@ -113,6 +113,11 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 @pytest.fixture(scope="session")
 def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tiny models."""
+    return make_models(tmp_path_factory.mktemp("models"))
+
+
+def make_models(folder: Path) -> Path:
     """Two tiny untrained models, saved like real ones: tiny-vision and tiny-text."""
     import torch
 
@@ -120,8 +125,8 @@ def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from engine.models.dna import DNA, DNAConfig
     from engine.tokenizer import TextTokenizer
 
-    folder = tmp_path_factory.mktemp("models")
     small = {"width": 16, "heads": 2, "mlp_width": 32, "backbone": 1, "steps": 3, "transformers": 3, "identities": 1}
+    torch.set_num_threads(1)  # models this small only wait for each other with more
     torch.manual_seed(0)
     vision = DNAConfig(modality="vision", image_size=32, patch_size=8, num_classes=3, **small)
     save_checkpoint(folder / "tiny-vision", DNA(vision), classes=("cat", "dog", "bird"))

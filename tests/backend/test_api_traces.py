@@ -6,6 +6,7 @@ import io
 import struct
 import threading
 import zlib
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -266,9 +267,9 @@ def test_decoder_process_is_confined() -> None:
         child = decoder._child
         assert child is not None
         try:
-            maps = open(f"/proc/{child.pid}/maps").read()
-            limits = open(f"/proc/{child.pid}/limits").read()
-            environment = open(f"/proc/{child.pid}/environ").read()
+            maps = Path(f"/proc/{child.pid}/maps").read_text()
+            limits = Path(f"/proc/{child.pid}/limits").read_text()
+            environment = Path(f"/proc/{child.pid}/environ").read_text()
         except OSError:
             pytest.skip("needs /proc")
         assert "torch" not in maps

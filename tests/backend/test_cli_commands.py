@@ -1,0 +1,320 @@
+"""The command line as people use it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pyarrow.parquet
+import pytest
+
+from backend.cli import main
+from backend.cli.children import pick_port
+from backend.cli.doctor import examine, read_constraints
+from backend.settings import load_settings
+from engine.errors import UserError
+from tests.backend.conftest import API
+from tests.runs import make_run
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+COMMANDS = ["up", "demo", "trace", "train", "ls", "export", "doctor"]
+HEAVY = ["torch", "duckdb", "streamlit", "fastapi", "pandas", "numpy", "pyarrow", "PIL"]
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """A data folder with one good and one broken run."""
+    make_run(tmp_path / "runs", "good", samples=3)
+    (tmp_path / "runs" / "broken.duckdb").write_bytes(b"not a run")
+    return tmp_path
+
+
+def run_cli(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """`tokenpaths …` in a new process."""
+    code = "import sys; from backend.cli import main; sys.exit(main(sys.argv[1:]))"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TOKENPATHS_")}
+    environment["PYTHONPATH"] = str(ROOT)
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        **options,
+    )  # type: ignore[call-overload, no-any-return]
+
+
+def test_help_needs_nothing_heavy() -> None:
+    """What makes `--help` quick, without a stopwatch."""
+    code = (
+        "import sys; from backend.cli import main; main(['--help']); main(['up', '--help']); "
+        f"print('HEAVY', [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert "HEAVY []" in found.stdout, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    assert f"Example: tokenpaths {command}" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("tokenpaths ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nothing"],
+        ["ls", "--nothing"],
+        ["export"],
+        ["export", "nothing", "path", "--data-dir", "{data}"],
+        ["export", "broken", "path", "--data-dir", "{data}"],
+        ["export", "good", "nothing", "--data-dir", "{data}"],
+        ["export", "../good", "path", "--data-dir", "{data}"],
+        ["export", "good", "path", "-o", "paths.xyz", "--data-dir", "{data}"],
+        ["export", "good", "path", "-o", "/nothing/paths.csv", "--data-dir", "{data}"],
+        ["up", "--port", "70000"],
+        ["up", "--host", "0.0.0.0"],
+        ["up", "--token", "short"],
+        ["up", "--settings", "/nothing.toml"],
+        ["up", "--data-dir", "{data}/runs/broken.duckdb"],
+    ],
+)
+def test_wrong_input_is_one_line_and_code_2(
+    data_dir: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert main([argument.format(data=data_dir) for argument in arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "Traceback" not in shown.err
+    lines = [line for line in shown.err.splitlines() if line and not line.startswith(("Usage", "Try"))]
+    assert len(lines) == 1, shown.err
+
+
+def test_ls(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", "runs", "--data-dir", str(data_dir)]) == 0
+    shown = capsys.readouterr().out
+    assert "good" in shown
+    assert "! broken:" in shown
+    assert main(["ls", "runs", "--json", "--data-dir", str(data_dir)]) == 0
+    cards = {card["run"]: card["status"] for card in json.loads(capsys.readouterr().out)["runs"]}
+    assert cards == {"good": "sealed", "broken": "unreadable"}
+
+
+def test_ls_models(
+    data_dir: Path, models_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TOKENPATHS_MODELS_DIRS", str(models_dir))
+    assert main(["ls", "--data-dir", str(data_dir)]) == 0
+    shown = capsys.readouterr().out
+    assert "tiny-vision" in shown
+    assert "good" in shown
+
+
+def test_ls_of_an_empty_folder_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", "runs", "--data-dir", str(tmp_path)]) == 0
+    assert "tokenpaths trace" in capsys.readouterr().out
+
+
+def test_export(data_dir: Path, tmp_path: Path) -> None:
+    done = run_cli("export", "good", "path", "--data-dir", str(data_dir))
+    assert done.returncode == 0
+    rows = done.stdout.splitlines()
+    assert rows[0].startswith('"rank"')
+    file = tmp_path / "paths.parquet"
+    assert main(["export", "good", "path", "-o", str(file), "--data-dir", str(data_dir)]) == 0
+    assert pyarrow.parquet.read_table(file).num_rows == len(rows) - 1
+    assert [f for f in tmp_path.iterdir() if f.suffix == ".tmp"] == []
+
+
+def test_failed_export_leaves_the_old_file(data_dir: Path, tmp_path: Path) -> None:
+    file = tmp_path / "paths.csv"
+    file.write_text("precious")
+    assert main(["export", "good", "nothing", "-o", str(file), "--data-dir", str(data_dir)]) == 2
+    assert file.read_text() == "precious"
+
+
+def test_unforeseen_error_goes_to_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("what nobody expected")
+
+    monkeypatch.setattr("backend.settings.load_settings", broken)
+    monkeypatch.setenv("TOKENPATHS_DATA_DIR", str(tmp_path))
+    assert main(["ls"]) == 1
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown
+    assert str(tmp_path / "logs" / "cli.log") in shown
+    assert "Traceback" in (tmp_path / "logs" / "cli.log").read_text()
+
+
+def test_interrupted_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("backend.settings.load_settings", interrupted)
+    assert main(["ls"]) == 130
+
+
+def test_doctor_finds_the_broken_run(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json", "--data-dir", str(data_dir)]) == 1
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert {finding["what"] for finding in findings} >= {"python", "packages", "device", "data", "runs", "ports"}
+    assert any(finding["state"] == "broken" and "broken" in finding["text"] for finding in findings)
+    (data_dir / "runs" / "broken.duckdb").unlink()
+    states = {
+        finding.state for finding in examine(load_settings(data_dir=data_dir)) if finding.what in ("runs", "data")
+    }
+    assert "broken" not in states
+
+
+def test_doctor_on_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    findings = list(examine(load_settings(data_dir=tmp_path / "file")))
+    assert any(finding.state == "broken" and "not writable" in finding.text for finding in findings)
+
+
+def test_constraints_are_read() -> None:
+    assert read_constraints("a==1.0\n# b==2\nc>=3\nd==4 ; python_version > '3'\n") == {"a": "1.0", "d": "4"}
+
+
+def test_busy_port_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"Port {port}.*--port"):
+            pick_port("127.0.0.1", port, "--port")
+    assert pick_port("127.0.0.1", 0, "--port") > 0
+
+
+# -- up ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def start_up(data_dir: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start `tokenpaths up`; whatever happens, it is ended."""
+    started: list[subprocess.Popen[str]] = []
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TOKENPATHS_")}
+    environment |= {"PYTHONPATH": str(ROOT), "TOKENPATHS_WARM_MODELS": "false", "OMP_NUM_THREADS": "1"}
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        code = "import sys; from backend.cli import main; sys.exit(main(sys.argv[1:]))"
+        command = [sys.executable, "-c", code, "up", "--data-dir", str(data_dir), *arguments]
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def read_until(process: subprocess.Popen[str], word: str) -> list[str]:
+    """Lines of its output up to the first with ``word``."""
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line)
+        if word in line:
+            return lines
+    raise AssertionError("".join(lines))
+
+
+def children_of(process: subprocess.Popen[str]) -> dict[str, int]:
+    """Role and process id of the children of `up` (Linux)."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except (OSError, IndexError):
+                continue
+            if parent == process.pid:
+                found[next((w for w in ("worker", "api", "streamlit") if w in command), command)] = int(folder.name)
+    return found
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_up_starts_mends_and_stops(start_up: Callable[..., subprocess.Popen[str]]) -> None:
+    """API and worker come up; a killed worker comes back; no secret shows in the process list; Ctrl-C is 130."""
+    process = start_up("--no-page", "--port", "0")
+    lines = read_until(process, "Ctrl-C")
+    url = next(line.split()[-1] for line in lines if "http" in line).removesuffix("/docs")
+    with httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
+        assert client.get("/healthz").json()["status"] == "ok"
+        assert {card["run"] for card in client.get(f"{API}/runs").json()["runs"]} == {"good", "broken"}
+        assert client.get(f"{API}/models").status_code == 200
+        children = children_of(process)
+        assert set(children) == {"worker", "api"}
+        for pid in children.values():
+            environment = Path(f"/proc/{pid}/environ").read_text()
+            command = Path(f"/proc/{pid}/cmdline").read_text()
+            secret = next(v for v in environment.split("\0") if v.startswith("TOKENPATHS_WORKER_SECRET="))
+            assert len(secret.partition("=")[2]) == 64
+            assert secret.partition("=")[2] not in command
+        os.kill(children["worker"], signal.SIGKILL)
+        read_until(process, "starting it again")
+        ends = time.monotonic() + 60
+        while client.get(f"{API}/models").status_code != 200:
+            assert time.monotonic() < ends, "the worker did not come back"
+            time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    for pid in children_of(process).values():
+        assert not Path(f"/proc/{pid}").exists()
+    assert not Path(f"/proc/{children['api']}").exists()
+
+
+def test_up_on_a_busy_port_says_so(start_up: Callable[..., subprocess.Popen[str]]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        process = start_up("--no-page", "--port", str(taken.getsockname()[1]))
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "--port" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.skipif(not (ROOT / "frontend" / "app.py").exists(), reason="needs the page")
+def test_up_starts_the_page_too(start_up: Callable[..., subprocess.Popen[str]]) -> None:
+    """The page answers, on loopback only, and does not know the worker's secret."""
+    process = start_up("--port", "0", "--page-port", "0")
+    lines = read_until(process, "Ctrl-C")
+    url = next(line.split()[-1] for line in lines if line.split()[:1] == ["page"])
+    assert httpx.get(f"{url}/_stcore/health", trust_env=False).text == "ok"
+    if sys.platform.startswith("linux"):
+        pid = children_of(process)["streamlit"]
+        environment = Path(f"/proc/{pid}/environ").read_text()
+        assert "TOKENPATHS_WORKER_SECRET" not in environment
+        assert "TOKENPATHS_API_URL=http://127.0.0.1:" in environment
+        assert "--server.allowedHosts\0127.0.0.1" in Path(f"/proc/{pid}/cmdline").read_text()
+    process.terminate()
+    assert process.wait(30) == 143
