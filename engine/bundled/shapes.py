@@ -120,9 +120,7 @@ def tree(pen: Pen, rng: np.random.Generator) -> None:
     pen.polygon([(0.44, 0.97), (0.46, 0.45), (0.54, 0.45), (0.57, 0.97)], bark)
     if rng.random() < 0.4:
         for top, low, half in ((0.02, 0.38, 0.22), (0.18, 0.58, 0.32), (0.38, 0.78, 0.40)):
-            pen.polygon(
-                [(0.5, top), (0.5 - half, low), (0.5 + half, low)], _shade(leaf, 0.75 + 0.5 * (0.4 - top))
-            )
+            pen.polygon([(0.5, top), (0.5 - half, low), (0.5 + half, low)], _shade(leaf, 0.75 + 0.5 * (0.4 - top)))
         return
     for _ in range(13):
         angle, reach = rng.uniform(0, 2 * math.pi), rng.uniform(0, 0.26)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import codecs
-import inspect
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
@@ -93,13 +92,16 @@ def _domain(domain: str) -> Iterator[tuple[str, str]]:
         "poem": lambda: iter([("this.py", zen())]),
     }[domain]
     per_text = 12 if domain == "legal" else PER_TEXT
-    cut = [
-        (source, list(islice(cut_passages(text, LONGEST, shortest), per_text))) for source, text in texts()
-    ]
-    for turn in range(per_text):
-        for source, passages in cut:
-            if turn < len(passages):
-                yield f"{source}, passage {turn + 1}", passages[turn]
+    started: list[tuple[str, Iterator[str]]] = []
+    for source, text in texts():  # the first turn goes no further than it is asked to: parsing takes time
+        passages = cut_passages(text, LONGEST, shortest)
+        started.append((source, passages))
+        if first := next(passages, None):
+            yield f"{source}, passage 1", first
+    for turn in range(2, per_text + 1):
+        for source, passages in started:
+            if passage := next(passages, None):
+                yield f"{source}, passage {turn}", passage
 
 
 def _chapters() -> Iterator[tuple[str, str]]:
@@ -122,14 +124,18 @@ def _docstrings() -> Iterator[tuple[str, str]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd escapes in old sources are not ours to report
             tree = ast.parse(_module_source(name))
-        found = []
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                docstring = ast.get_docstring(node, clean=False)
-                if docstring and len(docstring) > 80:
-                    line = node.body[0].lineno
-                    found.append((line, inspect.cleandoc(docstring)))
-        yield f"docstrings of {name}.py", "\n\n".join(text for _, text in sorted(found))
+        yield f"docstrings of {name}.py", "\n\n".join(_docstrings_of(tree))
+
+
+def _docstrings_of(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> Iterator[str]:
+    """Of the node itself, then of its classes and functions; short ones say too little."""
+    docstring = ast.get_docstring(node)
+    if docstring and len(docstring) > 80:
+        yield docstring
+    if not isinstance(node, ast.FunctionDef):
+        for child in node.body:
+            if isinstance(child, ast.ClassDef | ast.FunctionDef):
+                yield from _docstrings_of(child)
 
 
 def _licences() -> Iterator[tuple[str, str]]:

@@ -57,9 +57,7 @@ def sand(rng: np.random.Generator, height: int, width: int) -> Picture:
     """Fine grains on low dunes."""
     base = np.array([0.80, 0.68, 0.46]) + rng.uniform(-0.05, 0.05, 3)
     return (
-        base
-        + 0.18 * (value_noise(rng, height, width, 3)[..., None] - 0.5)
-        + rng.normal(0, 0.035, (height, width, 1))
+        base + 0.18 * (value_noise(rng, height, width, 3)[..., None] - 0.5) + rng.normal(0, 0.035, (height, width, 1))
     )
 
 

@@ -11,7 +11,7 @@ _SENTENCE = re.compile(r"(?<=[.!?…。！？])\s*")
 _WORD = re.compile(r"\s+")
 
 
-def passage_spans(text: str, longest: int, shortest: int = 0) -> list[tuple[int, int]]:
+def passage_spans(text: str, longest: int, shortest: int = 0) -> Iterator[tuple[int, int]]:
     """(start, end) of consecutive passages of at most ``longest`` characters.
 
     Each ends at the last paragraph break that leaves it at least half of ``longest``, else at the last
@@ -20,15 +20,13 @@ def passage_spans(text: str, longest: int, shortest: int = 0) -> list[tuple[int,
     """
     if longest < 1 or shortest > longest:
         raise ValueError(f"longest {longest}, shortest {shortest}: need 1 ≤ longest and shortest ≤ longest")
-    spans = []
     start = 0
     while start < len(text):
         end = len(text) if len(text) - start <= longest else _break(text, start, longest)
         first, last = _strip(text, start, end)
         if last > first and last - first >= shortest:
-            spans.append((first, last))
+            yield first, last
         start = end
-    return spans
 
 
 def cut_passages(text: str, longest: int, shortest: int = 0) -> Iterator[str]:

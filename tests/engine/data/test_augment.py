@@ -133,10 +133,19 @@ def test_auto_augment_repeats_and_differs_by_image() -> None:
     assert torch.equal(auto.auto_augment(images, 0.0, generator(1)), images)
 
 
-def test_auto_augment_share() -> None:
-    images = pictures(1, 24, 24).repeat(300, 1, 1, 1)
-    changed = (auto.auto_augment(images, 0.5, generator()) != images).flatten(1).any(1).float().mean()
-    assert 0.3 < float(changed) < 0.6  # half pass; a few of the policy's lines leave some unchanged
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_auto_augment_follows_its_chances(share: float) -> None:
+    """The share of images left alone is what the table's probabilities say."""
+    alone = np.mean(
+        [
+            np.prod([1 - chance for name, chance, level in line if level or name in WITHOUT_LEVEL])
+            for line in auto.POLICY
+        ]
+    )
+    expected = share * (1 - alone)
+    images = pictures(1, 24, 24).repeat(600, 1, 1, 1)
+    changed = (auto.auto_augment(images, share, generator()) != images).flatten(1).any(1).float().mean()
+    assert abs(float(changed) - expected) < 4 * (expected * (1 - expected) / 600) ** 0.5
 
 
 def test_everything_off_only_normalises() -> None:

@@ -197,6 +197,8 @@ def test_text_parquet_columns_are_found_or_named(tmp_path: Path) -> None:
     assert (sample.text, sample.label) == ("one", "German")
     sample = next(iter(open_dataset(file, "text", text_column="other", label_column="body")))
     assert (sample.text, sample.label) == ("two", "one")
+    titled = parquet(tmp_path / "c.parquet", {"title": ["a whole text"], "n": [1]})
+    assert next(iter(open_dataset(titled, "text", text_column="title"))).source == "c.parquet row 0"
     only = parquet(tmp_path / "b.parquet", {"strange": ["three"], "n": [1]})
     assert next(iter(open_dataset(only, "text"))).text == "three"
 

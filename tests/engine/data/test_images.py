@@ -249,6 +249,7 @@ def test_model_view_is_the_centre_and_antialiased() -> None:
     wide = np.zeros((50, 150, 3), np.uint8)
     wide[:, 50:100] = 255
     assert (model_view(Image.fromarray(wide), 20) == 255).all()
+    assert (model_view(Image.fromarray(wide.transpose(1, 0, 2)), 20) == 255).all()
     stripes = np.zeros((256, 256, 3), np.uint8)
     stripes[:, ::2] = 255
     view = model_view(Image.fromarray(stripes), 32)
