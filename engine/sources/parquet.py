@@ -131,7 +131,7 @@ class ParquetSource:
         names = [None if value is None else _class_name(value, class_names) for value in values]
         sorted_names = sorted({name for name in names if name})
         order = {name: i for i, name in enumerate(sorted_names)}
-        code = np.array([order.get(name, -1) for name in names] + [-1], np.int32)
+        code = np.array([order.get(name or "", -1) for name in names] + [-1], np.int32)
         codes = encoded.indices.fill_null(len(names)).to_numpy(zero_copy_only=False)
         return LabelIndex(tuple(sorted_names), code[codes])
 
