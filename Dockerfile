@@ -1,0 +1,17 @@
+FROM python:3.11-slim
+WORKDIR /app
+# CPU build by default; for a GPU: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg TORCH_BUILD=
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG TORCH_BUILD=+cpu
+COPY constraints.txt pyproject.toml README.md tokenpaths.py ./
+RUN pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" \
+    "torch==$(sed -n 's/^torch==//p' constraints.txt)$TORCH_BUILD"
+COPY engine engine
+COPY backend backend
+COPY frontend frontend
+COPY data data
+RUN pip install --no-cache-dir -c constraints.txt -e . && useradd --create-home tokenpaths \
+    && mkdir /data && chown tokenpaths /data
+USER tokenpaths
+ENV TOKENPATHS_DATA_DIR=/data
+VOLUME /data
