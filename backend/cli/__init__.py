@@ -12,9 +12,12 @@ import typer
 
 from backend import __version__
 from backend.cli.demo import demo
+from backend.cli.demo import demo
 from backend.cli.doctor import doctor
 from backend.cli.export import export
 from backend.cli.ls import ls
+from backend.cli.trace import trace
+from backend.cli.train import train
 from backend.cli.trace import trace
 from backend.cli.train import train
 from backend.cli.up import up
@@ -42,13 +45,19 @@ def make_app() -> typer.Typer:
 
     @app.callback()
     def about(
-        version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True),
+        version: bool = typer.Option(
+            False, "--version", help="Print the version and stop.", is_eager=True, callback=_print_version
+        ),
     ) -> None:
-        if version:
-            print(f"tokenpaths {__version__}")
-            raise typer.Exit
+        """The text of ``--help`` is HELP."""
 
     return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"tokenpaths {__version__}")
+        raise typer.Exit
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from backend.cli.children import Child
     from backend.settings import Settings
 
-START_SECONDS = 90.0
+START_SECONDS = 180.0
 PAGE_FILE = Path(__file__).resolve().parent.parent.parent / "frontend" / "app.py"
 
 

@@ -77,12 +77,14 @@ async def show_flow(
     limit: Annotated[int, Query(ge=1, le=2000, description="Most links; the rest is summed in `other`")] = 2000,
 ) -> Response:
     """Where tokens go: modules as nodes, flows between consecutive steps as links."""
-    chosen = {"steps": parse_steps(steps), "paths": parse_paths(paths), "through": parse_through(through)}
+    span, ranks, points = parse_steps(steps), parse_paths(paths), parse_through(through)
     return await services.answers.about_run(
         request,
         run,
         Flow,
-        lambda opened: opened.flow(label=label or None, min_share=min_share, limit=limit, **chosen),
+        lambda opened: opened.flow(
+            steps=span, label=label or None, min_share=min_share, paths=ranks, through=points, limit=limit
+        ),
     )
 
 

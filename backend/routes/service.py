@@ -23,7 +23,7 @@ async def health(services: Shared) -> Health:
 
 @router.get(
     "/metrics",
-    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}} | documented(400, 401, 422),
+    responses=documented(400, 401, 422) | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     response_class=Response,
 )
 async def metrics(services: Shared) -> Response:
