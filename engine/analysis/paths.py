@@ -20,10 +20,10 @@ def canonical(module_ids: Integer[np.ndarray, "n S K"]) -> Integer[np.ndarray, "
 
 def row_hashes(rows: Integer[np.ndarray, "n V"]) -> UInt64[np.ndarray, " n"]:
     """A 64-bit number for each row; equal rows have equal numbers, unequal rows hardly ever."""
-    multipliers = np.random.default_rng(0x70617468).integers(0, 2**64, rows.shape[1], dtype=np.uint64)
+    multipliers: np.ndarray = np.random.default_rng(0x70617468).integers(0, 2**64, rows.shape[1], dtype=np.uint64)
     hashes = np.zeros(rows.shape[0], dtype=np.uint64)
-    for column, multiplier in enumerate(multipliers | np.uint64(1)):
-        hashes += rows[:, column].astype(np.uint64) * multiplier
+    for column in range(rows.shape[1]):
+        hashes += rows[:, column].astype(np.uint64) * (multipliers[column] | np.uint64(1))
     return hashes
 
 

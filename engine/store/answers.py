@@ -61,7 +61,7 @@ def flow(
     steps: tuple[int, int],
     num_tokens: int,
     top_k: int,
-    min_share: float,
+    min_share: int | float,
     limit: int,
 ) -> dict[str, Any]:
     """nodes, the largest links, and per step what is hidden in ``other``.

@@ -160,8 +160,8 @@ def _check_array(
     name: str,
     shape: tuple[int, ...],
     *,
-    low: float | None = None,
-    high: float | None = None,
+    low: int | float | None = None,
+    high: int | float | None = None,
     nan: bool = False,
     whole: bool = False,
 ) -> None:

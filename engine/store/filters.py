@@ -127,7 +127,8 @@ def check_choice(value: str, allowed: Sequence[str], field: str) -> None:
 
 def token_condition(filters: Filters, label_id: int | None, layout: Layout) -> Query:
     """The condition on rows of ``token``; ``true`` without filters. ``label_id`` is that of the label."""
-    conditions, parameters = ["true"], []
+    conditions: list[str] = ["true"]
+    parameters: list[object] = []
     if label_id is not None:
         conditions.append("label_id = ?")
         parameters.append(label_id)

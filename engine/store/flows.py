@@ -47,7 +47,7 @@ def flow_sql(layout: Layout, steps: Sequence[int], by: str | None = None) -> str
         ]
     pairs = float(layout.top_k**2)
     return (
-        f"SELECT step, source::INTEGER AS source, target::INTEGER AS target, sum(pairs) / {pairs} AS count, "
+        f"SELECT step, source::INTEGER AS source, target::INTEGER AS target, sum(pairs) / {pairs}::DOUBLE AS count, "
         f"sum(weight) AS weight{group} FROM ({' UNION ALL '.join(parts)}) "
         f"GROUP BY step, source, target{group}"
     )
@@ -56,10 +56,10 @@ def flow_sql(layout: Layout, steps: Sequence[int], by: str | None = None) -> str
 def _share_sql(layout: Layout, step: int, slot: int) -> str:
     """Share of a slot in its step's weight; 1/K where all weights of the step round to zero."""
     if layout.top_k == 1:
-        return "1.0"
+        return "1.0::DOUBLE"
     total = " + ".join(f"{layout.weight_column(step, k)}::INTEGER" for k in range(layout.top_k))
     return (
-        f"(CASE WHEN {total} = 0 THEN {1 / layout.top_k} "
+        f"(CASE WHEN {total} = 0 THEN {1 / layout.top_k}::DOUBLE "
         f"ELSE {layout.weight_column(step, slot)}::DOUBLE / ({total}) END)"
     )
 
@@ -69,7 +69,7 @@ def usage_sql(layout: Layout, by: str | None = None) -> str:
     group = f", {by}" if by else ""
     parts = [
         f"SELECT {step} AS step, {layout.module_column(step, slot)} AS module, count(*) AS count, "
-        f"sum({layout.weight_column(step, slot)}) / 255.0 AS weight{group} "
+        f"sum({layout.weight_column(step, slot)}) / 255.0::DOUBLE AS weight{group} "
         f"FROM chosen GROUP BY {layout.module_column(step, slot)}{group}"
         for step in range(layout.num_steps)
         for slot in range(layout.top_k)

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 
 from engine.errors import UserError
 from engine.store.errors import QueryTimeout, RunFileError, RunNotFound
 from engine.store.schema import SCHEMA_VERSION
 
-_CONFIG = {
+_CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "python_enable_replacements": "false",
@@ -97,7 +98,7 @@ def _check_schema(con: duckdb.DuckDBPyConnection, file: Path) -> None:
 class Connection:
     """Questions to one open file from any thread: a cursor each, interrupted at the time limit."""
 
-    def __init__(self, file: Path, time_limit_s: float) -> None:
+    def __init__(self, file: Path, time_limit_s: int | float) -> None:
         self._con = open_read_only(file)
         self._name = file.name
         self._time_limit_s = time_limit_s
@@ -142,7 +143,7 @@ class Connection:
         with self.cursor() as cursor:
             return cursor.execute(sql, list(parameters)).fetchall()
 
-    def arrays(self, sql: str, parameters: Sequence[object] = ()) -> dict[str, object]:
+    def arrays(self, sql: str, parameters: Sequence[object] = ()) -> dict[str, np.ndarray]:
         """The columns of one question without NULLs, as numpy arrays."""
         with self.cursor() as cursor:
             return cursor.execute(sql, list(parameters)).fetchnumpy()

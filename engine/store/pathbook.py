@@ -5,6 +5,8 @@ Shapes: n ribbons of a batch, P distinct paths so far, S steps, K slots, V = S·
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from engine.analysis.paths import canonical, unique_rows
@@ -56,7 +58,8 @@ class PathBook:
         distinct = np.ascontiguousarray(rows[first_P])
         numbers, known = self._numbers, len(self._numbers)
         # One step of Python for each distinct path of the batch, none for tokens.
-        keys = distinct.view(np.dtype((np.void, distinct.itemsize * distinct.shape[1]))).reshape(-1).tolist()
+        row_bytes = np.dtype((np.void, distinct.itemsize * distinct.shape[1]))
+        keys: list[Any] = distinct.view(row_bytes).reshape(-1).tolist()
         ids_P = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int32)
         self._counts.append(np.zeros(len(numbers) - known, dtype=np.int64))
         self._counts.values[ids_P] += np.bincount(kind_n, minlength=len(ids_P))

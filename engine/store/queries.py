@@ -160,7 +160,8 @@ def some_tokens(rowids: Sequence[int], columns: str) -> Query:
 
 def sample_condition(label_id: int | None, q: str | None) -> Query:
     """The condition on rows of ``sample``: of the label, and ``q`` (casefolded) somewhere in its words."""
-    conditions, parameters = ["true"], []
+    conditions: list[str] = ["true"]
+    parameters: list[object] = []
     if label_id is not None:
         conditions.append("label_id = ?")
         parameters.append(label_id)

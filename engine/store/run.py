@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -67,7 +67,7 @@ class Run:
         self.bank = answers.ModuleBank(self.modules, available)
 
     @classmethod
-    def open(cls, path: Path, *, time_limit_s: float = 10.0) -> Self:
+    def open(cls, path: Path, *, time_limit_s: int | float = 10.0) -> Run:
         """Open the run file ``path``.
 
         Raises:
@@ -85,7 +85,7 @@ class Run:
         """Close the file; the object is of no use afterwards."""
         self._connection.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Run:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -131,7 +131,7 @@ class Run:
         *,
         steps: tuple[int, int] | None = None,
         label: str | None = None,
-        min_share: float = 0.0,
+        min_share: int | float = 0.0,
         paths: Sequence[int] = (),
         through: Sequence[tuple[int, int]] = (),
         limit: int = MOST_LINKS,

@@ -89,7 +89,7 @@ def _token_answer(
         "reuse": token["reuse"],
         "gate_entropy": finite(token["gate_entropy"]),
         "flops": finite(token["flops"]),
-        "region": run.regions.get(token.get("region")),
+        "region": None if token.get("region") is None else run.regions[token["region"]],
     }
 
 

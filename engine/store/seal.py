@@ -6,7 +6,7 @@ Shapes: P distinct paths, S steps, K slots, V = S·K, M modules.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -84,9 +84,9 @@ def build_summaries(
     _run_row(con, info, totals)
 
 
-def _insert(con: duckdb.DuckDBPyConnection, table: str, columns: dict[str, object]) -> None:
+def _insert(con: duckdb.DuckDBPyConnection, table: str, columns: Mapping[str, object]) -> None:
     """Append columns through Arrow; does nothing for no rows."""
-    rows = pa.table(columns)
+    rows = pa.table(dict(columns))
     if rows.num_rows:
         con.register("incoming", rows)
         con.execute(f"INSERT INTO {table} BY NAME SELECT * FROM incoming")
@@ -188,13 +188,13 @@ def _flow_and_usage(con: duckdb.DuckDBPyConnection, layout: Layout, labels: dict
             ("usage", ("step", "module", "count", "weight"), counter.usage_rows()),
         ):
             if rows:
-                columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
-                _insert(con, table, columns | {"label_id": [label_id] * len(rows)})
+                by_name = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+                _insert(con, table, {**by_name, "label_id": [label_id] * len(rows)})
 
 
 def _step_summary(con: duckdb.DuckDBPyConnection, totals: Totals) -> None:
     """Mean gate entropy of each step, for all tokens and for each label."""
-    all_tokens = sum(totals.entropy.values())
+    all_tokens = np.sum(list(totals.entropy.values()), axis=0)
     rows = {ALL_LABELS: all_tokens, **{k: v for k, v in totals.entropy.items() if k >= 0}}
     columns: dict[str, list[float | int | None]] = {
         "step": [],

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 import duckdb
 import numpy as np
@@ -137,7 +136,7 @@ class RunWriter:
         remove_partial(self.partial_file)
         self._lock.release()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> RunWriter:
         return self
 
     def __exit__(
