@@ -36,14 +36,16 @@ def bound(
     value: Any,
     *arguments: Any,
     read: Callable[[Any], Any] = lambda value: value,
+    part: str = "",
     **options: Any,
 ) -> Any:
     """A widget that shows ``value`` and writes the field ``name`` of the selection when it is changed.
 
     The address is the only truth: whatever the widget held is overwritten before it is drawn.
-    ``read`` turns the widget's value into the field's.
+    ``read`` turns the widget's value into the field's; ``part`` tells two widgets of one field apart.
+    Not for range sliders: without a default value Streamlit takes them for single ones.
     """
-    key = f"in_{name}"
+    key = f"in_{name}{part}"
     st.session_state[key] = value
     return widget(
         label,

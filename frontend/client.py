@@ -228,7 +228,7 @@ def _as_error(answer: httpx.Response) -> ApiError:
     if status == 404:
         return NotFound(
             detail or "The API does not know this address.",
-            "It may have been deleted or renamed. Choose another one under *Runs*.",
+            "Choose another one; *Runs* shows what there is.",
             status=status,
         )
     if status in (429, 503):

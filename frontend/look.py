@@ -17,7 +17,9 @@ log = logging.getLogger("tokenpaths.page")
 
 STYLE = """<style>
 .block-container { padding: 1.1rem 2rem 4rem !important; max-width: 1500px; }
+header[data-testid="stHeader"], header[data-testid="stHeader"] * { pointer-events: none; }
 header[data-testid="stHeader"] { background: transparent; height: 2.2rem; }
+header[data-testid="stHeader"] button, header[data-testid="stHeader"] button * { pointer-events: auto; }
 h1 { font-size: 1.6rem !important; padding: .35rem 0 0 !important; }
 h2 { font-size: 1.2rem !important; padding: .5rem 0 0 !important; }
 h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }

@@ -18,10 +18,7 @@ def rows(values: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     takes seconds for 2,000 ribbons.
     """
     clean = [
-        {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value
-            for key, value in row.items()
-        }
+        {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
         for row in values
     ]
     return {"values": clean}

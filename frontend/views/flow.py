@@ -48,17 +48,7 @@ def _controls(run: Mapping[str, Any], selection: Selection) -> None:
     with look.controls():
         common.run_picker(run)
         common.label_picker(run, selection)
-        last, (start, end) = int(run["num_steps"]) - 1, common.step_range(run, selection)
-        if last > 0:
-            address.bound(
-                st.select_slider,
-                "steps",
-                "Steps",
-                (start, end - 1),
-                list(range(last + 1)),
-                read=lambda pair: None if pair == (0, last) else (pair[0], pair[1] + 1),
-                help="First and last step to draw.",
-            )
+        _step_pickers(run, selection)
         address.bound(
             st.select_slider,
             "hide",
@@ -68,6 +58,35 @@ def _controls(run: Mapping[str, Any], selection: Selection) -> None:
             format_func=lambda value: f"{value:g} %",
             help="Ribbons with a smaller share of the tokens are not drawn, but counted.",
         )
+
+
+def _step_pickers(run: Mapping[str, Any], selection: Selection) -> None:
+    """First and last step to draw, both included here; half-open in the address, as in the API."""
+    last, (start, end) = int(run["num_steps"]) - 1, common.step_range(run, selection)
+    if last < 1:
+        return
+
+    def span(first: int, final: int) -> tuple[int, int] | None:
+        return None if (first, final) == (0, last) else (first, final + 1)
+
+    address.bound(
+        st.selectbox,
+        "steps",
+        "From step",
+        start,
+        list(range(last + 1)),
+        part="_first",
+        read=lambda first: span(first, max(first, end - 1)),
+    )
+    address.bound(
+        st.selectbox,
+        "steps",
+        "to step",
+        end - 1,
+        list(range(last + 1)),
+        part="_last",
+        read=lambda final: span(min(start, final), final),
+    )
 
 
 def _words(run: Mapping[str, Any], flow: Mapping[str, Any]) -> str:

@@ -1,0 +1,101 @@
+"""Dark, narrow, broken, empty: the page stays readable and says what to do."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import PATIENCE_S, ROOT, Site
+
+VIEWS = ("runs", "flow", "paths", "sample", "compute", "modules", "try")
+
+
+def test_dark_mode_reaches_charts_and_components(visit):
+    here = visit(dark=True).open(view="sample", run="pictures", sample=1)
+    svg = here.page.locator('[data-testid="stVegaLiteChart"] svg').first
+    expect(svg).to_be_visible()
+    assert "rgb(17, 21, 28)" in svg.get_attribute("style")
+    bar = here.page.locator(".tp-bar").first.evaluate("bar => bar.style.background")
+    assert bar.replace(" ", "").startswith("linear-gradient(toright,rgb(253,231,37)")  # frequent is light here
+
+
+@pytest.mark.parametrize("run", ["pictures", "texts"])
+def test_nothing_scrolls_sideways_at_400_pixels(visit, run):
+    here = visit(width=400)
+    for view in VIEWS:
+        here.open(view=view, **({} if view in ("runs", "try") else {"run": run}))
+        here.no_sideways_scroll()
+
+
+def test_a_run_that_is_gone_says_so_and_the_others_work(visit, site):
+    here = visit().open(view="flow", run="doomed")
+    here.heading("Where do tokens go?")
+    (site.data_dir / "runs" / "doomed.duckdb").unlink()
+    here.open(view="flow", run="doomed")
+    here.alert("doomed")
+    here.open(view="flow", run="cut")
+    here.alert("cut")
+    here.open(view="flow", run="pictures")
+    here.heading("Where do tokens go?")
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ({"view": "flow", "run": "pictures", "steps": "abc"}, "not understood"),
+        ({"view": "nothing"}, "not understood"),
+        ({"view": "flow", "run": "../../etc/passwd"}, "not understood"),
+        ({"view": "sample", "run": "pictures", "sample": "99999"}, "99"),
+        ({"view": "paths", "run": "pictures", "paths": "999999"}, "999"),
+        ({"view": "flow", "run": "pictures", "label": "no such label"}, "label"),
+        ({"view": "flow", "run": "pictures", "through": "0.0,0.1"}, "No token passes"),
+    ],
+)  # fmt: skip
+def test_an_odd_address_is_answered_with_a_sentence(visit, query, words):
+    here = visit().open(**query)
+    here.alert(words)
+
+
+@pytest.fixture(scope="module")
+def page_without_api() -> Iterator[Site]:
+    """The page alone; nobody listens where its API should be."""
+    ports = []
+    for _ in range(2):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            ports.append(probe.getsockname()[1])
+    command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "frontend" / "app.py"), f"--server.port={ports[0]}"]
+    environment = os.environ | {"TOKENPATHS_API_URL": f"http://127.0.0.1:{ports[1]}"}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{ports[0]}"
+    try:
+        until = time.monotonic() + 2 * PATIENCE_S
+        while True:
+            try:
+                urllib.request.urlopen(f"{url}/_stcore/health", timeout=2)
+                break
+            except OSError:
+                assert process.poll() is None
+                assert time.monotonic() < until
+                time.sleep(0.2)
+        yield Site(url, ROOT)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_without_an_api_every_view_says_how_to_start_it(visit, page_without_api):
+    here = visit(on=page_without_api)
+    for query in ({}, {"view": "flow", "run": "pictures"}, {"view": "try"}):
+        here.open(**query)
+        here.alert("does not answer")
+        here.alert("tokenpaths up")
+        expect(here.page.get_by_role("button", name="Try again")).to_be_visible()

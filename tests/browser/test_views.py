@@ -1,0 +1,196 @@
+"""Every view opens, says its question, and works with the pointer; every click is in the address."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+QUESTIONS = {
+    "flow": "Where do tokens go?",
+    "paths": "Which paths exist?",
+    "sample": "What happened inside this",
+    "compute": "Where is the work spent?",
+    "modules": "What is each module for?",
+}
+TABS = {
+    "flow": "Flow",
+    "paths": "Paths",
+    "sample": "Sample",
+    "compute": "Compute & reuse",
+    "modules": "Modules",
+    "try": "Try it",
+}
+
+
+def test_clicking_through_every_view_keeps_the_run(visit):
+    here = visit().open()
+    here.heading("What can I see here?")
+    expect(here.page.locator('[data-testid="stVegaLiteChart"] svg').first).to_be_visible()
+    here.alert("cut cannot be read")
+    here.page.get_by_role("button", name="Flow").first.click()
+    here.expect_query(view="flow")
+    run = here.query()["run"]
+    for view, question in QUESTIONS.items():
+        here.page.get_by_role("radio", name=TABS[view], exact=True).click()
+        here.expect_query(view=view, run=run)
+        here.heading(question)
+        expect(here.page.locator('[data-testid="stVegaLiteChart"] svg').first).to_be_visible()
+
+
+@pytest.mark.parametrize("run", ["pictures", "texts", "bare"])
+def test_every_view_of_every_kind_of_run(visit, run):
+    here = visit()
+    for view, question in QUESTIONS.items():
+        here.open(view=view, run=run)
+        here.heading(question)
+        expect(here.page.locator('[data-testid="stAlert"]', has_text="failed")).to_have_count(0)
+        if run == "bare" and view == "paths":
+            here.alert("one and the same path")
+        if run == "bare" and view == "compute":
+            here.alert("no labels")
+
+
+def test_a_click_on_a_circle_filters_and_the_link_reproduces_it(visit):
+    here = visit().open(view="flow", run="pictures")
+    here.mark("node: 2.").click()
+    expect(here.page.locator(".st-key-chips button", has_text="at step 2")).to_be_visible()
+    here.settled()
+    node = here.query()["through"]
+    assert node.startswith("2.")
+    caption = here.page.get_by_text("of 1,536 tokens").first
+    expect(caption).to_be_visible()
+    words = caption.inner_text()
+    again = visit().open(here.page.evaluate("location.href"))
+    expect(again.chip("at step 2")).to_be_visible()
+    expect(again.page.get_by_text(words)).to_be_visible()
+    again.chip("at step 2").click()
+    again.expect_query(through=None)
+    expect(again.page.get_by_text("1,536 tokens.").first).to_be_visible()
+    again.page.go_back()
+    again.expect_query(through=node)
+    expect(again.chip("at step 2")).to_be_visible()
+
+
+def test_a_click_on_a_ribbon_filters_at_both_ends(visit):
+    here = visit().open(view="flow", run="pictures")
+    label = here.page.locator('path[aria-label*="link: 1."]').first.get_attribute("aria-label")
+    link = label.split("link: ")[1].split(";")[0]
+    here.click_ribbon(link)
+    here.expect_query(through=link.replace(">", ","))
+    expect(here.page.locator(".st-key-chips button", has_text="passes module")).to_have_count(2)
+
+
+def test_flow_by_address_steps_label_path_and_hidden_flows(visit):
+    here = visit().open(view="flow", run="pictures", steps="1:4", label="circle", paths="1", hide="5")
+    for words in ("steps 1–3", "label: circle", "path of rank 1"):
+        expect(here.chip(words)).to_be_visible()
+    expect(here.page.locator('path[aria-label*="node: 4."]')).to_have_count(0)
+    here.open(view="flow", run="pictures", hide="10")
+    expect(here.page.get_by_text("Not drawn")).to_be_visible()
+
+
+def test_a_chip_says_where_it_is_not_used(visit):
+    here = visit().open(view="compute", run="pictures", through="2.1")
+    expect(here.chip("not used here")).to_be_visible()
+
+
+def test_a_click_on_a_rank_shows_who_takes_it(visit):
+    here = visit().open(view="paths", run="pictures")
+    here.mark("rank: 1;").click()
+    here.expect_query(paths="1")
+    here.heading("Path of rank 1:")
+    patches = here.page.locator(".wall-patch button img")
+    expect(patches).to_have_count(60)
+    assert patches.first.evaluate("image => image.complete && image.naturalWidth > 0")
+    here.page.locator(".wall-patch button").first.click()
+    here.expect_query(view="sample", paths="1")
+    assert {"sample", "token"} <= set(here.query())
+
+
+def test_examples_of_a_text_path_mark_the_token(visit):
+    here = visit().open(view="paths", run="texts", paths="1,2")
+    here.heading("Path of rank 1:")
+    here.heading("Path of rank 2:")
+    expect(here.page.locator(".wall-context mark").first).to_be_visible()
+
+
+def test_hovering_a_patch_draws_its_ribbon_and_clicking_lights_its_kin(visit):
+    here = visit().open(view="sample", run="pictures", sample=2)
+    patch = here.page.locator(".tp-patch[data-token='9']")
+    expect(patch).to_be_visible()
+    expect(here.page.locator(".tp-line path")).to_have_count(0)
+    patch.hover()
+    expect(here.page.locator(".tp-line path")).to_have_count(5)
+    expect(here.page.locator(".tp-readout")).to_contain_text("Path of rank")
+    patch.click()
+    here.expect_query(token="9")
+    expect(here.page.locator(".tp-patch.tp-chosen")).to_have_count(1)
+    here.page.mouse.move(5, 5)
+    expect(here.page.locator(".tp-line path")).to_have_count(5)
+    lit = here.page.locator(".tp-patch.tp-same").count()
+    said = here.page.get_by_text("On the path of rank").inner_text()
+    assert f"{lit} token" in said
+    again = visit().open(here.page.evaluate("location.href"))
+    expect(again.page.locator(".tp-patch.tp-same")).to_have_count(lit)
+    again.page.get_by_role("button", name="More like this").click()
+    again.expect_query(view="paths")
+    again.heading("Path of rank")
+
+
+def test_patches_by_keyboard(visit):
+    here = visit().open(view="sample", run="pictures", sample=2)
+    here.page.locator(".tp-patch[data-token='0']").focus()
+    here.page.keyboard.press("ArrowRight")
+    here.page.keyboard.press("ArrowDown")
+    expect(here.page.locator(".tp-readout")).to_contain_text("r1 c1")
+    here.page.keyboard.press("Enter")
+    here.expect_query(token="9")
+
+
+def test_tint_by_step_names_the_modules(visit):
+    here = visit().open(view="sample", run="pictures", sample=2, tint=3, opacity=90)
+    expect(here.page.get_by_text("the module taken at step 3")).to_be_visible()
+    marks = here.page.locator(".tp-patch").all_inner_texts()
+    assert len(marks) == 64
+    assert all(mark.isdigit() for mark in marks)
+
+
+def test_hovering_a_word_draws_its_ribbon_and_the_text_is_kept(visit):
+    here = visit().open(view="sample", run="texts", sample=2)
+    word = here.page.locator(".tp-piece").nth(3)
+    word.hover()
+    expect(here.page.locator(".tp-line path")).to_have_count(4 * 4)
+    expect(here.page.locator(".tp-readout")).to_contain_text("Token 3")
+    word.click()
+    here.expect_query(token="3")
+
+
+def test_a_click_on_the_token_flow_chooses_the_token(visit):
+    here = visit().open(view="sample", run="texts", sample=0)
+    here.mark("token: 5 ").click()
+    here.expect_query(token="5")
+    expect(here.page.locator(".tp-piece.tp-chosen")).to_have_count(1)
+
+
+def test_a_bar_shows_its_samples_and_a_sample_opens(visit):
+    here = visit().open(view="compute", run="pictures")
+    here.heading("Most compute")
+    here.heading("Least compute")
+    bars = here.page.locator('[data-testid="stVegaLiteChart"]').first.locator('path[aria-roledescription="bar"]')
+    expect(bars.first).to_be_visible()
+    tallest = bars.evaluate_all(
+        "bars => bars.map(b => b.getBoundingClientRect().height).reduce((a, h, i, all) => h > all[a] ? i : a, 0)"
+    )
+    bars.nth(tallest).click()
+    here.settled()
+    here.heading("Samples with compute from")
+    assert "bin" in here.query()
+    here.page.locator(".wall-sample button").first.click()
+    here.expect_query(view="sample")
+
+
+def test_a_cell_of_the_load_map_filters(visit):
+    here = visit().open(view="modules", run="pictures")
+    expect(here.page.get_by_text("untrained").first).to_be_visible()
+    here.mark("module: 1;").click()
+    expect(here.chip("passes module 1")).to_be_visible()
