@@ -48,7 +48,7 @@ def serve(memory_megabytes: int) -> None:
         pixels = b""
         try:
             image = decode_upload(data).convert("RGB")
-            header = {"width": image.width, "height": image.height}
+            header: dict[str, int | str] = {"width": image.width, "height": image.height}
             pixels = image.tobytes()
         except UserError as error:
             header = {"status": getattr(error, "status", 422), "problem": str(error)}

@@ -12,12 +12,9 @@ import typer
 
 from backend import __version__
 from backend.cli.demo import demo
-from backend.cli.demo import demo
 from backend.cli.doctor import doctor
 from backend.cli.export import export
 from backend.cli.ls import ls
-from backend.cli.trace import trace
-from backend.cli.train import train
 from backend.cli.trace import trace
 from backend.cli.train import train
 from backend.cli.up import up
