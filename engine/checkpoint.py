@@ -49,7 +49,6 @@ def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     """A safetensors file that takes its name only when it is whole and on disk."""
     with atomic_file(path) as temporary_file:
         save_file({k: v.contiguous() for k, v in tensors.items()}, temporary_file)
-        temporary_file.chmod(0o644)
 
 
 def save_checkpoint(

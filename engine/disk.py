@@ -94,6 +94,7 @@ def atomic_file(target: Path) -> Iterator[Path]:
     temporary_file = Path(name)
     try:
         yield temporary_file
+        temporary_file.chmod(0o644)  # mkstemp makes files that nobody else may read
         rename_durably(temporary_file, target)
     finally:
         temporary_file.unlink(missing_ok=True)
