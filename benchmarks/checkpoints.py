@@ -60,6 +60,50 @@ def figures(run: Run, dataset: str) -> dict[str, Any]:
     return rows
 
 
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
+HEAD = """# The shipped models
+
+Generated from `benchmarks/results/checkpoints.json` by `python -m benchmarks.checkpoints`; each model's card
+beside its weights has configuration, command, curve and machine. The dense twin has the same input, output and
+blocks, equal active parameters and the same recipe; the untrained twin the same architecture at initialisation.
+"""
+
+
+def models_page(document: dict[str, Any]) -> str:
+    """The comparison page, from the kept result."""
+    results = document["results"]
+    lines = [HEAD, "## Accuracy", "", "| model | loss (nats) | accuracy | dense twin: loss | accuracy |"]
+    lines.append("|---|---|---|---|---|")
+    for name, row in results.items():
+        own, twin = row["validation"], row["validation"].get("dense_twin", {})
+        cells = [f"{own['loss']:.3f}", f"{own['accuracy']:.1%}"]
+        cells += [f"{twin['loss']:.3f}", f"{twin['accuracy']:.1%}"] if twin else ["–", "–"]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lines += ["", "Accuracy: top-1 of 50 classes (vision), of the next token among 8 192 (text).", "", "## Paths", "",
+              "| model | traced over | tokens | paths | effective paths | slope | effective top-k per step |",
+              "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for name, row in results.items():
+        for kind in ("trained", "untrained"):
+            one = row[kind]
+            steps = ", ".join(f"{k:.2f}" for k in one["effective_top_k"])
+            lines.append(
+                f"| {name}{'' if kind == 'trained' else ', untrained'} | {row['dataset']} | {row['num_tokens']:,} | "
+                f"{one['num_paths']:,} | {one['effective_paths']:,.0f} | {one['slope']:.2f} | {steps} |"
+            )
+    shuffled = ", ".join(f"{row['independent_slope']:.2f} ({name})" for name, row in results.items())
+    lines += ["", "Slope: least squares of log frequency on log rank, the number that the paper quotes. Each step's "
+              f"choices shuffled over the tokens give {shuffled}.", "", "## What paths know", "",
+              "Normalised mutual information of path and attribute, beside the mean of 200 shuffles.", "",
+              "| model | attribute | NMI | shuffled | p |", "|---|---|---|---|---|"]  # fmt: skip
+    for name, row in results.items():
+        lines += [
+            f"| {name} | {one['attribute']} | {one['nmi']:.3f} | {one['null_mean']:.3f} | {one['p_value']:.3f} |"
+            for one in row["associations"]
+        ]
+    lines += ["", f"Measured {document['date']} on {document['machine']}: `{document['command']}`.", ""]
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
@@ -80,7 +124,10 @@ def main() -> None:
             about["validation"]["paths"] = {k: v for k, v in results[folder.name].items() if k != "validation"}
             write_atomically(folder / CONFIG, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
             write_card(folder)
-    report("checkpoints", "python -m benchmarks.checkpoints" + (" --data …" if arguments.data else ""), results)
+    command = "python -m benchmarks.checkpoints" + (" --data <data folder>" if arguments.data else "")
+    document = report("checkpoints", command, results)
+    if arguments.write_cards:
+        write_atomically(PAGE, models_page(document).encode())
 
 
 if __name__ == "__main__":

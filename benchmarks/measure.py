@@ -51,8 +51,8 @@ def machine() -> str:
     return f"{model}, {torch.get_num_threads()} threads, torch {torch.__version__}{gpu}"
 
 
-def report(name: str, command: str, results: Any) -> None:
-    """Keep the result and print it as one line of JSON, the last of the output."""
+def report(name: str, command: str, results: Any) -> dict[str, Any]:
+    """Keep the result, print it as one line of JSON, the last of the output, and return it."""
     document = {
         "benchmark": name, "command": command, "machine": machine(),
         "date": datetime.now(UTC).date().isoformat(), "results": results,
@@ -60,3 +60,4 @@ def report(name: str, command: str, results: Any) -> None:
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document))
+    return document

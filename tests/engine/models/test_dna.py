@@ -139,7 +139,8 @@ def test_the_bias_changes_once_an_iteration_for_identities_only_and_carries_no_g
     model.update_bias(output.decisions)
     assert torch.equal(model.bias[:, :4], torch.zeros(3, 4))
     moved = model.bias[:, 4:].abs()
-    assert torch.allclose(moved, moved.round(decimals=2)) and 0 < moved.max() <= 0.05 + 1e-6
+    assert torch.allclose(moved, moved.round(decimals=2))
+    assert 0 < moved.max() <= 0.05 + 1e-6
 
 
 def test_repeated_updates_bring_the_skipped_share_to_the_wanted_one():

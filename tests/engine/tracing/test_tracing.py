@@ -99,7 +99,8 @@ def test_a_text_longer_than_the_context_is_traced_in_windows(models, tmp_path):
 def test_padding_never_changes_a_shorter_text(models, tmp_path):
     loaded = load_model("tiny-text", [models], "cpu")
     short = Sample(image=None, text="the start of a path", label=None, source="s", mask=None)
-    long = Sample(image=None, text="many modules and back again to the next step " * 4, label=None, source="l", mask=None)
+    many = "many modules and back again to the next step " * 4
+    long = Sample(image=None, text=many, label=None, source="l", mask=None)
     together = trace_samples(loaded, [short, long], tmp_path / "runs", run_id="both")
     alone = trace_samples(loaded, [short], tmp_path / "runs", run_id="one")
     with Run.open(together) as a, Run.open(alone) as b:

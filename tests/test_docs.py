@@ -1,0 +1,67 @@
+"""What the documents claim is there, and is what was measured."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ["README.md", *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").glob("*.md")))]
+MODELS = sorted(p.parent for p in (ROOT / "data" / "models").glob("*/config.json"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_to_a_file_leads_somewhere(page):
+    path = ROOT / page
+    targets = re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8"))
+    missing = [t for t in targets if not t.startswith(("http", "mailto")) and not (path.parent / t).exists()]
+    assert missing == []
+
+
+def test_every_file_in_the_readmes_map_exists():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`[^|]+) \|", text, flags=re.MULTILINE)
+    named = []
+    for row in rows:
+        parts = re.findall(r"`([^`]+)`", row)
+        folder = parts[0].rpartition("/")[0]
+        named += [parts[0], *(part if "/" in part else f"{folder}/{part}" for part in parts[1:])]
+    assert len(named) > 10
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_readme_python_runs(tmp_path, monkeypatch, capsys):
+    from tests.runs import make_run
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n(.+?)```", text, flags=re.DOTALL).group(1)
+    path = make_run(tmp_path, "run", modality="text")
+    monkeypatch.chdir(path.parent)
+    exec(compile(code, "README.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6
+    assert int(lines[0].split()[0]) > 0
+
+
+@pytest.mark.parametrize("folder", MODELS, ids=lambda p: p.name)
+def test_every_card_is_what_the_checkpoint_says(folder, tmp_path):
+    import shutil
+
+    from engine.train.finish import write_card
+
+    copy = tmp_path / folder.name
+    shutil.copytree(folder, copy)
+    assert write_card(copy).read_text(encoding="utf-8") == (folder / "card.md").read_text(encoding="utf-8")
+    assert (folder / "model.safetensors").stat().st_size <= 16 * 2**20
+
+
+def test_the_models_page_is_what_was_measured():
+    from benchmarks.checkpoints import models_page
+
+    kept = ROOT / "benchmarks" / "results" / "checkpoints.json"
+    document = json.loads(kept.read_text(encoding="utf-8"))
+    assert (ROOT / "docs" / "models.md").read_text(encoding="utf-8") == models_page(document)
+    assert set(document["results"]) == {folder.name for folder in MODELS}
