@@ -15,7 +15,7 @@ _WHERE = {
     "Run": "engine.store",
     "charts": "frontend.charts",
 }
-__all__ = ["Run", "__version__", "charts"]
+__all__ = ["Run", "__version__", "charts"]  # noqa: F822 (found by __getattr__)
 
 
 def __getattr__(name: str) -> Any:
