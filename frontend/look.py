@@ -28,28 +28,54 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
 .st-key-chips button { border-radius: 999px; padding: 0 .7rem; }
 .st-key-views [role="radiogroup"] { flex-wrap: wrap !important; row-gap: 2px; }
 .st-key-controls > div { min-width: 150px; flex: 1 1 160px; }
-@media (max-width: 640px) { .block-container { padding: .9rem .8rem 3rem !important; } h1 { font-size: 1.3rem !important; } }
+@media (max-width: 640px) {
+  .block-container { padding: .9rem .8rem 3rem !important; }
+  h1 { font-size: 1.3rem !important; }
+}
 @media (prefers-reduced-motion: reduce) { * { animation: none !important; transition: none !important; } }
 </style>"""
 
 HELP = {
-    "flow": "Circle area ∝ tokens of the module at the step. Ribbon width ∝ flow (step, module) → (step+1, module): the number of "
-    "tokens that go that way; with K > 1 each of the K² pairs counts 1/K², so that a step's links always sum to the number of tokens.",
-    "paths": "Path of a token: the modules it took, step by step. Rank 1 is the most frequent path of the run, ties in the order of their module ids. "
-    "CDF of a rank = share of tokens on paths of rank ≤ it. Slope: least squares of log frequency on log rank.",
-    "nulls": "Untrained twin: the same architecture with fresh weights on the same data. Independent steps: each step's choices shuffled "
-    "over tokens. A slope near −1 is found in random models too, so look at the distance from the nulls.",
-    "compute": "compute of a token = active (non-identity) slots / (S·K); 1 = never skipped. Of a sample: the mean over its tokens.",
-    "reuse": "reuse of a token = 1 − distinct active modules / active visits. Of a sample: the mean over its tokens.",
-    "cdf": "CDF of a path = share of the run's tokens on paths at least as frequent. Near 0 % = one of the most frequent paths.",
-    "topk": "effective top-k of a step = (Σ c²)^α / Σ c^(2α), α = 1.5, c = tokens per module; range 1 … M^(α−1). The paper's 1/IPR.",
-    "load": "utilisation of a module = its tokens · M / all choices at the step (1 = fair share, 0 = dead). MaxVio = highest utilisation − 1. "
-    "Load entropy = H(c/Σc)/ln M.",
-    "nmi": "NMI(path; attribute), 0 … 1: how much the path tells about the attribute, beside 200 shuffles of the attribute (mean ± standard "
-    "deviation). p = share of shuffles at least as high.",
+    "flow": (
+        "Circle area ∝ tokens of the module at the step. Ribbon width ∝ flow (step, module) → (step+1, module): the "
+        "number of tokens that go that way; with K > 1 each of the K² pairs counts 1/K², so that a step's links "
+        "always sum to the number of tokens."
+    ),
+    "paths": (
+        "Path of a token: the modules it took, step by step. Rank 1 is the most frequent path of the run, ties in "
+        "the order of their module ids. CDF of a rank = share of tokens on paths of rank ≤ it. Slope: least "
+        "squares of log frequency on log rank."
+    ),
+    "nulls": (
+        "Untrained twin: the same architecture with fresh weights on the same data. Independent steps: each step's "
+        "choices shuffled over tokens. A slope near −1 is found in random models too, so look at the distance "
+        "from the nulls."
+    ),
+    "compute": (
+        "compute of a token = active (non-identity) slots / (S·K); 1 = never skipped. "
+        "Of a sample: the mean over its tokens."
+    ),
+    "reuse": ("reuse of a token = 1 − distinct active modules / active visits. Of a sample: the mean over its tokens."),
+    "cdf": (
+        "CDF of a path = share of the run's tokens on paths at least as frequent. "
+        "Near 0 % = one of the most frequent paths."
+    ),
+    "topk": (
+        "effective top-k of a step = (Σ c²)^α / Σ c^(2α), α = 1.5, c = tokens per module; "
+        "range 1 … M^(α−1). The paper's 1/IPR."
+    ),
+    "load": (
+        "utilisation of a module = its tokens · M / all choices at the step (1 = fair share, 0 = dead). "
+        "MaxVio = highest utilisation − 1. Load entropy = H(c/Σc)/ln M."
+    ),
+    "nmi": (
+        "NMI(path; attribute), 0 … 1: how much the path tells about the attribute, beside 200 shuffles of the "
+        "attribute (mean ± standard deviation). p = share of shuffles at least as high."
+    ),
     "loss": "Cross-entropy of the right next token (or of the label), in nats.",
     "gate_entropy": "Entropy of the router's probabilities over all modules, in nats, mean over steps.",
 }
+"""formulas of the project's metrics, for help marks"""
 
 
 def theme() -> Theme:

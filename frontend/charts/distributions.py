@@ -81,7 +81,8 @@ def distribution_words(distribution: Mapping[str, Any]) -> str:
         return f"No {per} has this measure here."
     show = {key: numbers.number(distribution.get(key)) for key in ("mean", "std", "median", "q01", "q99")}
     return (
-        f"{numbers.plural(distribution['num'], per)}: mean {show['mean']} ± {show['std']} (standard deviation), "
+        f"{numbers.plural(distribution['num'], per)}: mean {show['mean']} ± {show['std']} (standard "
+        "deviation), "
         f"median {show['median']}; 1 % lie below {show['q01']}, 1 % above {show['q99']}."
     )
 

@@ -183,4 +183,4 @@ def _rgb(colour: str) -> tuple[int, int, int]:
 def mix(colour: str, paper: str, opacity: float) -> str:
     """``colour`` laid over ``paper`` with an opacity in [0, 1]: what the eye sees."""
     pairs = zip(_rgb(colour), _rgb(paper), strict=True)
-    return "#" + "".join(f"{round(paper_part + (part - paper_part) * opacity):02x}" for part, paper_part in pairs)
+    return ("#") + "".join(f"{round(paper_part + (part - paper_part) * opacity):02x}" for part, paper_part in pairs)

@@ -121,8 +121,10 @@ def token_words(token: Mapping[str, Any], num_paths: int, identities: Collection
     skipped = sum(all(int(m) in identities for m in modules) for modules in token["ribbon"])
     head = f"{what}: {numbers.ribbon_words(token['ribbon'])}"
     words = (
-        f"Path of rank {numbers.count(token['rank'])} of {numbers.count(num_paths)} (CDF {numbers.percent(token['cdf'])}). "
-        f"Skipped {skipped} of {steps} steps; compute {numbers.percent(token['compute'])}, reuse {numbers.percent(token['reuse'])}."
+        f"Path of rank {numbers.count(token['rank'])} of {numbers.count(num_paths)} (CDF "
+        f"{numbers.percent(token['cdf'])}). "
+        f"Skipped {skipped} of {steps} steps; compute {numbers.percent(token['compute'])}, reuse "
+        f"{numbers.percent(token['reuse'])}."
     )
     if token.get("region"):
         words += f" Region: {token['region']}."
@@ -154,7 +156,10 @@ def small_flow(flow: Mapping[str, Any], *, width: float = PICTURE_WIDTH) -> dict
                 "y": round(n.y + top, 1),
                 "r": round(n.radius * radius, 2),
                 "skip": n.kind == "identity",
-                "title": f"step {n.step}, module {n.module} ({n.kind}): {numbers.count(n.count)} tokens, {numbers.percent(n.share)}",
+                "title": (
+                    f"step {n.step}, module {n.module} ({n.kind}): {numbers.count(n.count)} tokens, "
+                    f"{numbers.percent(n.share)}"
+                ),
             }
             for n in layout.nodes
             if n.count > 0 and n.step in x

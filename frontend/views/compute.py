@@ -79,7 +79,10 @@ def _controls(run: Mapping[str, Any], selection: Selection, measures: list[str],
 
 def _question_words(measure: str, selection: Selection) -> str:
     words = {
-        "compute": "Compute is the share of a token’s choices that did work; a token that chose an identity module skipped that step.",
+        "compute": (
+            "Compute is the share of a token’s choices that did work; a token that chose an identity "
+            "module skipped that step."
+        ),
         "reuse": "Reuse is the share of a token’s visits that went to a module it had already visited.",
         "loss": "Loss says how surprised the model was, in nats.",
         "gate_entropy": "Gate entropy says how undecided the router was, in nats.",

@@ -56,8 +56,13 @@ IMAGES: dict[str, Callable[[], bytes]] = {
 }
 
 TEXTS: dict[str, str] = {
-    "a small story": "The old clock in the hall had stopped at noon, and nobody in the house could say when. Anna wound it, listened, "
-    "and heard nothing but the rain. “Perhaps,” she said, “it is waiting for us to be quiet.”",
-    "some code": "def mean(values):\n    total = 0.0\n    for value in values:\n        total += value\n    return total / len(values)\n",
+    "a small story": (
+        "The old clock in the hall had stopped at noon, and nobody in the house could say when. Anna wound it, "
+        "listened, and heard nothing but the rain. “Perhaps,” she said, “it is waiting for us to be quiet.”"
+    ),
+    "some code": (
+        "def mean(values):\n    total = 0.0\n    for value in values:\n        total += value\n"
+        "    return total / len(values)\n"
+    ),
     "many scripts": "naïve café – 12.5 % of 1,000\nשלום עולם\nПривет, мир\nこんにちは 🙂",
 }

@@ -38,7 +38,8 @@ def draw(selection: Selection) -> None:
         st.caption(look.plain(line))
     st.caption(
         "Click a circle or a ribbon to keep only the tokens that pass there; click it again to let go. "
-        "A level ribbon visits the same module again. Grey: identity modules, which do nothing (the step is skipped)."
+        "A level ribbon visits the same module again. Grey: identity modules, which do nothing (the step "
+        "is skipped)."
     )
     look.numbers_behind(node_rows(flow), "circles", share=st.column_config.NumberColumn(format="percent"))
     look.numbers_behind(link_rows(flow), "ribbons", share=st.column_config.NumberColumn(format="percent"))
@@ -96,7 +97,10 @@ def _words(run: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
         if kept == total
         else f"{numbers.count(kept)} of {numbers.plural(total, 'token')} ({numbers.percent(kept / max(1, total))})"
     )
-    return f"{tokens}. Columns: steps. Rows: modules. Circle area: tokens that a module received; ribbon width: tokens that go that way."
+    return (
+        f"{tokens}. Columns: steps. Rows: modules. Circle area: tokens that a module received; ribbon "
+        "width: tokens that go that way."
+    )
 
 
 def _picked(name: str, value: str) -> None:

@@ -26,7 +26,8 @@ def draw(selection: Selection) -> None:
     with left:
         look.heading(
             "What is each module for?",
-            "One cell: one module at one step. Darker on a light page (lighter on a dark one): more tokens than its fair share. "
+            "One cell: one module at one step. Darker on a light page (lighter on a dark one): more "
+            "tokens than its fair share. "
             "×: no token came.",
             "load",
         )
@@ -88,7 +89,9 @@ def _associations(run: Mapping[str, Any]) -> None:
         null = f"shuffled {numbers.number(row['null_mean'])} ± {numbers.number(row['null_std'])}"
         st.write(
             look.plain(
-                f"Paths tell {verdict} about {words.get(row['attribute'], row['attribute'])}: NMI {numbers.number(row['nmi'])}, {null}, "
-                f"p = {numbers.number(row['p_value'])} ({row['shuffles']} shuffles, {numbers.plural(row['num_tokens'], 'token')})."
+                f"Paths tell {verdict} about {words.get(row['attribute'], row['attribute'])}: NMI "
+                f"{numbers.number(row['nmi'])}, {null}, "
+                f"p = {numbers.number(row['p_value'])} ({row['shuffles']} shuffles, "
+                f"{numbers.plural(row['num_tokens'], 'token')})."
             )
         )

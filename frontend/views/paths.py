@@ -87,7 +87,10 @@ def _table(run: Mapping[str, Any], selection: Selection) -> None:
         run["run"], most=MOST_ROWS, order=selection.order, label=selection.label, through=selection.through
     )
     rows = path_rows(found["paths"])
-    shown = f"{numbers.count(len(rows))} of {numbers.plural(found['num_paths'], 'path')}, {numbers.plural(found['num_tokens'], 'token')}."
+    shown = (
+        f"{numbers.count(len(rows))} of {numbers.plural(found['num_paths'], 'path')}, "
+        f"{numbers.plural(found['num_tokens'], 'token')}."
+    )
     look.heading("Who takes them?", shown + " Tick rows to see examples below.", "cdf")
     if not rows:
         look.empty("No token passes all of these filters.", "Let go of a chip above.")
@@ -137,7 +140,8 @@ def _examples(run: Mapping[str, Any], rank: int, selection: Selection) -> None:
     st.subheader(f"Path of rank {rank:,}: {numbers.ribbon_words(found['ribbon'])}", anchor=False)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.caption(
-            f"{numbers.plural(found['count'], 'token')} ({numbers.percent(found['share'])}) take it; CDF {numbers.percent(found['cdf'])}. "
+            f"{numbers.plural(found['count'], 'token')} ({numbers.percent(found['share'])}) take it; CDF "
+            f"{numbers.percent(found['cdf'])}. "
             f"{len(examples)} drawn at random below.",
             width="content",
         )
@@ -178,7 +182,10 @@ def examples_of_patches(examples: list[dict[str, Any]], key: str) -> None:
                 "image": one["patch"],
                 "sample": one["sample"],
                 "token": one["token"],
-                "title": f"sample {one['sample']}, {one.get('label') or 'no label'}, row {one.get('row')}, column {one.get('col')}",
+                "title": (
+                    f"sample {one['sample']}, {one.get('label') or 'no label'}, row {one.get('row')}, "
+                    f"column {one.get('col')}"
+                ),
             }
             for one in examples
         ],

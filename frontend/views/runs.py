@@ -21,7 +21,8 @@ def draw(selection: Selection) -> None:
     cards = look.client().runs()
     look.heading(
         "What can I see here?",
-        "A routed network decides for every token – a patch of an image, a piece of a word – which modules it passes. "
+        "A routed network decides for every token – a patch of an image, a piece of a word – which "
+        "modules it passes. "
         "Here you see the paths that tokens really took.",
     )
     whole = [card for card in cards if card["status"] == "sealed" and (card.get("num_samples") or 0) > TRIED]
@@ -143,8 +144,10 @@ def card_words(card: Mapping[str, Any]) -> str:
     what = "images" if card.get("modality") == "vision" else "texts"
     first = (
         f"{card.get('model')} over {numbers.count(card.get('num_samples'))} {what} of {card.get('dataset')}"
-        f"{' (' + card['split'] + ')' if card.get('split') else ''}: {numbers.plural(card.get('num_tokens'), 'token')}, "
-        f"{numbers.plural(card.get('num_paths'), 'path')} through {card.get('num_steps')} steps of {card.get('num_modules')} modules, top-{card.get('top_k')}."
+        f"{' (' + card['split'] + ')' if card.get('split') else ''}: "
+        f"{numbers.plural(card.get('num_tokens'), 'token')}, "
+        f"{numbers.plural(card.get('num_paths'), 'path')} through {card.get('num_steps')} steps of "
+        f"{card.get('num_modules')} modules, top-{card.get('top_k')}."
     )
     if card.get("accuracy") is not None:
         return first + f" Accuracy {numbers.percent(card['accuracy'])}."
@@ -154,7 +157,8 @@ def card_words(card: Mapping[str, Any]) -> str:
 def _broken(cards: Sequence[Mapping[str, Any]]) -> None:
     for card in cards:
         st.warning(
-            f"The run **{look.plain(str(card['run']))}** cannot be read. {look.plain(look.ended(str(card.get('problem') or '')))} The other runs go on working.",
+            f"The run **{look.plain(str(card['run']))}** cannot be read. "
+            f"{look.plain(look.ended(str(card.get('problem') or '')))} The other runs go on working.",
             icon=":material/broken_image:",
         )
 
@@ -171,7 +175,8 @@ def _tries(cards: Sequence[Mapping[str, Any]]) -> None:
                 )
                 st.caption(
                     look.plain(
-                        f"{card.get('model')}, {numbers.plural(card.get('num_tokens'), 'token')}, {str(card.get('created_at') or '')[:16].replace('T', ' ')}"
+                        f"{card.get('model')}, {numbers.plural(card.get('num_tokens'), 'token')}, "
+                        f"{str(card.get('created_at') or '')[:16].replace('T', ' ')}"
                     )
                 )
 

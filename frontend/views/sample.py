@@ -48,7 +48,8 @@ def show(run: Mapping[str, Any], selection: Selection, number: int) -> None:
     chosen = selection.token if any(t["token"] == selection.token for t in sample["tokens"]) else None
     if selection.token is not None and chosen is None:
         st.caption(
-            f"This sample has no token {selection.token:,}; it has {numbers.count(len(sample['tokens']))}, counted from 0."
+            f"This sample has no token {selection.token:,}; it has "
+            f"{numbers.count(len(sample['tokens']))}, counted from 0."
         )
     _explorer(run, selection, sample, chosen, opacity, tint)
     if chosen is not None:
@@ -96,7 +97,8 @@ def _sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
 def _facts(sample: Mapping[str, Any]) -> str:
     """“512 tokens on 40 different paths. Label cat, predicted dog (confidence 61.2 %). Compute 0.9, reuse 0.2.”"""
     parts = [
-        f"{numbers.plural(sample['num_tokens'], 'token')} on {numbers.plural(sample['num_distinct_paths'], 'different path', 'different paths')}."
+        f"{numbers.plural(sample['num_tokens'], 'token')} on "
+        f"{numbers.plural(sample['num_distinct_paths'], 'different path', 'different paths')}."
     ]
     if sample.get("label"):
         parts.append(f"Label: {sample['label']}.")
@@ -171,7 +173,8 @@ def _explorer(
     if selection.paths or selection.through:
         count = sum(not row["faded"] for row in data["tokens"])
         st.caption(
-            f"{numbers.count(count)} of {numbers.plural(len(data['tokens']), 'token')} pass the filters above; the others are faded."
+            f"{numbers.count(count)} of {numbers.plural(len(data['tokens']), 'token')} pass the filters "
+            "above; the others are faded."
         )
 
 
@@ -219,7 +222,8 @@ def _token_flow(run: Mapping[str, Any], selection: Selection, sample: Mapping[st
     total = len(sample["tokens"])
     st.subheader("Which module did each token take at each step?", anchor=False)
     st.caption(
-        "One row a token, one column a step; the cell names the module, its colour says how frequent the token’s whole path is. Grey: skipped."
+        "One row a token, one column a step; the cell names the module, its colour says how frequent the "
+        "token’s whole path is. Grey: skipped."
     )
     wanted = selection.first if selection.first or chosen is None else chosen
     first = min(wanted, max(0, total - 1)) // MOST_ROWS * MOST_ROWS

@@ -65,7 +65,10 @@ def _model_picker(models: list[dict[str, Any]], selection: Selection) -> dict[st
 
     def words(one: str) -> str:
         model = by_name[one]
-        return f"{one} · {'images' if model['modality'] == 'vision' else 'texts'}, {numbers.short(model.get('num_params'))} parameters"
+        return (
+            f"{one} · {'images' if model['modality'] == 'vision' else 'texts'}, "
+            f"{numbers.short(model.get('num_params'))} parameters"
+        )
 
     address.bound(st.selectbox, "model", "Model", name, list(by_name), format_func=words)
     return by_name[name]

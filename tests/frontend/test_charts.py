@@ -74,7 +74,7 @@ def test_every_chart_compiles_to_a_vector_picture(theme):
 @pytest.mark.parametrize("theme", ["light", "dark", "print"])
 def test_the_cdf_scale_is_one_and_the_same_in_all_charts(theme):
     wanted = palette.cdf_scale(theme).to_dict()
-    found = [part["scale"] for spec in specs(theme).values() for part in walk(chart.to_dict())
+    found = [part["scale"] for spec in specs(theme).values() for part in walk(spec)
              if isinstance(part, dict) and part.get("field") == "cdf" and "scale" in part]  # fmt: skip
     assert len(found) >= 2
     assert all(scale == wanted for scale in found)

@@ -13,8 +13,8 @@ from frontend.look import ended, plain
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [(0, "0"), (1.5, "1.50"), (0.012345, "0.0123"), (12345.6, "12,300"), (-0.731, "-0.731"), (999.6, "1,000"), (None, "–"),
-     (float("nan"), "–"), (float("inf"), "–"), (1e-12, "1.00e-12")],
+    [(0, "0"), (1.5, "1.50"), (0.012345, "0.0123"), (12345.6, "12,300"), (-0.731, "-0.731"), (999.6, "1,000"),
+     (None, "–"), (float("nan"), "–"), (float("inf"), "–"), (1e-12, "1.00e-12")],
 )  # fmt: skip
 def test_three_significant_digits(value, words):
     assert numbers.number(value) == words

@@ -1,0 +1,82 @@
+"""Pictures of every view for ``docs/screenshots``: wide and narrow, light and dark.
+
+    tokenpaths up &
+    python -m tests.browser.screenshots --page http://127.0.0.1:8501 --vision RUN --text RUN --out docs/screenshots
+
+Then look at each of them: a picture that nobody looked at proves nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+from pathlib import Path
+from urllib.parse import urlencode
+
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
+
+from tests.browser.conftest import chromium_file
+
+WIDTHS = {"wide": 1440, "narrow": 400}
+MOST_HEIGHT = 2600
+
+
+def addresses(vision: str, text: str, model: str | None) -> dict[str, dict[str, object]]:
+    """Name of the picture → the query that shows it."""
+    return {
+        "runs": {},
+        "flow": {"view": "flow", "run": vision},
+        "flow-filtered": {"view": "flow", "run": vision, "paths": "1,2,3,4,5"},
+        "paths-image": {"view": "paths", "run": vision, "paths": "2"},
+        "paths-text": {"view": "paths", "run": text, "paths": "3"},
+        "sample-image": {"view": "sample", "run": vision, "sample": 0, "token": 27},
+        "sample-steps": {"view": "sample", "run": vision, "sample": 0, "tint": 2},
+        "sample-text": {"view": "sample", "run": text, "sample": 0, "token": 5},
+        "compute": {"view": "compute", "run": vision},
+        "modules": {"view": "modules", "run": vision},
+        "try": {"view": "try"} | ({"model": model} if model else {}),
+    }
+
+
+def take(page: Page, url: str, out: Path, width: int) -> None:
+    """Open, wait until everything is drawn, and save the whole page with at most 256 colours."""
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(url)
+    page.locator(".tp-brand").wait_for()
+    page.wait_for_selector('[data-testid="stApp"][data-test-script-state="notRunning"]')
+    page.wait_for_timeout(2500)
+    height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
+    page.set_viewport_size({"width": width, "height": min(MOST_HEIGHT, max(700, height))})
+    page.wait_for_timeout(1500)
+    picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    picture.quantize(256, dither=Image.Dither.NONE).save(out, optimize=True)
+
+
+def main() -> None:
+    """Take all pictures, or those whose names contain ``--only``."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--page", default="http://127.0.0.1:8501")
+    parser.add_argument("--vision", required=True, help="run of images")
+    parser.add_argument("--text", required=True, help="run of texts")
+    parser.add_argument("--model", help="model of the Try it view")
+    parser.add_argument("--only", default="", help="part of the names of the pictures to take")
+    parser.add_argument("--out", type=Path, default=Path("docs/screenshots"))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium_file(playwright), args=["--no-sandbox"])
+        for scheme in ("light", "dark"):
+            page = browser.new_context(color_scheme=scheme).new_page()
+            page.set_default_timeout(300_000)
+            for size, width in WIDTHS.items():
+                for name, query in addresses(options.vision, options.text, options.model).items():
+                    file = options.out / f"{name}-{size}-{scheme}.png"
+                    if options.only in file.name:
+                        take(page, f"{options.page}/?{urlencode(query)}", file, width)
+                        print(file, flush=True)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
