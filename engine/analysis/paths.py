@@ -20,7 +20,8 @@ def canonical(module_ids: Integer[np.ndarray, "n S K"]) -> Integer[np.ndarray, "
 
 def row_hashes(rows: Integer[np.ndarray, "n V"]) -> UInt64[np.ndarray, " n"]:
     """A 64-bit number for each row; equal rows have equal numbers, unequal rows hardly ever."""
-    multipliers: np.ndarray = np.random.default_rng(0x70617468).integers(0, 2**64, rows.shape[1], dtype=np.uint64)
+    rng = np.random.default_rng(0x70617468)
+    multipliers = rng.integers(0, 2**64, size=(rows.shape[1],), dtype=np.uint64)
     hashes = np.zeros(rows.shape[0], dtype=np.uint64)
     for column in range(rows.shape[1]):
         hashes += rows[:, column].astype(np.uint64) * (multipliers[column] | np.uint64(1))

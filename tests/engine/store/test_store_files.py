@@ -19,6 +19,7 @@ from pyarrow import csv, parquet
 from engine.errors import UserError
 from engine.store import QueryTimeout, Run, RunFileError, RunNotFound, list_runs
 from engine.store.export import FORMATS, TABLES
+from engine.store.filters import Query
 from engine.store.open_file import Connection, open_read_only
 from tests.runs import make_run
 
@@ -184,9 +185,7 @@ def test_rows_that_leave_through_arrow_are_interrupted_too(sealed: Path):
 def test_time_limit_holds_for_questions_of_a_run(sealed: Path, monkeypatch: pytest.MonkeyPatch):
     with Run.open(sealed, time_limit_s=0.2) as run:
         slow = "SELECT count(*) FROM range(10000000000) a WHERE hash(a.range) % 7 = ?"
-        monkeypatch.setattr(
-            "engine.store.run.queries.count_samples", lambda _: type("Q", (), {"sql": slow, "parameters": (3,)})
-        )
+        monkeypatch.setattr("engine.store.run.queries.count_samples", lambda _: Query(slow, (3,)))
         with pytest.raises(QueryTimeout):
             run.samples()
         assert run.paths(limit=1)["paths"][0]["rank"] == 1
