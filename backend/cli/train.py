@@ -70,11 +70,12 @@ def train(
 
 
 def _train(
-    recipe,
+    recipe: Recipe,
     data: Path,
     out: Path,
     folder: Path,
     tokenizer_file: Path | None,
+    twin_folder: Path | None,
     device: str | None,
     threads: int | None,
     command: str,

@@ -183,16 +183,20 @@ def _iterate(run: TrainingRun, corpus, device, low_precision: bool) -> tuple[flo
         loss, decisions = model.training_loss(inputs.to(device), targets.to(device), recipe.label_smoothing)
     value = float(loss.detach())
     if not math.isfinite(value):
-        raise TrainingDiverged(
-            f"{recipe.name}: the loss became {value} at iteration {run.iteration}; the last good state "
-            f"is in {run.folder.name}/{STATE}. Lower learning_rate (now {recipe.learning_rate}) and resume"
-        )
+        raise _diverged(run, f"the loss became {value}")
     run.optimizer.zero_grad(set_to_none=True)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
     run.optimizer.step()
     model.update_bias(decisions)
     return value, decisions
+
+
+def _diverged(run: TrainingRun, what: str) -> TrainingDiverged:
+    return TrainingDiverged(
+        f"{run.recipe.name}: {what} at iteration {run.iteration}; the last good state is kept in "
+        f"{run.folder.name}. Lower learning_rate (now {run.recipe.learning_rate}) and train again"
+    )
 
 
 @torch.inference_mode()
@@ -270,7 +274,13 @@ def open_run(recipe: Recipe, folder: Path, device: torch.device) -> TrainingRun:
 
 
 def save_state(run: TrainingRun) -> None:
-    """Weights, moments and position; the one before is removed only when this one is whole."""
+    """Weights, moments and position; the one before is removed only when this one is whole.
+
+    Raises:
+        TrainingDiverged: a weight is not finite; the state before stays.
+    """
+    if not all(torch.isfinite(p).all() for p in run.model.parameters()):
+        raise _diverged(run, "a weight became nan or infinite")
     tensors = {f"model.{k}": v.detach() for k, v in run.model.state_dict().items()}
     for name, parameter in run.model.named_parameters():
         state = run.optimizer.state.get(parameter)

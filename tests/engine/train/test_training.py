@@ -115,34 +115,29 @@ def test_training_learns_and_the_export_carries_its_numbers(data, tmp_path):
     assert f"{numbers['accuracy']:.1%}" in card
 
 
-def test_nan_stops_with_the_iteration_and_keeps_the_last_good_state(data, tmp_path, monkeypatch):
-    recipe = text_recipe()
-    train_set, val_set = load_corpora(recipe, data, None, tmp_path / "tok")
-
-    def poison(progress):
-        if progress.iteration == 5:
-            from engine.train import loop
-
-            monkeypatch.setattr(loop, "text_batch", lambda *a: (torch.zeros(1, 4, dtype=torch.long),) * 2)
-            run_model[0].head.weight.data.fill_(float("nan"))
+@pytest.mark.parametrize("save_every_s", [0.0, 1e9])
+def test_nan_stops_with_the_iteration_and_keeps_the_last_good_state(data, tmp_path, monkeypatch, save_every_s):
+    from safetensors.torch import load_file
 
     from engine.train import loop
 
-    run_model = []
+    recipe = text_recipe()
+    train_set, val_set = load_corpora(recipe, data, None, tmp_path / "tok")
+    runs = []
     original = loop.open_run
+    monkeypatch.setattr(loop, "open_run", lambda *args: runs.append(original(*args)) or runs[0])
 
-    def remember(*args):
-        run = original(*args)
-        run_model.append(run.model)
-        return run
+    def poison(progress):
+        if progress.iteration == 4:
+            loop.save_state(runs[0])
+        if progress.iteration == 5:
+            runs[0].model.head.weight.data[0, 0] = float("nan")
 
-    monkeypatch.setattr(loop, "open_run", remember)
-    with pytest.raises(TrainingDiverged, match=r"nan at iteration 5.*learning_rate"):
-        train(recipe, train_set, val_set, tmp_path / "w", device=CPU, save_every_s=0.0, on_progress=poison)
-    from safetensors.torch import load_file
-
-    kept = load_file(next((tmp_path / "w").glob(f"*{STATE}")))
-    assert all(torch.isfinite(t).all() for t in kept.values())
+    with pytest.raises(TrainingDiverged, match=r"nan.* at iteration 5.*learning_rate"):
+        train(recipe, train_set, val_set, tmp_path / "w", device=CPU, save_every_s=save_every_s, on_progress=poison)
+    (kept,) = (tmp_path / "w").glob(f"*{STATE}")
+    assert kept.name.startswith("0000004")
+    assert all(torch.isfinite(t).all() for t in load_file(kept).values())
 
 
 def test_a_folder_of_another_recipe_is_not_overwritten(data, tmp_path):

@@ -1,0 +1,53 @@
+"""``tokenpaths train`` from the command line: train, stop, resume, export, refuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from backend.cli import main
+from engine.checkpoint import build_model, read_checkpoint
+from engine.train import recipes
+from tests.engine.train.test_training import data, vision_recipe  # noqa: F401
+
+OPTIONS = ["--device", "cpu", "--threads", "1"]
+
+
+@pytest.fixture()
+def tiny(monkeypatch):
+    recipe = vision_recipe(iterations=4)
+    twin = recipe.dense_twin().model_copy(update={"name": "v-dense"})
+    monkeypatch.setattr(recipes, "RECIPES", {"v": recipe, "v-dense": twin})
+
+
+def test_train_writes_a_checkpoint_with_its_dense_twin_on_the_card(tiny, data, tmp_path, capsys):  # noqa: F811
+    common = ["--data", str(data), "--work", str(tmp_path / "work"), *OPTIONS]
+    assert main(["train", "v-dense", "--out", str(tmp_path / "dense"), *common]) == 0
+    out = tmp_path / "models" / "v"
+    assert main(["train", "v", "--out", str(out), "--dense-twin", str(tmp_path / "dense"), *common]) == 0
+    build_model(read_checkpoint(out))
+    assert "dense twin, same recipe" in (out / "card.md").read_text(encoding="utf-8")
+    assert "accuracy" in capsys.readouterr().out
+    # Again: nothing is left to train, the same checkpoint comes out.
+    before = (out / "model.safetensors").read_bytes()
+    assert main(["train", "v", "--out", str(out), *common]) == 0
+    assert (out / "model.safetensors").read_bytes() == before
+
+
+def test_list_shows_the_recipes(tiny, capsys):
+    assert main(["train", "--list"]) == 0
+    assert "4 modules, 2 steps, top-1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothing"], "no recipe is called 'nothing'; there are: v, v-dense"),
+        (["v", "--data", "/does/not/exist"], "there is no folder"),
+        (["v", "--data", "."], "not in the data folder"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line_and_exit_code_two(tiny, arguments, words, capsys, tmp_path):
+    assert main(["train", *arguments, "--work", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
