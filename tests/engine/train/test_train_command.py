@@ -12,7 +12,7 @@ from tests.engine.train.test_training import data, vision_recipe  # noqa: F401
 OPTIONS = ["--device", "cpu", "--threads", "1"]
 
 
-@pytest.fixture()
+@pytest.fixture
 def tiny(monkeypatch):
     recipe = vision_recipe(iterations=4)
     twin = recipe.dense_twin().model_copy(update={"name": "v-dense"})
