@@ -183,7 +183,7 @@ def test_rows_that_leave_through_arrow_are_interrupted_too(sealed: Path):
 
 
 def test_time_limit_holds_for_questions_of_a_run(sealed: Path, monkeypatch: pytest.MonkeyPatch):
-    with Run.open(sealed, time_limit_s=0.2) as run:
+    with Run.open(sealed, time_limit_s=3.0) as run:
         slow = "SELECT count(*) FROM range(10000000000) a WHERE hash(a.range) % 7 = ?"
         monkeypatch.setattr("engine.store.run.queries.count_samples", lambda _: Query(slow, (3,)))
         with pytest.raises(QueryTimeout):
