@@ -310,8 +310,11 @@ def _histograms(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def _run_row(con: duckdb.DuckDBPyConnection, info: RunInfo, totals: Totals) -> None:
+    # A sample whose label the model never learnt has a prediction but no loss: it says nothing of accuracy.
     accuracy = con.execute(
-        "SELECT avg((prediction = label)::INTEGER) FROM sample WHERE prediction IS NOT NULL AND label IS NOT NULL"
+        "SELECT CASE WHEN 2 * count(loss) >= count(*) "
+        "THEN avg((prediction = label)::INTEGER) FILTER (WHERE loss IS NOT NULL) END "
+        "FROM sample WHERE prediction IS NOT NULL AND label IS NOT NULL"
     ).fetchall()[0][0]
     # Of texts the mean over tokens with a target, of images the mean over samples.
     loss = con.execute(f"SELECT avg(loss) FROM {'token' if info.modality == 'text' else 'sample'}").fetchall()[0][0]

@@ -46,6 +46,9 @@ def test_a_vision_run_holds_what_the_model_decided(models, tmp_path):
     model.execution = "naive"
     with Run.open(path) as run:
         assert run.card()["num_samples"] == 5
+        predictions = [run.sample(i)["prediction"] for i in range(5)]
+        right = [predictions[i] == samples[i].label for i in range(1, 5)]  # sample 0 is labelled zebra
+        assert run.card()["accuracy"] == pytest.approx(sum(right) / 4)
         for index, sample in enumerate(samples):
             inputs = normalise(torch.from_numpy(model_view(sample.image, 32)).permute(2, 0, 1)[None])
             with torch.inference_mode():
