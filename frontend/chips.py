@@ -16,7 +16,7 @@ USES = {
     "try": ("run", "sample", "token", "paths", "through"),
     "flow": ("run", "label", "steps", "through", "paths"),
     "paths": ("run", "label", "through", "paths"),
-    "sample": ("run", "label", "through", "paths", "sample", "token"),
+    "sample": ("run", "label", "q", "through", "paths", "sample", "token"),
     "compute": ("run", "label"),
     "modules": ("run", "label", "through"),
 }
@@ -45,6 +45,8 @@ def chips(selection: Selection) -> list[Chip]:
         add("run", f"run: {selection.run}", run=None)
     if selection.label is not None:
         add("label", f"label: {selection.label}", label=None)
+    if selection.q is not None:
+        add("q", f"contains “{selection.q}”", q=None)
     if selection.steps:
         add("steps", f"steps {selection.steps[0]}–{selection.steps[1] - 1}", steps=None)
     for node in selection.through:

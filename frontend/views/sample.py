@@ -25,9 +25,19 @@ def draw(selection: Selection) -> None:
     with look.controls():
         common.run_picker(run)
         common.label_picker(run, selection)
+        if run["modality"] == "text":
+            address.bound(
+                st.text_input,
+                "q",
+                "Find",
+                selection.q or "",
+                placeholder="words in the text",
+                read=lambda words: words.strip() or None,
+                help="Only samples whose text contains this are listed.",
+            )
         number = _sample_picker(run, selection)
     if number is None:
-        look.empty("No sample has this label.", "Choose another label, or all.")
+        look.empty("No sample has this label or these words.", "Let go of a chip above.")
         return
     show(run, selection, number)
 

@@ -130,7 +130,7 @@ def browser() -> Iterator[Browser]:
         file = chromium_file(playwright)
         if file is None:
             pytest.skip("no Chromium: apt-get install chromium, or say where it is in TOKENPATHS_CHROMIUM")
-        browser = playwright.chromium.launch(executable_path=file, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=file, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()
 
@@ -223,7 +223,9 @@ class Windows:
     def page(self, width: int, dark: bool) -> Page:
         if (width, dark) not in self.contexts:
             context = self.browser.new_context(
-                viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
+                viewport={"width": width, "height": 900},
+                color_scheme="dark" if dark else "light",
+                reduced_motion="reduce",
             )
             context.set_default_timeout(PATIENCE_S * 1000)
             context.route(LEAVING, lambda route: (self.watch.left.append(route.request.url), route.abort()))

@@ -1,0 +1,105 @@
+"""Every view over a real API, without a browser: quick, and it names the line when one breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from tests.backend.conftest import api_for
+from tests.runs import make_run
+
+APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of an API over four runs, one of them cut in half. No worker."""
+    data_dir = tmp_path_factory.mktemp("pages")
+    runs = data_dir / "runs"
+    make_run(runs, "pictures", samples=9, seed=1)
+    make_run(runs, "texts", "text", samples=6, top_k=2, seed=2)
+    make_run(runs, "bare", samples=1, steps=1, modules=1, identities=0, labels=False, twin=False)
+    (runs / "cut.duckdb").write_bytes((runs / "pictures.duckdb").read_bytes()[:9000])
+    with api_for(data_dir) as served:
+        yield str(served.client.base_url).rstrip("/")
+
+
+@pytest.fixture
+def show(api: str, monkeypatch: pytest.MonkeyPatch):
+    """Draw the page at an address and give what stands on it."""
+    from frontend import look
+
+    monkeypatch.setenv("TOKENPATHS_API_URL", api)
+    look.client.clear()
+
+    def draw(**query: object) -> AppTest:
+        page = AppTest.from_file(str(APP), default_timeout=120)
+        for key, value in query.items():
+            page.query_params[key] = str(value)
+        page.run()
+        assert not page.exception, [error.message for error in page.exception]
+        return page
+
+    yield draw
+    look.client.clear()
+
+
+def words(page: AppTest) -> str:
+    return " ".join(element.value for kind in ("error", "warning", "info") for element in page.get(kind))
+
+
+@pytest.mark.parametrize("run", ["pictures", "texts", "bare"])
+@pytest.mark.parametrize("view", ["flow", "paths", "sample", "compute", "modules"])
+def test_every_view_of_every_run(show, view, run):
+    page = show(view=view, run=run)
+    assert not page.error
+    assert page.header or page.title
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"view": "flow", "steps": "1:4", "label": "circle", "paths": "1,2", "hide": "2"},
+        {"view": "flow", "through": "0.1,1.2"},
+        {"view": "paths", "paths": "1,2", "order": "reuse", "through": "0.1"},
+        {"view": "sample", "sample": 3, "token": 9, "tint": 2, "opacity": 20, "paths": "1"},
+        {"view": "sample", "label": "square"},
+        {"view": "compute", "measure": "loss", "bin": 0},
+        {"view": "compute", "measure": "gate_entropy", "per": "token"},
+        {"view": "modules", "label": "square"},
+    ],
+)
+def test_states_by_address(show, query):
+    assert not show(run="pictures", **query).error
+
+
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [
+        ({"view": "flow", "run": "nobody"}, "nobody"),
+        ({"view": "sample", "run": "cut"}, "cut"),
+        ({"view": "sample", "run": "pictures", "sample": 999}, "999"),
+        ({"view": "paths", "run": "pictures", "paths": "99999"}, "99999"),
+        ({"view": "paths", "run": "bare"}, "one and the same path"),
+        ({"view": "try"}, "worker"),
+        ({"view": "flow", "run": "pictures", "opacity": "a lot"}, "not understood"),
+        ({}, "cut"),
+    ],
+)
+def test_what_is_wrong_is_a_sentence(show, query, sentence):
+    told = words(show(**query))
+    assert sentence in told
+    assert "fault of the page" not in told
+
+
+def test_a_bare_view_goes_to_the_first_run(show):
+    page = show(view="flow")
+    assert page.query_params["run"] in (["texts"], ["pictures"], "texts", "pictures")
+
+
+def test_a_text_is_found_by_its_words(show):
+    page = show(view="sample", run="texts", q="no such words here")
+    assert "these words" in words(page)
