@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from engine.errors import UserError
@@ -21,7 +21,7 @@ from engine.trace import ModuleInfo
 class Recording:
     """The decisions of one forward pass, compact and on the host."""
 
-    module_ids: Int[Tensor, "B T S K"]
+    module_ids: Integer[Tensor, "B T S K"]
     """uint8 up to 256 modules, else int16"""
     weights: Float[Tensor, "B T S K"]
     """float16: 11 bits, three more than the store keeps"""
@@ -82,7 +82,7 @@ def module_table(model: DNA) -> list[ModuleInfo]:
 
 
 def token_flops(
-    module_ids: Int[Tensor, "B T S K"],
+    module_ids: Integer[Tensor, "B T S K"],
     config: DNAConfig,
     valid: Bool[Tensor, "B T"] | None = None,
 ) -> Float[Tensor, "B T"]:

@@ -9,7 +9,7 @@ step. ``naive_step`` is written to be read; ``grouped_step`` is the one that run
 1e-5 in float32, forward and backward (``tests/engine/test_bank.py``).
 
 Shapes: B samples, T tokens each, N = B·T, K choices, E = entries: (token, slot) pairs whose
-module does work, sorted by module and then by sample; D width.
+module does work, sorted by module and then by sample; D width, Q = 3·D.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def _take(x: Tensor, index: Tensor, has_gaps: bool) -> Tensor:
 
 
 def segment_attention(
-    qkv: Float[Tensor, "E 3D"], segments: list[Bucket], heads: int, *, causal: bool
+    qkv: Float[Tensor, "E Q"], segments: list[Bucket], heads: int, *, causal: bool
 ) -> Float[Tensor, "E D"]:
     """Attention inside each segment and nowhere else, one padded call per bucket.
 

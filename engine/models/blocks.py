@@ -1,6 +1,6 @@
 """The modules a token can visit: Pre-LN transformer blocks, their halves, and the identity.
 
-Shapes: R rows (tokens in any order), D width, H heads, B batch, T tokens of a sample.
+Shapes: R rows (tokens in any order), D width, Q = 3·D, H heads, B batch, T tokens of a sample.
 No module has a learnable bias (Distributed Neural Architectures, appendix A.1).
 """
 
@@ -27,11 +27,11 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.proj = nn.Linear(width, width, bias=False)
 
-    def project_in(self, x: Float[Tensor, "R D"]) -> Float[Tensor, "R 3D"]:
+    def project_in(self, x: Float[Tensor, "*R D"]) -> Float[Tensor, "*R 3*D"]:
         """Queries, keys and values of each row, side by side."""
         return self.qkv(self.norm(x))
 
-    def project_out(self, mixed: Float[Tensor, "R D"]) -> Float[Tensor, "R D"]:
+    def project_out(self, mixed: Float[Tensor, "*R D"]) -> Float[Tensor, "*R D"]:
         """What attention adds to the residual stream."""
         return self.proj(mixed)
 
@@ -88,7 +88,7 @@ class Block(nn.Module):
 
 
 def attend(
-    qkv: Float[Tensor, "B T 3D"],
+    qkv: Float[Tensor, "B T Q"],
     heads: int,
     causal: bool,
     allowed: Bool[Tensor, "B 1 #T T"] | None = None,
