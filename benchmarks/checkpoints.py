@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import report
+from benchmarks.measure import RESULTS, report
 from engine.checkpoint import CONFIG, read_checkpoint
 from engine.datasets import open_dataset
 from engine.disk import SHIPPED_MODELS, write_atomically
@@ -104,16 +104,22 @@ def models_page(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def kept_result(name: str) -> dict[str, Any]:
+    """What an earlier run measured of this model."""
+    return json.loads((RESULTS / "checkpoints.json").read_text(encoding="utf-8"))["results"][name]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--write-cards", action="store_true")
-    parser.add_argument("models", nargs="*", help="default: all that ship")
+    parser.add_argument("models", nargs="*", help="measure only these, keep the others as they are")
     arguments = parser.parse_args()
     folders = sorted(p.parent for p in SHIPPED_MODELS.glob(f"*/{CONFIG}"))
     results = {}
     for folder in folders:
         if arguments.models and folder.name not in arguments.models:
+            results[folder.name] = kept_result(folder.name)
             continue
         print(f"tracing {folder.name} …", file=sys.stderr, flush=True)
         results[folder.name] = measure(folder, arguments.data)
