@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import streamlit as st
 
@@ -16,8 +16,16 @@ def current() -> Selection:
 
 
 def problems() -> list[str]:
-    """Sentences for parts of the address that mean nothing."""
-    return from_query({key: st.query_params[key] for key in st.query_params})[1]
+    """Sentences for parts of the address that mean nothing, those that ``redirect`` took out included."""
+    kept = st.session_state.pop("address_problems", [])
+    return kept + from_query({key: st.query_params[key] for key in st.query_params})[1]
+
+
+def redirect(**changes: Any) -> NoReturn:
+    """Draw the page anew at a changed address; what was wrong with the old one is still said."""
+    st.session_state["address_problems"] = from_query({key: st.query_params[key] for key in st.query_params})[1]
+    go_changed(**changes)
+    st.rerun()
 
 
 def go(selection: Selection) -> None:

@@ -33,8 +33,7 @@ def chosen_run(selection: Selection) -> dict[str, Any] | None:
     if selection.run is not None and selection.run not in names:
         names = [selection.run, *names]
     if selection.run is None:
-        address.go_changed(run=names[0])
-        st.rerun()
+        address.redirect(run=names[0])
     return look.client().run(str(selection.run))
 
 

@@ -9,9 +9,12 @@ import streamlit as st
 
 from frontend import address, look
 from frontend.charts import numbers
+from frontend.charts.patches import data_url
 from frontend.client import ApiError
+from frontend.components.wall import wall
 from frontend.selection import Selection
-from frontend.views import examples, sample
+from frontend.views import sample
+from frontend.views.examples import examples
 
 MOST_CHARACTERS = 20_000
 IMAGE_TYPES = ["png", "jpg", "jpeg", "webp", "gif", "bmp"]
@@ -78,28 +81,31 @@ def _image(model: Mapping[str, Any]) -> None:
     left, right = st.columns([1, 1], gap="large")
     with left:
         upload = st.file_uploader(
-            "An image",
-            type=IMAGE_TYPES,
-            key=f"upload_{model['model']}",
-            help="At most 25 MB and 16.8 million pixels.",
+            "An image", type=IMAGE_TYPES, key=f"upload_{model['model']}", help="At most 25 MB and 16.8 million pixels."
         )
         if upload is not None and st.session_state.get("try_upload") != upload.file_id:
             st.session_state["try_upload"] = upload.file_id
             _trace(model["model"], image=(upload.name, upload.getvalue()))
             st.rerun()
+    images = [one for one in examples() if one.image is not None]
+    if not images:
+        return
     with right:
-        st.caption("… or an example, drawn here by a few lines of code:")
-        with st.container(horizontal=True, gap="small"):
-            for name, make in examples.IMAGES.items():
-                st.button(
-                    name,
-                    key=f"example_{name}",
-                    on_click=lambda name=name, make=make: _trace(model["model"], image=(f"{name}.png", make())),
-                )
+        st.caption("… or one of these:")
+        items = [
+            {"sample": place, "title": f"Trace: {one.title}", "caption": one.title, "image": data_url(one.image or b"")}
+            for place, one in enumerate(images)
+        ]
+
+        def chosen(value: Mapping[str, Any]) -> None:
+            one = images[int(value["sample"])]
+            _trace(model["model"], image=(one.file, one.image or b""))
+
+        wall(items, key="try_images", kind="sample", on_open=chosen)
 
 
 def _text(model: Mapping[str, Any]) -> None:
-    text = st.text_area(
+    st.text_area(
         "A text",
         key="try_text",
         height=140,
@@ -113,14 +119,16 @@ def _text(model: Mapping[str, Any]) -> None:
             icon=":material/play_arrow:",
             on_click=lambda: _trace(model["model"], text=st.session_state["try_text"]),
         )
-        st.caption("… or an example:", width="content")
-        for name, example in examples.TEXTS.items():
-            st.button(
-                name,
-                key=f"example_{name}",
-                on_click=lambda example=example: _trace(model["model"], text=example),
-            )
-    del text
+        st.caption("… or one of these:", width="content")
+        for one in examples():
+            if one.text is not None:
+                st.button(
+                    look.plain(one.title),
+                    key=f"example_{one.file}",
+                    on_click=_trace,
+                    args=(model["model"],),
+                    kwargs={"text": one.text},
+                )
 
 
 def _trace(model: str, *, image: tuple[str, bytes] | None = None, text: str | None = None) -> None:

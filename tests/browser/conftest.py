@@ -182,7 +182,7 @@ class Visit:
         self.settled()
 
     def chip(self, words: str) -> object:
-        return self.page.locator(".st-key-chips button", has_text=words)
+        return self.page.locator(".st-key-chips button", has_text=words).first
 
     def heading(self, words: str) -> None:
         expect(self.page.get_by_role("heading", name=words).first).to_be_visible()

@@ -46,7 +46,7 @@ def test_a_pasted_text_is_shown_as_it_is(visit):
 
 def test_an_example_is_one_click(visit):
     here = visit().open(view="try", model="tiny-vision")
-    here.page.get_by_role("button", name="checkerboard").click()
+    here.page.get_by_role("button", name="A yellow car on grass").click()
     expect(here.page.locator(".tp-patch")).to_have_count(16)
 
 

@@ -53,7 +53,7 @@ def test_every_view_of_every_kind_of_run(visit, run):
 def test_a_click_on_a_circle_filters_and_the_link_reproduces_it(visit):
     here = visit().open(view="flow", run="pictures")
     here.mark("node: 2.").click()
-    expect(here.page.locator(".st-key-chips button", has_text="at step 2")).to_be_visible()
+    expect(here.chip("at step 2")).to_be_visible()
     here.settled()
     node = here.query()["through"]
     assert node.startswith("2.")

@@ -86,6 +86,7 @@ def test_states_by_address(show, query):
         ({"view": "paths", "run": "bare"}, "one and the same path"),
         ({"view": "try"}, "worker"),
         ({"view": "flow", "run": "pictures", "opacity": "a lot"}, "not understood"),
+        ({"view": "flow", "run": "../../etc/passwd"}, "not understood"),
         ({}, "cut"),
     ],
 )
