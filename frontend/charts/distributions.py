@@ -33,6 +33,9 @@ def histogram_chart(
     look = theme_named(theme)
     measure, per = str(distribution["measure"]), str(distribution.get("per") or "sample")
     name, unit = MEASURES.get(measure, (measure, ""))
+    bins = list(enumerate(distribution["bins"]))
+    filled = [index for index, b in bins if b["count"]] or [index for index, _b in bins]
+    bins = bins[filled[0] : filled[-1] + 1] if filled else []  # empty bars at the ends only make the others thin
     table = [
         {
             "lo": b["lo"],
@@ -43,7 +46,7 @@ def histogram_chart(
             "range": f"{numbers.number(b['lo'])} … {numbers.number(b['hi'])}",
             "on": bool(chosen) and abs(b["lo"] - chosen[0]) < 1e-9 and abs(b["hi"] - chosen[1]) < 1e-9,
         }
-        for index, b in enumerate(distribution["bins"])
+        for index, b in bins
     ]
     x = alt.X(
         "lo:Q",

@@ -51,7 +51,9 @@ def test_an_example_is_one_click(visit):
 
 
 @pytest.mark.parametrize(
-    ("name", "data"), [("broken.png", png()[:60]), ("really-a.png", b"%PDF-1.7 hello"), ("empty.png", b"")]
+    ("name", "data"),
+    [("broken.png", png()[:60]), ("really-a.png", b"%PDF-1.7 hello"), ("empty.png", b"")],
+    ids=["truncated", "pdf", "empty"],
 )
 def test_a_broken_image_is_a_sentence(visit, name, data):
     here = visit().open(view="try", model="tiny-vision")
