@@ -67,7 +67,7 @@ class Run:
         self.bank = answers.ModuleBank(self.modules, available)
 
     @classmethod
-    def open(cls, path: Path, *, time_limit_s: int | float = 10.0) -> Run:
+    def open(cls, path: Path | str, *, time_limit_s: int | float = 10.0) -> Run:
         """Open the run file ``path``.
 
         Raises:
