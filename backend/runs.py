@@ -100,6 +100,7 @@ class RunRegistry:
         entry = self._entry(run_id)
         try:
             if entry.run is None:
+                self.identity(run_id)  # deleted while it was being opened: that is no damage, it is gone
                 raise Problem(409, "unreadable-run", str(entry.problem), field="run")
             yield entry.run
         finally:

@@ -17,7 +17,7 @@ import torch
 from benchmarks.measure import interleaved, ratio, report
 from engine.disk import SHIPPED_MODELS
 from engine.models.dna import DNA, DNAConfig
-from engine.record import module_table, record, token_flops
+from engine.record import to_host
 from engine.store import RunWriter
 from engine.trace import RunInfo, SampleRecord, TraceBatch
 from engine.tracing import load_model
@@ -29,15 +29,14 @@ PAPER_SIZE = DNAConfig(
 
 def batch_of(model: DNA, inputs: torch.Tensor) -> TraceBatch:
     """Forward, record, and shape for the writer."""
-    output = model(inputs)
-    recording = record(output.decisions, len(inputs))
+    recording = to_host(model.trace(inputs))
     tokens = recording.module_ids.shape[1]
     return TraceBatch(
         samples=[SampleRecord(num_tokens=tokens) for _ in inputs],
         module_ids=recording.module_ids.flatten(0, 1).numpy(),
         weights=recording.weights.flatten(0, 1).numpy(),
         gate_entropy=recording.gate_entropy.flatten(0, 1).numpy(),
-        flops=token_flops(recording.module_ids, model.config).flatten().numpy(),
+        flops=model.token_flops(recording.module_ids).flatten().numpy(),
     )
 
 
@@ -51,7 +50,7 @@ def measure(model: DNA, batch: int, repeats: int) -> dict:
             num_steps=config.steps, num_modules=config.num_modules, top_k=config.top_k, weight_semantics={},
             config={}, checkpoint_sha256="", engine_version="",
         )  # fmt: skip
-        writer = RunWriter(Path(folder), info, module_table(model))
+        writer = RunWriter(Path(folder), info, model.module_table())
 
         def plain() -> None:
             with torch.inference_mode():

@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 
 from engine.disk import atomic_file, write_atomically
 from engine.errors import UserError
-from engine.models.dna import DNA, DNAConfig
+from engine.models.families import family_class
+from engine.models.family import RoutedModel
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -34,7 +35,8 @@ class Checkpoint:
 
     path: Path
     family: str
-    config: DNAConfig
+    config: Any
+    """the family's ``Config``"""
     classes: tuple[str, ...]
     """class names of a vision model, in order of its outputs"""
     validation: dict[str, Any]
@@ -53,21 +55,23 @@ def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 def save_checkpoint(
     folder: Path,
-    model: DNA,
+    model: RoutedModel,
     *,
     classes: tuple[str, ...] = (),
     validation: dict[str, Any] | None = None,
     training: dict[str, Any] | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Path:
-    """Save weights (in ``dtype``; the selection bias stays float32) and configuration."""
+    """Save weights (floating-point ones in ``dtype``, but for the model's ``KEEP_FLOAT32``) and configuration."""
     state = {
-        name: (tensor if name == "bias" else tensor.to(dtype)).detach().cpu()
+        name: (
+            tensor.to(dtype) if tensor.is_floating_point() and name not in model.KEEP_FLOAT32 else tensor
+        ).detach().cpu()
         for name, tensor in model.state_dict().items()
-    }
+    }  # fmt: skip
     save_tensors(folder / WEIGHTS, state)
     about = {
-        "family": "dna",
+        "family": model.family,
         "config": model.config.model_dump(exclude_defaults=True) | {"modality": model.config.modality},
         "classes": list(classes),
         "validation": validation or {},
@@ -88,19 +92,19 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         raise CheckpointError(f"{folder.name}: no {CONFIG} here, so this is not a checkpoint folder")
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
-        config = DNAConfig(**about["config"])
         family = about["family"]
+        config = family_class(family).Config(**about["config"])
+    except UserError as error:
+        raise CheckpointError(f"{folder.name}: {error}") from None
     except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
         raise CheckpointError(f"{folder.name}: {CONFIG} cannot be used: {_first_line(error)}") from None
-    if family != "dna":
-        raise CheckpointError(f"{folder.name}: family {family!r} is unknown to this version; known: dna")
     return Checkpoint(
         folder, family, config, tuple(about.get("classes", ())), about.get("validation", {}),
         about.get("training", {}),
     )
 
 
-def build_model(checkpoint: Checkpoint, device: torch.device | str = "cpu") -> DNA:
+def build_model(checkpoint: Checkpoint, device: torch.device | str = "cpu") -> RoutedModel:
     """The model with its weights in float32, ready for inference.
 
     Raises:
@@ -111,7 +115,8 @@ def build_model(checkpoint: Checkpoint, device: torch.device | str = "cpu") -> D
         raise CheckpointError(f"{checkpoint.name}: {WEIGHTS} is missing")
     try:
         with safe_open(path, framework="pt") as file:
-            state = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            state = {name: t.float() if t.is_floating_point() else t for name, t in state.items()}
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(
             f"{checkpoint.name}: {WEIGHTS} is damaged or not a safetensors file ({_first_line(error)}); "
@@ -121,7 +126,7 @@ def build_model(checkpoint: Checkpoint, device: torch.device | str = "cpu") -> D
         if not torch.isfinite(tensor).all():
             raise CheckpointError(f"{checkpoint.name}: {name} holds NaN or infinite values")
     with torch.device("meta"):
-        model = DNA(checkpoint.config)
+        model = family_class(checkpoint.family)(checkpoint.config)
     expected = {name: tuple(t.shape) for name, t in model.state_dict().items()}
     given = {name: tuple(t.shape) for name, t in state.items()}
     if expected != given:

@@ -5,34 +5,29 @@ Shapes: B samples, T tokens each, N = B·T, S steps, M modules, K choices, D wid
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from engine.errors import UserError
-from engine.models.dna import DNA, DNAConfig
+from engine.models.family import Traced
 from engine.routing import Decision
 from engine.trace import ModuleInfo
 
-
-@dataclass(frozen=True)
-class Recording:
-    """The decisions of one forward pass, compact and on the host."""
-
-    module_ids: Integer[Tensor, "B T S K"]
-    """uint8 up to 256 modules, else int16"""
-    weights: Float[Tensor, "B T S K"]
-    """float16: 11 bits, three more than the store keeps"""
-    gate_entropy: Float[Tensor, "B T S"]
+if TYPE_CHECKING:
+    from engine.models.dna import DNA, DNAConfig
 
 
-def record(decisions: list[Decision], batch: int) -> Recording:
-    """Copy what a trace keeps off the device: ids, weights, entropy; not the full probabilities.
+def compact_decisions(
+    decisions: list[Decision], batch: int
+) -> tuple[Integer[Tensor, "B T S K"], Float[Tensor, "B T S K"], Float[Tensor, "B T S"]]:
+    """Ids, weights and gate entropy of a forward pass, small, still on the device; not the full probabilities.
 
-    Raises:
-        UserError: a router gave NaN or infinite values (top-k would silently pick them first).
+    Ids are uint8 up to 256 modules, else int16; weights and entropies float16: 11 bits, three more
+    than the store keeps.
     """
     ids, weights, entropies = [], [], []
     narrow = torch.uint8 if decisions[0].probs.shape[1] <= 256 else torch.int16
@@ -40,20 +35,45 @@ def record(decisions: list[Decision], batch: int) -> Recording:
         ids.append(decision.module_ids.to(narrow))
         weights.append(decision.weights.to(torch.float16))
         entropies.append(torch.special.entr(decision.probs).sum(dim=-1).to(torch.float16))
-    module_ids_NSK = torch.stack(ids, dim=1)
-    weights_NSK = torch.stack(weights, dim=1)
-    entropy_NS = torch.stack(entropies, dim=1)
-    # Copies from a GPU run beside the next batch; one synchronisation for all three.
-    host = [t.to("cpu", non_blocking=True) for t in (module_ids_NSK, weights_NSK, entropy_NS)]
-    if module_ids_NSK.is_cuda:
+    stacked = (torch.stack(part, dim=1) for part in (ids, weights, entropies))
+    ids_BTSK, weights_BTSK, entropy_BTS = (t.view(batch, -1, *t.shape[1:]) for t in stacked)
+    return ids_BTSK, weights_BTSK, entropy_BTS
+
+
+def to_host(traced: Traced) -> Traced:
+    """The same on the host, logits excepted: they stay where the losses are worked out.
+
+    Raises:
+        UserError: a router gave NaN or infinite values (top-k would silently pick them first).
+    """
+    names = ("module_ids", "weights", "gate_entropy", "flops", "edges", "gates", "blocks")
+    given = {name: value for name in names if (value := getattr(traced, name)) is not None}
+    # Copies from a GPU run beside the next batch; one synchronisation for all of them.
+    host = {name: value.to("cpu", non_blocking=True) for name, value in given.items()}
+    if traced.module_ids.is_cuda:
         torch.cuda.current_stream().synchronize()
-    if not torch.isfinite(host[2]).all():
-        step = int((~torch.isfinite(host[2])).any(dim=0).nonzero()[0])
+    moved = replace(traced, **host)
+    _check_finite(moved)
+    return moved
+
+
+def _check_finite(traced: Traced) -> None:
+    # A NaN weight is a broken router. An entropy may be undefined (NaN), but is never infinite, and a
+    # softmax that broke has a NaN weight too.
+    bad_BTSK = ~torch.isfinite(traced.weights)
+    if bad_BTSK.any():
+        step = int(bad_BTSK.any(dim=-1).flatten(0, 1).any(dim=0).nonzero()[0])
         raise UserError(
             f"router {step} gave NaN or infinite scores; the checkpoint or the input is damaged, "
             "nothing of this run was written"
         )
-    return Recording(*(t.view(batch, -1, *t.shape[1:]) for t in host))
+    for name in ("edges", "gates", "blocks"):
+        values = getattr(traced, name)
+        if values is not None and not torch.isfinite(values).all():
+            raise UserError(
+                f"the {name} of this model hold NaN or infinite values; the checkpoint or the input is "
+                "damaged, nothing of this run was written"
+            )
 
 
 def module_flops(config: DNAConfig, kind: str) -> int:
@@ -63,7 +83,7 @@ def module_flops(config: DNAConfig, kind: str) -> int:
     return attention + mlp
 
 
-def module_table(model: DNA) -> list[ModuleInfo]:
+def dna_module_table(model: DNA) -> list[ModuleInfo]:
     """The modules of a bank; any step can choose any of them."""
     rows, seen = [], dict.fromkeys(model.config.kinds, 0)
     for index, block in enumerate(model.bank):

@@ -2,7 +2,8 @@
 
 Plain numpy, so that the store, the importers and the tests need no torch.
 
-Shapes: n tokens of a batch (samples one after the other), S steps, K slots.
+Shapes: n tokens of a batch (b samples one after the other), S steps, K slots; I iterations, A sources,
+Z targets; L layers, H heads, D directions; R threshold steps, P blocks.
 """
 
 from __future__ import annotations
@@ -95,6 +96,12 @@ class TraceBatch:
     char_end: Integer[np.ndarray, " n"] | None = None
     region: Integer[np.ndarray, " n"] | None = None
     """index into ``RunInfo.regions``; −1 where unknown"""
+    edges: Float[np.ndarray, "b I A Z"] | None = None
+    """soft routers, one row a sample: weight of each connection by iteration, source and target"""
+    gates: Float[np.ndarray, "b L H D"] | None = None
+    """gated routers: weight of each direction by layer and head"""
+    blocks: Float[np.ndarray, "b R P"] | None = None
+    """threshold routers: firing rate of each block at each threshold step, 0 where silent"""
 
     @property
     def num_tokens(self) -> int:

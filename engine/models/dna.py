@@ -21,8 +21,11 @@ from torch.nn import functional as F
 
 from engine.models.bank import grouped_step, naive_step
 from engine.models.blocks import Block, Kind
+from engine.models.family import RoutedModel, Traced
 from engine.models.losses import linear_cross_entropy
+from engine.record import compact_decisions, dna_module_table, token_flops
 from engine.routing import Decision, module_counts, route, updated_bias
+from engine.trace import ModuleInfo
 
 EXECUTIONS = {"grouped": grouped_step, "naive": naive_step}
 
@@ -93,6 +96,16 @@ class DNAConfig(BaseModel):
         return self.transformers + self.attentions + self.mlps + self.identities
 
     @property
+    def num_steps(self) -> int:
+        """S; 0 for a dense model."""
+        return self.steps
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches (images only)."""
+        return (self.image_size // self.patch_size,) * 2
+
+    @property
     def num_tokens(self) -> int:
         """T: patches of an image, or the longest text window."""
         return (self.image_size // self.patch_size) ** 2 if self.modality == "vision" else self.context
@@ -152,11 +165,25 @@ class ConvStem(nn.Module):
         return self.out(self.layers(images))
 
 
-class DNA(nn.Module):
+class DNA(RoutedModel):
     """A distributed neural architecture for images or for text.
 
     ``execution`` is "grouped" (fast) or "naive" (readable); both give the same numbers.
     """
+
+    family = "dna"
+    Config = DNAConfig
+    KEEP_FLOAT32 = ("bias",)
+    WEIGHT_SEMANTICS = {
+        "score_function": "softmax over all modules",
+        "order": "softmax, then top-k of probability + bias",
+        "renormalised": False,
+        "bias": "identity modules only; moves the choice, not the weight",
+        "shared_experts": 0,
+        "decision": "hard",
+        "unit": "token",
+        "reading": "the modules that each token was sent to",
+    }
 
     def __init__(self, config: DNAConfig, execution: Literal["grouped", "naive"] = "grouped") -> None:
         super().__init__()
@@ -257,6 +284,32 @@ class DNA(nn.Module):
             return linear_cross_entropy(rows, self.head.weight, targets.flatten()), decisions
         logits = self.finish(h).float()
         return F.cross_entropy(logits, targets, label_smoothing=label_smoothing), decisions
+
+    def trace(self, inputs: Tensor, valid: Tensor | None = None) -> Traced:
+        """Logits, ribbons, weights and gate entropy; padding behind a causal text changes nothing before it."""
+        output = self(inputs)
+        return Traced(output.logits, *compact_decisions(output.decisions, inputs.shape[0]))
+
+    def token_flops(self, module_ids: Tensor, valid: Tensor | None = None) -> Tensor:
+        """See ``engine.record.token_flops``."""
+        return token_flops(module_ids, self.config, valid)
+
+    def module_table(self) -> list[ModuleInfo]:
+        """The modules of the bank; any step can choose any of them."""
+        return dna_module_table(self)
+
+    def training_numbers(self, routing: list[Decision]) -> dict[str, float]:
+        """Share of module slots that were skipped, mean over the steps."""
+        if not routing or not any(self.identity):
+            return {}
+        identity = torch.tensor(self.identity)
+        counts = [module_counts(d.module_ids, self.config.num_modules).cpu() for d in routing]
+        skipped = [float(c[identity].sum() / c.sum()) for c in counts]
+        return {"skipped_share": sum(skipped) / len(skipped)}
+
+    def after_iteration(self, routing: list[Decision]) -> None:
+        """Move the selection bias (equation 5)."""
+        self.update_bias(routing)
 
     @torch.no_grad()
     def update_bias(self, decisions: list[Decision]) -> None:

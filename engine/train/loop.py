@@ -23,9 +23,9 @@ from engine.checkpoint import save_checkpoint, save_tensors
 from engine.device import cpu_has_bfloat16, mixed_precision, pick_device
 from engine.disk import write_atomically
 from engine.errors import UserError
-from engine.models.dna import DNA
+from engine.models.families import family_class
+from engine.models.family import RoutedModel
 from engine.models.losses import token_losses
-from engine.routing import module_counts
 from engine.train.augment import augment, mix, normalise
 from engine.train.corpora import ImageCorpus, TextCorpus
 from engine.train.recipes import Recipe
@@ -61,7 +61,7 @@ class TrainingRun:
 
     recipe: Recipe
     folder: Path
-    model: DNA
+    model: RoutedModel
     optimizer: torch.optim.AdamW
     iteration: int = 0
     seconds: float = 0.0
@@ -81,7 +81,7 @@ def learning_rate(recipe: Recipe, iteration: int) -> float:
     return recipe.learning_rate * (1 - 0.9 * fall)
 
 
-def make_optimizer(model: DNA, recipe: Recipe) -> torch.optim.AdamW:
+def make_optimizer(model: RoutedModel, recipe: Recipe) -> torch.optim.AdamW:
     """AdamW; matrices decay, vectors (norms) and positions do not."""
     decay = [p for n, p in model.named_parameters() if p.ndim > 1 and n != "positions"]
     rest = [p for n, p in model.named_parameters() if p.ndim <= 1 or n == "positions"]
@@ -150,12 +150,12 @@ def train(
     try:
         while run.iteration < recipe.iterations:
             tick = time.monotonic()
-            loss, decisions = _iterate(run, corpus, device, low_precision)
+            loss, routing = _iterate(run, corpus, device, low_precision)
             recent = [*recent[-99:], time.monotonic() - tick]
             run.iteration += 1
             run.seconds = before + time.monotonic() - started
             if run.iteration % check_every == 0 or run.iteration == recipe.iterations:
-                _log(run, loss, decisions, evaluate(run.model, val, device, limit=60_000))
+                _log(run, loss, routing, evaluate(run.model, val, device, limit=60_000))
             on_progress(Progress(run.iteration, recipe.iterations, loss, len(recent) / sum(recent),
                                  _note(run)))
             if time.monotonic() - last_save > save_every_s:
@@ -170,7 +170,7 @@ def train(
     return run
 
 
-def _iterate(run: TrainingRun, corpus, device, low_precision: bool) -> tuple[float, list]:
+def _iterate(run: TrainingRun, corpus, device, low_precision: bool) -> tuple[float, Any]:
     recipe, model = run.recipe, run.model
     if isinstance(corpus, ImageCorpus):
         inputs, targets = image_batch(corpus, recipe, run.iteration, recipe.model.num_classes)
@@ -180,7 +180,7 @@ def _iterate(run: TrainingRun, corpus, device, low_precision: bool) -> tuple[flo
     for group in run.optimizer.param_groups:
         group["lr"] = learning_rate(recipe, run.iteration)
     with mixed_precision(device, low_precision):
-        loss, decisions = model.training_loss(inputs.to(device), targets.to(device), recipe.label_smoothing)
+        loss, routing = model.training_loss(inputs.to(device), targets.to(device), recipe.label_smoothing)
     value = float(loss.detach())
     if not math.isfinite(value):
         raise _diverged(run, f"the loss became {value}")
@@ -188,8 +188,8 @@ def _iterate(run: TrainingRun, corpus, device, low_precision: bool) -> tuple[flo
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
     run.optimizer.step()
-    model.update_bias(decisions)
-    return value, decisions
+    model.after_iteration(routing)
+    return value, routing
 
 
 def _diverged(run: TrainingRun, what: str) -> TrainingDiverged:
@@ -201,7 +201,7 @@ def _diverged(run: TrainingRun, what: str) -> TrainingDiverged:
 
 @torch.inference_mode()
 def evaluate(
-    model: DNA, corpus: ImageCorpus | TextCorpus, device: torch.device, limit: int | None = None,
+    model: RoutedModel, corpus: ImageCorpus | TextCorpus, device: torch.device, limit: int | None = None,
     precise: bool = False,
 ) -> dict[str, float]:
     """Loss (nats) and, for images, accuracy; in float32 if ``precise``, else as training runs."""
@@ -245,7 +245,7 @@ def open_run(recipe: Recipe, folder: Path, device: torch.device) -> TrainingRun:
         UserError: the folder holds a run of another recipe.
     """
     torch.manual_seed(recipe.seed)
-    model = DNA(recipe.model).to(device)
+    model = family_class(recipe.family)(recipe.model).to(device)
     run = TrainingRun(recipe, folder, model, make_optimizer(model, recipe))
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / PROGRESS).exists():
@@ -300,17 +300,12 @@ def save_state(run: TrainingRun) -> None:
             old.unlink()
 
 
-def _log(run: TrainingRun, loss: float, decisions: list, validation: dict[str, float]) -> None:
+def _log(run: TrainingRun, loss: float, routing: Any, validation: dict[str, float]) -> None:
     entry: dict[str, Any] = {
         "iteration": run.iteration, "seconds": round(run.seconds, 1), "train_loss": round(loss, 4),
         **{f"val_{k}": round(v, 4) for k, v in validation.items() if k != "count"},
     }
-    if decisions and any(run.model.identity):
-        config = run.model.config
-        identity = torch.tensor(run.model.identity)
-        counts = [module_counts(d.module_ids, config.num_modules).cpu() for d in decisions]
-        skipped = [float(c[identity].sum() / c.sum()) for c in counts]
-        entry["skipped_share"] = round(sum(skipped) / len(skipped), 4)
+    entry |= {name: round(value, 4) for name, value in run.model.training_numbers(routing).items()}
     run.history.append(entry)
     with open(run.folder / LOG, "a", encoding="utf-8") as file:
         file.write(json.dumps(entry) + "\n")

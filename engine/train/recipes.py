@@ -6,12 +6,13 @@ each departure says why.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, SerializeAsAny, model_validator
 
 from engine.errors import UserError
 from engine.models.dna import DNAConfig
+from engine.models.families import family_class
 
 
 class AugmentConfig(BaseModel):
@@ -40,7 +41,8 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    model: DNAConfig
+    family: str = "dna"
+    model: SerializeAsAny[InstanceOf[BaseModel]] = Field(description="the family's configuration")
     train_file: str = Field(description="Parquet file below the data folder")
     val_file: str
     batch_size: int = Field(gt=0, description="images, or text windows of ``context`` tokens")
@@ -58,6 +60,15 @@ class Recipe(BaseModel):
     augment: AugmentConfig = AugmentConfig()
     seed: int = 0
     bfloat16: bool = Field(True, description="autocast where the processor has bfloat16 products")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _model_of_the_family(cls, values: Any) -> Any:
+        """A configuration given as plain values becomes one of the family's class."""
+        if isinstance(values, dict) and isinstance(values.get("model"), dict):
+            config = family_class(values.get("family", "dna")).Config(**values["model"])
+            return values | {"model": config}
+        return values
 
     def dense_twin(self) -> Recipe:
         """The same recipe for the dense twin of the model."""

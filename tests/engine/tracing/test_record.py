@@ -8,7 +8,8 @@ import torch
 
 from engine.errors import UserError
 from engine.models.dna import DNA, DNAConfig
-from engine.record import module_flops, module_table, record, token_flops
+from engine.models.family import Traced
+from engine.record import compact_decisions, module_flops, to_host, token_flops
 from engine.routing import route
 
 CONFIG = dict(
@@ -63,7 +64,7 @@ def test_module_flops_are_two_a_multiply_add():
 
 
 def test_the_module_table_names_every_module():
-    rows = module_table(DNA(DNAConfig(**CONFIG)))
+    rows = DNA(DNAConfig(**CONFIG)).module_table()
     assert [r.name for r in rows] == ["transformer 0", "attention 0", "mlp 0", "identity 0"]
     assert rows[3].num_params == 0
     assert rows[0].num_params == 4 * 64 + 2 * 8 * 16 + 2 * 8
@@ -72,7 +73,8 @@ def test_the_module_table_names_every_module():
 def test_a_recording_keeps_ids_weights_and_entropy():
     torch.manual_seed(0)
     decisions = [route(torch.randn(6, 5), 2) for _ in range(3)]
-    recording = record(decisions, 2)
+    ids, weights, entropies = compact_decisions(decisions, 2)
+    recording = to_host(Traced(torch.zeros(2, 1), ids, weights, entropies))
     assert recording.module_ids.shape == (2, 3, 3, 2)
     assert recording.module_ids.dtype == torch.uint8
     first = decisions[1]
@@ -85,5 +87,6 @@ def test_a_recording_keeps_ids_weights_and_entropy():
 def test_nan_names_the_router():
     good, bad = torch.randn(4, 3), torch.randn(4, 3)
     bad[2, 1] = float("nan")
+    compact = compact_decisions([route(good, 1), route(bad, 1)], 1)
     with pytest.raises(UserError, match="router 1 gave NaN"):
-        record([route(good, 1), route(bad, 1)], 1)
+        to_host(Traced(torch.zeros(1, 1), *compact))

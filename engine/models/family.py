@@ -1,0 +1,82 @@
+"""What every routed model is to the rest of the system: one shape of decisions, one set of methods.
+
+A trace is decisions over steps, whether they were hard or soft, made for a token, for a chunk or for
+a whole sequence. A hard reading of them fills ``Traced.module_ids`` for every family, so that flows,
+paths, samples and usage work for all; what a soft, gated or threshold router says beyond that stands
+beside it in ``edges``, ``gates`` and ``blocks``.
+
+Shapes: B samples, T tokens, S steps, K slots; I iterations, A sources, Z targets; L layers, H heads,
+D directions; R threshold steps, P blocks; C classes or vocabulary entries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jaxtyping import Bool, Float, Integer
+from pydantic import BaseModel
+from torch import Tensor, nn
+
+from engine.trace import ModuleInfo
+
+
+@dataclass(frozen=True)
+class Traced:
+    """One forward pass as every trace keeps it."""
+
+    logits: Float[Tensor, "B *T C"]
+    """class logits (B, C), or next-token logits (B, T, C)"""
+    module_ids: Integer[Tensor, "B T S K"]
+    """slot 0 holds the largest weight"""
+    weights: Float[Tensor, "B T S K"]
+    """in [0, 1]"""
+    gate_entropy: Float[Tensor, "B T S"]
+    """nats; NaN where a router has no distribution over modules"""
+    flops: Float[Tensor, "B T"] | None = None
+    """what the visited modules spent on each token; None: ``RoutedModel.token_flops`` works it out"""
+    edges: Float[Tensor, "B I A Z"] | None = None
+    """soft routers: weight of each connection, by iteration, source and target"""
+    gates: Float[Tensor, "B L H D"] | None = None
+    """gated routers: weight of each direction of each head"""
+    blocks: Float[Tensor, "B R P"] | None = None
+    """threshold routers: firing rate of each block at each threshold step, 0 where it was silent"""
+
+
+class RoutedModel(nn.Module):
+    """Base of every family: what training, checkpoints and traces ask of a model."""
+
+    family: ClassVar[str]
+    Config: ClassVar[type[BaseModel]]
+    WEIGHT_SEMANTICS: ClassVar[dict[str, Any]]
+    """score_function, order, renormalised, bias, shared_experts; decision (hard | soft | gated |
+    threshold), unit (token | chunk | sequence), reading: how the ribbon is read off the decisions"""
+    KEEP_FLOAT32: ClassVar[tuple[str, ...]] = ()
+    """names of tensors that a checkpoint never rounds"""
+
+    config: Any
+
+    def trace(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None = None) -> Traced:
+        """Run the model and say what its routers decided; ``valid`` False marks padding behind a text."""
+        raise NotImplementedError
+
+    def module_table(self) -> list[ModuleInfo]:
+        """Everything that a router can pick."""
+        raise NotImplementedError
+
+    def token_flops(self, module_ids: Integer[Tensor, "B T S K"], valid: Bool[Tensor, "B T"] | None = None
+                    ) -> Float[Tensor, "B T"]:  # fmt: skip
+        """Floating-point operations that the visited modules spent on each token (host tensors)."""
+        raise NotImplementedError
+
+    def training_loss(self, inputs: Tensor, targets: Tensor, label_smoothing: float = 0.0
+                      ) -> tuple[Float[Tensor, ""], Any]:  # fmt: skip
+        """The loss of one batch in nats, and whatever ``after_iteration`` wants to know of it."""
+        raise NotImplementedError
+
+    def after_iteration(self, routing: Any) -> None:
+        """Called once after each optimiser step, outside autograd."""
+
+    def training_numbers(self, routing: Any) -> dict[str, float]:
+        """What the training log notes beside the losses."""
+        return {}
