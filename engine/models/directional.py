@@ -1,0 +1,306 @@
+"""Directional Routing: every attention head owns a few directions, a router says how much of each to remove.
+
+token ids → embedding → L layers (Pre-LN attention, whose head outputs lose what the router suppresses,
+then a GELU perceptron) → unembedding, which is the embedding's own table (the paper's parameter count
+holds it once). With ``directions=0`` the same network is the unrouted
+twin: no directions, no routers, everything else alike.
+
+Shapes: B sequences, T tokens, P decisions of a sequence (1, or T where every position decides), L layers,
+H heads, K directions of a head, W width of a head, D = H·W width of the residual stream, S = L steps.
+Source: "Directional Routing in Transformers", section 2 and appendix B.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.errors import UserError
+from engine.models.blocks import MLP, SelfAttention, attend
+from engine.models.family import RoutedModel, Traced
+from engine.models.gates import EXECUTIONS, Interventions, mean_gates, pool
+from engine.models.losses import linear_cross_entropy
+from engine.trace import ModuleInfo
+
+
+class DirectionalConfig(BaseModel):
+    """One model by value, the paper's included (see the tests)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    modality: Literal["text"] = "text"
+    task: Literal["predict"] = "predict"
+    width: int = Field(gt=0, description="D, width of the residual stream")
+    heads: int = Field(gt=0, description="H, heads of a layer")
+    mlp_width: int = Field(gt=0)
+    layers: int = Field(gt=0, description="L, layers, each with its own router")
+    directions: int = Field(default=4, ge=0, description="K, directions of a head; 0 = the unrouted twin")
+    router_width: int = Field(default=64, gt=0, description="hidden width of the routers")
+    temperature: float = Field(
+        default=0.5, gt=0, allow_inf_nan=False, description="τ; smaller = closer to on or off"
+    )
+    pooling: Literal["sequence", "prefix"] = Field(
+        default="sequence",
+        description="what a router reads. sequence: the mean over all positions, one decision a sequence, as in "
+        "the paper; a position then sees its future. prefix: the mean up to each position, strictly causal",
+    )
+    vocab_size: int = Field(default=50257, gt=0)
+    context: int = Field(default=1024, gt=0, description="positions")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DirectionalConfig:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if self.directions > self.head_width:
+            raise ValueError(
+                f"directions {self.directions} is larger than the width of a head, {self.head_width}; "
+                "more directions than dimensions cannot be told apart"
+            )
+        return self
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def num_steps(self) -> int:
+        """S, one step a layer; 0 for the unrouted twin."""
+        return self.layers if self.directions else 0
+
+    @property
+    def top_k(self) -> int:
+        """Slots of a step: every direction of every head is read as on or off."""
+        return self.heads * self.directions
+
+    @property
+    def num_modules(self) -> int:
+        """Each direction, and for each its identity twin: the direction that was left alone."""
+        return 2 * self.top_k
+
+    def unrouted_twin(self) -> DirectionalConfig:
+        """The same network without directions and routers."""
+        return DirectionalConfig(**(self.model_dump() | {"directions": 0}))
+
+
+@dataclass(frozen=True)
+class DirectionalOutput:
+    """Logits, and how much of each direction was removed."""
+
+    logits: Float[Tensor, "B T C"]
+    gates: Float[Tensor, "B P L H K"]
+    """r in (0, 1), interventions included; P = 1 with ``pooling="sequence"``, else T"""
+
+
+class Router(nn.Module):
+    """A perceptron of four layers from the pooled residual stream to the gates of a layer's heads.
+
+    The paper's parameter count (1 339 952 a layer) is that of hidden width D/3, biases, and one
+    LayerNorm of width D with bias: that is this network. It is initialised as the framework does
+    (section 2.2: no special initialisation).
+    """
+
+    def __init__(self, width: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        widths = (width, hidden, hidden, hidden)
+        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths[:-1], widths[1:], strict=True))
+        self.out = nn.Linear(hidden, outputs)
+
+    def forward(self, pooled: Float[Tensor, "B P D"]) -> Float[Tensor, "B P G"]:
+        """Logits of all G = H·K gates."""
+        x = self.norm(pooled)
+        for layer in self.hidden:
+            x = F.gelu(layer(x))
+        return self.out(x)
+
+
+class Layer(nn.Module):
+    """Attention with suppressed directions, then a perceptron."""
+
+    def __init__(self, config: DirectionalConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.attention = SelfAttention(config.width, config.heads)
+        self.mlp = MLP(config.width, config.mlp_width)
+        if config.directions:
+            self.router = Router(config.width, config.router_width, config.top_k)
+            raw = torch.randn(config.heads, config.directions, config.head_width)
+            self.directions = nn.Parameter(F.normalize(raw, dim=-1))
+
+    def unit_directions(self) -> Float[Tensor, "H K W"]:
+        """The directions, of unit length whatever the optimiser made of them."""
+        return F.normalize(self.directions, dim=-1)
+
+    def decide(self, h: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None) -> Float[Tensor, "B P H K"]:
+        """r = sigmoid(router(pooled residual stream) / τ) (equation 1), in float32."""
+        config = self.config
+        if not config.directions:
+            return h.new_empty(h.shape[0], 1, config.heads, 0)
+        logits = self.router(pool(h, config.pooling, valid)).float()
+        return (logits / config.temperature).sigmoid().unflatten(-1, (config.heads, config.directions))
+
+
+class Directional(RoutedModel):
+    """A transformer with directional routing, or its unrouted twin (``directions=0``).
+
+    ``execution`` is "fused" (fast) or "naive" (readable); both give the same numbers.
+    """
+
+    family = "directional"
+    Config = DirectionalConfig
+    WEIGHT_SEMANTICS = {
+        "score_function": "sigmoid of router logits over the temperature, each gate for itself",
+        "order": "no top-k: every gate acts",
+        "renormalised": False,
+        "bias": "none beyond the router's own",
+        "shared_experts": 0,
+        "decision": "gated",
+        "unit": "sequence",
+        "reading": "a gate above 0.5 is its direction, any other the direction's identity twin; "
+        "slots in order of the gates",
+    }
+
+    def __init__(self, config: DirectionalConfig, execution: Literal["fused", "naive"] = "fused") -> None:
+        super().__init__()
+        self.config = config
+        self.execution = execution
+        self.embed = nn.Embedding(config.vocab_size, config.width)
+        self.positions = nn.Parameter(torch.zeros(config.context, config.width))
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width, bias=False)
+        if config.pooling == "prefix":
+            self.WEIGHT_SEMANTICS = self.WEIGHT_SEMANTICS | {"unit": "token"}
+        self._initialise()
+
+    def _initialise(self) -> None:
+        routers = {part for m in self.modules() if isinstance(m, Router) for part in m.modules()}
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)) and module not in routers:
+                nn.init.trunc_normal_(module.weight, std=0.02)
+        nn.init.trunc_normal_(self.positions, std=0.02)
+
+    def run_trunk(
+        self,
+        inputs: Tensor,
+        valid: Bool[Tensor, "B T"] | None = None,
+        interventions: Interventions | None = None,
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B P L H K"]]:
+        """The residual stream after the last layer, and every gate on the way.
+
+        Raises:
+            UserError: more tokens than positions, or an intervention that does not fit this model.
+        """
+        config, tokens = self.config, inputs.shape[1]
+        if tokens > config.context:
+            raise UserError(
+                f"{tokens} tokens do not fit the model's context of {config.context}; "
+                "split the text into windows first", field="inputs",
+            )  # fmt: skip
+        act = interventions or Interventions()
+        act.check(config)
+        h = self.embed(inputs) + self.positions[:tokens]
+        gates = []
+        for index, layer in enumerate(self.layers):
+            r_BPHK = act.apply(layer.decide(h, valid), index)
+            gates.append(r_BPHK)
+            mixed = attend(layer.attention.project_in(h), config.heads, causal=True)
+            if config.directions:
+                mixed = EXECUTIONS[self.execution](mixed, layer.unit_directions(), r_BPHK)
+            silent = [head for at, head in act.knocked_out if at == index]
+            if silent:
+                mixed = mixed.unflatten(-1, (config.heads, config.head_width)).clone()
+                mixed[:, :, silent] = 0
+                mixed = mixed.flatten(-2)
+            h = h + layer.attention.project_out(mixed)
+            h = h + layer.mlp(h)
+        longest = max(r.shape[1] for r in gates)
+        return h, torch.stack([r.expand(-1, longest, -1, -1) for r in gates], dim=2)
+
+    def forward(
+        self,
+        inputs: Tensor,
+        valid: Bool[Tensor, "B T"] | None = None,
+        interventions: Interventions | None = None,
+    ) -> DirectionalOutput:
+        """Token ids (B, T) to next-token logits; ``valid`` False marks padding behind a text."""
+        h, gates = self.run_trunk(inputs, valid, interventions)
+        return DirectionalOutput(F.linear(self.norm(h), self.embed.weight), gates)
+
+    def training_loss(
+        self, inputs: Tensor, targets: Tensor, label_smoothing: float = 0.0
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "B P L H K"]]:
+        """Mean next-token cross-entropy and the gates; no routing loss of any kind (section 2.2).
+
+        Raises:
+            UserError: label smoothing, which the cache-sized loss does not do.
+        """
+        if label_smoothing:
+            raise UserError(f"label_smoothing {label_smoothing} is not for text models; 0 is", field="label_smoothing")
+        h, gates = self.run_trunk(inputs)
+        rows = self.norm(h).flatten(0, 1)
+        return linear_cross_entropy(rows, self.embed.weight, targets.flatten()), gates.detach()
+
+    def training_numbers(self, routing: Float[Tensor, "B P L H K"]) -> dict[str, float]:
+        """Mean gate, and how far the gates of a batch's sequences lie apart (mean standard deviation)."""
+        if not self.config.directions:
+            return {}
+        r_BLHK = mean_gates(routing)
+        return {"mean_gate": float(r_BLHK.mean()), "gate_spread": float(r_BLHK.std(dim=0).mean())}
+
+    def trace(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None = None) -> Traced:
+        """Every gate read as on (its direction) or off (the direction's identity twin), and the gates themselves.
+
+        Gate entropy is the mean entropy of the gates as coins: 0 = all decided, ln 2 = none.
+
+        Raises:
+            UserError: the unrouted twin, which has no decisions.
+        """
+        if not self.config.directions:
+            raise UserError("directions is 0: the unrouted twin has no decisions to trace", field="directions")
+        output = self(inputs, valid)
+        batch, tokens = inputs.shape
+        r_BTSM = output.gates.detach().flatten(-2).expand(batch, tokens, -1, -1)
+        weights, order = r_BTSM.sort(dim=-1, descending=True, stable=True)
+        module_ids = torch.where(weights > 0.5, order, order + self.config.top_k)
+        entropy = (torch.special.entr(r_BTSM) + torch.special.entr(1 - r_BTSM)).mean(dim=-1)
+        narrow = torch.uint8 if self.config.num_modules <= 256 else torch.int16
+        return Traced(
+            output.logits, module_ids.to(narrow), weights.to(torch.float16), entropy.to(torch.float16),
+            flops=self._flops((weights > 0.5).sum(dim=(2, 3)), valid), gates=mean_gates(output.gates, valid),
+        )  # fmt: skip
+
+    def _flops(self, removed_BT: Tensor, valid: Tensor | None) -> Float[Tensor, "B T"]:
+        """Layers, routers and the directions read as on; a router's one decision is shared by its tokens."""
+        config = self.config
+        tokens = removed_BT.shape[1]
+        real = torch.ones_like(removed_BT) if valid is None else valid.long()
+        keys_T = torch.arange(1, tokens + 1, device=removed_BT.device)
+        fixed = 8 * config.width**2 + 4 * config.width * config.mlp_width
+        router = 2.0 * sum(p.numel() for p in self.layers[0].router.parameters() if p.ndim == 2)
+        deciding = router if config.pooling == "prefix" else router / real.sum(dim=1, keepdim=True).clamp(min=1)
+        total = config.layers * (fixed + 4 * config.width * keys_T + deciding) + 4 * config.head_width * removed_BT
+        return (total * real).float()
+
+    def module_table(self) -> list[ModuleInfo]:
+        """For every layer its directions, head by head, then their identity twins."""
+        config, rows = self.config, []
+        for layer in range(config.num_steps):
+            for kind, shift in (("direction", 0), ("identity", config.top_k)):
+                for i in range(config.top_k):
+                    head, k = divmod(i, config.directions)
+                    on = kind == "direction"
+                    rows.append(
+                        ModuleInfo(
+                            step=layer, module=shift + i, kind=kind,
+                            name=f"L{layer}H{head}K{k}" + ("" if on else " left alone"),
+                            num_params=config.head_width if on else 0,
+                            flops_per_token=4 * config.head_width if on else 0,
+                        )  # fmt: skip
+                    )
+        return rows
