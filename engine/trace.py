@@ -39,6 +39,8 @@ class RunInfo:
     """names of the values of ``TraceBatch.region``, for example object, background, boundary"""
     token_texts: dict[int, str] = field(default_factory=dict)
     """readable text of each vocabulary id that may occur (may be empty)"""
+    axes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """names along the axes of the soft tables: source, target, layer, threshold_step … (may be empty)"""
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ def trace_samples(
         dataset=dataset, split=split, num_steps=config.num_steps, num_modules=config.num_modules,
         top_k=config.top_k, weight_semantics=loaded.model.WEIGHT_SEMANTICS,
         config=json.loads(config.model_dump_json()), checkpoint_sha256=loaded.sha256,
-        engine_version=engine_version(), regions=regions,
+        engine_version=engine_version(), regions=regions, axes=loaded.model.axis_names(),
         token_texts=loaded.tokenizer.token_texts if loaded.tokenizer else {},
     )
     other = untrained_twin(loaded) if twin else None

@@ -64,6 +64,10 @@ class RoutedModel(nn.Module):
         """Everything that a router can pick."""
         raise NotImplementedError
 
+    def axis_names(self) -> dict[str, tuple[str, ...]]:
+        """Names along the axes of ``edges``, ``gates`` or ``blocks``: source, target, layer, threshold_step …"""
+        return {}
+
     def token_flops(self, module_ids: Integer[Tensor, "B T S K"], valid: Bool[Tensor, "B T"] | None = None
                     ) -> Float[Tensor, "B T"]:  # fmt: skip
         """Floating-point operations that the visited modules spent on each token (host tensors)."""

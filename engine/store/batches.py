@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from engine.store.schema import Layout
+from engine.store.soft import soft_arrays
 from engine.trace import SampleRecord, TraceBatch
 
 WEIGHT_LEVELS = 255
@@ -35,6 +36,8 @@ class CompactBatch:
     """(n,) float32 nats, NaN without a target"""
     whole: dict[str, np.ndarray]
     """token_id, row, col, char_start, char_end, region where given: (n,) integers, −1 = unknown"""
+    soft: dict[str, np.ndarray]
+    """edges, gates, blocks where given: (b, …) float32"""
 
     @property
     def num_tokens(self) -> int:
@@ -65,6 +68,7 @@ def compact(batch: TraceBatch, layout: Layout, columns: Collection[str]) -> Comp
             for name in names
             if name in columns and (values := getattr(batch, name)) is not None
         },
+        soft=soft_arrays(batch),
     )
 
 

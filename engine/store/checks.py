@@ -130,6 +130,10 @@ def check_batch(batch: TraceBatch, info: RunInfo, available: np.ndarray) -> None
     for name in ("char_start", "char_end"):
         _check_array(getattr(batch, name), name, (n,), low=-1, high=2**31 - 1, whole=True)
     _check_array(batch.region, "region", (n,), low=-1, high=len(info.regions) - 1, whole=True)
+    for name in ("edges", "gates", "blocks"):
+        values = getattr(batch, name)
+        if values is not None:
+            _check_array(values, name, (len(batch.samples), *np.shape(values)[1:]), low=0)
     total = 0
     for position, sample in enumerate(batch.samples):
         check_sample(sample, position)

@@ -19,6 +19,7 @@ FORMATS = ("csv", "parquet", "arrow")
 TABLES = (
     "run", "module", "label", "region", "token_text", "sample", "token", "path", "path_member", "flow",
     "usage", "step_summary", "null_path", "null_usage", "path_fit", "association",
+    "edge", "gate", "block",
 )  # fmt: skip
 BATCH_ROWS = 65_536
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.analysis.tokens import module_units
 from engine.errors import UserError
-from engine.store import answers, queries
+from engine.store import answers, queries, soft
 from engine.store.checks import check_text
 from engine.store.errors import NoSuchThing
 from engine.store.export import BATCH_ROWS, FORMATS, TABLES, encode, export_query
@@ -61,6 +61,7 @@ class Run:
             self.regions: dict[int, str] = dict(cursor.execute(queries.region_rows().sql).fetchall())
             cursor.execute("SELECT * FROM token LIMIT 0")
             self.token_columns = tuple(column[0] for column in cursor.description)
+            self._shapes, self._axis_names = soft.read_shapes(cursor) if self.row["schema_version"] > 1 else ({}, {})
         self.layout = Layout(self.row["num_steps"], self.row["top_k"], self.row["num_modules"])
         self._label_ids = {label: (label_id, tokens) for label_id, label, _, tokens in self._labels}
         available, _ = module_units(self.modules, self.layout.num_steps, self.layout.num_modules)
@@ -124,6 +125,8 @@ class Run:
             },
             "associations": [dict(zip(names, row, strict=True)) for row in self._rows(queries.association_rows())],
             "measures": existing_measures(self),
+            "soft": list(self._shapes),
+            "findings": self._findings(),
         }
 
     def flow(
@@ -258,6 +261,46 @@ class Run:
         """One sample with every token: ribbon and weights by slot, rank, cdf, and its place."""
         return sample_detail(self, sample)
 
+    def soft(self, kind: str, *, label: str | None = None, sample: int | None = None) -> dict[str, Any]:
+        """What a soft, gated or threshold router said: ``edges``, ``gates`` or ``blocks``.
+
+        Of one sample its own values; else mean and standard deviation over the samples (of ``label``).
+        Nested lists along ``axes``.
+        """
+        shape = self._soft_shape(kind)
+        if sample is not None:
+            if not 0 <= sample < self.row["num_samples"]:
+                raise self.no_sample(sample)
+            values = soft.dense(self.arrays(soft.sample_rows(kind, sample)), kind, shape)
+            shown: dict[str, Any] = {"num_samples": 1, "values": values.round(6).tolist(), "std": None}
+        else:
+            rows = self._rows(soft.summary_rows(kind, self._label_id(label)))
+            count, mean, std = (np.array(column) for column in zip(*rows, strict=True))
+            shown = {"num_samples": int(count[0])}
+            shown |= {"values": mean.reshape(shape).round(6).tolist(), "std": std.reshape(shape).round(6).tolist()}
+        names = self._axis_names
+        return {"run": self.run_id, "sample": sample, "label": label, **soft.soft_answer(kind, shape, names, **shown)}
+
+    def soft_arrays(self, kind: str) -> np.ndarray:
+        """All samples' values of a kind, (samples, *axes) float32: for analyses and notebooks."""
+        shape = self._soft_shape(kind)
+        columns = self.arrays(soft.all_rows(kind))
+        values = np.zeros((self.row["num_samples"], *shape), dtype=np.float32)
+        table = soft.SOFT_TABLES[kind]
+        values[(columns["sample"], *(columns[axis] for axis in table.axes))] = columns[table.value]
+        return values
+
+    def _soft_shape(self, kind: str) -> tuple[int, ...]:
+        if kind not in self._shapes:
+            has = ", ".join(self._shapes) or "none of these tables: its decisions are hard, see flow and paths"
+            raise NoSuchThing(f"run {self.run_id!r} has no {kind[:40]}; it has {has}", field="kind")
+        return self._shapes[kind]
+
+    def _findings(self) -> dict[str, Any]:
+        if self.row["schema_version"] < 2:
+            return {}
+        return {name: json.loads(answer) for name, answer in self._rows(soft.finding_rows())}
+
     def image(self, sample: int) -> bytes:
         """The PNG of one sample."""
         rows = self._rows(queries.image(_index(sample)))
@@ -277,6 +320,8 @@ class Run:
         """A table as a csv, parquet or arrow file, in pieces; the time limit does not apply."""
         if table not in TABLES:
             raise NoSuchThing(f"there is no table {table[:40]!r}, there are {', '.join(TABLES)}", field="table")
+        if self.row["schema_version"] < 2 and table in (soft_table.table for soft_table in soft.SOFT_TABLES.values()):
+            raise NoSuchThing(f"run {self.run_id!r} was made before there was a table {table!r}", field="table")
         check_choice(file_format, FORMATS, "format")
         query = export_query(table, self.layout, self.token_columns, flat=file_format == "csv")
         return self._export(query, file_format)

@@ -1,7 +1,6 @@
 """The tables of a run file and the layout of ``token``.
 
-Shapes: S steps, K slots, V = S·K visits. Soft and gated families will add the tables ``edge``,
-``gate`` and ``block`` beside these.
+Shapes: S steps, K slots, V = S·K visits. The tables of soft and gated families: ``soft.py``.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import numpy as np
 
 from engine.trace import RunInfo
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 STORAGE_VERSION = "v1.2.0"
 SMALL_BLOCK_BYTES = 16_384
 LARGE_BLOCK_BYTES = 262_144

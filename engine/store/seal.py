@@ -38,6 +38,7 @@ from engine.store.flows import (
 from engine.store.measures import SEALED_BINS
 from engine.store.pathbook import PathBook
 from engine.store.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, SCHEMA_VERSION, Layout
+from engine.store.soft import SoftSums
 from engine.trace import ModuleInfo, RunInfo
 
 NULL_SEED = 0
@@ -60,6 +61,7 @@ class Totals:
     """label_id (−1 = none) -> (2, S): known tokens and their summed gate entropy in nats"""
     sketch: dict[str, np.ndarray]
     num_samples: int
+    soft: SoftSums
 
 
 def build_summaries(
@@ -81,6 +83,7 @@ def build_summaries(
     _associations(con, totals.sketch, order)
     _sample_of_tokens(con, totals.book.num_tokens)
     _histograms(con)
+    totals.soft.write(con, info.axes)
     _run_row(con, info, totals)
 
 

@@ -36,6 +36,7 @@ from engine.store.schema import (
 )
 from engine.store.seal import Totals, build_summaries
 from engine.store.sketch import TokenSketch
+from engine.store.soft import CREATE_SOFT, SOFT_TABLES, SoftSums, soft_rows
 from engine.trace import ModuleInfo, RunInfo, TraceBatch
 
 QUEUE_BATCHES = 4
@@ -204,11 +205,14 @@ class _Filler:
         self.num_samples = 0
         self.labels: dict[str, int] = {}
         self.entropy: dict[int, np.ndarray] = {}
+        self.soft = SoftSums()
         self._compute_P = Growing(np.float64)
         self._reuse_P = Growing(np.float64)
         self.con: duckdb.DuckDBPyConnection | None = None
         self._file = file
-        self._pending: dict[str, list[pa.Table]] = {"token": [], "sample": []}
+        self._pending: dict[str, list[pa.Table]] = {
+            "token": [], "sample": [], **{soft.table: [] for soft in SOFT_TABLES.values()},
+        }  # fmt: skip
         self._pending_tokens = 0
 
     def _open(self, block_bytes: int) -> duckdb.DuckDBPyConnection:
@@ -216,7 +220,7 @@ class _Filler:
         attached = str(self._file).replace("'", "''")
         con.execute(f"ATTACH '{attached}' AS r (STORAGE_VERSION '{STORAGE_VERSION}', BLOCK_SIZE {block_bytes})")
         con.execute("USE r")
-        con.execute(create_tables(self.layout, self.info))
+        con.execute(create_tables(self.layout, self.info) + CREATE_SOFT)
         # One transaction: row groups go straight to the file, without a detour through the WAL.
         con.execute("BEGIN")
         return con
@@ -237,6 +241,9 @@ class _Filler:
         }
         self._hold("token", token_table(batch, self.layout, **common))
         self._hold("sample", sample_table(batch, first_row=first_row, **common))
+        for kind, values in batch.soft.items():
+            self._hold(SOFT_TABLES[kind].table, soft_rows(kind, values, self.num_samples))
+            self.soft.add(kind, values, common["label_ids"])
         label_ids_n = np.repeat(common["label_ids"], batch.lengths)
         self._sum_entropy(batch.gate_entropy, label_ids_n)
         unknown = np.full(batch.num_tokens, -1, dtype=np.int32)
@@ -296,6 +303,7 @@ class _Filler:
             entropy=self.entropy,
             sketch=self.sketch.columns(),
             num_samples=self.num_samples,
+            soft=self.soft,
         )
         build_summaries(self.con, self.info, self.modules, self.layout, totals)
         self.con.execute("COMMIT")
