@@ -2,8 +2,9 @@
 
     python -m benchmarks.checkpoints [--data FOLDER] [--write-cards]
 
-Without ``--data`` each model is traced over the bundled samples; with it, over the validation file
-of its recipe. ``--write-cards`` puts the figures on the cards.
+Without ``--data`` each model is traced over the bundled samples, for everyone to repeat; with it, over the
+validation file of its recipe: that is what ``results/checkpoints.json``, ``docs/models.md`` and, with
+``--write-cards``, the cards quote.
 """
 
 from __future__ import annotations
@@ -115,6 +116,8 @@ def main() -> None:
     parser.add_argument("--write-cards", action="store_true")
     parser.add_argument("models", nargs="*", help="measure only these, keep the others as they are")
     arguments = parser.parse_args()
+    if not arguments.data and (arguments.models or arguments.write_cards):
+        parser.error("the cards and docs/models.md quote validation data: give --data with the data folder")
     folders = sorted(p.parent for p in SHIPPED_MODELS.glob(f"*/{CONFIG}"))
     results = {}
     for folder in folders:
@@ -131,8 +134,8 @@ def main() -> None:
             write_atomically(folder / CONFIG, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
             write_card(folder)
     command = "python -m benchmarks.checkpoints" + (" --data <data folder>" if arguments.data else "")
-    document = report("checkpoints", command, results)
-    if arguments.write_cards:
+    document = report("checkpoints" if arguments.data else "checkpoints-bundled", command, results)
+    if arguments.data:
         write_atomically(PAGE, models_page(document).encode())
 
 

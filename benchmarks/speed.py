@@ -1,6 +1,6 @@
 """Routed forward and training step, as ratios to the dense twin and to the naive routed loop.
 
-    python -m benchmarks.speed [--quick] [--only vision|text]
+    python -m benchmarks.speed [--quick] [--only vision|text] [--repeats N]
 
 float32, matched active blocks, imposed routing (the router's cost is still paid): "uniform", or
 "skewed", where every sample strongly prefers a few modules. A fresh routing is drawn for each call.
@@ -107,10 +107,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three repeats instead of seven")
     parser.add_argument("--only", choices=SIZES)
+    parser.add_argument("--repeats", type=int, default=7)
     arguments = parser.parse_args()
+    repeats = 3 if arguments.quick else arguments.repeats
     names = [arguments.only] if arguments.only else list(SIZES)
-    results = {name: measure(name, 3 if arguments.quick else 7) for name in names}
-    report("speed", "python -m benchmarks.speed", results)
+    results = {name: measure(name, repeats) for name in names}
+    report("speed", f"python -m benchmarks.speed --repeats {repeats}", results)
 
 
 if __name__ == "__main__":
