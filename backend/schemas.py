@@ -124,6 +124,8 @@ class RunDetails(Card):
     summary: RunSummary
     associations: list[Association]
     measures: list[str] = Field(description="Measures that /distributions knows for this run")
+    soft: list[str] = Field(description="Which of edges, gates and blocks the run holds; empty: its decisions are hard")
+    findings: dict[str, Any] = Field(description="What only this family has, worked out when the run was sealed")
 
 
 class FlowNode(Shape):
@@ -377,6 +379,26 @@ class Distribution(Shape):
     by_label: list[LabelMean]
 
 
+class SoftAxis(Shape):
+    """One axis of nested values."""
+
+    axis: str = Field(description="iteration, source, target, layer, head, direction, threshold_step or block")
+    names: list[str] = Field(description="What stands at each position")
+
+
+class SoftValues(Shape):
+    """What a soft, gated or threshold router said, nested along `axes`."""
+
+    run: str
+    kind: Literal["edges", "gates", "blocks"]
+    sample: int | None = Field(description="The sample it is of; null: mean over samples")
+    label: str | None = Field(description="The label whose samples were averaged; null: all")
+    num_samples: int
+    axes: list[SoftAxis]
+    values: list[Any] = Field(description="Weights or firing rates, nested lists in the order of `axes`")
+    std: list[Any] | None = Field(description="Standard deviation over samples, nested alike; null for one sample")
+
+
 class ModelRow(Shape):
     """One checkpoint that can be traced."""
 
@@ -403,6 +425,9 @@ class ModelDetails(ModelRow):
 
     config: dict[str, Any] | None = None
     card: str | None = Field(None, description="How it was trained and how well it does, Markdown")
+    controls: dict[str, Any] | None = Field(
+        None, description="JSON Schema of what `controls` of POST /traces may change; no properties: nothing"
+    )
 
 
 class Traced(Shape):

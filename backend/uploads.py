@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from fastapi import Request
 from python_multipart.exceptions import FormParserError
@@ -19,10 +21,11 @@ from backend.problems import Problem, nearest
 from backend.settings import Settings
 from engine.disk import is_name
 
-FIELDS = ("model", "image", "text")
+FIELDS = ("model", "image", "text", "controls")
 OVERHEAD_BYTES = 16_384
 """boundaries, part headers and the model's name beside the payload"""
 MAX_NAME_BYTES = 256
+MAX_CONTROLS_BYTES = 4096
 DRAIN_SECONDS = 5.0
 
 
@@ -35,6 +38,8 @@ class TraceForm:
     text: str | None = None
     file_name: str | None = None
     """name of the uploaded file, shown as the source of the sample; never a path"""
+    controls: dict[str, Any] = field(default_factory=dict)
+    """what to change of the model for this trace, by name"""
 
 
 @dataclass
@@ -87,6 +92,8 @@ class _Parts:
         value += data[start:end]
         if self._current == "model" and len(value) > MAX_NAME_BYTES:
             raise _bad_model(value[:80].decode("utf-8", "replace"))
+        if self._current == "controls" and len(value) > MAX_CONTROLS_BYTES:
+            raise _bad_controls(f"it has more than {MAX_CONTROLS_BYTES} bytes")
         if self._current == "text" and len(value) > self.max_text_bytes:
             raise Problem(
                 413,
@@ -207,12 +214,37 @@ def _form(parts: _Parts) -> TraceForm:
     if ("image" in values) == ("text" in values):
         given = "both" if "image" in values else "neither"
         raise Problem(422, "one-of", f"Send either `image` or `text`; {given} was sent.", field="image")
+    controls = _controls(values.get("controls"))
     if "text" in values:
         name = parts.file_names.get("text")
-        return TraceForm(model, text=checked_text(values["text"]), file_name=plain_name(name))
+        return TraceForm(model, text=checked_text(values["text"]), file_name=plain_name(name), controls=controls)
     if not values["image"]:
         raise Problem(422, "empty", "The image is empty (0 bytes); choose a picture file.", field="image")
-    return TraceForm(model, image=bytes(values["image"]), file_name=plain_name(parts.file_names.get("image")))
+    name = parts.file_names.get("image")
+    return TraceForm(model, image=bytes(values["image"]), file_name=plain_name(name), controls=controls)
+
+
+def _controls(data: bytes | bytearray | None) -> dict[str, Any]:
+    """The form field ``controls``: a flat JSON object of numbers, words and short lists."""
+    if not data:
+        return {}
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _bad_controls(f"it is no JSON ({str(error)[:80]})") from None
+    if not isinstance(values, dict):
+        raise _bad_controls(f"it is {type(values).__name__}")
+    return values
+
+
+def _bad_controls(why: str) -> Problem:
+    return Problem(
+        422,
+        "controls",
+        f'`controls` should be a JSON object such as {{"alpha": 0.5}}, but {why}; '
+        "GET /api/v1/models/{model} lists the controls of a model.",
+        field="controls",
+    )
 
 
 def checked_text(data: bytes | bytearray) -> str:

@@ -94,6 +94,8 @@ class Worker:
 
     def details(self, name: str) -> dict[str, Any]:
         """The row of one model with its configuration and its card (Markdown), where it has them."""
+        from engine.models.families import family_class
+
         row, folder = self.row(name), self.folder(name)
         try:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -101,7 +103,8 @@ class Worker:
             config = None
         card_file = folder / "card.md"
         card = card_file.read_text(encoding="utf-8", errors="replace") if card_file.is_file() else None
-        return row | {"config": config, "card": card}
+        controls = None if row.get("problem") else family_class(row["family"]).Controls.model_json_schema()
+        return row | {"config": config, "card": card, "controls": controls}
 
     def load(self, name: str) -> LoadedModel:
         """The model, loaded once and again only when its files changed. In the model thread only."""
@@ -123,10 +126,10 @@ class Worker:
         self.row(name)  # raises, with the nearest name
         raise Problem(404, "no-such-model", f"There is no model {name[:80]!r}.", field="model")
 
-    def trace(self, name: str, sample: Sample) -> dict[str, Any]:
-        """Trace one sample into a run of its own. In the model thread only."""
+    def trace(self, name: str, sample: Sample, controls: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Trace one sample into a run of its own, under ``controls``. In the model thread only."""
         began = time.perf_counter()
-        model = self.load(name)
+        model = self.load(name).with_controls(controls)
         self._check(model, name, sample)
         when = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         run_id = f"try-{name[:36]}-{when}-{secrets.token_hex(2)}"
@@ -262,6 +265,7 @@ async def _traces(worker: Worker, request: Request) -> Response:
     from engine.sources.sample import Sample
 
     name = request.query_params["model"]
+    controls = json.loads(request.query_params.get("controls", "{}"))
     source = request.query_params.get("source", "upload")
     data = await request.body()
     if request.query_params["kind"] == "text":
@@ -270,7 +274,7 @@ async def _traces(worker: Worker, request: Request) -> Response:
         image = await asyncio.to_thread(worker.decoder.decode, data)
         sample = Sample(image=image, text=None, label=None, source=source)
     try:
-        return JSONResponse(await worker.in_thread(worker.trace, name, sample), status_code=201)
+        return JSONResponse(await worker.in_thread(worker.trace, name, sample, controls), status_code=201)
     except Problem as problem:
         if problem.status == 404:  # the address was right, the form field was not
             problem.status = 422

@@ -41,7 +41,7 @@ class WorkerClient:
             query, content = {"kind": "text"}, form.text.encode()
         else:
             query, content = {"kind": "image"}, form.image or b""
-        query |= {"model": form.model, "source": form.file_name or "upload"}
+        query |= {"model": form.model, "source": form.file_name or "upload", "controls": json.dumps(form.controls)}
         return await self._call("POST", "/traces", params=query, content=content)
 
     async def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from engine.datasets import Sample
 from engine.device import mixed_precision
 from engine.errors import UserError
 from engine.images import display_png, model_view, patch_regions
-from engine.models.family import RoutedModel, Traced
+from engine.models.family import Controls, RoutedModel, Traced
 from engine.models.losses import token_losses
 from engine.record import to_host
 from engine.trace import SampleRecord, TraceBatch
@@ -39,10 +39,14 @@ def _chunks(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
 
 
 @torch.inference_mode()
-def run_model(model: RoutedModel, inputs: Tensor, device: torch.device, valid: Tensor | None = None) -> Traced:
+def run_model(
+    model: RoutedModel, inputs: Tensor, device: torch.device, valid: Tensor | None = None,
+    controls: Controls | None = None,
+) -> Traced:  # fmt: skip
     """Logits on the device, decisions on the host."""
     with mixed_precision(device):
-        traced = model.trace(inputs.to(device, non_blocking=True), None if valid is None else valid.to(device))
+        there = None if valid is None else valid.to(device)
+        traced = model.trace_with(inputs.to(device, non_blocking=True), there, controls or model.Controls())
     return to_host(traced)
 
 
@@ -53,7 +57,7 @@ def image_batches(loaded: LoadedModel, twin: RoutedModel | None, samples: Iterab
     for part in _chunks(samples, size):
         views = np.stack([model_view(s.image, config.image_size) for s in part])
         inputs = normalise(torch.from_numpy(views).permute(0, 3, 1, 2))
-        traced = run_model(loaded.model, inputs, loaded.device)
+        traced = run_model(loaded.model, inputs, loaded.device, None, loaded.controls)
         twin_ids = _twin_ids(twin, inputs, loaded.device)
         row, col = np.divmod(np.tile(np.arange(rows * cols), len(part)), cols)
         yield TraceBatch(
@@ -175,7 +179,7 @@ def _text_batch(loaded: LoadedModel, twin: RoutedModel | None, part: list, budge
     for start in range(0, len(windows), per := max(1, budget // config.context)):
         inputs, targets, valid = _padded(windows[start : start + per])
         # Padding stands behind the text, where a causal model's real tokens never look.
-        traced = run_model(loaded.model, inputs, loaded.device, valid)
+        traced = run_model(loaded.model, inputs, loaded.device, valid, loaded.controls)
         losses.append(_window_losses(traced.logits, targets, valid))
         flat.append(_flat(loaded.model, traced, valid))
         pieces.append(_soft_parts(traced))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,7 +22,7 @@ from engine.device import pick_device
 from engine.disk import SHIPPED_MODELS, is_name
 from engine.errors import UserError
 from engine.models.families import family_class
-from engine.models.family import RoutedModel
+from engine.models.family import Controls, RoutedModel
 from engine.store.writer import RunWriter
 from engine.tokenizer import TextTokenizer
 from engine.trace import RunInfo
@@ -39,6 +39,12 @@ class LoadedModel:
     sha256: str
     tokenizer: TextTokenizer | None
     device: torch.device
+    controls: Controls | None = None
+    """changes of the model for this trace; None: as it was trained"""
+
+    def with_controls(self, values: dict[str, Any] | None) -> LoadedModel:
+        """The same model under controls given as plain values; raises UserError that names a bad one."""
+        return replace(self, controls=self.model.read_controls(values))
 
     @property
     def modality(self) -> str:
@@ -171,7 +177,7 @@ def trace_samples(
         run_id=run_id, model=loaded.name, family=loaded.checkpoint.family, modality=config.modality,
         dataset=dataset, split=split, num_steps=config.num_steps, num_modules=config.num_modules,
         top_k=config.top_k, weight_semantics=loaded.model.WEIGHT_SEMANTICS,
-        config=json.loads(config.model_dump_json()), checkpoint_sha256=loaded.sha256,
+        config=json.loads(config.model_dump_json()) | _as_changed(loaded.controls), checkpoint_sha256=loaded.sha256,
         engine_version=engine_version(), regions=regions, axes=loaded.model.axis_names(),
         token_texts=loaded.tokenizer.token_texts if loaded.tokenizer else {},
     )
@@ -189,6 +195,12 @@ def trace_samples(
         if not done:
             raise UserError("the data set holds no sample, so there is nothing to trace", field="data")
         return writer.seal()
+
+
+def _as_changed(controls: Controls | None) -> dict[str, Any]:
+    """The controls as a run's configuration keeps them: nothing when nothing was changed."""
+    given = controls.given() if controls else {}
+    return {"controls": json.loads(json.dumps(given))} if given else {}
 
 
 def new_run_id(model: str, dataset: str) -> str:

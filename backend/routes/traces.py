@@ -28,6 +28,11 @@ FORM: dict[str, Any] = {
                             "description": "PNG, JPEG, WebP, GIF or BMP, still, at most 25 MB and 16.8 megapixels",
                         },
                         "text": {"type": "string", "description": "UTF-8, at most 2 000 tokens"},
+                        "controls": {
+                            "type": "string",
+                            "description": "JSON object: what to change of the model for this trace, see `controls` "
+                            "of GET /models/{model}",
+                        },
                     },
                 }
             }

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxtyping import Bool, Float, Integer
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
+from engine.errors import UserError
 from engine.trace import ModuleInfo
 
 
@@ -43,6 +44,20 @@ class Traced:
     """threshold routers: firing rate of each block at each threshold step, 0 where it was silent"""
 
 
+class Controls(BaseModel):
+    """What may be changed of a trained model when it is run: None leaves a field as the model was trained.
+
+    A family that has such controls gives a subclass whose fields carry bounds and descriptions: the
+    page draws a slider for each.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def given(self) -> dict[str, Any]:
+        """The fields that were set."""
+        return self.model_dump(exclude_none=True)
+
+
 class RoutedModel(nn.Module):
     """Base of every family: what training, checkpoints and traces ask of a model."""
 
@@ -54,11 +69,34 @@ class RoutedModel(nn.Module):
     KEEP_FLOAT32: ClassVar[tuple[str, ...]] = ()
     """names of tensors that a checkpoint never rounds"""
 
+    Controls: ClassVar[type[Controls]] = Controls
+
     config: Any
+
+    @classmethod
+    def read_controls(cls, values: dict[str, Any] | None) -> Controls:
+        """Controls from plain values.
+
+        Raises:
+            UserError: a control that this family has not, or a value outside its bounds; ``field`` names it.
+        """
+        try:
+            return cls.Controls(**(values or {}))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=True)[0]
+            name = ".".join(str(part) for part in first["loc"]) or "controls"
+            if first["type"] == "extra_forbidden":
+                known = ", ".join(cls.Controls.model_fields) or "none"
+                raise UserError(f"a {cls.family} model has no control {name!r}; it has: {known}", field=name) from None
+            raise UserError(f"control {name} is {str(first['input'])[:40]}: {first['msg']}", field=name) from None
 
     def trace(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None = None) -> Traced:
         """Run the model and say what its routers decided; ``valid`` False marks padding behind a text."""
         raise NotImplementedError
+
+    def trace_with(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None, controls: Controls) -> Traced:
+        """``trace`` under ``controls``, whose field names are keywords of the family's ``trace``."""
+        return self.trace(inputs, valid, **controls.given())
 
     def module_table(self) -> list[ModuleInfo]:
         """Everything that a router can pick."""

@@ -21,9 +21,13 @@ from engine.errors import UserError
 from tests.backend.conftest import API, SECRET, Served, api_for, png, problem, serving
 
 
-def send(served: Served, model: str, *, image: bytes | None = None, text: str | bytes | None = None) -> httpx.Response:
+def send(
+    served: Served, model: str, *, image: bytes | None = None, text: str | bytes | None = None, controls: str = ""
+) -> httpx.Response:
     """POST /traces like a browser's form."""
     files: dict[str, Any] = {"model": (None, model)}
+    if controls:
+        files["controls"] = (None, controls)
     if image is not None:
         files["image"] = ("picture.png", image, "image/png")
     if text is not None:
@@ -324,3 +328,28 @@ def test_warm_up_loads_every_model(models_dir: Any, tmp_path: Any) -> None:
     assert not (tmp_path / "runs").exists()
     worker.warm("nothing-of-that-name")  # is logged, not raised
     worker.thread.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("controls", "field", "words"),
+    [
+        ('{"alpha": 0.5}', "alpha", "a dna model has no control 'alpha'; it has: none"),
+        ("[1, 2]", "controls", "but it is list"),
+        ("{alpha", "controls", "it is no JSON"),
+        ("9" * 5000, "controls", "more than 4096 bytes"),
+        ("[" * 4000, "controls", "it is no JSON"),
+    ],
+)
+def test_controls_that_do_not_exist_are_named(tracing: Served, controls: str, field: str, words: str) -> None:
+    answer = send(tracing, "tiny-text", text="the cat", controls=controls)
+    assert words in problem(answer, 422, field)["detail"]
+
+
+def test_empty_controls_change_nothing(tracing: Served) -> None:
+    answer = send(tracing, "tiny-text", text="the cat", controls="{}")
+    assert answer.status_code == 201
+    assert "controls" not in tracing.get(f"/runs/{answer.json()['run']}").json()["config"]
+
+
+def test_a_model_says_which_controls_it_has(tracing: Served) -> None:
+    assert tracing.get("/models/tiny-text").json()["controls"]["properties"] == {}

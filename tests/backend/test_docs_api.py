@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from backend.settings import load_settings
 from backend.worker import create_worker
 from tests.backend.conftest import SECRET, Served, api_for, make_models, png, serving
+from tests.engine.store.test_store_soft import seal
 from tests.runs import make_run
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "api.md"
@@ -42,6 +44,8 @@ def example_server(folder: Path) -> Iterator[Served]:
     shutil.copytree(made / "tiny-text", models / "my-text-model")
     for name, modality in (("old-run", "vision"), ("texts", "text"), ("scenes", "vision")):
         make_run(folder / "data" / "runs", name, modality, samples=12)
+    draw = np.random.default_rng(0).random
+    seal(folder / "data" / "runs", edges=draw((6, 2, 3, 3)), gates=draw((6, 2, 2, 2)), blocks=draw((6, 3, 4)))
     options = {"data_dir": folder / "data", "worker_secret": SECRET, "warm_models": False}
     with serving(create_worker(load_settings(**options))) as url, api_for(
         folder / "data", worker_url=url, worker_secret=SECRET
