@@ -1,9 +1,8 @@
 """Directional Routing: every attention head owns a few directions, a router says how much of each to remove.
 
 token ids → embedding → L layers (Pre-LN attention, whose head outputs lose what the router suppresses,
-then a GELU perceptron) → unembedding, which is the embedding's own table (the paper's parameter count
-holds it once). With ``directions=0`` the same network is the unrouted
-twin: no directions, no routers, everything else alike.
+then a GELU perceptron) → unembedding. With ``directions=0`` the same network is the unrouted twin: no
+directions, no routers, everything else alike.
 
 Shapes: B sequences, T tokens, P decisions of a sequence (1, or T where every position decides), L layers,
 H heads, K directions of a head, W width of a head, D = H·W width of the residual stream, S = L steps.
@@ -49,6 +48,9 @@ class DirectionalConfig(BaseModel):
         default="sequence",
         description="what a router reads. sequence: the mean over all positions, one decision a sequence, as in "
         "the paper; a position then sees its future. prefix: the mean up to each position, strictly causal",
+    )
+    tied: bool = Field(
+        default=True, description="one table for embedding and unembedding, as the paper's parameter count says"
     )
     vocab_size: int = Field(default=50257, gt=0)
     context: int = Field(default=1024, gt=0, description="positions")
@@ -174,6 +176,8 @@ class Directional(RoutedModel):
         self.positions = nn.Parameter(torch.zeros(config.context, config.width))
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, bias=False)
+        if not config.tied:
+            self.head = nn.Linear(config.width, config.vocab_size, bias=False)
         if config.pooling == "prefix":
             self.WEIGHT_SEMANTICS = self.WEIGHT_SEMANTICS | {"unit": "token"}
         self._initialise()
@@ -184,6 +188,11 @@ class Directional(RoutedModel):
             if isinstance(module, (nn.Linear, nn.Embedding)) and module not in routers:
                 nn.init.trunc_normal_(module.weight, std=0.02)
         nn.init.trunc_normal_(self.positions, std=0.02)
+
+    @property
+    def unembedding(self) -> Float[Tensor, "C D"]:
+        """A row for each vocabulary entry."""
+        return self.embed.weight if self.config.tied else self.head.weight
 
     def run_trunk(
         self,
@@ -230,7 +239,7 @@ class Directional(RoutedModel):
     ) -> DirectionalOutput:
         """Token ids (B, T) to next-token logits; ``valid`` False marks padding behind a text."""
         h, gates = self.run_trunk(inputs, valid, interventions)
-        return DirectionalOutput(F.linear(self.norm(h), self.embed.weight), gates)
+        return DirectionalOutput(F.linear(self.norm(h), self.unembedding), gates)
 
     def training_loss(
         self, inputs: Tensor, targets: Tensor, label_smoothing: float = 0.0
@@ -244,7 +253,7 @@ class Directional(RoutedModel):
             raise UserError(f"label_smoothing {label_smoothing} is not for text models; 0 is", field="label_smoothing")
         h, gates = self.run_trunk(inputs)
         rows = self.norm(h).flatten(0, 1)
-        return linear_cross_entropy(rows, self.embed.weight, targets.flatten()), gates.detach()
+        return linear_cross_entropy(rows, self.unembedding, targets.flatten()), gates.detach()
 
     def training_numbers(self, routing: Float[Tensor, "B P L H K"]) -> dict[str, float]:
         """Mean gate, and how far the gates of a batch's sequences lie apart (mean standard deviation)."""

@@ -223,9 +223,21 @@ def test_the_papers_model_has_the_papers_parameters():
     assert sum(p.numel() for p in model.parameters()) - model.positions.numel() == 433_124_928
 
 
+def test_an_untied_unembedding_is_a_table_of_its_own():
+    tied, untied = Directional(small()), Directional(small(tied=False))
+    assert tied.unembedding is tied.embed.weight
+    assert untied.unembedding is untied.head.weight
+    with torch.no_grad():
+        untied.head.weight.zero_()
+    assert (untied(tokens()).logits == 0).all()
+    loss, _ = untied.training_loss(tokens(), tokens(seed=2))
+    assert float(loss.detach()) == pytest.approx(math.log(31), abs=1e-5)
+
+
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_a_checkpoint_round_trip_keeps_the_numbers(tmp_path, pooling):
-    model = lively(small(pooling=pooling))
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_checkpoint_round_trip_keeps_the_numbers(tmp_path, pooling, tied):
+    model = lively(small(pooling=pooling, tied=tied))
     save_checkpoint(tmp_path / "m", model, dtype=torch.float32)
     checkpoint = read_checkpoint(tmp_path / "m")
     assert (checkpoint.family, checkpoint.config) == ("directional", model.config)
