@@ -84,17 +84,20 @@ def module_flops(config: DNAConfig, kind: str) -> int:
 
 
 def dna_module_table(model: DNA) -> list[ModuleInfo]:
-    """The modules of a bank; any step can choose any of them."""
-    rows, seen = [], dict.fromkeys(model.config.kinds, 0)
+    """The modules of a bank; one that a single step may choose belongs to that step."""
+    config = model.config
+    offered = {m: [s for s in range(config.steps) if m in config.choices_of(s)] for m in range(config.num_modules)}
+    rows, seen = [], dict.fromkeys(config.kinds, 0)
     for index, block in enumerate(model.bank):
+        steps = offered[index]
         rows.append(
             ModuleInfo(
-                step=None,
+                step=steps[0] if config.choices is not None and len(steps) == 1 else None,
                 module=index,
                 name=f"{block.kind} {seen[block.kind]}",
                 kind=block.kind,
                 num_params=sum(p.numel() for p in block.parameters()),
-                flops_per_token=module_flops(model.config, block.kind),
+                flops_per_token=module_flops(config, block.kind),
             )
         )
         seen[block.kind] += 1

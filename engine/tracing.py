@@ -176,7 +176,7 @@ def trace_samples(
     info = RunInfo(
         run_id=run_id, model=loaded.name, family=loaded.checkpoint.family, modality=config.modality,
         dataset=dataset, split=split, num_steps=config.num_steps, num_modules=config.num_modules,
-        top_k=config.top_k, weight_semantics=loaded.model.WEIGHT_SEMANTICS,
+        top_k=config.top_k, weight_semantics=loaded.model.weight_semantics,
         config=json.loads(config.model_dump_json()) | _as_changed(loaded.controls), checkpoint_sha256=loaded.sha256,
         engine_version=engine_version(), regions=regions, axes=loaded.model.axis_names(),
         token_texts=loaded.tokenizer.token_texts if loaded.tokenizer else {},

@@ -11,124 +11,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.models.bank import grouped_step, naive_step
-from engine.models.blocks import Block, Kind
+from engine.models.blocks import Block
+from engine.models.dna_config import DNAConfig
 from engine.models.family import RoutedModel, Traced
 from engine.models.losses import linear_cross_entropy
 from engine.record import compact_decisions, dna_module_table, token_flops
-from engine.routing import Decision, module_counts, route, updated_bias
+from engine.routing import Decision, module_counts, route, route_expert_choice, updated_bias
 from engine.trace import ModuleInfo
 
 EXECUTIONS = {"grouped": grouped_step, "naive": naive_step}
-
-
-class DNAConfig(BaseModel):
-    """One DNA by value; every row of the paper's tables 1, 2, 4 and 5 is such a value.
-
-    ``steps=0`` is a dense model of ``backbone`` blocks: the dense twin (see ``dense_twin``).
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    modality: Literal["vision", "text"]
-    width: int = Field(gt=0, description="D, width of the residual stream")
-    heads: int = Field(gt=0)
-    mlp_width: int = Field(gt=0)
-    backbone: int = Field(ge=0, description="N_b, transformer blocks that every token passes")
-    steps: int = Field(ge=0, description="S, routed steps")
-    top_k: int = Field(default=1, gt=0, description="K, modules a token visits at a step")
-    transformers: int = Field(default=0, ge=0, description="modules that are transformer blocks")
-    attentions: int = Field(default=0, ge=0, description="modules that are attention only")
-    mlps: int = Field(default=0, ge=0, description="modules that are MLP only")
-    identities: int = Field(default=0, ge=0, description="modules that do nothing: skipped work")
-    skip_ratio: float = Field(default=0.0, ge=0, lt=1, description="r, share of slots to skip")
-    skip_speed: float = Field(default=0.0, ge=0, description="u, step of the selection bias")
-    skip_reference: Literal["tokens", "modules"] = "tokens"
-
-    image_size: int = Field(default=224, gt=0)
-    patch_size: int = Field(default=16, gt=0)
-    channels: int = Field(default=3, gt=0)
-    stem: Literal["patch", "conv"] = Field(
-        default="patch", description="patch: one strided convolution, as in the paper; conv: four small ones"
-    )
-    num_classes: int = Field(default=1000, gt=0)
-    vocab_size: int = Field(default=50257, gt=0)
-    context: int = Field(default=1024, gt=0, description="positions of a text model")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> DNAConfig:
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
-        if self.modality == "vision" and self.image_size % self.patch_size:
-            raise ValueError(
-                f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}"
-            )
-        if self.stem == "conv" and self.patch_size not in (4, 8, 16):
-            raise ValueError(f"stem 'conv' needs patch_size 4, 8 or 16, not {self.patch_size}")
-        if self.steps and self.top_k > self.num_modules:
-            raise ValueError(f"top_k {self.top_k} is larger than the {self.num_modules} modules")
-        if self.steps and self.num_modules == self.identities:
-            raise ValueError("all modules are identities: nothing would ever be computed")
-        if (self.skip_ratio or self.skip_speed) and not self.identities:
-            raise ValueError("skip_ratio and skip_speed need at least one identity module")
-        return self
-
-    @property
-    def kinds(self) -> list[Kind]:
-        """Kind of each module, in module order."""
-        return (
-            ["transformer"] * self.transformers
-            + ["attention"] * self.attentions
-            + ["mlp"] * self.mlps
-            + ["identity"] * self.identities
-        )
-
-    @property
-    def num_modules(self) -> int:
-        return self.transformers + self.attentions + self.mlps + self.identities
-
-    @property
-    def num_steps(self) -> int:
-        """S; 0 for a dense model."""
-        return self.steps
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches (images only)."""
-        return (self.image_size // self.patch_size,) * 2
-
-    @property
-    def num_tokens(self) -> int:
-        """T: patches of an image, or the longest text window."""
-        return (self.image_size // self.patch_size) ** 2 if self.modality == "vision" else self.context
-
-    @property
-    def active_blocks(self) -> float:
-        """Transformer blocks' worth of parameters that a token meets: N_b + S·K·(1−r).
-
-        An attention module counts as a third of a block and an MLP module as two thirds, their
-        shares of its parameters at mlp_width = 4·width; re-use is not taken into account.
-        """
-        active = self.transformers + self.attentions / 3 + self.mlps * 2 / 3
-        working = self.num_modules - self.identities
-        share = active / working if working else 0.0
-        return self.backbone + self.steps * self.top_k * (1 - self.skip_ratio) * share
-
-    def dense_twin(self, **changes: object) -> DNAConfig:
-        """The same input, output and blocks without routing, at (nearly) equal active parameters."""
-        dense = dict(
-            backbone=round(self.active_blocks), steps=0, top_k=1, transformers=0, attentions=0,
-            mlps=0, identities=0, skip_ratio=0.0, skip_speed=0.0,
-        )
-        return DNAConfig(**(self.model_dump() | dense | changes))
 
 
 @dataclass(frozen=True)
@@ -185,6 +84,22 @@ class DNA(RoutedModel):
         "reading": "the modules that each token was sent to",
     }
 
+    @property
+    def weight_semantics(self) -> dict[str, Any]:
+        """What the weights mean under this configuration."""
+        config, changed = self.config, {}
+        if config.choices is not None:
+            changed = {"score_function": "softmax over the modules that the step may choose"}
+        if config.renormalise:
+            changed |= {"renormalised": True}
+        if config.router == "expert":
+            changed |= {
+                "score_function": f"{config.score} over the working modules of the step",
+                "order": f"each module takes the {config.capacity:.0%} of a sample's tokens that score highest",
+                "reading": "the modules that took the token; an identity stands for each one that did not",
+            }
+        return self.WEIGHT_SEMANTICS | changed
+
     def __init__(self, config: DNAConfig, execution: Literal["grouped", "naive"] = "grouped") -> None:
         super().__init__()
         self.config = config
@@ -195,6 +110,8 @@ class DNA(RoutedModel):
         self.routers = nn.ModuleList(
             nn.Linear(config.width, config.num_modules, bias=False) for _ in range(config.steps)
         )
+        if config.before_step != "none":
+            self.before_step = nn.ModuleList(block(config.before_step) for _ in range(config.steps))
         self.norm = nn.LayerNorm(config.width, bias=False)
         if config.modality == "vision":
             if config.stem == "conv":
@@ -243,17 +160,27 @@ class DNA(RoutedModel):
             )
         return self.embed(inputs) + self.positions[:tokens]
 
-    def decide(self, h: Float[Tensor, "B T D"], step: int) -> Decision:
-        """The router of one step on every token (B·T rows)."""
+    def decide(self, h: Float[Tensor, "B T D"], step: int, valid: Bool[Tensor, "B T"] | None = None) -> Decision:
+        """The router of one step on every token (B·T rows); ``valid`` keeps padding out of an expert's choice."""
+        config = self.config
         logits = self.routers[step](h.reshape(-1, h.shape[-1]))
-        return route(logits, self.config.top_k, self.bias[step])
+        if config.router == "expert":
+            working, idle = config.sides_of(step)
+            return route_expert_choice(
+                logits.view(*h.shape[:2], -1), config.capacity, working, idle, score=config.score, valid=valid
+            )
+        allowed = None
+        if config.choices is not None:
+            allowed = torch.zeros(config.num_modules, dtype=torch.bool, device=logits.device)
+            allowed[list(config.choices[step])] = True
+        return route(logits, config.top_k, self.bias[step], allowed=allowed, renormalise=config.renormalise)
 
     def finish(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B ... C"]:
         """The output node: class logits (B, C) or next-token logits (B, T, C)."""
         h = self.norm(h)
         return self.head(h.mean(dim=1) if self.config.modality == "vision" else h)
 
-    def run_trunk(self, inputs: Tensor) -> tuple[Float[Tensor, "B T D"], list[Decision]]:
+    def run_trunk(self, inputs: Tensor, valid: Tensor | None = None) -> tuple[Float[Tensor, "B T D"], list[Decision]]:
         """Everything between input node and output node, and what the routers decided."""
         causal = self.config.modality == "text"
         run_step = EXECUTIONS[self.execution]
@@ -263,15 +190,17 @@ class DNA(RoutedModel):
             h = block(h, causal=causal)
         decisions = []
         for step in range(self.config.steps):
-            decision = self.decide(h, step)
+            if self.config.before_step != "none":
+                h = self.before_step[step](h, causal=causal)
+            decision = self.decide(h, step, valid)
             decisions.append(decision)
             ids_BTK = decision.module_ids.view(batch, tokens, -1)
             weights_BTK = decision.weights.view(batch, tokens, -1)
             h = run_step(self.bank, h, ids_BTK, weights_BTK, causal=causal)
         return h, decisions
 
-    def forward(self, inputs: Tensor) -> DNAOutput:
-        h, decisions = self.run_trunk(inputs)
+    def forward(self, inputs: Tensor, valid: Tensor | None = None) -> DNAOutput:
+        h, decisions = self.run_trunk(inputs, valid)
         return DNAOutput(self.finish(h), decisions)
 
     def training_loss(
@@ -287,7 +216,7 @@ class DNA(RoutedModel):
 
     def trace(self, inputs: Tensor, valid: Tensor | None = None) -> Traced:
         """Logits, ribbons, weights and gate entropy; padding behind a causal text changes nothing before it."""
-        output = self(inputs)
+        output = self(inputs, valid)
         return Traced(output.logits, *compact_decisions(output.decisions, inputs.shape[0]))
 
     def token_flops(self, module_ids: Tensor, valid: Tensor | None = None) -> Tensor:

@@ -73,6 +73,11 @@ class RoutedModel(nn.Module):
 
     config: Any
 
+    @property
+    def weight_semantics(self) -> dict[str, Any]:
+        """``WEIGHT_SEMANTICS`` as it holds for this model's configuration."""
+        return self.WEIGHT_SEMANTICS
+
     @classmethod
     def read_controls(cls, values: dict[str, Any] | None) -> Controls:
         """Controls from plain values.
