@@ -14,7 +14,7 @@ import streamlit as st  # noqa: E402
 from frontend import address, look  # noqa: E402
 from frontend.chips import chips_row  # noqa: E402
 from frontend.selection import VIEWS, Selection  # noqa: E402
-from frontend.views import compute, flow, modules, paths, runs, sample, tryit  # noqa: E402
+from frontend.views import compute, family, flow, modules, paths, runs, sample, tryit  # noqa: E402
 
 DRAW = {
     "runs": runs.draw,
@@ -23,6 +23,7 @@ DRAW = {
     "sample": sample.draw,
     "compute": compute.draw,
     "modules": modules.draw,
+    "family": family.draw,
     "try": tryit.draw,
 }
 

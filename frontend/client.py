@@ -6,6 +6,7 @@ Answers of sealed runs never change, so each one is kept with its ETag and asked
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections import OrderedDict
@@ -120,6 +121,12 @@ class Client:
     def export_url(self, run: str, table: str, form: str) -> str:
         return f"{self.url}/api/v1/runs/{_part(run)}/export/{_part(table)}.{form}"
 
+    def soft(
+        self, run: str, kind: str, *, label: str | None = None, sample: int | None = None
+    ) -> dict[str, Any]:
+        """Edges, gates or blocks: of one sample, or mean and deviation over samples (of one label)."""
+        return self._get(f"/runs/{_part(run)}/{_part(kind)}", {"label": label, "sample": sample})
+
     def delete(self, run: str) -> None:
         self._send("DELETE", f"/runs/{_part(run)}")
         with self._lock:
@@ -132,13 +139,25 @@ class Client:
     def model(self, model: str) -> dict[str, Any]:
         return self._get(f"/models/{_part(model)}")
 
-    def trace(self, model: str, *, image: tuple[str, bytes] | None = None, text: str | None = None) -> dict[str, Any]:
-        """Trace one image (file name, bytes) or one text; the answer names the new run."""
+    def trace(
+        self,
+        model: str,
+        *,
+        image: tuple[str, bytes] | None = None,
+        text: str | None = None,
+        controls: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Trace one image (file name, bytes) or one text; the answer names the new run.
+
+        ``controls`` changes what ``controls`` of the model's description allows, for this trace only.
+        """
         files: dict[str, Any] = {"model": (None, _utf8(model))}
         if image is not None:
             files["image"] = (image[0], image[1], "application/octet-stream")
         if text is not None:
             files["text"] = (None, _utf8(text))
+        if controls:
+            files["controls"] = (None, json.dumps(dict(controls)))
         return self._json(self._send("POST", "/traces", files=files))
 
     # -- plumbing -----------------------------------------------------------------------------

@@ -17,6 +17,7 @@ VIEWS = {
     "sample": "Sample",
     "compute": "Compute & reuse",
     "modules": "Modules",
+    "family": "Family",
     "try": "Try it",
 }
 MEASURES = ("compute", "reuse", "loss", "gate_entropy")
@@ -60,6 +61,12 @@ class Selection:
     """Sample: text to look for"""
     model: str | None = None
     """Try it: the chosen model"""
+    light: int | None = None
+    """Family, RayTracing: the threshold step that is shown; None: where the sample's output fired"""
+    layer: int | None = None
+    """Family: the layer that is looked at"""
+    other: str | None = None
+    """Family: a second label beside ``label``"""
 
     def change(self, **changes: Any) -> Selection:
         """A copy with other values. What only made sense before the change is dropped: another run forgets
@@ -195,4 +202,7 @@ _READERS = {
     "seed": _natural,
     "q": lambda text: text[:200] or None,
     "model": _name,
+    "light": _natural,
+    "layer": _natural,
+    "other": lambda text: text[:500] or None,
 }

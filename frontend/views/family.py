@@ -1,0 +1,36 @@
+"""What is special about this family? The H-Model's graph, DiPaCo's documents, gated heads, RayTracing's lights."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from frontend import look
+from frontend.selection import Selection
+from frontend.views import common
+
+VIEWS = {
+    "hmodel": "frontend.views.hmodel",
+    "dipaco": "frontend.views.dipaco",
+    "directional": "frontend.views.directional",
+    "raytracing": "frontend.views.raytracing",
+}
+"""module of each family's view, with ``draw(run, selection)``; imported when it is first shown"""
+
+
+def draw(selection: Selection) -> None:
+    run = common.chosen_run(selection)
+    if run is None:
+        return
+    if run["family"] in VIEWS:
+        import_module(VIEWS[run["family"]]).draw(run, selection)
+        return
+    with look.controls():
+        common.run_picker(run)
+    look.heading(
+        "What is special about this family?",
+        "Nothing that the other views do not show: in this model every token is sent to the modules of its ribbon.",
+    )
+    look.empty(
+        "Flow, Paths, Sample and Modules show everything that this run's routers decided.",
+        "Choose a run of an H-Model, DiPaCo, Directional Routing or RayTracing to see its own picture here.",
+    )
