@@ -12,7 +12,7 @@ Source: "Directional Routing in Transformers", section 2 and appendix B.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from engine.errors import UserError
 from engine.models.blocks import MLP, SelfAttention, attend
 from engine.models.family import RoutedModel, Traced
-from engine.models.gates import EXECUTIONS, Interventions, mean_gates, pool
+from engine.models.gates import EXECUTIONS, DirectionalControls, Interventions, Pooling, mean_gates, pool
 from engine.models.losses import linear_cross_entropy
 from engine.trace import ModuleInfo
 
@@ -44,7 +44,7 @@ class DirectionalConfig(BaseModel):
     temperature: float = Field(
         default=0.5, gt=0, allow_inf_nan=False, description="τ; smaller = closer to on or off"
     )
-    pooling: Literal["sequence", "prefix"] = Field(
+    pooling: Pooling = Field(
         default="sequence",
         description="what a router reads. sequence: the mean over all positions, one decision a sequence, as in "
         "the paper; a position then sees its future. prefix: the mean up to each position, strictly causal",
@@ -139,12 +139,14 @@ class Layer(nn.Module):
         """The directions, of unit length whatever the optimiser made of them."""
         return F.normalize(self.directions, dim=-1)
 
-    def decide(self, h: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None) -> Float[Tensor, "B P H K"]:
+    def decide(
+        self, h: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None = None, pooling: Pooling | None = None
+    ) -> Float[Tensor, "B P H K"]:
         """r = sigmoid(router(pooled residual stream) / τ) (equation 1), in float32."""
         config = self.config
         if not config.directions:
             return h.new_empty(h.shape[0], 1, config.heads, 0)
-        logits = self.router(pool(h, config.pooling, valid)).float()
+        logits = self.router(pool(h, pooling or config.pooling, valid)).float()
         return (logits / config.temperature).sigmoid().unflatten(-1, (config.heads, config.directions))
 
 
@@ -156,6 +158,7 @@ class Directional(RoutedModel):
 
     family = "directional"
     Config = DirectionalConfig
+    Controls = DirectionalControls
     WEIGHT_SEMANTICS = {
         "score_function": "sigmoid of router logits over the temperature, each gate for itself",
         "order": "no top-k: every gate acts",
@@ -178,8 +181,6 @@ class Directional(RoutedModel):
         self.norm = nn.LayerNorm(config.width, bias=False)
         if not config.tied:
             self.head = nn.Linear(config.width, config.vocab_size, bias=False)
-        if config.pooling == "prefix":
-            self.WEIGHT_SEMANTICS = self.WEIGHT_SEMANTICS | {"unit": "token"}
         self._initialise()
 
     def _initialise(self) -> None:
@@ -188,6 +189,11 @@ class Directional(RoutedModel):
             if isinstance(module, (nn.Linear, nn.Embedding)) and module not in routers:
                 nn.init.trunc_normal_(module.weight, std=0.02)
         nn.init.trunc_normal_(self.positions, std=0.02)
+
+    @property
+    def weight_semantics(self) -> dict[str, Any]:
+        """One decision a sequence, or one a token where the pooling is causal."""
+        return self.WEIGHT_SEMANTICS | {"unit": "token" if self.config.pooling == "prefix" else "sequence"}
 
     @property
     def unembedding(self) -> Float[Tensor, "C D"]:
@@ -216,7 +222,7 @@ class Directional(RoutedModel):
         h = self.embed(inputs) + self.positions[:tokens]
         gates = []
         for index, layer in enumerate(self.layers):
-            r_BPHK = act.apply(layer.decide(h, valid), index)
+            r_BPHK = act.apply(layer.decide(h, valid, act.pooling), index)
             gates.append(r_BPHK)
             mixed = attend(layer.attention.project_in(h), config.heads, causal=True)
             if config.directions:
@@ -262,7 +268,12 @@ class Directional(RoutedModel):
         r_BLHK = mean_gates(routing)
         return {"mean_gate": float(r_BLHK.mean()), "gate_spread": float(r_BLHK.std(dim=0).mean())}
 
-    def trace(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None = None) -> Traced:
+    def trace(
+        self,
+        inputs: Tensor,
+        valid: Bool[Tensor, "B T"] | None = None,
+        interventions: Interventions | None = None,
+    ) -> Traced:
         """Every gate read as on (its direction) or off (the direction's identity twin), and the gates themselves.
 
         Gate entropy is the mean entropy of the gates as coins: 0 = all decided, ln 2 = none.
@@ -272,7 +283,7 @@ class Directional(RoutedModel):
         """
         if not self.config.directions:
             raise UserError("directions is 0: the unrouted twin has no decisions to trace", field="directions")
-        output = self(inputs, valid)
+        output = self(inputs, valid, interventions)
         batch, tokens = inputs.shape
         r_BTSM = output.gates.detach().flatten(-2).expand(batch, tokens, -1, -1)
         weights, order = r_BTSM.sort(dim=-1, descending=True, stable=True)
@@ -281,10 +292,15 @@ class Directional(RoutedModel):
         narrow = torch.uint8 if self.config.num_modules <= 256 else torch.int16
         return Traced(
             output.logits, module_ids.to(narrow), weights.to(torch.float16), entropy.to(torch.float16),
-            flops=self._flops((weights > 0.5).sum(dim=(2, 3)), valid), gates=mean_gates(output.gates, valid),
+            flops=self._flops((weights > 0.5).sum(dim=(2, 3)), output.gates.shape[1], valid),
+            gates=mean_gates(output.gates, valid),
         )  # fmt: skip
 
-    def _flops(self, removed_BT: Tensor, valid: Tensor | None) -> Float[Tensor, "B T"]:
+    def trace_with(self, inputs: Tensor, valid: Tensor | None, controls: DirectionalControls) -> Traced:
+        """``trace`` under what the page or the API asked for."""
+        return self.trace(inputs, valid, controls.interventions())
+
+    def _flops(self, removed_BT: Tensor, decisions: int, valid: Tensor | None) -> Float[Tensor, "B T"]:
         """Layers, routers and the directions read as on; a router's one decision is shared by its tokens."""
         config = self.config
         tokens = removed_BT.shape[1]
@@ -292,9 +308,14 @@ class Directional(RoutedModel):
         keys_T = torch.arange(1, tokens + 1, device=removed_BT.device)
         fixed = 8 * config.width**2 + 4 * config.width * config.mlp_width
         router = 2.0 * sum(p.numel() for p in self.layers[0].router.parameters() if p.ndim == 2)
-        deciding = router if config.pooling == "prefix" else router / real.sum(dim=1, keepdim=True).clamp(min=1)
+        deciding = router if decisions == tokens else router / real.sum(dim=1, keepdim=True).clamp(min=1)
         total = config.layers * (fixed + 4 * config.width * keys_T + deciding) + 4 * config.head_width * removed_BT
         return (total * real).float()
+
+    def axis_names(self) -> dict[str, tuple[str, ...]]:
+        """Names along the axes of ``Traced.gates``."""
+        sizes = {"layer": self.config.layers, "head": self.config.heads, "direction": self.config.directions}
+        return {axis: tuple(f"{axis} {i}" for i in range(size)) for axis, size in sizes.items()}
 
     def module_table(self) -> list[ModuleInfo]:
         """For every layer its directions, head by head, then their identity twins."""

@@ -8,17 +8,20 @@ Source: "Directional Routing in Transformers", section 2 (rules), sections 3, 4 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Bool, Float
+from pydantic import Field
 from torch import Tensor
 
 from engine.errors import UserError
+from engine.models.family import Controls
 
 if TYPE_CHECKING:
     from engine.models.directional import DirectionalConfig
 
+Pooling = Literal["sequence", "prefix"]
 OFF, NEUTRAL, FULL = 0.0, 0.5, 1.0
 """gate values of the interventions: nothing is removed, half of it, all of it"""
 
@@ -34,7 +37,7 @@ def mean_gates(
 
 
 def pool(
-    h: Float[Tensor, "B T D"], pooling: str, valid: Bool[Tensor, "B T"] | None = None
+    h: Float[Tensor, "B T D"], pooling: Pooling, valid: Bool[Tensor, "B T"] | None = None
 ) -> Float[Tensor, "B P D"]:
     """What a router reads: the mean of the residual stream over the sequence, or up to each position.
 
@@ -105,6 +108,8 @@ class Interventions:
     """gates of another forward pass (``DirectionalOutput.gates``), used in place of the model's own"""
     gate_layers: tuple[int, ...] | None = None
     """layers that take the foreign gates; None: all"""
+    pooling: Pooling | None = None
+    """what the routers read, if not what they were trained on: a leaking model run causally, say"""
 
     @classmethod
     def everywhere(cls, value: float, layers: tuple[int, ...] | None = None) -> Interventions:
@@ -167,6 +172,35 @@ class Interventions:
                 directions = slice(None) if edit.direction is None else edit.direction
                 gates[:, :, heads, directions] = edit.value
         return gates
+
+
+class DirectionalControls(Controls):
+    """What the page and the API may change of one trace."""
+
+    gate: float | None = Field(None, ge=0, le=1, description="Value of the gates: 0 routing off, 0.5 neutral, 1 full")
+    gate_layer: int | None = Field(None, ge=0, description="The layer whose gates take that value; unset: every layer")
+    gate_head: int | None = Field(None, ge=0, description="The head whose gates take it; unset: every head")
+    gate_direction: int | None = Field(None, ge=0, description="The direction whose gates take it; unset: every one")
+    knocked_out: tuple[tuple[int, int], ...] | None = Field(
+        None, description="Heads that add nothing, each as [layer, head]"
+    )
+    pooling: Pooling | None = Field(
+        None, description="What the routers read: the whole sequence, or only what stands before (causal)"
+    )
+
+    def interventions(self) -> Interventions:
+        """The same as an intervention.
+
+        Raises:
+            UserError: a layer, head or direction is named, but no value for its gates.
+        """
+        names = ("gate_layer", "gate_head", "gate_direction")
+        places = [getattr(self, name) for name in names]
+        for name, place in zip(names, places, strict=True):
+            if self.gate is None and place is not None:
+                raise UserError(f"{name} {place} needs a value for its gates: give gate as well", field="gate")
+        edits = () if self.gate is None else (GateEdit(self.gate, *places),)
+        return Interventions(edits, self.knocked_out or (), pooling=self.pooling)
 
 
 def _check_index(name: str, index: int | None, size: int) -> None:

@@ -295,6 +295,15 @@ def test_swapped_gates_are_the_other_inputs(pooling):
     assert torch.equal(late.gates[:, :, 2], other.gates[:, :, 2])
 
 
+def test_a_sequence_pooled_model_can_be_run_causally():
+    leaking, causal = lively(small()), lively(small(pooling="prefix"))
+    asked = leaking(tokens(), interventions=Interventions(pooling="prefix"))
+    assert torch.equal(asked.logits, causal(tokens()).logits)
+    assert torch.equal(asked.gates, causal(tokens()).gates)
+    assert torch.equal(leaking.trace(tokens(), None, Interventions(pooling="prefix")).flops,
+                       causal.trace(tokens()).flops)  # fmt: skip
+
+
 def test_mean_gates_fit_a_text_of_another_length():
     model = lively(small(pooling="prefix"))
     other = mean_gates(model(tokens(1, 9)).gates)[:, None]
@@ -343,6 +352,39 @@ def test_the_unrouted_twin_refuses_gate_edits_and_traces_but_loses_heads():
     assert twin(tokens(), interventions=Interventions(knocked_out=((0, 0),))).logits.shape == (2, 12, 31)
 
 
+# controls of a trace
+
+
+def test_controls_become_interventions_and_reach_the_trace():
+    model = lively(small())
+    controls = Directional.read_controls({"gate": 1, "gate_layer": 1, "gate_head": 2, "knocked_out": [[0, 1]]})
+    wanted = Interventions((GateEdit(1.0, 1, 2),), ((0, 1),))
+    assert controls.interventions() == wanted
+    traced = model.trace_with(tokens(), None, controls)
+    assert torch.equal(traced.logits, model(tokens(), interventions=wanted).logits)
+    assert (traced.gates[:, 1, 2] == 1).all()
+    assert model.trace_with(tokens(), None, Directional.read_controls(None)).logits.equal(model(tokens()).logits)
+    causal = model.trace_with(tokens(), None, Directional.read_controls({"pooling": "prefix"}))
+    assert torch.equal(causal.logits, model(tokens(), interventions=Interventions(pooling="prefix")).logits)
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "words"),
+    [
+        ({"gate": 2}, "gate", "gate is 2"),
+        ({"gate_layer": 1}, "gate", "gate_layer 1 needs a value"),
+        ({"gate": 0, "gate_layer": 3}, "layer", "layer 3 is not one of 0 to 2"),
+        ({"alpha": 1}, "alpha", "it has: gate, gate_layer"),
+        ({"pooling": "future"}, "pooling", "future"),
+    ],
+)
+def test_controls_that_fit_nothing_are_refused_by_name(values, field, words):
+    model = lively(small())
+    with pytest.raises(UserError, match=words) as caught:
+        model.trace_with(tokens(), None, model.read_controls(values))
+    assert caught.value.field == field
+
+
 # traces
 
 
@@ -366,7 +408,7 @@ def test_the_trace_reads_every_gate_as_on_or_off_in_order(pooling):
     assert torch.equal(traced.logits, model(inputs).logits)
     on = traced.module_ids < 6
     assert 0 < on.float().mean() < 1, "the example must hold gates of both readings"
-    assert model.WEIGHT_SEMANTICS["unit"] == ("sequence" if pooling == "sequence" else "token")
+    assert model.weight_semantics["unit"] == ("sequence" if pooling == "sequence" else "token")
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
@@ -403,6 +445,13 @@ def test_the_module_table_names_every_direction_and_its_twin():
     assert [(r.step, r.module) for r in rows] == [(s, m) for s in range(3) for m in range(12)]
     assert (rows[12 + 3].name, rows[12 + 3].kind, rows[12 + 3].num_params) == ("L1H1K1", "direction", 8)
     assert (rows[12 + 9].name, rows[12 + 9].kind, rows[12 + 9].flops_per_token) == ("L1H1K1 left alone", "identity", 0)
+
+
+def test_axes_are_named_in_the_order_of_the_gates():
+    names = Directional(small()).axis_names()
+    assert list(names) == ["layer", "head", "direction"]
+    assert tuple(len(v) for v in names.values()) == (3, 3, 2)
+    assert names["head"][2] == "head 2"
 
 
 def test_a_broken_router_is_refused_when_its_trace_is_read():
