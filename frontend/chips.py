@@ -19,6 +19,7 @@ USES = {
     "sample": ("run", "label", "q", "through", "paths", "sample", "token"),
     "compute": ("run", "label"),
     "modules": ("run", "label", "through"),
+    "family": ("run", "label", "sample"),
 }
 """view → the fields that change what it shows"""
 
