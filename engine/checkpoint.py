@@ -94,14 +94,32 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         about = json.loads(path.read_text(encoding="utf-8"))
         family = about["family"]
         config = family_class(family).Config(**about["config"])
+        classes, validation, training = _rest(about, config)
     except UserError as error:
         raise CheckpointError(f"{folder.name}: {error}") from None
-    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+    except KeyError as error:
+        raise CheckpointError(f"{folder.name}: {CONFIG} has no {error}, so this is no checkpoint's") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise CheckpointError(f"{folder.name}: {CONFIG} cannot be used: {where}{': ' * bool(where)}{message}") from None
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{folder.name}: {CONFIG} cannot be used: {_first_line(error)}") from None
-    return Checkpoint(
-        folder, family, config, tuple(about.get("classes", ())), about.get("validation", {}),
-        about.get("training", {}),
-    )
+    return Checkpoint(folder, family, config, classes, validation, training)
+
+
+def _rest(about: dict[str, Any], config: Any) -> tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]:
+    """Class names, validation and training notes of a configuration; ValueError where they are of another kind."""
+    names, validation, training = about.get("classes", []), about.get("validation", {}), about.get("training", {})
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("classes should be a list of names")
+    if not isinstance(validation, dict) or not isinstance(training, dict):
+        raise ValueError("validation and training should be JSON objects")
+    outputs = getattr(config, "num_classes", None)
+    if names and config.modality == "vision" and outputs is not None and len(names) != outputs:
+        raise ValueError(f"there are {len(names)} classes for {outputs} outputs")
+    return tuple(names), validation, training
 
 
 def build_model(checkpoint: Checkpoint, device: torch.device | str = "cpu") -> RoutedModel:
@@ -127,8 +145,8 @@ def build_model(checkpoint: Checkpoint, device: torch.device | str = "cpu") -> R
             raise CheckpointError(f"{checkpoint.name}: {name} holds NaN or infinite values")
     with torch.device("meta"):
         model = family_class(checkpoint.family)(checkpoint.config)
-    expected = {name: tuple(t.shape) for name, t in model.state_dict().items()}
-    given = {name: tuple(t.shape) for name, t in state.items()}
+    expected = {name: _kind_of(t) for name, t in model.state_dict().items()}
+    given = {name: _kind_of(t) for name, t in state.items()}
     if expected != given:
         wrong = sorted(k for k in expected.keys() | given.keys() if expected.get(k) != given.get(k))
         raise CheckpointError(
@@ -137,6 +155,12 @@ def build_model(checkpoint: Checkpoint, device: torch.device | str = "cpu") -> R
         )
     model.load_state_dict(state, assign=True)
     return model.to(device).eval().requires_grad_(False)
+
+
+def _kind_of(tensor: torch.Tensor) -> str:
+    """Shape, and whether it holds whole numbers: what must agree for a tensor to take its place."""
+    whole = "" if tensor.is_floating_point() else " of whole numbers"
+    return f"{tuple(tensor.shape)}{whole}"
 
 
 def file_sha256(path: Path) -> str:

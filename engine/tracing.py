@@ -102,7 +102,7 @@ def _model_row(path: Path, shipped: bool) -> dict[str, Any]:
     empty = dict.fromkeys(
         ("family", "modality", "num_params", "num_steps", "num_modules", "top_k"), None
     )
-    row = {"model": path.name, **empty, "validation": {}, "shipped": shipped, "problem": None}
+    row: dict[str, Any] = {"model": path.name, **empty, "validation": {}, "shipped": shipped, "problem": None}
     try:
         checkpoint = read_checkpoint(path)
         config = checkpoint.config
@@ -111,6 +111,8 @@ def _model_row(path: Path, shipped: bool) -> dict[str, Any]:
         problem = None if (path / WEIGHTS).is_file() else f"{WEIGHTS} is missing"
     except CheckpointError as error:
         return row | {"problem": str(error)}
+    except Exception as error:  # one folder that nobody foresaw must not hide all the others
+        return row | {"problem": f"{path.name}: cannot be read as a model ({type(error).__name__})"}
     return row | {
         "family": checkpoint.family, "modality": config.modality, "num_params": num_params,
         "num_steps": config.num_steps, "num_modules": config.num_modules, "top_k": config.top_k,
@@ -179,6 +181,7 @@ def trace_samples(
         top_k=config.top_k, weight_semantics=loaded.model.weight_semantics,
         config=json.loads(config.model_dump_json()) | _as_changed(loaded.controls), checkpoint_sha256=loaded.sha256,
         engine_version=engine_version(), regions=regions, axes=loaded.model.axis_names(),
+        findings=_known(loaded),
         token_texts=loaded.tokenizer.token_texts if loaded.tokenizer else {},
     )
     other = untrained_twin(loaded) if twin else None
@@ -197,6 +200,13 @@ def trace_samples(
         return writer.seal()
 
 
+def _known(loaded: LoadedModel) -> dict[str, Any]:
+    """What the run should carry of the model: its validation numbers, and what its family adds."""
+    texts = loaded.tokenizer.token_texts if loaded.tokenizer else {}
+    validation = {"validation": loaded.checkpoint.validation} if loaded.checkpoint.validation else {}
+    return validation | loaded.model.findings(texts)
+
+
 def _as_changed(controls: Controls | None) -> dict[str, Any]:
     """The controls as a run's configuration keeps them: nothing when nothing was changed."""
     given = controls.given() if controls else {}
@@ -206,8 +216,8 @@ def _as_changed(controls: Controls | None) -> dict[str, Any]:
 def new_run_id(model: str, dataset: str) -> str:
     """A readable, unused-looking id: model, data set, time to the millisecond."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
-    plain = re.sub(r"[^A-Za-z0-9]+", "-", dataset).strip("-")[:16]
-    return f"{model[:24]}-{plain or 'data'}-{stamp}"[:64]
+    plain = [re.sub(r"[^A-Za-z0-9]+", "-", word).strip("-") for word in (model, dataset)]
+    return f"{plain[0][:24] or 'model'}-{plain[1][:16] or 'data'}-{stamp}"
 
 
 def engine_version() -> str:

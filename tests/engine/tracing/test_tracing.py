@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
+import engine.tracing
 from engine.checkpoint import CheckpointError, build_model, read_checkpoint
 from engine.datasets import Sample
+from engine.disk import is_name
 from engine.errors import UserError
 from engine.images import model_view
 from engine.store import Run
-from engine.tracing import list_models, load_model, trace_samples
+from engine.tracing import list_models, load_model, new_run_id, trace_samples
 from engine.train.augment import normalise
 from tests.checkpoints import CLASSES, save_tiny
 
@@ -149,6 +154,71 @@ def test_models_are_listed_with_their_problems(models, tmp_path):
     assert rows["good"]["num_steps"] == 3
     assert "config.json cannot be used" in rows["broken"]["problem"]
     assert "missing" in rows["weightless"]["problem"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"classes": 3}, "classes should be a list of names"),
+        ({"classes": ["apple"]}, "1 classes for 3 outputs"),
+        ({"validation": [1]}, "JSON objects"),
+        ({"training": "yes"}, "JSON objects"),
+        ({"config": {"modality": "vision", "width": 0}}, "width: Input should be greater than 0$"),
+        ({"config": None}, "cannot be used"),
+        ({"family": "none"}, "unknown"),
+    ],
+)
+def test_an_odd_configuration_is_said_and_hides_no_other_model(tmp_path, changes, words):
+    save_tiny(tmp_path / "good", "vision")
+    save_tiny(tmp_path / "odd", "vision")
+    about = json.loads((tmp_path / "odd" / "config.json").read_text())
+    (tmp_path / "odd" / "config.json").write_text(json.dumps(about | changes))
+    with pytest.raises(CheckpointError, match=words):
+        load_model("odd", [tmp_path])
+    rows = {row["model"]: row["problem"] for row in list_models([tmp_path])}
+    assert rows["good"] is None
+    assert "odd: " in rows["odd"]
+
+
+def test_a_model_that_cannot_be_built_hides_no_other(tmp_path, monkeypatch):
+    save_tiny(tmp_path / "good", "vision")
+    save_tiny(tmp_path / "text", "text")
+    real = engine.tracing.family_class("dna")
+
+    def build(config):
+        if config.modality == "text":
+            raise MemoryError
+        return real(config)
+
+    monkeypatch.setattr("engine.tracing.family_class", lambda name: build)
+    rows = {row["model"]: row["problem"] for row in list_models([tmp_path])}
+    assert rows["good"] is None
+    assert "MemoryError" in rows["text"]
+
+
+def test_weights_of_whole_numbers_are_refused(tmp_path):
+    save_tiny(tmp_path / "odd", "vision")
+    tensors = load_file(tmp_path / "odd" / "model.safetensors")
+    name = next(name for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.ndim == 2)
+    save_file(tensors | {name: tensors[name].to(torch.int16)}, tmp_path / "odd" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"{name} is .* of whole numbers, expected"):
+        load_model("odd", [tmp_path])
+
+
+@pytest.mark.parametrize("device", ["foo", "cuda:99", "meta", "cpu:cpu"])
+def test_a_device_that_is_not_there_is_said(models, device):
+    with pytest.raises(UserError) as caught:
+        load_model("tiny-vision", [models], device)
+    assert caught.value.field == "device"
+
+
+def test_a_folder_of_any_name_makes_a_run(tmp_path):
+    save_tiny(tmp_path / ".exp v1.0", "text")
+    loaded = load_model(tmp_path / ".exp v1.0", [], "cpu")
+    sample = Sample(image=None, text="the path", label=None, source="a", mask=None)
+    path = trace_samples(loaded, [sample], tmp_path / "runs", dataset="…", twin=False)
+    assert path.name.startswith("exp-v1-0-data-")
+    assert all(is_name(new_run_id(name, "x" * 70)) for name in ("m" * 70, "..", "-a-"))
 
 
 @pytest.mark.parametrize("name", ["nothing", "../tiny-vision", "tiny-vision/../tiny-text/x", "a b", ""])
