@@ -41,6 +41,8 @@ class RunInfo:
     """readable text of each vocabulary id that may occur (may be empty)"""
     axes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """names along the axes of the soft tables: source, target, layer, threshold_step … (may be empty)"""
+    findings: dict[str, Any] = field(default_factory=dict)
+    """what is known of the model before anything is traced, by name: its validation numbers, a vocabulary …"""
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,10 @@ class RoutedModel(nn.Module):
         """Names along the axes of ``edges``, ``gates`` or ``blocks``: source, target, layer, threshold_step …"""
         return {}
 
+    def findings(self, token_texts: dict[int, str]) -> dict[str, Any]:
+        """What a run should carry of the model itself, by name, ready for JSON; ``token_texts`` by vocabulary id."""
+        return {}
+
     def token_flops(self, module_ids: Integer[Tensor, "B T S K"], valid: Bool[Tensor, "B T"] | None = None
                     ) -> Float[Tensor, "B T"]:  # fmt: skip
         """Floating-point operations that the visited modules spent on each token (host tensors)."""

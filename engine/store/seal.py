@@ -25,6 +25,7 @@ from engine.analysis.paths import (
 )
 from engine.store import queries
 from engine.store.checks import check_json
+from engine.store.findings import write_findings
 from engine.store.flows import (
     CHUNK_ROWS,
     FlowCounter,
@@ -84,6 +85,7 @@ def build_summaries(
     _sample_of_tokens(con, totals.book.num_tokens)
     _histograms(con)
     totals.soft.write(con, info.axes)
+    write_findings(con, info, totals.soft.shapes)
     _run_row(con, info, totals)
 
 

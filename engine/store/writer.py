@@ -58,6 +58,7 @@ class RunWriter:
     ) -> None:
         check_run(info, modules)
         check_json(info.config, "config")
+        check_json(info.findings, "findings")
         check_json(info.weight_semantics, "weight_semantics")
         self.info, self.modules, self.overwrite = info, list(modules), overwrite
         self.file = run_file(Path(runs_dir), info.run_id)
