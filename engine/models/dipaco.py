@@ -1,0 +1,472 @@
+"""DiPaCo: distributed path composition. A document takes one path, a path is one module a level.
+
+embed (shared) → levels of modules, each a few transformer blocks → unembedding (shared). The router
+decides once per document from its first tokens; at test time it may decide again every W tokens.
+
+Shapes: B documents, T tokens, S levels, P paths, C chunks between decisions, V vocabulary entries,
+D width, R (document, path) pairs that are run.
+Source: DiPaCo, sections 2.3 to 2.6 and 4.2 to 4.4.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int, Integer
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+
+from engine.errors import UserError
+from engine.models.blocks import Block
+from engine.models.dipaco_router import Base, DiPaCoRouter, Rerouter, nearest
+from engine.models.family import RoutedModel, Traced
+from engine.models.losses import linear_cross_entropy
+from engine.trace import ModuleInfo
+
+
+class DiPaCoConfig(BaseModel):
+    """One DiPaCo by value. ``levels=(1,)`` is a dense path, ``levels=(P,), own_ends=True`` a flat mixture."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    modality: Literal["text"] = "text"
+    task: Literal["predict"] = "predict"
+    width: int = Field(gt=0, description="D, width of the residual stream")
+    heads: int = Field(gt=0)
+    mlp_width: int = Field(gt=0)
+    levels: tuple[int, ...] = Field(min_length=1, description="K_l, modules of each level")
+    blocks: tuple[int, ...] = Field(min_length=1, description="transformer blocks of each level")
+    path_blocks: tuple[int, ...] = Field(
+        default=(), description="blocks, counted from 0 along a path, that every path owns instead of sharing"
+    )
+    own_ends: bool = Field(default=False, description="every path has its own embedding and unembedding")
+    router: Literal["kmeans", "product", "discriminative"] = "kmeans"
+    prefix: int = Field(default=32, gt=0, description="tokens that a document is routed by")
+    rerouter: bool = Field(default=False, description="a learned router that can decide at any token")
+    reroute_every: int | None = Field(default=None, gt=0, description="W, tokens between decisions; None: once")
+    vocab_size: int = Field(default=32_000, gt=1)
+    context: int = Field(default=1024, gt=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DiPaCoConfig:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if min(self.levels) < 1 or min(self.blocks) < 1:
+            raise ValueError(f"levels {self.levels} and blocks {self.blocks} must all be at least 1")
+        if len(self.blocks) != len(self.levels):
+            raise ValueError(f"blocks names {len(self.blocks)} levels, levels {len(self.levels)}: give one number each")
+        if not set(self.path_blocks) <= set(range(self.num_blocks)):
+            raise ValueError(f"path_blocks {self.path_blocks} are not all between 0 and {self.num_blocks - 1}")
+        for level, span in enumerate(self.spans):
+            if set(span) <= set(self.path_blocks):
+                raise ValueError(f"path_blocks {self.path_blocks} leave level {level} no block to share")
+        if self.router == "product" and self.width % len(self.levels):
+            raise ValueError(f"width {self.width} cannot be cut into {len(self.levels)} parts for router 'product'")
+        if self.prefix >= self.context:
+            raise ValueError(f"prefix {self.prefix} must be less than context {self.context}")
+        if self.reroute_every is not None and not self.rerouter:
+            raise ValueError(f"reroute_every {self.reroute_every} needs a learned router: set rerouter to true")
+        return self
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of one path."""
+        return sum(self.blocks)
+
+    @property
+    def spans(self) -> list[range]:
+        """The blocks of each level, counted along a path."""
+        ends = [sum(self.blocks[: i + 1]) for i in range(len(self.blocks))]
+        return [range(end - size, end) for end, size in zip(ends, self.blocks, strict=True)]
+
+    @property
+    def num_paths(self) -> int:
+        return math.prod(self.levels)
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.levels)
+
+    @property
+    def num_modules(self) -> int:
+        """Most modules of any level; a level numbers its own from 0."""
+        return max(self.levels)
+
+    @property
+    def top_k(self) -> int:
+        return 1
+
+    @property
+    def path_modules(self) -> Int[Tensor, "P S"]:
+        """The module of each path at each level; the first level is the most significant digit."""
+        # On the host even where a model is laid out on the meta device.
+        return torch.tensor(list(itertools.product(*(range(k) for k in self.levels))), device="cpu")
+
+    @property
+    def dense(self) -> DiPaCoConfig:
+        """One path of this model as a model of its own."""
+        return self.model_copy(
+            update=dict(
+                levels=(1,), blocks=(self.num_blocks,), path_blocks=(), own_ends=False, router="kmeans",
+                rerouter=False, reroute_every=None,
+            )
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DiPaCoOutput:
+    """Logits, and what the router decided for each chunk of each document."""
+
+    logits: Float[Tensor, "B T V"]
+    paths: Int[Tensor, "B C"]
+    scores: Float[Tensor, "B C P"]
+    chunks: Int[Tensor, " T"]
+    """chunk whose path made the logits of each position"""
+
+
+class Ends(nn.Module):
+    """Input and output of a path."""
+
+    def __init__(self, config: DiPaCoConfig) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(config.vocab_size, config.width)
+        self.positions = nn.Parameter(torch.zeros(config.context, config.width))
+        self.norm = nn.LayerNorm(config.width, bias=False)
+        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+
+    def start(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        return self.embed(ids) + self.positions[: ids.shape[1]]
+
+
+class PathModel(nn.Module):
+    """One path, a dense transformer: all that a worker ever holds of a DiPaCo."""
+
+    def __init__(self, ends: Ends, blocks: list[Block]) -> None:
+        super().__init__()
+        self.ends = ends
+        self.blocks = nn.ModuleList(blocks)
+
+    def hidden(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        """What the unembedding reads."""
+        h = self.ends.start(ids)
+        for block in self.blocks:
+            h = block(h, causal=True)
+        return self.ends.norm(h)
+
+    def forward(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
+        return self.ends.head(self.hidden(ids))
+
+    def training_loss(self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
+        """Mean cross-entropy over the positions with a target (not −100)."""
+        known = targets >= 0
+        return linear_cross_entropy(self.hidden(ids)[known], self.ends.head.weight, targets[known])
+
+
+def new_path(config: DiPaCoConfig) -> PathModel:
+    """A path of its own, initialised: truncated normal, 0.02."""
+    model = PathModel(Ends(config), [_block(config) for _ in range(config.num_blocks)])
+    _initialise(model)
+    return model
+
+
+class DiPaCo(RoutedModel):
+    """All modules of a DiPaCo and its router. Training never needs it whole; serving may."""
+
+    family: ClassVar[str] = "dipaco"
+    Config: ClassVar[type[BaseModel]] = DiPaCoConfig
+    WEIGHT_SEMANTICS: ClassVar[dict[str, Any]] = {
+        "score_function": "linear in the mean hidden state of the first tokens under the base model "
+        "(nearest centroid or logistic regression)",
+        "order": "argmax over paths",
+        "renormalised": False,
+        "bias": "discriminative router: fitted so that documents spread over paths as they score best",
+        "shared_experts": 0,
+        "decision": "hard",
+        "unit": "sequence",
+        "reading": "step = level, module = that level's module on the path of the sequence (or of the chunk, "
+        "where it is routed again every W tokens); the weight is always 1",
+    }
+    KEEP_FLOAT32: ClassVar[tuple[str, ...]] = ("router.mean", "router.scale", "router.weight", "router.bias")
+
+    def __init__(self, config: DiPaCoConfig) -> None:
+        super().__init__()
+        self.config = config
+        num_paths = config.num_paths
+        self.ends = nn.ModuleList(Ends(config) for _ in range(num_paths if config.own_ends else 1))
+        shared = [[i for i in span if i not in config.path_blocks] for span in config.spans]
+        self.levels = nn.ModuleList(
+            nn.ModuleList(nn.ModuleList(_block(config) for _ in own) for _ in range(count))
+            for count, own in zip(config.levels, shared, strict=True)
+        )
+        self.own = nn.ModuleList(
+            nn.ModuleList(_block(config) for _ in config.path_blocks) for _ in range(num_paths)
+        )  # fmt: skip
+        shape = (config.width, config.heads, config.mlp_width)
+        base = Base(*shape, config.num_blocks, config.vocab_size, config.context)
+        rerouter = Rerouter(*shape, num_paths) if config.rerouter else None
+        _initialise(base)
+        self.router = DiPaCoRouter(base, num_paths, config.prefix, rerouter)
+        for part in (self.ends, self.levels, self.own):
+            _initialise(part)
+        self.register_buffer("path_modules", config.path_modules, persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        return self.router.mean.device
+
+    def places(self, path: int) -> list[tuple[str, int, int, int]]:
+        """Where each block of a path lives: ("levels", level, module, index) or ("own", path, 0, index)."""
+        modules = self.config.path_modules[path].tolist()
+        found = []
+        for level, span in enumerate(self.config.spans):
+            index = 0
+            for block in span:
+                if block in self.config.path_blocks:
+                    found.append(("own", path, 0, self.config.path_blocks.index(block)))
+                else:
+                    found.append(("levels", level, modules[level], index))
+                    index += 1
+        return found
+
+    def path_model(self, path: int) -> PathModel:
+        """One path as a model that shares its parameters with this one."""
+        blocks = [
+            self.own[a][index] if kind == "own" else self.levels[a][b][index]
+            for kind, a, b, index in self.places(path)
+        ]
+        return PathModel(self.ends[path if self.config.own_ends else 0], blocks)
+
+    def path_names(self, path: int) -> dict[str, str]:
+        """Name of each parameter in ``path_model(path)`` → its name in this model."""
+        prefixes = [
+            f"own.{a}.{index}" if kind == "own" else f"levels.{a}.{b}.{index}"
+            for kind, a, b, index in self.places(path)
+        ]
+        names = {}
+        for name, _ in self.path_model(path).named_parameters():
+            head, _, rest = name.partition(".")
+            if head == "ends":
+                names[name] = f"ends.{path if self.config.own_ends else 0}.{rest}"
+            else:
+                index, _, rest = rest.partition(".")
+                names[name] = f"{prefixes[int(index)]}.{rest}"
+        return names
+
+    def paths_through(self) -> dict[str, list[int]]:
+        """For each trained parameter the paths that use it."""
+        users: dict[str, list[int]] = {}
+        for path in range(self.config.num_paths):
+            for name in self.path_names(path).values():
+                users.setdefault(name, []).append(path)
+        return users
+
+    @torch.no_grad()
+    def start_from(self, base: PathModel) -> None:
+        """Every path, and the router's base, begin as this pre-trained path (Algorithm 1).
+
+        Raises:
+            UserError: the base has another width, depth, vocabulary or context.
+        """
+        state = {name: tensor.detach() for name, tensor in base.named_parameters()}
+        own = dict(self.named_parameters())
+        check_same_shape(state, {n: own[m] for n, m in self.path_names(0).items()})
+        for path in range(self.config.num_paths):
+            for name, mine in self.path_names(path).items():
+                own[mine].copy_(state[name])
+        for name, tensor in self.router.base.named_parameters():
+            tensor.copy_(state[name if name.startswith("blocks.") else f"ends.{name}"])
+
+    def decide(self, ids: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None
+               ) -> tuple[Int[Tensor, "B C"], Float[Tensor, "B C P"], Int[Tensor, " T"]]:  # fmt: skip
+        """Paths and scores of each chunk, and the chunk of each position.
+
+        Chunk 0 follows the document's router. Chunk c > 0 follows the learned router after the first
+        ``prefix + c·W`` tokens, and makes the predictions of the W tokens behind them.
+        """
+        config = self.config
+        chunks = chunk_of_position(ids.shape[1], config.prefix, config.reroute_every).to(ids.device)
+        scores = [self.router.scores(self.router.features(ids, valid)).unsqueeze(1)]
+        if (last := int(chunks[-1])) > 0:
+            ends = config.prefix + config.reroute_every * torch.arange(1, last + 1, device=ids.device) - 1
+            scores.append(self.router.running_scores(ids)[:, ends])
+        scores_BCP = torch.cat(scores, dim=1)
+        paths = nearest(scores_BCP.flatten(0, 1)).view(scores_BCP.shape[:2])
+        return paths, scores_BCP, chunks
+
+    def hidden(self, ids: Int[Tensor, "R T"], paths: Int[Tensor, " R"]) -> Float[Tensor, "R T D"]:
+        """Each sequence through its path, up to what the unembedding reads; grouped by module."""
+        end_R = paths if self.config.own_ends else torch.zeros_like(paths)
+        h = grouped(ids, end_R, lambda x, i: self.ends[i].start(x))
+        for level, span in enumerate(self.config.spans):
+            module_R, index = self.path_modules[paths, level], 0
+            for block in span:
+                if block in self.config.path_blocks:
+                    own = self.config.path_blocks.index(block)
+                    h = grouped(h, paths, lambda x, i, own=own: self.own[i][own](x, causal=True))
+                else:
+                    modules = self.levels[level]
+                    h = grouped(h, module_R, lambda x, i, m=modules, n=index: m[i][n](x, causal=True))
+                    index += 1
+        return grouped(h, end_R, lambda x, i: self.ends[i].norm(x))
+
+    def forward(
+        self,
+        inputs: Int[Tensor, "B T"],
+        paths: Int[Tensor, "B C"] | None = None,
+        valid: Bool[Tensor, "B T"] | None = None,
+    ) -> DiPaCoOutput:
+        """Next-token logits. ``paths`` overrides the router's choice for each chunk.
+
+        A chunk's logits come from its path run over the whole text before it: switching paths means
+        reading the text again, as section 6 of the paper says.
+        """
+        with torch.no_grad():
+            chosen, scores_BCP, chunks = self.decide(inputs, valid)
+        paths = chosen if paths is None else paths
+        rows = torch.arange(len(inputs), device=inputs.device).unsqueeze(1).expand_as(paths)
+        pairs_R, pair_BC = torch.unique(rows * self.config.num_paths + paths, return_inverse=True)
+        path_R = pairs_R % self.config.num_paths
+        h = self.hidden(inputs[pairs_R // self.config.num_paths], path_R)
+        positions = torch.arange(inputs.shape[1], device=inputs.device)
+        h = h[pair_BC[:, chunks], positions]
+        if not self.config.own_ends:
+            return DiPaCoOutput(self.ends[0].head(h), paths, scores_BCP, chunks)
+        flat = grouped(h.flatten(0, 1), paths[:, chunks].flatten(), lambda x, i: self.ends[i].head(x))
+        return DiPaCoOutput(flat.view(*h.shape[:2], -1), paths, scores_BCP, chunks)
+
+    def trace(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None = None) -> Traced:
+        """Logits and ribbons; a token's path is the one that predicted its successor."""
+        output = self(inputs, valid=valid)
+        path_BT = output.paths[:, output.chunks]
+        entropy_BCS = self.level_entropy(output.scores)
+        ids = self.path_modules[path_BT].unsqueeze(-1)
+        return Traced(
+            logits=output.logits,
+            module_ids=ids.to(torch.uint8 if self.config.num_modules <= 256 else torch.int16),
+            weights=torch.ones(ids.shape, device=ids.device),
+            gate_entropy=entropy_BCS[:, output.chunks],
+            flops=self.token_flops(ids, valid).to(ids.device),
+        )
+
+    def level_entropy(self, scores: Float[Tensor, "B C P"]) -> Float[Tensor, "B C S"]:
+        """Entropy of the choice of module at each level; NaN where scores are distances, not logits."""
+        probs = scores.float().softmax(dim=-1)
+        levels = []
+        for level, count in enumerate(self.config.levels):
+            member_PK = nn.functional.one_hot(self.path_modules[:, level], count).to(probs.dtype)
+            levels.append(torch.special.entr(probs @ member_PK).sum(dim=-1))
+        entropy = torch.stack(levels, dim=-1)
+        if self.config.router != "discriminative":
+            entropy[:, 0] = float("nan")
+        return entropy
+
+    def module_table(self) -> list[ModuleInfo]:
+        """Every level's modules; blocks that paths own are chosen with the path and not listed."""
+        rows = []
+        for level, modules in enumerate(self.levels):
+            for index, blocks in enumerate(modules):
+                rows.append(
+                    ModuleInfo(
+                        step=level, module=index, name=f"level {level} module {index}", kind="block",
+                        num_params=sum(p.numel() for p in blocks.parameters()),
+                        flops_per_token=_block_flops(self.config) * len(blocks),
+                    )
+                )  # fmt: skip
+        return rows
+
+    def token_flops(self, module_ids: Integer[Tensor, "B T S K"], valid: Bool[Tensor, "B T"] | None = None
+                    ) -> Float[Tensor, "B T"]:  # fmt: skip
+        """Projections and causal attention of one path's blocks: all paths cost the same.
+
+        Reading the text again after a re-route is not counted.
+        """
+        batch, tokens = module_ids.shape[:2]
+        keys_T = torch.arange(1, tokens + 1, dtype=torch.float32)
+        per_token = self.config.num_blocks * (_block_flops(self.config) + 4 * self.config.width * keys_T)
+        flops = per_token.expand(batch, tokens).clone()
+        return flops if valid is None else flops * valid.cpu()
+
+    def training_loss(self, inputs: Tensor, targets: Tensor, label_smoothing: float = 0.0
+                      ) -> tuple[Float[Tensor, ""], Int[Tensor, " B"]]:  # fmt: skip
+        """Mean cross-entropy of documents on their own paths, all paths in one step (section 4.5).
+
+        The paper's own training is ``engine.train.dipaco``: paths apart for many iterations.
+        """
+        with torch.no_grad():
+            features = self.router.features(inputs)
+            paths = nearest(self.router.scores(features)).squeeze(1)
+        h = self.hidden(inputs, paths)
+        known = targets >= 0
+        if not self.config.own_ends:
+            return linear_cross_entropy(h[known], self.ends[0].head.weight, targets[known]), paths
+        total = h.new_zeros(())
+        for path in paths.unique().tolist():
+            own = known & (paths == path).unsqueeze(1)
+            loss = linear_cross_entropy(h[own], self.ends[path].head.weight, targets[own])
+            total = total + loss * (own.sum() / known.sum())
+        return total, paths
+
+    def training_numbers(self, routing: Int[Tensor, " B"]) -> dict[str, float]:
+        return {"paths_used": float(routing.unique().numel())}
+
+
+def chunk_of_position(tokens: int, prefix: int, every: int | None) -> Int[Tensor, " T"]:
+    """The decision that each position's prediction follows.
+
+    Position t predicts token t+1. Tokens 0 … prefix+W−1 belong to chunk 0, the next W to chunk 1, ….
+    """
+    if every is None:
+        return torch.zeros(tokens, dtype=torch.long)
+    return (torch.arange(1, tokens + 1) - prefix).clamp(min=0) // every
+
+
+def grouped(x: Tensor, key: Int[Tensor, " R"], apply: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """``apply(rows, key)`` on the rows of each key, put back in their order."""
+    keys = key.unique().tolist()
+    if len(keys) == 1:
+        return apply(x, keys[0])
+    rows = [(key == k).nonzero().squeeze(1) for k in keys]
+    parts = [apply(x[r], k) for r, k in zip(rows, keys, strict=True)]
+    return torch.cat(parts)[torch.cat(rows).argsort()]
+
+
+def check_same_shape(given: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    """UserError that names the field in which a base and a model differ."""
+    embed, mine = given["ends.embed.weight"].shape, wanted["ends.embed.weight"].shape
+    depth = [len({n.split(".")[1] for n in names if n.startswith("blocks.")}) for names in (given, wanted)]
+    for field, a, b in (
+        ("width", embed[1], mine[1]), ("vocab_size", embed[0], mine[0]), ("blocks", *depth),
+        ("context", len(given["ends.positions"]), len(wanted["ends.positions"])),
+    ):  # fmt: skip
+        if a != b:
+            raise UserError(f"the base has {field} {a}, the model {b}: they must be equal", field=field)
+    for name, tensor in wanted.items():
+        if given[name].shape != tensor.shape:
+            raise UserError(
+                f"the base's {name} is {tuple(given[name].shape)}, the model's {tuple(tensor.shape)}: "
+                "mlp_width must be equal", field="mlp_width",
+            )  # fmt: skip
+
+
+def _block(config: DiPaCoConfig) -> Block:
+    return Block("transformer", config.width, config.heads, config.mlp_width)
+
+
+def _block_flops(config: DiPaCoConfig) -> int:
+    """Projections of one block for one token, 2 FLOPs a multiply-add."""
+    return 8 * config.width**2 + 4 * config.width * config.mlp_width
+
+
+def _initialise(root: nn.Module) -> None:
+    for module in root.modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+            if getattr(module, "bias", None) is not None:
+                nn.init.zeros_(module.bias)
+        if isinstance(module, (Ends, Base)):
+            nn.init.trunc_normal_(module.positions, std=0.02)
