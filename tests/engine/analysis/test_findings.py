@@ -1,0 +1,72 @@
+"""What runs say of soft routers: known answers on made-up samples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.analysis.findings import SoftSamples, connections, gates
+from engine.store import Run
+from engine.store.findings import plain
+from tests.engine.store.test_store_soft import seal
+
+AXES = {"source": ("layer 0", "layer 1", "text input"), "target": ("layer 0", "layer 1", "words")}
+
+
+def samples(values: np.ndarray, labels: list[str | None], **axes) -> SoftSamples:
+    n = len(labels)
+    return SoftSamples(values.astype(np.float32), labels, np.zeros(n), np.ones(n), axes)
+
+
+def by_label(rng: np.random.Generator, shape: tuple[int, ...], labels: list[str], apart: float) -> np.ndarray:
+    centres = {label: rng.random(shape) for label in sorted(set(labels))}
+    return np.stack([0.5 * (1 - apart) + apart * centres[label] + 0.02 * rng.random(shape) for label in labels])
+
+
+def test_labels_with_connections_of_their_own_are_found_and_others_are_not():
+    rng = np.random.default_rng(0)
+    labels = ["german", "swahili", "chinese"] * 8
+    apart = connections(samples(by_label(rng, (3, 3, 3), labels, 0.8), labels, **AXES))
+    alike = connections(samples(by_label(rng, (3, 3, 3), labels, 0.0), labels, **AXES))
+    assert apart["num_hidden"] == 2
+    assert apart["separation"]["ratio"] > 5
+    assert apart["separation"]["p_value"] < 0.01
+    assert apart["nearest_label_accuracy"] == 1.0
+    assert alike["separation"]["p_value"] > 0.05
+    assert 0 < apart["self_share"] < 1
+
+
+def test_without_labels_the_comparison_is_left_out():
+    found = connections(samples(np.random.default_rng(0).random((5, 3, 3, 3)), [None] * 5, **AXES))
+    assert "separation" not in found
+    assert "stability" in found
+
+
+def test_gates_name_the_heads_that_tell_domains_apart_and_keep_sample_numbers():
+    rng = np.random.default_rng(1)
+    labels: list[str | None] = ["code", "prose", None] * 10
+    values = 0.5 + 0.01 * rng.random((30, 4, 2, 3))
+    values[[i for i, label in enumerate(labels) if label == "code"], 2, 1] += 0.4
+    found = gates(samples(values, labels))
+    assert found["specialists"][0]["layer"] == 2 or {"layer": 2, "head": 1} in [
+        {"layer": row["layer"], "head": row["head"]} for row in found["specialists"]
+    ]
+    assert np.unravel_index(np.argmax(found["variance"]), (4, 2)) == (2, 1)
+    assert found["centroid_accuracy"]["accuracy"] == 1.0
+    assert [point["sample"] for point in found["pca"]["points"][:3]] == [0, 1, 3]
+
+
+def test_findings_are_sealed_and_served_with_the_run(tmp_path: Path):
+    edges = by_label(np.random.default_rng(0), (2, 3, 3), ["a", "b"] * 3, 0.8)
+    with Run.open(seal(tmp_path, edges=edges.astype(np.float32))) as run:
+        found = run.info()["findings"]
+    assert found["connections"]["num_hidden"] == 2
+    assert found["connections"]["separation"]["labels"] == ["german", "swahili"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), np.float32("nan")])
+def test_what_is_not_finite_becomes_null(value):
+    assert json.dumps(plain({"a": [value, np.arange(2)]}), allow_nan=False) == '{"a": [null, [0, 1]]}'
