@@ -10,6 +10,7 @@ from fastapi import Depends, FastAPI
 
 from backend import __version__, problems
 from backend.docs_page import docs_router
+from backend.head import HeadAsGet
 from backend.metrics import Measured
 from backend.paging import refuse_unknown_keys
 from backend.routes import exports, models, paths, runs, samples, service, soft, traces
@@ -59,6 +60,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(docs_router())
     for part in (runs, paths, samples, soft, exports, models, traces):
         app.include_router(part.router, prefix=PREFIX)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(Measured, metrics=services.metrics)
     app.add_middleware(Guard, settings=settings)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]

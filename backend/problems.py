@@ -140,6 +140,8 @@ def from_http(error: HTTPException, request: Request) -> Problem:
         return Problem(404, "not-found", f"There is nothing at {request.url.path[:200]}; /docs lists what there is.")
     if error.status_code == 405:
         allowed = headers.get("allow", "another method")
+        if allowed == "GET":
+            allowed = headers["allow"] = "GET, HEAD"
         return Problem(
             405,
             "method-not-allowed",

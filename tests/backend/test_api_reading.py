@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -47,6 +49,46 @@ def test_every_question_is_answered_as_documented(api: Served, run: str, path: s
     body = model.model_validate(answer.json())
     assert undocumented(body) == []
     assert body.model_dump(exclude_unset=True) == answer.json()
+
+
+HEADS = ["", "/flow?limit=5", "/samples/0/image", "/samples/999", "/flow?nothing=1", "/export/token.parquet"]
+
+
+@pytest.mark.parametrize("path", [f"{API}/runs", "/healthz", "/docs", *(f"{API}/runs/vision{path}" for path in HEADS)])
+def test_head_is_get_without_a_body(api: Served, path: str) -> None:
+    """Status and headers are those of GET, errors included; the connection stays in step."""
+    head, get = api.client.head(path), api.client.get(path)
+    assert head.status_code == get.status_code
+    assert head.content == b""
+    changing = ("date", "content-length") if path == "/healthz" else ("date",)
+    assert {k: v for k, v in head.headers.items() if k not in changing} == {
+        k: v for k, v in get.headers.items() if k not in changing
+    }
+    if "etag" in get.headers:
+        assert api.client.head(path, headers={"if-none-match": get.headers["etag"]}).status_code == 304
+    assert f'method="HEAD",route="{template(path)}"' in api.client.get("/metrics").text
+
+
+def template(path: str) -> str:
+    """The route of one of the addresses above, as the metrics name it."""
+    path = path.partition("?")[0].removeprefix(API).replace("/runs/vision", "/runs/{run}")
+    return path.replace("token.parquet", "{table}.{format}").replace("/0/", "/{sample}/").replace("/999", "/{sample}")
+
+
+def test_head_of_an_export_does_not_stream_it(api: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks: list[int] = []
+
+    def endless(self: Run, table: str, file_format: str) -> Iterator[bytes]:
+        while True:
+            chunks.append(len(chunks))
+            yield b"row\n"
+
+    monkeypatch.setattr(Run, "export", endless)
+    assert api.client.head(f"{API}/runs/vision/export/token.csv").status_code == 200
+    time.sleep(1.0)
+    made = len(chunks)
+    time.sleep(0.3)
+    assert len(chunks) == made
 
 
 def undocumented(shape: schemas.Shape) -> list[str]:

@@ -148,7 +148,7 @@ def test_unknown_addresses(api: Served, path: str) -> None:
 def test_wrong_method_says_what_is_possible(api: Served) -> None:
     answer = api.client.post(f"{API}/runs")
     assert "GET" in problem(answer, 405)["detail"]
-    assert answer.headers["allow"] == "GET"
+    assert answer.headers["allow"] == "GET, HEAD"
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
