@@ -105,7 +105,8 @@ class Interventions:
     knocked_out: tuple[tuple[int, int], ...] = ()
     """(layer, head) whose output is nothing at all"""
     gates: Float[Tensor, "B P L H K"] | None = None
-    """gates of another forward pass (``DirectionalOutput.gates``), used in place of the model's own"""
+    """gates of another forward pass (``DirectionalOutput.gates``), used in place of the model's own; one
+    sequence or one decision stands for all"""
     gate_layers: tuple[int, ...] | None = None
     """layers that take the foreign gates; None: all"""
     pooling: Pooling | None = None
@@ -158,13 +159,13 @@ class Interventions:
         """
         if self.gates is not None and (self.gate_layers is None or layer in self.gate_layers):
             foreign = self.gates[:, :, layer].to(gates)
-            fits = foreign.shape[0] == gates.shape[0] and foreign.shape[1] in (1, gates.shape[1])
+            fits = foreign.shape[0] in (1, gates.shape[0]) and foreign.shape[1] in (1, gates.shape[1])
             if not fits:
                 raise UserError(
                     f"the gates to put in are for {tuple(foreign.shape[:2])} sequences and decisions, "
                     f"this pass has {tuple(gates.shape[:2])}; average them over positions first", field="gates",
                 )  # fmt: skip
-            gates = foreign
+            gates = foreign.expand(gates.shape[0], -1, -1, -1)
         for edit in self.edits:
             if edit.layer in (None, layer):
                 gates = gates.clone()
