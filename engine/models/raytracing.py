@@ -12,15 +12,16 @@ Source: "Ray-Tracing for Conditionally Activated Neural Networks", sections 2 an
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.errors import UserError
-from engine.models.family import RoutedModel, Traced
+from engine.models.family import Controls, RoutedModel, Traced
 from engine.models.raytracing_relax import EXECUTIONS, RayTracingOutput
 from engine.models.raytracing_wires import RayTracingConfig
 from engine.trace import ModuleInfo
@@ -37,6 +38,15 @@ class FeatureExtractor(nn.Sequential):
             if i in config.conv_pools:
                 layers.append(nn.MaxPool2d(2))
         super().__init__(*layers, nn.Flatten())
+
+
+class RayTracingControls(Controls):
+    """Where the relaxation of a trained network ends; with both, at one threshold step for every sample."""
+
+    theta_out: float | None = Field(
+        default=None, gt=0, le=1000, description="θ_out, the signal at the output at which a sample stops"
+    )
+    theta_steps: int | None = Field(default=None, ge=1, le=1000, description="most threshold steps")
 
 
 class OnFeatures(nn.Module):
@@ -65,8 +75,9 @@ class OnFeatures(nn.Module):
 
     @property
     def trainable_params(self) -> int:
-        """Parameters, the convolutions excepted."""
-        return sum(p.numel() for p in self.parameters() if p.requires_grad)
+        """Parameters, the convolutions excepted, whether or not a loaded checkpoint still trains them."""
+        frozen = sum(p.numel() for p in self.convolutions.parameters())
+        return sum(p.numel() for p in self.parameters()) - frozen
 
 
 class MLPTwin(OnFeatures):
@@ -92,6 +103,7 @@ class RayTracing(OnFeatures, RoutedModel):
 
     family = "raytracing"
     Config = RayTracingConfig
+    Controls = RayTracingControls
     WEIGHT_SEMANTICS = {
         "score_function": "firing rate: the sum of the signals that reach a block",
         "order": "every block whose rate exceeds the threshold fires",
@@ -159,26 +171,36 @@ class RayTracing(OnFeatures, RoutedModel):
         return torch.cat([size * scores.softmax(dim=1) for scores, size in parts], dim=1)
 
     def relax(
-        self, features: Float[Tensor, "B F"], *, theta_out: float | None = None, keep_steps: bool = False
+        self,
+        features: Float[Tensor, "B F"],
+        *,
+        theta_out: float | None = None,
+        theta_steps: int | None = None,
+        keep_steps: bool = False,
     ) -> RayTracingOutput:
         """Let θ fall until the output fires, each sample by itself.
 
-        ``theta_out`` replaces the configured one (``inf``: go on to the cap); ``keep_steps`` also gives
-        ``step_logits``. Always in float32: a threshold must not depend on the batch's precision.
+        ``theta_out`` replaces the configured one (``inf``: go on to the cap), ``theta_steps`` lowers the
+        cap; ``keep_steps`` also gives ``step_logits``. Always in float32: a threshold must not depend on
+        the batch's precision.
+
+        Raises:
+            UserError: a cap below 1 or above the configured one.
         """
-        run = EXECUTIONS[self.execution]
-        limit = self.config.theta_out if theta_out is None else theta_out
+        config = self.config
+        cap = config.theta_steps if theta_steps is None else theta_steps
+        if not 1 <= cap <= config.theta_steps:
+            raise UserError(f"theta_steps {cap} is not between 1 and {config.theta_steps}", field="theta_steps")
+        limit = config.theta_out if theta_out is None else theta_out
         with torch.autocast(features.device.type, enabled=False):
-            return run(self, self.inputs(features.float()), limit, keep_steps)
+            return EXECUTIONS[self.execution](self, self.inputs(features.float()), limit, cap, keep_steps)
 
     def logits_of(self, features: Float[Tensor, "B F"]) -> Float[Tensor, "B C"]:
         return self.relax(features).logits
 
-    def forward(
-        self, images: Float[Tensor, "B channels H W"], *, theta_out: float | None = None, keep_steps: bool = False
-    ) -> RayTracingOutput:
-        """Images to logits; see ``relax``."""
-        return self.relax(self.features(images), theta_out=theta_out, keep_steps=keep_steps)
+    def forward(self, images: Float[Tensor, "B channels H W"], **options: Any) -> RayTracingOutput:
+        """Images to logits; ``options`` are those of ``relax``."""
+        return self.relax(self.features(images), **options)
 
     def training_loss(
         self, inputs: Tensor, targets: Tensor, label_smoothing: float = 0.0
@@ -194,14 +216,20 @@ class RayTracing(OnFeatures, RoutedModel):
             "theta_steps": float(routing.theta_steps.float().mean()),
         }
 
-    def trace(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None = None) -> Traced:
+    def trace(
+        self,
+        inputs: Tensor,
+        valid: Bool[Tensor, "B T"] | None = None,
+        theta_out: float | None = None,
+        theta_steps: int | None = None,
+    ) -> Traced:
         """An image is one token, a layer one step; all its blocks by weight, on or off, and the firing rates.
 
         The weight of a block is its largest rate where it fired, its last rate elsewhere, at most 1. A
         block that never fired had a rate of at most θ at the last step, so those that fired come first.
         Gate entropy is NaN: no router spreads one unit over the blocks.
         """
-        output, config = self(inputs), self.config
+        output, config = self(inputs, theta_out=theta_out, theta_steps=theta_steps), self.config
         rates_BP = torch.where(output.fired, output.rates.amax(dim=1), output.last_rates)
         shape = (len(inputs), 1, config.layers, config.blocks)
         rates_BTSK, order = rates_BP.view(shape).sort(dim=-1, descending=True, stable=True)

@@ -48,7 +48,7 @@ class RayTracingOutput:
         return (self.rates > 0).any(dim=1)
 
 
-def relax_batched(model: RayTracing, inputs: Float[Tensor, "B I"], limit: float, keep_steps: bool
+def relax_batched(model: RayTracing, inputs: Float[Tensor, "B I"], limit: float, cap: int, keep_steps: bool
                    ) -> RayTracingOutput:  # fmt: skip
     """All samples that still run, all blocks, at once; samples lie in the last dimension, so rows are gathered."""
     config, count, device = model.config, len(inputs), inputs.device
@@ -61,7 +61,7 @@ def relax_batched(model: RayTracing, inputs: Float[Tensor, "B I"], limit: float,
     reached = torch.zeros(count, dtype=torch.bool, device=device)
     arrived = inputs.new_zeros(config.theta_steps, count, len(model.output_wires)) if keep_steps else None
     running, finished, theta = torch.arange(count, device=device), [], config.theta
-    for step in range(config.theta_steps):
+    for step in range(cap):
         signals = torch.cat([inputs_IB, wires, zero[:, : len(running)]])
         z_PEB = signals.index_select(0, model.wires_PE.flatten()).unflatten(0, model.wires_PE.shape)
         r_PB = z_PEB.sum(dim=1)
@@ -75,7 +75,7 @@ def relax_batched(model: RayTracing, inputs: Float[Tensor, "B I"], limit: float,
             arrived[step:, running] = out_OB.detach().T  # and at all later steps, unless they say otherwise
         over = out_OB.detach().sum(dim=0) > limit
         reached[running] = over
-        stop = over if step + 1 < config.theta_steps else torch.ones_like(over)
+        stop = over if step + 1 < cap else torch.ones_like(over)
         if stop.all():
             finished.append((running, out_OB.T))
             break
@@ -89,7 +89,7 @@ def relax_batched(model: RayTracing, inputs: Float[Tensor, "B I"], limit: float,
     return RayTracingOutput(logits, rates, last_rates, steps, reached, step_logits)
 
 
-def relax_naive(model: RayTracing, inputs: Float[Tensor, "B I"], limit: float, keep_steps: bool
+def relax_naive(model: RayTracing, inputs: Float[Tensor, "B I"], limit: float, cap: int, keep_steps: bool
                  ) -> RayTracingOutput:  # fmt: skip
     """Sample by sample, block by block, straight from the equations; a silent block is not computed."""
     config = model.config
@@ -98,7 +98,7 @@ def relax_naive(model: RayTracing, inputs: Float[Tensor, "B I"], limit: float, k
     for sample in inputs:
         signal = list(sample) + [sample.new_zeros(())] * (config.num_blocks * config.width)
         rates, said, theta = [], [], config.theta
-        for _ in range(config.theta_steps):
+        for _ in range(cap):
             after, row, rate = list(signal), 0, []
             for block, wires in enumerate(sources):
                 z = torch.stack([signal[w] for w in wires]) if wires else sample.new_zeros(0)

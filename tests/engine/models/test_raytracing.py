@@ -272,6 +272,25 @@ def test_a_higher_limit_lets_theta_fall_further():
     stopped = model(x, theta_out=4.0)
     at = torch.arange(30), stopped.theta_steps - 1
     torch.testing.assert_close(full.step_logits[at], stopped.logits, atol=1e-5, rtol=1e-5)
+    third = model(x, theta_out=math.inf, theta_steps=3)
+    torch.testing.assert_close(third.logits, full.step_logits[:, 2], atol=1e-5, rtol=1e-5)
+    assert third.theta_steps.tolist() == [3] * 30
+
+
+def test_controls_end_the_relaxation_of_a_trace():
+    model = lively(small(theta_out=0.5)).eval()
+    x = images(4, model.config)
+    held = model.trace_with(x, None, model.read_controls({"theta_out": 900, "theta_steps": 2}))
+    assert (held.blocks[:, 2:] == 0).all()
+    assert held.blocks.shape == (4, 44, 9)
+    torch.testing.assert_close(held.logits, model(x, theta_out=900.0, theta_steps=2).logits)
+    plain = model.trace_with(x, None, model.read_controls(None))
+    torch.testing.assert_close(plain.logits, model(x).logits)
+    with pytest.raises(UserError, match="theta_out") as error:
+        model.read_controls({"theta_out": -1})
+    assert error.value.field == "theta_out"
+    with pytest.raises(UserError, match="theta_steps 45 is not between 1 and 44"):
+        model.trace(x, theta_steps=45)
 
 
 def test_the_trace_reads_every_block_as_on_or_off():
