@@ -3,9 +3,9 @@
     for sample in open_dataset("pictures/", "vision", limit=100): ...
 
 A folder of images (sub-folders are labels), a Parquet file or a folder of them, JSONL, text files, one
-image, one text, or what is bundled (``bundled:scenes``, ``bundled:photos``, ``bundled:texts``). Labels
-are read when the set is opened, contents only while iterating, a few at a time. Pickles and URLs are
-never opened.
+image, one text, or what is bundled (``bundled:scenes``, ``bundled:photos``, ``bundled:digits``,
+``bundled:texts``). Labels are read when the set is opened, contents only while iterating, a few at a
+time. Pickles and URLs are never opened.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ __all__ = ["BUNDLED", "Dataset", "Sample", "open_dataset", "spread_rows"]
 BUNDLED: Final[dict[str, Modality]] = {
     "bundled:scenes": "vision",
     "bundled:photos": "vision",
+    "bundled:digits": "vision",
     "bundled:texts": "text",
 }
 _REFUSED: Final = {

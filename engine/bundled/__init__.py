@@ -1,4 +1,4 @@
-"""Samples that need no download: drawn scenes, crops of photographs, texts that Python ships."""
+"""Samples that need no download: drawn scenes, crops of photographs, handwritten digits, texts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from engine.sources.sample import Source
 
 
 def open_bundled(name: str) -> Source:
-    """The source behind ``bundled:scenes``, ``bundled:photos`` or ``bundled:texts``; KeyError otherwise."""
+    """The source behind ``bundled:scenes`` and so on (``engine.datasets.BUNDLED`` has all); KeyError otherwise."""
     if name == "bundled:scenes":
         from engine.bundled.scenes import SceneSource
 
@@ -15,6 +15,10 @@ def open_bundled(name: str) -> Source:
         from engine.bundled.photos import PhotoSource
 
         return PhotoSource()
+    if name == "bundled:digits":
+        from engine.bundled.digits import DigitSource
+
+        return DigitSource()
     if name == "bundled:texts":
         from engine.bundled.texts import StandardLibrarySource
 
