@@ -24,6 +24,7 @@ MEASURES = ("compute", "reuse", "loss", "gate_entropy")
 ORDERS = ("rank", "compute", "reuse")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _NODE = re.compile(r"\d{1,4}\.\d{1,6}")
+_CHANGE = re.compile(r"[a-z_]{1,40}:[A-Za-z0-9_.+-]{1,200}")
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,10 @@ class Selection:
     """Family: the layer that is looked at"""
     other: str | None = None
     """Family: a second label beside ``label``"""
+    gate: str | None = None
+    """Family, Directional: ``layer.head.direction`` whose words are shown"""
+    controls: tuple[str, ...] = ()
+    """Family: ``name:value`` of what is changed when the sample is run again"""
 
     def change(self, **changes: Any) -> Selection:
         """A copy with other values. What only made sense before the change is dropped: another run forgets
@@ -175,6 +180,19 @@ def _nodes(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(parts))
 
 
+def _gate(text: str) -> str:
+    if not re.fullmatch(r"\d{1,4}\.\d{1,4}\.\d{1,4}", text):
+        raise ValueError
+    return text
+
+
+def _changes(text: str) -> tuple[str, ...]:
+    parts = text.split(",")
+    if len(parts) > 16 or not all(_CHANGE.fullmatch(part) for part in parts):
+        raise ValueError
+    return tuple(dict.fromkeys(parts))
+
+
 def _ranks(text: str) -> tuple[int, ...]:
     ranks = tuple(dict.fromkeys(_natural(part) for part in text.split(",")))
     if len(ranks) > 32 or 0 in ranks:
@@ -205,4 +223,6 @@ _READERS = {
     "light": _natural,
     "layer": _natural,
     "other": lambda text: text[:500] or None,
+    "gate": _gate,
+    "controls": _changes,
 }

@@ -106,6 +106,10 @@ PRINT = Theme(
 THEMES = {theme.name: theme for theme in (LIGHT, DARK, PRINT)}
 
 
+DIVERGING = {"light": ("#1f66b5", "#b0124f"), "dark": ("#6db3ff", "#ff86ab")}
+"""less and more of a difference: blue and rose, told apart with every common colour blindness"""
+
+
 def theme_named(name: str | Theme) -> Theme:
     """``light``, ``dark`` or ``print``; a Theme passes through."""
     if isinstance(name, Theme):
@@ -120,6 +124,19 @@ def cdf_scale(theme: str | Theme) -> alt.Scale:
     two, Vega would use the first two colours."""
     stops = theme_named(theme).cdf
     return alt.Scale(type="linear", domain=_positions(len(stops)), range=list(stops), interpolate="rgb", clamp=True)
+
+
+def diverging_scale(most: float, theme: str | Theme, *, middle: str | None = None) -> alt.Scale:
+    """The scale of every difference: less – equal – more, the page's colour (or ``middle``) at zero."""
+    look = theme_named(theme)
+    less, more = DIVERGING["dark" if look.name == "dark" else "light"]
+    return alt.Scale(
+        type="linear",
+        domain=[-most, 0, most],
+        range=[less, middle or look.background, more],
+        interpolate="lab",
+        clamp=True,
+    )
 
 
 def cdf_colour(cdf: float, theme: str | Theme) -> str:
