@@ -1,0 +1,152 @@
+"""From labelled texts to a shipped H-Model and a run of it: held-out texts, resuming, card, edges in the store."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from engine.checkpoint import build_model, read_checkpoint
+from engine.datasets import Sample
+from engine.errors import UserError
+from engine.models.dna import DNA
+from engine.models.hmodel import HModel
+from engine.store import Run
+from engine.tracing import load_model, trace_samples
+from engine.train.hmodel import HMODEL_RECIPES, load_languages, note, ship, tokenizer_for
+from engine.train.loop import train
+
+CPU = torch.device("cpu")
+WORDS = {"one": "red green blue", "two": "eins zwei drei vier", "three": "ein anderes Wort"}
+
+
+def write(data, name: str, rows: list[tuple[str, str]]) -> None:
+    (data / "text").mkdir(exist_ok=True, parents=True)
+    table = pa.table({"text": [text for text, _ in rows], "language": [language for _, language in rows]})
+    pq.write_table(table, data / "text" / name)
+
+
+@pytest.fixture
+def data(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [(f"{i} " + " ".join(rng.choice(WORDS[name].split(), 12)), name) for i in range(20) for name in WORDS]
+    rng.shuffle(rows)
+    write(tmp_path, "languages_train.parquet", [tuple(row) for row in rows])
+    write(tmp_path, "languages_val.parquet", [("red green", "one"), ("eins zwei drei", "two")] * 8)
+    return tmp_path
+
+
+def small_recipe(tokenizer, iterations: int = 4):
+    recipe = HMODEL_RECIPES["hmodel-languages"]
+    changes = {"width": 16, "heads": 2, "mlp_width": 16, "context": 8, "vocab_size": tokenizer.vocab_size,
+               "iterations": 2, "hidden": recipe.model.hidden[:2]}  # fmt: skip
+    return recipe.model_copy(update={"name": "small", "iterations": iterations, "batch_size": 4, "bfloat16": False,
+                                     "model": recipe.model.model_copy(update=changes)})  # fmt: skip
+
+
+def test_a_seeded_tenth_of_each_language_is_held_out(data):
+    languages = load_languages(data)
+    held, kept = languages.held_out, languages.train
+    assert [held.languages.count(name) for name in WORDS] == [2, 2, 2]
+    assert [kept.languages.count(name) for name in WORDS] == [18, 18, 18]
+    assert not set(held.texts) & set(kept.texts)
+    assert list(kept.languages) == sorted(kept.languages)
+    assert load_languages(data).held_out == held
+    written = pq.read_table(data / "text" / "languages_train.parquet")["text"].to_pylist()
+    assert set(held.texts) | set(kept.texts) == set(written)
+
+
+def test_the_tokenizer_never_sees_a_held_out_text(data, tmp_path):
+    languages = load_languages(data)
+    tokenizer = tokenizer_for(languages, tmp_path / "work", 300)
+    again = tokenizer_for(languages, tmp_path / "work", 999)
+    assert again.vocab_size == tokenizer.vocab_size  # the one that is there
+    corpus = languages.train.corpus(tokenizer)
+    assert int((corpus.ids == tokenizer.end_id).sum()) == 54
+
+
+def test_missing_or_too_few_texts_are_refused(tmp_path):
+    with pytest.raises(UserError, match="languages_train.parquet is not in the data folder"):
+        load_languages(tmp_path)
+    write(tmp_path, "languages_train.parquet", [("a b", "one"), ("c d", "one"), ("e f", "two")])
+    write(tmp_path, "languages_val.parquet", [("a", "one")])
+    with pytest.raises(UserError, match="language 'two' has 1 text"):
+        load_languages(tmp_path)
+
+
+def test_every_recipe_has_the_papers_sizes_and_the_same_batches():
+    models = {name: recipe.model for name, recipe in HMODEL_RECIPES.items()}
+    assert {(m.width, m.mlp_width) for m in models.values()} == {(128, 256)}
+    assert [(m.num_modules, m.iterations) for m in models.values() if hasattr(m, "hidden")] == [(4, 4), (6, 1)] * 2
+    assert [m.backbone for m in models.values() if not hasattr(m, "hidden")] == [1, 6]
+    rest = {recipe.model_dump_json(exclude={"name", "family", "model"}) for recipe in HMODEL_RECIPES.values()}
+    assert len(rest) == 1
+    with torch.device("meta"):
+        size = {name: sum(p.numel() for p in (HModel if hasattr(m, "hidden") else DNA)(m).parameters())
+                for name, m in models.items()}  # fmt: skip
+    assert size["hmodel-languages-wide"] / size["plain-languages-6"] == pytest.approx(1, abs=0.05)
+
+
+def test_training_goes_on_where_it_was_interrupted(data, tmp_path):
+    languages = load_languages(data)
+    tokenizer = tokenizer_for(languages, tmp_path / "work", 300)
+    corpora = languages.train.corpus(tokenizer), languages.held_out.corpus(tokenizer)
+    recipe = small_recipe(tokenizer)
+    whole = train(recipe, *corpora, tmp_path / "whole", device=CPU)
+
+    def stop(progress):
+        if progress.iteration == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, *corpora, tmp_path / "parts", device=CPU, on_progress=stop)
+    resumed = train(recipe, *corpora, tmp_path / "parts", device=CPU)
+    for (name, a), b in zip(whole.model.named_parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    assert {"mean_connection", "self_share", "val_loss"} <= resumed.history[-1].keys()
+
+
+def test_training_lowers_the_loss(data, tmp_path):
+    languages = load_languages(data)
+    tokenizer = tokenizer_for(languages, tmp_path / "work", 300)
+    corpora = languages.train.corpus(tokenizer), languages.held_out.corpus(tokenizer)
+    recipe = small_recipe(tokenizer, 60).model_copy(update={"warmup": 5})
+    history = train(recipe, *corpora, tmp_path / "run", device=CPU, check_every=5).history
+    assert history[-1]["val_loss"] < history[0]["val_loss"] - 0.5
+
+
+def test_a_shipped_model_is_traced_into_a_run_with_its_edges(data, tmp_path):
+    languages = load_languages(data)
+    tokenizer = tokenizer_for(languages, tmp_path / "work", 300)
+    run = train(small_recipe(tokenizer), languages.train.corpus(tokenizer), languages.held_out.corpus(tokenizer),
+                tmp_path / "work" / "small", device=CPU)  # fmt: skip
+    out = ship(run, languages, tokenizer, tmp_path / "models", "the command")
+    checkpoint = read_checkpoint(out)
+    assert checkpoint.validation["held_out"]["count"] > 0
+    card = (out / "card.md").read_text(encoding="utf-8")
+    assert "held-out tenth, six languages" in card
+    assert "the command" in card
+    note(out, {"beside": {"other": {"params": 10, "loss": 1.25, "accuracy": 0.5}}})
+    assert "| other | 0.00 M | 1.250 | 50.0% |" in (out / "card.md").read_text(encoding="utf-8")
+
+    texts = languages.held_out
+    samples = [Sample(image=None, text=text, label=label, source="") for text, label in
+               zip(texts.texts, texts.languages, strict=True)]  # fmt: skip
+    loaded = load_model("small", [tmp_path / "models"], "cpu")
+    path = trace_samples(loaded, samples, tmp_path / "runs", run_id="r", dataset="d")
+    with Run.open(path) as traced:
+        edges = traced.soft_arrays("edges")
+        answer, flow = traced.sample(0), traced.flow()
+    ids = torch.from_numpy(tokenizer.encode(texts.texts[0]).ids[:8])[None].long()
+    model = build_model(checkpoint)
+    with torch.inference_mode():
+        own = model.trace(ids)
+    first = answer["tokens"][0]
+    assert [step[0] for step in first["ribbon"]] == own.module_ids[0, 0, :, 0].tolist()
+    assert edges.shape == (6, 3, 3, 3)
+    assert np.isfinite(edges).all()
+    assert {(node["step"], node["module"]) for node in flow["nodes"] if node["count"]} >= {
+        (step, int(module)) for step, module in enumerate(own.module_ids[0, 0, :, 0])
+    }
