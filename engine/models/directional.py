@@ -317,6 +317,21 @@ class Directional(RoutedModel):
         sizes = {"layer": self.config.layers, "head": self.config.heads, "direction": self.config.directions}
         return {axis: tuple(f"{axis} {i}" for i in range(size)) for axis, size in sizes.items()}
 
+    def findings(self, token_texts: dict[int, str]) -> dict[str, Any]:
+        """The ten words that each direction writes most."""
+        if not self.config.directions or not token_texts:
+            return {}
+        from engine.analysis.directions import direction_vocabulary
+
+        best = direction_vocabulary(self, top=min(10, self.config.vocab_size)).token_ids
+        words = [
+            {"layer": layer, "head": head, "direction": k, "tokens": [token_texts.get(int(i), "") for i in ids]}
+            for layer, of_layer in enumerate(best)
+            for head, of_head in enumerate(of_layer)
+            for k, ids in enumerate(of_head)
+        ]
+        return {"gates": {"vocabulary": words}}
+
     def module_table(self) -> list[ModuleInfo]:
         """For every layer its directions, head by head, then their identity twins."""
         config, rows = self.config, []

@@ -490,3 +490,16 @@ def test_too_long_a_text_and_label_smoothing_are_refused():
     with pytest.raises(UserError, match="label_smoothing 0.1") as caught:
         Directional(small()).training_loss(tokens(), tokens(), 0.1)
     assert caught.value.field == "label_smoothing"
+
+
+def test_a_run_carries_the_words_of_every_direction():
+    model = Directional(small())
+    texts = {i: f"word {i}" for i in range(model.config.vocab_size)}
+    words = model.findings(texts)["gates"]["vocabulary"]
+    assert len(words) == model.config.layers * model.config.heads * model.config.directions
+    first = model.layers[0].unit_directions()[0, 0]
+    padded = torch.zeros(model.config.width)
+    padded[: model.config.head_width] = first
+    best = int((model.layers[0].attention.project_out(padded) @ model.unembedding.T).argmax())
+    assert words[0]["tokens"][0] == f"word {best}"
+    assert Directional(model.config.unrouted_twin()).findings(texts) == {}
