@@ -42,8 +42,8 @@ class ImposedDNA(DNA):
 
     how = "uniform"
 
-    def decide(self, h: Tensor, step: int) -> Decision:
-        decision = super().decide(h, step)
+    def decide(self, h: Tensor, step: int, valid: Tensor | None = None) -> Decision:
+        decision = super().decide(h, step, valid)
         batch, tokens = h.shape[:2]
         scores_BTM = torch.rand(batch, tokens, self.config.num_modules)
         if self.how == "skewed":
