@@ -108,6 +108,30 @@ def gates(samples: SoftSamples) -> dict[str, Any]:
     return found
 
 
+def lights(samples: SoftSamples) -> dict[str, Any]:
+    """RayTracing: how much lights up for which class, until when, and whether hard samples light up more."""
+    from engine.analysis import lights as measure
+
+    rates = samples.values
+    share = measure.lit_share(rates)[:, -1]
+    steps = measure.steps_until_output(rates)
+    found: dict[str, Any] = {
+        "num_samples": len(rates),
+        "active_share": float(share.mean()),
+        "active_share_by_label": [asdict(row) for row in measure.share_by_class(share, samples.labels)],
+        "lit_share_by_step": measure.lit_share(rates).mean(axis=0),
+        "steps_until_fired": {"mean": float(steps.mean()), "counts": np.bincount(steps, minlength=rates.shape[1] + 1)},
+    }
+    known = np.isfinite(samples.loss)
+    if known.sum() > 2:
+        found["correlation"] = asdict(measure.correlation(share[known], samples.loss[known], seed=SEED))
+    return found
+
+
 Finder = Callable[[SoftSamples], dict[str, Any]]
-FINDERS: dict[str, tuple[str, Finder]] = {"edges": ("connections", connections), "gates": ("gates", gates)}
+FINDERS: dict[str, tuple[str, Finder]] = {
+    "edges": ("connections", connections),
+    "gates": ("gates", gates),
+    "blocks": ("lights", lights),
+}
 """kind of soft decision -> name of the finding, and what works it out"""

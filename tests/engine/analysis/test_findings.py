@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.analysis.findings import SoftSamples, connections, gates
+from engine.analysis.findings import SoftSamples, connections, gates, lights
 from engine.store import Run
 from engine.store.findings import plain
 from tests.engine.store.test_store_soft import seal
@@ -57,6 +57,19 @@ def test_gates_name_the_heads_that_tell_domains_apart_and_keep_sample_numbers():
     assert np.unravel_index(np.argmax(found["variance"]), (4, 2)) == (2, 1)
     assert found["centroid_accuracy"]["accuracy"] == 1.0
     assert [point["sample"] for point in found["pca"]["points"][:3]] == [0, 1, 3]
+
+
+def test_lights_say_which_class_is_dear_and_that_hard_samples_light_up_more():
+    rng = np.random.default_rng(2)
+    labels = ["easy", "hard"] * 20
+    lit = np.array([2 if label == "easy" else 6 for label in labels])
+    rates = np.zeros((40, 3, 8), dtype=np.float32)
+    for i, n in enumerate(lit):
+        rates[i, : 1 + (n > 4), :n] = 0.5
+    found = lights(SoftSamples(rates, labels, lit + 0.1 * rng.random(40), np.ones(40)))
+    assert [(row["label"], row["mean"]) for row in found["active_share_by_label"]] == [("easy", 0.25), ("hard", 0.75)]
+    assert found["correlation"]["pearson"] > 0.9
+    assert found["steps_until_fired"]["counts"].tolist() == [0, 20, 20, 0]
 
 
 def test_findings_are_sealed_and_served_with_the_run(tmp_path: Path):
