@@ -74,6 +74,12 @@ class RunRegistry:
             found = [entry.name for entry in os.scandir(self.runs_dir)]
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise UserError(
+                f"The folder {self.runs_dir} cannot be read ({error.strerror or error}); "
+                "choose another data folder with --data-dir or TOKENPATHS_DATA_DIR.",
+                field="data_dir",
+            ) from error
         return sorted(
             name.removesuffix(RUN_SUFFIX) for name in found if name.endswith(RUN_SUFFIX) and not name.startswith(".")
         )

@@ -196,13 +196,16 @@ def _existing(name: str) -> Path:
         )
     if not name or "\0" in name:
         raise UserError(f"{name!r} is no path; give {_GOOD}.", field="data")
-    path = Path(name).expanduser()
+    path = Path(name)
+    siblings: list[str] = []
     try:
+        path = path.expanduser()
         exists = path.exists()
-    except OSError:
+        if not exists and path.parent.is_dir():
+            siblings = [p.name for p in path.parent.iterdir()]
+    except (OSError, RuntimeError):  # a name too long, a folder closed to us, ~nobody
         exists = False
     if not exists:
-        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, siblings, 3)
         hint = f" (near it: {', '.join(near)})" if near else ""
         raise UserError(f"There is no file or folder '{name}'{hint}; give {_GOOD}.", field="data")

@@ -25,7 +25,7 @@ from engine.models.families import family_class
 from engine.models.family import Controls, RoutedModel
 from engine.store.writer import RunWriter
 from engine.tokenizer import TextTokenizer
-from engine.trace import RunInfo
+from engine.trace import Modality, RunInfo
 from engine.trace_batches import image_batches, text_batches
 
 
@@ -47,8 +47,9 @@ class LoadedModel:
         return replace(self, controls=self.model.read_controls(values))
 
     @property
-    def modality(self) -> str:
-        return self.checkpoint.config.modality
+    def modality(self) -> Modality:
+        modality: Modality = self.checkpoint.config.modality
+        return modality
 
     @property
     def classes(self) -> tuple[str, ...]:

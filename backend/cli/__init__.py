@@ -59,6 +59,8 @@ def _print_version(wanted: bool) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code; never shows a traceback."""
+    if hasattr(sys.stdout, "reconfigure"):  # a label that the terminal's encoding lacks is no reason to stop
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = make_app()(args=arguments, standalone_mode=False)
         return code if isinstance(code, int) else 0

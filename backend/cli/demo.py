@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from backend.settings import Settings
 
 SETS = {"vision": ("bundled:scenes", "bundled:photos"), "text": ("bundled:texts",)}
 
 
 def demo(
-    data_dir: Annotated[Path | None, typer.Option(help="Where runs are kept; default: your data folder.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Data folder [default: the user's].")] = None,
 ) -> None:
     """Trace the bundled scenes, photographs and texts with every shipped model.
 
@@ -19,18 +23,18 @@ def demo(
 
     Example: tokenpaths demo && tokenpaths up
     """
-    from engine.disk import data_dir as find_data_dir
+    from backend.settings import load_settings
     from engine.disk import run_file
 
-    home = find_data_dir(data_dir)
+    settings = load_settings(data_dir=data_dir)
     wanted = [
         (model, name, run_id)
         for model, modality in _shipped()
         for name in SETS[modality]
-        if not run_file(home / "runs", run_id := f"{name.removeprefix('bundled:')}-{model}").exists()
+        if not run_file(settings.runs_dir, run_id := f"{name.removeprefix('bundled:')}-{model}").exists()
     ]
     if wanted:
-        _trace_all(wanted, home)
+        _trace_all(wanted, settings)
 
 
 def _shipped() -> list[tuple[str, str]]:
@@ -46,17 +50,23 @@ def _shipped() -> list[tuple[str, str]]:
     return found
 
 
-def _trace_all(wanted: list[tuple[str, str, str]], home: Path) -> None:
-    from backend.cli.bars import bar
+def _trace_all(wanted: list[tuple[str, str, str]], settings: Settings) -> None:
+    typer.echo(f"Tracing the bundled samples with the shipped models: {len(wanted)} runs, once.", err=True)
+    from backend.cli.bars import Bar, bar
     from engine.datasets import open_dataset
-    from engine.tracing import load_model, models_folders, trace_samples
+    from engine.disk import SHIPPED_MODELS
+    from engine.store import remove_abandoned
+    from engine.tracing import TraceProgress, load_model, trace_samples
 
-    for model, name, run_id in wanted:
-        loaded = load_model(model, models_folders(home))
+    def follow(progress: Bar, now: TraceProgress) -> None:
+        progress.update(now.samples, f"{now.tokens:,} tokens")
+
+    remove_abandoned(settings.runs_dir)
+    for number, (model, name, run_id) in enumerate(wanted, start=1):
+        loaded = load_model(model, [SHIPPED_MODELS])
         dataset = open_dataset(name, loaded.modality)
-        with bar(run_id, dataset.num_samples, "samples") as progress:
+        with bar(f"{run_id} ({number} of {len(wanted)})", dataset.num_samples, "samples") as progress:
             trace_samples(
-                loaded, dataset, home / "runs", run_id=run_id, dataset=dataset.name, split=dataset.split,
-                regions=dataset.regions, total=dataset.num_samples,
-                on_progress=lambda p, progress=progress: progress.update(p.samples, f"{p.tokens:,} tokens"),
+                loaded, dataset, settings.runs_dir, run_id=run_id, dataset=dataset.name, split=dataset.split,
+                regions=dataset.regions, total=dataset.num_samples, on_progress=partial(follow, progress),
             )  # fmt: skip

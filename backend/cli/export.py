@@ -78,6 +78,10 @@ def _write(chunks: Iterator[bytes], output: Path | None) -> None:
     from engine.disk import atomic_file
 
     try:
+        if output.exists() and not output.is_file() and not output.is_dir():
+            with open(output, "wb") as pipe:  # a pipe or a device is written to, never replaced
+                _copy(chunks, pipe.write)
+            return
         with atomic_file(output) as temporary_file, open(temporary_file, "wb") as file:
             num_bytes = _copy(chunks, file.write)
     except OSError as error:

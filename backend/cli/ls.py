@@ -104,7 +104,9 @@ def _show_models(models: list[dict[str, Any]]) -> None:
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
+    if value is None:
+        return "–"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: range) -> None:

@@ -3,37 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engine.errors import UserError
+
+if TYPE_CHECKING:
+    from backend.settings import Settings
+    from engine.datasets import Dataset
+
 
 def trace(
-    model: Annotated[str, typer.Option(help="Name of a model (tokenpaths ls), or its folder.")],
+    model: Annotated[str, typer.Option(help="Name of a model (tokenpaths ls models), or its folder.")],
     data: Annotated[
         str,
         typer.Option(
             help="Image folder, Parquet or JSONL file, text file or folder of them, one image, or "
-            "bundled:scenes, bundled:photos, bundled:texts."
+            "a bundled set such as bundled:scenes, bundled:photos or bundled:texts."
         ),
     ],
-    run: Annotated[str | None, typer.Option(help="Run id; default: made from model, data and time.")] = None,
-    limit: Annotated[
-        int | None, typer.Option(help="At most so many samples, spread over labels.", min=1)
-    ] = None,
+    run: Annotated[str | None, typer.Option(help="Name of the run [default: made from model, data and time].")] = None,
+    limit: Annotated[int | None, typer.Option(help="At most so many samples, spread over labels.", min=1)] = None,
     text_column: Annotated[str | None, typer.Option(help="Column with the text.")] = None,
     image_column: Annotated[str | None, typer.Option(help="Column with the encoded image.")] = None,
     label_column: Annotated[str | None, typer.Option(help="Column with the label or domain.")] = None,
+    passage_chars: Annotated[
+        int | None,
+        typer.Option(help="Cut longer texts into passages of so many characters, a sample each.", min=1),
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Images, or stretches of 64 tokens, at once.", min=1)] = 64,
     twin: Annotated[bool, typer.Option(help="Trace the untrained twin too, as the null.")] = True,
-    skip_bad: Annotated[
-        bool, typer.Option(help="Leave out samples that cannot be read, and say which.")
-    ] = False,
-    overwrite: Annotated[bool, typer.Option(help="Replace a run of the same id.")] = False,
-    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; default: the best there is.")] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Where runs are kept; default: your data folder.")
-    ] = None,
+    skip_bad: Annotated[bool, typer.Option(help="Leave out samples that cannot be read, and say which.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace a run of the same name.")] = False,
+    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu [default: the best there is].")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Data folder [default: the user's].")] = None,
 ) -> None:
     """Trace every token's path and keep it as one run file.
 
@@ -41,26 +45,52 @@ def trace(
 
     Example: tokenpaths trace --model dna-vision-top1 --data bundled:scenes
     """
-    from backend.cli.bars import bar
-    from engine.datasets import open_dataset
-    from engine.disk import data_dir as find_data_dir
-    from engine.tracing import find_checkpoint, load_model, models_folders, trace_samples
+    from backend.settings import load_settings
 
-    home = find_data_dir(data_dir)
-    folders = models_folders(home)
-    checkpoint = find_checkpoint(Path(model) if "/" in model else model, folders)
+    settings = load_settings(data_dir=data_dir)
+    _refuse_taken_name(settings, run, overwrite)
+    from backend.cli.bars import bar, waiting
+    from engine.datasets import open_dataset
+    from engine.store import remove_abandoned
+    from engine.tracing import find_checkpoint, load_model, trace_samples
+
+    folders = settings.all_models_dirs
+    checkpoint = find_checkpoint(model, folders)
+    modality = checkpoint.config.modality
+    if passage_chars is not None and modality != "text":
+        raise UserError(f"{checkpoint.name} takes images; --passage-chars is for texts.", field="passage_chars")
     dataset = open_dataset(
-        data, checkpoint.config.modality, text_column=text_column,
-        image_column=image_column, label_column=label_column, limit=limit, skip_bad=skip_bad,
+        data, modality, text_column=text_column, image_column=image_column, label_column=label_column,
+        limit=limit, skip_bad=skip_bad, passage_chars=passage_chars,
     )  # fmt: skip
-    loaded = load_model(checkpoint.path, folders, device)
+    with waiting(f"loading {checkpoint.name}"):
+        loaded = load_model(checkpoint.path, folders, device)
+        remove_abandoned(settings.runs_dir)
     with bar(f"{loaded.name} on {dataset.name}", dataset.num_samples, "samples") as progress:
         path = trace_samples(
-            loaded, dataset, home / "runs", run_id=run, dataset=dataset.name, split=dataset.split,
+            loaded, dataset, settings.runs_dir, run_id=run, dataset=dataset.name, split=dataset.split,
             regions=dataset.regions, batch_size=batch_size, total=dataset.num_samples, twin=twin,
             overwrite=overwrite,
             on_progress=lambda p: progress.update(p.samples, f"{p.tokens:,} tokens"),
         )  # fmt: skip
-    for problem in dataset.problems:
-        typer.echo(problem, err=True)
+    _say_what_was_skipped(dataset)
     typer.echo(f"run {path.stem} is in {path}")
+
+
+def _refuse_taken_name(settings: Settings, run: str | None, overwrite: bool) -> None:
+    """Before anything is loaded: a name that is none, or is taken."""
+    from engine.disk import run_file
+
+    if run is not None and run_file(settings.runs_dir, run).exists() and not overwrite:
+        raise UserError(f"There is a run {run!r} already; give another name with --run, or --overwrite.", field="run")
+
+
+def _say_what_was_skipped(dataset: Dataset) -> None:
+    if not dataset.num_skipped:
+        return
+    shown = len(dataset.problems)
+    first = f"; the first {shown}" if shown < dataset.num_skipped else ""
+    samples = "sample was" if dataset.num_skipped == 1 else "samples were"
+    typer.echo(f"{dataset.num_skipped:,} {samples} left out{first}:", err=True)
+    for problem in dataset.problems:
+        typer.echo(f"  {problem}", err=True)

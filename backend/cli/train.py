@@ -12,14 +12,12 @@ import typer
 from engine.errors import UserError
 
 if TYPE_CHECKING:
-    pass
+    from engine.train.recipes import Recipe
 
 
 def train(
     recipe: Annotated[str, typer.Argument(help="Name of a recipe; see --list.", show_default=False)] = "",
-    data: Annotated[
-        Path, typer.Option(help="Folder with the recipe's Parquet files.", show_default=False)
-    ] = Path("."),
+    data: Annotated[Path, typer.Option(help="Folder with the recipe's Parquet files.", show_default=False)] = Path("."),
     out: Annotated[
         Path | None,
         typer.Option(help="Where the checkpoint folder is written; default data/models/<recipe>."),
@@ -33,9 +31,7 @@ def train(
     dense_twin: Annotated[
         Path | None, typer.Option(help="Checkpoint folder of the dense twin, for its numbers on the card.")
     ] = None,
-    iterations: Annotated[
-        int | None, typer.Option(help="Train shorter or longer than the recipe says.", min=1)
-    ] = None,
+    iterations: Annotated[int | None, typer.Option(help="Train shorter or longer than the recipe says.", min=1)] = None,
     device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; default: the best there is.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; default: all.", min=1)] = None,
     list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and stop.")] = False,
@@ -82,23 +78,26 @@ def _train(
 ) -> None:
     import torch
 
-    from backend.cli.bars import bar
+    from backend.cli.bars import bar, waiting
     from engine.device import pick_device
     from engine.train.finish import finish, load_corpora, read_twin
     from engine.train.loop import train as run_training
 
     if threads:
         torch.set_num_threads(threads)
+    where = pick_device(device)
     twin = read_twin(twin_folder) if twin_folder else None
-    train_set, val_set = load_corpora(recipe, data, tokenizer_file, folder)
+    with waiting(f"reading {recipe.train_file}"):
+        train_set, val_set = load_corpora(recipe, data, tokenizer_file, folder)
     with bar(recipe.name, recipe.iterations, "it") as progress:
         run = run_training(
             recipe,
             train_set,
             val_set,
             folder,
-            device=pick_device(device),
+            device=where,
             on_progress=lambda p: progress.update(p.iteration, f"loss {p.loss:.3f} {p.note}"),
         )
-    numbers = finish(run, train_set, val_set, out, command, twin)
+    with waiting(f"measuring on {recipe.val_file}"):
+        numbers = finish(run, train_set, val_set, out, command, twin)
     typer.echo(f"{out}: " + ", ".join(f"{k} {v:.4g}" for k, v in numbers.items()))

@@ -108,6 +108,10 @@ def _make_folders(settings: Settings) -> None:
     try:
         for folder in (settings.runs_dir, settings.logs_dir):
             folder.mkdir(parents=True, exist_ok=True)
+        if any(settings.runs_dir.glob(".*.partial")):
+            from engine.store import remove_abandoned
+
+            remove_abandoned(settings.runs_dir)
     except OSError as error:
         raise UserError(
             f"The data folder {settings.data_dir} cannot be made ({error.strerror}); choose another with --data-dir.",

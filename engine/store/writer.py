@@ -63,10 +63,17 @@ class RunWriter:
         self.info, self.modules, self.overwrite = info, list(modules), overwrite
         self.file = run_file(Path(runs_dir), info.run_id)
         self._refuse_existing()
-        self.file.parent.mkdir(parents=True, exist_ok=True)
         self.partial_file = self.file.with_name(f".{info.run_id}.partial")
         self._lock = HolderLock(self.file.with_name(f".{info.run_id}.lock"))
-        self._lock.acquire()
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
+        except OSError as error:
+            raise WriterFailed(
+                f"nothing can be written to the folder {self.file.parent} ({error.strerror or error}): "
+                "free it, or choose another data folder",
+                field="data_dir",
+            ) from error
         self._state = "open"
         self._failure: BaseException | None = None
         self._aborting = threading.Event()
@@ -340,9 +347,10 @@ def remove_abandoned(runs_dir: Path) -> list[str]:
         lock = HolderLock(partial_file.with_name(f".{run_id}.lock"))
         try:
             lock.acquire()
-        except UserError:
+            remove_partial(partial_file)
+        except (UserError, OSError):  # somebody writes it, or it is not ours to delete
             continue
-        remove_partial(partial_file)
-        lock.release()
+        finally:
+            lock.release()
         removed.append(run_id)
     return removed

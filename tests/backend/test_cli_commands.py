@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +17,9 @@ import httpx
 import pyarrow.parquet
 import pytest
 
-from backend.cli import main
+from backend.cli import bars, main
 from backend.cli.children import pick_port
+from backend.cli.crash import write_crash
 from backend.cli.doctor import examine, read_constraints
 from backend.settings import load_settings
 from engine.errors import UserError
@@ -26,6 +28,7 @@ from tests.runs import make_run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMMANDS = ["up", "demo", "trace", "train", "ls", "export", "doctor"]
+TRACE = ["trace", "--model", "dna-vision-top1"]
 HEAVY = ["torch", "duckdb", "streamlit", "fastapi", "pandas", "numpy", "pyarrow", "PIL"]
 
 
@@ -42,6 +45,8 @@ def run_cli(*arguments: str, **options: object) -> subprocess.CompletedProcess[s
     code = "import sys; from backend.cli import main; sys.exit(main(sys.argv[1:]))"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TOKENPATHS_")}
     environment["PYTHONPATH"] = str(ROOT)
+    if encoding := options.pop("encoding_of_output", None):
+        environment |= {"PYTHONIOENCODING": str(encoding), "PYTHONUTF8": "0"}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
@@ -90,6 +95,17 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ["up", "--token", "short"],
         ["up", "--settings", "/nothing.toml"],
         ["up", "--data-dir", "{data}/runs/broken.duckdb"],
+        ["ls", "--data-dir", "{data}/runs/broken.duckdb"],
+        ["export", "good", "path", "--data-dir", "{data}/runs/broken.duckdb"],
+        [*TRACE, "--data", "bundled:scenes", "--data-dir", "{data}/runs/broken.duckdb"],
+        [*TRACE, "--data", "~nobody-of-that-name/pictures", "--data-dir", "{data}"],
+        [*TRACE, "--data", "bundled:scenes", "--data-dir", "{data}", "--run", "good"],
+        [*TRACE, "--data", "bundled:scenes", "--data-dir", "{data}", "--run", "a b"],
+        [*TRACE, "--data", "bundled:scenes", "--data-dir", "{data}", "--device", "abacus"],
+        [*TRACE, "--data", "bundled:scenes", "--data-dir", "{data}", "--passage-chars", "100"],
+        [*TRACE, "--data", "bundled:texts", "--data-dir", "{data}"],
+        ["trace", "--model", "nothing", "--data", "bundled:texts", "--data-dir", "{data}"],
+        ["train", "dna-vision-top1", "--data", "{data}", "--device", "abacus"],
     ],
 )
 def test_wrong_input_is_one_line_and_code_2(
@@ -137,6 +153,96 @@ def test_export(data_dir: Path, tmp_path: Path) -> None:
     assert main(["export", "good", "path", "-o", str(file), "--data-dir", str(data_dir)]) == 0
     assert pyarrow.parquet.read_table(file).num_rows == len(rows) - 1
     assert [f for f in tmp_path.iterdir() if f.suffix == ".tmp"] == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="named pipes")
+def test_an_export_into_a_pipe_leaves_the_pipe(data_dir: Path, tmp_path: Path) -> None:
+    """`-o /dev/null` by an administrator must not put a file in the place of the device."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    lines: list[bytes] = []
+    reader = threading.Thread(target=lambda: lines.extend(pipe.read_bytes().splitlines()))
+    reader.start()
+    assert main(["export", "good", "path", "-f", "csv", "-o", str(pipe), "--data-dir", str(data_dir)]) == 0
+    reader.join(10)
+    assert pipe.is_fifo()
+    assert lines[0].startswith(b'"rank"')
+
+
+def test_a_letter_that_the_terminal_cannot_show_is_no_error(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs", "good", samples=3, labels=False)  # its accuracy is a dash
+    done = run_cli("ls", "runs", "--data-dir", str(tmp_path), encoding_of_output="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "good" in done.stdout
+
+
+# -- trace ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tracing_home(tmp_path: Path, models_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data folder and a models folder that only the settings file names."""
+    (tmp_path / "settings.toml").write_text(
+        f"data_dir = {json.dumps(str(tmp_path / 'home'))}\nmodels_dirs = [{json.dumps(str(models_dir))}]\n"
+    )
+    monkeypatch.setenv("TOKENPATHS_SETTINGS_FILE", str(tmp_path / "settings.toml"))
+    return tmp_path / "home"
+
+
+def test_trace_heeds_the_settings_and_says_what_it_left_out(
+    tracing_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [json.dumps({"text": "the cat sat on the mat. " * 8}), *["no json"] * 21, '{"text": 5}']
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines))
+    command = ["trace", "--model", "tiny-text", "--data", str(tmp_path / "texts.jsonl"), "--run", "mine"]
+    assert main([*command, "--skip-bad", "--passage-chars", "50", "--device", "cpu"]) == 0
+    shown = capsys.readouterr()
+    assert "22 samples were left out; the first 20:" in shown.err
+    assert shown.err.count("is not JSON") == 20
+    assert shown.out.startswith("run mine is in")
+    assert main(["ls", "runs", "--json"]) == 0
+    (card,) = json.loads(capsys.readouterr().out)["runs"]
+    assert (card["run"], card["num_samples"]) == ("mine", 4)
+    assert (tracing_home / "runs" / "mine.duckdb").is_file()
+    assert main([*command, "--skip-bad", "--overwrite"]) == 0
+
+
+def test_trace_clears_away_what_a_killed_one_left(tracing_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tracing_home / "runs").mkdir(parents=True)
+    (tracing_home / "runs" / ".killed.partial").write_bytes(b"half")
+    options = ["--model", "tiny-vision", "--data", "bundled:scenes", "--limit", "2", "--run", "r", "--no-twin"]
+    assert main(["trace", *options]) == 0
+    assert [file.name for file in (tracing_home / "runs").iterdir()] == ["r.duckdb"]
+
+
+def test_progress_on_a_pipe_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without any call of ``update`` too: the longest steps report nothing."""
+    monkeypatch.setattr(bars, "FIRST_LINE_SECONDS", 0.05)
+    monkeypatch.setattr(bars, "LINE_SECONDS", 0.05)
+    with bars.waiting("reading"):
+        time.sleep(0.3)
+    assert "reading: 0 s so far" in capsys.readouterr().err
+    with bars.bar("tracing", 200, "samples") as progress:
+        progress.update(50, "3,200 tokens")
+        time.sleep(0.3)
+    shown = capsys.readouterr().err
+    assert "tracing: 50/200 samples, " in shown
+    assert "samples/s" in shown
+    assert "min left" in shown
+    assert "3,200 tokens" in shown
+    with bars.bar("quick", 2, "samples"):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def test_the_crash_log_keeps_no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TOKENPATHS_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["tokenpaths", "up", "--token", "a-secret", "--token=a-secret", "--port", "1"])
+    log = write_crash(ValueError("x")).read_text()
+    assert "a-secret" not in log
+    assert "--token … --token=… --port 1" in log
 
 
 def test_failed_export_leaves_the_old_file(data_dir: Path, tmp_path: Path) -> None:

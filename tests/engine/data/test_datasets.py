@@ -479,6 +479,7 @@ def test_any_bytes_as_jsonl(tmp_path_factory: pytest.TempPathFactory, content: b
         ("", "is no path"),
         ("a\0b", "is no path"),
         ("x" * 5000, "no file or folder"),
+        ("~nobody-of-that-name/x", "no file or folder"),
     ],
 )
 def test_names_that_are_refused(name: str, words: str) -> None:

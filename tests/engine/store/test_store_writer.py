@@ -188,6 +188,13 @@ def test_an_existing_run_is_kept_unless_told_otherwise(tmp_path: Path):
             assert new.card()["num_samples"] == 3  # … and who opens it sees the new one
 
 
+def test_a_folder_that_cannot_be_written_is_a_sentence(made: Made, tmp_path: Path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(WriterFailed, match="another data folder") as caught:
+        RunWriter(tmp_path / "file" / "runs", made.info, made.modules)
+    assert caught.value.field == "data_dir"
+
+
 def test_a_second_writer_of_the_same_run_is_told_who_holds_it(made: Made, tmp_path: Path):
     with RunWriter(tmp_path, made.info, made.modules) as writer:
         with pytest.raises(UserError, match=f"held by process {os.getpid()}"):
