@@ -1,0 +1,214 @@
+"""Connections and gates as specifications: what is drawn is what was given, differences have zero in the middle."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import pytest
+import vl_convert
+
+from frontend.charts import connections, gates, palette, token_losses
+
+HIDDEN = ("transformer 0", "transformer 1")
+NAMES = {"iteration": ("input", "1", "2"), "source": (*HIDDEN, "text input"), "target": (*HIDDEN, "it's next")}
+
+
+def edges(shift: float = 0.0) -> dict[str, Any]:
+    """Two hidden layers, two iterations, one input, one output; every possible connection has a value of its own."""
+    values = [[[0.0] * 3 for _ in range(3)] for _ in range(3)]
+    values[0][2] = [0.9, 0.1 + shift, 0.3]
+    values[1][0], values[1][1] = [0.5, 0.2, 0.01], [0.4 + shift, 0.6, 0.7]
+    values[2][0][2], values[2][1][2] = 0.8, 0.25
+    return {"axes": [{"axis": axis, "names": list(names)} for axis, names in NAMES.items()], "values": values,
+            "std": None, "num_samples": 1}  # fmt: skip
+
+
+def gate_answer(shift: float = 0.0) -> dict[str, Any]:
+    axes = [{"axis": axis, "names": [f"{axis} {i}" for i in range(size)]}
+            for axis, size in (("layer", 2), ("head", 3), ("direction", 2))]  # fmt: skip
+    values = [[[(layer + head + direction) / 8 + shift for direction in range(2)] for head in range(3)]
+              for layer in range(2)]  # fmt: skip
+    return {"axes": axes, "values": values, "std": None, "num_samples": 4}
+
+
+SEPARATION = {
+    "within": 0.1, "between": 0.25, "ratio": 2.5, "null_mean": 1.0, "null_std": 0.02, "null_max": 1.1,
+    "p_value": 1 / 201, "shuffles": 200, "labels": ["de", "sw"], "matrix": [[0.1, 0.25], [0.25, None]],
+}  # fmt: skip
+PCA = {
+    "explained": [0.5, 0.25],
+    "points": [{"sample": i, "label": ("code", "math", "prose")[i % 3], "x": i / 3, "y": -i / 5} for i in range(12)],
+}
+CENTROIDS = {"accuracy": 0.9, "balanced": 0.88, "null_mean": 0.33, "null_max": 0.5, "p_value": 1 / 201, "shuffles": 200}
+VARIANCE = [[0.0, 0.1, 0.2], [0.3, 0.0, 0.05]]
+LOSSES = [{"token": i, "text": "wörd"[:i], "before": 2.0, "after": 2.0 + (i - 2) / 4, "rise": (i - 2) / 4}
+          for i in range(5)]  # fmt: skip
+
+
+@functools.cache
+def all_charts(theme: str) -> dict[str, Any]:
+    return {
+        "graph": connections.graph_chart(edges(), theme=theme),
+        "difference": connections.graph_chart(edges(), theme=theme, minus=edges(0.2), compact=True),
+        "distance": connections.distance_chart(SEPARATION, theme=theme),
+        "gates": gates.gate_chart(gate_answer(), theme=theme, chosen="1.2.0"),
+        "gate difference": gates.gate_chart(gate_answer(), theme=theme, minus=gate_answer(0.1)),
+        "variance": gates.variance_chart(VARIANCE, [{"layer": 1, "head": 0, "variance": 0.3}], theme=theme),
+        "specialists": gates.specialist_chart([0.0, 0.5], theme=theme),
+        "plane": gates.pca_chart(PCA, theme=theme, chosen=["code"], sample=3),
+        "losses": token_losses.token_loss_chart(LOSSES, theme=theme),
+    }
+
+
+def walk(spec: Any):
+    yield spec
+    for value in spec.values() if isinstance(spec, dict) else spec if isinstance(spec, list) else ():
+        yield from walk(value)
+
+
+def data_of(chart: Any, *fields: str) -> list[dict[str, Any]]:
+    """The rows of the first data set that has all ``fields``."""
+    for values in chart.to_dict()["datasets"].values():
+        if values and set(fields) <= set(values[0]):
+            return values
+    raise AssertionError(f"no data with {fields}")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark", "print"])
+def test_every_chart_compiles_and_asks_a_question(theme):
+    for name, chart in all_charts(theme).items():
+        spec = chart.to_dict()
+        assert spec["title"]["text"].endswith("?"), name
+        assert spec["description"].startswith(spec["title"]["text"]), name
+        svg = vl_convert.vegalite_to_svg(json.dumps({**spec, "width": 500}, allow_nan=False))
+        assert "NaN" not in svg, name
+        assert "undefined" not in svg, name
+
+
+def test_only_connections_that_can_exist_are_listed():
+    table = connections.connection_rows(edges())
+    assert len(table) == 3 + 6 + 2
+    assert {row["to"] for row in table if row["iteration"] == "2"} == {"it's next"}
+    assert {row["from"] for row in table if row["iteration"] == "input"} == {"text input"}
+    against = connections.connection_rows(edges(), edges(0.2))
+    assert [round(row["difference"], 6) for row in against if row["difference"]] == [-0.2, -0.2]
+
+
+def test_lines_go_from_an_iteration_to_the_next_and_weak_ones_are_counted():
+    lines = data_of(connections.graph_chart(edges()), "source", "target")
+    assert len(lines) == 10
+    assert all(line["x2"] == line["x"] + 1 for line in lines)
+    assert [line["c"] for line in lines] == sorted(line["c"] for line in lines)
+    own = next(line for line in lines if line["c"] == 0.5)
+    assert own["y"] == own["y2"]
+    assert connections.hidden_words(connections.connection_rows(edges())) == [
+        "Not drawn: 1 connection weaker than 0.02."
+    ]
+
+
+def test_a_layer_that_nothing_reaches_is_hollow():
+    answer = edges()
+    answer["values"][0][2][1] = 0.0
+    circles = {row["node"]: row for row in data_of(connections.graph_chart(answer), "node", "got")}
+    assert circles["1|transformer 0"]["on"]
+    quiet = edges()
+    quiet["values"][0][2][1] = quiet["values"][1][1][0] = quiet["values"][1][1][1] = quiet["values"][1][1][2] = 0.0
+    circles = {row["node"]: row for row in data_of(connections.graph_chart(quiet), "node", "got")}
+    assert not circles["1|transformer 1"]["on"]
+    assert circles["1|transformer 1"]["got"] == "nothing"
+
+
+def test_an_output_adds_up_what_arrives():
+    circles = {row["node"]: row for row in data_of(connections.graph_chart(edges()), "node", "got")}
+    assert circles["3|it's next"]["got"] == "2.05"  # .3 + .7 + .8 + .25; the 0.01 is not drawn
+
+
+@pytest.mark.parametrize("theme", ["light", "dark", "print"])
+def test_every_difference_has_one_scale_with_zero_in_the_middle(theme):
+    charts = all_charts(theme)
+    less, more = palette.diverging_scale(1, theme).to_dict()["range"][::2]
+    for name in ("difference", "gate difference", "losses"):
+        scales = [part["scale"] for part in walk(charts[name].to_dict()) if isinstance(part, dict)
+                  and part.get("field") in ("difference", "rise") and "range" in part.get("scale", {})]  # fmt: skip
+        assert scales, name
+        for scale in scales:
+            assert scale["range"][0] == less
+            assert scale["range"][2] == more
+            assert scale["domain"][0] == -scale["domain"][2] < scale["domain"][1] == 0
+    assert less != more
+    look = palette.theme_named(theme)
+    assert min(palette.contrast(less, look.background), palette.contrast(more, look.background)) > 4.5
+
+
+def test_every_gate_is_a_cell_and_the_chosen_one_is_outlined():
+    chart = gates.gate_chart(gate_answer(), chosen="1.2.0")
+    cells = data_of(chart, "gate", "r")
+    assert len(cells) == 12
+    assert {cell["gate"] for cell in cells} >= {"0.0.0", "1.2.1"}
+    assert len({(cell["layer"], cell["x"]) for cell in cells}) == 12
+    outlined = [rows for rows in chart.to_dict()["datasets"].values() if len(rows) == 1]
+    assert outlined[0][0]["gate"] == "1.2.0"
+
+
+def test_gates_of_two_domains_as_a_difference():
+    table = gates.gate_rows(gate_answer(), gate_answer(0.1))
+    assert all(row["difference"] == pytest.approx(-0.1) for row in table)
+    assert gates.gate_rows(gate_answer())[0] == {"layer": 0, "head": 0, "direction": 0, "r": 0.0}
+
+
+def test_labels_have_shapes_and_not_colours():
+    spec = gates.pca_chart(PCA).to_dict()
+    shapes = [part["shape"] for part in walk(spec) if isinstance(part, dict) and isinstance(part.get("shape"), dict)]
+    assert shapes[0]["scale"]["domain"] == ["code", "math", "prose"]
+    assert len(set(shapes[0]["scale"]["range"])) == 3
+    assert not any(isinstance(part, dict) and isinstance(part.get("color"), dict) and part["color"].get("field")
+                   for part in walk(spec))  # fmt: skip
+
+
+def test_separation_stands_beside_its_null():
+    told = connections.separation_words(SEPARATION, "language")
+    assert "2.50 times" in told
+    assert "1.00 ± 0.020" in told
+    assert "200 shuffles" in told
+    assert "no more than chance" not in told
+    assert "no more than chance" in connections.separation_words({**SEPARATION, "p_value": 0.4})
+    assert "no scale" in connections.separation_words({**SEPARATION, "ratio": None})
+
+
+def test_other_numbers_in_sentences():
+    assert "more than the 20.0 %" in connections.self_share_words(0.3, 5)
+    assert "less than the 20.0 %" in connections.self_share_words(0.1, 5)
+    assert "Stability 0.981" in connections.stability_words(0.981)
+    assert "16.7 %" in connections.nearest_words(0.9, "language", 6)
+    assert "90.0 %" in gates.centroid_words(CENTROIDS)
+    assert "The gates know the domain" in gates.centroid_words(CENTROIDS)
+    assert "no more than chance" in gates.centroid_words({**CENTROIDS, "p_value": 0.3})
+    assert "33.0 %" in gates.centroid_words({"accuracy": 0.9, "null_mean": 0.33, "p_value": 0.01})
+
+
+def test_ablations_in_words():
+    table = [{"what": "normal", "perplexity": 80.0, "induction": 0.93}, {"name": "off", "perplexity": 800.0,
+             "induction": 0.0}, {"what": "off in layer 3", "perplexity": 90.0}]  # fmt: skip
+    rows = gates.ablation_rows(table)
+    assert [row["what"] for row in rows] == ["as trained", "routing off (every gate 0)", "off in layer 3"]
+    assert gates.ablation_words(table) == (
+        "With routing off, perplexity goes from 80.0 to 800, and repeating a sequence that it has just seen "
+        "(induction) from 93.0 % right to 0 %."
+    )
+    assert gates.ablation_words(table[:1]) is None
+
+
+def test_losses_are_compared_token_by_token_or_not_at_all():
+    before = [{"token": i, "token_id": i, "text": "x", "loss": None if i == 0 else 1.0} for i in range(3)]
+    after = [{**one, "loss": one["loss"] and 1.5} for one in before]
+    assert [row["rise"] for row in token_losses.loss_rows(before, after)] == [0.5, 0.5]
+    assert token_losses.loss_rows(before, after[:2]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("transformer 3", "T3"), ("text input", "text"), ("next-token output", "next"), ("", "")]
+)
+def test_names_for_a_small_space(name, words):
+    assert connections.short(name) == words
