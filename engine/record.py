@@ -6,7 +6,7 @@ Shapes: B samples, T tokens each, N = B·T, S steps, M modules, K choices, D wid
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from jaxtyping import Bool, Float, Integer
@@ -18,6 +18,7 @@ from engine.routing import Decision
 from engine.trace import ModuleInfo
 
 if TYPE_CHECKING:
+    from engine.models.blocks import Block
     from engine.models.dna import DNA, DNAConfig
 
 
@@ -88,7 +89,7 @@ def dna_module_table(model: DNA) -> list[ModuleInfo]:
     config = model.config
     offered = {m: [s for s in range(config.steps) if m in config.choices_of(s)] for m in range(config.num_modules)}
     rows, seen = [], dict.fromkeys(config.kinds, 0)
-    for index, block in enumerate(model.bank):
+    for index, block in enumerate(cast("list[Block]", list(model.bank))):
         steps = offered[index]
         rows.append(
             ModuleInfo(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from PIL.Image import Image
 from torch import Tensor
 
 from engine.datasets import Sample
@@ -55,7 +56,7 @@ def image_batches(loaded: LoadedModel, twin: RoutedModel | None, samples: Iterab
     config = loaded.checkpoint.config
     rows, cols = config.grid
     for part in _chunks(samples, size):
-        views = np.stack([model_view(s.image, config.image_size) for s in part])
+        views = np.stack([model_view(_picture(s), config.image_size) for s in part])
         inputs = normalise(torch.from_numpy(views).permute(0, 3, 1, 2))
         traced = run_model(loaded.model, inputs, loaded.device, None, loaded.controls)
         twin_ids = _twin_ids(twin, inputs, loaded.device)
@@ -83,10 +84,16 @@ def _image_records(loaded, part: list[Sample], logits: Tensor, grid: tuple[int, 
             SampleRecord(
                 num_tokens=grid[0] * grid[1], label=sample.label, prediction=name,
                 confidence=float(probs[i]), loss=loss, grid=grid, source=sample.source,
-                image=display_png(sample.image, side, grid=grid[0]),
+                image=display_png(_picture(sample), side, grid=grid[0]),
             )
         )
     return records
+
+
+def _picture(sample: Sample) -> Image:
+    if sample.image is None:
+        raise UserError(f"{sample.source or 'the sample'} is a text; this model takes images", field="image")
+    return sample.image
 
 
 def _regions(part: list[Sample], rows: int, cols: int) -> np.ndarray | None:
@@ -138,24 +145,27 @@ def _soft(pieces: list[dict[str, np.ndarray]], owner: np.ndarray, tokens: np.nda
         tables[name] = means
     return tables
 
-
 @dataclass(frozen=True)
 class _Window:
-    """A stretch of one text that fits the context; ``last`` closes the sample."""
+    """A stretch of one text that fits the context."""
 
     ids: np.ndarray
     next_id: int | None
+    """the token behind it, None at the end of the text"""
 
 
 def text_batches(loaded: LoadedModel, twin: RoutedModel | None, samples: Iterable[Sample], size: int, side: int
                   ) -> Iterator[tuple[TraceBatch, np.ndarray | None]]:
     """Texts are cut into windows of the model's context; windows of several texts share a batch."""
     config = loaded.checkpoint.config
+    assert loaded.tokenizer is not None, "load_model gives every text model its tokenizer"
     # A batch holds about size × 64 tokens, however long the texts are.
     budget = max(config.context, size * 64)
     part: list[tuple[Sample, Any]] = []
     held = 0
     for sample in samples:
+        if sample.text is None:
+            raise UserError(f"{sample.source or 'the sample'} is an image; this model takes texts", field="text")
         encoded = loaded.tokenizer.encode(sample.text)
         if not len(encoded.ids):
             raise UserError(f"{sample.source or 'the text'} is empty; a text needs at least one character",
@@ -183,7 +193,9 @@ def _text_batch(loaded: LoadedModel, twin: RoutedModel | None, part: list, budge
         losses.append(_window_losses(traced.logits, targets, valid))
         flat.append(_flat(loaded.model, traced, valid))
         pieces.append(_soft_parts(traced))
-        twins.append(_twin_ids(twin, inputs, loaded.device, valid))
+        twin_ids = _twin_ids(twin, inputs, loaded.device, valid)
+        if twin_ids is not None:
+            twins.append(twin_ids)
     arrays = {name: np.concatenate([p[name] for p in flat]) for name in flat[0]}
     loss = np.concatenate(losses)
     batch = TraceBatch(
@@ -193,7 +205,7 @@ def _text_batch(loaded: LoadedModel, twin: RoutedModel | None, part: list, budge
         char_start=np.concatenate([e.start for _, e in part]),
         char_end=np.concatenate([e.end for _, e in part]),
     )  # fmt: skip
-    return batch, (np.concatenate(twins) if twin is not None else None)
+    return batch, (np.concatenate(twins) if twins else None)
 
 
 def _padded(windows: list[_Window]) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,13 +6,18 @@ each departure says why.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, SerializeAsAny, model_validator
 
 from engine.errors import UserError
 from engine.models.dna import DNAConfig
 from engine.models.families import family_class
+
+if TYPE_CHECKING:
+    FamilyConfig = Any  # every family has a configuration class of its own
+else:
+    FamilyConfig = SerializeAsAny[InstanceOf[BaseModel]]
 
 
 class AugmentConfig(BaseModel):
@@ -42,7 +47,7 @@ class Recipe(BaseModel):
 
     name: str
     family: str = "dna"
-    model: SerializeAsAny[InstanceOf[BaseModel]] = Field(description="the family's configuration")
+    model: FamilyConfig = Field(description="the family's configuration")
     train_file: str = Field(description="Parquet file below the data folder")
     val_file: str
     batch_size: int = Field(gt=0, description="images, or text windows of ``context`` tokens")
@@ -77,12 +82,14 @@ class Recipe(BaseModel):
         )
 
 
-_VISION = dict(
+_VISION: dict[str, Any] = dict(
     modality="vision", image_size=64, patch_size=8, stem="conv", num_classes=50, backbone=1, steps=5
 )
-_TEXT = dict(modality="text", vocab_size=8192, context=256, width=160, heads=5, mlp_width=640, backbone=1)
+_TEXT: dict[str, Any] = dict(
+    modality="text", vocab_size=8192, context=256, width=160, heads=5, mlp_width=640, backbone=1
+)
 
-_TRAIN_VISION = dict(
+_TRAIN_VISION: dict[str, Any] = dict(
     train_file="vision/tiny_imagenet_50_train.parquet",
     val_file="vision/tiny_imagenet_50_val.parquet",
     batch_size=128,
@@ -96,7 +103,7 @@ _TRAIN_VISION = dict(
     # MixUp, CutMix and AutoAugment pay over hundreds of epochs, and cost accuracy over 12.
     augment=AugmentConfig(crop_padding=8, jitter=0.3, erase=0.25, mix=0.0, auto_augment=0.0),
 )
-_TRAIN_TEXT = dict(
+_TRAIN_TEXT: dict[str, Any] = dict(
     train_file="text/english_train.parquet",
     val_file="text/english_val.parquet",
     batch_size=32,

@@ -137,6 +137,15 @@ def test_nan_weights_stop_the_trace_and_name_the_router(models, tmp_path):
     assert list((tmp_path / "runs").glob("*")) == []
 
 
+def test_a_sample_of_the_other_kind_is_said(models, tmp_path):
+    text_only = Sample(image=None, text="a path", label=None, source="t", mask=None)
+    wrong = (("tiny-text", make_images(1)[0], "takes texts"), ("tiny-vision", text_only, "takes images"))
+    for model, sample, words in wrong:
+        with pytest.raises(UserError, match=words):
+            trace_samples(load_model(model, [models], "cpu"), [sample], tmp_path / "runs", run_id="x")
+    assert list((tmp_path / "runs").glob("*")) == []
+
+
 def test_no_sample_at_all_is_said(models, tmp_path):
     with pytest.raises(UserError, match="no sample"):
         trace_samples(load_model("tiny-vision", [models], "cpu"), [], tmp_path / "runs", run_id="x")
