@@ -10,112 +10,21 @@ Source: DiPaCo, sections 2.3 to 2.6 and 4.2 to 4.4.
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from engine.errors import UserError
 from engine.models.blocks import Block
+from engine.models.dipaco_config import DiPaCoConfig, DiPaCoControls
 from engine.models.dipaco_router import Base, DiPaCoRouter, Rerouter, nearest
 from engine.models.family import RoutedModel, Traced
 from engine.models.losses import linear_cross_entropy
 from engine.trace import ModuleInfo
-
-
-class DiPaCoConfig(BaseModel):
-    """One DiPaCo by value. ``levels=(1,)`` is a dense path, ``levels=(P,), own_ends=True`` a flat mixture."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    modality: Literal["text"] = "text"
-    task: Literal["predict"] = "predict"
-    width: int = Field(gt=0, description="D, width of the residual stream")
-    heads: int = Field(gt=0)
-    mlp_width: int = Field(gt=0)
-    levels: tuple[int, ...] = Field(min_length=1, description="K_l, modules of each level")
-    blocks: tuple[int, ...] = Field(min_length=1, description="transformer blocks of each level")
-    path_blocks: tuple[int, ...] = Field(
-        default=(), description="blocks, counted from 0 along a path, that every path owns instead of sharing"
-    )
-    own_ends: bool = Field(default=False, description="every path has its own embedding and unembedding")
-    router: Literal["kmeans", "product", "discriminative"] = "kmeans"
-    prefix: int = Field(default=32, gt=0, description="tokens that a document is routed by")
-    rerouter: bool = Field(default=False, description="a learned router that can decide at any token")
-    reroute_every: int | None = Field(default=None, gt=0, description="W, tokens between decisions; None: once")
-    vocab_size: int = Field(default=32_000, gt=1)
-    context: int = Field(default=1024, gt=1)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> DiPaCoConfig:
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
-        if min(self.levels) < 1 or min(self.blocks) < 1:
-            raise ValueError(f"levels {self.levels} and blocks {self.blocks} must all be at least 1")
-        if len(self.blocks) != len(self.levels):
-            raise ValueError(f"blocks names {len(self.blocks)} levels, levels {len(self.levels)}: give one number each")
-        if not set(self.path_blocks) <= set(range(self.num_blocks)):
-            raise ValueError(f"path_blocks {self.path_blocks} are not all between 0 and {self.num_blocks - 1}")
-        for level, span in enumerate(self.spans):
-            if set(span) <= set(self.path_blocks):
-                raise ValueError(f"path_blocks {self.path_blocks} leave level {level} no block to share")
-        if self.router == "product" and self.width % len(self.levels):
-            raise ValueError(f"width {self.width} cannot be cut into {len(self.levels)} parts for router 'product'")
-        if self.prefix >= self.context:
-            raise ValueError(f"prefix {self.prefix} must be less than context {self.context}")
-        if self.reroute_every is not None and not self.rerouter:
-            raise ValueError(f"reroute_every {self.reroute_every} needs a learned router: set rerouter to true")
-        return self
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of one path."""
-        return sum(self.blocks)
-
-    @property
-    def spans(self) -> list[range]:
-        """The blocks of each level, counted along a path."""
-        ends = [sum(self.blocks[: i + 1]) for i in range(len(self.blocks))]
-        return [range(end - size, end) for end, size in zip(ends, self.blocks, strict=True)]
-
-    @property
-    def num_paths(self) -> int:
-        return math.prod(self.levels)
-
-    @property
-    def num_steps(self) -> int:
-        return len(self.levels)
-
-    @property
-    def num_modules(self) -> int:
-        """Most modules of any level; a level numbers its own from 0."""
-        return max(self.levels)
-
-    @property
-    def top_k(self) -> int:
-        return 1
-
-    @property
-    def path_modules(self) -> Int[Tensor, "P S"]:
-        """The module of each path at each level; the first level is the most significant digit."""
-        # On the host even where a model is laid out on the meta device.
-        return torch.tensor(list(itertools.product(*(range(k) for k in self.levels))), device="cpu")
-
-    @property
-    def dense(self) -> DiPaCoConfig:
-        """One path of this model as a model of its own."""
-        return self.model_copy(
-            update=dict(
-                levels=(1,), blocks=(self.num_blocks,), path_blocks=(), own_ends=False, router="kmeans",
-                rerouter=False, reroute_every=None,
-            )
-        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -178,7 +87,8 @@ class DiPaCo(RoutedModel):
     """All modules of a DiPaCo and its router. Training never needs it whole; serving may."""
 
     family: ClassVar[str] = "dipaco"
-    Config: ClassVar[type[BaseModel]] = DiPaCoConfig
+    Config = DiPaCoConfig
+    Controls = DiPaCoControls
     WEIGHT_SEMANTICS: ClassVar[dict[str, Any]] = {
         "score_function": "linear in the mean hidden state of the first tokens under the base model "
         "(nearest centroid or logistic regression)",
@@ -281,18 +191,56 @@ class DiPaCo(RoutedModel):
         for name, tensor in self.router.base.named_parameters():
             tensor.copy_(state[name if name.startswith("blocks.") else f"ends.{name}"])
 
-    def decide(self, ids: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None
-               ) -> tuple[Int[Tensor, "B C"], Float[Tensor, "B C P"], Int[Tensor, " T"]]:  # fmt: skip
+    @property
+    def weight_semantics(self) -> dict[str, Any]:
+        """With the router that this model really has, and whether it decides again."""
+        score = {
+            "kmeans": "2·c·z − ‖c‖², largest for the nearest centroid of the document's feature",
+            "product": "sum over levels of 2·c·z − ‖c‖², each for its own part of the document's feature",
+            "discriminative": "logits of a logistic regression from the document's feature",
+        }[self.config.router]
+        unit = "sequence" if self.config.reroute_every is None else "chunk"
+        return self.WEIGHT_SEMANTICS | {"score_function": score, "unit": unit}
+
+    def findings(self, token_texts: dict[int, str]) -> dict[str, Any]:
+        """How paths are made of modules, for the view of shared modules."""
+        config = self.config
+        users = [
+            {"level": level, "module": module, "paths": (config.path_modules[:, level] == module).nonzero().flatten()}
+            for level, count in enumerate(config.levels)
+            for module in range(count)
+        ]
+        return {
+            "composition": {
+                "router": config.router, "prefix": config.prefix, "rerouter": config.rerouter,
+                "path_modules": config.path_modules.tolist(),
+                "modules": [user | {"paths": user["paths"].tolist()} for user in users],
+                "path_blocks": list(config.path_blocks), "own_ends": config.own_ends,
+            }
+        }  # fmt: skip
+
+    def decide(
+        self, ids: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None, reroute_every: int | None = None
+    ) -> tuple[Int[Tensor, "B C"], Float[Tensor, "B C P"], Int[Tensor, " T"]]:
         """Paths and scores of each chunk, and the chunk of each position.
 
         Chunk 0 follows the document's router. Chunk c > 0 follows the learned router after the first
         ``prefix + c·W`` tokens, and makes the predictions of the W tokens behind them.
+
+        Raises:
+            UserError: ``reroute_every`` is given, but the model has no learned router.
         """
-        config = self.config
-        chunks = chunk_of_position(ids.shape[1], config.prefix, config.reroute_every).to(ids.device)
+        every = reroute_every or self.config.reroute_every
+        if every is not None and self.router.rerouter is None:
+            raise UserError(
+                "this model has no learned router, so it cannot choose a path again within a text",
+                field="reroute_every",
+            )
+        prefix = self.config.prefix
+        chunks = chunk_of_position(ids.shape[1], prefix, every).to(ids.device)
         scores = [self.router.scores(self.router.features(ids, valid)).unsqueeze(1)]
         if (last := int(chunks[-1])) > 0:
-            ends = config.prefix + config.reroute_every * torch.arange(1, last + 1, device=ids.device) - 1
+            ends = prefix + every * torch.arange(1, last + 1, device=ids.device) - 1
             scores.append(self.router.running_scores(ids)[:, ends])
         scores_BCP = torch.cat(scores, dim=1)
         paths = nearest(scores_BCP.flatten(0, 1)).view(scores_BCP.shape[:2])
@@ -317,17 +265,19 @@ class DiPaCo(RoutedModel):
     def forward(
         self,
         inputs: Int[Tensor, "B T"],
-        paths: Int[Tensor, "B C"] | None = None,
+        paths: Int[Tensor, "B n"] | None = None,
         valid: Bool[Tensor, "B T"] | None = None,
+        reroute_every: int | None = None,
     ) -> DiPaCoOutput:
-        """Next-token logits. ``paths`` overrides the router's choice for each chunk.
+        """Next-token logits. ``paths`` (one a chunk, or one for all) overrides the router's choice,
+        ``reroute_every`` the configuration's W.
 
         A chunk's logits come from its path run over the whole text before it: switching paths means
         reading the text again, as section 6 of the paper says.
         """
         with torch.no_grad():
-            chosen, scores_BCP, chunks = self.decide(inputs, valid)
-        paths = chosen if paths is None else paths
+            chosen, scores_BCP, chunks = self.decide(inputs, valid, reroute_every)
+        paths = chosen if paths is None else paths.expand_as(chosen)
         rows = torch.arange(len(inputs), device=inputs.device).unsqueeze(1).expand_as(paths)
         pairs_R, pair_BC = torch.unique(rows * self.config.num_paths + paths, return_inverse=True)
         path_R = pairs_R % self.config.num_paths
@@ -339,16 +289,37 @@ class DiPaCo(RoutedModel):
         flat = grouped(h.flatten(0, 1), paths[:, chunks].flatten(), lambda x, i: self.ends[i].head(x))
         return DiPaCoOutput(flat.view(*h.shape[:2], -1), paths, scores_BCP, chunks)
 
-    def trace(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None = None) -> Traced:
-        """Logits and ribbons; a token's path is the one that predicted its successor."""
-        output = self(inputs, valid=valid)
+    def trace(
+        self,
+        inputs: Tensor,
+        valid: Bool[Tensor, "B T"] | None = None,
+        *,
+        reroute_every: int | None = None,
+        path: int | None = None,
+    ) -> Traced:
+        """Logits and ribbons; a token's path is the one that predicted its successor.
+
+        ``path`` sends every text down that path; the gate entropy stays the router's own.
+
+        Raises:
+            UserError: there is no such path, or no learned router to choose again.
+        """
+        given = None
+        if path is not None:
+            if not 0 <= path < self.config.num_paths:
+                raise UserError(f"path {path} is not one of 0 to {self.config.num_paths - 1}", field="path")
+            given, reroute_every = torch.full((len(inputs), 1), path, device=inputs.device), None
+        output = self(inputs, given, valid, reroute_every)
         path_BT = output.paths[:, output.chunks]
         entropy_BCS = self.level_entropy(output.scores)
         ids = self.path_modules[path_BT].unsqueeze(-1)
+        # A router that gives NaN must not pass for one that chose.
+        sound_BC = torch.isfinite(output.scores).all(dim=-1)
+        weights_BT = torch.where(sound_BC, 1.0, torch.nan)[:, output.chunks]
         return Traced(
             logits=output.logits,
             module_ids=ids.to(torch.uint8 if self.config.num_modules <= 256 else torch.int16),
-            weights=torch.ones(ids.shape, device=ids.device),
+            weights=weights_BT[:, :, None, None].expand(ids.shape),
             gate_entropy=entropy_BCS[:, output.chunks],
             flops=self.token_flops(ids, valid).to(ids.device),
         )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -55,12 +55,13 @@ BEST = "best-{:03d}.safetensors"
 
 @dataclass
 class DiPaCoRun:
-    """A run in its folder; ``model`` holds the global parameters."""
+    """A run in its folder; ``model`` holds the global parameters, ``features`` those of all sequences."""
 
     recipe: DiPaCoRecipe
     folder: Path
     model: DiPaCo
     velocity: dict[str, Tensor]
+    features: Tensor = field(default_factory=lambda: torch.empty(0, 0))
     outer: int = 0
     """outer steps done"""
     seconds: float = 0.0
@@ -104,6 +105,7 @@ def train(
     folder: Path,
     *,
     base: PathModel | None = None,
+    features: Float[Tensor, "N D"] | None = None,
     workers: int = 0,
     threads: int | None = None,
     until: int | None = None,
@@ -113,8 +115,9 @@ def train(
     """Train to the end (or to outer step ``until``), from where the folder's state stands.
 
     ``base`` is the pre-trained path that all paths start from and the router's features come from (None:
-    a fresh one). ``workers`` processes share the paths; 0 trains them here, one after the other. With equal
-    ``threads`` (default: torch's present number) both give the same numbers, killed workers or not.
+    a fresh one); ``features`` of all sequences saves working them out again. ``workers`` processes share
+    the paths; 0 trains them here, one after the other. With equal ``threads`` (default: torch's present
+    number) both give the same numbers, killed workers or not.
 
     Raises:
         UserError: something cannot work; the message names the field.
@@ -123,7 +126,7 @@ def train(
     device = device or pick_device()
     folder.mkdir(parents=True, exist_ok=True)
     split = split_documents(sequences, recipe.router_share, recipe.stop_share, recipe.seed)
-    run = open_run(recipe, sequences, split, folder, base, device)
+    run = open_run(recipe, sequences, split, folder, base, device, features)
     threads = threads or torch.get_num_threads()
     if workers:
         save_sequences(folder, sequences)
@@ -231,7 +234,7 @@ def stop_losses(run: DiPaCoRun, sequences: Sequences, split: Split, most: int = 
     if not len(split.stop):
         return []
     own = sequences.select(split.stop)
-    paths = nearest(run.model.router.scores(_features(run, own)))[:, 0]
+    paths = _paths(run, split.stop)[:, 0]
     losses: list[float | None] = []
     for p in range(run.recipe.model.num_paths):
         rows = (paths == p).nonzero().squeeze(1)[:most]
@@ -270,7 +273,15 @@ def best_path(run: DiPaCoRun, path: int) -> PathModel:
 
 
 def _features(run: DiPaCoRun, sequences: Sequences) -> Float[Tensor, "N D"]:
-    return document_features(run.model.router, sequences).to(run.model.device)
+    """What the router reads of every sequence; a single path has nothing to choose."""
+    if run.recipe.model.num_paths == 1:
+        return torch.zeros(len(sequences), run.recipe.model.width)
+    return document_features(run.model.router, sequences)
+
+
+def _paths(run: DiPaCoRun, rows: Int[Tensor, " n"], nearest_paths: int = 1) -> Int[Tensor, "n k"]:
+    """The present router's paths of some sequences."""
+    return nearest(run.model.router.scores(run.features[rows].to(run.model.device)), nearest_paths).cpu()
 
 
 def fit_first_router(run: DiPaCoRun, features: Float[Tensor, "N D"]) -> LinearScores:
@@ -282,9 +293,9 @@ def fit_first_router(run: DiPaCoRun, features: Float[Tensor, "N D"]) -> LinearSc
     return fit_kmeans(features, config.num_paths, recipe.seed)
 
 
-def _shard(run: DiPaCoRun, features: Float[Tensor, "N D"], rows: Tensor) -> None:
+def _shard(run: DiPaCoRun, rows: Int[Tensor, " n"]) -> None:
     """Assign the training sequences by the present router and keep that on disk."""
-    paths = nearest(run.model.router.scores(features.to(run.model.device)), run.recipe.overlap).cpu()
+    paths = _paths(run, rows, run.recipe.overlap)
     run.sizes = check_shards(paths, run.recipe.model).tolist()
     run.shards = run.outer
     save_tensors(shards_file(run.folder, run.outer), {"rows": rows, "paths": paths})
@@ -296,9 +307,8 @@ def reshard(run: DiPaCoRun, sequences: Sequences, split: Split) -> None:
     own = sequences.select(split.router)
     scores = path_scores([run.model.path_model(p) for p in range(config.num_paths)], own)
     best = scores[:, config.prefix - 1 :].sum(dim=1).argmax(dim=1)
-    fitted = fit_discriminative(_features(run, own).cpu(), best, config.num_paths)
-    run.model.router.set_scores(fitted)
-    _shard(run, _features(run, sequences.select(split.train)), split.train)
+    run.model.router.set_scores(fit_discriminative(run.features[split.router], best, config.num_paths))
+    _shard(run, split.train)
     # Losses on other shards cannot be compared with the ones before.
     run.best_loss, run.stopped = [None] * config.num_paths, [False] * config.num_paths
     run.resharded = True
@@ -306,7 +316,7 @@ def reshard(run: DiPaCoRun, sequences: Sequences, split: Split) -> None:
 
 
 def open_run(recipe: DiPaCoRecipe, sequences: Sequences, split: Split, folder: Path, base: PathModel | None,
-             device: torch.device) -> DiPaCoRun:  # fmt: skip
+             device: torch.device, features: Float[Tensor, "N D"] | None = None) -> DiPaCoRun:  # fmt: skip
     """A fresh run, sharded and checked, or the one that the folder holds.
 
     Raises:
@@ -321,18 +331,20 @@ def open_run(recipe: DiPaCoRecipe, sequences: Sequences, split: Split, folder: P
         recipe, folder, model, velocity, best_loss=[None] * count, best_outer=[0] * count, stopped=[False] * count
     )
     if (folder / STATE).exists():
-        return _resume(run)
+        _resume(run)
+        run.features = _features(run, sequences) if features is None else features
+        return run
     model.start_from(base or new_path(recipe.model).to(device))
-    features = _features(run, sequences.select(split.train))
-    if len(features) < count:
-        check_shards(torch.zeros(len(features), 1, dtype=torch.long), recipe.model)
-    model.router.set_scores(fit_first_router(run, features.cpu()))
-    _shard(run, features, split.train)
+    if len(split.train) < count:
+        check_shards(torch.zeros(len(split.train), 1, dtype=torch.long), recipe.model)
+    run.features = _features(run, sequences) if features is None else features
+    model.router.set_scores(fit_first_router(run, run.features[split.train]))
+    _shard(run, split.train)
     save_run(run)
     return run
 
 
-def _resume(run: DiPaCoRun) -> DiPaCoRun:
+def _resume(run: DiPaCoRun) -> None:
     about = json.loads((run.folder / STATE).read_text(encoding="utf-8"))
     if about["recipe"] != json.loads(run.recipe.model_dump_json()):
         raise UserError(
@@ -344,7 +356,6 @@ def _resume(run: DiPaCoRun) -> DiPaCoRun:
     tensors = load_file(global_file(run.folder, run.outer), device=str(run.model.device))
     run.model.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
     run.velocity = {name: tensors[f"velocity.{name}"] for name in run.velocity}
-    return run
 
 
 def save_run(run: DiPaCoRun) -> None:

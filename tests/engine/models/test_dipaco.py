@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 import torch
 from pydantic import ValidationError
 
+from engine.errors import UserError
 from engine.models.dipaco import DiPaCo, DiPaCoConfig, chunk_of_position, grouped, new_path
 from engine.models.families import family_class
+from engine.record import to_host
 
 SMALL = dict(
     width=16, heads=2, mlp_width=32, levels=(2, 3), blocks=(1, 2), prefix=4, vocab_size=30, context=20,
@@ -178,7 +181,7 @@ def test_the_loss_of_all_paths_together_is_the_mean_over_known_targets(own_ends)
     loss, paths = made.training_loss(ids[:, :-1], targets)
     logits = made(ids[:, :-1], paths=paths.unsqueeze(1)).logits
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
-    assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
 # Routing again every W tokens
@@ -282,3 +285,56 @@ def test_the_registry_knows_the_family():
     assert (semantics["decision"], semantics["unit"]) == ("hard", "sequence")
     state = model().state_dict()
     assert set(DiPaCo.KEEP_FLOAT32) <= set(state)
+
+
+# Controls
+
+
+def test_a_trace_can_be_routed_again_or_sent_down_one_path():
+    made = model(rerouter=True)
+    differ(made)
+    ids = torch.randint(30, (2, 12))
+    controls = made.read_controls({"reroute_every": 4})
+    again = made.trace_with(ids, None, controls)
+    wanted = made(ids, reroute_every=4)
+    assert wanted.paths.shape == (2, 3)
+    assert torch.equal(again.logits, wanted.logits)
+    for every in (None, 4):
+        made.config = config(rerouter=True, reroute_every=every)
+        forced = made.trace_with(ids, None, made.read_controls({"path": 5}))
+        assert torch.allclose(forced.logits, made.path_model(5)(ids), atol=1e-4)
+    assert forced.module_ids[..., 0].flatten(0, 1).unique(dim=0).tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("controls", "words", "field"),
+    [
+        ({"path": 6}, "path 6 is not one of 0 to 5", "path"),
+        ({"path": -1}, "greater than or equal to 0", "path"),
+        ({"reroute_every": 8}, "has no learned router", "reroute_every"),
+        ({"reroute_every": 2}, "greater than or equal to 4", "reroute_every"),
+        ({"speed": 2}, "no control 'speed'", "speed"),
+    ],
+)
+def test_controls_that_cannot_work_are_refused_by_name(controls, words, field):
+    made = model()
+    with pytest.raises(UserError, match=words) as error:
+        made.trace_with(torch.randint(30, (1, 8)), None, made.read_controls(controls))
+    assert error.value.field == field
+
+
+def test_a_nan_in_the_router_shows_in_the_weights():
+    made = model()
+    ids = torch.randint(30, (1, 8))
+    made.router.weight[2, 0] = float("nan")
+    with pytest.raises(UserError, match="NaN"):
+        to_host(made.trace(ids))
+
+
+def test_what_a_run_carries_of_the_model():
+    found = json.loads(json.dumps(model().findings({})))["composition"]
+    assert found["path_modules"] == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+    assert found["modules"][1] == {"level": 0, "module": 1, "paths": [3, 4, 5]}
+    assert found["modules"][4] == {"level": 1, "module": 2, "paths": [2, 5]}
+    assert model(router="product").weight_semantics["score_function"].startswith("sum over levels")
+    assert model(rerouter=True, reroute_every=4).weight_semantics["unit"] == "chunk"

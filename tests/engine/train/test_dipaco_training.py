@@ -12,9 +12,12 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
+from engine.analysis.shards import score_all_paths
+from engine.checkpoint import read_checkpoint
 from engine.errors import UserError
 from engine.models.dipaco import DiPaCo, DiPaCoConfig, new_path
 from engine.models.dipaco_router import nearest
+from engine.tokenizer import TextTokenizer
 from engine.train.dipaco import best_path, branch, open_run, outer_step, path_weights, train
 from engine.train.dipaco_documents import (
     Sequences,
@@ -26,7 +29,8 @@ from engine.train.dipaco_documents import (
     shard_batch,
     split_documents,
 )
-from engine.train.dipaco_recipe import DiPaCoRecipe, learning_rate
+from engine.train.dipaco_finish import document_paths, export, findings, note, routed_numbers, train_rerouter
+from engine.train.dipaco_recipe import RECIPES, DiPaCoRecipe, learning_rate
 from engine.train.dipaco_workers import DEATHS, PathTask, WorkerPool, global_file, make_inner_optimizer, save_sequences
 from engine.train.loop import TrainingDiverged
 
@@ -237,6 +241,16 @@ def test_learning_rates_rise_then_fall_to_the_last():
     assert {learning_rate(constant, i) for i in range(6)} == {constant.learning_rate}
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_says_what_it_is(name):
+    plan = RECIPES[name]
+    assert DiPaCoRecipe.model_validate_json(plan.model_dump_json()) == plan
+    assert plan.model.num_blocks == 4
+    # All see the same documents set aside, none of which the base has learnt.
+    assert plan.seed == RECIPES["base"].seed
+    assert plan.router_share + plan.stop_share <= RECIPES["base"].router_share + RECIPES["base"].stop_share
+
+
 # Whole runs
 
 
@@ -423,3 +437,72 @@ def test_a_folder_of_other_settings_is_not_overwritten(sequences, tmp_path):
     with pytest.raises(UserError, match="other settings") as error:
         train(recipe(outer_steps=2), sequences, tmp_path)
     assert error.value.field == "out"
+
+
+# What ships
+
+
+def test_numbers_behind_the_prefix_are_those_of_each_sequence_on_its_path(sequences):
+    model = DiPaCo(config()).eval()
+    paths = document_paths(model, sequences)
+    numbers = routed_numbers([model.path_model(p) for p in range(4)], paths, sequences, 4)
+    total = right = count = 0.0
+    for row in range(len(sequences)):
+        inputs, targets = sequences.batch(torch.tensor([row]))
+        with torch.no_grad():
+            output = model(inputs)
+        assert int(paths[row]) == int(output.paths[0, 0])
+        logits, goal = output.logits[0, 3:], targets[0, 3:]
+        total += float(torch.nn.functional.cross_entropy(logits, goal, reduction="sum"))
+        right += float((logits.argmax(-1) == goal).sum())
+        count += len(goal)
+    assert numbers["loss"] == pytest.approx(total / count, abs=1e-4)
+    assert numbers["perplexity"] == pytest.approx(np.exp(total / count), rel=1e-4)
+    assert (numbers["accuracy"], numbers["count"]) == (pytest.approx(right / count), count)
+
+
+def test_the_rerouter_is_taught_by_what_the_paths_score(sequences):
+    """Paths that each like one kind of token: the best continuation is told by the kind of document."""
+    torch.manual_seed(0)
+    model = DiPaCo(config(levels=(2,), blocks=(1,), own_ends=True, rerouter=True))
+    torch.nn.init.normal_(model.router.base.embed.weight)
+    with torch.no_grad():
+        for path, liked in ((0, slice(1, 20)), (1, slice(20, 39))):
+            model.ends[path].norm.weight.zero_()
+            model.ends[path].norm.weight[0] = 1
+            model.ends[path].embed.weight[:, 0] = 50  # the first coordinate is always the largest
+            model.ends[path].head.weight.zero_()
+            model.ends[path].head.weight[liked, 0] = 1
+    learnt = train_rerouter(model, sequences, horizon=None, iterations=60, batch_size=8, learning_rate=1e-2)
+    assert learnt["accuracy"] > 0.9 > learnt["most_frequent"]
+    inputs, _ = sequences.batch(torch.arange(len(sequences)))
+    named = model.router.running_scores(inputs)[:, 3].argmax(dim=-1)
+    assert float((named == 1 - sequences.label).float().mean()) > 0.95  # labels: high, low
+
+
+def test_an_exported_model_reads_back_with_its_router_card_and_numbers(sequences, tmp_path):
+    texts = [" ".join(["path", "router", "module", "token"][i % 4 : i % 4 + 2]) for i in range(20)]
+    tokenizer = TextTokenizer.train(texts, 280)
+    made = config(vocab_size=tokenizer.vocab_size, rerouter=True, router="discriminative")
+    plan = recipe(made, reshard_at=1, router_share=0.3)
+    run = train(plan, sequences, tmp_path / "work")
+    out = tmp_path / "small"
+    model = export(run, out, tokenizer, "python -m benchmarks.dipaco", run)
+    for name in DiPaCo.KEEP_FLOAT32:
+        assert torch.equal(model.state_dict()[name], run.model.state_dict()[name])
+    numbers = routed_numbers(
+        [model.path_model(p) for p in range(4)], document_paths(model, sequences), sequences, 4
+    )
+    note(out, numbers | findings(score_all_paths(model, sequences), model, sequences))
+    note(out, {"beside": {"dense path": numbers}})
+    checkpoint = read_checkpoint(out)
+    assert checkpoint.config == made
+    kept = checkpoint.validation
+    assert [row["every"] for row in kept["rerouting"]] == [None, 64, 32, 16]
+    assert kept["rerouting"][0]["perplexity"] == pytest.approx(numbers["perplexity"], rel=1e-3)
+    assert sum(kept["shards"]["sizes"]) == len(sequences)
+    card = (out / "card.md").read_text(encoding="utf-8")
+    assert "A 2×2 DiPaCo" in card
+    assert f"| small | {numbers['loss']:.3f} | {numbers['perplexity']:.1f} |" in card
+    assert "| dense path |" in card
+    assert "discriminative router" in card
