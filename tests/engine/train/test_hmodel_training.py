@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from benchmarks.hmodel import leak, output_depth, traced
 from engine.checkpoint import build_model, read_checkpoint
 from engine.datasets import Sample
 from engine.errors import UserError
@@ -150,3 +151,37 @@ def test_a_shipped_model_is_traced_into_a_run_with_its_edges(data, tmp_path):
     assert {(node["step"], node["module"]) for node in flow["nodes"] if node["count"]} >= {
         (step, int(module)) for step, module in enumerate(own.module_ids[0, 0, :, 0])
     }
+
+
+def test_the_leak_is_nothing_where_c_come_from_the_past_and_something_where_they_come_from_all(data, tmp_path):
+    languages = load_languages(data)
+    tokenizer = tokenizer_for(languages, tmp_path / "work", 300)
+    ids = languages.train.corpus(tokenizer).ids
+    config = small_recipe(tokenizer).model
+    for pooling, leaks in (("prefix", False), ("sequence", True)):
+        torch.manual_seed(0)
+        model = HModel(config.model_copy(update={"pooling": pooling})).eval()
+        for name, parameter in model.named_parameters():
+            if name.startswith(("connections", "input_layers", "output_layers")) and parameter.ndim == 2:
+                parameter.data.mul_(40)
+        numbers = leak(model, ids, windows=4, every=4)
+        assert (abs(numbers["leak_nats"]) > 1e-4) == leaks
+        assert numbers["predictions"] == 8
+
+
+def test_each_text_is_traced_by_its_first_window(data, tmp_path):
+    languages = load_languages(data)
+    tokenizer = tokenizer_for(languages, tmp_path / "work", 300)
+    model = HModel(small_recipe(tokenizer).model).eval()
+    edges, chains = traced(model, languages.held_out, tokenizer)
+    ids = torch.from_numpy(tokenizer.encode(languages.held_out.texts[3]).ids[:8])[None].long()
+    alone = model.trace(ids)
+    assert np.allclose(edges[3], alone.edges[0].detach().numpy(), atol=1e-6)
+    assert chains[3].tolist() == alone.module_ids[0, 0, :, 0].tolist()
+
+
+def test_output_depth_is_the_mean_iteration_of_what_is_sent_out():
+    edges = np.zeros((1, 3, 2, 2))  # one hidden layer, one input
+    edges[0, 0, 1, 1], edges[0, 1, 0, 1], edges[0, 2, 0, 1] = 0.2, 0.2, 0.6
+    edges[0, 1, 0, 0] = 0.9
+    assert output_depth(edges, 1) == pytest.approx((0.2 * 1 + 0.6 * 2) / 1)

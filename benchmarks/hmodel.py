@@ -1,0 +1,253 @@
+"""H-Model, the paper's claims on six languages: claim → our number → command.
+
+    python -m benchmarks.hmodel --data <data folder> --work <folder of engine.train.hmodel> [--write-card]
+
+Trains nothing: it reads the states that ``python -m engine.train.hmodel`` left in ``--work``. Everything is
+measured on the held-out tenth of each language, in float32. ``--write-card`` puts the figures on the card of
+the shipped checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.measure import report
+from engine.analysis.association import association
+from engine.analysis.connections import label_distance, nearest_label_accuracy, self_share, stability
+from engine.analysis.paths import unique_rows
+from engine.disk import SHIPPED_MODELS
+from engine.models.family import RoutedModel
+from engine.models.hmodel import HModel
+from engine.models.losses import token_losses
+from engine.tokenizer import TextTokenizer
+from engine.train.hmodel import (
+    HMODEL_RECIPES,
+    SHIPPED,
+    LabelledTexts,
+    Languages,
+    load_languages,
+    note,
+    tokenizer_for,
+)
+from engine.train.loop import evaluate, open_run
+
+CPU = torch.device("cpu")
+ALPHAS = (0.1, 0.3, 1.0, 3.0, 10.0)
+RATES = (0.5, 1.0, 2.0)
+TOP_K = (1, 2, 3, 4, 5)
+SHUFFLES = 1000
+PLAIN = ("plain-languages-1", "plain-languages-6")
+
+
+def trained(work: Path) -> dict[str, RoutedModel]:
+    """The models whose training is finished, by recipe."""
+    models = {}
+    for name, recipe in HMODEL_RECIPES.items():
+        run = open_run(recipe, work / name, CPU)
+        if run.iteration < recipe.iterations:
+            print(f"{name}: {run.iteration} of {recipe.iterations} iterations, left out", file=sys.stderr)
+            continue
+        models[name] = run.model.eval().requires_grad_(False)
+    return models
+
+
+def quality(model: RoutedModel, languages: Languages, tokenizer: TextTokenizer) -> dict[str, Any]:
+    """Parameters, and next-token loss and accuracy on the held-out tenth, by language, and on the validation file."""
+    held = languages.held_out
+    row: dict[str, Any] = {"params": sum(p.numel() for p in model.parameters())}
+    row |= _rounded(evaluate(model, held.corpus(tokenizer), CPU, precise=True))
+    row["val"] = _rounded(evaluate(model, languages.val.corpus(tokenizer), CPU, precise=True))
+    row["by_language"] = {}
+    for language in sorted(set(held.languages)):
+        texts = tuple(t for t, own in zip(held.texts, held.languages, strict=True) if own == language)
+        part = LabelledTexts(texts, (language,) * len(texts)).corpus(tokenizer)
+        numbers = evaluate(model, part, CPU, precise=True)
+        row["by_language"][language] = {k: round(numbers[k], 4) for k in ("loss", "accuracy")}
+    return row
+
+
+@torch.inference_mode()
+def leak(model: HModel, ids: Tensor, windows: int = 64, every: int = 8) -> dict[str, float]:
+    """The same predictions twice: with the tokens to come in the input, and with the text cut behind the token.
+
+    A model that keeps to the past gives the same numbers.
+    """
+    context = model.config.context
+    starts = torch.linspace(0, len(ids) - context - 1, windows).long()
+    rows = ids[starts[:, None] + torch.arange(context + 1)].long()
+    positions = range(every - 1, context, every)
+    whole = model(rows[:, :-1]).logits
+    totals = {"whole": [], "cut": []}
+    for position in positions:
+        target = rows[:, position + 1]
+        cut = model(rows[:, : position + 1]).logits[:, -1]
+        for name, logits in (("whole", whole[:, position]), ("cut", cut)):
+            totals[name].append(torch.stack([token_losses(logits, target), (logits.argmax(-1) == target).float()]))
+    means = {name: torch.cat(parts, dim=1).mean(dim=1).tolist() for name, parts in totals.items()}
+    return _rounded({
+        "loss_with_future": means["whole"][0], "loss_without": means["cut"][0],
+        "leak_nats": means["cut"][0] - means["whole"][0],
+        "accuracy_with_future": means["whole"][1], "accuracy_without": means["cut"][1],
+        "predictions": windows * len(positions),
+    })  # fmt: skip
+
+
+@torch.inference_mode()
+def traced(model: HModel, texts: LabelledTexts, tokenizer: TextTokenizer, **controls
+           ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Edges and strongest chains of the first window of each text."""
+    encoded = [ids[: model.config.context] for ids in tokenizer.encode_batch(list(texts.texts))]
+    inputs = torch.zeros(len(encoded), max(map(len, encoded)), dtype=torch.long)
+    valid = torch.zeros_like(inputs, dtype=torch.bool)
+    for row, ids in enumerate(encoded):
+        inputs[row, : len(ids)], valid[row, : len(ids)] = torch.from_numpy(ids).long(), True
+    result = model.trace(inputs, valid, **controls)
+    return result.edges.numpy(), result.module_ids[:, 0, :, 0].numpy()
+
+
+def routing(model: HModel, texts: LabelledTexts, tokenizer: TextTokenizer) -> dict[str, Any]:
+    """Do the connections know the language? Beside shuffled labels and the untrained twin."""
+    labels, hidden = np.array(texts.languages), model.config.num_modules
+    edges, chains = traced(model, texts, tokenizer)
+    torch.manual_seed(1)
+    untrained, untrained_chains = traced(HModel(model.config).eval(), texts, tokenizer)
+    distance = label_distance(edges, labels, hidden, shuffles=SHUFFLES)
+    chain, untrained_chain = (
+        association(unique_rows(rows)[1], np.unique(labels, return_inverse=True)[1], shuffles=SHUFFLES)
+        for rows in (chains, untrained_chains)
+    )
+    within_language = np.mean([stability(edges[labels == name], hidden) for name in distance.labels])
+    return {
+        "texts": len(labels), "shuffles": SHUFFLES,
+        "distance": _rounded({
+            "within": distance.within, "between": distance.between, "ratio": distance.ratio,
+            "null_mean": distance.null_mean, "null_max": distance.null_max, "p_value": distance.p_value,
+            "untrained_ratio": label_distance(untrained, labels, hidden, shuffles=0).ratio,
+            "untrained_between": label_distance(untrained, labels, hidden, shuffles=0).between,
+        }),
+        "nearest_language_accuracy": round(nearest_label_accuracy(edges, labels, hidden), 4),
+        "untrained_nearest_language_accuracy": round(nearest_label_accuracy(untrained, labels, hidden), 4),
+        "chain": _rounded({
+            "nmi": chain.nmi, "null_mean": chain.null_mean, "p_value": chain.p_value,
+            "untrained_nmi": untrained_chain.nmi, "distinct": len(np.unique(chains, axis=0)),
+        }),
+        "strongest_chain": {name: _commonest(chains[labels == name]) for name in distance.labels},
+        "self_share": round(self_share(edges, hidden), 4),
+        "equal_self_share": round(1 / model.config.num_targets, 4),
+        "stability": round(stability(edges, hidden), 5),
+        "stability_within_language": round(float(within_language), 5),
+        "untrained_stability": round(stability(untrained, hidden), 6),
+    }  # fmt: skip
+
+
+def _commonest(chains: np.ndarray) -> dict[str, Any]:
+    rows, counts = np.unique(chains, axis=0, return_counts=True)
+    return {"chain": rows[counts.argmax()].tolist(), "share": round(float(counts.max() / counts.sum()), 3)}
+
+
+def output_depth(edges: np.ndarray, num_hidden: int) -> float:
+    """Mean iteration at which weight is sent to the outputs, the input step being 0."""
+    sent_I = edges[:, :, :, num_hidden:].sum(axis=(0, 2, 3))
+    return float((np.arange(len(sent_I)) * sent_I).sum() / sent_I.sum())
+
+
+@torch.inference_mode()
+def controls(model: HModel, texts: LabelledTexts, tokenizer: TextTokenizer, windows: int = 64) -> list[dict[str, Any]]:
+    """Loss, connections, depth and cost when α, α_rate or top-k change after training."""
+    ids, context, labels = texts.corpus(tokenizer).ids, model.config.context, np.array(texts.languages)
+    starts = torch.linspace(0, len(ids) - context - 1, windows).long()
+    rows = ids[starts[:, None] + torch.arange(context + 1)].long()
+    settings = [dict(alpha=a) for a in ALPHAS] + [dict(alpha_rate=r) for r in RATES if r != 1]
+    settings += [dict(top_k=k) for k in TOP_K if k <= model.config.num_targets]
+    hidden, found = model.config.num_modules, []
+    for setting in settings:
+        result = model.trace(rows[:, :-1], **setting)
+        flat, goal = result.logits.flatten(0, 1), rows[:, 1:].flatten()
+        edges, chains = traced(model, texts, tokenizer, **setting)
+        used = edges[:, 1:, :hidden]
+        found.append(setting | _rounded({
+            "loss": float(token_losses(flat, goal).mean()), "accuracy": float((flat.argmax(-1) == goal).float().mean()),
+            "flops_per_token": float(result.flops.mean()), "mean_connection": float(used[used > 0].mean()),
+            "undecided": float(((edges > 0.1) & (edges < 0.9)).sum() / (edges > 0).sum()),
+            "self_share": self_share(edges, hidden), "output_depth": output_depth(edges, hidden),
+            "ratio": label_distance(edges, labels, hidden, shuffles=0).ratio, "chains": len(np.unique(chains, axis=0)),
+        }))  # fmt: skip
+    return found
+
+
+def claims(results: dict[str, Any]) -> list[tuple[str, dict[str, Any], bool]]:
+    """What the paper reports (or we add), what we measured, and whether it holds here."""
+    plain = {name: {k: results["models"][name][k] for k in ("accuracy", "loss")} for name in PLAIN}
+    own = {name: {k: results["models"][name][k] for k in ("accuracy", "loss")} for name in results["routing"]}
+    best_plain = max(row["accuracy"] for row in plain.values())
+    ways = {name: results["routing"][name] for name in (SHIPPED, f"{SHIPPED}-wide")}
+    part = lambda *keys: {name: {k: row[k] for k in keys} for name, row in ways.items()}  # noqa: E731
+    deep, alphas = ways[SHIPPED], {row["alpha"]: row for row in results["controls"] if "alpha" in row}
+    return [
+        ("4 layers and 4 iterations reach an accuracy of 0.956, 6 layers and 1 iteration 0.743", own,
+         own[SHIPPED]["accuracy"] > 0.9),
+        ("transformers of 1 and 6 layers stay at 0.016 and 0.020, loss 10.22", plain, best_plain < 0.03),
+        ("H-Models predict better than transformers of their size", {"best transformer": best_plain, **own},
+         own[SHIPPED]["accuracy"] > best_plain and own[f"{SHIPPED}-wide"]["accuracy"] > best_plain),
+        ("(added) connections chosen from the whole sequence tell a position of the tokens to come",
+         results["leak"], results["leak"][f"{SHIPPED}-sequence"]["leak_nats"] > 0.01),
+        ("routing is the same within a language and differs between languages", part("distance"),
+         all(row["distance"]["p_value"] < 0.05 for row in ways.values())),
+        ("the language can be told from the routing", part("nearest_language_accuracy", "chain", "strongest_chain"),
+         all(row["nearest_language_accuracy"] > 0.9 for row in ways.values())),
+        ("layers often send their state back to themselves", {k: deep[k] for k in ("self_share", "equal_self_share")},
+         deep["self_share"] > deep["equal_self_share"]),
+        ("routing is stable", part("stability", "stability_within_language", "untrained_stability"),
+         deep["stability"] > 0.9),
+        ("a small alpha makes connections all or nothing", {a: row["undecided"] for a, row in alphas.items()},
+         alphas[0.1]["undecided"] < alphas[1.0]["undecided"] < alphas[10.0]["undecided"]),
+        ("a smaller alpha moves computation to later iterations", {a: row["output_depth"] for a, row in alphas.items()},
+         alphas[0.1]["output_depth"] > alphas[1.0]["output_depth"]),
+        ("top-k at inference saves computation without training again",
+         {row["top_k"]: {k: row[k] for k in ("loss", "accuracy", "flops_per_token")}
+          for row in results["controls"] if "top_k" in row},
+         any(row["loss"] < alphas[1.0]["loss"] + 0.1 and row["flops_per_token"] < 0.75 * alphas[1.0]["flops_per_token"]
+             for row in results["controls"] if "top_k" in row)),
+    ]  # fmt: skip
+
+
+def _rounded(numbers: dict[str, float]) -> dict[str, float]:
+    return {k: round(v, 4) if isinstance(v, float) else v for k, v in numbers.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--write-card", action="store_true")
+    arguments = parser.parse_args()
+    languages = load_languages(arguments.data)
+    tokenizer = tokenizer_for(languages, arguments.work)
+    models, held = trained(arguments.work), languages.held_out
+    own = {name: model for name, model in models.items() if isinstance(model, HModel)}
+    ids = held.corpus(tokenizer).ids
+    results: dict[str, Any] = {
+        "held_out_texts": len(held.texts), "held_out_tokens": len(ids),
+        "models": {name: quality(model, languages, tokenizer) for name, model in models.items()},
+        "leak": {name: leak(model, ids) for name, model in own.items()},
+        "routing": {name: routing(model, held, tokenizer) for name, model in own.items()},
+        "controls": controls(own[SHIPPED], held, tokenizer),
+    }  # fmt: skip
+    command = "python -m benchmarks.hmodel --data <data folder> --work <work folder>"
+    results["claims"] = [
+        {"claim": claim, "ours": ours, "holds": holds, "command": command} for claim, ours, holds in claims(results)
+    ]
+    if arguments.write_card:
+        note(SHIPPED_MODELS / SHIPPED, {"beside": results["models"], "routing": results["routing"][SHIPPED]})
+    report("hmodel", command, results)
+
+
+if __name__ == "__main__":
+    main()
