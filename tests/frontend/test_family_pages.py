@@ -1,0 +1,302 @@
+"""The family views of H-Model and Directional Routing over a real API and worker, without a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from frontend.selection import Selection
+from frontend.views import retrace
+from frontend.views.twins import twin_rows
+from tests.backend.conftest import SECRET, api_for, serving
+
+APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"
+TEXTS = {
+    "English": "the cat sat on the mat and looked at the quiet moon",
+    "German": "die Katze saß auf der Matte und sah den stillen Mond",
+    "Ukrainian": "кіт сидів на килимку і дивився на тихий місяць",
+}
+VALIDATION = {
+    "loss": 4.0,
+    "ablations": [
+        {"name": "normal", "perplexity": 80.0, "loss": 4.38, "induction": 0.9},
+        {"name": "off", "perplexity": 800.0, "loss": 6.68, "induction": 0.01},
+    ],
+    "beside": {"plain": {"params": 900, "loss": 4.4, "by_label": {}}, "tiny": {"params": 1000, "loss": 4.0}},
+    "lookahead": {"in_view": 4.0, "hidden": 4.5, "gain": 0.5, "standard_error": 0.01},
+    "routing": {"distance": {"ratio": 2.0, "untrained_ratio": 1.0}},
+}
+
+
+def make_family(data_dir: Path) -> None:
+    """An H-Model and a Directional model, tiny and untrained, each traced over texts in three languages: the
+    runs ``hmodel`` and ``directional``; and ``lone``, one text without a label."""
+    import torch
+
+    from engine.checkpoint import save_checkpoint
+    from engine.datasets import Sample
+    from engine.models.directional import Directional, DirectionalConfig
+    from engine.models.hmodel import HModel, HModelConfig
+    from engine.tokenizer import TextTokenizer
+    from engine.tracing import load_model, trace_samples
+
+    torch.manual_seed(0)
+    tokenizer = TextTokenizer.train(list(TEXTS.values()) * 3, vocab_size=300)
+    common = {"modality": "text", "width": 16, "heads": 2, "mlp_width": 16, "context": 64}
+    common["vocab_size"] = tokenizer.vocab_size
+    models = {
+        "hmodel": HModel(HModelConfig(hidden=("transformer", "convolution"), iterations=2, **common)),
+        "directional": Directional(DirectionalConfig(layers=2, directions=2, router_width=8, **common)),
+    }
+    runs = data_dir / "runs"
+    for family, model in models.items():
+        for name, parameter in model.named_parameters():
+            if any(part in name for part in ("connections", "embed", "input_layers", "router.out")):
+                parameter.data.mul_(20)  # so that texts are routed differently
+        folder = data_dir / "models" / f"tiny-{family}"
+        tokenizer.save(folder / "tokenizer.json")
+        save_checkpoint(folder, model, validation=VALIDATION)
+        samples = [
+            Sample(image=None, text=" ".join(text.split()[place:]), label=label, source=f"{label} {place}")
+            for label, text in TEXTS.items()
+            for place in range(4)
+        ]
+        trace_samples(load_model(f"tiny-{family}", [folder.parent]), samples, runs, run_id=family, dataset="toy")
+    lone = [Sample(image=None, text=TEXTS["English"], label=None, source="one")]
+    trace_samples(load_model("tiny-hmodel", [data_dir / "models"]), lone, runs, run_id="lone", dataset="toy")
+
+
+@contextmanager
+def family_api(data_dir: Path) -> Iterator[str]:
+    """The address of an API over ``make_family``'s folder, with a worker that holds its models."""
+    from backend.settings import load_settings
+    from backend.worker import create_worker
+
+    make_family(data_dir)
+    options = {"models_dirs": (data_dir / "models",), "worker_secret": SECRET, "warm_models": False}
+    options |= {"trace_seconds": 250}
+    worker = create_worker(load_settings(data_dir=data_dir, **options))
+    with serving(worker) as worker_url, api_for(data_dir, worker_url=worker_url, **options) as served:
+        yield str(served.client.base_url).rstrip("/")
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with family_api(tmp_path_factory.mktemp("family")) as url:
+        yield url
+
+
+@pytest.fixture
+def show(api: str, monkeypatch: pytest.MonkeyPatch):
+    """Draw the family view at an address and give what stands on it."""
+    from frontend import look
+
+    monkeypatch.setenv("TOKENPATHS_API_URL", api)
+    look.client.clear()
+
+    def draw(**query: object) -> AppTest:
+        page = AppTest.from_file(str(APP), default_timeout=250)
+        page.query_params["view"] = "family"
+        for key, value in query.items():
+            page.query_params[key] = str(value)
+        page.run()
+        assert not page.exception, [error.message for error in page.exception]
+        return page
+
+    yield draw
+    look.client.clear()
+
+
+def headers(page: AppTest) -> list[str]:
+    return [element.value for kind in ("header", "subheader") for element in page.get(kind)]
+
+
+def words(page: AppTest) -> str:
+    return " ".join(
+        element.value for kind in ("error", "warning", "info", "markdown", "caption") for element in page.get(kind)
+    ).replace("\\", "")
+
+
+def test_an_hmodel_shows_its_graph_its_labels_and_its_numbers(show):
+    page = show(run="hmodel", sample=5)
+    assert not page.error
+    for question in ("Which layers talk to each other?", "Does each label have routes of its own?",
+                     "Is that more than chance?", "What if the connections were sharper?",
+                     "This one\\: sample 5 \\(German\\)", "The mean of German",
+                     "How good is it beside its twins?"):  # fmt: skip
+        assert question in headers(page)
+    told = words(page)
+    assert "times as far apart" in told
+    assert "1.00 for the same model before training" in told
+    assert "Stability" in told
+    assert "goes back to the same layer" in told
+
+
+def test_another_mean_can_stand_beside_the_sample(show):
+    page = show(run="hmodel", sample=5, other="English", label="German")
+    assert "The mean of English" in headers(page)
+
+
+def test_sliders_come_from_the_schema_and_the_configuration(show):
+    page = show(run="hmodel")
+    sliders = {slider.label: slider for slider in page.select_slider}
+    assert set(sliders) == {"α (sharpness)", "α_rate (per iteration)", "top-k (connections kept)"}
+    assert sliders["α (sharpness)"].options[0] == "0.01"
+    assert sliders["α (sharpness)"].value == "1"
+    assert sliders["top-k (connections kept)"].options == ["1", "2", "3 (as trained)"]
+    assert "Changed" not in headers(page)
+
+
+def test_a_slider_runs_the_sample_again_and_leaves_one_run_behind(show):
+    from frontend import look
+
+    before = {card["run"] for card in look.client().runs()}
+    page = show(run="hmodel", sample=1, controls="top_k:1")
+    assert not page.error
+    assert {"Unchanged", "Changed", "Which tokens become harder to predict?"} <= set(headers(page))
+    assert [metric.label for metric in page.metric] == ["Loss unchanged (nats)", "Loss changed (nats)"]
+    page.select_slider(key="in_controls_alpha").set_value("0.1").run()
+    assert page.query_params["controls"] in ("top_k:1,alpha:0.1", ["top_k:1,alpha:0.1"])
+    tried = [card for card in look.client().runs() if card["run"] not in before]
+    assert len(tried) == 1
+    run = look.client().run(tried[0]["run"])
+    assert run["config"]["controls"] == {"top_k": 1, "alpha": 0.1}
+    values = look.client().soft(run["run"], "edges", sample=0)["values"]
+    assert all(sum(row) < 1.001 for step in values for row in step)  # one connection at each position, at most 1
+    next(button for button in page.button if button.label == "Open the changed run").click().run()
+    assert page.query_params["run"] in (run["run"], [run["run"]])
+    assert run["run"] in {card["run"] for card in look.client().runs()}
+
+
+def test_the_unchanged_run_is_what_running_it_again_gives(show):
+    """What stands on the left is not another computation than what stands on the right."""
+    from frontend import look
+
+    client = look.client()
+    again = client.trace("tiny-hmodel", text=client.sample("hmodel", 2)["text"])["run"]
+    ours, theirs = client.soft("hmodel", "edges", sample=2)["values"], client.soft(again, "edges", sample=0)["values"]
+    flat = lambda v: [c for step in v for row in step for c in row]  # noqa: E731
+    assert flat(ours) == pytest.approx(flat(theirs), abs=2e-3)
+    assert client.sample("hmodel", 2)["loss"] == pytest.approx(client.sample(again, 0)["loss"], abs=2e-3)
+    client.delete(again)
+
+
+def test_one_text_alone_shows_its_graph_and_compares_nothing(show):
+    page = show(run="lone")
+    assert not page.error
+    assert "Does each label have routes of its own?" not in headers(page)
+    assert "Is that more than chance?" not in headers(page)
+    assert "What if the connections were sharper?" in headers(page)
+
+
+def test_gates_by_domain_with_their_findings(show):
+    page = show(run="directional", label="English", other="German", gate="1.1.0")
+    assert not page.error
+    for question in ("Which directions are switched on?", "What words does a direction write?",
+                     "Which heads treat domains differently?", "In which layers do specialists sit?",
+                     "Do texts of one domain lie together?", "What breaks without routing?",
+                     "How good is it beside its twins?", "What if the gates were fixed?"):  # fmt: skip
+        assert question in headers(page)
+    told = words(page)
+    assert "English, mean of 4 texts, minus the mean of German" in told
+    assert "Layer 1, head 1, direction 0" in told
+    assert "From the gates alone" in told
+    assert "perplexity goes from 80.0 to 800" in told
+    assert "seeing ahead is worth 0.500" in told
+
+
+def test_one_text_and_all_texts_can_be_looked_at(show):
+    assert "Shown: text 3." in words(show(run="directional", sample=3))
+    assert "Shown: all texts, mean of 12 texts." in words(show(run="directional"))
+
+
+def test_gates_are_offered_off_neutral_and_full(show):
+    page = show(run="directional")
+    offered = {control.label: control for control in page.get("button_group")}
+    assert offered["Gates"].options == ["as trained", "off (0)", "neutral (0.5)", "full (1)"]
+
+
+def test_what_an_address_cannot_mean_is_left_out(show):
+    page = show(run="hmodel", controls="alpha:7777,nonsense:1,top_k:99", other="Klingon", sample=2)
+    assert not page.error
+    assert "Changed" not in headers(page)
+    page = show(run="directional", gate="99.99.99", controls="knocked_out:77.1+x", other="Klingon")
+    assert not page.error
+    assert "not understood" not in words(page)
+
+
+def test_a_run_without_findings_leaves_parts_out(monkeypatch, show):
+    from frontend.client import Client
+
+    told = Client.run
+    monkeypatch.setattr(Client, "run", lambda self, run: {**told(self, run), "findings": {}})
+    page = show(run="hmodel")
+    assert not page.error
+    assert "sealed without these numbers" in words(page)
+    page = show(run="directional")
+    assert not page.error
+    assert "cannot be compared" in words(page)
+    assert "What breaks without routing?" not in headers(page)
+
+
+def test_a_model_that_is_gone_is_a_sentence(monkeypatch, show):
+    from frontend.client import Client, NotFound
+
+    def gone(self, model):
+        raise NotFound("There is no model tiny.", "Choose another one.")
+
+    monkeypatch.setattr(Client, "model", gone)
+    page = show(run="hmodel")
+    assert not page.error
+    assert "cannot be run again" in words(page)
+
+
+NUMBER = {"anyOf": [{"type": "number", "minimum": 0.01, "maximum": 10}, {"type": "null"}], "description": "α"}
+WHOLE = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}
+
+
+def test_a_schema_becomes_a_control():
+    alpha = retrace.control("alpha", NUMBER, trained=0.3)
+    assert alpha is not None
+    assert alpha.values[0] == 0.01
+    assert alpha.values[-1] == 10
+    assert 0.3 in alpha.values
+    assert list(alpha.values) == sorted(alpha.values)
+    assert alpha.say("0.3") == "0.3 (as trained)"
+    kept = retrace.control("top_k", WHOLE, limit=4)
+    assert kept is not None
+    assert kept.values == (None, 1, 2, 3, 4)
+    assert kept.say("") == "as trained"
+    assert retrace.control("top_k", WHOLE) is None
+    assert retrace.control("odd", {"type": "array"}) is None
+    named = retrace.control("gate", {"type": "number", "minimum": 0, "maximum": 1}, named={0.0: "off", 2.0: "never"})
+    assert named is not None
+    assert named.values == (None, 0.0)
+
+
+def test_changes_come_from_the_address_and_go_there():
+    alpha = retrace.control("alpha", NUMBER, trained=1.0)
+    here = Selection(controls=("alpha:0.5", "beta:1"))
+    assert retrace.changes(here, [alpha]) == {"alpha": 0.5}
+    assert retrace.changes(Selection(controls=("alpha:1",)), [alpha]) == {}
+    assert retrace.changed(here, "alpha", 0.1, 1.0) == ("beta:1", "alpha:0.1")
+    assert retrace.changed(here, "alpha", 1.0, 1.0) == ("beta:1",)
+    assert retrace.changed(here, "beta", None) == ("alpha:0.5",)
+
+
+@pytest.mark.parametrize(("low", "high", "first", "last", "count"), [(0.01, 10, 0.01, 10, 10), (0, 1, 0, 1, 21)])
+def test_steps_of_a_slider_reach_both_ends(low, high, first, last, count):
+    found = retrace.steps(low, high)
+    assert (found[0], found[-1], len(found)) == (first, last, count)
+
+
+def test_twins_are_listed_with_this_one_first():
+    rows = twin_rows(VALIDATION["beside"], "tiny")
+    assert rows == [
+        {"model": "tiny (this one)", "params": 1000, "loss": 4.0},
+        {"model": "plain", "params": 900, "loss": 4.4},
+    ]
