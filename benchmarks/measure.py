@@ -51,13 +51,14 @@ def machine() -> str:
     return f"{model}, {torch.get_num_threads()} threads, torch {torch.__version__}{gpu}"
 
 
-def report(name: str, command: str, results: Any) -> dict[str, Any]:
-    """Keep the result, print it as one line of JSON, the last of the output, and return it."""
+def report(name: str, command: str, results: Any, *, quiet: bool = False) -> dict[str, Any]:
+    """Keep the result, print it as one line of JSON, the last of the output (unless ``quiet``), and return it."""
     document = {
         "benchmark": name, "command": command, "machine": machine(),
         "date": datetime.now(UTC).date().isoformat(), "results": results,
     }  # fmt: skip
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document))
+    if not quiet:
+        print(json.dumps(document))
     return document

@@ -1,6 +1,6 @@
 """Routed forward and training step, as ratios to the dense twin and to the naive routed loop.
 
-    python -m benchmarks.speed [--quick] [--only vision|text] [--repeats N]
+    python -m benchmarks.speed [--quick] [--only vision|text] [--what forward|training]
 
 float32, matched active blocks, imposed routing (the router's cost is still paid): "uniform", or
 "skewed", where every sample strongly prefers a few modules. A fresh routing is drawn for each call.
@@ -9,13 +9,14 @@ float32, matched active blocks, imposed routing (the router's cost is still paid
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from benchmarks.measure import interleaved, ratio, report
+from benchmarks.measure import RESULTS, interleaved, ratio, report
 from engine.models.dna import DNA, DNAConfig
 from engine.routing import Decision
 
@@ -70,49 +71,72 @@ def training_step(model: DNA, inputs: Tensor, targets: Tensor) -> None:
     model.training_loss(inputs, targets)[0].backward()
 
 
-def measure(name: str, repeats: int) -> dict:
+STEPS = {"forward": forward, "training": training_step}
+NAIVE_TRAINING_TOKENS = 4 * 1024
+"""tokens of a batch on which the naive loop is trained: its padding takes 17 GB at 16 × 1 024 of width 512"""
+
+
+def measure(name: str, what: str, repeats: int) -> dict:
+    """Ratios of one size; ``what`` is forward or training."""
     config, batch = SIZES[name]
     torch.manual_seed(0)
     routed, dense = ImposedDNA(config), DNA(config.dense_twin())
     inputs, targets = make_inputs(config, batch)
+    few = batch if what == "forward" else min(batch, max(1, NAIVE_TRAINING_TOKENS // config.num_tokens))
 
-    def routed_as(how: str, execution: str, step):
+    def timed(model: DNA, count: int, how: str = "", execution: str = ""):
         def run() -> None:
-            routed.how, routed.execution = how, execution
-            step(routed)
+            if execution:
+                model.how, model.execution = how, execution
+            rest = () if what == "forward" else (targets[:count],)
+            STEPS[what](model, inputs[:count], *rest)
 
         return run
 
-    rows = {}
-    for what, step in (
-        ("forward", lambda m: forward(m, inputs)),
-        ("training", lambda m: training_step(m, inputs, targets)),
-    ):
-        variants = {"dense": lambda step=step: step(dense)}
-        for how in ("uniform", "skewed"):
-            for execution in ("grouped", "naive"):
-                variants[f"{execution} {how}"] = routed_as(how, execution, step)
-        seconds = interleaved(variants, repeats)
-        for how in ("uniform", "skewed"):
-            rows[f"{what} {how}"] = {
-                "grouped/dense": ratio(seconds, f"grouped {how}", "dense"),
-                "naive/dense": ratio(seconds, f"naive {how}", "dense"),
-                "naive/grouped": ratio(seconds, f"naive {how}", f"grouped {how}"),
-            }
-            print(name, what, how, rows[f"{what} {how}"], file=sys.stderr, flush=True)
-    return {"config": config.model_dump(exclude_defaults=True), "batch": batch, "rows": rows}
+    variants = {"dense": timed(dense, batch)}
+    for how in ("uniform", "skewed"):
+        variants[f"grouped {how}"] = timed(routed, batch, how, "grouped")
+        variants[f"naive {how}"] = timed(routed, few, how, "naive")
+        if few < batch:
+            variants[f"grouped {how}, small batch"] = timed(routed, few, how, "grouped")
+    if few < batch:
+        variants["dense, small batch"] = timed(dense, few)
+    seconds = interleaved(variants, repeats)
+    small = ", small batch" if few < batch else ""
+    rows = {
+        f"{what} {how}": {
+            "grouped/dense": ratio(seconds, f"grouped {how}", "dense"),
+            "naive/dense": ratio(seconds, f"naive {how}", f"dense{small}"),
+            "naive/grouped": ratio(seconds, f"naive {how}", f"grouped {how}{small}"),
+            "batch": batch,
+            "batch of the naive ratios": few,
+        }
+        for how in ("uniform", "skewed")
+    }
+    for row, ratios in rows.items():
+        print(name, row, ratios, file=sys.stderr, flush=True)
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three repeats instead of seven")
     parser.add_argument("--only", choices=SIZES)
+    parser.add_argument("--what", choices=STEPS, help="only forward or only training; the kept result keeps the rest")
     parser.add_argument("--repeats", type=int, default=7)
     arguments = parser.parse_args()
     repeats = 3 if arguments.quick else arguments.repeats
-    names = [arguments.only] if arguments.only else list(SIZES)
-    results = {name: measure(name, repeats) for name in names}
-    report("speed", f"python -m benchmarks.speed --repeats {repeats}", results)
+    kept_file = RESULTS / "speed.json"
+    partly = bool(arguments.only or arguments.what)
+    kept = json.loads(kept_file.read_text(encoding="utf-8"))["results"] if partly and kept_file.exists() else {}
+    results = {}
+    for name in SIZES:
+        rows = dict(kept.get(name, {}).get("rows", {}))
+        for what in STEPS:
+            if arguments.only in (None, name) and arguments.what in (None, what):
+                rows |= measure(name, what, repeats)
+        results[name] = {"config": SIZES[name][0].model_dump(exclude_defaults=True), "rows": rows}
+        report("speed", f"python -m benchmarks.speed --repeats {repeats}", results, quiet=name != list(SIZES)[-1])
 
 
 if __name__ == "__main__":
