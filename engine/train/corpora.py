@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from engine.errors import UserError
+from engine.images import FORMATS
 from engine.tokenizer import TextTokenizer
 
 
@@ -44,7 +45,11 @@ def load_images(path: Path, size: int, classes: tuple[str, ...] = ()) -> ImageCo
         raise UserError(f"{path.name} has labels that the training data has not: {', '.join(unknown[:5])}")
     images = torch.empty(len(names), 3, size, size, dtype=torch.uint8)
     for i, data in enumerate(table["image"]):
-        image = Image.open(io.BytesIO(data.as_py())).convert("RGB")
+        try:
+            image = Image.open(io.BytesIO(data.as_py()), formats=FORMATS).convert("RGB")
+        except Exception as error:  # Pillow's decoders raise nearly every kind on broken bytes
+            raise UserError(f"{path.name}, row {i}: no picture that can be decoded ({type(error).__name__})",
+                            field="data") from error
         if image.size != (size, size):
             image = image.resize((size, size), Image.Resampling.BICUBIC)
         images[i] = torch.from_numpy(np.array(image)).permute(2, 0, 1)
@@ -55,7 +60,7 @@ def load_text(path: Path, tokenizer: TextTokenizer, on_progress: Callable[[int],
               ) -> TextCorpus:
     """A Parquet file with a ``text`` column, tokenised."""
     parts = []
-    texts = _read(path, ["text"])["text"].to_pylist()
+    texts = read_texts(path)
     for start in range(0, len(texts), 256):
         for ids in tokenizer.encode_batch(texts[start : start + 256]):
             parts += [ids, np.array([tokenizer.end_id], dtype=np.int32)]
@@ -64,8 +69,13 @@ def load_text(path: Path, tokenizer: TextTokenizer, on_progress: Callable[[int],
 
 
 def read_texts(path: Path) -> list[str]:
-    """The ``text`` column, for training a tokenizer."""
-    return _read(path, ["text"])["text"].to_pylist()
+    """The ``text`` column."""
+    texts = _read(path, ["text"])["text"].to_pylist()
+    odd = next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)
+    if odd is not None or not texts:
+        what = f"row {odd} of the column text holds no text" if texts else "there are no rows"
+        raise UserError(f"{path.name}: {what}", field="data")
+    return texts
 
 
 def _read(path: Path, columns: list[str]):

@@ -30,7 +30,10 @@ def load_corpora(recipe: Recipe, data: Path, tokenizer_file: Path | None, work: 
                 f"{recipe.train_file} has {len(train.classes)} classes, "
                 f"recipe {recipe.name} expects {recipe.model.num_classes}", field="data",
             )
-        return train, load_images(val_file, recipe.model.image_size, train.classes)
+        val = load_images(val_file, recipe.model.image_size, train.classes)
+        _enough(train_file, len(train.labels), recipe.batch_size, "images")
+        _enough(val_file, len(val.labels), 1, "images")
+        return train, val
     if tokenizer_file is None:
         tokenizer_file = work / TOKENIZER
         if not tokenizer_file.exists():
@@ -39,7 +42,17 @@ def load_corpora(recipe: Recipe, data: Path, tokenizer_file: Path | None, work: 
     if tokenizer.vocab_size != recipe.model.vocab_size:
         raise UserError(f"{tokenizer_file} has {tokenizer.vocab_size} entries, "
                         f"recipe {recipe.name} expects {recipe.model.vocab_size}", field="tokenizer")
-    return load_text(train_file, tokenizer), load_text(val_file, tokenizer)
+    texts = load_text(train_file, tokenizer), load_text(val_file, tokenizer)
+    context = recipe.model.context
+    _enough(train_file, len(texts[0].ids), (recipe.batch_size + 1) * context + 1, "tokens")
+    _enough(val_file, len(texts[1].ids), context + 1, "tokens")
+    return texts
+
+
+def _enough(file: Path, found: int, needed: int, what: str) -> None:
+    """UserError where a file does not fill one batch."""
+    if found < needed:
+        raise UserError(f"{file.name} holds {found:,} {what}, one batch takes {needed:,}", field="data")
 
 
 @dataclass(frozen=True)

@@ -250,15 +250,19 @@ def open_run(recipe: Recipe, folder: Path, device: torch.device) -> TrainingRun:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / PROGRESS).exists():
         return run
-    about = json.loads((folder / PROGRESS).read_text())
+    about = _read_progress(folder)
     if about["recipe"] != json.loads(recipe.model_dump_json()):
         raise UserError(
             f"{folder.name} holds a run of recipe {about['recipe']['name']!r} with other settings; "
-            "give another folder, or delete this one to start afresh", field="out",
+            "give another folder with --work, or delete this one to start afresh", field="work",
         )
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    tensors = load_file(folder / f"{about['iteration']:07d}-{STATE}", device=str(device))
+    try:
+        tensors = load_file(folder / f"{about['iteration']:07d}-{STATE}", device=str(device))
+    except (OSError, SafetensorError) as error:
+        raise _damaged(folder, error) from None
     model.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
     names = [n for n, _ in model.named_parameters()]
     by_name = dict(model.named_parameters())
@@ -271,6 +275,24 @@ def open_run(recipe: Recipe, folder: Path, device: torch.device) -> TrainingRun:
             }
     run.iteration, run.seconds, run.history = about["iteration"], about["seconds"], about["history"]
     return run
+
+
+def _read_progress(folder: Path) -> dict[str, Any]:
+    try:
+        about = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+        missing = {"recipe", "iteration", "seconds", "history"} - about.keys()
+    except (OSError, ValueError, AttributeError) as error:
+        raise _damaged(folder, error) from None
+    if missing:
+        raise _damaged(folder, KeyError(*sorted(missing)))
+    return about
+
+
+def _damaged(folder: Path, error: Exception) -> UserError:
+    return UserError(
+        f"{folder}: the state of the run is damaged ({type(error).__name__}); delete the folder to start afresh",
+        field="work",
+    )
 
 
 def save_state(run: TrainingRun) -> None:

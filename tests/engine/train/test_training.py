@@ -148,6 +148,45 @@ def test_a_folder_of_another_recipe_is_not_overwritten(data, tmp_path):
         train(text_recipe(iterations=2), train_set, val_set, tmp_path / "w", device=CPU)
 
 
+@pytest.mark.parametrize("how", ["no JSON", "a list", "nothing in it", "no tensors", "cut tensors"])
+def test_a_damaged_state_is_said(data, tmp_path, how):
+    folder = tmp_path / "work"
+    corpora = load_corpora(text_recipe(), data, None, folder)
+    train(text_recipe(iterations=1), *corpora, folder, device=CPU)
+    (tensors,) = folder.glob(f"*-{STATE}")
+    text = {"no JSON": "{", "a list": "[]", "nothing in it": "{}"}.get(how)
+    if text is not None:
+        (folder / "state.json").write_text(text)
+    elif how == "no tensors":
+        tensors.unlink()
+    else:
+        tensors.write_bytes(tensors.read_bytes()[:500])
+    with pytest.raises(UserError, match="delete the folder") as caught:
+        train(text_recipe(iterations=1), *corpora, folder, device=CPU)
+    assert caught.value.field == "work"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "columns", "words"),
+    [
+        (text_recipe, {"text": ["a path", None]}, "row 1 of the column text holds no text"),
+        (text_recipe, {"text": pa.array([], pa.string())}, "no rows"),
+        (text_recipe, {"text": ["a path"] * 5}, "one batch takes 121"),
+        (vision_recipe, {"image": [b"broken"] * 3, "label": ["r", "g", "b"]}, "row 0: no picture"),
+        (vision_recipe, {"image": [None] * 3, "label": ["r", "g", "b"]}, "row 0: no picture"),
+        (vision_recipe, {"image": "first three", "label": ["r", "g", "b"]}, "holds 3 images, one batch takes 16"),
+    ],
+)
+def test_data_that_cannot_be_trained_on_is_said(data, tmp_path, recipe, columns, words):
+    if columns.get("image") == "first three":
+        columns = columns | {"image": pq.read_table(data / "v.parquet")["image"].to_pylist()[:3]}
+    load_corpora(text_recipe(), data, None, tmp_path / "work")
+    pq.write_table(pa.table(columns), data / recipe().train_file)
+    tokenizer = tmp_path / "work" / "tokenizer.json"
+    with pytest.raises(UserError, match=words):
+        load_corpora(recipe(), data, tokenizer, tmp_path / "work")
+
+
 def test_learning_rates_follow_the_paper():
     vision = RECIPES["dna-vision-top1"]
     assert learning_rate(vision, 0) == vision.start_rate
