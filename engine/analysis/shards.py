@@ -7,7 +7,7 @@ Source: DiPaCo, sections 2.4, 4.4 and 7.2.2.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,9 +100,19 @@ class PathScores:
 
 
 @torch.no_grad()
-def score_all_paths(model: DiPaCo, sequences: Sequences, *, precise: bool = True) -> PathScores:
-    """Run every path over every sequence, once; every W is then a matter of looking up."""
-    scores = path_scores([model.path_model(p) for p in range(model.config.num_paths)], sequences, precise=precise)
+def score_all_paths(
+    model: DiPaCo,
+    sequences: Sequences,
+    *,
+    precise: bool = True,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> PathScores:
+    """Run every path over every sequence, once; every W is then a matter of looking up.
+
+    ``on_progress`` hears (sequences done, of how many).
+    """
+    paths = [model.path_model(p) for p in range(model.config.num_paths)]
+    scores = path_scores(paths, sequences, precise=precise, on_progress=on_progress)
     document = nearest(model.router.scores(document_features(model.router, sequences).to(model.device)))[:, 0]
     running = None
     if model.router.rerouter is not None:

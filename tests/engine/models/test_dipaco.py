@@ -9,10 +9,15 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from engine.checkpoint import save_checkpoint
+from engine.datasets import Sample
 from engine.errors import UserError
 from engine.models.dipaco import DiPaCo, DiPaCoConfig, chunk_of_position, grouped, new_path
 from engine.models.families import family_class
 from engine.record import to_host
+from engine.store import Run
+from engine.tokenizer import TextTokenizer
+from engine.tracing import load_model, trace_samples
 
 SMALL = dict(
     width=16, heads=2, mlp_width=32, levels=(2, 3), blocks=(1, 2), prefix=4, vocab_size=30, context=20,
@@ -338,3 +343,27 @@ def test_what_a_run_carries_of_the_model():
     assert found["modules"][4] == {"level": 1, "module": 2, "paths": [2, 5]}
     assert model(router="product").weight_semantics["score_function"].startswith("sum over levels")
     assert model(rerouter=True, reroute_every=4).weight_semantics["unit"] == "chunk"
+
+
+def test_a_traced_run_holds_one_path_a_text_and_the_composition(tmp_path):
+    tokenizer = TextTokenizer.train(["one path of many modules and a router"] * 3, 270)
+    made = model(vocab_size=tokenizer.vocab_size, rerouter=True, router="discriminative")
+    differ(made)
+    made.router.bias.copy_(torch.tensor([0.0, 0, 0, 1e4, 0, 0]))
+    folder = save_checkpoint(tmp_path / "small", made, dtype=torch.float32)
+    tokenizer.save(folder / "tokenizer.json")
+    loaded = load_model(folder, [], "cpu")
+    texts = ["a router of many paths", "one module", "many and many a path of one router"]
+    samples = [Sample(image=None, text=t, label="abc"[i], source=t) for i, t in enumerate(texts)]
+    path = trace_samples(loaded, samples, tmp_path, run_id="r", dataset="d")
+    with Run.open(path) as run:
+        assert run.card()["num_steps"] == 2
+        for i in range(3):
+            assert {tuple(map(tuple, t["ribbon"])) for t in run.sample(i)["tokens"]} == {((1,), (0,))}
+        assert run.info()["findings"]["composition"]["modules"][0]["paths"] == [0, 1, 2]
+    again = trace_samples(loaded.with_controls({"reroute_every": 4}), samples, tmp_path, run_id="w", dataset="d")
+    with Run.open(again) as run:
+        tokens = run.sample(2)["tokens"]
+        ids = torch.from_numpy(tokenizer.encode(texts[2]).ids).long()[None, :20]
+        wanted = made.trace(ids, reroute_every=4).module_ids[0, :, :, 0].tolist()
+        assert [[step[0] for step in t["ribbon"]] for t in tokens[: len(wanted)]] == wanted

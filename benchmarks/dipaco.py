@@ -1,0 +1,185 @@
+"""DiPaCo at small scale: train every variant from one base, measure them, ship the 2×2 and the 4×4.
+
+    python -m benchmarks.dipaco --data FOLDER --work FOLDER [--workers N] [--ship] [names …]
+
+``--work`` holds the runs: what is done is not done again, and a stopped run goes on from its last outer
+step. Perplexity is measured behind the routing prefix for all, the dense path included (section 2.4).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from benchmarks.measure import report
+from engine.analysis.shards import score_all_paths, shard_table
+from engine.checkpoint import save_tensors
+from engine.disk import SHIPPED_MODELS, write_atomically
+from engine.models.dipaco import DiPaCo, PathModel
+from engine.tokenizer import TextTokenizer
+from engine.train.dipaco import DiPaCoRun, best_path, branch, train
+from engine.train.dipaco_documents import Sequences, document_features, load_documents, split_documents
+from engine.train.dipaco_finish import document_paths, export, findings, note, routed_numbers, train_rerouter
+from engine.train.dipaco_recipe import RECIPES
+from engine.train.loop import Progress
+
+ORDER = ("base", "dense", "kmeans", "dipaco-2x2", "product", "flat", "dipaco-4x4")
+SHIPPED = ("dipaco-2x2", "dipaco-4x4")
+COMMAND = "python -m benchmarks.dipaco --data <data folder> --work <folder> --ship"
+TRAIN, VAL = "text/english_train.parquet", "text/english_val.parquet"
+
+
+def say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
+
+
+def announce(name: str):
+    """Progress lines, at most one every twenty seconds."""
+    last = 0.0
+
+    def heard(progress: Progress) -> None:
+        nonlocal last
+        if time.monotonic() - last > 20 or progress.iteration == progress.iterations:
+            last = time.monotonic()
+            say(f"{name} {progress.iteration}/{progress.iterations} {progress.note}, loss {progress.loss:.3f}, "
+                f"{progress.rate_per_s:.2f}/s, {progress.seconds_left / 60:.0f} min left")  # fmt: skip
+
+    return heard
+
+
+def train_all(
+    sequences: Sequences, work: Path, names: tuple[str, ...], workers: int
+) -> Iterator[tuple[str, DiPaCoRun]]:
+    """Every run in turn, finished. The 2×2 branches off the k-means run at the step where it shards again."""
+    base: PathModel | None = None
+    features: Tensor | None = None
+    for name in ORDER:
+        if name not in names and name != "base":
+            continue
+        options = dict(base=base, features=features, workers=workers, on_progress=announce(name))
+        later = RECIPES["dipaco-2x2"]
+        if name == "kmeans" and later.name in names and not (work / later.name).exists():
+            train(RECIPES[name], sequences, work / name, until=later.reshard_at, **options)
+            branch(work / name, work / later.name, later)
+        run = train(RECIPES[name], sequences, work / name, **options)
+        if name == "base":
+            base = run.model.path_model(0)
+            features = base_features(run.model, base, sequences, work / "features.safetensors")
+        yield name, run
+
+
+def base_features(model: DiPaCo, base: PathModel, sequences: Sequences, file: Path) -> Tensor:
+    """Routing features under the trained base, worked out once for all runs."""
+    if not file.exists():
+        model.start_from(base)
+        save_tensors(file, {"features": document_features(model.router, sequences)})
+    return load_file(file)["features"]
+
+
+def measure(name: str, run: DiPaCoRun, val: Sequences, work: Path) -> dict[str, Any]:
+    """Numbers of one run on all validation text, kept beside it."""
+    kept = work / name / "measured.json"
+    if kept.exists():
+        return json.loads(kept.read_text(encoding="utf-8"))
+    say(f"{name}: measuring")
+    model, prefix = run.model, run.recipe.model.prefix
+    paths = [model.path_model(p) for p in range(run.recipe.model.num_paths)]
+    chosen = document_paths(model, val) if len(paths) > 1 else torch.zeros(len(val), dtype=torch.long)
+    found = {"params_of_a_path": sum(p.numel() for p in paths[0].parameters())}
+    found |= routed_numbers(paths, chosen, val, prefix)
+    if len(paths) > 1:
+        early = [best_path(run, p) for p in range(len(paths))]
+        found["early_stopped"] = routed_numbers(early, chosen, val, prefix)
+        found["trained_params"] = sum(p.numel() for n, p in model.named_parameters() if not n.startswith("router."))
+        table = shard_table(chosen.numpy(), val.label.numpy(), val.labels, len(paths))
+        found |= {"val_sizes": table.sizes.tolist(), "train_sizes": run.sizes, "nmi": asdict(table.association)}
+    found["losses"] = [sum(entry["train_loss"]) / len(entry["train_loss"]) for entry in run.history]
+    write_atomically(kept, json.dumps(found).encode())
+    return found
+
+
+def ship(name: str, run: DiPaCoRun, sequences: Sequences, val: Sequences, tokenizer: TextTokenizer, work: Path,
+         out: Path, beside: dict[str, Any], base: DiPaCoRun) -> dict[str, Any]:  # fmt: skip
+    """Learn the re-router, export, and measure what was exported: every path over every validation sequence."""
+    kept = work / name / "shipped.json"
+    if kept.exists() and (out / name).exists():
+        return json.loads(kept.read_text(encoding="utf-8"))
+    split = split_documents(sequences, run.recipe.router_share, run.recipe.stop_share, run.recipe.seed)
+    say(f"{name}: learning to route again")
+    rerouter = train_rerouter(run.model, sequences.select(split.router), on_progress=counted(name))
+    model = export(run, out / name, tokenizer, COMMAND, base)
+    say(f"{name}: every path over the validation text")
+    scores = score_all_paths(model, val, precise=True, on_progress=counted(name))
+    paths = [model.path_model(p) for p in range(model.config.num_paths)]
+    numbers = routed_numbers(paths, scores.document, val, model.config.prefix)
+    answer = {**numbers, "file": VAL, "rerouter": rerouter, **findings(scores, model, val)}
+    note(out / name, answer | {"beside": beside})
+    write_atomically(kept, json.dumps(answer).encode())
+    return answer
+
+
+def counted(name: str) -> Callable[[int, int], None]:
+    """Say how many sequences are scored, every few hundred."""
+    return lambda done, total: say(f"{name} {done}/{total}") if done % 320 < 32 else None
+
+
+CLAIMS = (
+    ("a dense path trained on", "16.23 (150 M)", "dense"),
+    ("k-means routing", "17.2 (8×8)", "kmeans"),
+    ("product k-means beats k-means", "16.8", "product"),
+    ("discriminative routing beats both", "16.5", "dipaco-2x2"),
+    ("a flat mixture of as many paths beats shared modules", "14.62 (8 paths) against 14.86 (2×4)", "flat"),
+    ("more paths are better", "13.37 (8×8), 12.39 (16×16)", "dipaco-4x4"),
+)
+
+
+def show(results: dict[str, Any]) -> None:
+    """Paper's claim → our number, readable."""
+    print("perplexity behind the prefix | paper (C4) | ours")
+    for words, paper, name in CLAIMS:
+        if name in results:
+            print(f"{words} | {paper} | {results[name]['perplexity']:.2f} ({name})")
+    for name in SHIPPED:
+        for row in results.get(name, {}).get("shipped", {}).get("rerouting", []):
+            print(f"{name}, W = {row['every'] or 'once'} | 12.39, 11.38, 11.31, 11.26 (16×16, once, 64, 32, 16) | "
+                  f"{row['perplexity']:.2f}")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--ship", action="store_true", help="write the 2×2 and the 4×4 to the shipped models")
+    parser.add_argument("names", nargs="*", default=ORDER)
+    arguments = parser.parse_args()
+    tokenizer = TextTokenizer.load(SHIPPED_MODELS / "dna-text-top1" / "tokenizer.json")
+    config = RECIPES["base"].model
+    sequences = load_documents(arguments.data / TRAIN, tokenizer, config, on_short="drop")
+    val = load_documents(arguments.data / VAL, tokenizer, config, on_short="drop")
+    runs, results = {}, {}
+    for name, run in train_all(sequences, arguments.work, tuple(arguments.names), arguments.workers):
+        runs[name], results[name] = run, measure(name, run, val, arguments.work)
+    beside = {name: results[name] for name in results if name not in SHIPPED}
+    beside = {name: {k: row[k] for k in ("loss", "perplexity", "accuracy")} for name, row in beside.items()}
+    for name in SHIPPED:
+        if arguments.ship and name in runs:
+            results[name]["shipped"] = ship(
+                name, runs[name], sequences, val, tokenizer, arguments.work, SHIPPED_MODELS, beside, runs["base"]
+            )
+    show(results)
+    report("dipaco", COMMAND, results)
+
+
+if __name__ == "__main__":
+    main()
