@@ -1,0 +1,129 @@
+"""The family views of H-Model and Directional Routing in a real browser, over a site of their own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import PATIENCE_S, ROOT, Site
+from tests.frontend.test_family_pages import family_api
+
+CHARTS = '[data-testid="stVegaLiteChart"] svg'
+
+
+@contextmanager
+def page_server(api: str) -> Iterator[str]:
+    """The Streamlit page in front of an API, on a free port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("STREAMLIT_")}
+    environment |= {"TOKENPATHS_API_URL": api, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "frontend" / "app.py"), "--server.port", str(port),
+               "--server.address", "127.0.0.1", "--server.headless", "true", "--server.fileWatcherType", "none",
+               "--browser.gatherUsageStats", "false", "--client.toolbarMode", "minimal"]  # fmt: skip
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until = time.monotonic() + 2 * PATIENCE_S
+        while not _answers(url):
+            assert process.poll() is None, "the page server ended"
+            assert time.monotonic() < until, "the page server did not start"
+            time.sleep(0.2)
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urlopen(url + "/_stcore/health", timeout=2) as answer:
+            return answer.status == 200
+    except (URLError, OSError):
+        return False
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    data_dir: Path = tmp_path_factory.mktemp("family-site")
+    with family_api(data_dir) as api, page_server(api) as url:
+        yield Site(url, data_dir)
+
+
+@pytest.fixture
+def here(visit, family: Site):
+    return lambda width=1280, dark=False: visit(width=width, dark=dark, on=family)
+
+
+def test_the_graph_of_a_text_and_hovering_a_layer(here):
+    page = here().open(view="family", run="hmodel", sample=5)
+    page.heading("Which layers talk to each other?")
+    page.heading("Does each label have routes of its own?")
+    expect(page.page.locator(CHARTS)).to_have_count(2 + 3 + 1)
+    line = page.page.locator('path[aria-label*="c: "], line[aria-label*="c: "]').first
+    expect(line).to_be_attached()
+    circle = page.mark("layer: transformer 0")
+    circle.hover()
+    expect(page.page.locator("#vg-tooltip-element")).to_contain_text("sum of c that it receives")
+    page.page.get_by_text("The numbers behind this: connections, sample 5").click()
+    expect(page.page.locator('[data-testid="stDataFrame"]').first).to_be_visible()
+
+
+def test_moving_a_slider_runs_the_text_again_and_the_link_reproduces_it(here):
+    page = here().open(view="family", run="hmodel", sample=1)
+    expect(page.page.get_by_text("Loss changed")).to_have_count(0)
+    slider = page.page.get_by_role("slider", name="top-k (connections kept)")
+    slider.focus()
+    slider.press("ArrowLeft")
+    page.expect_query(controls="top_k:2")
+    expect(page.page.get_by_text("Loss changed (nats)")).to_be_visible()
+    page.heading("Which tokens become harder to predict?")
+    again = here().open(page.page.evaluate("location.href"))
+    expect(again.page.get_by_text("Loss changed (nats)")).to_be_visible()
+
+
+def test_a_click_on_a_gate_shows_its_words(here):
+    page = here().open(view="family", run="directional", label="English", other="German")
+    page.heading("Which directions are switched on?")
+    page.mark("direction: 1; r: ").click()
+    page.page.wait_for_function("location.search.includes('gate=')")
+    page.settled()
+    layer, head, direction = page.query()["gate"].split(".")
+    expect(page.page.get_by_text(f"Layer {layer}, head {head}, direction {direction}:")).to_be_visible()
+    again = here().open(page.page.evaluate("location.href"))
+    expect(again.page.get_by_text(f"Layer {layer}, head {head}, direction {direction}:")).to_be_visible()
+
+
+def test_a_click_on_a_point_shows_the_gates_of_that_text(here):
+    page = here().open(view="family", run="directional")
+    page.heading("Do texts of one domain lie together?")
+    point = page.mark("domain: ")
+    point.scroll_into_view_if_needed()
+    point.click(force=True)
+    page.page.wait_for_function("location.search.includes('sample=')")
+    page.settled()
+    expect(page.page.get_by_text(f"Shown: text {page.query()['sample']}.")).to_be_visible()
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("run", ["hmodel", "directional", "lone"])
+def test_a_narrow_page_holds_everything(here, run, dark):
+    page = here(width=400, dark=dark).open(view="family", run=run)
+    expect(page.page.locator(CHARTS).first).to_be_visible()
+    page.no_sideways_scroll()
+    expect(page.page.locator('[data-testid="stAlert"]', has_text="failed")).to_have_count(0)
