@@ -1,5 +1,5 @@
 # make demo   trace the bundled samples, start the page    make bench  the claims about speed
-# make test   install what the tests need, run them all    make check  lint, types, import directions
+# make test   install what the tests need, run them all    make check  lint, import directions
 
 PYTHON ?= python3
 VENV ?= .venv

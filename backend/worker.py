@@ -59,6 +59,8 @@ class Worker:
 
     settings: Settings
     models: dict[str, Cached] = field(default_factory=dict)
+    listed: tuple[object, list[dict[str, Any]]] | None = None
+    """what the model folders looked like when they were last read, and the rows"""
     waiting: int = 0
 
     def __post_init__(self) -> None:
@@ -81,7 +83,16 @@ class Worker:
         """The models of all folders as ``GET /models`` shows them."""
         from engine.tracing import list_models
 
-        return list_models(self.settings.all_models_dirs)
+        folders = self.settings.all_models_dirs
+        looks = [
+            (entry.name, folder_identity(entry))
+            for folder in folders
+            for entry in (sorted(folder.iterdir()) if folder.is_dir() else [])
+            if entry.is_dir()
+        ]
+        if self.listed is None or self.listed[0] != looks:
+            self.listed = (looks, list_models(folders))
+        return [dict(row) for row in self.listed[1]]
 
     def row(self, name: str) -> dict[str, Any]:
         """The row of one model; Problem 404 that names the nearest."""

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from engine.errors import UserError
 
 END = "<|end|>"
-"""stands between documents, and before the first token of a text"""
+"""stands behind every document of the training data; a text that is traced is read without it"""
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,18 @@ def demo(
         (model, name, run_id)
         for model, modality in _shipped()
         for name in SETS[modality]
-        if not run_file(settings.runs_dir, run_id := f"{name.removeprefix('bundled:')}-{model}").exists()
+        if not _is_there(run_file(settings.runs_dir, run_id := f"{name.removeprefix('bundled:')}-{model}"), model)
     ]
     if wanted:
         _trace_all(wanted, settings)
+
+
+def _is_there(file: Path, model: str) -> bool:
+    """Whether the run exists and is of the weights that ship now; seals are newer than the weights they are of."""
+    from engine.disk import SHIPPED_MODELS
+
+    weights = SHIPPED_MODELS / model / "model.safetensors"
+    return file.exists() and (not weights.exists() or file.stat().st_mtime >= weights.stat().st_mtime)
 
 
 def _shipped() -> list[tuple[str, str]]:
@@ -68,5 +76,6 @@ def _trace_all(wanted: list[tuple[str, str, str]], settings: Settings) -> None:
         with bar(f"{run_id} ({number} of {len(wanted)})", dataset.num_samples, "samples") as progress:
             trace_samples(
                 loaded, dataset, settings.runs_dir, run_id=run_id, dataset=dataset.name, split=dataset.split,
-                regions=dataset.regions, total=dataset.num_samples, on_progress=partial(follow, progress),
+                regions=dataset.regions, total=dataset.num_samples, overwrite=True,
+                on_progress=partial(follow, progress),
             )  # fmt: skip

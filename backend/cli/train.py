@@ -20,7 +20,7 @@ def train(
     data: Annotated[Path, typer.Option(help="Folder with the recipe's Parquet files.", show_default=False)] = Path("."),
     out: Annotated[
         Path | None,
-        typer.Option(help="Where the checkpoint folder is written; default data/models/<recipe>."),
+        typer.Option(help="Where the checkpoint folder is written [default: models/<recipe> in the data folder]."),
     ] = None,
     work: Annotated[
         Path, typer.Option(help="Where state and logs are kept while training; give it again to resume.")
@@ -58,9 +58,10 @@ def train(
     if not data.is_dir():
         raise UserError(f"there is no folder {data}; --data is where {chosen.train_file} lies", field="data")
     if out is None:
-        from engine.disk import SHIPPED_MODELS
+        from backend.settings import load_settings
 
-        out = SHIPPED_MODELS / recipe
+        # Never over a shipped checkpoint; there, `trace` and the page find it before the shipped one.
+        out = load_settings().data_dir / "models" / recipe
     command = shlex.join(["tokenpaths", *sys.argv[1:]])
     _train(chosen, data, out, work / recipe, tokenizer, dense_twin, device, threads, command)
 

@@ -80,6 +80,8 @@ def gates(samples: SoftSamples) -> dict[str, Any]:
     from engine.analysis import directions as measure
 
     known = samples.labelled().drawn()
+    if not known.labels:
+        return {"num_samples": 0}
     vectors = known.values.reshape(len(known.labels), -1).astype(np.float64)
     found: dict[str, Any] = {"num_samples": len(known.labels)}
     with contextlib.suppress(UserError):

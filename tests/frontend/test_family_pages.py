@@ -220,7 +220,6 @@ def test_gates_are_offered_off_neutral_and_full(show):
     assert offered["Gates"].options == ["as trained", "off (0)", "neutral (0.5)", "full (1)"]
 
 
-@pytest.mark.xfail(reason="a run of gates in which no sample has a label cannot be sealed", strict=False)
 def test_fixed_gates_are_shown_as_a_difference(show):
     page = show(run="directional", sample=2, controls="gate:0,gate_layer:1,knocked_out:0.1")
     assert not page.error

@@ -72,6 +72,10 @@ def test_lights_say_which_class_is_dear_and_that_hard_samples_light_up_more():
     assert found["steps_until_fired"]["counts"].tolist() == [0, 20, 20, 0]
 
 
+def test_samples_without_labels_have_no_domains_to_tell_apart():
+    assert gates(samples(np.full((2, 3, 2, 2), 0.5), [None, None])) == {"num_samples": 0}
+
+
 def test_findings_are_sealed_and_served_with_the_run(tmp_path: Path):
     edges = by_label(np.random.default_rng(0), (2, 3, 3), ["a", "b"] * 3, 0.8)
     with Run.open(seal(tmp_path, edges=edges.astype(np.float32))) as run:
