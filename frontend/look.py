@@ -28,7 +28,10 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
 .st-key-chips button { border-radius: 999px; padding: 0 .7rem; }
 .st-key-views [role="radiogroup"] { flex-wrap: wrap !important; row-gap: 2px; }
 .st-key-controls > div { min-width: 150px; flex: 1 1 160px; }
+.st-key-controls > div:has(.st-key-sample_picker) { min-width: min(100%, 330px) !important; }
 @media (max-width: 640px) {
+  [data-testid="stHorizontalBlock"]:not(.st-key-views):not(.st-key-chips) { row-gap: 1rem !important; }
+  .st-key-views { row-gap: .3rem !important; }
   .block-container { padding: .9rem .8rem 3rem !important; }
   h1 { font-size: 1.3rem !important; }
 }

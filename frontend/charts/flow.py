@@ -128,7 +128,12 @@ def _labels(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.LayerCha
         )
         .encode(x=x, y=y, text="label:N")
     )
-    return alt.layer(lines, words)
+    name = (
+        alt.Chart(rows([{"x": _domain(layout)[0]}]))
+        .mark_text(text="module", align="left", dx=1, color=look.ink, fontSize=look.font_size, fontWeight=600)
+        .encode(x=x, y=alt.value(-24))
+    )
+    return alt.layer(lines, words, name)
 
 
 def _ribbons(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[str], interactive: bool) -> alt.Chart:

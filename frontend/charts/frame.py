@@ -10,6 +10,8 @@ import altair as alt
 
 from frontend.charts.palette import Theme
 
+PADDING = {"left": 6, "top": 6, "right": 6, "bottom": 6}
+
 
 def rows(values: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Plain dicts as inline data; a number that is not finite becomes null, never NaN in JSON.
@@ -73,9 +75,10 @@ def finish(chart: Any, theme: Theme) -> Any:
         "symbolStrokeWidth": 2,
     }
     # At the top, not in the configuration: Streamlit would otherwise squeeze axes into the height.
-    sized = chart.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding"))
+    # The padding too: it would otherwise add 20 pixels below.
+    sized = chart.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding"), padding=PADDING)
     return (
-        sized.configure(background=theme.background, font=theme.font, padding=6)
+        sized.configure(background=theme.background, font=theme.font)
         .configure_view(stroke=None)
         .configure_axis(**axis)
         .configure_legend(**legend)

@@ -59,14 +59,14 @@ def rank_frequency_chart(
     layers = [_nulls(fit, look, x, y, names)]
     if line := fitted_line(observed):
         layers.append(_fitted(line, look, x, y, names))
-    layers.append(_points(observed, look, x, y, set(chosen)))
+    layers = [_points_legend(look), *layers, _points(observed, look, x, y, set(chosen))]
     words = [fit_words("This run", observed)]
     words += [
         fit_words(name.capitalize(), fit[key])
         for name, key in ((UNTRAINED, "untrained"), (INDEPENDENT, "independent"))
         if fit.get(key)
     ]
-    chart = alt.layer(*layers).properties(width="container", height=height)
+    chart = alt.layer(*layers).resolve_scale(shape="independent").properties(width="container", height=height)
     return finish(titled(chart, look, title, words), look)
 
 
@@ -178,6 +178,25 @@ def _points(fit: Mapping[str, Any], look: Theme, x: alt.X, y: alt.Y, chosen: set
     )
 
 
+def _points_legend(look: Theme) -> alt.Chart:
+    """No mark, only the first entry of the legend: the points are this run."""
+    legend = alt.Legend(
+        title=None,
+        orient="top",
+        symbolType="circle",
+        symbolFillColor=look.ink,
+        symbolStrokeColor=look.ink,
+        symbolSize=64,
+        symbolStrokeWidth=0,
+        padding=4,
+    )
+    return (
+        alt.Chart(rows([{"what": OBSERVED}]))
+        .mark_point(filled=True, opacity=1, size=0, color=look.ink)
+        .encode(shape=alt.Shape("what:N", scale=alt.Scale(domain=[OBSERVED], range=["circle"]), legend=legend))
+    )
+
+
 def _colours(names: list[str], look: Theme) -> alt.Color:
     paint = {OBSERVED: look.ink, FITTED: look.ink, UNTRAINED: look.muted, INDEPENDENT: look.identity}
     shown = [name for name in names if name != OBSERVED]
@@ -189,7 +208,7 @@ def _colours(names: list[str], look: Theme) -> alt.Color:
             orient="top",
             direction="horizontal",
             symbolType="stroke",
-            columns=0,
+            columns=2,  # with one more for the points, this fits on a telephone
             labelLimit=200,
             symbolSize=300,
         ),

@@ -141,6 +141,7 @@ export default function (component) {
       element.classList.toggle("tp-lit", what === "over" && tokens.some((token) =>
         (known.get(token).ribbon[step - data.first_step] || []).includes(module)));
   });
+  make("p", "tp-quiet tp-caption", right, data.flow.caption);
   const words = make("div", "tp-readout", right);
   words.setAttribute("aria-live", "polite");
 

@@ -119,10 +119,10 @@ def token_words(token: Mapping[str, Any], num_paths: int, identities: Collection
     )
     steps = len(token["ribbon"])
     skipped = sum(all(int(m) in identities for m in modules) for modules in token["ribbon"])
-    head = f"{what}: {numbers.ribbon_words(token['ribbon'])}"
+    head = f"{what}: modules {numbers.ribbon_words(token['ribbon'])}"
     words = (
-        f"Path of rank {numbers.count(token['rank'])} of {numbers.count(num_paths)} (CDF "
-        f"{numbers.percent(token['cdf'])}). "
+        f"Path of rank {numbers.count(token['rank'])} of {numbers.count(num_paths)}: "
+        f"{numbers.percent(token['cdf'])} of all tokens are on paths at least as frequent (CDF). "
         f"Skipped {skipped} of {steps} steps; compute {numbers.percent(token['compute'])}, reuse "
         f"{numbers.percent(token['reuse'])}."
     )
@@ -176,6 +176,7 @@ def small_flow(flow: Mapping[str, Any], *, width: float = PICTURE_WIDTH) -> dict
             if k.step in x and k.step + 1 in x
         ],
         "steps": [{"x": x[step], "label": str(step)} for step in steps[::every]],
+        "caption": "All tokens of the run. Columns: steps. Rows: modules. Line: the path of the token pointed at.",
         "rows": [
             {"y": round(y + top, 1), "label": "skip" if names[m].kind == "identity" else str(m)}
             for place, (m, y) in enumerate(layout.row_of.items())

@@ -4,6 +4,8 @@ export default function ({ data, parentElement, setTriggerValue }) {
   root.replaceChildren();
   root.className = `wall wall-${data.kind}`;
   for (const [name, value] of Object.entries(data.colours)) root.style.setProperty(`--tp-${name}`, value);
+  // Columns inside a box that scrolls: columns of a box of limited height would go on to the right.
+  const list = data.kind === "context" ? root.appendChild(document.createElement("div")) : root;
   for (const item of data.items) {
     const button = document.createElement("button");
     button.title = item.title;
@@ -35,6 +37,6 @@ export default function ({ data, parentElement, setTriggerValue }) {
       }
     }
     button.addEventListener("click", () => setTriggerValue("open", { sample: item.sample, token: item.token ?? null }));
-    root.append(button);
+    list.append(button);
   }
 }

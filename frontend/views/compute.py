@@ -44,6 +44,9 @@ def draw(selection: Selection) -> None:
     if not distribution["num"]:
         look.empty(f"No {selection.per} has {name} here.", "Choose another label or measure.")
         return
+    if all_alike(distribution):
+        _alike(run, selection, distribution, measures)
+        return
     left, right = st.columns([3, 2], gap="large")
     with left:
         _histogram(distribution, selection)
@@ -53,6 +56,39 @@ def draw(selection: Selection) -> None:
     _chosen_bar(distribution, rows, selection, measure, run)
     _ends(rows, whole, measure, run)
     _scatter(run, selection)
+
+
+def all_alike(distribution: Mapping[str, Any]) -> bool:
+    """One value for all: a histogram would be one block, and “most” and “least” a matter of chance."""
+    low, high = distribution["min"], distribution["max"]
+    return low is not None and high is not None and high - low <= 1e-9 * max(1.0, abs(high))
+
+
+def _alike(
+    run: Mapping[str, Any], selection: Selection, distribution: Mapping[str, Any], measures: Sequence[str]
+) -> None:
+    """Say the one value and why, and lead to the measures that may differ."""
+    measure, per, num = distribution["measure"], selection.per, distribution["num"]
+    whose = f"The only {per}" if num == 1 else f"Each of the {numbers.plural(num, per)}"
+    never = measure == "compute" and distribution["max"] == 1
+    why = "no token ever skipped a step"
+    if never and not common.identities(run):
+        why += ", because this model has no identity modules to skip with"
+    look.empty(
+        f"{whose} has {MEASURES[measure][0]} {numbers.number(distribution['max'])}"
+        + (f": {why}." if never else ".")
+        + " There is nothing to compare here.",
+        "Choose another measure, or a run of a model that can skip (…-skip)." if never else "Choose another measure.",
+    )
+    with st.container(horizontal=True, gap="small"):
+        for other in measures:
+            if other != measure:
+                st.button(
+                    f"Show {MEASURES[other][0]}",
+                    key=f"instead_{other}",
+                    on_click=address.go_changed,
+                    kwargs={"measure": other, "bin": None},
+                )
 
 
 def _controls(run: Mapping[str, Any], selection: Selection, measures: list[str], measure: str) -> None:

@@ -38,8 +38,8 @@ def draw(selection: Selection) -> None:
         st.caption(look.plain(line))
     st.caption(
         "Click a circle or a ribbon to keep only the tokens that pass there; click it again to let go. "
-        "A level ribbon visits the same module again. Grey: identity modules, which do nothing (the step "
-        "is skipped)."
+        "A level ribbon visits the same module again."
+        + (" Grey: identity modules, which do nothing (the step is skipped)." if common.identities(run) else "")
     )
     look.numbers_behind(node_rows(flow), "circles", share=st.column_config.NumberColumn(format="percent"))
     look.numbers_behind(link_rows(flow), "ribbons", share=st.column_config.NumberColumn(format="percent"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,9 @@ from frontend.views import common
 
 MOST_ROWS = 200
 EXAMPLES = 60
+CONTEXT = 60
+"""characters that the API gives on each side of a token; as many as that were cut"""
+BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 def draw(selection: Selection) -> None:
@@ -54,7 +58,8 @@ def _curve(run: Mapping[str, Any], selection: Selection) -> None:
     observed = fit["observed"]
     look.heading(
         "Which paths exist?",
-        "One point: one path. Left: the most frequent. Both axes grow by factors of ten.",
+        "One point: one path, its place by frequency and its share of the tokens. Left: the most frequent. "
+        "Both axes grow by factors of ten.",
         "paths",
     )
     if observed["num_paths"] <= 1:
@@ -96,17 +101,19 @@ def _table(run: Mapping[str, Any], selection: Selection) -> None:
         look.empty("No token passes all of these filters.", "Let go of a chip above.")
         return
     has_labels = any(row["label"] is not None for row in rows)
-    percent = st.column_config.NumberColumn(format="percent")
+    for row in rows:  # in per cent: the table's own format shows 0.9 % beside 0.94 %
+        row.update({name: None if row[name] is None else 100 * row[name] for name in ("share", "cdf", "label_share")})
+    percent = st.column_config.NumberColumn(format="%.2f %%")
     columns = {
         "rank": st.column_config.NumberColumn("rank", format="localized"),
-        "path": st.column_config.TextColumn("path (module per step)"),
+        "path": st.column_config.TextColumn("path (module per step)", width="medium"),
         "tokens": st.column_config.NumberColumn("tokens", format="localized"),
         "share": percent,
-        "cdf": percent,
+        "cdf": st.column_config.NumberColumn("CDF", format="%.1f %%", help=look.HELP["cdf"]),
         "compute": st.column_config.NumberColumn("compute", format="%.3f", help=look.HELP["compute"]),
         "reuse": st.column_config.NumberColumn("reuse", format="%.3f", help=look.HELP["reuse"]),
         "label": st.column_config.TextColumn("most frequent label") if has_labels else None,
-        "label_share": st.column_config.NumberColumn("its share", format="percent") if has_labels else None,
+        "label_share": st.column_config.NumberColumn("its share", format="%.0f %%") if has_labels else None,
     }
     # a new key for every choice, so that the ticks always mean the paths of the address
     key = f"paths_{run['run']}_{selection.order}_{selection.label}_{selection.through}_{selection.paths}"
@@ -116,7 +123,7 @@ def _table(run: Mapping[str, Any], selection: Selection) -> None:
         hidden = [rank for rank in selection.paths if rank not in {row["rank"] for row in rows}]
         address.go_changed(paths=tuple([*hidden, *ticks][:32]))
 
-    order = ["rank", "tokens", "share", "cdf", "compute", "reuse", "label", "label_share", "path"]
+    order = ["rank", "path", "tokens", "share", "label", "label_share", "cdf", "compute", "reuse"]
     st.dataframe(
         [{name: row[name] for name in order} for row in rows],
         key=key,
@@ -203,9 +210,9 @@ def examples_of_text(examples: list[dict[str, Any]]) -> None:
     wall(
         [
             {
-                "before": one.get("before") or "",
+                "before": cut_start(one.get("before") or ""),
                 "text": one.get("text") or "",
-                "after": one.get("after") or "",
+                "after": cut_end(one.get("after") or ""),
                 "shown": visible(one.get("text")),
                 "sample": one["sample"],
                 "token": one["token"],
@@ -217,3 +224,21 @@ def examples_of_text(examples: list[dict[str, Any]]) -> None:
         on_open=open_sample,
         kind="context",
     )
+
+
+def cut_start(before: str) -> str:
+    """Context that was cut begins at a word, after an ellipsis; blank lines go."""
+    cut, before = len(before) >= CONTEXT, BLANK_LINES.sub("\n", before)
+    if not cut:
+        return before.lstrip("\n")
+    head, gap, tail = before.partition(" ")
+    return "… " + (tail if gap and len(head) < CONTEXT // 2 else before).lstrip()
+
+
+def cut_end(after: str) -> str:
+    """The same at the other end."""
+    cut, after = len(after) >= CONTEXT, BLANK_LINES.sub("\n", after)
+    if not cut:
+        return after.rstrip()
+    head, gap, tail = after.rpartition(" ")
+    return (head if gap and len(tail) < CONTEXT // 2 else after).rstrip() + " …"

@@ -31,8 +31,10 @@ def draw(selection: Selection) -> None:
     _guides(whole)
     if whole:
         st.subheader(
-            f"Runs: {numbers.plural(len(whole), 'model traced over data', 'models traced over data')}",
+            f"{numbers.plural(len(whole), 'run')}: what is there to look at",
             anchor=False,
+            help="A run is one model traced over one data set. Columns of the small picture are steps, circles are "
+            "modules, ribbons are tokens on their way.",
         )
         for start in range(0, min(len(whole), CARDS), 3):
             for column, card in zip(st.columns(3, gap="medium"), whole[start : start + 3], strict=False):
@@ -141,16 +143,19 @@ def _card(card: Mapping[str, Any]) -> None:
 
 def card_words(card: Mapping[str, Any]) -> str:
     """One run in two sentences."""
-    what = "images" if card.get("modality") == "vision" else "texts"
+    what = "image" if card.get("modality") == "vision" else "text"
+    split = f", split {card['split']}" if card.get("split") not in (None, "", "all") else ""
     first = (
-        f"{card.get('model')} over {numbers.count(card.get('num_samples'))} {what} of {card.get('dataset')}"
-        f"{' (' + card['split'] + ')' if card.get('split') else ''}: "
+        f"{card.get('model')} over {numbers.plural(card.get('num_samples'), what)} "
+        f"(data set {card.get('dataset')}{split}): "
         f"{numbers.plural(card.get('num_tokens'), 'token')}, "
         f"{numbers.plural(card.get('num_paths'), 'path')} through {card.get('num_steps')} steps of "
         f"{card.get('num_modules')} modules, top-{card.get('top_k')}."
     )
     if card.get("accuracy") is not None:
         return first + f" Accuracy {numbers.percent(card['accuracy'])}."
+    if what == "image":  # a loss over the few labels that the model knows would stand for all
+        return first + " No accuracy: the model knows few or none of the labels."
     return first + (f" Loss {numbers.number(card['loss'])} nats." if card.get("loss") is not None else "")
 
 

@@ -85,7 +85,7 @@ def _sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
     total = found.get("total") or len(rows)
     help_text = f"{numbers.plural(total, 'sample')}" + (f"; the first {LISTED} are listed." if total > LISTED else ".")
     place = options.index(number)
-    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", width="stretch"):
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", width="stretch", key="sample_picker"):
         address.bound(
             st.selectbox, "sample", "Sample", number, options, format_func=words, help=help_text, width="stretch"
         )
@@ -113,18 +113,25 @@ def _facts(sample: Mapping[str, Any]) -> str:
     if sample.get("label"):
         parts.append(f"Label: {sample['label']}.")
     if sample.get("prediction"):
-        right = (
-            ""
-            if sample.get("label") is None
-            else (" – right" if sample["prediction"] == sample["label"] else " – wrong")
-        )
         parts.append(
-            f"Prediction: {sample['prediction']} (confidence {numbers.percent(sample.get('confidence'))}){right}."
+            f"Prediction: {sample['prediction']} (confidence {numbers.percent(sample.get('confidence'))})"
+            f"{verdict(sample)}."
         )
     if sample.get("loss") is not None:
         parts.append(f"Loss {numbers.number(sample['loss'])} nats.")
     parts.append(f"Compute {numbers.percent(sample.get('compute'))}, reuse {numbers.percent(sample.get('reuse'))}.")
     return look.plain(" ".join(parts))
+
+
+def verdict(sample: Mapping[str, Any]) -> str:
+    """Was the prediction right? A label that the model never learnt (no loss) allows no judgement."""
+    if sample.get("label") is None:
+        return ""
+    if sample["prediction"] == sample["label"]:
+        return " – right"
+    if sample.get("loss") is None:
+        return f"; the model does not know the label {sample['label']}, so this is neither right nor wrong"
+    return " – wrong"
 
 
 def _tint_controls(run: Mapping[str, Any], selection: Selection) -> tuple[float, int | None]:

@@ -140,7 +140,8 @@ def _trace(model: str, *, image: tuple[str, bytes] | None = None, text: str | No
         st.session_state["try_error"] = ApiError("This file is empty.", "Choose another image.")
         return
     try:
-        answer = look.client().trace(model, image=image, text=text)
+        with st.spinner(f"{model} is tracing it …"):
+            answer = look.client().trace(model, image=image, text=text)
     except ApiError as error:
         st.session_state["try_error"] = error
         address.go(Selection(view="try", model=model))

@@ -47,7 +47,7 @@ def test_every_view_of_every_kind_of_run(visit, run):
         if run == "bare" and view == "paths":
             here.alert("one and the same path")
         if run == "bare" and view == "compute":
-            here.alert("no labels")
+            here.alert("nothing to compare")
 
 
 def test_a_click_on_a_circle_filters_and_the_link_reproduces_it(visit):

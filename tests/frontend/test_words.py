@@ -9,6 +9,10 @@ from hypothesis import strategies as st
 from frontend.charts import numbers
 from frontend.charts.running_text import text_pieces
 from frontend.look import ended, plain
+from frontend.views.compute import all_alike
+from frontend.views.paths import CONTEXT, cut_end, cut_start
+from frontend.views.runs import card_words
+from frontend.views.sample import verdict
 
 
 @pytest.mark.parametrize(
@@ -59,3 +63,43 @@ def test_text_from_elsewhere_is_no_markdown():
     assert "`" not in plain("one ` only")
     assert ended("no stop") == "no stop."
     assert ended("stop.") == "stop."
+
+
+@pytest.mark.parametrize(
+    ("label", "loss", "words"),
+    [("cat", 0.3, "right"), ("cat", None, "right"), ("dog", 2.5, "wrong"), (None, None, "")],
+)
+def test_a_prediction_is_judged(label, loss, words):
+    assert verdict({"prediction": "cat", "label": label, "loss": loss}).strip(" –") == words
+
+
+def test_a_label_that_the_model_never_learnt_judges_nothing():
+    said = verdict({"prediction": "goldfish", "label": "animal", "loss": None})
+    assert "does not know the label animal" in said
+    assert "– wrong" not in said
+
+
+def test_a_card_gives_no_loss_for_the_few_labels_that_a_model_knows():
+    card = {"model": "m", "modality": "vision", "dataset": "scenes", "split": "all", "num_samples": 240}
+    told = card_words({**card, "accuracy": None, "loss": 3.83})
+    assert "240 images (data set scenes)" in told
+    assert "No accuracy" in told
+    assert "nats" not in told
+    assert "Accuracy 50.0 %" in card_words({**card, "accuracy": 0.5, "loss": 3.83})
+    assert "Loss 5.37 nats" in card_words({**card, "modality": "text", "accuracy": None, "loss": 5.37})
+
+
+def test_one_value_for_all_is_noticed():
+    assert all_alike({"min": 1.0, "max": 1.0})
+    assert not all_alike({"min": 0.5, "max": 1.0})
+    assert not all_alike({"min": None, "max": None})
+
+
+def test_cut_context_begins_and_ends_at_a_word():
+    long = "cial-cased so you need not declare it as such that takes all of the"
+    assert cut_start(long[:CONTEXT]).startswith("… so you need")
+    assert cut_end(long[:CONTEXT]).endswith(" …")
+    assert cut_start("\n\nshort ") == "short "
+    assert cut_end(" short\n\n") == " short"
+    assert cut_start("a\n\n  \nb ") == "a\nb "
+    assert cut_start("x" * CONTEXT) == "… " + "x" * CONTEXT
