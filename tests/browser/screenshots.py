@@ -22,7 +22,7 @@ WIDTHS = {"wide": 1440, "narrow": 400}
 MOST_HEIGHT = 2600
 
 
-def addresses(vision: str, text: str, model: str | None) -> dict[str, dict[str, object]]:
+def addresses(vision: str, text: str, skipping: str, model: str | None) -> dict[str, dict[str, object]]:
     """Name of the picture → the query that shows it."""
     return {
         "runs": {},
@@ -33,7 +33,7 @@ def addresses(vision: str, text: str, model: str | None) -> dict[str, dict[str, 
         "sample-image": {"view": "sample", "run": vision, "sample": 0, "token": 27},
         "sample-steps": {"view": "sample", "run": vision, "sample": 0, "tint": 2},
         "sample-text": {"view": "sample", "run": text, "sample": 0, "token": 5},
-        "compute": {"view": "compute", "run": vision},
+        "compute": {"view": "compute", "run": skipping},
         "modules": {"view": "modules", "run": vision},
         "try": {"view": "try"} | ({"model": model} if model else {}),
     }
@@ -44,13 +44,22 @@ def take(page: Page, url: str, out: Path, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     page.goto(url)
     page.locator(".tp-brand").wait_for()
-    page.wait_for_selector('[data-testid="stApp"][data-test-script-state="notRunning"]')
+    settled(page)
     page.wait_for_timeout(2500)
     height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
     page.set_viewport_size({"width": width, "height": min(MOST_HEIGHT, max(700, height))})
     page.wait_for_timeout(1500)
+    settled(page)
+    page.mouse.move(width - 2, 2)
+    page.wait_for_timeout(500)
     picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
     picture.quantize(256, dither=Image.Dither.NONE).save(out, optimize=True)
+
+
+def settled(page: Page) -> None:
+    """Wait until the script has run through and nothing on the page is a grey placeholder or an old answer."""
+    page.wait_for_selector('[data-testid="stApp"][data-test-script-state="notRunning"]')
+    page.wait_for_function("!document.querySelector('[data-testid=stSkeleton], [data-stale=true]')")
 
 
 def main() -> None:
@@ -59,18 +68,22 @@ def main() -> None:
     parser.add_argument("--page", default="http://127.0.0.1:8501")
     parser.add_argument("--vision", required=True, help="run of images")
     parser.add_argument("--text", required=True, help="run of texts")
+    parser.add_argument("--skipping", help="run of images whose model can skip; default: as --vision")
     parser.add_argument("--model", help="model of the Try it view")
     parser.add_argument("--only", default="", help="part of the names of the pictures to take")
     parser.add_argument("--out", type=Path, default=Path("docs/screenshots"))
     options = parser.parse_args()
+    pictures = addresses(options.vision, options.text, options.skipping or options.vision, options.model)
     options.out.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium_file(playwright), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=chromium_file(playwright), args=["--no-sandbox"], ignore_default_args=["--hide-scrollbars"]
+        )
         for scheme in ("light", "dark"):
-            page = browser.new_context(color_scheme=scheme).new_page()
+            page = browser.new_context(color_scheme=scheme, reduced_motion="reduce").new_page()
             page.set_default_timeout(300_000)
             for size, width in WIDTHS.items():
-                for name, query in addresses(options.vision, options.text, options.model).items():
+                for name, query in pictures.items():
                     file = options.out / f"{name}-{size}-{scheme}.png"
                     if options.only in file.name:
                         take(page, f"{options.page}/?{urlencode(query)}", file, width)
