@@ -1,0 +1,254 @@
+"""The family views of DiPaCo and RayTracing over a real API and worker, without a browser."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from streamlit.testing.v1 import AppTest
+
+from engine.models.dipaco import chunk_of_position
+from engine.models.raytracing import RayTracing
+from engine.models.raytracing_wires import RayTracingConfig
+from engine.store import Run
+from frontend.charts import chunks, lights
+from frontend.views import dipaco, raytracing
+from tests.backend.conftest import SECRET, api_for, serving
+from tests.frontend.lights_shards_runs import dipaco_run, raytracing_run
+
+APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"
+
+
+def make_lights_and_shards(data_dir: Path) -> None:
+    """``lights`` and ``shards``; ``at-once``, whose outputs fire at the first threshold; ``once``, routed once a
+    document; ``lone``, one sample that no checkpoint number stands beside."""
+    raytracing_run(data_dir, "lights")
+    raytracing_run(data_dir, "at-once", samples=6, theta_out=0.5)
+    raytracing_run(data_dir, "lone", samples=1)
+    dipaco_run(data_dir, "shards")
+    dipaco_run(data_dir, "once", reroute_every=None, rerouter=False, router="kmeans")
+
+
+@contextmanager
+def lights_api(data_dir: Path) -> Iterator[str]:
+    """The address of an API over those runs, with a worker that holds their models."""
+    from backend.settings import load_settings
+    from backend.worker import create_worker
+
+    make_lights_and_shards(data_dir)
+    common = {"worker_secret": SECRET, "models_dirs": (data_dir / "models",), "warm_models": False}
+    common |= {"trace_seconds": 250, "decode_seconds": 60}  # a busy machine is no failure
+    with serving(create_worker(load_settings(data_dir=data_dir, **common))) as worker_url:
+        options = {key: value for key, value in common.items() if key != "data_dir"}
+        with api_for(data_dir, worker_url=worker_url, **options) as served:
+            yield str(served.client.base_url).rstrip("/")
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("lights")
+
+
+@pytest.fixture(scope="module")
+def api(data_dir: Path) -> Iterator[str]:
+    with lights_api(data_dir) as url:
+        yield url
+
+
+@pytest.fixture
+def show(api: str, monkeypatch: pytest.MonkeyPatch):
+    """Draw the family view at an address and give what stands on it."""
+    from frontend import look
+
+    monkeypatch.setenv("TOKENPATHS_API_URL", api)
+    look.client.clear()
+
+    def draw(**query: object) -> AppTest:
+        page = AppTest.from_file(str(APP), default_timeout=240)
+        for key, value in {"view": "family", **query}.items():
+            page.query_params[key] = str(value)
+        page.run()
+        assert not page.exception, [error.message for error in page.exception]
+        return page
+
+    yield draw
+    look.client.clear()
+
+
+def questions(page: AppTest) -> str:
+    """Headings of a page without an error."""
+    assert not page.error, [error.value for error in page.error]
+    return " ".join(heading.value for kind in ("header", "subheader") for heading in page.get(kind))
+
+
+def words(page: AppTest) -> str:
+    """Sentences of a page without an error."""
+    assert not page.error, [error.value for error in page.error]
+    found = " ".join(one.value for kind in ("markdown", "caption", "info") for one in page.get(kind))
+    return found.replace("\\", "")
+
+
+# RayTracing
+
+
+def test_every_question_about_lights_is_on_the_page(show):
+    page = show(run="lights")
+    for question in ("light up as the threshold falls", "step by step", "cheapest", "dearest", "Which classes light",
+                     "difficult samples", "each class light", "for how many parameters", "the output fire",
+                     "prediction sharpen"):  # fmt: skip
+        assert question in questions(page)
+    assert "96.7" not in words(page)  # the numbers of the checkpoint are drawn; the sentence gives the difference
+    assert "percentage points" in words(page)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"run": "lights", "light": 2, "sample": 5},
+        {"run": "lights", "light": 999, "sample": 1},
+        {"run": "lights", "label": "three"},
+        {"run": "at-once"},
+        {"run": "lone"},
+    ],
+)
+def test_states_of_the_lights_by_address(show, query):
+    page = show(**query)
+    told = words(page)
+    if query.get("light") == 999:
+        assert "had stopped by then" in told
+    if query["run"] == "at-once":
+        assert "first threshold" in told
+        assert "In all 6 samples" in told
+    if query["run"] == "lone":
+        assert "One sample alone" in told
+
+
+def test_the_words_follow_the_threshold(show):
+    early, late = (words(show(run="lights", sample=0, **at)) for at in ({"light": 0}, {}))
+    assert "still silent" in early
+    assert "step 0 of" in early
+    assert "Now the output fires" in late
+
+
+def test_the_prediction_is_asked_at_every_threshold(show):
+    page = show(run="lights", sample=0)
+    before = {card["run"] for card in _cards()}
+    page.button(key="sharpen").click().run()
+    assert not page.error
+    assert "on it says" in words(page)
+    assert {card["run"] for card in _cards()} == before  # the traces were deleted again
+
+
+def _cards() -> list[dict]:
+    from frontend import look
+
+    return look.client().runs()
+
+
+def test_used_parameters_are_the_engines_own(api, data_dir):
+    with Run.open(data_dir / "runs" / "lights.duckdb") as run:
+        info, rates = run.info(), run.soft_arrays("blocks")
+    network = lights.network_of(info)
+    model = RayTracing(RayTracingConfig(**info["config"]))
+    assert network.total_params == model.trainable_params
+    used = model.used_params(torch.from_numpy(rates > 0).any(dim=1))
+    for sample in range(5):
+        curve = lights.share_rows(network, rates[sample].tolist())
+        assert round(curve[-1]["used"] * network.total_params) == int(used[sample])
+
+
+def test_the_twin_sentence_compares_both():
+    own = {"model": "RayTracing", "used": 250, "share": 0.25, "accuracy": 0.9, "params": 1000}
+    twin = {"model": "MLP twin", "used": 1000, "share": 1.0, "accuracy": 0.92, "params": 1000}
+    assert "2.0 percentage points less accurate than its MLP twin, with 75.0 % fewer" in raytracing.twin_words(
+        [own, twin]
+    )
+    assert "as accurate as" in raytracing.twin_words([own, {**twin, "accuracy": 0.9}])
+    assert "No MLP twin" in raytracing.twin_words([own])
+
+
+# DiPaCo
+
+
+@pytest.mark.parametrize("query", [{"run": "shards"}, {"run": "lights"}, {"run": "lights", "sample": 9999}])
+def test_what_does_not_exist_is_a_sentence(show, query):
+    page = show(**({"label": "no such label"} if "sample" not in query else {}), **query)
+    told = " ".join(error.value for error in page.error)
+    assert "no such label" in told or "9999" in told.replace(",", "")
+    assert "fault of the page" not in told
+
+
+def test_every_question_about_shards_is_on_the_page(show):
+    page = show(run="shards")
+    for question in ("Which way do documents go", "Which labels take which path", "share which module",
+                     "choose the path again", "change along one document"):  # fmt: skip
+        assert question in questions(page)
+    told = words(page)
+    assert "chosen anew every 8 tokens" in told
+    assert "NMI" in told
+    assert "lowers perplexity by 4.61 %" in told
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"run": "shards", "label": "code", "sample": 1},
+        {"run": "shards", "controls": "reroute_every:16"},
+        {"run": "once"},
+    ],
+)
+def test_states_of_the_shards_by_address(show, query):
+    told = words(show(**query))
+    if query["run"] == "once":
+        assert "A document chooses its path once" in told
+        assert "reroute" not in told
+    if "controls" in query:
+        assert "Run again: mean loss" in told
+
+
+def test_the_chunks_of_the_page_are_the_routers(api, data_dir):
+    with Run.open(data_dir / "runs" / "shards.duckdb") as run:
+        config, tokens = run.info()["config"], run.sample(0)["tokens"]
+    prefix, every, context = config["prefix"], config["reroute_every"], config["context"]
+    wanted = []
+    for window in range(0, len(tokens), context):
+        size = min(context, len(tokens) - window)
+        chunk = chunk_of_position(size, prefix, every).tolist()
+        wanted += [window + t for t in range(size) if t == 0 or chunk[t] != chunk[t - 1]]
+    starts = chunks.decisions(len(tokens), prefix, every, context)
+    assert starts == wanted
+    parts = chunks.chunks(tokens, starts)
+    assert [part.first for part in parts] == wanted  # between two decisions the path never changes
+    assert sum(part.end - part.first for part in parts) == len(tokens)
+
+
+def test_a_text_never_becomes_markup(monkeypatch):
+    from frontend.charts.palette import LIGHT
+
+    monkeypatch.setattr(dipaco.look, "theme", lambda: LIGHT)
+    text = '<script>alert("é")</script> & <img src=x>'
+    tokens = [{"token": i, "rank": 1 + i % 2, "cdf": 0.5, "ribbon": [[0], [i % 2]], "loss": 1.0, "char_start": 5 * i,
+               "char_end": 5 * i + 5} for i in range(-(-len(text) // 5))]  # fmt: skip
+    drawn = dipaco.running_text({"text": text, "tokens": tokens}, chunks.chunks(tokens))
+    assert "<script" not in drawn
+    assert "<img" not in drawn
+    assert drawn.count("<b ") == len(tokens)
+
+
+def test_an_unknown_path_is_the_rarest():
+    paths = [{"ribbon": [[0], [1]], "rank": 1, "cdf": 0.9}]
+    tokens = [{"ribbon": [[0], [1]], "rank": 5, "cdf": 0.1}, {"ribbon": [[1], [1]], "rank": 6, "cdf": 1.0}]
+    assert [(t["rank"], t["cdf"]) for t in dipaco.recoloured(tokens, paths)] == [(1, 0.9), (3, 1.0)]
+
+
+def test_views_read_only_what_the_api_gives(api, data_dir):
+    """What the pages take from ``findings`` is there after sealing, under these names."""
+    with Run.open(data_dir / "runs" / "lights.duckdb") as run:
+        found = json.loads(json.dumps(run.info()["findings"]))
+    assert len(found["lights"]["lit_share_by_step"]) == len(found["lights"]["steps_until_fired"]["counts"]) - 1
+    assert {"pearson", "pearson_low", "pearson_high", "num_samples"} <= set(found["lights"]["correlation"])
+    assert found["validation"]["mlp_twin"]["accuracy"] == 0.9639
