@@ -47,9 +47,17 @@ def etag_of(identity: str, request: Request) -> str:
 
 
 def is_fresh(request: Request, etag: str) -> bool:
-    """Whether the client already has this answer (``If-None-Match``)."""
+    """Whether the client already has this answer (``If-None-Match``).
+
+    ``*`` means any answer at all; whether there is one is known only after looking (``Answers.about``).
+    """
     given = request.headers.get("if-none-match", "")
-    return any(tag.strip().removeprefix("W/") in (etag, "*") for tag in given.split(","))
+    return any(tag.strip().removeprefix("W/") == etag for tag in given.split(","))
+
+
+def wants_any(request: Request) -> bool:
+    """Whether the client has some answer and only asks if there is one (``If-None-Match: *``)."""
+    return request.headers.get("if-none-match", "").strip() == "*"
 
 
 def sealed_headers(etag: str) -> dict[str, str]:
@@ -112,6 +120,8 @@ class Answers:
             self.metrics.answers.labels("cached").inc()
         else:
             answer = await self._shared(etag, compute)
+        if wants_any(request):
+            return Response(status_code=304, headers=sealed_headers(etag))
         return Response(answer.body, media_type=answer.media_type, headers=sealed_headers(etag))
 
     async def _shared(self, key: str, compute: Callable[[], Answer]) -> Answer:

@@ -202,6 +202,10 @@ class RunRegistry:
                 parts.append(file_identity(self.runs_dir / f"{name}{RUN_SUFFIX}"))
             except OSError:
                 continue
+        with self._lock:
+            broken = any(entry.problem for entry in self._entries.values())
+        if broken:  # a problem may pass: the list is made anew as often as such a file is looked at again
+            parts.append(str(int(time.monotonic() / LOOK_AGAIN_SECONDS)))
         return hashlib.sha256("".join(parts).encode()).hexdigest()[:24]
 
     def delete(self, run_id: str) -> None:

@@ -17,7 +17,9 @@ class WorkerClient:
     """Calls to the worker; belongs to one event loop."""
 
     def __init__(self, settings: Settings) -> None:
-        self.url = settings.worker_url or f"http://127.0.0.1:{settings.worker_port}"
+        host = "127.0.0.1" if settings.worker_host in ("", "0.0.0.0", "::") else settings.worker_host
+        host = f"[{host}]" if ":" in host else host
+        self.url = settings.worker_url or f"http://{host}:{settings.worker_port}"
         secret = settings.worker_secret.get_secret_value() if settings.worker_secret else ""
         self.limit_s = settings.trace_seconds
         self.client = httpx.AsyncClient(

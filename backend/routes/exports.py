@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from backend.answers import etag_of, is_fresh, sealed_headers
+from backend.answers import etag_of, is_fresh, sealed_headers, wants_any
 from backend.routes.parameters import ABOUT_A_RUN, RunName
 from backend.services import Shared
 
@@ -80,6 +80,8 @@ async def export_table(
         opened = await run_in_threadpool(stack.enter_context, services.registry.lease(run))
         chunks = opened.export(table, format)
         stack.callback(_close, chunks)
+        if wants_any(request):
+            return Response(status_code=304, headers=sealed_headers(etag))
         first = await run_in_threadpool(next, chunks, b"")  # errors come now, while there can be a problem
         return Streamed(
             first,

@@ -106,7 +106,7 @@ async def show_distribution(
 ) -> Response:
     """How `compute`, `reuse`, `loss` or `gate_entropy` is distributed, over all and by label."""
     if len(measure) > 64:
-        raise Problem(404, "not-found", "There is no such measure; try `compute`.", field="measure")
+        raise Problem(422, "measure", "There is no such measure; try `compute`.", field="measure")
     return await services.answers.about_run(
         request,
         run,

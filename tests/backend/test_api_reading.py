@@ -173,6 +173,11 @@ def test_etag_saves_the_body(api: Served, path: str) -> None:
     assert (other.status_code, other.content) == (200, first.content)
 
 
+@pytest.mark.parametrize("path", ["/samples/99999", "/paths/99999/examples", "/export/nothing.csv"])
+def test_what_does_not_exist_is_never_unchanged(api: Served, path: str) -> None:
+    problem(api.get(f"/runs/vision{path}", headers={"if-none-match": "*"}), 404)
+
+
 def test_etag_belongs_to_file_and_query(serve: Serve) -> None:
     served = serve()
     make_run(served.runs_dir, "one", samples=4)
