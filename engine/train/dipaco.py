@@ -337,6 +337,11 @@ def open_run(recipe: DiPaCoRecipe, sequences: Sequences, split: Split, folder: P
     model.start_from(base or new_path(recipe.model).to(device))
     if len(split.train) < count:
         check_shards(torch.zeros(len(split.train), 1, dtype=torch.long), recipe.model)
+    if recipe.reshard_at is not None and not len(split.router):
+        raise UserError(
+            f"router_share {recipe.router_share:g} of the documents is none: the discriminative router needs some "
+            "to be fitted on", field="router_share",
+        )  # fmt: skip
     run.features = _features(run, sequences) if features is None else features
     model.router.set_scores(fit_first_router(run, run.features[split.train]))
     _shard(run, split.train)
@@ -371,6 +376,9 @@ def save_run(run: DiPaCoRun) -> None:
     for file in run.folder.glob("path-*.safetensors"):
         if int(file.stem.rsplit("-", 1)[1]) < run.outer - 1:
             file.unlink()
+    # Nobody writes at this moment: what a killed worker had begun can go.
+    for file in run.folder.glob(".path-*.tmp"):
+        file.unlink()
 
 
 def branch(source: Path, target: Path, recipe: DiPaCoRecipe) -> None:

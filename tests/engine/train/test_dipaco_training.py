@@ -300,6 +300,7 @@ def test_a_pool_with_a_killed_worker_gives_the_numbers_of_one_process(sequences,
     pooled = train(recipe(), sequences, tmp_path / "pool", workers=2, threads=1, on_progress=kill)
     assert killed
     assert torch.equal(weights(alone), weights(pooled))
+    assert not list((tmp_path / "pool").glob(".*.tmp"))
     assert [e["train_loss"] for e in alone.history] == [e["train_loss"] for e in pooled.history]
     assert not multiprocessing.active_children()
 
@@ -407,6 +408,13 @@ def test_more_paths_than_documents_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"\(4, 4\) make 16 paths, but there are only [0-9]+ documents") as error:
         train(recipe(config(levels=(4, 4))), few, tmp_path)
     assert error.value.field == "levels"
+
+
+def test_a_discriminative_router_without_documents_to_learn_from_is_refused(sequences, tmp_path):
+    plan = recipe(config(router="discriminative"), reshard_at=1, router_share=0.001)
+    with pytest.raises(UserError, match="router_share 0.001 of the documents is none") as error:
+        train(plan, sequences, tmp_path)
+    assert error.value.field == "router_share"
 
 
 def test_an_empty_shard_is_refused():
