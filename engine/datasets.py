@@ -4,8 +4,8 @@
 
 A folder of images (sub-folders are labels), a Parquet file or a folder of them, JSONL, text files, one
 image, one text, or what is bundled (``bundled:scenes``, ``bundled:photos``, ``bundled:digits``,
-``bundled:texts``). Labels are read when the set is opened, contents only while iterating, a few at a
-time. Pickles and URLs are never opened.
+``bundled:texts``, ``bundled:languages``). Labels are read when the set is opened, contents only while
+iterating, a few at a time. Pickles and URLs are never opened.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ BUNDLED: Final[dict[str, Modality]] = {
     "bundled:photos": "vision",
     "bundled:digits": "vision",
     "bundled:texts": "text",
+    "bundled:languages": "text",
 }
 _REFUSED: Final = {
     **dict.fromkeys(

@@ -12,12 +12,18 @@ if TYPE_CHECKING:
     from backend.settings import Settings
 
 SETS = {"vision": ("bundled:scenes", "bundled:photos"), "text": ("bundled:texts",)}
+OF_MODEL = {
+    "raytracing-digits": ("bundled:digits",),
+    "raytracing-cifar10": ("bundled:photos",),
+    "hmodel-languages": ("bundled:languages",),
+}
+"""models that learnt from something else than their kind usually does"""
 
 
 def demo(
     data_dir: Annotated[Path | None, typer.Option(help="Data folder [default: the user's].")] = None,
 ) -> None:
-    """Trace the bundled scenes, photographs and texts with every shipped model.
+    """Trace the bundled pictures and texts with every shipped model.
 
     Runs that are there already stay, so a second call takes a moment.
 
@@ -30,7 +36,7 @@ def demo(
     wanted = [
         (model, name, run_id)
         for model, modality in _shipped()
-        for name in SETS[modality]
+        for name in OF_MODEL.get(model, SETS[modality])
         if not _is_there(run_file(settings.runs_dir, run_id := f"{name.removeprefix('bundled:')}-{model}"), model)
     ]
     if wanted:

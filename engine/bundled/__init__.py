@@ -1,4 +1,4 @@
-"""Samples that need no download: drawn scenes, crops of photographs, handwritten digits, texts."""
+"""Samples that need no download: drawn scenes, crops of photographs, handwritten digits, texts, six languages."""
 
 from __future__ import annotations
 
@@ -23,4 +23,8 @@ def open_bundled(name: str) -> Source:
         from engine.bundled.texts import StandardLibrarySource
 
         return StandardLibrarySource()
+    if name == "bundled:languages":
+        from engine.bundled.languages import LanguageSource
+
+        return LanguageSource()
     raise KeyError(name)

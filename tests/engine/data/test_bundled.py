@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -101,6 +102,19 @@ def test_texts() -> None:
         sample.text.encode()
     assert len({s.text for s in samples}) == len(samples)
     assert [s.source for s in open_dataset("bundled:texts", "text")] == [s.source for s in samples]
+
+
+def test_languages_tell_the_same_scenes() -> None:
+    samples = list(open_dataset("bundled:languages", "text"))
+    assert len(samples) == 72
+    by_label = {label: [s for s in samples if s.label == label] for label in {s.label for s in samples}}
+    assert sorted(by_label) == ["Arabic", "Chinese", "English", "German", "Swahili", "Ukrainian"]
+    assert all(len(own) == 12 for own in by_label.values())
+    assert len({s.text for s in samples}) == 72
+    scripts = {"Arabic": "\u0600-\u06ff", "Chinese": "\u4e00-\u9fff", "Ukrainian": "\u0400-\u04ff"}
+    for label, own in by_label.items():
+        share = [len(re.findall(f"[{scripts.get(label, 'A-Za-zäöüÄÖÜß')}]", s.text)) / len(s.text) for s in own]
+        assert min(share) > 0.7, label
 
 
 def test_the_zen_is_read_and_not_printed() -> None:
