@@ -6,14 +6,11 @@ Z targets = hidden layers then outputs, H hidden layers, P connections that can 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Integer, Shaped
 
-from engine.analysis.findings import SoftSamples
 from engine.errors import UserError
 
 Edges = Float[np.ndarray, "n I A Z"]
@@ -170,38 +167,3 @@ def nearest_label_accuracy(edges: Edges, labels: Shaped[np.ndarray, " n"], num_h
                           where=others[:, None] > 0)  # fmt: skip
         right += int(((means - point) ** 2).sum(axis=1).argmin() == codes[i])
     return right / len(points)
-
-
-def find_connections(samples: SoftSamples) -> dict[str, Any]:
-    """What a run keeps of its edges: self-connection share, stability, and what the labels explain.
-
-    Hidden layers are the names that stand on both the source and the target axis. ``labels`` is None where
-    the labels allow no comparison. Plain JSON values; a number that does not exist is None.
-    """
-    targets = samples.axes["target"]
-    num_hidden = sum(name in targets for name in samples.axes["source"])
-    found: dict[str, Any] = {
-        "num_samples": len(samples.values), "self_share": _number(self_share(samples.values, num_hidden)),
-        "equal_self_share": 1 / len(targets), "stability": stability(samples.values, num_hidden), "labels": None,
-    }  # fmt: skip
-    known = np.array([label is not None for label in samples.labels])
-    labels = np.array([label for label in samples.labels if label is not None])
-    if len(np.unique(labels)) < 2:
-        return found
-    edges = samples.values[known]
-    try:
-        distance = label_distance(edges, labels, num_hidden)
-    except UserError:  # one input a label, or connections that never differ
-        return found
-    found["labels"] = {
-        "within": distance.within, "between": distance.between, "ratio": _number(distance.ratio),
-        "null_mean": _number(distance.null_mean), "null_max": _number(distance.null_max),
-        "p_value": distance.p_value, "shuffles": distance.shuffles,
-        "nearest_label_accuracy": nearest_label_accuracy(edges, labels, num_hidden),
-        "names": list(distance.labels), "matrix": [[_number(d) for d in row] for row in distance.matrix],
-    }  # fmt: skip
-    return found
-
-
-def _number(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

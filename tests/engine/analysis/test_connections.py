@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from engine.analysis.connections import (
-    find_connections,
     label_distance,
     mean_by_label,
     nearest_label_accuracy,
@@ -17,7 +14,6 @@ from engine.analysis.connections import (
     self_share,
     stability,
 )
-from engine.analysis.findings import SoftSamples
 from engine.errors import UserError
 
 
@@ -174,28 +170,3 @@ def test_nan_is_refused_by_name():
     for measure in (lambda: stability(edges, 2), lambda: label_distance(edges, np.array([0, 1]), 2)):
         with pytest.raises(UserError):
             measure()
-
-
-def samples_of(edges: np.ndarray, labels: list[str | None]) -> SoftSamples:
-    layers, nothing = ("transformer 0", "transformer 1"), np.full(len(labels), np.nan)
-    axes = {"source": (*layers, "text input"), "target": (*layers, "next-token output")}
-    return SoftSamples(edges, labels, nothing, nothing, axes)
-
-
-def test_the_findings_of_a_run_are_plain_json():
-    labels = np.random.default_rng(1).integers(0, 3, 40)
-    edges = random_edges(labels, 0.6)
-    found = find_connections(samples_of(edges, [None, *("abc"[label] for label in labels[1:])]))
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert found["self_share"] == pytest.approx(self_share(edges, 2))
-    assert found["equal_self_share"] == pytest.approx(1 / 3)
-    assert found["labels"]["ratio"] == label_distance(edges[1:], labels[1:], 2).ratio
-    assert found["labels"]["names"] == ["a", "b", "c"]
-
-
-def test_findings_without_a_comparison_say_so():
-    edges = make([0.2] * 11, [0.4] * 11)
-    for labels in ([None, None], ["a", "a"], ["a", "b"], [None, "a"]):
-        assert find_connections(samples_of(edges, labels))["labels"] is None
-    once = find_connections(samples_of(make([0.2] * 5, [0.4] * 5, iterations=2), [None, None]))
-    assert once["self_share"] is None
