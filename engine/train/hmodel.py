@@ -13,7 +13,9 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -22,7 +24,7 @@ import torch
 from engine.checkpoint import CARD, CONFIG, build_model, read_checkpoint
 from engine.disk import write_atomically
 from engine.errors import UserError
-from engine.models.hmodel import HModelConfig
+from engine.models.hmodel import HModel, HModelConfig
 from engine.models.plain_transformer import plain_transformer
 from engine.tokenizer import TextTokenizer
 from engine.train.corpora import TextCorpus
@@ -44,8 +46,8 @@ _DEEP = HModelConfig(
     context=128,
 )  # fmt: skip
 _WIDE = _DEEP.model_copy(update={"hidden": _DEEP.hidden[:1] * 6, "iterations": 1})
-_SEQUENCE = {"pooling": "sequence"}
-_TRAIN = dict(
+_SEQUENCE: dict[str, Any] = {"pooling": "sequence"}
+_TRAIN: dict[str, Any] = dict(
     train_file="text/languages_train.parquet",
     val_file="text/languages_val.parquet",
     batch_size=32,
@@ -160,8 +162,6 @@ def write_card(folder: Path) -> Path:
     recipe = training["recipe"]
     size = (folder / "model.safetensors").stat().st_size
     with torch.device("meta"):
-        from engine.models.hmodel import HModel
-
         params = sum(p.numel() for p in HModel(config).parameters())
     lines = [
         f"# {checkpoint.name}", "",
@@ -240,7 +240,7 @@ def main() -> None:
     for name in arguments.recipes or HMODEL_RECIPES:
         run = train(
             HMODEL_RECIPES[name], corpus, held_out, arguments.work / name, check_every=100,
-            on_progress=lambda p, name=name: _tell(name, p),
+            on_progress=partial(_tell, name),
         )  # fmt: skip
         if arguments.export and name == SHIPPED:
             command = f"python -m engine.train.hmodel --data <data folder> --work <folder> --export <folder> {name}"
