@@ -118,7 +118,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.data and (arguments.models or arguments.write_cards):
         parser.error("the cards and docs/models.md quote validation data: give --data with the data folder")
-    folders = sorted(p.parent for p in SHIPPED_MODELS.glob(f"*/{CONFIG}"))
+    folders = sorted(p.parent for p in SHIPPED_MODELS.glob(f"*/{CONFIG}") if read_checkpoint(p.parent).family == "dna")
     results = {}
     for folder in folders:
         if arguments.models and folder.name not in arguments.models:
