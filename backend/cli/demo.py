@@ -17,7 +17,7 @@ OF_MODEL = {
     "raytracing-cifar10": ("bundled:photos",),
     "hmodel-languages": ("bundled:languages",),
 }
-"""models that learnt from something else than their kind usually does"""
+"""beginning of the names of models that learnt from something else than their kind usually does"""
 
 
 def demo(
@@ -36,11 +36,16 @@ def demo(
     wanted = [
         (model, name, run_id)
         for model, modality in _shipped()
-        for name in OF_MODEL.get(model, SETS[modality])
+        for name in _sets(model, modality)
         if not _is_there(run_file(settings.runs_dir, run_id := f"{name.removeprefix('bundled:')}-{model}"), model)
     ]
     if wanted:
         _trace_all(wanted, settings)
+
+
+def _sets(model: str, modality: str) -> tuple[str, ...]:
+    """The bundled sets that say something about a model."""
+    return next((sets for name, sets in OF_MODEL.items() if model.startswith(name)), SETS[modality])
 
 
 def _is_there(file: Path, model: str) -> bool:

@@ -424,3 +424,13 @@ def test_up_starts_the_page_too(start_up: Callable[..., subprocess.Popen[str]]) 
         assert "--server.allowedHosts\x00127.0.0.1" in Path(f"/proc/{pid}/cmdline").read_text()
     process.terminate()
     assert process.wait(60) == 143
+
+
+def test_the_demo_shows_each_model_what_it_learnt_from() -> None:
+    from backend.cli.demo import _sets
+    from engine.datasets import BUNDLED
+
+    assert _sets("raytracing-digits-relaxed", "vision") == ("bundled:digits",)
+    assert _sets("hmodel-languages", "text") == ("bundled:languages",)
+    assert _sets("dna-text-top1", "text") == ("bundled:texts",)
+    assert all(name in BUNDLED for model in ("raytracing-cifar10", "dna-vision-top1") for name in _sets(model, "vision"))
