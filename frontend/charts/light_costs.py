@@ -152,7 +152,7 @@ def used_chart(
     look = theme_named(theme)
     shown = [
         {**row, "words": f"{row['model']}: {numbers.percent(row['accuracy'])} accurate, "
-         f"uses {numbers.percent(row['share'])}",
+         f"uses {numbers.percent(row['share'])} of its parameters",
          "uses": numbers.count(row["used"]), "has": numbers.count(row["params"]), "zero": 0}
         for row in table
     ]  # fmt: skip

@@ -16,6 +16,8 @@ from frontend.selection import Selection
 from frontend.views import common, retrace
 
 LISTED = 300
+FEW = 6
+"""paths whose matrix leaves room for another chart below it"""
 AGAIN = retrace.Control(
     "reroute_every",
     "Path chosen anew",
@@ -59,13 +61,12 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
     with look.guarded("the way of the documents"):
         _tree(run, selection, by_label, paths, drawn)
     left, right = st.columns(2, gap="large")
-    with left:
-        with look.guarded("labels and paths"):
-            _labels(run, by_label, drawn)
-        with look.guarded("perplexity"):
-            _rerouting(run)
+    with left, look.guarded("labels and paths"):
+        _labels(run, by_label, drawn)
     with right, look.guarded("what paths share"):
         _sharing(run, drawn)
+    with left if len(drawn) > FEW else right, look.guarded("perplexity"):  # where there is room
+        _rerouting(run)
     with look.guarded("one document"):
         _document(run, selection, paths["paths"])
 
@@ -122,7 +123,8 @@ def tree_words(run: Mapping[str, Any], selection: Selection, paths: Mapping[str,
     if selection.label is not None:
         documents = next((r["num_samples"] for r in run["labels"] if r["label"] == selection.label), documents)
     every = config.get("reroute_every")
-    routed = f"The path is chosen anew every {every} tokens." if every else "A document chooses its path once."
+    once = f"A document chooses its path once, a longer one in each window of {int(config['context']):,} tokens."
+    routed = f"The path is chosen anew every {every} tokens." if every else once
     return (
         f"{numbers.plural(documents, 'document')} on {numbers.count(paths['num_paths'])} of "
         f"{numbers.plural(possible, 'path')} ({' × '.join(map(str, config['levels']))} modules). {routed}"
@@ -270,11 +272,10 @@ def loss_words(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     if before.get("loss") is None or after.get("loss") is None:
         return "Run again."
     change = after["loss"] - before["loss"]
-    verdict = "the same" if abs(change) < 5e-5 else "lower" if change < 0 else "higher"
-    return (
-        f"Run again: mean loss {numbers.number(after['loss'])} nats, {verdict}"
-        f"{'' if verdict == 'the same' else ' than in this run'} ({numbers.number(before['loss'])})."
-    )
+    new, old = numbers.number(after["loss"]), numbers.number(before["loss"])
+    if new == old:
+        return f"Run again: mean loss {new} nats, as in this run."
+    return f"Run again: mean loss {new} nats, {'lower' if change < 0 else 'higher'} than in this run ({old})."
 
 
 def chunk_words(parts: Sequence[chunks.Chunk], config: Mapping[str, Any]) -> str:

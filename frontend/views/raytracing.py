@@ -113,7 +113,10 @@ def _network(run: Mapping[str, Any], selection: Selection, number: int) -> None:
             st.caption(f"The address asks for step {selection.light:,}; this sample had stopped by then.")
         st.subheader(lights.SHARES, anchor=False, help=HELP["share"])
         mean = finding.get("lit_share_by_step") or ()
-        look.chart(lights.share_chart(curve, mean, step=step, theme=look.theme(), title=None))
+        if last > 0:
+            look.chart(lights.share_chart(curve, mean, step=step, theme=look.theme(), title=None))
+        else:
+            st.write("This sample used all that it needed at the first step, so there is no curve to draw.")
         look.numbers_behind(curve, "threshold steps of this sample")
         look.numbers_behind(block_rows(network, values, step), "blocks at this step")
         if sample.get("has_image") and last > 0:
@@ -170,9 +173,10 @@ def step_words(
 ) -> str:
     """What has happened by this step, and what the output says or will say."""
     row, total = curve[step], network.num_blocks
+    place, lit = (f" (step {step} of {last})" if last else ""), round(row["lit"] * total)
     words = [
-        f"At {names[step]} (step {step} of {last}), {numbers.plural(round(row['lit'] * total), 'block')} of "
-        f"{numbers.count(total)} {'is' if round(row['lit'] * total) == 1 else 'are'} lit, "
+        f"At {names[step]}{place}, {numbers.plural(lit, 'block')} of {numbers.count(total)} "
+        f"{'is' if lit == 1 else 'are'} lit, "
         f"{numbers.count(round(row['lit_so_far'] * total))} so far; "
         f"{numbers.percent(row['used'])} of the parameters have been used."
     ]

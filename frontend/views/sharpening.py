@@ -28,12 +28,10 @@ def draw(run: Mapping[str, Any], sample: Mapping[str, Any], names: Sequence[str]
     if table is None:
         asked = st.button(f"Ask at each of {last + 1} thresholds", icon=":material/bolt:", key="sharpen")
         st.caption("A run keeps what the output said when it fired. This reads it earlier: the picture is run again.")
-        if not asked:
-            return
-        table = asked_at_every_step(run, sample, names, last)
-        if not table:
+        if not asked or not (table := asked_at_every_step(run, sample, names, last)):
             return
         st.session_state[KEPT] = {of: table}
+        st.rerun()
     look.chart(sharpening_chart(table, step=step, theme=look.theme(), title=None))
     st.caption(look.plain(sharpening_words(table, sample)))
     look.numbers_behind(table, "prediction by threshold step")
