@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,8 @@ import typer
 from engine.errors import UserError
 
 if TYPE_CHECKING:
-    from engine.train.recipes import Recipe
+    from backend.cli.bars import Bar
+    from engine.train.loop import Progress
 
 
 def train(
@@ -34,6 +36,9 @@ def train(
     iterations: Annotated[int | None, typer.Option(help="Train shorter or longer than the recipe says.", min=1)] = None,
     device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; default: the best there is.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; default: all.", min=1)] = None,
+    workers: Annotated[
+        int, typer.Option(help="Processes that share the paths of a DiPaCo; 0: none but this one.", min=0)
+    ] = 0,
     list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and stop.")] = False,
 ) -> None:
     """Train a routed model from a recipe.
@@ -42,63 +47,63 @@ def train(
 
     Example: tokenpaths train dna-vision-top1 --data ~/data
     """
-    from engine.train.recipes import RECIPES, find_recipe
+    from engine.train.catalogue import Order, find_training, trainings
 
     if list_recipes or not recipe:
-        for one in RECIPES.values():
-            model = one.model
-            typer.echo(
-                f"{one.name:24} {model.modality:7} {one.iterations:6,} iterations of {one.batch_size}, "
-                f"{model.num_modules} modules, {model.steps} steps, top-{model.top_k}"
-            )
+        for one in trainings().values():
+            typer.echo(f"{one.name:26} {one.about}")
         return
-    chosen = find_recipe(recipe)
-    if iterations is not None:
-        chosen = chosen.model_copy(update={"iterations": iterations})
+    chosen = find_training(recipe)
     if not data.is_dir():
-        raise UserError(f"there is no folder {data}; --data is where {chosen.train_file} lies", field="data")
+        raise UserError(f"there is no folder {data}; --data is where the recipe's files lie", field="data")
     if out is None:
         from backend.settings import load_settings
 
         # Never over a shipped checkpoint; there, `trace` and the page find it before the shipped one.
         out = load_settings().data_dir / "models" / recipe
-    command = shlex.join(["tokenpaths", *sys.argv[1:]])
-    _train(chosen, data, out, work / recipe, tokenizer, dense_twin, device, threads, command)
-
-
-def _train(
-    recipe: Recipe,
-    data: Path,
-    out: Path,
-    folder: Path,
-    tokenizer_file: Path | None,
-    twin_folder: Path | None,
-    device: str | None,
-    threads: int | None,
-    command: str,
-) -> None:
     import torch
 
-    from backend.cli.bars import bar, waiting
+    from backend.cli.bars import waiting
     from engine.device import pick_device
-    from engine.train.finish import finish, load_corpora, read_twin
-    from engine.train.loop import train as run_training
 
     if threads:
         torch.set_num_threads(threads)
-    where = pick_device(device)
-    twin = read_twin(twin_folder) if twin_folder else None
-    with waiting(f"reading {recipe.train_file}"):
-        train_set, val_set = load_corpora(recipe, data, tokenizer_file, folder)
-    with bar(recipe.name, recipe.iterations, "it") as progress:
-        run = run_training(
-            recipe,
-            train_set,
-            val_set,
-            folder,
-            device=where,
-            on_progress=lambda p: progress.update(p.iteration, f"loss {p.loss:.3f} {p.note}"),
-        )
-    with waiting(f"measuring on {recipe.val_file}"):
-        numbers = finish(run, train_set, val_set, out, command, twin)
-    typer.echo(f"{out}: " + ", ".join(f"{k} {v:.4g}" for k, v in numbers.items()))
+    with _Follower(recipe) as follower:
+        numbers = chosen.run(
+            Order(
+                data=data, out=out, work=work / recipe, tokenizer=tokenizer, dense_twin=dense_twin,
+                device=pick_device(device), iterations=iterations, workers=workers,
+                command=shlex.join(["tokenpaths", *sys.argv[1:]]), on_progress=follower.hear, stage=waiting,
+            )
+        )  # fmt: skip
+    shown = ", ".join(f"{k} {v:.4g}" for k, v in numbers.items() if isinstance(v, int | float))
+    typer.echo(f"{out}: {shown}")
+
+
+class _Follower:
+    """A bar for each stage of a training: a new one whenever the number of iterations is another."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._bars = ExitStack()
+        self._total: int | None = None
+        self._bar: Bar | None = None
+
+    def __enter__(self) -> _Follower:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bars.close()
+
+    def hear(self, progress: Progress) -> None:
+        """Show where the training stands."""
+        from backend.cli.bars import bar
+
+        if self._bar is None or progress.iterations != self._total:
+            self._bars.close()
+            self._total = progress.iterations
+            self._bar = self._bars.enter_context(bar(self.name, progress.iterations, "it"))
+        self._bar.update(progress.iteration, f"loss {progress.loss:.3f} {progress.note}")
+        if progress.iteration >= progress.iterations:
+            self._bars.close()
+            self._bar = None

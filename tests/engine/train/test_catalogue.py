@@ -1,0 +1,118 @@
+"""``tokenpaths train`` for every family: from small data to a checkpoint that can be loaded and traced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from backend.cli import main
+from engine.checkpoint import build_model, read_checkpoint
+from engine.datasets import Sample
+from engine.store import Run
+from engine.tokenizer import TextTokenizer
+from engine.tracing import load_model, trace_samples
+from engine.train import dipaco_recipe, directional, hmodel, raytracing_recipe
+from engine.train.catalogue import find_training, trainings
+
+WORDS = {
+    "one": "def return self import class yield for in if else",
+    "two": "sum of two numbers is seven times three minus",
+    "three": "the old house stood by a river under trees",
+}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """English texts with domains, and texts with languages, of the same small vocabulary."""
+    rng = np.random.default_rng(0)
+    kinds = [name for name in WORDS for _ in range(12)]
+    texts = [" ".join(rng.choice(WORDS[kind].split(), 40)) for kind in kinds]
+    folder = tmp_path / "data" / "text"
+    folder.mkdir(parents=True)
+    for split in ("train", "val"):
+        pq.write_table(pa.table({"text": texts, "domain": kinds}), folder / f"english_{split}.parquet")
+        pq.write_table(pa.table({"text": texts, "language": kinds}), folder / f"languages_{split}.parquet")
+    TextTokenizer.train(texts, 300).save(tmp_path / "tokenizer.json")
+    return tmp_path
+
+
+@pytest.fixture
+def small(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The recipes shrunk to seconds."""
+    vocab = TextTokenizer.load(data / "tokenizer.json").vocab_size
+    size = {"width": 16, "heads": 2, "mlp_width": 16, "vocab_size": vocab}
+    short = {"batch_size": 2, "bfloat16": False}
+
+    def shrink(recipes: dict, name: str, model: dict, **changes) -> None:
+        recipe = recipes[name]
+        made = recipe.model_copy(update={"model": recipe.model.model_copy(update=size | model), **short, **changes})
+        monkeypatch.setitem(recipes, name, made)
+
+    shrink(directional.DIRECTIONAL_RECIPES, "directional-text", {"layers": 2, "context": 16}, iterations=2)
+    hidden = hmodel.HMODEL_RECIPES["hmodel-languages"].model.hidden[:2]
+    shrink(
+        hmodel.HMODEL_RECIPES, "hmodel-languages", {"hidden": hidden, "iterations": 2, "context": 16}, iterations=2
+    )
+    for name, blocks in (("base", (2,)), ("dipaco-2x2", (1, 1))):
+        shrink(
+            dipaco_recipe.RECIPES, name, {"blocks": blocks, "context": 24, "prefix": 4}, inner_iterations=1,
+            outer_steps=2, warmup=1, router_share=0.2, **({"reshard_at": 1} if name != "base" else {}),
+        )  # fmt: skip
+    digits = raytracing_recipe.RECIPES["raytracing-digits"]
+    monkeypatch.setitem(
+        raytracing_recipe.RECIPES, "raytracing-digits", digits.model_copy(update={"feature_epochs": 1, "epochs": 1})
+    )
+    return data
+
+
+def train(small: Path, name: str, *options: str) -> Path:
+    out = small / "models" / name
+    arguments = ["--data", str(small / "data"), "--work", str(small / "work"), "--out", str(out)]
+    assert main(["train", name, *arguments, "--device", "cpu", "--threads", "1", *options]) == 0
+    return out
+
+
+@pytest.mark.parametrize("name", ["directional-text", "hmodel-languages", "dipaco-2x2"])
+def test_texts_from_the_command_line_to_a_run(small: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    # The H-Model trains a tokenizer of its own on the texts that are not held out.
+    options = () if name == "hmodel-languages" else ("--tokenizer", str(small / "tokenizer.json"))
+    out = train(small, name, *options)
+    assert "loss" in capsys.readouterr().out
+    assert read_checkpoint(out).validation["loss"] > 0
+    assert (out / "card.md").read_text(encoding="utf-8").startswith(f"# {name}")
+    loaded = load_model(out, [])
+    samples = [Sample(None, "the old house stood by a river under trees", "three", "t")] * 2
+    with Run.open(trace_samples(loaded, samples, small / "runs", run_id="r")) as run:
+        assert run.card()["family"] == loaded.checkpoint.family
+        assert run.flow()["num_tokens"] == run.card()["num_tokens"] > 0
+
+
+def test_digits_from_the_command_line_to_a_run(small: Path) -> None:
+    out = train(small, "raytracing-digits")
+    model = build_model(read_checkpoint(out))
+    assert model.family == "raytracing"
+    assert "mlp_twin" in read_checkpoint(out).validation
+
+
+def test_a_second_call_goes_on_and_changes_nothing(small: Path) -> None:
+    options = ("--tokenizer", str(small / "tokenizer.json"))
+    first = (train(small, "directional-text", *options) / "model.safetensors").read_bytes()
+    assert (train(small, "directional-text", *options) / "model.safetensors").read_bytes() == first
+
+
+@pytest.mark.parametrize("name", ["dipaco-2x2", "raytracing-digits"])
+def test_a_length_that_is_part_of_the_recipe_is_refused(small: Path, name: str, capsys) -> None:
+    arguments = ["--data", str(small / "data"), "--work", str(small / "work"), "--iterations", "3"]
+    assert main(["train", name, *arguments, "--device", "cpu"]) == 2
+    assert "its length is part of the recipe" in capsys.readouterr().err
+
+
+def test_every_family_can_be_trained_and_every_name_is_one_of_its() -> None:
+    assert {training.family for training in trainings().values()} == {
+        "dna", "directional", "hmodel", "dipaco", "raytracing",
+    }  # fmt: skip
+    assert all(find_training(name).name == name for name in trainings())
