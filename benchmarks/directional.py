@@ -316,6 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             note(SHIPPED_MODELS / name, {
                 "beside": results["models"], "lookahead": results["lookahead"][name],
                 "ablations": results["ablations"][name], "domains": results["knowledge"][name],
+                "induction": results["induction"][name],
             })  # fmt: skip
     report("directional", command, results)
 

@@ -1,6 +1,6 @@
 """Is routing what induction runs on? Small twins trained on repeated random sequences alone; needs no data.
 
-    python -m benchmarks.induction [--seeds 3] [--iterations 400]
+    python -m benchmarks.induction [--seeds 3] [--iterations 700]
 
 A text model of the shipped size does not learn induction at all, so the paper's circuit (section 3.2) is
 looked for where it forms: three layers of width 128 that see nothing but random segments of distinct tokens,
@@ -106,7 +106,7 @@ def over_seeds(rows: list[dict[str, float]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--iterations", type=int, default=400)
+    parser.add_argument("--iterations", type=int, default=700)
     arguments = parser.parse_args()
     results: dict[str, Any] = {"period": TEST_PERIOD, "iterations": arguments.iterations}
     for name, config in CONFIGS.items():

@@ -85,10 +85,10 @@ def note(folder: Path, validation: dict) -> None:
 
 
 POOLINGS = {
-    "sequence": "Each router reads the mean of the residual stream over the **whole sequence**, as the paper says: one "
-    "decision a sequence, and every position learns something of the tokens behind it, the one it is asked to predict "
-    "included. Its validation loss is therefore **not** that of a model that writes text from left to right, and not "
-    "to be compared with one; the table says what hiding those tokens costs it.",
+    "sequence": "Each router reads the mean of the residual stream over the **whole sequence**, one decision a "
+    "sequence: equation 1 of the paper as it stands, which says nothing of hiding the tokens to be predicted. So every "
+    "position can learn something of the tokens behind it, the one it is asked for included, and the validation loss "
+    "is **not** that of a model that writes text from left to right.",
     "prefix": "Each router reads the running mean of the residual stream **up to the position** that it decides for: "
     "strictly causal, so its loss is comparable with that of any causal model. The gates of a sequence are the means "
     "over its positions.",
@@ -120,7 +120,7 @@ def write_card(folder: Path) -> Path:
         "", "## Curve", "", *_curve(training["history"]),
         "", "## Limits", "",
         "A small model for looking at routing, not for use: a context of 256 tokens, a vocabulary of 8 192, one "
-        "training run. It does not continue repeated random tokens (no induction at this scale).", "",
+        "training run." + _copying(numbers.get("induction")), "",
     ]  # fmt: skip
     write_atomically(folder / CARD, "\n".join(lines).encode())
     return folder / CARD
@@ -162,6 +162,12 @@ def _domains(row: dict | None) -> list[str]:
             f"{row['balanced']:.1%} (untrained twin {row['untrained_balanced']:.1%}, shuffled {row['null_mean']:.1%}, "
             f"p = {row['p_value']:.3f}; {row['num_samples']} documents)",
             f"- specialist heads per layer: {', '.join(map(str, row['specialists']))}"]  # fmt: skip
+
+
+def _copying(row: dict | None) -> str:
+    if not row:
+        return ""
+    return f" Of repeated random tokens it continues {row['period 64']:.1%}: no induction at this scale."
 
 
 def _curve(history: Sequence[dict]) -> list[str]:
