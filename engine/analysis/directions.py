@@ -176,24 +176,32 @@ class Vocabulary:
 
 
 @torch.inference_mode()
-def direction_vocabulary(model: Directional, top: int = 10) -> Vocabulary:
+def direction_vocabulary(
+    model: Directional, top: int = 10, allowed: Bool[np.ndarray, " C"] | None = None
+) -> Vocabulary:
     """Each unit direction, padded to the model's width, through W_O, against every unembedding row.
 
     The final LayerNorm is left out, as in the paper (section 6.1): scores compare words of one
-    direction, not directions with one another.
+    direction, not directions with one another. ``allowed`` leaves entries out: rows that training
+    hardly touched point anywhere, and would fill the lists of a small model.
 
     Raises:
-        UserError: the unrouted twin, or more words than the vocabulary has.
+        UserError: the unrouted twin, or more words than the vocabulary has (of those allowed).
     """
     config = model.config
     if not config.directions:
         raise UserError("directions is 0: the unrouted twin has no directions to read", field="directions")
-    if not 1 <= top <= config.vocab_size:
-        raise UserError(f"top is {top}; the vocabulary has {config.vocab_size} entries", field="top")
+    usable = config.vocab_size if allowed is None else int(allowed.sum())
+    if not 1 <= top <= usable:
+        raise UserError(f"top is {top}; the vocabulary has {usable} entries to choose from", field="top")
+    left_out = None if allowed is None else torch.from_numpy(~allowed).to(model.unembedding.device)
     ids, scores = [], []
     for layer in model.layers:
         padded_GD = torch.block_diag(*[d.reshape(-1, config.head_width) for d in layer.unit_directions()])
-        best = (layer.attention.project_out(padded_GD) @ model.unembedding.T).topk(top, dim=-1)
+        scores_GC = layer.attention.project_out(padded_GD) @ model.unembedding.T
+        if left_out is not None:
+            scores_GC = scores_GC.masked_fill(left_out, float("-inf"))
+        best = scores_GC.topk(top, dim=-1)
         shape = (config.heads, config.directions, top)
         ids.append(best.indices.view(shape))
         scores.append(best.values.view(shape))

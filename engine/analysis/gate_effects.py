@@ -232,6 +232,25 @@ def prefix_losses(
     return torch.stack(columns, dim=1)
 
 
+@torch.inference_mode()
+def held_losses(model: Directional, rows: Int[Tensor, "B S"], prompt: int) -> Float[Tensor, "B n"]:
+    """Losses behind a prompt whose tokens alone decided the gates, held from then on.
+
+    How a sequence-pooled model would write: nothing is ever seen ahead. n = T − prompt; the first
+    of them is the loss of predicting token ``prompt + 1``.
+
+    Raises:
+        UserError: a prompt that leaves nothing to predict.
+    """
+    if not 1 <= prompt < rows.shape[1] - 1:
+        raise UserError(f"prompt {prompt} is not between 1 and {rows.shape[1] - 2}", field="prompt")
+    parts = []
+    for x, y in _batches(rows):
+        gates = mean_gates(model(x[:, :prompt]).gates)[:, None]
+        parts.append(row_losses(model(x, None, Interventions.swapped(gates)).logits, y)[:, prompt:])
+    return torch.cat(parts)
+
+
 @dataclass(frozen=True)
 class Lookahead:
     """The same model on the same targets, with the rest of the sequence in view and without."""
@@ -242,13 +261,14 @@ class Lookahead:
     hidden: Float[np.ndarray, " n"]
     """loss when nothing behind the position is given"""
     gain: float
-    """mean of hidden − in_view over all positions, nats: what seeing ahead was worth"""
+    """mean of hidden − in_view over all positions, nats: what hiding the rest costs. Two things in one: what
+    the rest said of the targets, and that a router then reads the mean of fewer tokens than in training"""
     standard_error: float
     """of the gain, over rows"""
 
 
 def lookahead(model: Directional, rows: Int[Tensor, "B S"], positions: Sequence[int]) -> Lookahead:
-    """What a model's loss owes to tokens that it is asked to predict, or that stand behind them."""
+    """What it costs a model when the tokens that it is asked to predict, and those behind them, are hidden."""
     in_view = losses(model, rows)[:, list(positions)]
     hidden = prefix_losses(model, rows, positions)
     gains = (hidden - in_view).mean(dim=1)

@@ -22,6 +22,7 @@ from engine.analysis.gate_effects import (
     effects,
     fixed_gates,
     gates_of,
+    held_losses,
     induction,
     knockout_accuracies,
     lookahead,
@@ -189,6 +190,19 @@ def test_the_vocabulary_of_a_direction_by_loops(tied):
                 assert found.scores[layer, head, k] == pytest.approx([scores[c] for c in best], abs=1e-4)
 
 
+def test_entries_that_are_not_allowed_are_left_out():
+    model = small()
+    everything = direction_vocabulary(model, top=31)
+    allowed = np.arange(31) % 3 == 0
+    found = direction_vocabulary(model, top=4, allowed=allowed)
+    for place in np.ndindex(2, 3, 2):
+        expected = [i for i in everything.token_ids[place] if i % 3 == 0][:4]
+        assert found.token_ids[place].tolist() == expected
+    with pytest.raises(UserError, match="11 entries") as caught:
+        direction_vocabulary(model, top=12, allowed=allowed)
+    assert caught.value.field == "top"
+
+
 def test_words_of_nothing_or_too_many_are_refused():
     for model, top, field in ((small(directions=0), 10, "directions"), (small(), 32, "top"), (small(), 0, "top")):
         with pytest.raises(UserError) as caught:
@@ -340,6 +354,21 @@ def test_sequence_pooling_differs_but_at_the_last_position():
     seen, hidden = losses(model, data), prefix_losses(model, data, range(12))
     assert torch.allclose(seen[:, 11], hidden[:, 11], atol=1e-5)
     assert ((seen - hidden).abs()[:, :11].mean(dim=0) > 1e-4).all()
+
+
+def test_gates_held_from_a_prompt_never_see_what_follows_it():
+    model, data = small(), rows(3, 13)
+    found = held_losses(model, data, 5)
+    assert found.shape == (3, 7)
+    gates = model(data[:, :5]).gates
+    expected = model(data[:, :-1], None, Interventions(gates=gates)).logits[:, 5:].log_softmax(-1)
+    assert torch.allclose(found, -expected.gather(-1, data[:, 6:, None])[..., 0], atol=1e-5)
+    changed = data.clone()
+    changed[:, 12] = (changed[:, 12] + 1) % 31
+    assert torch.equal(held_losses(model, changed, 5)[:, :-1], found[:, :-1])
+    with pytest.raises(UserError, match="between 1 and 11") as caught:
+        held_losses(model, data, 12)
+    assert caught.value.field == "prompt"
 
 
 def test_a_model_trained_to_peek_shows_it_as_a_gain():
