@@ -207,6 +207,19 @@ class Visit:
         }""")
         self.page.mouse.click(x, y)
 
+    def click_for(self, mark: object, key: str) -> None:
+        """Click a mark until the address bar has ``key``: a chart above that is still growing moves it away."""
+        until = time.monotonic() + PATIENCE_S
+        while key not in self.query():
+            assert time.monotonic() < until, f"no click brought {key!r} into the address {self.query()}"
+            mark.scroll_into_view_if_needed()
+            mark.click(force=True)
+            # Long enough that no second click takes back what the first one chose.
+            patience = time.monotonic() + 10
+            while key not in self.query() and time.monotonic() < patience:
+                self.page.wait_for_timeout(100)
+        self.settled()
+
     def no_sideways_scroll(self) -> None:
         wide = self.page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth")
         assert wide <= self.page.viewport_size["width"], f"the page is {wide} pixels wide"

@@ -65,11 +65,7 @@ def test_a_dear_sample_opens_in_the_network(here):
 
 def test_a_point_of_the_scatter_opens_its_sample(here):
     page = here().open(view="family", run="lights")
-    mark = page.mark("active_share")
-    mark = mark if mark.count() else page.page.locator(f'{CHART} path[aria-label*="nats"]').first
-    mark.scroll_into_view_if_needed()
-    mark.click(force=True)
-    page.page.wait_for_function("new URL(location.href).searchParams.has('sample')")
+    page.click_for(page.mark("nats"), "sample")
 
 
 def test_a_document_is_routed_again(here):
