@@ -103,8 +103,12 @@ def make(
     labels: bool = True,
     twin: bool = True,
     batch_size: int = 5,
+    chunk: int = 1,
 ) -> Made:
-    """The arrays of such a run, not written yet; the last ``identities`` modules do nothing."""
+    """The arrays of such a run, not written yet; the last ``identities`` modules do nothing.
+
+    ``chunk`` tokens one after the other share a decision.
+    """
     rng = np.random.default_rng(seed)
     info = RunInfo(
         run_id=run_id, model=f"toy-{modality}", family="dna", modality=modality, dataset=f"toy {modality}",
@@ -126,7 +130,7 @@ def make(
     for start in range(0, samples, batch_size):
         numbers = range(start, min(start + batch_size, samples))
         parts = [drawer(rng, number, labels) for number in numbers]
-        batches.append(_batch(rng, parts, prototypes, info, bank))
+        batches.append(_batch(rng, parts, prototypes, info, bank, chunk))
     size = sum(batch.num_tokens for batch in batches) if twin else 0
     return Made(info, bank, batches, _distinct_choices(rng, size, steps, modules, top_k))
 
@@ -193,6 +197,7 @@ def _batch(
     prototypes: np.ndarray,
     info: RunInfo,
     bank: list[ModuleInfo],
+    chunk: int,
 ) -> TraceBatch:
     """Ribbons near the prototype that a token's label and kind prefer, and everything that goes with them."""
     num_steps, top_k = info.num_steps, info.top_k
@@ -206,6 +211,8 @@ def _batch(
     strays = rng.random((n, num_steps)) < 0.1
     ids[strays] = _distinct_choices(rng, n, num_steps, info.num_modules, top_k)[strays]
     weights = -np.sort(-rng.dirichlet(np.ones(info.num_modules), (n, num_steps)), axis=2)[:, :, :top_k]
+    decided = np.arange(n) // chunk * chunk
+    ids, weights = ids[decided], weights[decided]
     flops_M = np.array([module.flops_per_token for module in bank])
     return TraceBatch(
         samples=[record for record, _ in parts],

@@ -16,8 +16,8 @@ OF_MODEL = {
     "raytracing-digits": ("bundled:digits",),
     "raytracing-cifar10": ("bundled:photos",),
     "hmodel-languages": ("bundled:languages",),
-    # So many gates a step that sealing takes a minute: trace it when you want to see it.
-    "directional-text": (),
+    # The causal twin of directional-text, for comparisons: trace it when you want to see it.
+    "directional-text-prefix": (),
 }
 """beginning of the names of models that learnt from something else than their kind usually does"""
 

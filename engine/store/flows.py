@@ -123,18 +123,27 @@ class FlowCounter:
     def add(self, ids: np.ndarray, levels: np.ndarray) -> None:
         """Count tokens with ribbons ``ids`` (n, S, K) and 8-bit weights ``levels`` (n, S, K)."""
         num_modules, top_k = self.layout.num_modules, self.layout.top_k
+        self.num_tokens += len(ids)
+        # A decision for a chunk or a sequence stands in all its tokens: count it once, so often as it stands there.
+        times = None
+        if len(starts := _starts_of_runs(ids, levels)) < len(ids) // 2:
+            times = np.diff(starts, append=len(ids))
+            ids, levels = ids[starts], levels[starts]
         ids = ids.astype(np.int64)
         weights = quantised_weights(levels)
         totals = weights.sum(axis=2, keepdims=True)
         shares = np.where(totals == 0, 1 / top_k, weights / np.where(totals == 0, 1, totals))
         for step in range(self.layout.num_steps):
             chosen = ids[:, step].reshape(-1)
-            self.usage_count[step] += np.bincount(chosen, minlength=num_modules)
-            self.usage_weight[step] += np.bincount(chosen, weights[:, step].reshape(-1), minlength=num_modules)
+            self.usage_count[step] += _summed(chosen, times, num_modules)
+            summed = weights[:, step] if times is None else weights[:, step] * times[:, None]
+            self.usage_weight[step] += np.bincount(chosen, summed.reshape(-1), minlength=num_modules)
         for step, pairs in self._links.items():
             keys = ids[:, step, :, None] * num_modules + ids[:, step + 1, None, :]
-            pairs.add(keys.reshape(-1), (shares[:, step, :, None] * shares[:, step + 1, None, :]).reshape(-1))
-        self.num_tokens += len(ids)
+            products = shares[:, step, :, None] * shares[:, step + 1, None, :]
+            if times is not None:
+                products *= times[:, None, None]
+            pairs.add(keys.reshape(-1), products.reshape(-1), times)
 
     def flow_rows(self) -> list[tuple[int, int, int, float, float]]:
         """Rows (step, source, target, count, weight)."""
@@ -158,6 +167,23 @@ class FlowCounter:
         ]
 
 
+def _starts_of_runs(ids: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """Where tokens (n, S, K) begin whose decisions differ from those of the token before."""
+    same = np.ones(max(0, len(ids) - 1), dtype=bool)
+    for values in (ids, levels):
+        flat = values.reshape(len(values), -1)
+        same &= (flat[1:] == flat[:-1]).all(axis=1)
+    return np.flatnonzero(np.concatenate([np.ones(min(1, len(ids)), dtype=bool), ~same]))
+
+
+def _summed(keys: np.ndarray, times: np.ndarray | None, length: int) -> np.ndarray:
+    """How often each key below ``length`` stands, those of row i ``times[i]`` times; exact, as int64."""
+    if times is None:
+        return np.bincount(keys, minlength=length)
+    # Sums of whole numbers in float64 are exact below 2**53.
+    return np.bincount(keys, np.repeat(times, len(keys) // len(times)), minlength=length).astype(np.int64)
+
+
 class _Pairs:
     """Counts and weights by key source·M + target: a dense grid, or a dictionary where M² is too large."""
 
@@ -168,14 +194,14 @@ class _Pairs:
         self._weight = np.zeros(size if self._dense else 0)
         self._sparse: dict[int, list[float]] = {}
 
-    def add(self, keys: np.ndarray, weights: np.ndarray) -> None:
+    def add(self, keys: np.ndarray, weights: np.ndarray, times: np.ndarray | None = None) -> None:
         if self._dense:
-            self._count += np.bincount(keys, minlength=len(self._count))
+            self._count += _summed(keys, times, len(self._count))
             self._weight += np.bincount(keys, weights, minlength=len(self._weight))
             return
         kinds, kind_of = np.unique(keys, return_inverse=True)
-        sums = np.bincount(kind_of, weights)
-        for key, count, weight in zip(kinds.tolist(), np.bincount(kind_of).tolist(), sums.tolist(), strict=True):
+        sums, counts = np.bincount(kind_of, weights), _summed(kind_of, times, len(kinds))
+        for key, count, weight in zip(kinds.tolist(), counts.tolist(), sums.tolist(), strict=True):
             row = self._sparse.setdefault(key, [0, 0.0])
             row[0] += count
             row[1] += weight

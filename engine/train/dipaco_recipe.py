@@ -79,8 +79,8 @@ def learning_rate(recipe: DiPaCoRecipe, iteration: int) -> float:
 
 _PATH = dict(width=128, heads=4, mlp_width=512, vocab_size=8192, context=256)
 _TWO_LEVELS = dict(**_PATH, blocks=(2, 2), rerouter=True)
-# 120 iterations of 16 sequences of each path: under an hour of one core for all runs together.
-_TRAIN = dict(inner_iterations=15, outer_steps=8, batch_size=16, router_share=0.03)
+# 180 iterations of 16 sequences of each path: an hour and a half of one core for all runs together.
+_TRAIN = dict(inner_iterations=15, outer_steps=12, batch_size=16, router_share=0.03)
 _PLAIN = dict(outer_rate=1.0, outer_momentum=0.0)
 
 RECIPES: dict[str, DiPaCoRecipe] = {
@@ -88,23 +88,23 @@ RECIPES: dict[str, DiPaCoRecipe] = {
     for recipe in (
         # What all others start from, and what the routing features come from.
         DiPaCoRecipe(
-            name="base", model=DiPaCoConfig(**_PATH, levels=(1,), blocks=(4,)), inner_iterations=20, outer_steps=25,
+            name="base", model=DiPaCoConfig(**_PATH, levels=(1,), blocks=(4,)), inner_iterations=20, outer_steps=50,
             batch_size=32, learning_rate=1.5e-3, schedule="constant", warmup=50, **_PLAIN,
         ),
         # The base trained on for as many iterations as each path of the others.
         DiPaCoRecipe(name="dense", model=DiPaCoConfig(**_PATH, levels=(1,), blocks=(4,)), **_TRAIN, **_PLAIN),
         DiPaCoRecipe(
-            name="flat", reshard_at=4, **_TRAIN,
+            name="flat", reshard_at=6, **_TRAIN,
             model=DiPaCoConfig(**_PATH, levels=(4,), blocks=(4,), own_ends=True, router="discriminative"),
         ),
         DiPaCoRecipe(name="kmeans", model=DiPaCoConfig(**_TWO_LEVELS, levels=(2, 2)), **_TRAIN),
         DiPaCoRecipe(name="product", model=DiPaCoConfig(**_TWO_LEVELS, levels=(2, 2), router="product"), **_TRAIN),
         DiPaCoRecipe(
-            name="dipaco-2x2", reshard_at=4, **_TRAIN,
+            name="dipaco-2x2", reshard_at=6, **_TRAIN,
             model=DiPaCoConfig(**_TWO_LEVELS, levels=(2, 2), router="discriminative"),
         ),
         DiPaCoRecipe(
-            name="dipaco-4x4", reshard_at=4, first_router="product", **_TRAIN,
+            name="dipaco-4x4", reshard_at=6, first_router="product", **_TRAIN,
             model=DiPaCoConfig(**_TWO_LEVELS, levels=(4, 4), router="discriminative"),
         ),
     )

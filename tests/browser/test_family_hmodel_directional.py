@@ -112,11 +112,7 @@ def test_a_click_on_a_gate_shows_its_words(here):
 def test_a_click_on_a_point_shows_the_gates_of_that_text(here):
     page = here().open(view="family", run="directional")
     page.heading("Do texts of one domain lie together?")
-    point = page.mark("domain: ")
-    point.scroll_into_view_if_needed()
-    point.click(force=True)
-    page.page.wait_for_function("location.search.includes('sample=')")
-    page.settled()
+    page.click_for(page.mark("domain: "), "sample")
     expect(page.page.get_by_text(f"Shown: text {page.query()['sample']}.")).to_be_visible()
 
 

@@ -18,6 +18,7 @@ KINDS = {
     "top3": {"modality": "text", "top_k": 3, "steps": 3},
     "packed": {"modality": "vision", "steps": 9, "modules": 12, "top_k": 8, "samples": 4},
     "wide": {"modality": "text", "steps": 5, "modules": 400, "top_k": 14, "samples": 4},
+    "chunked": {"modality": "text", "steps": 5, "modules": 300, "top_k": 6, "samples": 9, "chunk": 4},
     "unlabelled": {"modality": "text", "labels": False, "twin": False},
     "one_step": {"modality": "text", "steps": 1},
 }
