@@ -47,7 +47,7 @@ def build_pretrained(config: HiddenLayerConfig) -> nn.Module:
         from transformers import AutoConfig, AutoModel
     except ImportError:
         raise UserError("a hidden layer out of a Hugging Face model needs the package transformers; "
-                        "install it: pip install transformers", field="hidden") from None  # fmt: skip
+                        "install it: pip install 'tokenpaths[huggingface]'", field="hidden") from None  # fmt: skip
     values = dict(config.architecture)
     try:
         with torch.device("meta"):  # the rest of that model is never needed

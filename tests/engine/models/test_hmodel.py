@@ -476,7 +476,7 @@ def test_without_transformers_the_refusal_says_what_to_install(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "transformers", None)
     spec = HiddenLayerConfig(kind="pretrained", width=16, path="layer.0", architecture={"model_type": "bert"})
-    with pytest.raises(UserError, match="pip install transformers") as error:
+    with pytest.raises(UserError, match=r"tokenpaths\[huggingface\]") as error:
         HModel(HModelConfig(**TEXT, hidden=(spec,), iterations=1))
     assert error.value.field == "hidden"
 
