@@ -6,6 +6,7 @@ Shapes: b samples; the axes of ``edges``, ``gates`` and ``blocks`` as in ``engin
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -105,8 +106,12 @@ def gates(samples: SoftSamples) -> dict[str, Any]:
                 for i, label, (x, y) in zip(known.places, known.labels, plane.scores, strict=True)
             ],
         }
+    # A domain with one text has no centre without it: the others can still be told apart.
+    alone = {label for label, count in Counter(known.labels).items() if count < 2}
+    kept = [i for i, label in enumerate(known.labels) if label not in alone]
     with contextlib.suppress(UserError):
-        found["centroid_accuracy"] = asdict(measure.centroid_accuracy(vectors, known.labels, seed=SEED))
+        accuracy = measure.centroid_accuracy(vectors[kept], [known.labels[i] for i in kept], seed=SEED)
+        found["centroid_accuracy"] = asdict(accuracy) | {"left_out": sorted(alone)}
     return found
 
 

@@ -8,28 +8,55 @@
 'Where do tokens go?'
 """
 
+from frontend.charts.chunks import rerouting_chart, strip_chart
+from frontend.charts.connections import distance_chart, graph_chart
 from frontend.charts.distributions import histogram_chart, label_chart, skip_reuse_chart
 from frontend.charts.flow import flow_chart, flow_thumbnail
+from frontend.charts.gates import gate_chart, pca_chart, specialist_chart, variance_chart
+from frontend.charts.light_costs import class_block_chart, class_chart, difficulty_chart, sharpening_chart, used_chart
+from frontend.charts.lights import fired_chart, network_chart, share_chart
 from frontend.charts.palette import THEMES, cdf_colour, cdf_scale
 from frontend.charts.patches import patch_chart
 from frontend.charts.paths import rank_frequency_chart
 from frontend.charts.running_text import text_pieces
+from frontend.charts.shards import label_path_chart, sharing_chart, tree_chart
 from frontend.charts.token_flow import token_flow_chart
+from frontend.charts.token_losses import token_loss_chart
 from frontend.charts.usage import load_chart, top_k_chart
 
 __all__ = [
     "THEMES",
     "cdf_colour",
     "cdf_scale",
+    "class_block_chart",
+    "class_chart",
+    "difficulty_chart",
+    "distance_chart",
+    "fired_chart",
     "flow_chart",
     "flow_thumbnail",
+    "gate_chart",
+    "graph_chart",
     "histogram_chart",
     "label_chart",
+    "label_path_chart",
     "load_chart",
+    "network_chart",
     "patch_chart",
+    "pca_chart",
     "rank_frequency_chart",
+    "rerouting_chart",
+    "share_chart",
+    "sharing_chart",
+    "sharpening_chart",
     "skip_reuse_chart",
+    "specialist_chart",
+    "strip_chart",
     "text_pieces",
     "token_flow_chart",
+    "token_loss_chart",
     "top_k_chart",
+    "tree_chart",
+    "used_chart",
+    "variance_chart",
 ]

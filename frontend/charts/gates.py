@@ -270,6 +270,7 @@ def centroid_words(found: Mapping[str, Any]) -> str:
         f"own domain, themselves left out (mean over domains: {numbers.percent(balanced)}). With the domains shuffled "
         f"it is {numbers.percent(found['null_mean'])}{best} (p = {numbers.number(found.get('p_value'))}{shuffles}). "
         + ("The gates know the domain." if far else "That is no more than chance.")
+        + (f" Left out, with one text only: {', '.join(found['left_out'])}." if found.get("left_out") else "")
     )
 
 

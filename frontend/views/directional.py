@@ -247,7 +247,7 @@ def _ablation(run: Mapping[str, Any]) -> None:
         hide_index=True,
         width="stretch",
         column_config={
-            "what": st.column_config.TextColumn("gates", width="small"),
+            "what": st.column_config.TextColumn("gates", width="medium"),
             "perplexity": st.column_config.NumberColumn("perplexity", format="%.2f"),
             "loss": st.column_config.NumberColumn("loss (nats)", format="%.3f"),
             "delta_loss": st.column_config.NumberColumn("rise of loss (nats)", format="%.3f"),

@@ -3,6 +3,8 @@
     tokenpaths up &
     python -m tests.browser.screenshots --page http://127.0.0.1:8501 --vision RUN --text RUN --out docs/screenshots
 
+The pictures of the families are of the demo's runs.
+
 Then look at each of them: a picture that nobody looked at proves nothing.
 """
 
@@ -20,6 +22,20 @@ from tests.browser.conftest import chromium_file
 
 WIDTHS = {"wide": 1440, "narrow": 400}
 MOST_HEIGHT = 2600
+FAMILIES: dict[str, dict[str, object]] = {
+    "hmodel": {"run": "languages-hmodel-languages"},
+    "hmodel-sample": {"run": "languages-hmodel-languages", "sample": 0, "controls": "alpha:0.1"},
+    "directional": {"run": "texts-directional-text"},
+    "directional-off": {
+        "run": "texts-directional-text", "label": "code", "other": "prose", "gate": "1.2.3", "sample": 3,
+        "controls": "gate:0",
+    },
+    "raytracing": {"run": "digits-raytracing-digits-relaxed"},
+    "raytracing-cifar10": {"run": "photos-raytracing-cifar10-relaxed"},
+    "dipaco": {"run": "texts-dipaco-2x2"},
+    "dipaco-document": {"run": "texts-dipaco-4x4", "sample": 3, "controls": "reroute_every:16"},
+}  # fmt: skip
+"""the query of each picture of a family view"""
 
 
 def addresses(vision: str, text: str, skipping: str, model: str | None) -> dict[str, dict[str, object]]:
@@ -36,6 +52,7 @@ def addresses(vision: str, text: str, skipping: str, model: str | None) -> dict[
         "compute": {"view": "compute", "run": skipping},
         "modules": {"view": "modules", "run": vision},
         "try": {"view": "try"} | ({"model": model} if model else {}),
+        **{f"family-{name}": {"view": "family"} | query for name, query in FAMILIES.items()},
     }
 
 

@@ -11,6 +11,7 @@ import pytest
 from engine.analysis.findings import SoftSamples, connections, gates, lights
 from engine.store import Run
 from engine.store.findings import plain
+from frontend.charts.gates import centroid_words
 from tests.engine.store.test_store_soft import seal
 
 AXES = {"source": ("layer 0", "layer 1", "text input"), "target": ("layer 0", "layer 1", "words")}
@@ -56,7 +57,18 @@ def test_gates_name_the_heads_that_tell_domains_apart_and_keep_sample_numbers():
     ]
     assert np.unravel_index(np.argmax(found["variance"]), (4, 2)) == (2, 1)
     assert found["centroid_accuracy"]["accuracy"] == 1.0
+    assert found["centroid_accuracy"]["left_out"] == []
     assert [point["sample"] for point in found["pca"]["points"][:3]] == [0, 1, 3]
+
+
+def test_a_domain_of_one_text_does_not_hide_what_is_known_of_the_others():
+    rng = np.random.default_rng(1)
+    labels: list[str | None] = ["code", "prose"] * 8 + ["poem"]
+    values = 0.5 + 0.01 * rng.random((17, 4, 2, 3))
+    values[:16:2, 2, 1] += 0.4
+    found = gates(samples(values, labels))["centroid_accuracy"]
+    assert (found["accuracy"], found["left_out"], found["num_samples"]) == (1.0, ["poem"], 16)
+    assert "with one text only: poem." in centroid_words(found)
 
 
 def test_lights_say_which_class_is_dear_and_that_hard_samples_light_up_more():
