@@ -70,8 +70,8 @@ def hmodel(results: dict[str, Any]) -> list[Row]:
         Row("4 layers run 4 times predict better than 6 layers run once", "0.956 and 0.743 of tokens",
             f"{scored('hmodel-languages')} and {scored('hmodel-languages-wide')}",
             verdict(accuracy("hmodel-languages") > accuracy("hmodel-languages-wide"))),
-        Row("H-Models predict better than transformers of the same width with 1 and 6 layers", "0.956 and 0.743; 0.016, 0.020",
-            f"{scored('plain-languages-1')} and {scored('plain-languages-6')}",
+        Row("H-Models predict better than transformers of the same width with 1 and 6 layers",
+            "0.956, 0.743; 0.016, 0.020", f"{scored('plain-languages-1')} and {scored('plain-languages-6')}",
             verdict(*(accuracy(n) > plain for n in ("hmodel-languages", "hmodel-languages-wide")))),
         Row("routing is the same within a language and differs between languages", "shown in figures",
             f"distance of connections between languages over within: {deep['distance']['ratio']:.2f} (T = 4), "

@@ -135,8 +135,9 @@ def _fired(finding: Mapping[str, Any], names: Sequence[str], last: int) -> None:
         st.write(look.plain(f"In all {numbers.plural(table[0]['samples'], 'sample')} at step {table[0]['step']}."))
         return
     look.chart(lights.fired_chart(table, chosen=last, theme=look.theme(), title=None))
-    mean = numbers.number(steps["mean"]) if steps.get("mean") is not None else "–"
-    st.caption(f"All samples of the run; they took {mean} threshold steps on average. In colour: the one above.")
+    # Steps are numbered from 0: a sample that stops at step 9 has taken ten.
+    mean = numbers.number(steps["mean"] - 1) if steps.get("mean") is not None else "–"
+    st.caption(f"All samples of the run; on average they stopped at step {mean}. In colour: the one above.")
     look.numbers_behind(table, "samples by the step at which they stopped")
 
 
