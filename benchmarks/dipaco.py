@@ -101,7 +101,9 @@ def measure(name: str, run: DiPaCoRun, val: Sequences, work: Path) -> dict[str, 
         early = [best_path(run, p) for p in range(len(paths))]
         found["early_stopped"] = routed_numbers(early, chosen, val, prefix)
         found["trained_params"] = sum(p.numel() for n, p in model.named_parameters() if not n.startswith("router."))
-        table = shard_table(chosen.numpy(), val.label.numpy(), val.labels, len(paths))
+        table = shard_table(
+            chosen.numpy(), val.label.numpy(), val.labels, len(paths), documents=val.document.numpy()
+        )
         found |= {"val_sizes": table.sizes.tolist(), "train_sizes": run.sizes, "nmi": asdict(table.association)}
     found["losses"] = [sum(entry["train_loss"]) / len(entry["train_loss"]) for entry in run.history]
     write_atomically(kept, json.dumps(found).encode())

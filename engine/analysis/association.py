@@ -57,23 +57,32 @@ def association(
     paths: Integer[np.ndarray, " n"],
     labels: Integer[np.ndarray, " n"],
     *,
+    groups: Integer[np.ndarray, " n"] | None = None,
     shuffles: int = 200,
     seed: int = 0,
 ) -> Association:
-    """NMI with a permutation null: labels shuffled over tokens ``shuffles`` times.
+    """NMI with a permutation null: labels shuffled over tokens ``shuffles`` times, or over ``groups`` of them.
+
+    Tokens of one sample share its label, and often their decisions: shuffled one by one they would make any
+    paths look as if they knew it. So a label is shuffled over samples (``groups``), whole.
 
     p = (1 + number of shuffles with NMI ≥ the observed one) / (1 + shuffles), so never 0.
+
+    Raises:
+        ValueError: tokens of one group have different labels.
     """
     rng = np.random.default_rng(seed)
     paths, labels = _codes(paths), _codes(labels)
+    group_n = np.arange(len(labels)) if groups is None else _codes(groups)
+    label_of_group = np.empty(int(group_n.max()) + 1, dtype=np.int64)
+    label_of_group[group_n] = labels
+    if not np.array_equal(label_of_group[group_n], labels):
+        raise ValueError("tokens of one group have different labels, so the group has none to shuffle")
     num_labels = int(labels.max()) + 1
-    n = len(paths)
-    entropy_paths, entropy_labels = _entropy(np.bincount(paths), n), _entropy(np.bincount(labels), n)
     observed = _nmi_of_codes(paths, labels, num_labels)
     null = np.empty(shuffles)
     for i in range(shuffles):
-        joint = np.unique(paths * num_labels + rng.permutation(labels), return_counts=True)[1]
-        null[i] = _normalised(entropy_paths, entropy_labels, _entropy(joint, n))
+        null[i] = _nmi_of_codes(paths, rng.permutation(label_of_group)[group_n], num_labels)
     # Sums in another order differ in the last digits: a tie must count as one.
     at_least = int((null >= observed - 1e-12).sum())
     return Association(
@@ -82,5 +91,5 @@ def association(
         null_std=float(null.std()) if shuffles else 0.0,
         p_value=(1 + at_least) / (1 + shuffles),
         shuffles=shuffles,
-        num_tokens=n,
+        num_tokens=len(paths),
     )

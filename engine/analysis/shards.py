@@ -43,10 +43,13 @@ def shard_table(
     names: Sequence[str],
     num_paths: int,
     *,
+    documents: Integer[np.ndarray, " N"] | None = None,
     shuffles: int = 200,
     seed: int = 0,
 ) -> ShardTable:
     """Shard sizes, label × path table, and whether paths know the label.
+
+    ``documents`` says which sequences are of one document: labels are shuffled over documents then.
 
     Raises:
         UserError: a path or a label is outside its range.
@@ -56,7 +59,9 @@ def shard_table(
             raise UserError(f"{field} must be between 0 and {count - 1}", field=field)
     counts = np.zeros((len(names), num_paths), dtype=np.int64)
     np.add.at(counts, (labels, paths), 1)
-    known = association(paths, labels, shuffles=shuffles, seed=seed) if len(np.unique(labels)) > 1 else None
+    known = None
+    if len(np.unique(labels)) > 1:
+        known = association(paths, labels, groups=documents, shuffles=shuffles, seed=seed)
     return ShardTable(counts.sum(axis=0), tuple(names), counts, known)
 
 

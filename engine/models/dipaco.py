@@ -180,9 +180,12 @@ class DiPaCo(RoutedModel):
         """Every path, and the router's base, begin as this pre-trained path (Algorithm 1).
 
         Raises:
-            UserError: the base has another width, depth, vocabulary or context.
+            UserError: the base has another width, depth, vocabulary or context, or weights that are not finite.
         """
         state = {name: tensor.detach() for name, tensor in base.named_parameters()}
+        for name, tensor in state.items():
+            if not torch.isfinite(tensor).all():
+                raise UserError(f"{name} of the base holds NaN or infinite values: give a trained one", field="base")
         own = dict(self.named_parameters())
         check_same_shape(state, {n: own[m] for n, m in self.path_names(0).items()})
         for path in range(self.config.num_paths):

@@ -101,14 +101,13 @@ def fit_discriminative(
     """Logistic regression from feature to best path, then a bias to match ``target`` (section 7.2.1).
 
     ``target`` is the wanted share of each path, by default the shares in ``best``; ``strength`` the
-    inverse of the L2 penalty. Paths that are nobody's best get the bias ``NEVER``.
+    inverse of the L2 penalty. Paths without a share get the bias ``NEVER``.
     """
     from sklearn.linear_model import LogisticRegression
 
     mean, scale = features.mean(dim=0), features.std(dim=0, correction=0).clamp(min=1e-6)
-    weight, bias = torch.zeros(num_paths, features.shape[1]), torch.full((num_paths,), NEVER)
+    weight, bias = torch.zeros(num_paths, features.shape[1]), torch.zeros(num_paths)
     present = best.unique()
-    bias[present] = 0.0
     if len(present) > 1:
         model = LogisticRegression(C=strength, max_iter=2000)
         model.fit(((features - mean) / scale).double().numpy(), best.numpy())
@@ -119,6 +118,7 @@ def fit_discriminative(
         bias[present] = torch.from_numpy(intercepts).float()
     if target is None:
         target = torch.bincount(best, minlength=num_paths) / len(best)
+    bias[target == 0] = NEVER
     scores = LinearScores(mean, scale, weight, bias)
     return LinearScores(mean, scale, weight, bias + calibrate_bias(scores(features), target))
 
@@ -263,8 +263,12 @@ def fit_rerouter(
 
     ``batch(i)`` gives token ids and the path wanted at each position (−100: none). Its block starts as a
     copy of the base's last one; the rate falls as a cosine.
+
+    Raises:
+        UserError: a loss or a gradient is not finite; the re-router is then as it was before.
     """
     rerouter = router.rerouter
+    kept = {name: tensor.clone() for name, tensor in rerouter.state_dict().items()}
     with torch.no_grad():
         rerouter.block.load_state_dict(router.base.blocks[-1].state_dict())
         rerouter.head.weight.zero_()
@@ -280,9 +284,15 @@ def fit_rerouter(
         loss = nn.functional.cross_entropy(rerouter(h).flatten(0, 1).float(), wanted.flatten(), ignore_index=-100)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(rerouter.parameters(), 1.0)
+        norm = nn.utils.clip_grad_norm_(rerouter.parameters(), 1.0)
+        losses.append(float(loss.detach()))
+        if not np.isfinite(losses[-1]) or not torch.isfinite(norm):
+            rerouter.requires_grad_(False).load_state_dict(kept)
+            raise UserError(
+                f"the re-router's loss is {losses[-1]} and its gradient {float(norm)} at iteration {i}: lower its "
+                f"learning_rate (now {learning_rate:g})", field="learning_rate",
+            )  # fmt: skip
         optimizer.step()
         schedule.step()
-        losses.append(float(loss.detach()))
     rerouter.requires_grad_(False)
     return losses

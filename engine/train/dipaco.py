@@ -135,7 +135,9 @@ def train(
     clock = _Clock(run, on_progress)
     with pool or nullcontext():
         while run.outer < min(recipe.outer_steps, recipe.outer_steps if until is None else until):
-            if run.outer == recipe.reshard_at and not run.resharded:
+            waits = recipe.reshard_at is not None and not run.resharded
+            # Where all paths have stopped, nothing would come of waiting for the iteration of the re-sharding.
+            if waits and (run.outer == recipe.reshard_at or all(run.stopped)):
                 reshard(run, sequences, split)
             if all(run.stopped):
                 break
@@ -307,8 +309,16 @@ def reshard(run: DiPaCoRun, sequences: Sequences, split: Split) -> None:
     own = sequences.select(split.router)
     scores = path_scores([run.model.path_model(p) for p in range(config.num_paths)], own)
     best = scores[:, config.prefix - 1 :].sum(dim=1).argmax(dim=1)
-    run.model.router.set_scores(fit_discriminative(run.features[split.router], best, config.num_paths))
+    # A path that is nobody's best would have no documents, and training would end here: it keeps half a fair share.
+    wanted = torch.bincount(best, minlength=config.num_paths).double()
+    wanted[wanted == 0] = len(best) / config.num_paths / 2
+    target = (wanted / wanted.sum()).float()
+    run.model.router.set_scores(
+        fit_discriminative(run.features[split.router], best, config.num_paths, target=target)
+    )
     _shard(run, split.train)
+    for file in run.folder.glob(BEST.replace("{:03d}", "*")):
+        file.unlink()
     # Losses on other shards cannot be compared with the ones before.
     run.best_loss, run.stopped = [None] * config.num_paths, [False] * config.num_paths
     run.resharded = True
@@ -335,12 +345,14 @@ def open_run(recipe: DiPaCoRecipe, sequences: Sequences, split: Split, folder: P
         run.features = _features(run, sequences) if features is None else features
         return run
     model.start_from(base or new_path(recipe.model).to(device))
-    if len(split.train) < count:
-        check_shards(torch.zeros(len(split.train), 1, dtype=torch.long), recipe.model)
-    if recipe.reshard_at is not None and not len(split.router):
+    documents = sequences.document[split.train].unique()
+    if len(documents) < count:
+        check_shards(torch.zeros(len(documents), 1, dtype=torch.long), recipe.model)
+    apart = len(sequences.document[split.router].unique())
+    if recipe.reshard_at is not None and apart < count:
         raise UserError(
-            f"router_share {recipe.router_share:g} of the documents is none: the discriminative router needs some "
-            "to be fitted on", field="router_share",
+            f"router_share {recipe.router_share:g} sets {apart} documents apart: the discriminative router needs at "
+            f"least as many as there are paths, {count}", field="router_share",
         )  # fmt: skip
     run.features = _features(run, sequences) if features is None else features
     model.router.set_scores(fit_first_router(run, run.features[split.train]))

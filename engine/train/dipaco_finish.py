@@ -20,6 +20,7 @@ from torch import Tensor
 from engine.analysis.shards import PathScores, bounds, chosen_paths, perplexity_by_label, reroute_curve, shard_table
 from engine.checkpoint import CARD, CONFIG, WEIGHTS, build_model, read_checkpoint, save_checkpoint
 from engine.disk import write_atomically
+from engine.errors import UserError
 from engine.models.dipaco import DiPaCo, PathModel
 from engine.models.dipaco_router import best_continuation, fit_rerouter, nearest
 from engine.tokenizer import TextTokenizer
@@ -84,6 +85,11 @@ def train_rerouter(
     # Every fourth document: none is on both sides.
     held = torch.isin(sequences.document, sequences.document.unique()[::4])
     learn, check = (~held).nonzero().squeeze(1), held.nonzero().squeeze(1)
+    if not len(learn):
+        raise UserError(
+            f"{len(sequences.document.unique())} documents are set aside for the re-router, which needs two at least: "
+            "raise router_share", field="router_share",
+        )  # fmt: skip
 
     def batch(i: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + i)
@@ -111,7 +117,10 @@ def train_rerouter(
 def findings(found: PathScores, model: DiPaCo, sequences: Sequences) -> dict[str, Any]:
     """What the views show of a model: perplexity against W, its bounds, shards and labels."""
     once = chosen_paths(found, None)
-    table = shard_table(found.document.numpy(), sequences.label.numpy(), sequences.labels, model.config.num_paths)
+    table = shard_table(
+        found.document.numpy(), sequences.label.numpy(), sequences.labels, model.config.num_paths,
+        documents=sequences.document.numpy(),
+    )  # fmt: skip
     known = table.association
     return {
         "rerouting": [_rounded(asdict(point)) for point in reroute_curve(found)] if found.running is not None else [],

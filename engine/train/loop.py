@@ -83,8 +83,8 @@ def learning_rate(recipe: Recipe, iteration: int) -> float:
 
 def make_optimizer(model: RoutedModel, recipe: Recipe) -> torch.optim.AdamW:
     """AdamW; matrices decay, vectors (norms) and positions do not."""
-    decay = [p for n, p in model.named_parameters() if p.ndim > 1 and n != "positions"]
-    rest = [p for n, p in model.named_parameters() if p.ndim <= 1 or n == "positions"]
+    named = [(p, p.ndim > 1 and name.rsplit(".")[-1] != "positions") for name, p in model.named_parameters()]
+    decay, rest = ([p for p, decays in named if decays is wanted] for wanted in (True, False))
     groups = [
         {"params": decay, "weight_decay": recipe.weight_decay},
         {"params": rest, "weight_decay": 0.0},
@@ -139,9 +139,17 @@ def train(
     """Train to the end, from where the folder's state stands. Interrupting saves and re-raises.
 
     Raises:
-        TrainingDiverged: the loss is no longer finite.
+        UserError: a text is shorter than one window, or the folder holds a run of another recipe.
+        TrainingDiverged: the loss or its gradient is no longer finite.
     """
     device = device or pick_device()
+    for part, words in ((corpus, "training"), (val, "validation")):
+        if isinstance(part, TextCorpus) and len(part.ids) < recipe.model.context + 2:
+            raise UserError(
+                f"the {words} text has {len(part.ids)} tokens, fewer than one window of context "
+                f"{recipe.model.context} and the token behind it: give more text, or a smaller context",
+                field="context",
+            )
     run = open_run(recipe, folder, device)
     low_precision = recipe.bfloat16 and (device.type == "cuda" or cpu_has_bfloat16())
     started = last_save = time.monotonic()
@@ -186,7 +194,9 @@ def _iterate(run: TrainingRun, corpus, device, low_precision: bool) -> tuple[flo
         raise _diverged(run, f"the loss became {value}")
     run.optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip))
+    if not math.isfinite(norm):
+        raise _diverged(run, f"the gradient became {norm}")
     run.optimizer.step()
     model.after_iteration(routing)
     return value, routing
@@ -249,6 +259,7 @@ def open_run(recipe: Recipe, folder: Path, device: torch.device) -> TrainingRun:
     run = TrainingRun(recipe, folder, model, make_optimizer(model, recipe))
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / PROGRESS).exists():
+        save_state(run)  # so that there is a good state to go back to, however early the loss is lost
         return run
     about = _read_progress(folder)
     if about["recipe"] != json.loads(recipe.model_dump_json()):

@@ -32,7 +32,7 @@ class RayTracingRecipe(BaseModel):
     epochs: int = Field(default=500, gt=0)
     patience: int = Field(default=10, gt=0)
     batch_size: int = Field(default=128, gt=0)
-    learning_rate: float = Field(default=1e-3, gt=0)
+    learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
     validation_share: float = Field(default=0.2, gt=0, lt=1, description="of the training data, for early stopping")
     seed: int = Field(default=0, ge=0, description="of the network; the wires have theirs in ``model``")
     feature_seed: int = Field(default=0, ge=0, description="of the convolutions and of the validation split")

@@ -6,7 +6,7 @@ each departure says why.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, SerializeAsAny, model_validator
 
@@ -40,6 +40,9 @@ class AugmentConfig(BaseModel):
     cutmix_alpha: float = 1.0
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class Recipe(BaseModel):
     """One training run."""
 
@@ -52,16 +55,16 @@ class Recipe(BaseModel):
     val_file: str
     batch_size: int = Field(gt=0, description="images, or text windows of ``context`` tokens")
     iterations: int = Field(gt=0)
-    learning_rate: float = 1e-3
-    start_rate: float = 1e-7
-    final_rate: float = 1e-6
-    warmup: int = Field(100, description="iterations")
+    learning_rate: float = Field(1e-3, gt=0, allow_inf_nan=False)
+    start_rate: float = Field(1e-7, ge=0, allow_inf_nan=False)
+    final_rate: float = Field(1e-6, ge=0, allow_inf_nan=False)
+    warmup: int = Field(100, ge=0, description="iterations")
     schedule: Literal["cosine", "constant-linear"] = "cosine"
-    weight_decay: float = 0.05
-    betas: tuple[float, float] = (0.9, 0.99)
-    eps: float = 1e-8
-    clip: float = 1.0
-    label_smoothing: float = 0.0
+    weight_decay: float = Field(0.05, ge=0, allow_inf_nan=False)
+    betas: tuple[Beta, Beta] = (0.9, 0.99)
+    eps: float = Field(1e-8, gt=0, allow_inf_nan=False)
+    clip: float = Field(1.0, gt=0, allow_inf_nan=False)
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
     augment: AugmentConfig = AugmentConfig()
     seed: int = 0
     bfloat16: bool = Field(True, description="autocast where the processor has bfloat16 products")

@@ -199,6 +199,24 @@ def test_the_permutation_null_tells_chance_from_knowledge():
     assert association(np.array([1]), np.array([0]), shuffles=5).p_value == 1
 
 
+def test_labels_of_samples_are_shuffled_whole():
+    """Tokens that share sample, label and path say no more than one of them."""
+    rng = np.random.default_rng(2)
+    over_tokens, over_samples = [], []
+    for seed in range(20):
+        samples = np.repeat(np.arange(40), 50)
+        paths, labels = rng.integers(0, 4, 40)[samples], rng.integers(0, 3, 40)[samples]
+        over_tokens.append(association(paths, labels, shuffles=40, seed=seed).p_value)
+        over_samples.append(association(paths, labels, groups=samples, shuffles=40, seed=seed).p_value)
+    assert max(over_tokens) < 0.05  # chance, and every one of them "significant"
+    assert np.mean(np.array(over_samples) <= 0.1) < 0.35
+    assert 0.25 < np.mean(over_samples) < 0.75
+    labels = rng.integers(0, 3, 40)[samples]
+    assert association(labels, labels, groups=samples, shuffles=40).p_value == pytest.approx(1 / 41)
+    with pytest.raises(ValueError, match="different labels"):
+        association(paths, np.arange(len(paths)), groups=samples)
+
+
 def test_describe_by_hand():
     answer = describe(np.array([1.0, 2.0, 3.0, 4.0]), 3)
     assert (answer["num"], answer["mean"], answer["min"], answer["max"]) == (4, 2.5, 1, 4)

@@ -412,9 +412,64 @@ def test_more_paths_than_documents_are_refused(tmp_path):
 
 def test_a_discriminative_router_without_documents_to_learn_from_is_refused(sequences, tmp_path):
     plan = recipe(config(router="discriminative"), reshard_at=1, router_share=0.001)
-    with pytest.raises(UserError, match="router_share 0.001 of the documents is none") as error:
+    with pytest.raises(UserError, match="router_share 0.001 sets 0 documents apart.* as there are paths, 4") as error:
         train(plan, sequences, tmp_path)
     assert error.value.field == "router_share"
+
+
+def test_a_path_that_is_nobodys_best_keeps_documents(sequences, tmp_path, monkeypatch):
+    """Path 1 is best for no document: without a small share of its own it would end training half way."""
+    from engine.train import dipaco
+
+    def one_is_worst(paths, own, **options):
+        scores = path_scores(paths, own, **options)
+        scores[..., 1] -= 10
+        return scores
+
+    monkeypatch.setattr(dipaco, "path_scores", one_is_worst)
+    plan = recipe(config(router="discriminative"), reshard_at=1, router_share=0.4, outer_steps=2, stop_share=0.0)
+    run = train(plan, sequences, tmp_path)
+    assert run.resharded
+    assert min(run.sizes) >= 1
+
+
+def test_paths_that_all_stop_are_sharded_again_before_the_end(sequences, tmp_path):
+    plan = recipe(
+        config(router="discriminative"), reshard_at=5, router_share=0.3, outer_steps=6, learning_rate=0.5, clip=1e9,
+        patience=1, stop_share=0.3, inner_iterations=4,
+    )  # fmt: skip
+    run = train(plan, sequences, tmp_path)
+    assert run.resharded
+    assert run.shards < 5
+    left = {file.name for file in tmp_path.glob("best-*.safetensors")}
+    assert left <= {f"best-{p:03d}.safetensors" for p in range(4) if run.best_loss[p] is not None}
+
+
+def test_a_base_with_nan_is_refused(sequences, tmp_path):
+    from engine.train.dipaco import new_path
+
+    base = new_path(config())
+    base.ends.head.weight.data[0, 0] = float("nan")
+    with pytest.raises(UserError, match="of the base holds NaN") as error:
+        train(recipe(), sequences, tmp_path, base=base)
+    assert error.value.field == "base"
+
+
+def test_sequences_of_few_documents_are_not_enough_paths(tmp_path):
+    rng = np.random.default_rng(0)
+    long = [rng.integers(1, 39, size=300) for _ in range(3)]
+    few = make_sequences(long, ["a"] * 3, config(), end_id=39)
+    assert len(few) > 20
+    with pytest.raises(UserError, match="there are only [0-3] documents"):
+        train(recipe(router_share=0.01, stop_share=0.0), few, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("learning_rate", float("nan")), ("outer_rate", float("inf")), ("clip", 0), ("betas", (2, 0))]
+)
+def test_numbers_that_cannot_train_are_refused(name, value):
+    with pytest.raises(ValidationError, match=name):
+        recipe(**{name: value})
 
 
 def test_an_empty_shard_is_refused():

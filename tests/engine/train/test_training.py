@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+from pydantic import ValidationError
 
 from engine.checkpoint import CARD, WEIGHTS, CheckpointError, build_model, read_checkpoint
 from engine.errors import UserError
-from engine.models.dna import DNAConfig
+from engine.models.dna import DNA, DNAConfig
 from engine.train.finish import finish, load_corpora, read_twin
 from engine.train.loop import STATE, TrainingDiverged, evaluate, learning_rate, text_batch, train
 from engine.train.recipes import RECIPES, AugmentConfig, Recipe
@@ -138,6 +139,61 @@ def test_nan_stops_with_the_iteration_and_keeps_the_last_good_state(data, tmp_pa
     (kept,) = (tmp_path / "w").glob(f"*{STATE}")
     assert kept.name.startswith("0000004")
     assert all(torch.isfinite(t).all() for t in load_file(kept).values())
+
+
+def test_a_run_that_diverges_before_its_first_save_keeps_its_beginning(data, tmp_path, monkeypatch):
+    from safetensors.torch import load_file
+
+    recipe = text_recipe()
+    train_set, val_set = load_corpora(recipe, data, None, tmp_path / "tok")
+    original = DNA.training_loss
+
+    def steep(self, *args):
+        loss, routing = original(self, *args)
+        return loss + _Steep.apply(self.head.weight), routing
+
+    monkeypatch.setattr(DNA, "training_loss", steep)
+    with pytest.raises(TrainingDiverged, match=r"the gradient became (inf|nan) at iteration 0"):
+        train(recipe, train_set, val_set, tmp_path / "w", device=CPU)
+    (kept,) = (tmp_path / "w").glob(f"*{STATE}")
+    assert kept.name.startswith("0000000")
+    assert all(torch.isfinite(t).all() for t in load_file(kept).values())
+
+
+class _Steep(torch.autograd.Function):
+    """Zero, with an infinite gradient."""
+
+    @staticmethod
+    def forward(ctx, weight):
+        ctx.shape = weight.shape
+        return weight.new_zeros(())
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.full(ctx.shape, float("inf"))
+
+
+def test_a_text_shorter_than_a_window_is_refused(data, tmp_path):
+    from dataclasses import replace
+
+    recipe = text_recipe()
+    train_set, val_set = load_corpora(recipe, data, None, tmp_path / "tok")
+    short = replace(train_set, ids=train_set.ids[: recipe.model.context])
+    for pair in ((short, val_set), (train_set, short)):
+        with pytest.raises(UserError, match=r"fewer than one window of context") as error:
+            train(recipe, *pair, tmp_path / "w", device=CPU)
+        assert error.value.field == "context"
+    assert not (tmp_path / "w").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("learning_rate", math.nan), ("learning_rate", -1), ("clip", 0), ("clip", math.inf), ("warmup", -1),
+     ("weight_decay", math.nan), ("betas", (2, 0.9)), ("eps", math.nan)],
+)  # fmt: skip
+def test_a_recipe_that_cannot_train_is_refused(name, value):
+    with pytest.raises(ValidationError, match=name):
+        Recipe(**text_recipe().model_dump() | {name: value})
 
 
 def test_a_folder_of_another_recipe_is_not_overwritten(data, tmp_path):
