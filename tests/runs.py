@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageDraw
 
+from engine.adapters.experts import ExpertLayer, expert_modules
 from engine.store.writer import RunWriter
 from engine.trace import ModuleInfo, RunInfo, SampleRecord, TraceBatch
 
@@ -222,6 +223,97 @@ def _batch(
         flops=flops_M[ids].sum(axis=(1, 2)).astype(np.float32),
         **columns,
     )
+
+
+def make_experts(
+    run_id: str = "experts",
+    *,
+    layers: int = 4,
+    experts: int = 16,
+    top_k: int = 2,
+    samples: int = 9,
+    length: int = 24,
+    dead: int = 1,
+    seed: int = 0,
+    labels: bool = True,
+    text: bool = True,
+    token_ids: bool = True,
+    series: tuple[str, int] | None = None,
+    drift: float = 0.0,
+) -> Made:
+    """The arrays of a mixture of experts: each module belongs to its step; quick at 64 layers × 256 experts.
+
+    A token takes, layer by layer, the experts of its own word, of its domain, or of everybody, each a tuple drawn
+    once; the last ``dead`` experts of every other layer are never taken. ``text`` and ``token_ids`` False: as a log
+    gives it. ``series`` (name, iteration) makes it a checkpoint of a training; ``drift`` is the share of decisions
+    that are drawn anew, from a seed of the iteration, while words and domains stay those of ``seed``.
+    """
+    rng = np.random.default_rng(seed)
+    config = {"seed": seed} | ({"series": {"name": series[0], "iteration": series[1]}} if series else {})
+    info = RunInfo(
+        run_id=run_id, model="toy-experts", family="moe", modality="text", dataset="toy texts", split="validation",
+        num_steps=layers, num_modules=experts, top_k=top_k, weight_semantics={"score_function": "softmax"},
+        config=config, checkpoint_sha256="", engine_version="0.1.0",
+        token_texts=dict(enumerate(VOCABULARY)) if text else {},
+    )  # fmt: skip
+    bank = expert_modules([ExpertLayer(f"layer {layer}", experts, 1000, 2000) for layer in range(layers)])
+    alive = np.array([experts - dead * (layer % 2) for layer in range(layers)])
+    tuples = {
+        kind: _tuples(rng, size, alive, top_k) for kind, size in (("word", len(VOCABULARY)), ("domain", 3), ("all", 8))
+    }
+    wandering = np.random.default_rng([seed, 0 if series is None else 1 + series[1]])
+    batches = []
+    for start in range(0, samples, 5):
+        parts = [_expert_text(rng, number, length, labels, text) for number in range(start, min(start + 5, samples))]
+        columns = {name: np.concatenate([part[1][name] for part in parts]) for name in parts[0][1]}
+        word_n, domain_n = columns["token_id"], columns.pop("domain")
+        n = len(word_n)
+        kind_nS = rng.random((n, layers))
+        everybody_nS = np.minimum(rng.zipf(1.6, (n, layers)) - 1, 7)
+        step_S = np.arange(layers)
+        ids = tuples["all"][everybody_nS, step_S]
+        for kind, of_n, below in (("domain", domain_n, 0.65), ("word", word_n, 0.35)):
+            taken = kind_nS < below
+            ids[taken] = tuples[kind][of_n[:, None], step_S][taken]
+        again = wandering.random((n, layers)) < drift
+        ids[again] = tuples["all"][wandering.integers(0, 8, (n, layers)), step_S][again]
+        weights = -np.sort(-rng.dirichlet(np.ones(top_k + 1), (n, layers)), axis=2)[:, :, :top_k]
+        if not text:
+            columns = {"token_id": columns["token_id"]}
+        if not token_ids:
+            columns.pop("token_id")
+        batches.append(
+            TraceBatch(
+                samples=[record for record, _ in parts], module_ids=ids, weights=weights.astype(np.float32),
+                gate_entropy=np.full((n, layers), np.nan, dtype=np.float32), flops=np.zeros(n, dtype=np.float32),
+                **columns,
+            )
+        )  # fmt: skip
+    return Made(info, bank, batches, np.zeros((0, layers, top_k), dtype=np.int64))
+
+
+def _tuples(rng: np.random.Generator, size: int, alive: np.ndarray, top_k: int) -> np.ndarray:
+    """(size, S, K) distinct experts among the first ``alive`` of each layer."""
+    scores = rng.random((size, len(alive), int(alive.max())))
+    scores[:, np.arange(scores.shape[2]) >= alive[:, None]] = 2.0
+    return scores.argsort(axis=2)[:, :, :top_k]
+
+
+def _expert_text(
+    rng: np.random.Generator, number: int, length: int, labels: bool, text: bool
+) -> tuple[SampleRecord, dict[str, np.ndarray]]:
+    """Words of one domain; without ``text`` only their number."""
+    domain = number % len(DOMAINS)
+    label = list(DOMAINS)[domain]
+    words = [str(word) for word in rng.choice(DOMAINS[label], size=length)]
+    ends = np.cumsum([len(word) + 1 for word in words]) - 1
+    starts = ends - [len(word) for word in words]
+    record = SampleRecord(
+        num_tokens=length, label=label if labels else None, text=" ".join(words) if text else None,
+        source=f"{label}.txt line {number}",
+    )  # fmt: skip
+    token_id = np.array([VOCABULARY.index(word) for word in words])
+    return record, {"token_id": token_id, "char_start": starts, "char_end": ends, "domain": np.full(length, domain)}
 
 
 def hash_of(source: str | None) -> int:

@@ -35,6 +35,8 @@ class ModuleBank:
         shared = {m.module: m for m in modules if m.step is None}
         self._of_step = {(m.step, m.module): m for m in modules if m.step is not None}
         self._shared = shared
+        self.own_modules = bool(self._of_step)
+        """whether modules belong to their step: equal ids at two steps are different modules then"""
 
     def find(self, step: int, module: int) -> ModuleInfo:
         return self._of_step.get((step, module)) or self._shared[module]
@@ -53,39 +55,106 @@ def _number(count: float, top_k: int) -> float | int:
     return int(count) if top_k == 1 else float(count)
 
 
+OTHER = -1
+"""module id of what was merged"""
+
+
+def kept_modules(
+    usage: Sequence[tuple[int, int, int, float]],
+    steps: tuple[int, int],
+    num_tokens: int,
+    merge_share: float,
+    most_modules: int | None,
+) -> list[tuple[int, int]] | None:
+    """(step, module) of those that stay themselves; None where nothing is to be merged.
+
+    A module is merged when its share of the tokens lies below ``merge_share``, or when ``most_modules`` of its step
+    have more (ties: the smaller id stays). A module that would be merged with nothing but itself stays.
+    """
+    if not merge_share and most_modules is None:
+        return None
+    of_step: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for step, module, count, _ in usage:
+        if steps[0] <= step < steps[1]:
+            of_step[step].append((-count, module))
+    kept = []
+    for step, found in sorted(of_step.items()):
+        ordered = sorted(found)
+        stays = [
+            module
+            for place, (count, module) in enumerate(ordered)
+            if -count / max(num_tokens, 1) >= merge_share and (most_modules is None or place < most_modules)
+        ]
+        if len(stays) == len(ordered) - 1:
+            stays = [module for _, module in ordered]
+        kept += [(step, module) for module in sorted(stays)]
+    return kept
+
+
+def merge_links(
+    links: Mapping[str, np.ndarray], kept: Sequence[tuple[int, int]], num_modules: int
+) -> dict[str, np.ndarray]:
+    """Columns of links with all modules that are not ``kept`` merged into ``OTHER``; sums are conserved."""
+    width = num_modules + 1
+    stays = np.zeros((max([step for step, _ in kept], default=0) + 1, num_modules), dtype=bool)
+    stays[tuple(np.array(kept, dtype=np.int64).reshape(-1, 2).T)] = True
+
+    def place(step: np.ndarray, module: np.ndarray) -> np.ndarray:
+        inside = step < len(stays)
+        return np.where(inside & stays[np.where(inside, step, 0), module], module + 1, 0)
+
+    step = links["step"].astype(np.int64)
+    source = place(step, links["source"].astype(np.int64))
+    target = place(step + 1, links["target"].astype(np.int64))
+    kinds, kind = np.unique((step * width + source) * width + target, return_inverse=True)
+    return {
+        "step": kinds // width**2,
+        "source": kinds // width % width - 1,
+        "target": kinds % width - 1,
+        "count": np.bincount(kind, links["count"], len(kinds)),
+        "weight": np.bincount(kind, links["weight"], len(kinds)),
+    }
+
+
+def cut_links(links: Mapping[str, np.ndarray], least: float, limit: int) -> list[tuple]:
+    """The rows of ``queries.largest_links``, from columns."""
+    step, source, target = (links[name].astype(np.int64) for name in ("step", "source", "target"))
+    count, weight = links["count"].astype(np.float64), links["weight"].astype(np.float64)
+    large = np.flatnonzero(count >= least)
+    order = large[np.lexsort((target[large], source[large], step[large], -count[large]))[:limit]]
+    columns = (step[order], source[order], target[order], count[order], weight[order])
+    rows: list[tuple] = [(*row, None) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    for one in np.unique(step).tolist():
+        here = step == one
+        rows.append((one, None, None, float(count[here].sum()), float(weight[here].sum()), int(here.sum())))
+    return rows
+
+
 def flow(
-    links: Sequence[tuple[int, int, int, float, float]],
+    links: Sequence[tuple],
     usage: Sequence[tuple[int, int, int, float]],
     *,
     bank: ModuleBank,
     steps: tuple[int, int],
     num_tokens: int,
     top_k: int,
-    min_share: int | float,
-    limit: int,
+    kept: Sequence[tuple[int, int]] | None,
 ) -> dict[str, Any]:
-    """nodes, the largest links, and per step what is hidden in ``other``.
+    """nodes, the largest links, and per step what is hidden in ``other``; ``links`` as of ``queries.largest_links``.
 
     At every step, the counts of ``links`` and of ``other`` sum to ``num_tokens``.
     """
     first, stop = steps
-    nodes = [
-        {**bank.head(step, module), "count": int(count), "share": count / num_tokens}
-        for step, module, count, _ in sorted(usage)
-        if first <= step < stop
-    ]
-    # Largest first; ties by step and ids, so that the same question has one answer.
-    ordered = sorted(links, key=lambda link: (-link[3], link[:3]))
-    kept = [link for link in ordered if link[3] / max(num_tokens, 1) >= min_share][:limit]
-    shown = {link[:3] for link in kept}
-    hidden: dict[int, list[float]] = defaultdict(list)
-    for link in ordered:
-        if link[:3] not in shown:
-            hidden[link[0]].append(link[3])
+    shown = sorted(row[:5] for row in links if row[5] is None)
+    hidden = {row[0]: [row[5], row[3]] for row in links if row[5] is not None}
+    for step, _, _, count, _ in shown:
+        hidden[step][0] -= 1
+        hidden[step][1] -= count
     return {
         "num_tokens": num_tokens,
         "steps": list(range(first, stop)),
-        "nodes": nodes,
+        "own_modules": bank.own_modules,
+        "nodes": _nodes(usage, bank, steps, num_tokens, kept),
         "links": [
             {
                 "step": step,
@@ -95,13 +164,42 @@ def flow(
                 "weight": round(float(weight), 6),
                 "share": count / num_tokens,
             }
-            for step, source, target, count, weight in sorted(kept)
+            for step, source, target, count, weight in shown
         ],
         "other": [
-            {"step": step, "num_links": len(counts), "count": _number(sum(counts), top_k)}
-            for step, counts in sorted(hidden.items())
+            {"step": step, "num_links": num, "count": _number(max(0.0, count), top_k)}
+            for step, (num, count) in sorted(hidden.items())
+            if num
         ],
     }
+
+
+def _nodes(
+    usage: Sequence[tuple[int, int, int, float]],
+    bank: ModuleBank,
+    steps: tuple[int, int],
+    num_tokens: int,
+    kept: Sequence[tuple[int, int]] | None,
+) -> list[dict[str, Any]]:
+    """Modules with tokens, step by step; what is not ``kept`` as one node of its step, the last one."""
+    stays, merged = None if kept is None else set(kept), defaultdict(list)
+    nodes = []
+    for step, module, count, _ in sorted(usage):
+        if not steps[0] <= step < steps[1]:
+            continue
+        if stays is None or (step, module) in stays:
+            nodes.append({**bank.head(step, module), "count": int(count), "share": count / num_tokens})
+        else:
+            merged[step].append((module, int(count)))
+    for step, members in merged.items():
+        total = sum(count for _, count in members)
+        kinds = {bank.find(step, module).kind for module, _ in members}
+        what = "experts" if kinds == {"expert"} else "modules"
+        nodes.append({
+            "step": step, "module": OTHER, "name": f"other ({len(members)} {what})", "kind": "other",
+            "count": total, "share": total / num_tokens, "num_modules": len(members),
+        })  # fmt: skip
+    return sorted(nodes, key=lambda node: (node["step"], node["module"] == OTHER, node["module"]))
 
 
 def path_rows(rows: Sequence[tuple], num_tokens: int, layout: Layout) -> list[dict[str, Any]]:

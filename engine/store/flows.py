@@ -154,6 +154,18 @@ class FlowCounter:
                 rows.append((step, source, target, count / self.layout.top_k**2, weight))
         return rows
 
+    def flow_arrays(self) -> dict[str, np.ndarray]:
+        """The columns of ``flow_rows`` as arrays."""
+        columns = ("step", "source", "target", "count", "weight")
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in columns}
+        for step, pairs in self._links.items():
+            keys, counts, weights = pairs.arrays()
+            source, target = np.divmod(keys, self.layout.num_modules)
+            values = (np.full(len(keys), step), source, target, counts / self.layout.top_k**2, weights)
+            for name, value in zip(columns, values, strict=True):
+                parts[name].append(value)
+        return {name: np.concatenate(part) if part else np.zeros(0) for name, part in parts.items()}
+
     def usage_rows(self) -> list[tuple[int, int, int, float]]:
         """Rows (step, module, count, weight) of the modules that were chosen at all."""
         return [
@@ -205,6 +217,15 @@ class _Pairs:
             row = self._sparse.setdefault(key, [0, 0.0])
             row[0] += count
             row[1] += weight
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Keys in order, counts and weights."""
+        if self._dense:
+            keys = np.flatnonzero(self._count)
+            return keys, self._count[keys], self._weight[keys]
+        keys = np.array(sorted(self._sparse), dtype=np.int64)
+        rows = np.array([self._sparse[key] for key in keys.tolist()]).reshape(-1, 2)
+        return keys, rows[:, 0].astype(np.int64), rows[:, 1]
 
     def items(self) -> Iterable[tuple[int, int, float]]:
         if self._dense:

@@ -60,11 +60,54 @@ def sealed_flow(label_id: int | None, first: int, stop: int) -> Query:
     )
 
 
+def largest_links(
+    label_id: int | None,
+    first: int,
+    stop: int,
+    kept: Sequence[tuple[int, int]] | None,
+    least: float,
+    limit: int,
+) -> Query:
+    """The ``limit`` largest links of at least ``least`` tokens, then the totals of each step.
+
+    Rows: step, source, target, count, weight, NULL; and step, NULL, NULL, count, weight, number of links. With
+    ``kept`` (step, module), links of all other modules are merged: they come from and go to module −1.
+    """
+    label = ALL_LABELS if label_id is None else label_id
+    plain = "SELECT step, source, target, count, weight FROM flow WHERE label_id = ? AND step >= ? AND step < ?"
+    parameters: tuple[object, ...] = (label, first, stop - 1)
+    if kept is not None:
+        plain = (
+            "SELECT f.step, coalesce(a.module, -1) AS source, coalesce(b.module, -1) AS target, "
+            f"sum(f.count) AS count, sum(f.weight) AS weight FROM ({plain}) AS f "
+            "LEFT JOIN kept AS a ON a.step = f.step AND a.module = f.source "
+            "LEFT JOIN kept AS b ON b.step = f.step + 1 AND b.module = f.target GROUP BY ALL"
+        )
+        parameters = ([step for step, _ in kept], [module for _, module in kept], *parameters)
+    unnested = "unnest(?::INTEGER[]) AS step, unnest(?::INTEGER[]) AS module"
+    with_kept = "" if kept is None else f"kept AS (SELECT {unnested}), "
+    return Query(
+        f"WITH {with_kept}links AS MATERIALIZED ({plain}), "
+        "largest AS (SELECT * FROM links WHERE count >= ? ORDER BY count DESC, step, source, target LIMIT ?) "
+        "SELECT step, source, target, count, weight, NULL AS num_links FROM largest UNION ALL "
+        "SELECT step, NULL, NULL, sum(count), sum(weight), count(*) FROM links GROUP BY step",
+        (*parameters, least, limit),
+    )
+
+
 def sealed_usage(label_id: int | None) -> Query:
     """step, module, count, weight."""
     return Query(
         "SELECT step, module, count, weight FROM usage WHERE label_id = ? ORDER BY step, module",
         (ALL_LABELS if label_id is None else label_id,),
+    )
+
+
+def label_usage(step: int) -> Query:
+    """label_id, module, count of one step, labels only."""
+    return Query(
+        "SELECT label_id, module, count FROM usage WHERE step = ? AND label_id <> ? ORDER BY label_id, module",
+        (step, ALL_LABELS),
     )
 
 

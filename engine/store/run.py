@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.analysis.tokens import module_units
 from engine.errors import UserError
-from engine.store import answers, queries, soft
+from engine.store import answers, experts, queries, soft
 from engine.store.checks import check_text
 from engine.store.errors import NoSuchThing
 from engine.store.export import BATCH_ROWS, FORMATS, TABLES, encode, export_query
@@ -57,13 +57,13 @@ class Run:
             names = [column[0] for column in cursor.description]
             self.row: dict[str, Any] = dict(zip(names, cursor.fetchall()[0], strict=True))
             self.modules = [ModuleInfo(*row) for row in cursor.execute(queries.module_rows().sql).fetchall()]
-            self._labels = cursor.execute(queries.label_rows().sql).fetchall()
+            self.labels = cursor.execute(queries.label_rows().sql).fetchall()
             self.regions: dict[int, str] = dict(cursor.execute(queries.region_rows().sql).fetchall())
             cursor.execute("SELECT * FROM token LIMIT 0")
             self.token_columns = tuple(column[0] for column in cursor.description)
             self._shapes, self._axis_names = soft.read_shapes(cursor) if self.row["schema_version"] > 1 else ({}, {})
         self.layout = Layout(self.row["num_steps"], self.row["top_k"], self.row["num_modules"])
-        self._label_ids = {label: (label_id, tokens) for label_id, label, _, tokens in self._labels}
+        self._label_ids = {label: (label_id, tokens) for label_id, label, _, tokens in self.labels}
         available, _ = module_units(self.modules, self.layout.num_steps, self.layout.num_modules)
         self.bank = answers.ModuleBank(self.modules, available)
 
@@ -111,7 +111,7 @@ class Run:
             "schema_version": self.row["schema_version"],
             "labels": [
                 {"label": label, "num_samples": samples, "num_tokens": tokens}
-                for _, label, samples, tokens in self._labels
+                for _, label, samples, tokens in self.labels
             ],
             "modules": [
                 {name: getattr(module, name) for name in ModuleInfo.__dataclass_fields__} for module in self.modules
@@ -138,36 +138,53 @@ class Run:
         paths: Sequence[int] = (),
         through: Sequence[tuple[int, int]] = (),
         limit: int = MOST_LINKS,
+        merge_share: int | float = 0.0,
+        most_modules: int | None = None,
     ) -> dict[str, Any]:
         """Nodes and links of the filtered tokens between ``steps`` (half open: (0, 5) = steps 0 … 4).
 
         Links below ``min_share`` of the filtered tokens, and past the ``limit`` largest, are summed
-        in ``other``. Without ``paths`` and ``through`` the sealed summaries answer.
+        in ``other``. Modules below ``merge_share`` of the filtered tokens, and past the ``most_modules``
+        largest of their step, become one node of the step: module −1, named “other (n experts)”; at every
+        step, links and ``other`` still sum to the number of tokens. Without ``paths`` and ``through`` the
+        sealed summaries answer.
         """
         first, stop = check_steps(steps, self.layout)
         check_page(limit, 0, MOST_LINKS)
-        if not 0.0 <= min_share <= 1.0:
-            raise UserError(f"min_share is {min_share}, it should be between 0 and 1", field="min_share")
+        for name, value in (("min_share", min_share), ("merge_share", merge_share)):
+            if not 0.0 <= value <= 1.0:
+                raise UserError(f"{name} is {value}, it should be between 0 and 1", field=name)
+        if most_modules is not None and most_modules < 1:
+            raise UserError(f"most_modules is {most_modules}, it should be at least 1", field="most_modules")
         filters, label_id = self._filters(label, paths, through)
+        merging = (float(merge_share), most_modules)
         if not filters.need_tokens:
             num_tokens = self._num_tokens(label)
-            links = self._rows(queries.sealed_flow(label_id, first, stop))
             usage = self._rows(queries.sealed_usage(label_id))
+            kept = answers.kept_modules(usage, (first, stop), num_tokens, *merging)
+            links = self._rows(queries.largest_links(label_id, first, stop, kept, min_share * num_tokens, limit))
         else:
-            num_tokens, links, usage = self._count(token_condition(filters, label_id, self.layout), first, stop)
-        shown = {"steps": [first, stop], **filters.as_json(), "min_share": min_share, "limit": limit}
+            num_tokens, columns, usage = self._count(token_condition(filters, label_id, self.layout), first, stop)
+            kept = answers.kept_modules(usage, (first, stop), num_tokens, *merging)
+            if kept is not None:
+                columns = answers.merge_links(columns, kept, self.layout.num_modules)
+            links = answers.cut_links(columns, min_share * num_tokens, limit)
+        shown = {
+            "steps": [first, stop], **filters.as_json(), "min_share": min_share, "limit": limit,
+            "merge_share": merge_share, "most_modules": most_modules,
+        }  # fmt: skip
         answer = answers.flow(
             links, usage, bank=self.bank, steps=(first, stop), num_tokens=num_tokens,
-            top_k=self.layout.top_k, min_share=min_share, limit=limit,
+            top_k=self.layout.top_k, kept=kept,
         )  # fmt: skip
         return {"run": self.run_id, "filters": shown, **answer}
 
-    def _count(self, condition: Query, first: int, stop: int) -> tuple[int, list[tuple], list[tuple]]:
+    def _count(self, condition: Query, first: int, stop: int) -> tuple[int, dict[str, np.ndarray], list[tuple]]:
         """num_tokens, links and usage of the tokens of ``condition``."""
         if countable_in_sql(self.layout):
             return (
                 self._rows(queries.count_tokens(condition))[0][0],
-                self._rows(queries.token_flow(self.layout, condition, first, stop)),
+                self.arrays(queries.token_flow(self.layout, condition, first, stop)),
                 self._rows(queries.token_usage(self.layout, condition)),
             )
         counter = FlowCounter(self.layout, range(first, stop - 1))
@@ -175,7 +192,7 @@ class Run:
             query = queries.token_ribbons(self.layout, condition)
             for columns in read_chunks(cursor, query.sql, self.layout, query.parameters):
                 counter.add(*ribbons_of(self.layout, columns))
-        return counter.num_tokens, counter.flow_rows(), counter.usage_rows()
+        return counter.num_tokens, counter.flow_arrays(), counter.usage_rows()
 
     def paths(
         self,
@@ -222,7 +239,7 @@ class Run:
 
     def usage(self, label: str | None = None) -> dict[str, Any]:
         """Load of every module at every step, all tokens or those of one label."""
-        label_id = self._label_id(label)
+        label_id = self.label_id(label)
         answer = answers.usage(
             self._rows(queries.sealed_usage(label_id)),
             entropy=dict(self._rows(queries.step_entropy(label_id))),
@@ -247,7 +264,7 @@ class Run:
         check_choice(order, queries.SAMPLE_ORDERS, "order")
         check_page(limit, offset, MOST_ROWS)
         check_text(q, "q", field="q")
-        condition = queries.sample_condition(self._label_id(label), q)
+        condition = queries.sample_condition(self.label_id(label), q)
         ((total,),) = self._rows(queries.count_samples(condition))
         rows = self._rows(queries.sample_page(condition, order, descending, limit, offset))
         return {
@@ -260,6 +277,27 @@ class Run:
     def sample(self, sample: int) -> dict[str, Any]:
         """One sample with every token: ribbon and weights by slot, rank, cdf, and its place."""
         return sample_detail(self, sample)
+
+    def token_slice(self, sample: int, step: int, *, first: int = 0, limit: int = 40) -> dict[str, Any]:
+        """Token × module: the choices of tokens ``first`` … of one sample at one step, with their weights."""
+        return experts.token_slice(self, sample, step, first, limit)
+
+    def specialisation(
+        self, of: str = "label", step: int = 0, *, label: str | None = None, limit: int = 40, each: int = 5
+    ) -> dict[str, Any]:
+        """What the modules of a step prefer: ``of`` label (N_{i,D}/N_D), input or next token (N_{x,i}/N_x).
+
+        The baseline of both is K/M. Token ids count when seen ≥ 10 times; the ``each`` strongest are listed.
+        """
+        return experts.specialisation(self, of, step, label, limit, each)
+
+    def co_activation(self, step: int = 0, *, label: str | None = None, limit: int = 32) -> dict[str, Any]:
+        """N_ij/N_i over all pairs chosen together at a step, of the modules of the strongest pairs."""
+        return experts.co_activation(self, step, label, limit)
+
+    def repetition(self, *, label: str | None = None) -> dict[str, Any]:
+        """How often neighbouring tokens share their first, or any, module; per step, beside its baselines."""
+        return experts.repetition(self, label)
 
     def soft(self, kind: str, *, label: str | None = None, sample: int | None = None) -> dict[str, Any]:
         """What a soft, gated or threshold router said: ``edges``, ``gates`` or ``blocks``.
@@ -274,7 +312,7 @@ class Run:
             values = soft.dense(self.arrays(soft.sample_rows(kind, sample)), kind, shape)
             shown: dict[str, Any] = {"num_samples": 1, "values": values.round(6).tolist(), "std": None}
         else:
-            rows = self._rows(soft.summary_rows(kind, self._label_id(label)))
+            rows = self._rows(soft.summary_rows(kind, self.label_id(label)))
             count, mean, std = (np.array(column) for column in zip(*rows, strict=True))
             shown = {"num_samples": int(count[0])}
             shown |= {"values": mean.reshape(shape).round(6).tolist(), "std": std.reshape(shape).round(6).tolist()}
@@ -314,7 +352,7 @@ class Run:
         self, measure: str, per: str = "sample", bins: int = 40, label: str | None = None
     ) -> dict[str, Any]:
         """Moments, quantiles and histogram of compute, reuse, loss or gate_entropy per sample or token."""
-        return distribution_of(self, measure, per, bins, label, self._label_id(label))
+        return distribution_of(self, measure, per, bins, label, self.label_id(label))
 
     def export(self, table: str, file_format: str) -> Iterator[bytes]:
         """A table as a csv, parquet or arrow file, in pieces; the time limit does not apply."""
@@ -341,6 +379,14 @@ class Run:
         """All columns of one question as numpy arrays; for the other files of this package."""
         return self._connection.arrays(query.sql, query.parameters)
 
+    def chunks(self, query: Query, num_rows: int) -> Iterator[dict[str, np.ndarray]]:
+        """Columns without NULLs, ``num_rows`` rows at a time; for the other files of this package."""
+        with self._connection.cursor() as cursor:
+            for batch in cursor.execute(query.sql, list(query.parameters)).to_arrow_reader(num_rows):
+                if batch.num_rows:
+                    names = batch.schema.names
+                    yield {n: c.to_numpy(zero_copy_only=False) for n, c in zip(names, batch.columns, strict=True)}
+
     def no_sample(self, sample: int) -> NoSuchThing:
         return NoSuchThing(
             f"run {self.run_id!r} has samples 0 to {self.row['num_samples'] - 1}, not {sample}", field="sample"
@@ -351,15 +397,16 @@ class Run:
     ) -> tuple[Filters, int | None]:
         filters = Filters(label, tuple(paths), tuple((step, module) for step, module in through))
         check_filters(filters, self.layout, self.row["num_paths"])
-        return filters, self._label_id(label)
+        return filters, self.label_id(label)
 
-    def _label_id(self, label: str | None) -> int | None:
+    def label_id(self, label: str | None) -> int | None:
+        """The number of a label; UserError where the run does not have it."""
         if label is None:
             return None
         check_text(label, "label", field="label")
         if label not in self._label_ids:
-            known = ", ".join(name for _, name, _, _ in self._labels[:10])
-            more = f" and {len(self._labels) - 10} more" if len(self._labels) > 10 else ""
+            known = ", ".join(name for _, name, _, _ in self.labels[:10])
+            more = f" and {len(self.labels) - 10} more" if len(self.labels) > 10 else ""
             has = f"its labels are {known}{more}" if known else "it has no labels"
             raise UserError(f"run {self.run_id!r} has no label {label[:60]!r}: {has}", field="label")
         return self._label_ids[label][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +43,7 @@ def sample_detail(run: Run, sample: int) -> dict[str, Any]:
         for column in list(zip(*token_rows, strict=True))[width:]
     ]
     ids_nSK, levels_nSK = ribbons_of(run.layout, arrays)
-    texts = _vocabulary(run, tokens)
+    texts = vocabulary(run, [token["token_id"] for token in tokens if token.get("token_id") is not None])
     return {
         "run": run.run_id,
         **answer,
@@ -55,10 +56,10 @@ def sample_detail(run: Run, sample: int) -> dict[str, Any]:
     }
 
 
-def _vocabulary(run: Run, tokens: list[dict[str, Any]]) -> dict[int, str]:
-    """Readable texts of the vocabulary ids of these tokens, where the run has them."""
-    token_ids = sorted({token["token_id"] for token in tokens if token.get("token_id") is not None})
-    return dict(run.rows(queries.token_texts(token_ids))) if token_ids else {}
+def vocabulary(run: Run, token_ids: Iterable[int]) -> dict[int, str]:
+    """Readable texts of these vocabulary ids, where the run has them."""
+    wanted = sorted(set(token_ids))
+    return dict(run.rows(queries.token_texts(wanted))) if wanted else {}
 
 
 def _token_answer(
@@ -75,7 +76,7 @@ def _token_answer(
     else:
         answer |= {
             "token_id": token["token_id"],
-            "text": _token_text(token, text, texts),
+            "text": token_text(token, text, texts),
             "char_start": token["char_start"],
             "char_end": token["char_end"],
         }
@@ -93,7 +94,7 @@ def _token_answer(
     }
 
 
-def _token_text(token: dict[str, Any], text: str | None, texts: dict[int, str]) -> str | None:
+def token_text(token: dict[str, Any], text: str | None, texts: dict[int, str]) -> str | None:
     """The characters of the token in its text, else the readable form of its vocabulary id."""
     if text is not None and token["char_start"] is not None and token["char_end"] is not None:
         return text[token["char_start"] : token["char_end"]]
@@ -148,7 +149,7 @@ def _contexts(run: Run, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
     rows = {row[0]: row[1:] for row in run.rows(queries.some_samples(numbers, "sample, label, first_row, text"))}
     first_rows = {number: row[1] for number, row in rows.items()}
     places = _places(run, pairs, first_rows, "char_start, char_end, token_id")
-    texts = _vocabulary(run, [{"token_id": row[4]} for row in places])
+    texts = vocabulary(run, [row[4] for row in places if row[4] is not None])
     answer = []
     for sample, token, start, end, token_id in places:
         label, _, text = rows[sample]
@@ -156,5 +157,5 @@ def _contexts(run: Run, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
             context = text_context(text, start, end)
         else:
             context = {"before": "", "text": texts.get(token_id, ""), "after": ""}
-        answer.append({"sample": sample, "token": token, "label": label, **context})
+        answer.append({"sample": sample, "token": token, "token_id": token_id, "label": label, **context})
     return answer

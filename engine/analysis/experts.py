@@ -1,0 +1,156 @@
+"""What experts are for, and who works with whom: the numbers of a mixture of experts, one step at a time.
+
+They hold for any run with hard decisions. Counts only; where the tokens come from is the store's business.
+
+Shapes: n tokens in reading order, S steps, K slots, M modules that a step offers, D domains (labels),
+X different token ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+from jaxtyping import Bool, Float, Integer
+
+LEAST_SEEN = 10
+"""token ids seen less often are left out of vocabulary specialisation"""
+_CHUNK = 4096
+"""tokens of one product of one-hot rows or of one comparison of all pairs of slots: tens of megabytes at 64 × 256"""
+
+
+def even_share(num_modules: int, top_k: int) -> float:
+    """K/M: the share of any set of tokens that a module gets under even routing; the baseline of specialisation."""
+    return top_k / num_modules
+
+
+def domain_specialisation(
+    counts_DM: Integer[np.ndarray, "D M"], num_tokens_D: Integer[np.ndarray, " D"]
+) -> Float[np.ndarray, "D M"]:
+    """N_{i,D} / N_D: share of a domain's tokens that choose module i. Each row sums to K; baseline K/M.
+
+    A domain without tokens has zeros.
+    """
+    return counts_DM / np.maximum(num_tokens_D, 1)[:, None]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Which token ids were seen often enough, and what they chose."""
+
+    token_ids: Integer[np.ndarray, " X"]
+    """sorted"""
+    seen: Integer[np.ndarray, " X"]
+    """N_x"""
+    counts: Integer[np.ndarray, "X M"]
+    """N_{x,i}"""
+
+    @property
+    def share(self) -> Float[np.ndarray, "X M"]:
+        """N_{x,i} / N_x; each row sums to K, baseline K/M."""
+        return self.counts / np.maximum(self.seen, 1)[:, None]
+
+
+def vocabulary_specialisation(
+    ids_nK: Integer[np.ndarray, "n K"],
+    token_ids_n: Integer[np.ndarray, " n"],
+    num_modules: int,
+    least: int = LEAST_SEEN,
+) -> Vocabulary:
+    """N_{x,i} / N_x: share of the occurrences of token id x that choose module i, of ids seen ≥ ``least`` times.
+
+    ``token_ids`` are those of the input token or of the one that follows it; negative ones are unknown and left out.
+    """
+    known = token_ids_n >= 0
+    ids_nK, token_ids_n = ids_nK[known], token_ids_n[known]
+    kinds_X, kind_n, seen_X = np.unique(token_ids_n, return_inverse=True, return_counts=True)
+    often_X = seen_X >= least
+    place_X = np.cumsum(often_X) - 1
+    taken = often_X[kind_n]
+    keys = place_X[kind_n[taken]][:, None] * num_modules + ids_nK[taken].astype(np.int64)
+    counts = np.bincount(keys.reshape(-1), minlength=int(often_X.sum()) * num_modules)
+    return Vocabulary(kinds_X[often_X], seen_X[often_X], counts.reshape(-1, num_modules).astype(np.int64))
+
+
+def next_token_ids(
+    token_ids_n: Integer[np.ndarray, " n"], follows_n: Bool[np.ndarray, " n"]
+) -> Integer[np.ndarray, " n"]:
+    """The id of the true next token of each token; −1 at the end of a sample.
+
+    ``follows`` says of each token whether it stands right after the one before it in the same sample.
+    """
+    following = np.full(len(token_ids_n), -1, dtype=np.int64)
+    following[:-1] = np.where(follows_n[1:], token_ids_n[1:], -1)
+    return following
+
+
+def chosen_together(ids_nK: Integer[np.ndarray, "n K"], num_modules: int) -> Integer[np.ndarray, "M M"]:
+    """N_ij: tokens that choose modules i and j at one step, all pairs; the diagonal is N_i."""
+    together = np.zeros((num_modules, num_modules), dtype=np.int64)
+    for start in range(0, len(ids_nK), _CHUNK):
+        part = ids_nK[start : start + _CHUNK].astype(np.int64)
+        chosen = np.zeros((len(part), num_modules), dtype=np.float32)
+        np.put_along_axis(chosen, part, 1.0, axis=1)
+        # Whole numbers below 2**24: exact in single precision.
+        together += (chosen.T @ chosen).astype(np.int64)
+    return together
+
+
+def co_activation(together_MM: Integer[np.ndarray, "M M"]) -> Float[np.ndarray, "M M"]:
+    """N_ij / N_i: share of the tokens of module i that choose j as well, over all pairs chosen together.
+
+    Rows i; the diagonal is 0, for no token chooses a module twice; a row sums to K − 1, that of a dead module to 0.
+    Under even, independent choices each entry is (K − 1)/(M − 1).
+    """
+    pairs = together_MM.astype(np.float64)
+    np.fill_diagonal(pairs, 0.0)
+    return pairs / np.maximum(np.diag(together_MM), 1)[:, None]
+
+
+def even_co_activation(num_modules: int, top_k: int) -> float:
+    """(K − 1)/(M − 1): co-activation where all pairs are equally likely; 0 where there is one module only."""
+    return (top_k - 1) / (num_modules - 1) if num_modules > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """How often a token and the next one of its sample agree, per step."""
+
+    num_pairs: int
+    first: Float[np.ndarray, " S"]
+    """P(top1_t = top1_{t+1})"""
+    any: Float[np.ndarray, " S"]
+    """P(S_t ∩ S_{t+1} ≠ ∅)"""
+
+
+def repetition(ids_nSK: Integer[np.ndarray, "n S K"], follows_n: Bool[np.ndarray, " n"]) -> Repetition:
+    """Consecutive repetition over all pairs of neighbouring tokens of a sample; 0 where there is none.
+
+    Slot 0 of ``ids`` is the one with the largest weight; ``follows`` as in ``next_token_ids``.
+    """
+    later = np.flatnonzero(follows_n)
+    num_steps = ids_nSK.shape[1]
+    first, any_ = np.zeros(num_steps), np.zeros(num_steps)
+    for start in range(0, len(later), _CHUNK):
+        here = later[start : start + _CHUNK]
+        after, before = ids_nSK[here], ids_nSK[here - 1]
+        first += (after[:, :, 0] == before[:, :, 0]).sum(axis=0)
+        any_ += common(before, after).astype(bool).sum(axis=0)
+    pairs = max(len(later), 1)
+    return Repetition(len(later), first / pairs, any_ / pairs)
+
+
+def repetition_baselines(num_modules: int, top_k: int) -> tuple[float, float]:
+    """What even, independent choices give: 1/M for the first choice, 1 − C(M−K, K)/C(M, K) for any."""
+    return 1 / num_modules, 1 - comb(num_modules - top_k, top_k) / comb(num_modules, top_k)
+
+
+def common(
+    one_nSK: Integer[np.ndarray, "n S K"], other_nSK: Integer[np.ndarray, "n S K"]
+) -> Integer[np.ndarray, "n S"]:
+    """|S ∩ S'| of each token and step; no tuple names a module twice."""
+    shared = np.zeros(one_nSK.shape[:2], dtype=np.int64)
+    for slot in range(other_nSK.shape[2]):
+        shared += (one_nSK == other_nSK[:, :, slot : slot + 1]).any(axis=2)
+    return shared

@@ -1,0 +1,126 @@
+"""Numbers of experts against loops over tokens, and the invariants of their docstrings."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from engine.analysis import experts
+
+
+def draw(n: int = 300, steps: int = 3, modules: int = 7, top_k: int = 3, seed: int = 0) -> np.ndarray:
+    """(n, S, K) distinct choices, some modules liked more than others."""
+    rng = np.random.default_rng(seed)
+    scores = rng.gumbel(size=(n, steps, modules)) + np.arange(modules) / 3
+    return scores.argsort(axis=2)[:, :, ::-1][:, :, :top_k]
+
+
+def test_domain_specialisation_is_the_share_of_each_domains_tokens() -> None:
+    ids, domain = draw(steps=1)[:, 0], np.random.default_rng(1).integers(0, 3, 300)
+    domain[:5] = 3
+    counts = np.array([[sum(m in row for row in ids[domain == d]) for m in range(7)] for d in range(5)])
+    tokens = np.array([(domain == d).sum() for d in range(5)])
+    share = experts.domain_specialisation(counts, tokens)
+    for d in range(4):
+        for m in range(7):
+            inside = [m in row for row, of in zip(ids, domain, strict=True) if of == d]
+            assert share[d, m] == pytest.approx(sum(inside) / len(inside))
+    assert np.allclose(share[:4].sum(axis=1), 3)
+    assert not share[4].any()
+    assert experts.even_share(7, 3) == pytest.approx(share[:4].sum(axis=1).mean() / 7)
+
+
+@pytest.mark.parametrize("least", [1, 10, 40])
+def test_vocabulary_specialisation_by_loops(least: int) -> None:
+    ids, words = draw(steps=1)[:, 0], np.random.default_rng(2).zipf(1.4, 300) % 50 - 1
+    found = experts.vocabulary_specialisation(ids, words, 7, least)
+    naive = {}
+    for x in sorted(set(words.tolist()) - {-1}):
+        rows = [row.tolist() for row, word in zip(ids, words, strict=True) if word == x]
+        if len(rows) >= least:
+            naive[x] = (len(rows), [sum(m in row for row in rows) for m in range(7)])
+    assert found.token_ids.tolist() == list(naive)
+    assert found.seen.tolist() == [seen for seen, _ in naive.values()]
+    assert found.counts.tolist() == [counts for _, counts in naive.values()]
+    assert np.allclose(found.share.sum(axis=1), 3)
+
+
+def test_words_that_are_all_rare_or_unknown_give_an_empty_table() -> None:
+    found = experts.vocabulary_specialisation(draw(steps=1)[:5, 0], np.array([-1, 1, 2, 3, -1]), 7)
+    assert found.counts.shape == (0, 7)
+    assert len(found.seen) == 0
+
+
+def test_the_next_token_stays_inside_its_sample() -> None:
+    follows = np.array([False, True, True, False, True])
+    assert experts.next_token_ids(np.array([5, 6, 7, 8, -1]), follows).tolist() == [6, 7, -1, -1, -1]
+    assert experts.next_token_ids(np.array([5]), np.array([False])).tolist() == [-1]
+
+
+@pytest.mark.parametrize("n", [300, 5000])
+def test_pairs_chosen_together_by_loops(n: int) -> None:
+    ids = draw(n, steps=1, top_k=3)[:, 0].astype(np.uint8)
+    naive = np.zeros((8, 8), dtype=int)
+    for row in ids.tolist():
+        for i in row:
+            naive[i, i] += 1
+        for i, j in combinations(row, 2):
+            naive[i, j] += 1
+            naive[j, i] += 1
+    together = experts.chosen_together(ids, 8)
+    assert (together == naive).all()
+    share = experts.co_activation(together)
+    assert np.allclose(share[:7].sum(axis=1), 2)  # K − 1
+    assert not share[7].any()  # the eighth is dead
+    assert not np.diag(share).any()
+    assert share[2, 5] == naive[2, 5] / naive[2, 2]
+    assert (np.diag(together) == naive.diagonal()).all(), "the counts are not changed"
+
+
+def test_even_choices_have_the_baseline_of_co_activation() -> None:
+    everything = np.array(list(combinations(range(6), 3)))
+    share = experts.co_activation(experts.chosen_together(everything, 6))
+    assert np.allclose(share[~np.eye(6, dtype=bool)], experts.even_co_activation(6, 3))
+    assert experts.even_co_activation(1, 1) == 0
+
+
+@pytest.mark.parametrize("n", [2, 50, 9000])
+def test_repetition_by_loops(n: int) -> None:
+    ids = draw(n, steps=2, top_k=2, seed=4)
+    follows = np.arange(n) % 7 != 0
+    first, any_, pairs = np.zeros(2), np.zeros(2), 0
+    for t in range(1, n):
+        if follows[t]:
+            pairs += 1
+            for step in range(2):
+                first[step] += ids[t, step, 0] == ids[t - 1, step, 0]
+                any_[step] += bool(set(ids[t, step]) & set(ids[t - 1, step]))
+    found = experts.repetition(ids, follows)
+    assert found.num_pairs == pairs
+    assert np.allclose(found.first, first / pairs)
+    assert np.allclose(found.any, any_ / pairs)
+    assert (found.any >= found.first).all()
+
+
+def test_repetition_of_lonely_tokens_is_nothing() -> None:
+    found = experts.repetition(draw(4), np.zeros(4, dtype=bool))
+    assert found.num_pairs == 0
+    assert not found.first.any()
+
+
+@pytest.mark.parametrize(("modules", "top_k"), [(5, 2), (6, 1), (4, 3)])
+def test_baselines_of_repetition_are_those_of_all_pairs_of_tuples(modules: int, top_k: int) -> None:
+    tuples = list(combinations(range(modules), top_k))
+    meet = np.mean([bool(set(a) & set(b)) for a in tuples for b in tuples])
+    first, any_ = experts.repetition_baselines(modules, top_k)
+    assert first == 1 / modules
+    assert any_ == pytest.approx(meet)
+
+
+def test_common_modules_by_sets() -> None:
+    one, other = draw(40, seed=5), draw(40, seed=6)
+    naive = [[len(set(a) & set(b)) for a, b in zip(x, y, strict=True)] for x, y in zip(one, other, strict=True)]
+    assert experts.common(one, other).tolist() == naive
+    assert (experts.common(one, one[:, :, ::-1]) == 3).all()
