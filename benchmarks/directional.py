@@ -322,7 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         models, domain_rows(given.data, tokenizer, 257, 40, per_document=8)))  # fmt: skip
     measure("ablations", lambda: {n: changed(m, long_rows[::2], long_rows[1::2, :-1]) for n, m in routed.items()})
     measure("knowledge", lambda: {n: knowledge(m, documents) for n, m in routed.items()})
-    measure("words", lambda: {n: words(m, val) for n, m in routed.items()})
+    measure("words", lambda: {n: words(m, val) for n, m in routed.items()} | {"random_angle": random_angle()})
     measure("induction", lambda: {n: copying(m) for n, m in models.items()})
     command = "python -m benchmarks.directional --data <data folder> --work <work folder>"
     results["claims"] = claims(results, command)

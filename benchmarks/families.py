@@ -25,7 +25,7 @@ show at this scale with these recipes, not that it is false. *Partly* says that 
 the row names. Rows marked (added) are questions of ours. Shipped models have cards beside their weights in
 `data/models/`.
 """
-YES, PARTLY, NO = "yes", "partly", "no"
+YES, PARTLY, NO, NONE = "yes", "partly", "no", "–"
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def hmodel(results: dict[str, Any]) -> list[Row]:
     low, high = alpha[min(alpha)], alpha[max(alpha)]
     full, fewer = top_k[max(top_k)], top_k[max(top_k) - 1]
     plain = max(accuracy(n) for n in models if n.startswith("plain"))
-    leak = results["leak"]["hmodel-languages-sequence"]["leak_nats"]
+    leak = results["leak"]["hmodel-languages-sequence"]
     return [
         Row("4 layers run 4 times predict better than 6 layers run once", "0.956 and 0.743 of tokens",
             f"{scored('hmodel-languages')} and {scored('hmodel-languages-wide')}",
@@ -88,9 +88,9 @@ def hmodel(results: dict[str, Any]) -> list[Row]:
             f"{share(deep['self_share'])} of all weight, {share(deep['equal_self_share'])} if it were spread evenly",
             verdict(deep["self_share"] > deep["equal_self_share"])),
         Row("routing is stable", "shown in figures",
-            f"correlation of two texts' connections {deep['stability']:.3f}, of one language "
-            f"{deep['stability_within_language']:.4f}; untrained {deep['untrained_stability']:.6f}",
-            verdict(deep["stability_within_language"] > deep["stability"])),
+            f"1 − variance of c over texts (0.75 at worst): {deep['stability']:.3f}, within a language "
+            f"{deep['stability_within_language']:.4f}; but untrained {deep['untrained_stability']:.6f}, so this says "
+            "little", NONE),
         Row("a small α makes connections all or nothing", "shown in figures",
             f"connections between 0.1 and 0.9: {share(low['undecided'])} at α = {low['alpha']:g}, "
             f"{share(high['undecided'])} at α = {high['alpha']:g}", verdict(low["undecided"] < high["undecided"])),
@@ -99,8 +99,8 @@ def hmodel(results: dict[str, Any]) -> list[Row]:
             f"fewer operations, loss {fewer['loss']:.2f} instead of {full['loss']:.2f}",
             verdict(fewer["loss"] - full["loss"] < 0.05)),
         Row("(added) pooling the whole sequence tells a position of the tokens to come", "–",
-            f"{leak:.4f} nats are lost when they are hidden; 0 with the running mean, which the shipped model has",
-            verdict(leak > 0)),
+            f"{leak['leak_nats']:.4f} ± {leak['standard_error']:.4f} nats are lost when they are hidden; 0 with the "
+            "running mean, which the shipped model has", verdict(leak["leak_nats"] > 2 * leak["standard_error"])),
     ]  # fmt: skip
 
 
@@ -154,6 +154,9 @@ def directional(results: dict[str, Any]) -> list[Row]:
     gains = {name: {at: results["by_position"]["directional-text-unrouted"][at]["loss"] - row["loss"]
                     for at, row in results["by_position"][name].items()} for name in both}  # fmt: skip
 
+    layers = len(knows[both[0]]["specialists"])
+    random = results["words"]["random_angle"]
+
     def two(show: Callable[[str], str]) -> str:
         return f"{show(both[0])} (whole sequence), {show(both[1])} (prefix)"
 
@@ -174,19 +177,21 @@ def directional(results: dict[str, Any]) -> list[Row]:
             two(lambda n: f"{changed[n]['normal']:.1f} → {changed[n]['mean gates']:.1f} (gates held at their mean)"),
             verdict(*(changed[n]["mean gates"] > 2 * changed[n]["normal"] for n in both))),
         Row("domains can be told from the gates (nearest centroid, leave one out)", "23 of 24 prompts",
-            two(lambda n: f"{share(knows[n]['accuracy'])}, untrained {share(knows[n]['untrained_accuracy'])}")
-            + f" of {knows[both[0]]['num_samples']} texts; shuffled {share(knows[both[0]]['null_mean'])}",
-            verdict(all(knows[n]["accuracy"] > knows[n]["untrained_accuracy"] for n in both),
-                    all(knows[n]["accuracy"] > 0.9 for n in both))),
+            two(lambda n: f"{share(knows[n]['balanced'])}, untrained {share(knows[n]['untrained_balanced'])}")
+            + f", mean over domains, of {knows[both[0]]['num_samples']} texts; shuffled "
+            f"{share(knows[both[0]]['null_mean'])}",
+            verdict(all(knows[n]["balanced"] > knows[n]["untrained_balanced"] for n in both),
+                    all(knows[n]["balanced"] > 0.9 for n in both))),
         Row("early layers hold the specialist heads", "shown in figures",
             two(lambda n: ", ".join(map(str, knows[n]["specialists"]))) + " by layer",
-            verdict(*(sum(knows[n]["specialists"][:2]) > sum(knows[n]["specialists"]) / 2 for n in both))),
+            verdict(*(2 * sum(knows[n]["specialists"][:layers // 2]) > sum(knows[n]["specialists"]) for n in both))),
         Row("swapping the gates of code and prose costs more in early layers than in late", "–",
             two(lambda n: f"{knows[n]['swap_early']:.3f} and {knows[n]['swap_late']:.3f} nats"),
             verdict(*(knows[n]["swap_early"] > knows[n]["swap_late"] for n in both))),
         Row("directions of a head lie closer than at random", "75.9° on average, 89.4° at random",
-            two(lambda n: f"{results['words'][n]['mean_angle']:.1f}°"),
-            verdict(*(results["words"][n]["mean_angle"] < 85 for n in both))),
+            two(lambda n: f"{results['words'][n]['mean_angle']:.1f}°")
+            + f", {random:.1f}° at random (between lines, so at most 90°)",
+            verdict(*(results["words"][n]["mean_angle"] < random - 2 for n in both))),
     ]  # fmt: skip
 
 
@@ -260,7 +265,9 @@ def raytracing(results: dict[str, Any]) -> list[Row]:
 
 SECTIONS: tuple[tuple[str, str, tuple[tuple[str, str, Callable[[dict[str, Any]], list[Row]]], ...]], ...] = (
     ("H-Model", "Six languages (German, Swahili, Arabic, Chinese, English, Ukrainian), width 128, next token among "
-     "4 096, a held-out tenth.", (("hmodel", "", hmodel),)),
+     "4 096, a held-out tenth; 400 iterations of one recipe for all, in which the six-layer transformer is still "
+     "behind the one-layer one: none has converged. Positions were decayed in the H-Models, not in the transformers.",
+     (("hmodel", "", hmodel),)),
     ("DiPaCo", "English text of five domains, paths of four blocks of width 128 from one base. Perplexity behind the "
      "routing prefix of 32 tokens, on validation text.", (("dipaco", "", dipaco),)),
     ("Directional Routing", "The same text, six layers, 120 directions, next token among 8 192. *Whole sequence* is "

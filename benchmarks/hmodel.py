@@ -74,10 +74,11 @@ def quality(model: RoutedModel, languages: Languages, tokenizer: TextTokenizer) 
 
 
 @torch.inference_mode()
-def leak(model: HModel, ids: Tensor, windows: int = 64, every: int = 8) -> dict[str, float]:
+def leak(model: HModel, ids: Tensor, windows: int = 128, every: int = 8) -> dict[str, float]:
     """The same predictions twice: with the tokens to come in the input, and with the text cut behind the token.
 
-    A model that keeps to the past gives the same numbers.
+    A model that keeps to the past gives the same numbers. The standard error is of the windows' mean differences:
+    predictions of one window are not independent.
     """
     context = model.config.context
     starts = torch.linspace(0, len(ids) - context - 1, windows).long()
@@ -91,9 +92,11 @@ def leak(model: HModel, ids: Tensor, windows: int = 64, every: int = 8) -> dict[
         for name, logits in (("whole", whole[:, position]), ("cut", cut)):
             totals[name].append(torch.stack([token_losses(logits, target), (logits.argmax(-1) == target).float()]))
     means = {name: torch.cat(parts, dim=1).mean(dim=1).tolist() for name, parts in totals.items()}
+    gains = (torch.stack(totals["cut"]) - torch.stack(totals["whole"]))[:, 0].mean(dim=0)
     return _rounded({
         "loss_with_future": means["whole"][0], "loss_without": means["cut"][0],
         "leak_nats": means["cut"][0] - means["whole"][0],
+        "standard_error": float(gains.std() / len(gains) ** 0.5),
         "accuracy_with_future": means["whole"][1], "accuracy_without": means["cut"][1],
         "predictions": windows * len(positions),
     })  # fmt: skip

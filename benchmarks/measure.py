@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from engine.store.findings import plain
+
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -57,8 +59,9 @@ def report(name: str, command: str, results: Any, *, quiet: bool = False) -> dic
         "benchmark": name, "command": command, "machine": machine(),
         "date": datetime.now(UTC).date().isoformat(), "results": results,
     }  # fmt: skip
+    document = plain(document)
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
     if not quiet:
         print(json.dumps(document))
     return document

@@ -69,8 +69,16 @@ def image_batches(loaded: LoadedModel, twin: RoutedModel | None, samples: Iterab
         ), twin_ids
 
 
+_NO_NUMBER = (
+    "the model's output holds NaN or infinite values: the checkpoint or the input is damaged, or its weights are too "
+    "large for this precision; nothing of this run was written"
+)
+
+
 def _image_records(loaded, part: list[Sample], logits: Tensor, grid: tuple[int, int], side: int
                    ) -> list[SampleRecord]:
+    if not torch.isfinite(logits).all():
+        raise UserError(_NO_NUMBER)
     probs, best = logits.softmax(dim=-1).max(dim=-1)
     position = {name: i for i, name in enumerate(loaded.classes)}
     records = []
@@ -230,7 +238,10 @@ def _window_losses(logits: Tensor, targets: Tensor, valid: Tensor) -> np.ndarray
     for row, target, real in zip(logits, targets, valid, strict=True):
         n = int(real.sum())
         loss = token_losses(row[:n], target[:n].to(row.device)).cpu()
-        parts.append(loss.masked_fill(target[:n] < 0, float("nan")))
+        known = target[:n] >= 0
+        if not torch.isfinite(loss[known]).all():
+            raise UserError(_NO_NUMBER)
+        parts.append(loss.masked_fill(~known, float("nan")))
     return torch.cat(parts).numpy()
 
 

@@ -185,6 +185,11 @@ class DirectionalControls(Controls):
     knocked_out: tuple[tuple[int, int], ...] | None = Field(
         None, description="Heads that add nothing, each as [layer, head]"
     )
+    gates: tuple[tuple[tuple[float, ...], ...], ...] | None = Field(
+        None,
+        description="Gates of another input, by layer, head and direction, in place of this one's: what "
+        "GET /runs/{run}/gates gives of a sample or a label",
+    )
     pooling: Pooling | None = Field(
         None, description="What the routers read: the whole sequence, or only what stands before (causal)"
     )
@@ -193,7 +198,8 @@ class DirectionalControls(Controls):
         """The same as an intervention.
 
         Raises:
-            UserError: a layer, head or direction is named, but no value for its gates.
+            UserError: a layer, head or direction is named, but no value for its gates; foreign gates that are
+                ragged or outside [0, 1].
         """
         names = ("gate_layer", "gate_head", "gate_direction")
         places = [getattr(self, name) for name in names]
@@ -201,7 +207,21 @@ class DirectionalControls(Controls):
             if self.gate is None and place is not None:
                 raise UserError(f"{name} {place} needs a value for its gates: give gate as well", field="gate")
         edits = () if self.gate is None else (GateEdit(self.gate, *places),)
-        return Interventions(edits, self.knocked_out or (), pooling=self.pooling)
+        return Interventions(edits, self.knocked_out or (), _foreign(self.gates), pooling=self.pooling)
+
+
+def _foreign(values: tuple[tuple[tuple[float, ...], ...], ...] | None) -> Float[Tensor, "1 1 L H K"] | None:
+    """Gates given as plain values: one decision for all sequences and positions."""
+    if values is None:
+        return None
+    try:
+        gates = torch.tensor(values)
+    except ValueError:
+        raise UserError("the gates to put in are ragged: every layer has as many heads, every head as many "
+                        "directions", field="gates") from None  # fmt: skip
+    if gates.ndim != 3 or not bool(((gates >= 0) & (gates <= 1)).all()):
+        raise UserError("the gates to put in should be [layer][head][direction], each between 0 and 1", field="gates")
+    return gates[None, None]
 
 
 def _check_index(name: str, index: int | None, size: int) -> None:

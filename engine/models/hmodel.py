@@ -102,6 +102,11 @@ class HModel(RoutedModel):
         "from there to the next, once for each iteration; the weight is that connection's",
     }
 
+    @property
+    def weight_semantics(self) -> dict[str, Any]:
+        """One c a sequence, or one a token where the pooling is causal; a sample's ``edges`` are the mean of them."""
+        return self.WEIGHT_SEMANTICS | {"unit": "token" if self.config.pooling == "prefix" else "sequence"}
+
     def __init__(self, config: HModelConfig, pretrained: Mapping[int, nn.Module] | None = None) -> None:
         super().__init__()
         self.config = config

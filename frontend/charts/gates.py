@@ -267,8 +267,9 @@ def centroid_words(found: Mapping[str, Any]) -> str:
     shuffles = f", {numbers.plural(found['shuffles'], 'shuffle')}" if found.get("shuffles") else ""
     return (
         f"From the gates alone, {numbers.percent(found['accuracy'])} of the texts are nearest to the centre of their "
-        f"own domain, themselves left out (mean over domains: {numbers.percent(balanced)}). With the domains shuffled "
-        f"it is {numbers.percent(found['null_mean'])}{best} (p = {numbers.number(found.get('p_value'))}{shuffles}). "
+        f"own domain, themselves left out. As the mean over domains that is {numbers.percent(balanced)}; with the "
+        f"domains shuffled {numbers.percent(found['null_mean'])}{best} "
+        f"(p = {numbers.number(found.get('p_value'))}{shuffles}). "
         + ("The gates know the domain." if far else "That is no more than chance.")
         + (f" Left out, with one text only: {', '.join(found['left_out'])}." if found.get("left_out") else "")
     )

@@ -286,10 +286,14 @@ def _live(run: Mapping[str, Any], selection: Selection, number: int | None) -> N
         given = {name: value for name, value in given.items() if name not in places}
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="live_controls"):
         retrace.widgets(controls, given, disabled=[] if "gate" in given else places)
-        if "knocked_out" in (model["controls"].get("properties") or {}):
+        properties = model["controls"].get("properties") or {}
+        other = _gates_picker(run, selection, number) if "gates" in properties else None
+        if "knocked_out" in properties:
             _silence_picker(silent, sizes)
     if silent:
         given["knocked_out"] = silent
+    if other is not None:
+        given["gates"] = client.soft(run["run"], "gates", sample=other)["values"]
     if not given:
         return
     after = retrace.again(run, sample, given)
@@ -326,6 +330,36 @@ def _silent(selection: Selection, sizes: Sequence[int]) -> list[list[int]]:
         [int(a) for a in pair] for pair in pairs if len(pair) == 2 and all(a.isascii() and a.isdigit() for a in pair)
     ]
     return [head for head in heads if head[0] < sizes[0] and head[1] < sizes[1]]
+
+
+def _gates_picker(run: Mapping[str, Any], selection: Selection, number: int) -> int | None:
+    """Whose gates this text is run with: those of another text of the run, or its own."""
+    listed = look.client().samples(run["run"], most=retrace.LISTED)["samples"]
+    words = {
+        str(one["sample"]): " · ".join(
+            [str(one["sample"]), one.get("label") or "no label", (one.get("text") or "").strip()[:30]]
+        )
+        for one in listed
+        if one["sample"] != number
+    }
+    asked = next((one.partition(":")[2] for one in selection.controls if one.startswith("gates_of:")), "")
+    return _number(
+        address.bound(
+            st.selectbox,
+            "controls",
+            "Gates of another text",
+            asked if asked in words else "",
+            ["", *words],
+            part="_gates_of",
+            read=lambda text: retrace.changed(address.current(), "gates_of", text or None),
+            format_func=lambda text: words.get(text, "its own"),
+            help="The text is run with every gate as it was for that text: what do its own decisions matter?",
+        )
+    )
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text else None
 
 
 def _silence_picker(silent: Sequence[Sequence[int]], sizes: Sequence[int]) -> None:

@@ -97,6 +97,13 @@ def test_moving_a_slider_runs_the_text_again_and_the_link_reproduces_it(here):
     expect(again.page.get_by_text("Loss changed (nats)")).to_be_visible()
 
 
+def test_a_text_runs_with_the_gates_of_another(here):
+    page = here().open(view="family", run="directional", sample=1, controls="gates_of:4")
+    page.heading("How did the gates change?")
+    expect(page.page.get_by_text("Loss changed (nats)")).to_be_visible()
+    expect(page.page.get_by_role("combobox", name="Gates of another text")).to_be_visible()
+
+
 def test_a_click_on_a_gate_shows_its_words(here):
     page = here().open(view="family", run="directional", label="English", other="German")
     page.heading("Which directions are switched on?")

@@ -364,6 +364,10 @@ def test_controls_become_interventions_and_reach_the_trace():
     assert torch.equal(traced.logits, model(tokens(), interventions=wanted).logits)
     assert (traced.gates[:, 1, 2] == 1).all()
     assert model.trace_with(tokens(), None, Directional.read_controls(None)).logits.equal(model(tokens()).logits)
+    other = model(tokens(seed=9)).gates[:1]
+    swapped = model.trace_with(tokens(), None, Directional.read_controls({"gates": other[0, 0].tolist()}))
+    assert torch.allclose(swapped.logits, model(tokens(), interventions=Interventions.swapped(other)).logits)
+    assert not torch.allclose(swapped.logits, model(tokens()).logits, atol=1e-4)
     causal = model.trace_with(tokens(), None, Directional.read_controls({"pooling": "prefix"}))
     assert torch.equal(causal.logits, model(tokens(), interventions=Interventions(pooling="prefix")).logits)
 
@@ -376,6 +380,9 @@ def test_controls_become_interventions_and_reach_the_trace():
         ({"gate": 0, "gate_layer": 3}, "layer", "layer 3 is not one of 0 to 2"),
         ({"alpha": 1}, "alpha", "it has: gate, gate_layer"),
         ({"pooling": "future"}, "pooling", "future"),
+        ({"gates": [[[0.5, 0.5]], [[0.5]]]}, "gates", "ragged"),
+        ({"gates": [[[0.5, 1.5]]]}, "gates", "between 0 and 1"),
+        ({"gates": [[[0.5, 0.5]]]}, "gates", "this model has"),
     ],
 )
 def test_controls_that_fit_nothing_are_refused_by_name(values, field, words):

@@ -407,6 +407,11 @@ def test_images_are_convolved_over_their_grid_and_classified():
     assert int(moved.sum()) == 9
 
 
+def test_a_run_says_whether_tokens_or_sequences_decide():
+    assert make(pooling="prefix").weight_semantics["unit"] == "token"
+    assert make(pooling="sequence").weight_semantics["unit"] == "sequence"
+
+
 def test_a_layer_of_another_width_works_through_projections():
     model = make(hidden=("transformer", {"kind": "transformer", "width": 24, "projection": True}))
     loss, _ = model.training_loss(tokens(), tokens())

@@ -137,6 +137,17 @@ def test_nan_weights_stop_the_trace_and_name_the_router(models, tmp_path):
     assert list((tmp_path / "runs").glob("*")) == []
 
 
+@pytest.mark.parametrize("kind", ["vision", "text"])
+def test_an_output_that_is_no_number_stops_the_trace(models, tmp_path, kind):
+    loaded = load_model(f"tiny-{kind}", [models], "cpu")
+    with torch.no_grad():
+        loaded.model.head.weight[:] = float("inf")
+    samples = make_images(2) if kind == "vision" else [Sample(image=None, text="the cat sat", label=None, source="a")]
+    with pytest.raises(UserError, match="output holds NaN or infinite"):
+        trace_samples(loaded, samples, tmp_path, run_id="r", dataset="d", twin=False)
+    assert list(tmp_path.glob("*")) == []
+
+
 def test_a_sample_of_the_other_kind_is_said(models, tmp_path):
     text_only = Sample(image=None, text="a path", label=None, source="t", mask=None)
     wrong = (("tiny-text", make_images(1)[0], "takes texts"), ("tiny-vision", text_only, "takes images"))
