@@ -135,8 +135,11 @@ class FlowNode(Shape):
     module: int
     name: str
     kind: str
-    count: float = Field(description="Tokens that chose it; each of K choices counts as one visit / K")
+    count: float = Field(description="Tokens that chose it, in any of their K slots")
     share: Share
+    num_modules: int | None = Field(
+        None, description="Of module −1, “other (n experts)”: how many small modules of the step are merged in it"
+    )
 
 
 class FlowLink(Shape):
@@ -165,6 +168,7 @@ class Flow(Shape):
     filters: dict[str, Any] = Field(description="The filters that were applied")
     num_tokens: Count = Field(description="Tokens that passed the filters; shares are of these")
     steps: list[int]
+    own_modules: bool = Field(description="Modules belong to their step: equal ids at two steps are different modules")
     nodes: list[FlowNode]
     links: list[FlowLink]
     other: list[OtherFlow]
@@ -227,6 +231,7 @@ class Example(Shape):
 
     sample: int
     token: int
+    token_id: int | None = Field(None, description="Vocabulary id")
     label: str | None = None
     row: int | None = None
     col: int | None = None
@@ -397,6 +402,170 @@ class SoftValues(Shape):
     axes: list[SoftAxis]
     values: list[Any] = Field(description="Weights or firing rates, nested lists in the order of `axes`")
     std: list[Any] | None = Field(description="Standard deviation over samples, nested alike; null for one sample")
+
+
+class Counted(Shape):
+    """How many tokens an answer was counted on: all of them, or those of a seeded draw of whole samples."""
+
+    num_tokens: Count
+    of_tokens: int
+    num_samples: int
+    of_samples: int
+    exact: bool = Field(description="Whether every token was counted")
+
+
+class Domain(Shape):
+    """One label of the data set."""
+
+    label: str
+    num_tokens: Count
+
+
+class Preference(Shape):
+    """How much of one label, or of one token id, a module gets."""
+
+    label: str | None = None
+    token_id: int | None = Field(None, description="Vocabulary id")
+    text: str | None = Field(None, description="Its readable form, where the run has one")
+    count: int = Field(description="N_{i,D} or N_{x,i}: tokens of it that chose the module")
+    of: int = Field(description="N_D or N_x: tokens of it in all")
+    share: Share
+
+
+class Specialised(Shape):
+    """One module and what it prefers."""
+
+    step: int
+    module: int
+    name: str
+    kind: str
+    count: int = Field(description="Tokens that chose it, of those that were counted")
+    prefers: list[Preference] = Field(description="Every listed label, or the token ids with the largest shares")
+
+
+class Specialisation(Shape):
+    """Domain specialisation N_{i,D}/N_D or vocabulary specialisation N_{x,i}/N_x of one step's modules."""
+
+    run: str
+    of: Literal["label", "input", "next"]
+    step: int
+    label: str | None = Field(description="Only tokens with this label; null: all")
+    baseline: Share = Field(description="K/M, the share under even routing")
+    num_modules: int = Field(description="Modules that the step offers")
+    least: int = Field(description="Token ids seen less often are left out")
+    counted: Counted
+    domains: list[Domain] | None = Field(None, description="The labels, largest first; with `of=label`")
+    num_words: int | None = Field(None, description="Token ids seen often enough; with `of=input` and `of=next`")
+    modules: list[Specialised] = Field(description="The most specialised first")
+    more: int = Field(description="Modules that are not listed")
+
+
+class SharedModule(Shape):
+    """One module of a co-activation table."""
+
+    step: int
+    module: int
+    name: str
+    kind: str
+    count: int = Field(description="N_i: tokens that chose it")
+
+
+class Pair(Shape):
+    """Two modules that are chosen together."""
+
+    module: int
+    other: int
+    count: int = Field(description="N_ij: tokens that chose both")
+    share: Share = Field(description="N_ij / N_i of `module`")
+    back: Share = Field(description="N_ij / N_j of `other`")
+
+
+class CoActivation(Shape):
+    """N_ij / N_i over all pairs of modules that a token chooses at one step."""
+
+    run: str
+    step: int
+    label: str | None
+    baseline: Share = Field(description="(K − 1)/(M − 1): all pairs equally likely")
+    num_modules: int
+    counted: Counted
+    modules: list[SharedModule] = Field(description="Those of the strongest pairs, partners side by side")
+    values: list[list[float]] = Field(description="N_ij / N_i, row i, column j, in the order of `modules`")
+    pairs: list[Pair] = Field(description="The strongest pairs")
+    more: int = Field(description="Modules with tokens that are not in the table")
+
+
+class StepRepetition(Shape):
+    """How often neighbours agree at one step."""
+
+    step: int
+    first: Share = Field(description="P(top1_t = top1_{t+1})")
+    any: Share = Field(description="P(S_t ∩ S_{t+1} ≠ ∅)")
+    baseline_first: Share = Field(description="1/M")
+    baseline_any: Share = Field(description="1 − C(M−K, K)/C(M, K)")
+
+
+class Repetition(Shape):
+    """Consecutive repetition: how often a token and the next one choose the same."""
+
+    run: str
+    label: str | None
+    top_k: int
+    num_pairs: int = Field(description="Pairs of neighbouring tokens")
+    counted: Counted
+    steps: list[StepRepetition]
+
+
+class SlicedToken(Shape):
+    """What one token chose at one step."""
+
+    token: int
+    token_id: int | None = None
+    text: str | None = None
+    row: int | None = None
+    col: int | None = None
+    modules: list[int] = Field(description="Slot 0 = largest weight")
+    weights: list[float]
+
+
+class TokenSlice(Shape):
+    """Token × module of one sample at one step."""
+
+    run: str
+    sample: int
+    step: int
+    first: int = Field(description="The first token listed")
+    num_tokens: int = Field(description="Tokens of the sample")
+    num_modules: int
+    tokens: list[SlicedToken]
+
+
+class SaturationPoint(Shape):
+    """One checkpoint beside the last one."""
+
+    run: str
+    iteration: int
+    saturation: Share = Field(description="mean |S^ckpt ∩ S^final| / K over tokens and steps")
+    by_step: list[float] = Field(description="The same for each step")
+
+
+class LeftOut(Shape):
+    """A run of the series that cannot be compared."""
+
+    run: str
+    reason: str
+
+
+class Saturation(Shape):
+    """Router saturation over the checkpoints of one training, against the last one."""
+
+    run: str
+    series: str
+    final: str = Field(description="The run of the last checkpoint")
+    baseline: Share = Field(description="K/M: what even, independent choices would share")
+    counted: Counted
+    points: list[SaturationPoint] = Field(description="In the order of iterations")
+    left_out: list[LeftOut]
 
 
 class ModelRow(Shape):

@@ -75,6 +75,16 @@ async def show_flow(
     ] = None,
     through: Through = None,
     limit: Annotated[int, Query(ge=1, le=2000, description="Most links; the rest is summed in `other`")] = 2000,
+    merge_share: Annotated[
+        float,
+        Query(
+            ge=0, le=1, allow_inf_nan=False,
+            description="Modules with a smaller share of the tokens become one node of their step, module −1",
+        ),
+    ] = 0.0,
+    most_modules: Annotated[
+        int | None, Query(ge=1, le=65536, description="At most so many modules a step; the smaller ones are merged too")
+    ] = None,
 ) -> Response:
     """Where tokens go: modules as nodes, flows between consecutive steps as links."""
     span, ranks, points = parse_steps(steps), parse_paths(paths), parse_through(through)
@@ -83,8 +93,9 @@ async def show_flow(
         run,
         Flow,
         lambda opened: opened.flow(
-            steps=span, label=label or None, min_share=min_share, paths=ranks, through=points, limit=limit
-        ),
+            steps=span, label=label or None, min_share=min_share, paths=ranks, through=points, limit=limit,
+            merge_share=merge_share, most_modules=most_modules,
+        ),  # fmt: skip
     )
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from engine.store.run import Run
 
 MOST_TOKENS = 100_000
+SERIES_TOKENS = 20_000
+"""of each checkpoint of a series"""
 SEED = 0
 KINDS = ("label", "input", "next")
 """what an expert may specialise in: labels (domains), the input token, the true next token"""
@@ -398,11 +400,11 @@ def saturation(runs: Sequence[Run], run_id: str) -> dict[str, Any]:
             by_iteration[iteration] = run
     iterations = sorted(by_iteration)
     final = by_iteration[iterations[-1]]
-    last = draw_tokens(final)
+    last = draw_tokens(final, most=SERIES_TOKENS)
     points = []
     for iteration in iterations:
         run = by_iteration[iteration]
-        other = last if run is final else draw_tokens(run)
+        other = last if run is final else draw_tokens(run, most=SERIES_TOKENS)
         if reason := _different(run, final, other, last):
             left_out.append({"run": run.run_id, "reason": reason})
             continue

@@ -23,7 +23,7 @@ from backend.settings import load_settings
 from backend.worker import create_worker
 from tests.backend.conftest import SECRET, Served, api_for, make_models, png, serving
 from tests.engine.store.test_store_soft import seal
-from tests.runs import make_run
+from tests.runs import make_experts, make_run
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "api.md"
 BLOCK = re.compile(r"```sh\n(curl .*?)\n```\n(?:\n`(\d+)`(?:, [^\n]*)?\n)?(?:\n```json\n(.*?)\n```\n)?", re.DOTALL)
@@ -46,6 +46,9 @@ def example_server(folder: Path) -> Iterator[Served]:
         make_run(folder / "data" / "runs", name, modality, samples=12)
     draw = np.random.default_rng(0).random
     seal(folder / "data" / "runs", edges=draw((6, 2, 3, 3)), gates=draw((6, 2, 2, 2)), blocks=draw((6, 3, 4)))
+    for name, iteration, drift in (("experts", 2000, 0.0), ("experts-early", 500, 0.6)):
+        made = make_experts(name, series=("my-training", iteration), drift=drift, samples=12)
+        made.write(folder / "data" / "runs")
     options = {"data_dir": folder / "data", "worker_secret": SECRET, "warm_models": False}
     with serving(create_worker(load_settings(**options))) as url, api_for(
         folder / "data", worker_url=url, worker_secret=SECRET

@@ -1,0 +1,115 @@
+"""What experts are for: specialisation, co-activation, repetition, saturation, and token × expert."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from backend.answers import Answer, as_json
+from backend.routes.parameters import ABOUT_A_RUN, MAX_INT, LabelFilter, RunName, SampleNumber
+from backend.schemas import CoActivation, Repetition, Saturation, Specialisation, TokenSlice
+from backend.services import Services, Shared
+
+router = APIRouter(prefix="/runs/{run}", tags=["experts"], responses=ABOUT_A_RUN)
+Step = Annotated[int, Query(ge=0, le=MAX_INT, description="The step (the layer of a mixture of experts)")]
+
+
+@router.get("/specialisation", response_model=Specialisation)
+async def show_specialisation(
+    request: Request,
+    services: Shared,
+    run: RunName,
+    of: Annotated[
+        Literal["label", "input", "next"],
+        Query(description="In labels (domains), in the input token, or in the true next token"),
+    ] = "label",
+    step: Step = 0,
+    label: LabelFilter = None,
+    limit: Annotated[int, Query(ge=1, le=256, description="Most modules, the most specialised first")] = 40,
+    each: Annotated[int, Query(ge=1, le=100, description="Most token ids of a module")] = 5,
+) -> Response:
+    """What the modules of one step prefer, beside the share that even routing would give them."""
+    return await services.answers.about_run(
+        request,
+        run,
+        Specialisation,
+        lambda opened: opened.specialisation(of, step, label=label or None, limit=limit, each=each),
+    )
+
+
+@router.get("/co_activation", response_model=CoActivation)
+async def show_co_activation(
+    request: Request,
+    services: Shared,
+    run: RunName,
+    step: Step = 0,
+    label: LabelFilter = None,
+    limit: Annotated[int, Query(ge=1, le=256, description="Most modules, those of the strongest pairs")] = 32,
+) -> Response:
+    """Which modules of one step are chosen together, over all pairs that a token chooses."""
+    return await services.answers.about_run(
+        request, run, CoActivation, lambda opened: opened.co_activation(step, label=label or None, limit=limit)
+    )
+
+
+@router.get("/repetition", response_model=Repetition)
+async def show_repetition(
+    request: Request, services: Shared, run: RunName, label: LabelFilter = None
+) -> Response:
+    """How often neighbouring tokens choose the same modules, per step, beside two baselines."""
+    return await services.answers.about_run(
+        request, run, Repetition, lambda opened: opened.repetition(label=label or None)
+    )
+
+
+@router.get("/samples/{sample}/experts", response_model=TokenSlice)
+async def show_slice(
+    request: Request,
+    services: Shared,
+    run: RunName,
+    sample: SampleNumber,
+    step: Step = 0,
+    first: Annotated[int, Query(ge=0, le=MAX_INT, description="The first token")] = 0,
+    limit: Annotated[int, Query(ge=1, le=500, description="Most tokens")] = 40,
+) -> Response:
+    """Token × module of one sample at one step: what each token chose, with its weights."""
+    return await services.answers.about_run(
+        request, run, TokenSlice, lambda opened: opened.token_slice(sample, step, first=first, limit=limit)
+    )
+
+
+@router.get("/saturation", response_model=Saturation)
+async def show_saturation(request: Request, services: Shared, run: RunName) -> Response:
+    """How much of each checkpoint's routing the last checkpoint of its series keeps, over the same tokens."""
+
+    def compute() -> Answer:
+        return as_json(Saturation, _saturation(services, run))
+
+    identity = services.registry.identity(run)
+    folder = await run_in_threadpool(services.registry.folder_identity)
+    return await services.answers.about(request, identity + folder, compute)
+
+
+def _saturation(services: Services, run_id: str) -> dict[str, Any]:
+    """Opens the runs of the data folder that may belong to the same series, and asks those that do."""
+    from engine.store.experts import no_series, saturation, series_of
+
+    with ExitStack() as stack:
+        asked = stack.enter_context(services.registry.lease(run_id))
+        series = series_of(asked)
+        if series is None:
+            raise no_series(run_id)
+        members = [asked]
+        for card in services.registry.cards():
+            if card["status"] != "sealed" or card["run"] == run_id or card["family"] != asked.row["family"]:
+                continue
+            with ExitStack() as tried:
+                other = tried.enter_context(services.registry.lease(card["run"]))
+                if (series_of(other) or ("", 0))[0] == series[0]:
+                    members.append(other)
+                    stack.push(tried.pop_all())
+        return saturation(members, run_id)
