@@ -3,6 +3,13 @@
     import tokenpaths
     run = tokenpaths.Run.open("my-run.duckdb")
 
+    with tokenpaths.record(model, run="mine") as rec:  # any PyTorch model with routers
+        model(batch)
+    rec.run.flow()
+
+    tokenpaths.runs(series="mine")  # the checkpoints of one training, in order
+    tokenpaths.saturation(series="mine")  # how settled its routing was at each of them
+
 Everything is loaded when it is first used.
 """
 
@@ -14,8 +21,11 @@ from typing import Any
 _WHERE = {
     "Run": "engine.store",
     "charts": "frontend.charts",
+    "record": "engine.adapters.recorder",
+    "runs": "engine.analysis.saturation",
+    "saturation": "engine.analysis.saturation",
 }
-__all__ = ["Run", "__version__", "charts"]  # noqa: F822 (found by __getattr__)
+__all__ = ["Run", "__version__", "charts", "record", "runs", "saturation"]  # noqa: F822 (found by __getattr__)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,504 @@
+"""The recorder against the models' own arithmetic: what is found, what is read, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from engine.adapters.recorder import record
+from engine.adapters.recorder_find import find_routers
+from engine.errors import UserError
+from engine.store import Run, list_runs
+from tests.engine.adapters.recorder_models import (
+    VOCABULARY,
+    WIDTH,
+    Expert,
+    GateMoE,
+    Language,
+    LinearMoE,
+    TopKGate,
+    language,
+    tokens,
+)
+
+
+def recorded(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ids (n, S, K), weights (n, S, K) and token ids (n,) of a sealed run, sample after sample."""
+    ids, weights, token_ids = [], [], []
+    for sample in range(run.row["num_samples"]):
+        for token in run.sample(sample)["tokens"]:
+            ids.append(token["ribbon"])
+            weights.append(token["weights"])
+            token_ids.append(-1 if token["token_id"] is None else token["token_id"])
+    return np.array(ids), np.array(weights), np.array(token_ids)
+
+
+def expected(model: Language, batches: list[torch.Tensor], scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """The model's own decisions, slots in order of weight."""
+    ids, weights = [], []
+    with torch.no_grad():
+        for batch in batches:
+            i, w = (t.flatten(0, 1).numpy() for t in model.decisions(batch))
+            order = np.argsort(-w, axis=-1, kind="stable")
+            ids.append(np.take_along_axis(i, order, -1))
+            weights.append(np.take_along_axis(w, order, -1) / scale)
+    return np.concatenate(ids), np.concatenate(weights)
+
+
+def assert_same(run: Run, model: Language, batches: list[torch.Tensor], scale: float = 1.0) -> None:
+    ids, weights, token_ids = recorded(run)
+    own_ids, own_weights = expected(model, batches, scale)
+    assert np.array_equal(ids, own_ids)
+    assert np.abs(weights - own_weights).max() < 1 / 510 + 1e-3
+    assert np.array_equal(token_ids, torch.cat([batch.flatten() for batch in batches]).numpy())
+
+
+@pytest.mark.parametrize(("moe", "scale"), [(LinearMoE, 1.0), (GateMoE, 2.5)])
+@pytest.mark.parametrize(("experts", "top_k"), [(4, 2), (5, 1), (300, 3)])
+def test_three_lines_record_what_the_model_decides(tmp_path, moe, scale, experts, top_k):
+    model = language(moe, layers=2, experts=experts, top_k=top_k)
+    batches = [tokens(3, 7), tokens(2, 5, seed=2)]
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        for batch in batches:
+            model(batch)
+    assert rec.file == tmp_path / "mine.duckdb"
+    assert rec.num_tokens == 31
+    assert_same(rec.run, model, batches, scale)
+    card = rec.run.card()
+    assert (card["family"], card["num_steps"], card["num_modules"], card["top_k"]) == ("moe", 2, experts, top_k)
+    assert card["num_samples"] == 5
+    modules = rec.run.info()["modules"]
+    assert len(modules) == 2 * experts
+    assert modules[0]["num_params"] == sum(p.numel() for p in Expert().parameters())
+    assert modules[0]["flops_per_token"] == 2 * 2 * WIDTH * 2 * WIDTH
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine.duckdb"]
+
+
+def test_the_choice_is_explained(tmp_path):
+    model = language(layers=2)
+    rec = record(model, run="mine", runs_dir=tmp_path)
+    assert [r.name for r in rec.routers] == ["layers.0.moe.gate", "layers.1.moe.gate"]
+    assert rec.routers[0].why == "Linear with 4 outputs beside a list of 4 experts (layers.0.moe.experts)"
+    assert rec.routers[0].reads == "not called yet"
+    with rec:
+        model(tokens())
+    assert [r.steps for r in rec.routers] == [(0,), (1,)]
+    assert rec.routers[0].reads == "logits over 4 experts; the top 2 recomputed"
+    kept = json.loads(rec.run.row["config"])["recorder"]["routers"]
+    assert kept[1] == {"name": "layers.1.moe.gate", "why": rec.routers[1].why, "reads": rec.routers[1].reads,
+                       "steps": [1]}  # fmt: skip
+
+
+def test_what_weights_mean_is_found_by_trying_the_formulas(tmp_path):
+    class Softmax(TopKGate):
+        renormalise = True
+
+        def forward(self, x):
+            logits = x @ self.weight.T
+            weights, ids = logits.softmax(-1).topk(self.top_k, dim=-1)
+            return logits, weights / weights.sum(-1, keepdim=True) if self.renormalise else weights, ids
+
+    class Plain(Softmax):
+        renormalise = False
+
+    class Strange(Softmax):
+        def forward(self, x):
+            logits, weights, ids = super().forward(x)
+            return logits, weights**3, ids
+
+    found = {}
+    for gate in (Softmax, Plain, Strange, TopKGate):
+        model = language(GateMoE, layers=1)
+        model.layers[0].moe.gate = gate(4, 2)
+        with record(model, run=gate.__name__, runs_dir=tmp_path) as rec:
+            model(tokens())
+        semantics = rec.run.info()["weight_semantics"]
+        found[gate] = tuple(semantics[n] for n in ("score_function", "order", "renormalised", "bias", "scale"))
+        entropy = rec.run.sample(0)["tokens"][0]["gate_entropy"]
+        assert (entropy is not None) == (gate in (Softmax, Plain))
+    assert found == {
+        Softmax: ("softmax", "softmax, then top-k", True, False, 1.0),
+        Plain: ("softmax", "softmax, then top-k", False, False, 1.0),
+        Strange: ("unknown", "unknown", None, None, 1.0),
+        TopKGate: ("sigmoid", "sigmoid, then top-k", True, None, 2.5),
+    }
+
+
+def test_logits_only_say_that_the_choice_was_recomputed(tmp_path):
+    model = language(layers=1)
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model(tokens())
+    semantics = rec.run.info()["weight_semantics"]
+    assert "recomputed" in semantics["note"]
+    assert semantics["source"] == "logits over 4 experts; the top 2 recomputed"
+    x = model.embed(tokens())
+    mixed = x + torch.tanh(model.layers[0].mixer(x.cumsum(dim=1) / WIDTH))
+    probs = model.layers[0].moe.gate(model.layers[0].norm(mixed)).softmax(-1).flatten(0, 1)
+    own = -(probs * probs.log()).sum(-1)
+    seen = [t["gate_entropy"] for s in range(3) for t in rec.run.sample(s)["tokens"]]
+    assert np.allclose(seen, own.detach(), atol=2e-3)
+
+
+def test_renormalise_divides_recomputed_weights_only(tmp_path):
+    for moe, run in ((LinearMoE, "a"), (GateMoE, "b")):
+        model = language(moe, layers=1, top_k=2, **({"scale": 1.0} if moe is GateMoE else {}))
+        with record(model, run=run, runs_dir=tmp_path, renormalise=True) as rec:
+            model(tokens())
+        assert np.allclose(recorded(rec.run)[1].sum(-1), 1, atol=0.005)
+
+
+def test_a_gate_that_gives_ids_is_preferred_to_the_linear_inside_it(tmp_path):
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.proj = nn.Linear(WIDTH, 4, bias=False)
+
+        def forward(self, x):
+            logits = self.proj(x)
+            worst = (-logits).topk(2, dim=-1).indices  # not what the top-k of the logits would say
+            return {"ids": worst, "weights": torch.full(worst.shape, 0.25)}
+
+    model = language(GateMoE, layers=2)
+    for layer in model.layers:
+        layer.moe.gate = Wrapped()
+        layer.moe.choose = lambda x, gate=layer.moe.gate: (gate(x)["ids"], gate(x)["weights"])
+    rec = record(model, run="mine", runs_dir=tmp_path)
+    assert rec.routers[0].name == "layers.0.moe.gate.proj"
+    with rec:
+        model(tokens())
+    # choose() is called with and without recording alike; each call of the gate is a step.
+    assert {r.name for r in rec.routers} == {"layers.0.moe.gate", "layers.1.moe.gate"}
+    assert rec.run.row["num_steps"] == 4
+    assert rec.run.info()["modules"][4]["name"] == "expert 0"
+    own = model.decisions(tokens())[0].flatten(0, 1)
+    assert np.array_equal(np.sort(recorded(rec.run)[0][:, [0, 2]]), np.sort(own.numpy()))
+
+
+def test_scores_that_are_zero_but_for_the_chosen_are_a_choice(tmp_path):
+    class Sparse(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.top_k = nn.Parameter(torch.randn(4, WIDTH)), 2
+
+        def forward(self, x):
+            logits = x @ self.weight.T
+            values, ids = (logits + torch.tensor([1.0, 0, 0, -1])).topk(2, dim=-1)
+            return torch.full_like(logits, float("-inf")).scatter(-1, ids, values).sigmoid(), logits
+
+    model = language(GateMoE, layers=1)
+    model.layers[0].moe.gate = gate = Sparse()
+    model.layers[0].moe.choose = lambda x: tuple(gate(x)[0].topk(2, dim=-1))[::-1]
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model(tokens())
+    assert rec.routers[0].reads == "scores that are zero but for the 2 chosen of 4, as given"
+    assert_same(rec.run, model, [tokens()])
+
+
+def test_names_modules_and_a_callable(tmp_path):
+    model = language(layers=3)
+    with record(model, run="named", routers=["layers.[02].*gate"], runs_dir=tmp_path) as rec:
+        model(tokens())
+    assert [r.name for r in rec.routers] == ["layers.0.moe.gate", "layers.2.moe.gate"]
+    own = expected(model, [tokens()])[0]
+    assert np.array_equal(recorded(rec.run)[0], own[:, [0, 2]])
+
+    with record(model, run="module", routers=model.layers[1].moe.gate, runs_dir=tmp_path) as rec:
+        model(tokens())
+    assert np.array_equal(recorded(rec.run)[0], own[:, [1]])
+
+    seen = []
+
+    def read(module, inputs, output):
+        seen.append((type(module).__name__, tuple(inputs[0].shape), output.requires_grad))
+        weights, ids = output.sigmoid().topk(1, dim=-1, largest=False)
+        return ids, weights
+
+    with record(model, run="callable", read=read, runs_dir=tmp_path) as rec:
+        model(tokens())
+    assert seen == [("Linear", (21, WIDTH), True)] * 3
+    assert rec.run.row["top_k"] == 1
+    assert rec.routers[0].reads == "ids and weights from read=, top 1 of 4"
+    own_probs = model.layers[0].moe.gate(
+        model.layers[0].norm((x := model.embed(tokens())) + torch.tanh(model.layers[0].mixer(x.cumsum(1) / WIDTH)))
+    ).flatten(0, 1)
+    assert np.array_equal(recorded(rec.run)[0][:, 0, 0], own_probs.argmin(-1).numpy())
+
+
+def test_our_own_mixture_of_experts_by_a_callable(tmp_path):
+    from engine.models.dna import DNA
+    from engine.models.named import moe_transformer
+
+    torch.manual_seed(0)
+    model = DNA(moe_transformer("text", layers=2, experts=3, top_k=2, width=16, heads=2, mlp_width=16, vocab_size=32,
+                                context=8)).eval()  # fmt: skip
+    allowed = {id(router): slice(3 * step, 3 * step + 3) for step, router in enumerate(model.routers)}
+
+    def read(module, inputs, output):
+        weights, ids = output[:, allowed[id(module)]].softmax(-1).topk(2, dim=-1)
+        return ids, weights / weights.sum(-1, keepdim=True)
+
+    with torch.no_grad(), record(model, run="mine", read=read, num_experts=3, runs_dir=tmp_path) as rec:
+        model(tokens(2, 8))
+        _, decisions = model.run_trunk(tokens(2, 8))  # calls the same routers, but is no forward pass
+    assert [r.name for r in rec.routers] == ["routers.0", "routers.1"]
+    own = torch.stack([d.module_ids - 3 * step for step, d in enumerate(decisions)], dim=1)
+    assert np.array_equal(recorded(rec.run)[0], own.numpy())
+
+
+def test_padding_is_left_out_and_texts_and_labels_are_kept(tmp_path):
+    model = language(layers=2)
+    batch = tokens(3, 6)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]])
+    with record(model, run="found", runs_dir=tmp_path) as rec:
+        model(batch, attention_mask=mask)
+    real = mask.flatten().bool().numpy()
+    ids, _, token_ids = recorded(rec.run)
+    assert np.array_equal(ids, expected(model, [batch])[0][real])
+    assert np.array_equal(token_ids, batch.flatten().numpy()[real])
+    assert [rec.run.sample(i)["num_tokens"] for i in range(2)] == [6, 4]
+
+    with record(model, run="given", runs_dir=tmp_path, token_texts={i: f"w{i}" for i in range(VOCABULARY)}) as rec:
+        rec.batch(input_ids=(batch + 1) % VOCABULARY, texts=["a", "b", "c"], labels=[0, "x", None], mask=mask.tolist())
+        model(batch)
+        model(batch[:1])  # what was said holds for one forward pass
+    samples = rec.run.samples()["samples"]
+    assert [s["label"] for s in samples] == ["0", "x", None]
+    assert [s["num_tokens"] for s in samples] == [6, 4, 6]
+    first = rec.run.sample(0)
+    assert first["tokens"][0]["token_id"] == int(batch[0, 0] + 1) % VOCABULARY
+    assert first["text"] == "a"
+    assert rec.run.sample(2)["tokens"][0]["token_id"] == int(batch[0, 0])
+
+
+def test_a_model_that_leaves_its_padding_out_itself(tmp_path):
+    class Packed(Language):
+        def forward(self, input_ids, attention_mask=None):
+            return super().forward(input_ids[attention_mask.bool()][None])
+
+    torch.manual_seed(0)
+    model = Packed(layers=2)
+    batch, mask = tokens(3, 4), torch.tensor([[0, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1]])
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model(batch, attention_mask=mask)
+    ids, _, token_ids = recorded(rec.run)
+    packed = batch[mask.bool()]
+    assert np.array_equal(token_ids, packed.numpy())
+    assert np.array_equal(ids, expected(model, [packed[None]])[0])
+    assert [s["num_tokens"] for s in rec.run.samples()["samples"]] == [3, 2, 4]
+
+
+def test_time_first_and_vectors_instead_of_ids(tmp_path):
+    moe = LinearMoE()
+    x = torch.randn(5, 2, WIDTH)  # (T, B, D)
+    with record(moe, run="first", batch_first=False, runs_dir=tmp_path) as rec:
+        rec.batch(labels=["p", "q"], mask=torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]).T)
+        moe(x)
+    own = moe.choose(x.transpose(0, 1).reshape(-1, WIDTH))[0].numpy()
+    assert np.array_equal(recorded(rec.run)[0][:, 0], own[:8])
+    assert [(s["label"], s["num_tokens"]) for s in rec.run.samples()["samples"]] == [("p", 5), ("q", 3)]
+
+
+def test_a_gate_that_is_called_twice_is_two_steps(tmp_path):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.moe = LinearMoE()
+
+        def forward(self, x):
+            return self.moe(self.moe(x) + x)
+
+    torch.manual_seed(0)
+    model, x = Twice(), torch.randn(2, 3, WIDTH)
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model(x)
+        model(x)
+    assert rec.routers[0].steps == (0, 1)
+    ids = recorded(rec.run)[0]
+    once = model.moe(x) + x
+    own = torch.stack([model.moe.choose(v.flatten(0, 1))[0] for v in (x, once)], dim=1).numpy()
+    assert np.array_equal(ids, np.concatenate([own, own]))
+
+
+def test_every_n_records_the_first_and_each_nth_after_it(tmp_path):
+    model = language(layers=1)
+    batches = [tokens(2, 3, seed=i) for i in range(7)]
+    with record(model, run="mine", every=3, runs_dir=tmp_path) as rec:
+        for batch in batches:
+            model(batch)
+    assert_same(rec.run, model, batches[::3])
+    assert rec.run.samples()["samples"][2]["source"] == "forward pass 3, sample 0"
+
+
+def test_a_series_names_its_iteration(tmp_path):
+    model = language(layers=1)
+    with record(model, run="mine-000500", series="mine", iteration=500, runs_dir=tmp_path) as rec:
+        model(tokens())
+    assert json.loads(rec.run.row["config"])["series"] == {"name": "mine", "iteration": 500}
+
+
+def test_a_model_without_a_router_is_refused_with_what_was_looked_for(tmp_path):
+    plain = nn.Sequential(nn.Embedding(4, 8), nn.ModuleDict({"gate_proj": nn.Linear(8, 4)}), nn.Linear(4, 2))
+    with pytest.raises(UserError, match="no router was found in Sequential: looked for a Linear or a gate with one"):
+        record(plain, run="mine", runs_dir=tmp_path)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 4)
+    assert find_routers(encoder) == []
+    assert find_routers(nn.Sequential(nn.GLU(), nn.LSTM(8, 8), nn.Conv1d(4, 4, 3))) == []
+
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate = nn.Sequential(nn.Linear(4, 4))
+            self.router = nn.Identity()
+
+        def forward(self, x):
+            return self.router(x) * self.gate(x)
+
+    with pytest.raises(UserError, match="look like routers, but no decision could be read from any .router: "):  # noqa: SIM117
+        with record(model := Gated(), run="mine", runs_dir=tmp_path):
+            model(torch.randn(2, 3, 4))
+    assert list(tmp_path.iterdir()) == []
+
+
+REFUSED = {
+    "every": (dict(every=0), "every is 0, it should be at least 1"),
+    "series": (dict(series="a"), "series and iteration belong together"),
+    "series name": (dict(series="../a", iteration=1), "is no name of a series"),
+    "iteration": (dict(series="a", iteration=-1), "iteration is -1"),
+    "scale": (dict(scale=0), "scale is 0, it should be above 0"),
+    "pattern": (dict(routers="blocks.*"), "no module is called 'blocks.\\*'; there are"),
+    "module": (dict(routers=nn.Linear(2, 2)), "no module of this model"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_options_that_make_no_sense_are_refused_before_anything_runs(tmp_path, case):
+    options, sentence = REFUSED[case]
+    with pytest.raises(UserError, match=sentence):
+        record(language(layers=1), run="mine", runs_dir=tmp_path, **options)
+
+
+def test_a_name_that_is_taken_or_none_is_refused_before_anything_runs(tmp_path):
+    model = language(layers=1)
+    with record(model, run="mine", runs_dir=tmp_path):
+        model(tokens())
+    for run, sentence in (("mine", "there is a run 'mine' already"), ("../a", "is no run id")):
+        with pytest.raises(UserError, match=sentence), record(model, run=run, runs_dir=tmp_path):
+            raise AssertionError("the block must not begin")
+    with record(model, run="mine", runs_dir=tmp_path, overwrite=True) as rec:
+        model(tokens(1, 2))
+    assert rec.run.row["num_tokens"] == 2
+    with pytest.raises(UserError, match="records once"), rec:
+        pass
+    with pytest.raises(UserError, match="there is no run yet"):
+        _ = record(model, run="b", runs_dir=tmp_path).run
+
+
+def nothing_left(folder, model: nn.Module) -> bool:
+    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    return list(folder.iterdir()) == [] and hooks == 0
+
+
+def test_an_exception_in_the_block_leaves_nothing(tmp_path):
+    model = language(layers=1)
+    with pytest.raises(KeyboardInterrupt), record(model, run="mine", runs_dir=tmp_path) as rec:  # noqa: PT012
+        model(tokens())
+        raise KeyboardInterrupt
+    assert rec.file is None
+    assert nothing_left(tmp_path, model)
+
+
+class Broken(GateMoE):
+    """Fails in one of the ways that gates of strangers fail."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(scale=1.0)
+        self.fault, self.calls = fault, 0
+        self.gate.register_forward_hook(self._break)
+
+    def _break(self, module, inputs, output):
+        logits, weights, ids = output
+        self.calls += 1
+        if self.fault == "nan":
+            return logits, weights * float("nan"), ids
+        if self.fault == "big":
+            return logits, weights * 7, ids
+        if self.fault == "fewer" and self.calls == 2:
+            return logits, weights[:, :1], ids[:, :1]
+        return output
+
+
+FAULTS = {
+    "nan": "router layers.0.moe.gate gave NaN or infinite weights",
+    "big": "router layers.0.moe.gate gave weights from .* to .*, a run keeps weights in .0, 1.: give scale=",
+    "fewer": "gave .* for 21 tokens, but gave 2 values a token before",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_gates_that_break_are_named_and_leave_nothing(tmp_path, fault):
+    model = language(Broken, layers=1, fault=fault)
+    with pytest.raises(UserError, match=FAULTS[fault]), record(model, run="mine", runs_dir=tmp_path):  # noqa: PT012
+        model(tokens())
+        model(tokens())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_given_scale_is_divided_out(tmp_path):
+    model = language(Broken, layers=1, fault="big")
+    with record(model, run="mine", scale=7, runs_dir=tmp_path) as rec:
+        model(tokens())
+    assert np.allclose(recorded(rec.run)[1].sum(-1), 1, atol=0.005)
+    assert rec.run.info()["weight_semantics"]["scale"] == 7
+
+
+def test_layers_that_do_not_belong_together_are_refused(tmp_path):
+    model = language(layers=2)
+    model.layers[1].moe.top_k = 1
+    sentence = "choose different numbers of experts .layers.0.moe.gate 2, layers.1.moe.gate 1"
+    with pytest.raises(UserError, match=sentence), record(model, run="mine", runs_dir=tmp_path):
+        model(tokens())
+    model = language(layers=2)
+    full = model.layers[1].forward
+    model.layers[1].forward = lambda x: full(x[:, :4])
+    sentence = "layers.0.moe.gate saw 21 tokens and layers.1.moe.gate saw 12"
+    with pytest.raises(UserError, match=sentence), record(model, run="mine", runs_dir=tmp_path):
+        model(tokens())
+    model = language(layers=2)
+    sentence = "forward pass 1 called 1 routers, the first one 2: layers.1.moe.gate"
+    with pytest.raises(UserError, match=sentence), record(model, run="mine", runs_dir=tmp_path):  # noqa: PT012
+        model(tokens())
+        model.layers[1].forward = lambda x: x
+        model(tokens())
+    assert nothing_left(tmp_path, model)
+
+
+def test_what_is_said_of_a_batch_must_fit_it(tmp_path):
+    model = language(layers=1)
+    for given, sentence in (
+        (dict(texts=["a"]), "1 texts for 3 samples"),
+        (dict(labels=["a"] * 4), "4 labels for 3 samples"),
+        (dict(input_ids=tokens(3, 6)), "input_ids has shape .3, 6., but the routers saw 3 × 7 tokens"),
+        (dict(input_ids=torch.zeros(3, 7)), "input_ids is torch.float32"),
+        (dict(mask=torch.ones(3, 5)), "mask has shape .3, 5., it should be .3, 7."),
+        (dict(mask=[[1, 2], [1]]), "mask is list, it should be a tensor or nested lists"),
+    ):
+        with pytest.raises(UserError, match=sentence), record(model, run="mine", runs_dir=tmp_path) as rec:  # noqa: PT012
+            rec.batch(**given)
+            model(tokens())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_block_without_a_forward_pass_says_what_to_do(tmp_path):
+    model = language(layers=1)
+    options = dict(run="a", runs_dir=tmp_path)
+    with pytest.raises(UserError, match="no forward pass of Language was seen"), record(model, **options):
+        pass
+    sentence = "called 1 times, but never inside a forward pass of Language"
+    with pytest.raises(UserError, match=sentence), record(model, **options):
+        model.layers[0](torch.randn(1, 2, WIDTH))
+    assert nothing_left(tmp_path, model)
+    assert list_runs(tmp_path) == []
