@@ -13,6 +13,7 @@ import numpy as np
 
 from engine.disk import check_name
 from engine.errors import UserError
+from engine.store.pathbook import sorted_slots
 from engine.trace import ModuleInfo, RunInfo, SampleRecord, TraceBatch
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -109,7 +110,8 @@ def check_ribbons(module_ids: np.ndarray, info: RunInfo, available: np.ndarray, 
             stranger = int(module_ids[:, step][~offered[module_ids[:, step]]][0])
             raise UserError(f"{what}: step {step} offers no module {stranger}", field=what)
     if info.top_k > 1:
-        ordered = np.sort(module_ids, axis=2)
+        narrow = module_ids.astype(np.uint8 if high < 256 else np.uint16, copy=False)
+        ordered = sorted_slots(narrow).reshape(module_ids.shape)
         twice = (ordered[:, :, 1:] == ordered[:, :, :-1]).any(axis=2)
         if twice.any():
             token, step = (int(i) for i in np.argwhere(twice)[0])

@@ -1,12 +1,15 @@
 """Sealing: the summaries that pages read instead of ``token``, built once.
 
+Ribbons are read back a piece at a time and DuckDB sorts on the disk what does not fit its memory limit, so the
+memory of sealing grows with the number of paths (about 60 bytes each) but not with the width of a ribbon.
+
 Shapes: P distinct paths, S steps, K slots, V = S·K, M modules.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -21,7 +24,6 @@ from engine.analysis.paths import (
     independent_steps,
     log_spaced_ranks,
     rank_frequency_fit,
-    rank_order,
 )
 from engine.store import queries
 from engine.store.checks import check_json
@@ -37,6 +39,7 @@ from engine.store.flows import (
     usage_sql,
 )
 from engine.store.measures import SEALED_BINS
+from engine.store.packed_flows import count_packed, fits
 from engine.store.pathbook import PathBook
 from engine.store.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, SCHEMA_VERSION, Layout
 from engine.store.soft import SoftSums
@@ -73,7 +76,7 @@ def build_summaries(
     totals: Totals,
 ) -> None:
     """Fill every table but ``token`` and ``sample``; the caller commits."""
-    order = rank_order(totals.book.ribbons(), totals.book.counts())
+    order = totals.book.ranked()
     _small_tables(con, info, modules, totals)
     _label_table(con, totals)
     _path_table(con, layout, totals, order)
@@ -130,29 +133,56 @@ def _label_table(con: duckdb.DuckDBPyConnection, totals: Totals) -> None:
 
 def _path_table(con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals, order: np.ndarray) -> None:
     """``path`` in rank order; ``first_member`` is the rowid of its first row in ``path_member``."""
-    ribbons, counts = totals.book.ribbons()[order], totals.book.counts()[order]
-    offsets = np.arange(0, ribbons.size + 1, layout.visits, dtype=np.int64)
-    columns = {
-        "path_id": order.astype(np.int32),
-        "rank": np.arange(1, len(order) + 1, dtype=np.int32),
-        "ribbon": pa.LargeListArray.from_arrays(offsets, np.ascontiguousarray(ribbons).reshape(-1)),
-        "count": counts,
-        "cdf": np.cumsum(counts) / counts.sum(),
-        "compute": totals.compute[order],
-        "reuse": totals.reuse[order],
-        "first_member": np.cumsum(counts) - counts,
-    }
-    con.register("ranked", pa.table(columns))
-    # The most frequent label of each path; ties go to the first in the alphabet.
     con.execute(
-        "CREATE TABLE path AS WITH by_label AS (SELECT path_id, label_id, count(*) AS n FROM token "
-        "WHERE label_id IS NOT NULL GROUP BY path_id, label_id), "
-        "top AS (SELECT path_id, label, n FROM by_label JOIN label USING (label_id) "
-        "QUALIFY row_number() OVER (PARTITION BY path_id ORDER BY n DESC, label) = 1) "
-        "SELECT ranked.*, top.label AS top_label, top.n / ranked.count AS top_label_share "
-        "FROM ranked LEFT JOIN top USING (path_id) ORDER BY rank"
+        f"CREATE TABLE path (path_id INTEGER, rank INTEGER, ribbon {layout.id_type}[], count BIGINT, cdf DOUBLE, "
+        "compute DOUBLE, reuse DOUBLE, first_member BIGINT, top_label VARCHAR, top_label_share DOUBLE)"
     )
-    con.unregister("ranked")
+    names, top = _top_labels(con, totals.book.num_paths)
+    before, num_tokens = 0, totals.book.num_tokens
+    for start in range(0, len(order), CHUNK_ROWS):
+        path_ids = order[start : start + CHUNK_ROWS]
+        ribbons, counts = totals.book.ribbons(path_ids), totals.book.counts()[path_ids]
+        offsets = np.arange(0, ribbons.size + 1, layout.visits, dtype=np.int64)
+        up_to = before + np.cumsum(counts)
+        columns = {
+            "path_id": path_ids,
+            "rank": np.arange(start + 1, start + len(path_ids) + 1, dtype=np.int32),
+            "ribbon": pa.LargeListArray.from_arrays(offsets, np.ascontiguousarray(ribbons).reshape(-1)),
+            "count": counts,
+            "cdf": up_to / num_tokens,
+            "compute": totals.compute[path_ids],
+            "reuse": totals.reuse[path_ids],
+            "first_member": up_to - counts,
+        }
+        if names:
+            best = top[path_ids]
+            without = best < 0
+            label = pa.array(len(names) - 1 - best % len(names), mask=without)
+            columns["top_label"] = pa.array(names, pa.string()).take(label)
+            columns["top_label_share"] = pa.array(best // len(names) / counts, mask=without)
+        _insert(con, "path", columns)
+        before = int(up_to[-1])
+
+
+def _top_labels(con: duckdb.DuckDBPyConnection, num_paths: int) -> tuple[list[str], np.ndarray]:
+    """Labels in the alphabet's order, and of each path (P,) its most frequent one: tokens · L + (L − 1 − place).
+
+    −1 where no token has a label. Ties go to the first in the alphabet.
+    """
+    names = [name for (name,) in con.execute("SELECT label FROM label ORDER BY label").fetchall()]
+    if not names:
+        return [], np.empty(0, dtype=np.int64)
+    top = np.full(num_paths, -1, dtype=np.int64)
+    reader = con.execute(
+        "WITH placed AS (SELECT label_id, row_number() OVER (ORDER BY label DESC) - 1 AS place FROM label), "
+        "by_label AS (SELECT path_id, label_id, count(*) AS n FROM token "
+        "WHERE label_id IS NOT NULL GROUP BY path_id, label_id) "
+        f"SELECT path_id, max(n * {len(names)} + place)::BIGINT AS best FROM by_label JOIN placed USING (label_id) "
+        "GROUP BY path_id"
+    )
+    for batch in reader.to_arrow_reader(CHUNK_ROWS):
+        top[batch.column("path_id").to_numpy()] = batch.column("best").to_numpy()
+    return names, top
 
 
 def _member_table(con: duckdb.DuckDBPyConnection) -> None:
@@ -183,11 +213,9 @@ def _flow_and_usage(con: duckdb.DuckDBPyConnection, layout: Layout, labels: dict
             con.execute("DROP TABLE by_label")
         con.execute("DROP VIEW chosen")
         return
-    for label_id in (ALL_LABELS, *labels.values()):
-        where = "" if label_id == ALL_LABELS else f" WHERE label_id = {label_id}"
-        counter = FlowCounter(layout, steps)
-        for columns in read_chunks(con, f"SELECT {columns_sql(layout)} FROM token{where}", layout):
-            counter.add(*ribbons_of(layout, columns))
+    packed = layout.packed and fits(layout)
+    counted = count_packed(con, layout, list(labels.values())) if packed else _count_one_by_one(con, layout, labels)
+    for label_id, counter in counted:
         for table, names, rows in (
             ("flow", ("step", "source", "target", "count", "weight"), counter.flow_rows()),
             ("usage", ("step", "module", "count", "weight"), counter.usage_rows()),
@@ -195,6 +223,18 @@ def _flow_and_usage(con: duckdb.DuckDBPyConnection, layout: Layout, labels: dict
             if rows:
                 by_name = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
                 _insert(con, table, {**by_name, "label_id": [label_id] * len(rows)})
+
+
+def _count_one_by_one(
+    con: duckdb.DuckDBPyConnection, layout: Layout, labels: dict[str, int]
+) -> Iterator[tuple[int, FlowCounter]]:
+    """All tokens, then those of each label: a pass over ``token`` for each."""
+    for label_id in (ALL_LABELS, *labels.values()):
+        where = "" if label_id == ALL_LABELS else f" WHERE label_id = {label_id}"
+        counter = FlowCounter(layout, range(layout.num_steps - 1))
+        for columns in read_chunks(con, f"SELECT {columns_sql(layout)} FROM token{where}", layout):
+            counter.add(*ribbons_of(layout, columns))
+        yield label_id, counter
 
 
 def _step_summary(con: duckdb.DuckDBPyConnection, totals: Totals) -> None:
@@ -220,8 +260,10 @@ def _nulls(con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals, order
     """Rank–frequency of the run, of its untrained twin and of independent steps; usage of the two nulls."""
     counts = totals.book.counts()[order]
     _fit(con, "observed", counts)
-    independent = PathBook(layout.id_dtype)
-    shuffled = independent_steps(totals.book.ribbons()[order], _thinned(counts, layout), layout.num_steps, NULL_SEED)
+    independent = PathBook(layout.id_dtype, totals.book.folder)
+    drawn = _thinned(counts, layout)
+    some = np.flatnonzero(drawn)
+    shuffled = independent_steps(totals.book.ribbons(order[some]), drawn[some], layout.num_steps, NULL_SEED)
     for start in range(0, len(shuffled), CHUNK_ROWS):
         independent.add(shuffled[start : start + CHUNK_ROWS])
     for kind, book in (("independent", independent), ("untrained", totals.twin)):
@@ -246,15 +288,21 @@ def _thinned(counts: np.ndarray, layout: Layout) -> np.ndarray:
 
 
 def _null_usage(con: duckdb.DuckDBPyConnection, kind: str, layout: Layout, book: PathBook) -> None:
-    ribbons_PSK = book.ribbons().reshape(-1, layout.num_steps, layout.top_k)
-    counts_PK = np.repeat(book.counts(), layout.top_k)
+    used = np.zeros((layout.num_steps, layout.num_modules), dtype=np.int64)
+    for start in range(0, book.num_paths, CHUNK_ROWS):
+        path_ids = np.arange(start, min(start + CHUNK_ROWS, book.num_paths))
+        ribbons_PSK = book.ribbons(path_ids).reshape(-1, layout.num_steps, layout.top_k)
+        counts_PK = np.repeat(book.counts()[path_ids], layout.top_k)
+        for step in range(layout.num_steps):
+            # Sums of whole numbers in float64 are exact below 2**53.
+            chosen = np.bincount(ribbons_PSK[:, step].reshape(-1), counts_PK, layout.num_modules)
+            used[step] += chosen.astype(np.int64)
+    size = layout.num_modules
     for step in range(layout.num_steps):
-        used = np.bincount(ribbons_PSK[:, step].reshape(-1), counts_PK, layout.num_modules).astype(np.int64)
-        size = layout.num_modules
         _insert(
             con,
             "null_usage",
-            {"kind": [kind] * size, "step": [step] * size, "module": range_array(size), "count": used},
+            {"kind": [kind] * size, "step": [step] * size, "module": range_array(size), "count": used[step]},
         )
 
 
@@ -274,12 +322,15 @@ def _associations(con: duckdb.DuckDBPyConnection, sketch: dict[str, np.ndarray],
 
     Paths go in by rank: their numbers, and with them the last digit, depend on the batches.
     """
-    ranks = np.argsort(order)[sketch["path_id"]]
+    rank_of = np.empty(len(order), dtype=np.int32)
+    rank_of[order] = np.arange(len(order), dtype=np.int32)
+    ranks = rank_of[sketch["path_id"]]
     for attribute in ("label", "region", "token_id"):
         known = sketch[attribute] >= 0
         if known.sum() < 2 or len(np.unique(sketch[attribute][known])) < 2:
             continue
-        result = association(ranks[known], sketch[attribute][known], seed=NULL_SEED)
+        groups = sketch["sample"][known] if attribute == "label" else None
+        result = association(ranks[known], sketch[attribute][known], groups=groups, seed=NULL_SEED)
         con.execute(
             "INSERT INTO association VALUES (?, ?, ?, ?, ?, ?, ?)",
             [

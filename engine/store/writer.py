@@ -19,7 +19,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from engine.analysis.tokens import compute, module_units, reuse
+from engine.analysis.tokens import NOTHING, compute, module_units, reuse
 from engine.disk import HolderLock, rename_durably, run_file
 from engine.errors import UserError
 from engine.store.batches import CompactBatch, compact, sample_table, token_table
@@ -40,6 +40,7 @@ from engine.store.soft import CREATE_SOFT, SOFT_TABLES, SoftSums, soft_rows
 from engine.trace import ModuleInfo, RunInfo, TraceBatch
 
 QUEUE_BATCHES = 4
+DUCKDB_MEGABYTES = 2000
 ASSOCIATION_TOKENS = 20_000
 FLUSH_TOKENS = 65_536
 """tokens that wait in memory for one insert; a run that never has so many gets a file of small blocks"""
@@ -207,13 +208,14 @@ class _Filler:
         self.layout = Layout(info.num_steps, info.top_k, info.num_modules)
         self.available, self.units = module_units(modules, info.num_steps, info.num_modules)
         self.token_columns = {name for name, _ in token_columns(self.layout, info)}
-        self.book = PathBook(self.layout.id_dtype)
-        self.twin = PathBook(self.layout.id_dtype)
+        self.book = PathBook(self.layout.id_dtype, file.parent)
+        self.twin = PathBook(self.layout.id_dtype, file.parent)
         self.sketch = TokenSketch(ASSOCIATION_TOKENS)
         self.num_samples = 0
         self.labels: dict[str, int] = {}
         self.entropy: dict[int, np.ndarray] = {}
         self.soft = SoftSums()
+        self._no_reuse = _each_its_own(self.available, self.units)
         self._compute_P = Growing(np.float64)
         self._reuse_P = Growing(np.float64)
         self.con: duckdb.DuckDBPyConnection | None = None
@@ -224,7 +226,13 @@ class _Filler:
         self._pending_tokens = 0
 
     def _open(self, block_bytes: int) -> duckdb.DuckDBPyConnection:
-        con = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
+        config = {
+            "python_enable_replacements": "false",
+            # What sealing sorts beyond this goes to the disk, into a folder that ``remove_partial`` deletes.
+            "memory_limit": f"{DUCKDB_MEGABYTES}MB",
+            "temp_directory": _temporary_folder(self._file),
+        }
+        con = duckdb.connect(":memory:", config=config)
         attached = str(self._file).replace("'", "''")
         con.execute(f"ATTACH '{attached}' AS r (STORAGE_VERSION '{STORAGE_VERSION}', BLOCK_SIZE {block_bytes})")
         con.execute("USE r")
@@ -244,8 +252,8 @@ class _Filler:
                 [-1 if s.label is None else self.labels.setdefault(s.label, len(self.labels)) for s in batch.samples]
             ),
             "path_ids": path_ids,
-            "compute": self._compute_P.values[path_ids],
-            "reuse": self._reuse_P.values[path_ids],
+            "compute": self._of_paths(self._compute_P, 1.0)[path_ids],
+            "reuse": self._of_paths(self._reuse_P, 0.0)[path_ids],
         }
         self._hold("token", token_table(batch, self.layout, **common))
         self._hold("sample", sample_table(batch, first_row=first_row, **common))
@@ -259,6 +267,7 @@ class _Filler:
             first_row,
             {
                 "path_id": path_ids,
+                "sample": self.num_samples + np.repeat(np.arange(len(batch.lengths)), batch.lengths),
                 "label": label_ids_n,
                 "region": batch.whole.get("region", unknown),
                 "token_id": batch.whole.get("token_id", unknown),
@@ -271,9 +280,15 @@ class _Filler:
 
     def _measure(self, new_rows: np.ndarray) -> None:
         """Compute and reuse are properties of a path: worked out once for each."""
+        if self._no_reuse:
+            return
         ribbons = new_rows.reshape(-1, self.layout.num_steps, self.layout.top_k)
         self._compute_P.append(compute(ribbons, self.units))
         self._reuse_P.append(reuse(ribbons, self.units))
+
+    def _of_paths(self, measured: Growing, constant: float) -> np.ndarray:
+        """(P,) compute or reuse by path_id; one number for all where every visit is to a module of its own."""
+        return np.broadcast_to(np.float64(constant), (self.book.num_paths,)) if self._no_reuse else measured.values
 
     def _sum_entropy(self, entropy_nS: np.ndarray, label_ids_n: np.ndarray) -> None:
         """Add up gate entropy per label and step: rows (known tokens, sum in nats) of shape (2, S)."""
@@ -305,8 +320,8 @@ class _Filler:
         totals = Totals(
             book=self.book,
             twin=self.twin,
-            compute=self._compute_P.values,
-            reuse=self._reuse_P.values,
+            compute=self._of_paths(self._compute_P, 1.0),
+            reuse=self._of_paths(self._reuse_P, 0.0),
             labels=self.labels,
             entropy=self.entropy,
             sketch=self.sketch.columns(),
@@ -317,11 +332,18 @@ class _Filler:
         self.con.execute("COMMIT")
         self.con.execute("CHECKPOINT")
         self.con.close()
+        shutil.rmtree(_temporary_folder(self._file), ignore_errors=True)
 
     def close(self) -> None:
         if self.con is not None:
             with contextlib.suppress(duckdb.Error):
                 self.con.close()
+
+
+def _each_its_own(available: np.ndarray, units: np.ndarray) -> bool:
+    """True where no module is shared between steps and none does nothing: compute is 1 and reuse 0 on any ribbon."""
+    offered = units[available]
+    return bool((offered != NOTHING).all()) and len(np.unique(offered)) == len(offered)
 
 
 @contextlib.contextmanager
@@ -332,11 +354,15 @@ def _disk_trouble():
         raise WriterFailed(f"the run could not be sealed: {error}") from error
 
 
+def _temporary_folder(partial_file: Path) -> str:
+    return str(partial_file.with_name(partial_file.name + ".tmp"))
+
+
 def remove_partial(partial_file: Path) -> None:
     """Delete an unfinished run and what DuckDB left beside it."""
     for file in (partial_file, partial_file.with_name(partial_file.name + ".wal")):
         file.unlink(missing_ok=True)
-    shutil.rmtree(partial_file.with_name(partial_file.name + ".tmp"), ignore_errors=True)
+    shutil.rmtree(_temporary_folder(partial_file), ignore_errors=True)
 
 
 def remove_abandoned(runs_dir: Path) -> list[str]:
