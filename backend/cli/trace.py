@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 
 def trace(
-    model: Annotated[str, typer.Option(help="Name of a model (tokenpaths ls models), or its folder.")],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Name of a model (tokenpaths ls models), or its folder; hf:<folder> or hf:<owner/name> for a "
+            "Hugging Face mixture of experts."
+        ),
+    ],
     data: Annotated[
         str,
         typer.Option(
@@ -37,6 +43,10 @@ def trace(
     skip_bad: Annotated[bool, typer.Option(help="Leave out samples that cannot be read, and say which.")] = False,
     overwrite: Annotated[bool, typer.Option(help="Replace a run of the same name.")] = False,
     device: Annotated[str | None, typer.Option(help="cuda, mps or cpu [default: the best there is].")] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="float32, bfloat16 or float16, for hf: models [default: as the checkpoint was saved]."),
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Data folder [default: the user's].")] = None,
 ) -> None:
     """Trace every token's path and keep it as one run file.
@@ -49,6 +59,16 @@ def trace(
 
     settings = load_settings(data_dir=data_dir)
     _refuse_taken_name(settings, run, overwrite)
+    if model.startswith("hf:"):
+        if image_column is not None:
+            raise UserError("a Hugging Face model takes texts; --image-column is for images.", field="image_column")
+        columns = {"text_column": text_column, "label_column": label_column}
+        reading = {"limit": limit, "skip_bad": skip_bad, "passage_chars": passage_chars, **columns}
+        writing = {"run_id": run, "batch_size": batch_size, "overwrite": overwrite}
+        _trace_huggingface(settings, model, data, reading, writing, device, dtype or "auto", twin)
+        return
+    if dtype is not None:
+        raise UserError("--dtype is for hf: models; the others run as they were trained.", field="dtype")
     from backend.cli.bars import bar, waiting
     from engine.datasets import open_dataset
     from engine.store import remove_abandoned
@@ -72,6 +92,32 @@ def trace(
             regions=dataset.regions, batch_size=batch_size, total=dataset.num_samples, twin=twin,
             overwrite=overwrite,
             on_progress=lambda p: progress.update(p.samples, f"{p.tokens:,} tokens"),
+        )  # fmt: skip
+    _say_what_was_skipped(dataset)
+    typer.echo(f"run {path.stem} is in {path}")
+
+
+def _trace_huggingface(
+    settings: Settings, model: str, data: str, reading: dict[str, Any], writing: dict[str, Any], device: str | None,
+    dtype: str, twin: bool,
+) -> None:  # fmt: skip
+    """A Hugging Face model over texts; what can be refused is, before weights are read or fetched."""
+    from backend.cli.bars import bar, waiting
+    from engine.adapters.huggingface import check_options, find_model, load, trace_texts
+    from engine.datasets import open_dataset
+    from engine.store import remove_abandoned
+
+    check_options(device, dtype)
+    with waiting(f"looking at {model[3:]}"):
+        source = find_model(model)
+    dataset = open_dataset(data, "text", **reading)
+    with waiting(f"loading {source.name}"):
+        loaded = load(source, device, dtype, twin=twin)
+        remove_abandoned(settings.runs_dir)
+    with bar(f"{loaded.name} on {dataset.name}", dataset.num_samples, "samples") as progress:
+        path = trace_texts(
+            loaded, dataset, settings.runs_dir, dataset=dataset.name, split=dataset.split, total=dataset.num_samples,
+            on_progress=lambda p: progress.update(p.samples, f"{p.tokens:,} tokens"), **writing,
         )  # fmt: skip
     _say_what_was_skipped(dataset)
     typer.echo(f"run {path.stem} is in {path}")

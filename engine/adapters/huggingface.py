@@ -286,8 +286,7 @@ def load(source: Source, device: str | None = None, dtype: str = "auto", *, twin
         HuggingFaceError: pickled, missing or damaged weights, no fast tokenizer, NaN weights.
         UserError: there is no such device, or no gate can be read.
     """
-    if dtype not in DTYPES:
-        raise UserError(f"{dtype[:40]!r} is no number format; give {', '.join(DTYPES)}", field="dtype")
+    check_options(device, dtype)
     place = _placement(device)
     files = _weight_files(source)
     tokenizer = _tokenizer(source)
@@ -304,6 +303,14 @@ def load(source: Source, device: str | None = None, dtype: str = "auto", *, twin
         loaded.twin = _untrained(source, model, inputs_device)
         loaded.twin_gates = find_gates(loaded.twin, lambda: _probe(loaded.twin, inputs_device), config)
     return loaded
+
+
+def check_options(device: str | None, dtype: str) -> None:
+    """UserError when there is no such device or number format."""
+    if dtype not in DTYPES:
+        raise UserError(f"{dtype[:40]!r} is no number format; give {', '.join(DTYPES)}", field="dtype")
+    if device is not None:
+        pick_device(device)
 
 
 def _placement(device: str | None) -> dict[str, Any]:
