@@ -86,9 +86,11 @@ def find_routers(model: nn.Module) -> list[Router]:
     covered = set(found) | {r.around.name for r in found.values() if r.around}
     closed = [c.name for c in containers if c.named] + [r.experts for r in found.values() if r.experts]
     for router in _by_name(modules, covered, closed):
-        found[router.name] = router
+        found.setdefault(router.name, router)
     for router in found.values():
-        fill_from_attributes(router, modules)
+        for candidate in (router, router.around):
+            if candidate is not None:
+                fill_from_attributes(candidate, modules)
     place = {name: i for i, name in enumerate(modules)}
     return sorted(found.values(), key=lambda router: place[router.name])
 
@@ -241,8 +243,8 @@ def _beside(modules: dict[str, nn.Module], experts: _Experts, containers: Sequen
         parents = {name.rpartition(".")[0] for name in chosen}
         several = len(chosen) > 1 and (len(parents) > 1 or not isinstance(modules[parents.pop()], nn.ModuleList))
         if several and hinted:
-            chosen = [name for name in chosen if name.rpartition(".")[2] in _PLAIN_NAMES] or chosen[:1]
-            chosen = chosen[:1]
+            exact = [name for name in chosen if _PLAIN_NAMES & set(name.removeprefix(scope).split("."))]
+            chosen = (exact or chosen)[:1]
         elif several:
             continue
         for name in chosen:
@@ -265,7 +267,6 @@ def _router(modules: dict[str, nn.Module], name: str, scope: str, experts: _Expe
                 modules[around], experts.count, experts=experts.name, params_per_expert=experts.params,
                 flops_per_token=experts.flops,
             )  # fmt: skip
-            fill_from_attributes(router.around, modules)
     return router
 
 
@@ -284,6 +285,12 @@ def _is_below(name: str, scope: str) -> bool:
     return bool(name) if not scope else name.startswith(scope + ".")
 
 
+def _narrows(module: nn.Module) -> bool:
+    """Whether a Linear has fewer outputs than inputs, as one with an output for each expert has."""
+    size = getattr(module, "out_features", None)
+    return isinstance(size, int) and 2 <= size <= min(_MOST_BY_NAME, getattr(module, "in_features", 0) - 1)
+
+
 def _by_name(modules: dict[str, nn.Module], covered: set[str], closed: Sequence[str]) -> Iterator[Router]:
     """Gates whose experts cannot be counted: their output must hold ids, or a top-k must stand beside them."""
     for name, module in modules.items():
@@ -294,7 +301,7 @@ def _by_name(modules: dict[str, nn.Module], covered: set[str], closed: Sequence[
             continue
         size = getattr(module, "out_features", None)
         if isinstance(size, int):
-            if last not in _PLAIN_NAMES or not 2 <= size <= min(_MOST_BY_NAME, getattr(module, "in_features", 0) - 1):
+            if last not in _PLAIN_NAMES or not _narrows(module):
                 continue
             router = Router(name, f"Linear called {last} with {size} outputs", module, size)
             near = [module, modules[name.rpartition(".")[0]]]
@@ -308,4 +315,12 @@ def _by_name(modules: dict[str, nn.Module], covered: set[str], closed: Sequence[
             last in _PLAIN_NAMES or re.search(r"(Router|Gate|Gating)$", type(module).__name__)
         ):
             why = f"{type(module).__name__} called {last} whose output holds expert ids"
-            yield Router(name, why, module, must_give_ids=True)
+            gate = Router(name, why, module, must_give_ids=True)
+            lines = [(inner, m) for inner, m in modules.items() if _is_below(inner, name) and _narrows(m)]
+            if len(lines) == 1:
+                inner, line = lines[0]
+                gate.num_experts = int(line.out_features)
+                why = f"the only Linear inside {name} ({type(module).__name__}), with {line.out_features} outputs"
+                yield Router(inner, why, line, gate.num_experts, around=gate)
+            else:
+                yield gate
