@@ -14,6 +14,7 @@ from backend import __version__
 from backend.cli.demo import demo
 from backend.cli.doctor import doctor
 from backend.cli.export import export
+from backend.cli.imports import import_log
 from backend.cli.ls import ls
 from backend.cli.trace import trace
 from backend.cli.train import train
@@ -39,6 +40,7 @@ def make_app() -> typer.Typer:
     )
     for command in (up, demo, trace, train, ls, export, doctor):
         app.command()(command)
+    app.command("import")(import_log)  # a word that Python keeps for itself
 
     @app.callback()
     def about(

@@ -1,0 +1,263 @@
+"""``.npy`` and ``.npz``: what an engine's ``routed_experts`` is when it is saved, and the neutral format.
+
+Read as a stream, never with pickles: an array of Python objects can run code when it is loaded.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from engine.adapters.importers.base import CUT_TOKENS, Asked, Log, Piece, Shape
+from engine.errors import UserError
+
+NPY_MAGIC = b"\x93NUMPY"
+IDS = ("ids", "routed_experts", "expert_ids", "topk_ids")
+PICKLE = "holds pickled Python objects, which can run code when they are loaded, so they are never read; save {}"
+
+
+class _Array:
+    """One array in a file or an archive, read a few rows at a time."""
+
+    def __init__(self, stream: IO[bytes] | zipfile.ZipExtFile, where: str) -> None:
+        self.where = where
+        self._stream = stream
+        try:
+            version = np.lib.format.read_magic(stream)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            self.shape, fortran, self.dtype = read(stream)
+        except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+            raise UserError(
+                f"{where}: is no numpy array, or one that is cut off ({_short(error)})", field="file"
+            ) from None
+        if self.dtype.hasobject:
+            raise UserError(f"{where}: {PICKLE.format('plain numbers with numpy.save')}", field="file")
+        if fortran and len(self.shape) > 1:
+            raise UserError(
+                f"{where}: is stored column by column, which cannot be read as a stream; "
+                "save numpy.ascontiguousarray(ids)",
+                field="file",
+            )
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise UserError(f"{self.where}: is a single number, it should be an array", field="file")
+        return self.shape[0]
+
+    def rows(self, count: int) -> np.ndarray:
+        """The next ``count`` rows."""
+        row_shape = self.shape[1:]
+        wanted = count * int(np.prod(row_shape, dtype=np.int64)) * self.dtype.itemsize
+        try:
+            data = self._stream.read(wanted)
+        except (OSError, EOFError, zipfile.BadZipFile, zipfile.zlib.error) as error:  # type: ignore[attr-defined]
+            raise UserError(f"{self.where}: is damaged ({_short(error)})", field="file") from None
+        if len(data) != wanted:
+            raise UserError(
+                f"{self.where}: is cut off: {self.shape[0]} rows are announced, the file ends before", field="file"
+            )
+        return np.frombuffer(data, dtype=self.dtype).reshape(count, *row_shape)
+
+
+def _short(error: Exception) -> str:
+    return str(error).splitlines()[0][:120].rstrip(".") if str(error) else type(error).__name__
+
+
+def ids_shape(shape: tuple[int, ...], dtype: np.dtype, asked: Asked, where: str) -> tuple[int, int]:
+    """(S, K) of ids of this shape: (tokens, S, K), (tokens, S·K) with the user's word, or (tokens, S) for K = 1."""
+    if dtype.kind not in "iu":
+        raise UserError(f"{where}: the ids are {dtype}, they should be whole numbers", field="file")
+    if len(shape) == 3 and shape[1] and shape[2]:
+        found = shape[1], shape[2]
+    elif len(shape) == 2 and shape[1] and (asked.layers or asked.top_k):
+        layers = asked.layers or shape[1] // (asked.top_k or 1)
+        found = layers, shape[1] // layers
+        if found[0] * found[1] != shape[1]:
+            raise UserError(f"{where}: {shape[1]} ids a token are not {layers} layers of the same size", field="layers")
+    else:
+        raise UserError(
+            f"{where}: the ids have shape {shape}, they should be (tokens, layers, top-k); "
+            "of flat ids say --layers or --top-k",
+            field="file",
+        )
+    for name, given, is_ in (("layers", asked.layers, found[0]), ("top_k", asked.top_k, found[1])):
+        if given is not None and given != is_:
+            raise UserError(f"{where}: has {is_} {name.replace('_', '-')}, not {given} as announced", field=name)
+    return found
+
+
+def _layer_names(count: int) -> tuple[str, ...]:
+    return tuple(f"layer {layer}" for layer in range(count))
+
+
+def open_npy(file: Path, asked: Asked) -> Log:
+    """A saved array (tokens, layers, top-k)."""
+    with file.open("rb") as stream:
+        array = _Array(stream, str(file))
+        steps, top_k = ids_shape(array.shape, array.dtype, asked, str(file))
+
+    def read() -> Iterator[Piece]:
+        with file.open("rb") as stream:
+            array = _Array(stream, str(file))
+            whole = array.shape[0] <= CUT_TOKENS
+            for start in range(0, array.shape[0], CUT_TOKENS):
+                ids = array.rows(min(CUT_TOKENS, array.shape[0] - start)).reshape(-1, steps, top_k)
+                source = file.name if whole else f"{file.name}, tokens {start} to {start + len(ids) - 1}"
+                yield Piece(ids, f"{file}, row {start}", source=source, rows_from=start)
+
+    return Log(file, "npy", Shape(_layer_names(steps), top_k, False), asked.experts, _read=read)
+
+
+class _Archive:
+    """The arrays of a ``.npz`` by name."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        try:
+            self.zip = zipfile.ZipFile(file)
+        except (zipfile.BadZipFile, OSError) as error:
+            raise UserError(f"{file}: is no whole .npz archive ({_short(error)})", field="file") from None
+        self.names = {name.removesuffix(".npy"): name for name in self.zip.namelist()}
+        if any(name.endswith(".pkl") for name in self.names):
+            raise UserError(
+                f"{file}: {PICKLE.format('the ids as a numpy array, for example ids.numpy() with numpy.save')}",
+                field="file",
+            )
+
+    def array(self, name: str) -> _Array:
+        return _Array(self.zip.open(self.names[name]), f"{self.file}, array {name!r}")
+
+    def whole(self, name: str) -> np.ndarray | None:
+        """All of a small array, None where there is none."""
+        if name not in self.names:
+            return None
+        array = self.array(name)
+        return array.rows(len(array)) if array.shape else array.rows(1)
+
+
+def open_npz(file: Path, asked: Asked) -> Log:
+    """The neutral archive: ``ids`` and what goes with them; or an engine's two arrays of one request."""
+    archive = _Archive(file)
+    with archive.zip:
+        prompt = "prompt_routed_experts" in archive.names
+        name = next((name for name in IDS if name in archive.names), None)
+        if name is None and not prompt:
+            raise UserError(
+                f"{file}: has the arrays {', '.join(archive.names) or 'none'}, but no 'ids' (tokens, layers, top-k)",
+                field="file",
+            )
+        id_names = ([] if not prompt else ["prompt_routed_experts"]) + ([name] if name else [])
+        for name in id_names:
+            array = archive.array(name)
+            steps, top_k = ids_shape(array.shape, array.dtype, asked, array.where)
+        experts = archive.whole("num_experts")
+        model = archive.whole("model")
+        layers = archive.whole("layers")
+        has_weights = "weights" in archive.names
+    names = _layer_names(steps) if layers is None else tuple(map(str, layers.tolist()))
+    if len(names) != steps:
+        raise UserError(f"{file}: names {len(names)} layers, but the ids have {steps}", field="file")
+    announced = asked.experts or (int(experts.reshape(-1)[0]) if experts is not None else None)
+
+    def read() -> Iterator[Piece]:
+        archive = _Archive(file)
+        with archive.zip:
+            if prompt:
+                parts = [archive.whole(name).reshape(-1, steps, top_k) for name in id_names]
+                yield Piece(np.concatenate(parts), str(file), source=file.name)
+            else:
+                yield from _samples(archive, id_names[0], steps, top_k, has_weights)
+
+    model_name = None if model is None else str(model.reshape(-1)[0])
+    return Log(file, "npz", Shape(names, top_k, has_weights), announced, model_name, _read=read)
+
+
+def _samples(archive: _Archive, name: str, steps: int, top_k: int, has_weights: bool) -> Iterator[Piece]:
+    """Tokens with the same number in ``sample`` are one sample; without it they are cut."""
+    ids = archive.array(name)
+    count = len(ids)
+    columns = {other: archive.array(other) for other in ("weights", "token_id", "sample") if other in archive.names}
+    for other, array in columns.items():
+        if len(array) != count:
+            raise UserError(f"{array.where}: has {len(array)} rows, but there are {count} tokens", field="file")
+        if array.dtype.kind not in ("f" if other == "weights" else "iu"):
+            raise UserError(f"{array.where}: is {array.dtype}, the wrong kind of number", field="file")
+    texts = {other: archive.whole(other) for other in ("label", "text")}
+    if "sample" not in columns and any(values is not None for values in texts.values()):
+        raise UserError(f"{archive.file}: label and text go with 'sample', the sample of each token", field="file")
+    samples = TokenRuns(str(archive.file))
+    for start in range(0, count, CUT_TOKENS):
+        n = min(CUT_TOKENS, count - start)
+        part: dict[str, Any] = {other: array.rows(n) for other, array in columns.items()}
+        rows = ids.rows(n).reshape(n, steps, top_k)
+        weights = part["weights"].reshape(n, steps, top_k) if has_weights else None
+        yield from samples.add(rows, weights, part.get("token_id"), part.get("sample"), start)
+        yield from samples.ready(texts)
+    yield from samples.ready(texts, end=True)
+
+
+class TokenRuns:
+    """Collects tokens that come a block at a time into samples: runs of the same number in ``sample``."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self._parts: list[tuple] = []
+        self._number: int | None = None
+        self._position = -1
+        self._start = 0
+        self._done: list[tuple[int, Piece]] = []
+
+    def add(self, ids, weights, token_id, sample, start: int) -> Iterator[Piece]:
+        """Take rows ``start`` … of the file; yields samples at once where there are no numbers."""
+        if sample is None:
+            rows = f"rows {start} to {start + len(ids) - 1}"
+            yield Piece(ids, f"{self.where}, row {start}", weights, token_id, source=rows, rows_from=start)
+            return
+        bounds = [0, *(np.flatnonzero(np.diff(sample)) + 1).tolist(), len(sample)]
+        for low, high in zip(bounds[:-1], bounds[1:], strict=True):
+            number = int(sample[low])
+            if number != self._number:
+                if self._number is not None and number < self._number:
+                    raise UserError(
+                        f"{self.where}, row {start + low}: sample {number} comes after sample {self._number}; "
+                        "the tokens of a sample stand together, samples in rising order",
+                        field="file",
+                    )
+                self._finish()
+                self._number, self._start, self._position = number, start + low, self._position + 1
+            taken = tuple(None if values is None else values[low:high] for values in (ids, weights, token_id))
+            self._parts.append(taken)
+
+    def _finish(self) -> None:
+        if not self._parts:
+            return
+        ids, weights, token_id = (
+            None if column[0] is None else np.concatenate(column) for column in zip(*self._parts, strict=True)
+        )
+        where = f"{self.where}, row {self._start}"
+        piece = Piece(ids, where, weights, token_id, source=f"sample {self._number}", rows_from=self._start)
+        self._done.append((self._position, piece))
+        self._parts = []
+
+    def ready(self, texts: dict[str, np.ndarray | None], end: bool = False) -> Iterator[Piece]:
+        """Samples that are complete, with their entry of ``label`` and ``text`` (one a sample, in order)."""
+        from dataclasses import replace
+
+        if end:
+            self._finish()
+        for position, piece in self._done:
+            found = {}
+            for name, values in texts.items():
+                if values is None:
+                    continue
+                if position >= len(values):
+                    raise UserError(
+                        f"{self.where}: has {len(values)} entries in {name!r}, but more samples", field="file"
+                    )
+                found[name] = str(values[position])
+            yield replace(piece, **found)
+        self._done = []

@@ -1,0 +1,255 @@
+"""llama.cpp's routing CSV: one row for each expert that a token went to.
+
+With a header: ``layer`` and ``expert``, and where they are there ``token`` (or ``pos``, ``row``), ``weight``, and
+whatever tells passes apart (``call``, ``phase``, ``step``, ``turn``, ``seq``). Without one: ``layer,expert``, as
+``llama-moe-trace`` writes it; then K must be said. Rows come layer by layer within a pass: where the layer falls, a
+new pass begins.
+
+The last layer of a prompt is computed only for the tokens whose output is wanted. Where it has fewer tokens than the
+other layers it is left out of the run, and the run says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import csv
+
+from engine.adapters.importers.base import Asked, Log, Piece, Shape
+from engine.adapters.importers.lines import text_lines
+from engine.errors import UserError
+
+LAYER, EXPERT = ("layer", "layer_id", "il"), ("expert", "expert_id")
+TOKEN, WEIGHT = ("token", "pos", "position", "row", "token_position"), ("weight", "routing_weight", "prob")
+PASS = ("call", "phase", "step", "turn", "seq", "seq_id", "is_decode")
+BLOCK_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """The rows of one forward pass, by layer in their order."""
+
+    where: str
+    layers: tuple[int, ...]
+    experts: list[np.ndarray]
+    """of each layer (t, K)"""
+    weights: list[np.ndarray] | None
+    last_tokens: list[int] | None
+    """of each layer, where the log numbers its tokens"""
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the last layer has fewer tokens than the first."""
+        return len(self.layers) > 1 and len(self.experts[-1]) < len(self.experts[0])
+
+
+def is_csv(line: bytes) -> bool:
+    """Whether the first line is a header with layer and expert, or two whole numbers."""
+    cells = [cell.strip().strip('"').lower() for cell in line.decode("utf-8", "replace").split(",")]
+    return (any(c in LAYER for c in cells) and any(c in EXPERT for c in cells)) or (
+        len(cells) == 2 and all(cell.isdigit() for cell in cells)
+    )
+
+
+def open_csv(file: Path, asked: Asked) -> Log:
+    """A trace; the whole file is looked through once for a last layer with fewer tokens."""
+    columns, skip = _header(file)
+    if "token" not in columns and asked.top_k is None:
+        raise UserError(
+            f"{file}: has no column 'token', so where a token ends cannot be seen; say --top-k of the model",
+            field="top_k",
+        )
+    first = short = None
+    for found in _passes(file, columns, skip, asked):
+        first = first or found
+        if found.is_short:
+            _refuse_cut_off(found, short is not None)
+            short = found.layers[-1]
+    if first is None:
+        raise UserError(f"{file}: is empty", field="file")
+    layers = tuple(layer for layer in first.layers if layer != short)
+    top_k = first.experts[0].shape[1]
+    if asked.layers is not None and asked.layers != len(first.layers):
+        raise UserError(f"{file}: has {len(first.layers)} layers, not {asked.layers} as announced", field="layers")
+
+    def read() -> Iterator[Piece]:
+        for found in _passes(file, columns, skip, asked):
+            kept = [i for i, layer in enumerate(found.layers) if layer != short]
+            if tuple(found.layers[i] for i in kept) != layers:
+                raise UserError(
+                    f"{found.where}: this pass has the layers {_said(found.layers)}, the first had "
+                    f"{_said(first.layers)}; the log is cut off, or of several models",
+                    field="file",
+                )
+            sizes = {found.experts[i].shape for i in kept}
+            if len(sizes) > 1:
+                raise UserError(
+                    f"{found.where}: the layers of this pass have different numbers of tokens or experts "
+                    f"({_sizes(sizes)}); the log is cut off",
+                    field="file",
+                )
+            ids = np.stack([found.experts[i] for i in kept], axis=1)
+            weights = None if found.weights is None else np.stack([found.weights[i] for i in kept], axis=1)
+            yield Piece(ids, found.where, weights, source=found.where.removeprefix(f"{file}, "))
+
+    note = ""
+    if short is not None:
+        note = f"layer {short} is left out: llama.cpp computed it only for tokens whose output was wanted"
+    names = tuple(f"layer {layer}" for layer in layers)
+    return Log(file, "llama.cpp", Shape(names, top_k, "weight" in columns), asked.experts, None, note, _read=read)
+
+
+def _refuse_cut_off(found: _Pass, not_the_first: bool) -> None:
+    """A last layer may end early: its output was wanted for the last token, not for the first ones."""
+    if found.last_tokens is not None:
+        cut_off = found.last_tokens[-1] != found.last_tokens[0]
+    else:
+        cut_off = len(found.experts[-1]) > 1 and not not_the_first
+    if cut_off:
+        raise UserError(
+            f"{found.where}: the last layer of this pass has {len(found.experts[-1])} tokens, the first "
+            f"{len(found.experts[0])}; the log is cut off",
+            field="file",
+        )
+
+
+def _said(layers: tuple[int, ...]) -> str:
+    return f"{layers[0]} … {layers[-1]} ({len(layers)})" if layers else "none"
+
+
+def _sizes(sizes: set[tuple[int, ...]]) -> str:
+    return " and ".join(" × ".join(map(str, size)) for size in sorted(sizes))
+
+
+def _header(file: Path) -> tuple[dict[str, int], int]:
+    """Place of each known column, and how many lines stand before the rows (comments and the header)."""
+    skip = 0
+    for _, line in text_lines(file):
+        if line.startswith(b"#"):
+            skip += 1
+            continue
+        cells = [cell.strip().strip('"').lower() for cell in line.decode("utf-8", "replace").split(",")]
+        if all(cell.lstrip("-").isdigit() for cell in cells):
+            if len(cells) != 2:
+                raise UserError(
+                    f"{file}: has {len(cells)} columns and no header; name them (layer, expert, token, weight)",
+                    field="file",
+                )
+            return {"layer": 0, "expert": 1, "width": 2}, skip
+        found = {"width": len(cells)}
+        for name, known in (("layer", LAYER), ("expert", EXPERT), ("token", TOKEN), ("weight", WEIGHT)):
+            place = next((cells.index(cell) for cell in known if cell in cells), None)
+            if place is not None:
+                found[name] = place
+        if "layer" not in found or "expert" not in found:
+            raise UserError(f"{file}: has the columns {', '.join(cells)}, but no 'layer' and 'expert'", field="file")
+        found |= {f"pass {cell}": cells.index(cell) for cell in PASS if cell in cells}
+        return found, skip + 1
+    raise UserError(f"{file}: is empty", field="file")
+
+
+def _blocks(file: Path, columns: dict[str, int], skip: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """(line of the first row, columns) of a few megabytes of rows at a time."""
+    names = [f"f{i}" for i in range(columns["width"])]
+    wanted = {key: place for key, place in columns.items() if key != "width"}
+    types = {f"f{place}": _kind(key) for key, place in wanted.items()}
+    try:
+        reader = csv.open_csv(
+            file,
+            csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES, skip_rows=skip, column_names=names),
+            convert_options=csv.ConvertOptions(
+                column_types=types, include_columns=list(types), null_values=[], strings_can_be_null=False
+            ),
+        )
+        line = skip + 1
+        for batch in reader:
+            if batch.num_rows:
+                yield line, {key: batch.column(f"f{p}").to_numpy(zero_copy_only=False) for key, p in wanted.items()}
+            line += batch.num_rows
+    except (pa.ArrowException, OSError) as error:
+        said = str(error).splitlines()[0][:160]
+        raise UserError(f"{file}: cannot be read as CSV ({said}); rows are counted from line {skip + 1}") from None
+
+
+def _kind(key: str) -> pa.DataType:
+    if key == "weight":
+        return pa.float32()
+    return pa.string() if key.startswith("pass") else pa.int64()
+
+
+def _passes(file: Path, columns: dict[str, int], skip: int, asked: Asked) -> Iterator[_Pass]:
+    """Forward passes: runs of rows in which the layer does not fall and nothing of ``PASS`` changes."""
+    held: dict[str, list[np.ndarray]] = {key: [] for key in columns if key != "width"}
+    held_line, last = 0, None
+    for line, rows in _blocks(file, columns, skip):
+        layer = rows["layer"]
+        breaks = layer[1:] < layer[:-1]
+        for key, values in rows.items():
+            if key.startswith("pass"):
+                breaks = breaks | (values[1:] != values[:-1])
+        changes = last is not None and (
+            layer[0] < last["layer"] or any(rows[k][0] != last[k] for k in rows if k.startswith("pass"))
+        )
+        bounds = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(layer)]
+        for low, high in zip(bounds[:-1], bounds[1:], strict=True):
+            if held["layer"] and (low > 0 or changes):
+                yield _one_pass(file, held_line, held, asked)
+                held = {key: [] for key in held}
+            if not held["layer"]:
+                held_line = line + low
+            for key, values in rows.items():
+                held[key].append(values[low:high])
+        last = {key: values[-1] for key, values in rows.items()}
+    if held["layer"]:
+        yield _one_pass(file, held_line, held, asked)
+
+
+def _one_pass(file: Path, line: int, held: dict[str, list[np.ndarray]], asked: Asked) -> _Pass:
+    rows = {key: np.concatenate(parts) for key, parts in held.items() if not key.startswith("pass")}
+    where = f"{file}, line {line}"
+    if rows["layer"].min() < 0:
+        raise UserError(f"{where}: layer {int(rows['layer'].min())}, layers count from 0", field="file")
+    starts = np.flatnonzero(np.diff(rows["layer"], prepend=-1))
+    layers = rows["layer"][starts]
+    experts, weights = [], []
+    tokens_before, last_tokens = None, []
+    for start, stop, layer in zip(starts, [*starts[1:], len(rows["layer"])], layers, strict=True):
+        at = f"{file}, line {line + int(start)}"
+        top_k = asked.top_k
+        if "token" in rows:
+            tokens = rows["token"][start:stop]
+            firsts = np.flatnonzero(np.diff(tokens, prepend=tokens[0] - 1))
+            counts = np.diff(firsts, append=len(tokens))
+            if (counts != counts[0]).any():
+                odd = int(firsts[np.flatnonzero(counts != counts[0])[0]])
+                raise UserError(
+                    f"{file}, line {line + int(start) + odd}: token {int(tokens[odd])} has another number of experts "
+                    f"at layer {int(layer)} than token {int(tokens[0])} ({int(counts[0])}); the log is cut off",
+                    field="file",
+                )
+            if top_k is not None and top_k != int(counts[0]):
+                raise UserError(f"{at}: tokens have {int(counts[0])} experts, not {top_k} as announced", field="top_k")
+            top_k = int(counts[0])
+            named = tokens[firsts]
+            if tokens_before is not None and len(named) == len(tokens_before) and (named != tokens_before).any():
+                raise UserError(f"{at}: layer {int(layer)} has other tokens than the layer before it", field="file")
+            tokens_before = named
+            last_tokens.append(int(named[-1]))
+        assert top_k is not None, "open_csv asks for it where there is no column 'token'"
+        if (stop - start) % top_k:
+            raise UserError(
+                f"{at}: layer {int(layer)} has {int(stop - start)} rows, which are no whole tokens of {top_k} "
+                "experts; the log is cut off, or --top-k is another number",
+                field="top_k",
+            )
+        experts.append(rows["expert"][start:stop].reshape(-1, top_k))
+        if "weight" in rows:
+            weights.append(rows["weight"][start:stop].reshape(-1, top_k))
+    return _Pass(
+        where, tuple(layers.tolist()), experts, weights if "weight" in rows else None,
+        last_tokens if "token" in rows else None,
+    )  # fmt: skip
