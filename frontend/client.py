@@ -88,7 +88,7 @@ class Client:
         return self._get(f"/runs/{_part(run)}")
 
     def flow(self, run: str, **query: Any) -> dict[str, Any]:
-        """Nodes and links; query: steps, label, min_share, paths, through, limit."""
+        """Nodes and links; query: steps, label, min_share, paths, through, limit, merge_share, most_modules."""
         return self._get(f"/runs/{_part(run)}/flow", query)
 
     def paths(self, run: str, *, most: int = 100, **query: Any) -> dict[str, Any]:
@@ -126,6 +126,26 @@ class Client:
     ) -> dict[str, Any]:
         """Edges, gates or blocks: of one sample, or mean and deviation over samples (of one label)."""
         return self._get(f"/runs/{_part(run)}/{_part(kind)}", {"label": label, "sample": sample})
+
+    def specialisation(self, run: str, **query: Any) -> dict[str, Any]:
+        """What the modules of a step prefer; query: of, step, label, limit, each."""
+        return self._get(f"/runs/{_part(run)}/specialisation", query)
+
+    def co_activation(self, run: str, **query: Any) -> dict[str, Any]:
+        """Modules of a step that are chosen together; query: step, label, limit."""
+        return self._get(f"/runs/{_part(run)}/co_activation", query)
+
+    def repetition(self, run: str, *, label: str | None = None) -> dict[str, Any]:
+        """How often neighbouring tokens choose the same, per step."""
+        return self._get(f"/runs/{_part(run)}/repetition", {"label": label})
+
+    def saturation(self, run: str) -> dict[str, Any]:
+        """Each checkpoint of the run's series against the last one."""
+        return self._get(f"/runs/{_part(run)}/saturation")
+
+    def token_slice(self, run: str, sample: int, **query: Any) -> dict[str, Any]:
+        """Token × module of one sample at one step; query: step, first, limit."""
+        return self._get(f"/runs/{_part(run)}/samples/{int(sample)}/experts", query)
 
     def delete(self, run: str) -> None:
         self._send("DELETE", f"/runs/{_part(run)}")

@@ -70,6 +70,11 @@ class Selection:
     """Family: a second label beside ``label``"""
     gate: str | None = None
     """Family, Directional: ``layer.head.direction`` whose words are shown"""
+    merge: float | None = None
+    """Flow and Family: modules below this share of tokens are merged into “other”, per cent; None: by itself, where
+    there are too many to draw"""
+    words: str = "input"
+    """Family, experts: whether an expert's words are input or next tokens"""
     controls: tuple[str, ...] = ()
     """Family: ``name:value`` of what is changed when the sample is run again"""
 
@@ -224,5 +229,7 @@ _READERS = {
     "layer": _natural,
     "other": lambda text: text[:500] or None,
     "gate": _gate,
+    "merge": _between(0, 100),
+    "words": _one_of("input", "next"),
     "controls": _changes,
 }

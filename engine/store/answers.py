@@ -121,7 +121,9 @@ def cut_links(links: Mapping[str, np.ndarray], least: float, limit: int) -> list
     step, source, target = (links[name].astype(np.int64) for name in ("step", "source", "target"))
     count, weight = links["count"].astype(np.float64), links["weight"].astype(np.float64)
     large = np.flatnonzero(count >= least)
-    order = large[np.lexsort((target[large], source[large], step[large], -count[large]))[:limit]]
+    nameless = np.minimum(source, target) < 0
+    keys = (target, source, step, -count, nameless)
+    order = large[np.lexsort([key[large] for key in keys])[:limit]]
     columns = (step[order], source[order], target[order], count[order], weight[order])
     rows: list[tuple] = [(*row, None) for row in zip(*(column.tolist() for column in columns), strict=True)]
     for one in np.unique(step).tolist():

@@ -71,7 +71,8 @@ def largest_links(
     """The ``limit`` largest links of at least ``least`` tokens, then the totals of each step.
 
     Rows: step, source, target, count, weight, NULL; and step, NULL, NULL, count, weight, number of links. With
-    ``kept`` (step, module), links of all other modules are merged: they come from and go to module −1.
+    ``kept`` (step, module), links of all other modules are merged: they come from and go to module −1, and stand
+    behind those between modules that have a name.
     """
     label = ALL_LABELS if label_id is None else label_id
     plain = "SELECT step, source, target, count, weight FROM flow WHERE label_id = ? AND step >= ? AND step < ?"
@@ -88,7 +89,8 @@ def largest_links(
     with_kept = "" if kept is None else f"kept AS (SELECT {unnested}), "
     return Query(
         f"WITH {with_kept}links AS MATERIALIZED ({plain}), "
-        "largest AS (SELECT * FROM links WHERE count >= ? ORDER BY count DESC, step, source, target LIMIT ?) "
+        "largest AS (SELECT * FROM links WHERE count >= ? "
+        "ORDER BY least(source, target) < 0, count DESC, step, source, target LIMIT ?) "
         "SELECT step, source, target, count, weight, NULL AS num_links FROM largest UNION ALL "
         "SELECT step, NULL, NULL, sum(count), sum(weight), count(*) FROM links GROUP BY step",
         (*parameters, least, limit),

@@ -9,8 +9,18 @@
 """
 
 from frontend.charts.chunks import rerouting_chart, strip_chart
+from frontend.charts.co_activation import co_activation_chart
 from frontend.charts.connections import distance_chart, graph_chart
 from frontend.charts.distributions import histogram_chart, label_chart, skip_reuse_chart
+from frontend.charts.experts import (
+    dead_chart,
+    domain_chart,
+    load_band_chart,
+    repetition_chart,
+    saturation_chart,
+    slice_chart,
+    word_chart,
+)
 from frontend.charts.flow import flow_chart, flow_thumbnail
 from frontend.charts.gates import gate_chart, pca_chart, specialist_chart, variance_chart
 from frontend.charts.light_costs import class_block_chart, class_chart, difficulty_chart, sharpening_chart, used_chart
@@ -30,8 +40,11 @@ __all__ = [
     "cdf_scale",
     "class_block_chart",
     "class_chart",
+    "co_activation_chart",
+    "dead_chart",
     "difficulty_chart",
     "distance_chart",
+    "domain_chart",
     "fired_chart",
     "flow_chart",
     "flow_thumbnail",
@@ -40,16 +53,20 @@ __all__ = [
     "histogram_chart",
     "label_chart",
     "label_path_chart",
+    "load_band_chart",
     "load_chart",
     "network_chart",
     "patch_chart",
     "pca_chart",
     "rank_frequency_chart",
+    "repetition_chart",
     "rerouting_chart",
+    "saturation_chart",
     "share_chart",
     "sharing_chart",
     "sharpening_chart",
     "skip_reuse_chart",
+    "slice_chart",
     "specialist_chart",
     "strip_chart",
     "text_pieces",
@@ -59,4 +76,5 @@ __all__ = [
     "tree_chart",
     "used_chart",
     "variance_chart",
+    "word_chart",
 ]

@@ -9,7 +9,7 @@ import altair as alt
 
 from frontend.charts import numbers
 from frontend.charts.frame import finish, rows, titled
-from frontend.charts.layout import MOST_LINKS, FlowLayout, flow_layout, ribbon_points
+from frontend.charts.layout import MOST_LINKS, OTHER, FlowLayout, flow_layout, ribbon_points
 from frontend.charts.palette import Theme, theme_named
 
 TITLE = "Where do tokens go?"
@@ -47,15 +47,17 @@ def flow_chart(
         _labels(layout, look, x, y),
         _ribbons(layout, look, x, y, chosen, interactive),
         _circles(layout, look, x, y, chosen, interactive),
+        _squares(layout, look, x, y),
     ]
     if ribbon:
         layers.append(_line(layout, look, x, y, ribbon))
     subtitle = [
-        f"{numbers.plural(flow.get('num_tokens'), 'token')}; columns are steps, rows are modules.",
+        f"{numbers.plural(flow.get('num_tokens'), 'token')}; columns are steps, {ROWS[layout.own]}.",
         "Circle area: tokens that a module received. Ribbon width: tokens that go that way.",
+        *merged_words(flow),
     ]
     chart = alt.layer(*layers).properties(width="container", height=layout.height)
-    return finish(titled(chart, look, title, subtitle + hidden_words(layout.other)), look)
+    return finish(titled(chart, look, title, subtitle + hidden_words(layout.other, moves_of(flow))), look)
 
 
 def flow_thumbnail(
@@ -66,19 +68,46 @@ def flow_thumbnail(
     layout = flow_layout(flow, height=height, most_links=most_links)
     x = alt.X("x:Q", scale=alt.Scale(domain=_domain(layout, 0.2), nice=False, zero=False), axis=None)
     y = alt.Y("y:Q", scale=alt.Scale(domain=[height + 8, -8], nice=False, zero=False), axis=None)
-    chart = alt.layer(_ribbons(layout, look, x, y, set(), False), _circles(layout, look, x, y, set(), False))
+    chart = alt.layer(
+        _ribbons(layout, look, x, y, set(), False),
+        _circles(layout, look, x, y, set(), False),
+        _squares(layout, look, x, y),
+    )
     return finish(chart.properties(width="container", height=height + 16), look)
 
 
-def hidden_words(other: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line that counts what is not drawn; empty when everything is."""
+ROWS = {False: "rows are modules", True: "in each the busiest module stands at the top"}
+"""what a row is, where modules are shared by all steps, and where each step has its own"""
+
+
+def merged_words(flow: Mapping[str, Any]) -> list[str]:
+    """One line that says how many modules the squares stand for; empty where nothing is merged."""
+    others = [node for node in flow.get("nodes") or [] if node["module"] == OTHER]
+    if not others:
+        return []
+    least, most = (f(int(node.get("num_modules") or 0) for node in others) for f in (min, max))
+    size = numbers.count(least) if least == most else f"{numbers.count(least)} to {numbers.count(most)}"
+    what = str(others[0].get("name") or "").rstrip(")").rpartition(" ")[2] or "modules"
+    visits = sum(float(node["count"]) for node in flow["nodes"]) or 1.0
+    share = numbers.percent(sum(float(node["count"]) for node in others) / visits)
+    return [f"Square: “other”, {size} smaller {what} of a step together, {share} of all choices; not to scale."]
+
+
+def moves_of(flow: Mapping[str, Any]) -> float:
+    """Moves of all tokens between consecutive steps."""
+    return float(flow.get("num_tokens") or 0) * max(0, len(flow.get("steps") or []) - 1)
+
+
+def hidden_words(other: Sequence[Mapping[str, Any]], moves: float = 0) -> list[str]:
+    """One line that counts what is not drawn, with its share of all ``moves``; empty when everything is drawn."""
     links = sum(int(row["num_links"]) for row in other)
     if not links:
         return []
     tokens = sum(float(row["count"]) for row in other)
     return [
         f"Not drawn (“other”): {numbers.plural(links, 'small flow')}, together "
-        f"{numbers.plural(tokens, 'token move')} between steps."
+        f"{numbers.plural(tokens, 'token move')} between steps"
+        + (f" ({numbers.percent(min(1.0, tokens / moves))} of all)." if moves else ".")
     ]
 
 
@@ -107,16 +136,23 @@ def _labels(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.LayerCha
     """Module ids at the left, and a faint line per row so that the eye can follow a module."""
     names = {node.module: node for node in layout.nodes}
     every = max(1, -(-len(layout.row_of) * 11 // max(1, int(layout.height))))
+    words_of = {"identity": "skip", "other": "other"}
     table = [
         {
             "y": layout.row_of[module],
-            "label": "skip" if names[module].kind == "identity" else str(module),
+            "label": words_of.get(names[module].kind, str(module)),
             "x": _domain(layout)[0],
             "x2": _domain(layout)[1],
         }
         for place, module in enumerate(layout.row_of)
         if place % every == 0
     ]
+    if layout.own:  # an id means another module in every column: a row is a place in the order of load
+        ends = {min(layout.place.values(), default=0.0): "busiest"}
+        ends |= {y: "other" for (_, module), y in layout.place.items() if module == OTHER}
+        table = [
+            {"y": y, "label": word, "x": _domain(layout)[0], "x2": _domain(layout)[1]} for y, word in ends.items()
+        ]
     lines = alt.Chart(rows(table)).mark_rule(color=look.grid, strokeWidth=1, opacity=0.7).encode(x=x, x2="x2:Q", y=y)
     words = (
         alt.Chart(rows(table))
@@ -193,7 +229,7 @@ def _circles(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[st
             "on": node.key in chosen,
         }
         for node in layout.nodes
-        if node.count > 0
+        if node.count > 0 and not node.other
     ]
     span = max(1, (layout.steps[-1] - layout.steps[0]) if layout.steps else 1)
     # On a narrow page the columns stand closer than the rows: then all circles shrink by one factor.
@@ -231,10 +267,38 @@ def _circles(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[st
     ).add_params(hover, pick)
 
 
+def _squares(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.Chart:
+    """What was merged, one neutral square a step, all of one size."""
+    table = [
+        {
+            "x": node.step, "y": node.y, "name": node.name, "tokens": numbers.count(node.count),
+            "share": numbers.percent(node.share),
+        }
+        for node in layout.nodes
+        if node.other
+    ]  # fmt: skip
+    span = max(1, (layout.steps[-1] - layout.steps[0]) if layout.steps else 1)
+    size = alt.ExprRef(f"pow(min({layout.radius:.2f}, 0.6 * width / {span + 0.9}), 2)")
+    return (
+        alt.Chart(rows(table))
+        .mark_square(color=look.identity, opacity=1, size=size)
+        .encode(
+            x=x,
+            y=y,
+            tooltip=[
+                alt.Tooltip("x:Q", title="step"),
+                alt.Tooltip("name:N"),
+                alt.Tooltip("tokens:N", title="choices of them"),
+                alt.Tooltip("share:N", title="per token"),
+            ],
+        )
+    )
+
+
 def _line(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, ribbon: Sequence[Sequence[int]]) -> alt.Chart:
     """A ribbon as a line through the circles; one line a slot."""
     table = [
-        {"x": step, "y": layout.y_of(int(module)), "slot": slot}
+        {"x": step, "y": layout.y_of(int(module), step), "slot": slot}
         for step, modules in zip(layout.steps, ribbon, strict=False)
         for slot, module in enumerate(modules)
     ]

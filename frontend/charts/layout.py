@@ -3,7 +3,7 @@
 Units: x in steps, y in pixels from the top, so that a circle and the ribbons at it fit together:
 circle area ∝ tokens of the module; ribbon width ∝ tokens that go that way. The width of all ribbons at
 the largest circle is 0.92 of its diameter d; at a circle with a share c of it they take 0.92·c·d, which
-is never more than its own diameter √c·d.
+is never more than its own diameter √c·d. What was merged (“other”) is no circle to scale: it would dwarf all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from typing import Any
 
 MOST_LINKS = 2000
 """more are summed as “other”: the browser stays quick and the eye could not tell them apart"""
+OTHER = -1
+"""module id of the small modules of a step that the API merged"""
 _FILL = 0.92
+_COLUMNS = 450.0
+"""half the width of a usual picture: many columns leave room for small circles only, and ribbons shrink with them"""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Node:
     share: float
     y: float
     radius: float
+    other: bool = False
+    """many small modules in one"""
 
 
 @dataclass(frozen=True)
@@ -62,14 +68,23 @@ class FlowLayout:
     steps: list[int]
     height: float
     row_of: dict[int, float] = field(repr=False)
-    """y of each module id; the same id keeps its row in every column"""
+    """y of each module id, which keeps its row in every column; empty where modules belong to their step"""
     largest: float
     """tokens of the largest circle"""
     radius: float
     """radius of the largest circle, pixels"""
+    own: bool = False
+    """modules belong to their step: a column has its busiest at the top, and equal ids mean nothing"""
+    place: dict[tuple[int, int], float] = field(default_factory=dict, repr=False)
+    """y of each (step, module) that is drawn"""
 
-    def y_of(self, module: int) -> float:
-        """Row of a module, drawn or not (a module that no token chose stands below all)."""
+    def y_of(self, module: int, step: int | None = None) -> float:
+        """Row of a module, drawn or not: a merged one stands where “other” stands, one that no token chose below
+        all."""
+        if step is not None and (step, module) in self.place:
+            return self.place[step, module]
+        if step is not None and (step, OTHER) in self.place:
+            return self.place[step, OTHER]
         return self.row_of.get(module, self.height)
 
 
@@ -81,15 +96,12 @@ def flow_layout(flow: Mapping[str, Any], *, height: float | None = None, most_li
     the rest is added to ``other``, so tokens are conserved per step.
     """
     nodes = list(flow.get("nodes") or [])
-    kinds = {int(node["module"]): str(node.get("kind") or "") for node in nodes}
-    modules = sorted(kinds, key=lambda module: (kinds[module] == "identity", module))
-    if height is None:
-        height = float(min(620, max(240, 26 * len(modules))))
-    gap = height / max(1, len(modules))
-    row_of = {module: gap * (place + 0.5) for place, module in enumerate(modules)}
-    largest = max((float(node["count"]) for node in nodes), default=0.0) or 1.0
-    radius = min(24.0, max(0.55 * gap, 9.0))
+    own = bool(flow.get("own_modules"))
+    place, row_of, height = _rows(nodes, own, height)
+    gap = height / max(1, len(set(place.values())))
+    largest = max((float(node["count"]) for node in nodes if node["module"] != OTHER), default=0.0) or 1.0
     steps = [int(step) for step in flow.get("steps") or sorted({int(node["step"]) for node in nodes})]
+    radius = min(24.0, max(0.55 * gap, 9.0), max(5.0, _COLUMNS / max(1, len(steps))))
     drawn = [
         Node(
             f"{int(n['step'])}.{int(n['module'])}",
@@ -99,14 +111,55 @@ def flow_layout(flow: Mapping[str, Any], *, height: float | None = None, most_li
             str(n.get("kind") or ""),
             float(n["count"]),
             float(n.get("share") or 0.0),
-            row_of[int(n["module"])],
-            radius * math.sqrt(max(0.0, float(n["count"])) / largest),
+            place[int(n["step"]), int(n["module"])],
+            radius * (0.5 if n["module"] == OTHER else math.sqrt(max(0.0, float(n["count"])) / largest)),
+            n["module"] == OTHER,
         )
         for n in nodes
     ]
     kept, other = _cap(list(flow.get("links") or []), list(flow.get("other") or []), most_links)
-    links = _place(kept, row_of, _FILL * 2 * radius / largest)
-    return FlowLayout(drawn, links, other, steps, height, row_of, largest, radius)
+    slots = _slots(nodes, flow.get("num_tokens"))
+    links = _place(kept, place, _FILL * 2 * radius * slots / largest)
+    return FlowLayout(drawn, links, other, steps, height, row_of, largest, radius, own, place)
+
+
+def _rows(
+    nodes: Sequence[Mapping[str, Any]], own: bool, height: float | None
+) -> tuple[dict[tuple[int, int], float], dict[int, float], float]:
+    """y of each (step, module); y of each module id (none where they belong to their step); the height."""
+    kinds = {int(node["module"]): str(node.get("kind") or "") for node in nodes}
+    keys = {(int(node["step"]), int(node["module"])): float(node["count"]) for node in nodes}
+    order: dict[tuple[int, int], int] = {}
+    if own:
+        columns: dict[int, list[int]] = defaultdict(list)
+        for step, module in sorted(keys, key=lambda key: (-keys[key], key)):
+            if module != OTHER:
+                columns[step].append(module)
+        order = {(step, module): row for step, column in columns.items() for row, module in enumerate(column)}
+        last = max(order.values(), default=-1) + 1
+        order |= {key: last for key in keys if key[1] == OTHER}
+        names: list[int] = []
+    else:
+        names = sorted(kinds, key=lambda module: (kinds[module] == "other", kinds[module] == "identity", module))
+        row = {module: place for place, module in enumerate(names)}
+        order = {key: row[key[1]] for key in keys}
+    count = max(order.values(), default=-1) + 1
+    if height is None:
+        height = float(min(620, max(240, 26 * count)))
+    gap = height / max(1, count)
+    return (
+        {key: gap * (row + 0.5) for key, row in order.items()},
+        {module: gap * (row + 0.5) for row, module in enumerate(names)},
+        height,
+    )
+
+
+def _slots(nodes: Sequence[Mapping[str, Any]], num_tokens: Any) -> float:
+    """K: how many modules a token visits at a step. A circle counts visits, a ribbon tokens (each pair 1/K²)."""
+    per_step: dict[int, float] = defaultdict(float)
+    for node in nodes:
+        per_step[int(node["step"])] += float(node["count"])
+    return max(1.0, max(per_step.values(), default=0.0) / num_tokens) if num_tokens else 1.0
 
 
 def ribbon_points(link: Link) -> list[tuple[float, float, float]]:
@@ -121,8 +174,12 @@ def ribbon_points(link: Link) -> list[tuple[float, float, float]]:
 def _cap(
     links: list[Mapping[str, Any]], other: list[Mapping[str, Any]], most: int
 ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]]]:
-    """The largest ``most`` links, and the rest summed per step into ``other``."""
-    links = sorted((link for link in links if link["count"] > 0), key=lambda link: -link["count"])
+    """The largest ``most`` links, and the rest summed per step into ``other``; those from and to what was merged
+    are of the rest."""
+    named = [link for link in links if link["count"] > 0 and min(link["source"], link["target"]) != OTHER]
+    nameless = [link for link in links if link["count"] > 0 and min(link["source"], link["target"]) == OTHER]
+    links, most = sorted(named, key=lambda link: -link["count"]), min(most, len(named))
+    links += nameless
     rest: dict[int, list[float]] = defaultdict(lambda: [0, 0.0])
     for row in other:
         rest[int(row["step"])][0] += int(row["num_links"])
@@ -135,7 +192,9 @@ def _cap(
     ]
 
 
-def _place(links: Sequence[Mapping[str, Any]], row_of: Mapping[int, float], unit: float) -> list[Link]:
+def _place(
+    links: Sequence[Mapping[str, Any]], place: Mapping[tuple[int, int], float], unit: float
+) -> list[Link]:
     """Stack the ribbons at both ends, centred on the circle, in the order of where they go."""
     starts: dict[tuple[int, int], list[int]] = defaultdict(list)
     ends: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -143,11 +202,11 @@ def _place(links: Sequence[Mapping[str, Any]], row_of: Mapping[int, float], unit
         starts[int(link["step"]), int(link["source"])].append(index)
         ends[int(link["step"]), int(link["target"])].append(index)
     y0, y1 = [0.0] * len(links), [0.0] * len(links)
-    for places, far, near, ys in ((starts, "target", "source", y0), (ends, "source", "target", y1)):
-        for members in places.values():
-            members.sort(key=lambda index: row_of.get(int(links[index][far]), 0.0))
+    for places, far, near_step, far_step, ys in ((starts, "target", 0, 1, y0), (ends, "source", 1, 0, y1)):
+        for (step, module), members in places.items():
+            members.sort(key=lambda index: place.get((step + far_step, int(links[index][far])), 0.0))
             total = sum(float(links[index]["count"]) for index in members) * unit
-            y = row_of.get(int(links[members[0]][near]), 0.0) - total / 2
+            y = place.get((step + near_step, module), 0.0) - total / 2
             for index in members:
                 width = float(links[index]["count"]) * unit
                 ys[index] = y + width / 2

@@ -50,9 +50,13 @@ def plural(value: float | None, one: str, many: str | None = None) -> str:
     return f"{count(value)} {one if value == 1 else many or one + 's'}"
 
 
-def ribbon_words(ribbon: Sequence[Sequence[int]]) -> str:
-    """A ribbon in one line: top-1 as 3 → 7 → 1, more slots as 3+5 → 7+2."""
-    return " → ".join("+".join(str(module) for module in modules) for modules in ribbon)
+def ribbon_words(ribbon: Sequence[Sequence[int]], most: int = 64) -> str:
+    """A ribbon in one line: top-1 as 3 → 7 → 1, more slots as 3+5 → 7+2; past ``most`` visits it is cut."""
+    steps = len(ribbon)
+    if steps * max(map(len, ribbon), default=1) > most:
+        steps = max(1, most // 2 // max(map(len, ribbon)))
+    shown = " → ".join("+".join(str(module) for module in modules) for modules in ribbon[:steps])
+    return shown + (f" → … ({plural(len(ribbon) - steps, 'more step')})" if steps < len(ribbon) else "")
 
 
 def correlation(xs: Sequence[float], ys: Sequence[float]) -> dict[str, float] | None:

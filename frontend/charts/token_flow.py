@@ -41,12 +41,14 @@ def token_flow_chart(
     most: int = MOST_ROWS,
     chosen: int | None = None,
     identities: Sequence[int] = (),
+    by_weight: bool = False,
     title: str | None = TITLE,
 ) -> alt.LayerChart:
     """Draw tokens ``first … first+most−1`` of an answer of ``/samples/{sample}``.
 
     Cell: the modules that the token took at the step; colour: CDF of its whole path, so a row has one colour. A cell
-    of an identity module (a skipped step) is neutral grey.
+    of an identity module (a skipped step) is neutral grey. ``by_weight``: the cell names the first module only and
+    its colour is that module's weight; for runs where every token has a path of its own, whose CDF says nothing.
     """
     look = theme_named(theme)
     tokens = [t for t in sample.get("tokens") or [] if first <= t["token"] < first + most]
@@ -62,7 +64,9 @@ def token_flow_chart(
                     "label": token_label(token),
                     "step": step,
                     "cdf": token["cdf"],
-                    "mark": "skip" if skipped else "+".join(str(m) for m in modules),
+                    "mark": "skip" if skipped else str(modules[0]) if by_weight else "+".join(map(str, modules)),
+                    "modules": "+".join(map(str, modules)),
+                    "weight": max(token["weights"][step], default=0.0),
                     "skipped": skipped,
                     "ink": ink_on(look.identity if skipped else colour),
                     "rank": f"{token['rank']:,}",
@@ -72,7 +76,8 @@ def token_flow_chart(
     num_steps = max((len(t["ribbon"]) for t in tokens), default=1)
     wide = max((len(row["mark"]) for row in table), default=1)
     order = [row["label"] for row in table if row["step"] == 0]
-    x = alt.X("step:O", axis=alt.Axis(orient="top", title="step", labelAngle=0, domain=False, ticks=False))
+    x = alt.X("step:O", axis=alt.Axis(orient="top", title="step", labelAngle=0, labelOverlap=True, domain=False,
+                                    ticks=False))  # fmt: skip
     y = alt.Y(
         "label:N",
         sort=order,
@@ -93,12 +98,15 @@ def token_flow_chart(
         .encode(
             x=x,
             y=y,
-            fill=alt.Fill("cdf:Q", scale=cdf_scale(look), legend=cdf_legend()),
+            fill=_by_weight(table, look)
+            if by_weight
+            else alt.Fill("cdf:Q", scale=cdf_scale(look), legend=cdf_legend()),
             stroke=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(None)),
             tooltip=[
                 alt.Tooltip("label:N", title="token"),
                 alt.Tooltip("step:O"),
-                alt.Tooltip("mark:N", title="module"),
+                alt.Tooltip("modules:N", title="module"),
+                alt.Tooltip("weight:Q", title="largest weight", format=".3f"),
                 alt.Tooltip("rank:N", title="rank of its path"),
                 alt.Tooltip("cdf:Q", title="CDF", format=".3~p"),
             ],
@@ -123,7 +131,7 @@ def token_flow_chart(
     words = (
         alt.Chart(rows(table))
         .mark_text(fontSize=look.font_size - (1 if wide > 2 else 0), font=look.font, clip=True)
-        .encode(x=x, y=y, text="mark:N", color=alt.Color("ink:N", scale=None))
+        .encode(x=x, y=y, text="mark:N", color=_ink(table, look) if by_weight else alt.Color("ink:N", scale=None))
     )
     words = words.transform_filter(f"width / {num_steps} > {6.2 * wide:.0f}")
     chart = alt.layer(cells.add_params(pick), greys, words).properties(
@@ -134,7 +142,28 @@ def token_flow_chart(
         f"{numbers.plural(len(tokens), 'token')} of {numbers.count(total)}; cell: module taken, "
         "colour: how frequent the token’s whole path is; grey: the step was skipped."
     )
+    if by_weight:
+        subtitle = (
+            f"{numbers.plural(len(tokens), 'token')} of {numbers.count(total)}; cell: the module with the largest "
+            "weight; darker on a light page: a larger weight."
+        )
     return finish(titled(chart, look, title, subtitle), look)
+
+
+def _most(table: Sequence[Mapping[str, Any]]) -> float:
+    return max([row["weight"] for row in table], default=1.0) or 1.0
+
+
+def _by_weight(table: Sequence[Mapping[str, Any]], look: Theme) -> alt.Fill:
+    top = look.module if look.name != "dark" else look.ink
+    legend = alt.Legend(title="largest weight", orient="bottom", gradientLength=180, gradientThickness=10, tickCount=3)
+    scale = alt.Scale(domain=[0, _most(table)], range=[look.background, top], interpolate="lab")
+    return alt.Fill("weight:Q", scale=scale, legend=legend)
+
+
+def _ink(table: Sequence[Mapping[str, Any]], look: Theme) -> alt.Color:
+    strong = f"datum.weight > {0.5 * _most(table):.6g}"
+    return alt.when(strong).then(alt.value(look.background)).otherwise(alt.value(look.ink))
 
 
 def token_rows(sample: Mapping[str, Any]) -> list[dict[str, Any]]:

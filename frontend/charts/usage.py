@@ -15,6 +15,10 @@ OVERLOADED = 3.0
 """utilisation from which a module is called overloaded: three times its fair share"""
 
 
+MOST_MARKED = 64
+"""with more modules the cells are too small for a × in dead ones; they have the colour of the page then"""
+
+
 def load_chart(
     usage: Mapping[str, Any],
     *,
@@ -41,7 +45,8 @@ def load_chart(
     ]
     skips = {row["module"] for row in table if row["kind"] == "identity"}
     modules = sorted({row["module"] for row in table}, key=lambda module: (module in skips, module))
-    x = alt.X("step:O", axis=alt.Axis(orient="top", title="step", labelAngle=0, domain=False, ticks=False))
+    x = alt.X("step:O", axis=alt.Axis(orient="top", title="step", labelAngle=0, labelOverlap=True, domain=False,
+                                    ticks=False))  # fmt: skip
     y = alt.Y("module:O", sort=modules, axis=alt.Axis(title="module", domain=False, ticks=False, labelOverlap=True))
     pick = alt.selection_point(name="node", fields=["node"], on="click", clear=False, empty=False)
     most = max([row["load"] or 0 for row in table], default=1) or 1
@@ -82,13 +87,22 @@ def load_chart(
         .add_params(pick)
     )
     dead = (
-        alt.Chart(rows(row for row in table if row["dead"]))
+        alt.Chart(rows(row for row in table if row["dead"] and len(modules) <= MOST_MARKED))
         .mark_text(text="×", color=look.accent, fontSize=look.font_size + 2)
         .encode(x=x, y=y)
     )
     chart = alt.layer(cells, dead).properties(width="container", height=max(80, min(620, 20 * max(1, len(modules)))))
     return finish(
-        titled(chart, look, title, ["Darker: more tokens than a fair share. ×: no token ever came (dead)."]),
+        titled(
+            chart,
+            look,
+            title,
+            [
+                "Darker: more tokens than a fair share. "
+                + ("×" if len(modules) <= MOST_MARKED else "Page colour")
+                + ": no token ever came (dead)."
+            ],
+        ),
         look,
     )
 

@@ -53,18 +53,23 @@ function buildFlow(flow, parent, onNode) {
   return { line, dots };
 }
 
+const MANY_SLOTS = 2;  // more would be K² lines between two steps: then only those of the largest weights are drawn
+
 function drawRibbon(flow, picture, ribbon) {
   picture.line.replaceChildren();
   picture.dots.replaceChildren();
   if (!ribbon) return;
-  const place = (step, module) => ({ x: flow.x[step], y: flow.y[String(module)] ?? flow.height - 6 });
+  const place = (step, module) => ({ x: flow.x[step],
+    y: flow.y[`${step}.${module}`] ?? flow.y[String(module)] ?? flow.other ?? flow.height - 6 });
   ribbon.forEach((modules, step) => {
     modules.forEach((module, slot) => {
       const here = place(step, module);
-      const dot = draw("circle", { cx: here.x, cy: here.y, r: slot === 0 ? 5 : 3.5 }, picture.dots);
+      const size = ribbon.length > 24 ? 0.5 : 1;
+      const dot = draw("circle", { cx: here.x, cy: here.y, r: size * (slot === 0 ? 5 : 3.5) }, picture.dots);
       dot.setAttribute("class", slot === 0 ? "tp-first" : "");
       if (step + 1 >= ribbon.length) return;
       ribbon[step + 1].forEach((next, nextSlot) => {
+        if (modules.length > MANY_SLOTS && slot + nextSlot > 0) return;
         const there = place(step + 1, next);
         draw("path", { d: curve(here.x, here.y, there.x, there.y),
           class: slot === 0 && nextSlot === 0 ? "tp-first" : "tp-second" }, picture.line);

@@ -6,6 +6,7 @@ by a few lines of local JavaScript. The data for it is made here, in plain dicts
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import streamlit as st
 
 from frontend.charts import numbers
-from frontend.charts.layout import flow_layout
+from frontend.charts.layout import OTHER, flow_layout
 from frontend.charts.palette import Theme, cdf_colour, ink_on, mix
 from frontend.charts.patches import module_colour
 from frontend.charts.running_text import text_pieces
@@ -47,8 +48,9 @@ def explorer(
             on_pick(value.get("token"))
 
     def node() -> None:
-        if value := st.session_state[key].get("node"):
-            on_node(str(value))
+        value = str(st.session_state[key].get("node") or "")
+        if value and not value.endswith(f".{OTHER}"):  # nobody can pass “other”: it is many modules
+            on_node(value)
 
     _renderer()(data=dict(data), key=key, on_pick_change=picked, on_node_change=node)
 
@@ -115,7 +117,7 @@ def token_words(token: Mapping[str, Any], num_paths: int, identities: Collection
     what = (
         f"Patch {token_label(token)}"
         if token.get("row") is not None
-        else f"Token {token['token']} “{visible(token.get('text'))}”"
+        else f"Token {token['token']}" + (f" “{visible(token['text'])}”" if token.get("text") else "")
     )
     steps = len(token["ribbon"])
     skipped = sum(all(int(m) in identities for m in modules) for modules in token["ribbon"])
@@ -133,7 +135,9 @@ def token_words(token: Mapping[str, Any], num_paths: int, identities: Collection
 
 def small_flow(flow: Mapping[str, Any], *, width: float = PICTURE_WIDTH) -> dict[str, Any]:
     """The flow picture in pixels of a fixed box, for the component to scale."""
-    rows_count = len({node["module"] for node in flow["nodes"]})
+    per_step = Counter(node["step"] for node in flow["nodes"])
+    ids = {node["module"] for node in flow["nodes"]}
+    rows_count = max(per_step.values(), default=1) if flow.get("own_modules") else len(ids)
     layout = flow_layout(flow, height=float(min(430, max(200, 20 * rows_count))), most_links=MOST_LINKS)
     steps = layout.steps or [0]
     left, right, top = 34.0, 16.0, 18.0
@@ -148,18 +152,19 @@ def small_flow(flow: Mapping[str, Any], *, width: float = PICTURE_WIDTH) -> dict
         "height": layout.height + top + 4,
         "label": "Flow of all tokens of the run, and the chosen path as a line",
         "x": [x[step] for step in steps],
-        "y": {str(m): round(y + top, 1) for m, y in layout.row_of.items()},
+        "y": {str(m): round(y + top, 1) for m, y in layout.row_of.items()}
+        | ({f"{s}.{m}": round(y + top, 1) for (s, m), y in layout.place.items()} if layout.own else {}),
+        "other": next((round(y + top, 1) for (_, m), y in layout.place.items() if m == OTHER), None),
         "nodes": [
             {
                 "key": n.key,
                 "x": x[n.step],
                 "y": round(n.y + top, 1),
                 "r": round(n.radius * radius, 2),
-                "skip": n.kind == "identity",
-                "title": (
-                    f"step {n.step}, module {n.module} ({n.kind}): {numbers.count(n.count)} tokens, "
-                    f"{numbers.percent(n.share)}"
-                ),
+                "skip": n.kind in ("identity", "other"),
+                "title": f"step {n.step}, "
+                + (n.name if n.other else f"module {n.module} ({n.kind})")
+                + f": {numbers.count(n.count)} tokens, {numbers.percent(n.share)}",
             }
             for n in layout.nodes
             if n.count > 0 and n.step in x
@@ -176,11 +181,17 @@ def small_flow(flow: Mapping[str, Any], *, width: float = PICTURE_WIDTH) -> dict
             if k.step in x and k.step + 1 in x
         ],
         "steps": [{"x": x[step], "label": str(step)} for step in steps[::every]],
-        "caption": "All tokens of the run. Columns: steps. Rows: modules. Line: the path of the token pointed at.",
+        "caption": "All tokens of the run. Columns: steps. "
+        + ("In each the busiest module stands at the top. " if layout.own else "Rows: modules. ")
+        + "Line: the path of the token pointed at.",
         "rows": [
-            {"y": round(y + top, 1), "label": "skip" if names[m].kind == "identity" else str(m)}
+            {"y": round(y + top, 1), "label": {"identity": "skip", "other": "other"}.get(names[m].kind, str(m))}
             for place, (m, y) in enumerate(layout.row_of.items())
             if place % thin == 0
+        ]
+        or [
+            {"y": round(y + top, 1), "label": "other"}
+            for y in {y for (_, m), y in layout.place.items() if m == OTHER}
         ],
     }
 

@@ -11,6 +11,10 @@ from frontend import address, look
 from frontend.selection import Selection
 
 TRIED = 1
+MANY_MODULES = 48
+"""a run whose steps have more modules of their own is drawn with the small ones merged, unless asked otherwise"""
+DRAWN_MODULES = 12
+"""so many of each step then stay themselves"""
 """a run of one sample is somebody's try; lists show those apart"""
 
 
@@ -69,6 +73,47 @@ def identities(run: Mapping[str, Any]) -> frozenset[int]:
     return frozenset(int(module["module"]) for module in run["modules"] if module["kind"] == "identity")
 
 
+def own_modules(run: Mapping[str, Any]) -> bool:
+    """Do modules belong to their step (a mixture of experts)? Equal ids at two steps are different modules then."""
+    return any(module["step"] is not None for module in run["modules"])
+
+
+def all_differ(run: Mapping[str, Any]) -> bool:
+    """Has nearly every token a path of its own? Ranks and CDFs of paths are ties then, and say nothing."""
+    return int(run["num_steps"]) > 1 and int(run["num_paths"]) > max(100, 0.9 * int(run["num_tokens"]))
+
+
+def merging(run: Mapping[str, Any], selection: Selection) -> dict[str, Any]:
+    """Which modules a flow picture merges into “other”, as a query of ``/flow``."""
+    if selection.merge is not None:
+        return {"merge_share": selection.merge / 100}
+    many = int(run["num_modules"]) > MANY_MODULES and own_modules(run)
+    return {"most_modules": DRAWN_MODULES} if many else {}
+
+
+def with_text(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """A sample of a text whose text was not recorded, with its tokens in the place of words: what the vocabulary
+    calls them, else their ids, else their positions. Any other sample is given back as it is."""
+    if sample.get("text") is not None or sample.get("grid") or sample.get("has_image"):
+        return dict(sample)
+    tokens, words, place = [], [], 0
+    for token in sample["tokens"]:
+        known = token.get("text") or token.get("token_id") is not None
+        word = named(token) if known else str(token["token"])
+        text = word if known else None
+        tokens.append({**token, "text": text, "char_start": place, "char_end": place + len(word)})
+        words.append(word)
+        place += len(word) + 1
+    return {**sample, "text": " ".join(words), "tokens": tokens, "made_up": True}
+
+
+def named(token: Mapping[str, Any]) -> str:
+    """A token in a word, whatever is known of it: its text, ``#`` and its vocabulary id, or its position."""
+    if token.get("text"):
+        return str(token["text"])
+    return f"#{token['token_id']}" if token.get("token_id") is not None else f"token {token['token']}"
+
+
 def step_range(run: Mapping[str, Any], selection: Selection) -> tuple[int, int]:
     """The chosen steps (half-open) inside those that the run has."""
     last = int(run["num_steps"])
@@ -88,6 +133,7 @@ def flow_question(run: Mapping[str, Any], selection: Selection, *, limit: int) -
         "paths": selection.paths,
         "limit": limit,
         "min_share": selection.hide / 100 or None,
+        **merging(run, selection),
     }
 
 

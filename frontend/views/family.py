@@ -1,4 +1,5 @@
-"""What is special about this family? The H-Model's graph, DiPaCo's documents, gated heads, RayTracing's lights."""
+"""What is special about this family? The H-Model's graph, DiPaCo's documents, gated heads, RayTracing's lights,
+experts."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ VIEWS = {
     "dipaco": "frontend.views.dipaco",
     "directional": "frontend.views.directional",
     "raytracing": "frontend.views.raytracing",
+    "moe": "frontend.views.experts",
 }
 """module of each family's view, with ``draw(run, selection)``; imported when it is first shown"""
 
@@ -32,5 +34,6 @@ def draw(selection: Selection) -> None:
     )
     look.empty(
         "Flow, Paths, Sample and Modules show everything that this run's routers decided.",
-        "Choose a run of an H-Model, DiPaCo, Directional Routing or RayTracing to see its own picture here.",
+        "Choose a run of an H-Model, DiPaCo, Directional Routing, RayTracing or a mixture of experts to see its own "
+        "picture here.",
     )

@@ -9,11 +9,22 @@ import streamlit as st
 
 from frontend import address, look
 from frontend.charts import numbers
-from frontend.charts.flow import LINK_PICK, NODE_PICK, flow_chart, hidden_words, link_rows, node_rows
-from frontend.charts.layout import MOST_LINKS
+from frontend.charts.flow import (
+    LINK_PICK,
+    NODE_PICK,
+    flow_chart,
+    hidden_words,
+    link_rows,
+    merged_words,
+    moves_of,
+    node_rows,
+)
+from frontend.charts.layout import MOST_LINKS, flow_layout
 from frontend.selection import Selection, to_query
 from frontend.views import common
 
+MANY_STEPS = 32
+MERGE_STEPS = [0.0, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0]
 HIDE_STEPS = [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0]
 
 
@@ -34,12 +45,13 @@ def draw(selection: Selection) -> None:
         on_pick=_picked,
         pick=(NODE_PICK, LINK_PICK),
     )
-    for line in hidden_words(flow["other"]):
+    for line in [*merged_words(flow), *hidden_words(flow_layout(flow).other, moves_of(flow))]:
         st.caption(look.plain(line))
     st.caption(
         "Click a circle or a ribbon to keep only the tokens that pass there; click it again to let go. "
-        "A level ribbon visits the same module again."
+        + ("" if flow["own_modules"] else "A level ribbon visits the same module again.")
         + (" Grey: identity modules, which do nothing (the step is skipped)." if common.identities(run) else "")
+        + (" Choose fewer steps above to see single flows." if len(flow["steps"]) > MANY_STEPS else "")
     )
     look.numbers_behind(node_rows(flow), "circles", share=st.column_config.NumberColumn(format="percent"))
     look.numbers_behind(link_rows(flow), "ribbons", share=st.column_config.NumberColumn(format="percent"))
@@ -59,6 +71,25 @@ def _controls(run: Mapping[str, Any], selection: Selection) -> None:
             format_func=lambda value: f"{value:g} %",
             help="Ribbons with a smaller share of the tokens are not drawn, but counted.",
         )
+        if int(run["num_modules"]) > common.DRAWN_MODULES:
+            merge_slider(run, selection)
+
+
+def merge_slider(run: Mapping[str, Any], selection: Selection) -> None:
+    """From which share of tokens on a module is drawn by itself."""
+    what = "experts" if run["family"] == "moe" else "modules"
+    usual = f"the {common.DRAWN_MODULES} busiest" if common.merging(run, selection.change(merge=None)) else "no"
+    usual = "beyond " + usual if usual != "no" else "none"
+    address.bound(
+        st.select_slider,
+        "merge",
+        f"Merge {what} below",
+        "auto" if selection.merge is None else selection.merge,
+        ["auto", *sorted({*MERGE_STEPS, *([] if selection.merge is None else [selection.merge])})],
+        format_func=lambda value: usual if value == "auto" else f"{value:g} %",
+        read=lambda value: None if value == "auto" else float(value),
+        help=f"{what.capitalize()} that get a smaller share of the tokens become one square of their step, “other”.",
+    )
 
 
 def _step_pickers(run: Mapping[str, Any], selection: Selection) -> None:
@@ -97,9 +128,10 @@ def _words(run: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
         if kept == total
         else f"{numbers.count(kept)} of {numbers.plural(total, 'token')} ({numbers.percent(kept / max(1, total))})"
     )
+    rows = "In each the busiest module stands at the top" if flow["own_modules"] else "Rows: modules"
     return (
-        f"{tokens}. Columns: steps. Rows: modules. Circle area: tokens that a module received; ribbon "
-        "width: tokens that go that way."
+        f"{tokens}. Columns: steps. {rows}."
+        " Circle area: tokens that a module received; ribbon width: tokens that go that way."
     )
 
 

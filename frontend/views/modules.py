@@ -9,7 +9,7 @@ import streamlit as st
 
 from frontend import address, look
 from frontend.charts import numbers
-from frontend.charts.usage import OVERLOADED, dead_modules, load_chart, overloaded, top_k_chart
+from frontend.charts.usage import MOST_MARKED, OVERLOADED, dead_modules, load_chart, overloaded, top_k_chart
 from frontend.selection import Selection
 from frontend.views import common
 
@@ -28,7 +28,8 @@ def draw(selection: Selection) -> None:
             "What is each module for?",
             "One cell: one module at one step. Darker on a light page (lighter on a dark one): more "
             "tokens than its fair share. "
-            "×: no token came.",
+            + ("Page colour" if int(run["num_modules"]) > MOST_MARKED else "×")
+            + ": no token came.",
             "load",
         )
         look.chart(
@@ -50,7 +51,7 @@ def draw(selection: Selection) -> None:
             st.caption("This run has no untrained twin to compare with.")
         look.numbers_behind([{**row, "dead": ", ".join(map(str, row["dead"]))} for row in usage["steps"]], "steps")
         st.subheader("Dead and overloaded", anchor=False)
-        _extremes(usage)
+        _extremes(usage, common.own_modules(run))
     _associations(run)
     look.numbers_behind(
         [{**module, "step": "any" if module["step"] is None else module["step"]} for module in run["modules"]],
@@ -58,9 +59,11 @@ def draw(selection: Selection) -> None:
     )
 
 
-def _extremes(usage: Mapping[str, Any]) -> None:
+def _extremes(usage: Mapping[str, Any], own: bool) -> None:
     dead = dead_modules(usage)
-    if dead:
+    if own:
+        st.write(look.plain(dead_words(usage)))
+    elif dead:
         names = ", ".join(f"{module} ({name})" for module, name, _steps in dead[:12]) + (" …" if len(dead) > 12 else "")
         st.write(look.plain(f"{numbers.plural(len(dead), 'module')} never got a token: {names}."))
     else:
@@ -74,6 +77,22 @@ def _extremes(usage: Mapping[str, Any]) -> None:
         st.write(look.plain(f"Overloaded, {OVERLOADED:g} times a fair share or more: {names}."))
     else:
         st.write(f"No module has {OVERLOADED:g} times its fair share at any step.")
+
+
+def dead_words(usage: Mapping[str, Any]) -> str:
+    """Dead modules where each step has its own: how many, of how many, and where."""
+    dead = {row["step"]: row["dead"] for row in usage["steps"] if row["dead"]}
+    total = sum(len(modules) for modules in dead.values())
+    if not total:
+        return "No module is dead: each one got at least one token."
+    most = sorted(dead, key=lambda step: (-len(dead[step]), step))[:6]
+    steps = "; ".join(
+        f"step {step}: {', '.join(map(str, dead[step][:8]))}{' …' if len(dead[step]) > 8 else ''}" for step in most
+    )
+    return (
+        f"{numbers.count(total)} of {numbers.plural(len(usage['usage']), 'module')} never got a token, at "
+        f"{len(dead)} of {numbers.plural(len(usage['steps']), 'step')}. Most: {steps}{'; …' if len(dead) > 6 else '.'}"
+    )
 
 
 def _associations(run: Mapping[str, Any]) -> None:

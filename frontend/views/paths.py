@@ -81,6 +81,12 @@ def _curve(run: Mapping[str, Any], selection: Selection) -> None:
         else ["This run has no untrained twin to compare with."]
     )
     lines += [fit_words("Independent steps", fit["independent"])] if fit.get("independent") else []
+    if common.all_differ(run):
+        lines.append(
+            f"Almost every token has a path of its own: {numbers.count(run['num_steps'])} steps × "
+            f"{numbers.count(run['top_k'])} of {numbers.count(run['num_modules'])} modules make more paths than there "
+            "are tokens. Look at single steps in Flow and Family."
+        )
     st.caption("  \n".join(look.plain(line) for line in lines), help=look.HELP["nulls"])
     if selection.label or selection.through:
         st.caption("The curve shows the whole run; the filters above apply to the table.")
@@ -211,9 +217,9 @@ def examples_of_text(examples: list[dict[str, Any]]) -> None:
         [
             {
                 "before": cut_start(one.get("before") or ""),
-                "text": one.get("text") or "",
+                "text": common.named(one),
                 "after": cut_end(one.get("after") or ""),
-                "shown": visible(one.get("text")),
+                "shown": visible(common.named(one)),
                 "sample": one["sample"],
                 "token": one["token"],
                 "title": f"sample {one['sample']}, {one.get('label') or 'no label'}, token {one['token']}",

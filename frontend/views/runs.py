@@ -12,6 +12,7 @@ from frontend.charts import numbers
 from frontend.charts.flow import flow_thumbnail
 from frontend.client import ApiError
 from frontend.selection import Selection
+from frontend.views import common
 from frontend.views.common import TRIED
 
 CARDS = 12
@@ -115,7 +116,8 @@ def _card(card: Mapping[str, Any]) -> None:
     with st.container(border=True):
         st.markdown(f"**{look.plain(card['run'])}**")
         try:
-            flow = look.client().flow(card["run"], limit=150)
+            many = (card["num_modules"] or 0) > common.MANY_MODULES and card["family"] == "moe"
+            flow = look.client().flow(card["run"], limit=150, most_modules=common.DRAWN_MODULES if many else None)
             st.altair_chart(
                 flow_thumbnail(flow, theme=look.theme()),
                 theme=None,

@@ -35,7 +35,7 @@ def draw(selection: Selection) -> None:
                 read=lambda words: words.strip() or None,
                 help="Only samples whose text contains this are listed.",
             )
-        number = _sample_picker(run, selection)
+        number = sample_picker(run, selection)
     if number is None:
         look.empty("No sample has this label or these words.", "Let go of a chip above.")
         return
@@ -44,13 +44,19 @@ def draw(selection: Selection) -> None:
 
 def show(run: Mapping[str, Any], selection: Selection, number: int) -> None:
     """One sample, whole: what *Sample* and *Try it* share."""
-    sample = look.client().sample(run["run"], number)
+    sample = common.with_text(look.client().sample(run["run"], number))
     is_text = sample.get("text") is not None and not sample.get("grid")
     look.heading(
         "What happened inside this text?" if is_text else "What happened inside this image?",
         _facts(sample),
         "cdf",
     )
+    if sample.get("made_up"):
+        known = any(token.get("token_id") is not None for token in sample["tokens"])
+        st.caption(
+            "This run holds no text, so "
+            + ("tokens stand as # and their vocabulary id." if known else "tokens stand by their position.")
+        )
     if not sample["tokens"]:
         look.empty("This sample has no tokens.", "Choose another one.")
         return
@@ -67,7 +73,7 @@ def show(run: Mapping[str, Any], selection: Selection, number: int) -> None:
     _token_flow(run, selection, sample, chosen)
 
 
-def _sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
+def sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
     found = look.client().samples(run["run"], most=LISTED, label=selection.label, q=selection.q)
     rows = {row["sample"]: row for row in found["samples"]}
     if not rows and selection.sample is None:
@@ -138,8 +144,11 @@ def _tint_controls(run: Mapping[str, Any], selection: Selection) -> tuple[float,
     steps = int(run["num_steps"])
     tint = selection.tint if selection.tint is not None and selection.tint < steps else None
     left, right = st.columns([3, 2], gap="large")
+    alone = common.all_differ(run)
+    if alone and tint is None:
+        tint = 0
     with left:
-        options = ["path", *range(steps)]
+        options = list(range(steps)) if alone else ["path", *range(steps)]
         address.bound(
             st.select_slider,
             "tint",
@@ -148,7 +157,8 @@ def _tint_controls(run: Mapping[str, Any], selection: Selection) -> tuple[float,
             options,
             format_func=lambda value: "path (CDF)" if value == "path" else f"module at step {value}",
             read=lambda value: None if value == "path" else int(value),
-            help="The path as a whole, or the module taken at one step: move through the steps to watch tokens part.",
+            help="The path as a whole, or the module taken at one step: move through the steps to watch tokens part."
+            + (" Here nearly every token has a path of its own, so only steps can be compared." if alone else ""),
         )
     with right:
         address.bound(st.slider, "opacity", "Opacity of the tint", selection.opacity, 0, 100, format="%d %%")
@@ -163,7 +173,8 @@ def _explorer(
     opacity: float,
     tint: int | None,
 ) -> None:
-    flow = look.client().flow(run["run"], limit=MOST_LINKS)
+    merging = common.merging(run, selection.change(merge=None))
+    flow = look.client().flow(run["run"], limit=MOST_LINKS, **merging)
     image = data_url(look.client().image(run["run"], sample["sample"])) if sample.get("has_image") else None
 
     def kept(token: Mapping[str, Any]) -> bool:
@@ -238,8 +249,12 @@ def _about_token(run: Mapping[str, Any], sample: Mapping[str, Any], chosen: int)
 def _token_flow(run: Mapping[str, Any], selection: Selection, sample: Mapping[str, Any], chosen: int | None) -> None:
     total = len(sample["tokens"])
     st.subheader("Which module did each token take at each step?", anchor=False)
+    alone = common.all_differ(run)
     st.caption(
-        "One row a token, one column a step; the cell names the module, its colour says how frequent the "
+        "One row a token, one column a step; the cell names the module with the largest weight, darker on a light "
+        "page: a larger weight. Nearly every token has a path of its own, so colours of paths would say nothing."
+        if alone
+        else "One row a token, one column a step; the cell names the module, its colour says how frequent the "
         "token’s whole path is. Grey: skipped."
     )
     wanted = selection.first if selection.first or chosen is None else chosen
@@ -260,6 +275,7 @@ def _token_flow(run: Mapping[str, Any], selection: Selection, sample: Mapping[st
         first=first,
         chosen=chosen,
         identities=sorted(common.identities(run)),
+        by_weight=alone,
         title=None,
     )
     look.chart(

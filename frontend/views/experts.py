@@ -1,0 +1,249 @@
+"""What are the experts for? A mixture of experts, layer by layer: load, tokens, domains, words, partners."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from frontend import address, look
+from frontend.charts import co_activation, experts, numbers
+from frontend.client import NotFound, Refused
+from frontend.selection import Selection
+from frontend.views import common
+from frontend.views.sample import sample_picker
+
+HELP = {
+    "load": look.HELP["load"] + " Dead: no token chose it.",
+    "tokens": (
+        "A cell: the token chose the expert at this layer; its darkness is the weight with which the expert's output "
+        "was added. What a weight means differs between models: see weight_semantics of the run."
+    ),
+    "domain": (
+        "Domain specialisation of expert i = N(i, D) / N(D): of the N(D) tokens of domain (label) D, the share that "
+        "chooses i. Baseline K/M: what even routing gives."
+    ),
+    "words": (
+        "Vocabulary specialisation of expert i = N(x, i) / N(x): of the N(x) occurrences of token id x, the share that "
+        "chooses i; ids seen ≥ 10 times; baseline K/M. Input: the token that is routed. Next: the token that truly "
+        "follows it. Experts with the highest mean over their listed words come first."
+    ),
+    "co_activation": (
+        "Co-activation = N(i, j) / N(i): of the tokens that choose expert i, the share that chooses j too, over all "
+        "pairs chosen together. By chance (K−1)/(M−1)."
+    ),
+    "repetition": (
+        "Consecutive repetition: P(top1 of t = top1 of t+1), by chance 1/M; and P(the two sets share an expert), by "
+        "chance 1 − C(M−K, K)/C(M, K). Neighbours of one sample only."
+    ),
+    "saturation": (
+        "Router saturation = mean over tokens and layers of |S at the checkpoint ∩ S at the last one| / K, on the "
+        "same tokens. By chance K/M."
+    ),
+}
+SHOWN_EXPERTS = 16
+PARTNERS = 32
+ROWS = 32
+MANY_COLUMNS = 40
+"""experts of these tokens; with more, those that a single token chooses are merged"""
+WORDS_OF = {"input": "the token itself", "next": "the token that follows"}
+
+
+def draw(run: Mapping[str, Any], selection: Selection) -> None:
+    """The whole page of one mixture of experts."""
+    layers = int(run["num_steps"])
+    layer = selection.layer if selection.layer is not None and selection.layer < layers else 0
+    with look.controls():
+        common.run_picker(run)
+        common.label_picker(run, selection)
+        address.bound(
+            st.selectbox, "layer", "Layer", layer, list(range(layers)),
+            help="The charts of one layer show this one. A click on a layer chooses it too.",
+        )  # fmt: skip
+    with look.guarded("the load of the layers"):
+        _load(run, selection, layer)
+    with look.guarded("tokens and experts"):
+        _tokens(run, selection, layer)
+    left, right = st.columns(2, gap="large")
+    with left, look.guarded("domains"):
+        _domains(run, layer)
+    with right, look.guarded("words"):
+        _words(run, selection, layer)
+    left, right = st.columns(2, gap="large")
+    with left, look.guarded("experts that work together"):
+        _together(run, selection, layer)
+    with right:
+        with look.guarded("neighbouring tokens"):
+            _repetition(run, selection)
+        with look.guarded("the series of checkpoints"):
+            _saturation(run, layer)
+
+
+def _load(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
+    usage = look.client().usage(run["run"], label=selection.label)
+    look.heading(experts.LOAD, "")
+    st.caption(look.plain(experts.load_words(usage)), help=HELP["load"])
+    look.chart(
+        experts.load_band_chart(usage, theme=look.theme(), title=None, chosen=layer),
+        key=f"load_{run['run']}_{selection.label}_{layer}",
+        on_pick=_picked_layer,
+        pick=(experts.LAYER_PICK,),
+    )
+    st.caption("Bar: the middle 80 % of the experts; tick: the median; point: the busiest. Dashed: a fair share.")
+    if any(row["dead"] for row in usage["steps"]):
+        st.subheader(experts.DEAD, anchor=False)
+        look.chart(experts.dead_chart(usage, theme=look.theme(), title=None, chosen=layer))
+    look.numbers_behind(experts.load_rows(usage), "load of each layer")
+
+
+def _picked_layer(_name: str, layer: int) -> None:
+    address.go_changed(layer=int(layer))
+
+
+def _tokens(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
+    look.heading(experts.TOKENS, "")
+    with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
+        number = sample_picker(run, selection)
+    if number is None:
+        look.empty("No sample has this label.", "Let go of the label above.")
+        return
+    first = selection.first // ROWS * ROWS
+    try:
+        found = look.client().token_slice(run["run"], number, step=layer, first=first, limit=ROWS)
+    except Refused:  # the sample is shorter than what the address says
+        first, found = 0, look.client().token_slice(run["run"], number, step=layer, limit=ROWS)
+    if not found["tokens"]:
+        look.empty("This sample has no tokens.", "Choose another one.")
+        return
+    if found["num_tokens"] > ROWS:
+        address.bound(
+            st.select_slider, "first", "Tokens", first, list(range(0, found["num_tokens"], ROWS)),
+            format_func=lambda start: f"{start:,}–{min(found['num_tokens'], start + ROWS) - 1:,}",
+        )  # fmt: skip
+    least = least_share(found, selection)
+    st.caption(look.plain(experts.slice_words(found, least)), help=HELP["tokens"])
+    look.chart(experts.slice_chart(found, theme=look.theme(), title=None, least=least, chosen=selection.token))
+    look.numbers_behind(
+        [{"what": label, **{name: token[name] for name in ("token", "modules", "weights")}}
+         for label, token in zip(experts.token_labels(found["tokens"]), found["tokens"], strict=True)],
+        f"choices of these tokens at layer {layer}",
+    )  # fmt: skip
+
+
+def least_share(found: Mapping[str, Any], selection: Selection) -> float:
+    """From which share of the shown tokens on an expert has a column of its own: as asked for, else so that few
+    enough columns are left."""
+    if selection.merge is not None:
+        return selection.merge / 100
+    tokens = found["tokens"]
+    counts: dict[int, int] = {}
+    for token in tokens:
+        for module in token["modules"]:
+            counts[module] = counts.get(module, 0) + 1
+    least = 1
+    while sum(count >= least for count in counts.values()) > MANY_COLUMNS and least < len(tokens):
+        least += 1
+    return 0.0 if least == 1 else least / len(tokens)
+
+
+def _domains(run: Mapping[str, Any], layer: int) -> None:
+    st.subheader(experts.DOMAINS, anchor=False, help=HELP["domain"])
+    if not any(row["label"] is not None for row in run["labels"]):
+        look.empty("This run has no labels, so there are no domains to compare.", "Trace a data set with labels.")
+        return
+    found = look.client().specialisation(run["run"], of="label", step=layer, limit=SHOWN_EXPERTS)
+    st.caption(look.plain(experts.domain_words(found)))
+    look.chart(experts.domain_chart(found, theme=look.theme(), title=None))
+    _listed(found)
+    look.numbers_behind(experts.domain_rows(found), f"domains and experts of layer {layer}")
+
+
+def _words(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
+    st.subheader(experts.WORDS, anchor=False, help=HELP["words"])
+    address.bound(
+        st.segmented_control, "words", "Words are", selection.words, list(WORDS_OF), format_func=WORDS_OF.get,
+        read=lambda value: value or selection.words, label_visibility="collapsed",
+    )  # fmt: skip
+    try:
+        found = look.client().specialisation(
+            run["run"], of=selection.words, step=layer, label=selection.label, limit=SHOWN_EXPERTS
+        )
+    except Refused as error:
+        look.empty(look.plain(look.ended(error.sentence)))
+        return
+    if not found["modules"]:
+        look.empty(
+            f"No token id was seen {found['least']} times, so nothing can be said of its experts.",
+            "Trace more texts." if selection.label is None else "Let go of the label above.",
+        )
+        return
+    look.chart(experts.word_chart(found, theme=look.theme(), title=None))
+    _listed(found)
+    st.caption(look.plain(counted_words(found)))
+    look.numbers_behind(experts.word_rows(found), f"words and experts of layer {layer}")
+
+
+def _listed(found: Mapping[str, Any]) -> None:
+    if found["more"]:
+        st.caption(f"The {len(found['modules'])} most specialised; {numbers.plural(found['more'], 'other expert')}.")
+
+
+def counted_words(found: Mapping[str, Any]) -> str:
+    """On how many tokens a number was counted."""
+    counted = found["counted"]
+    if counted["exact"]:
+        return f"Counted on all {numbers.plural(counted['num_tokens'], 'token')}."
+    return (
+        f"Counted on {numbers.count(counted['num_tokens'])} of {numbers.plural(counted['of_tokens'], 'token')}: a "
+        f"seeded draw of {numbers.plural(counted['num_samples'], 'whole sample')}."
+    )
+
+
+def _together(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
+    st.subheader(co_activation.TITLE, anchor=False, help=HELP["co_activation"])
+    if int(run["top_k"]) == 1:
+        look.empty("Each token chooses one expert a layer, so no two are ever chosen together.")
+        return
+    found = look.client().co_activation(run["run"], step=layer, label=selection.label, limit=PARTNERS)
+    st.caption(look.plain(co_activation.co_activation_words(found)))
+    if found["modules"]:
+        look.chart(co_activation.co_activation_chart(found, theme=look.theme(), title=None))
+    st.caption(look.plain(counted_words(found)))
+    look.numbers_behind(found["pairs"], f"the strongest pairs of layer {layer}")
+
+
+def _repetition(run: Mapping[str, Any], selection: Selection) -> None:
+    st.subheader(experts.REPETITION, anchor=False, help=HELP["repetition"])
+    try:
+        found = look.client().repetition(run["run"], label=selection.label)
+    except Refused as error:
+        look.empty(look.plain(look.ended(error.sentence)))
+        return
+    st.caption(look.plain(experts.repetition_words(found)))
+    look.chart(experts.repetition_chart(found, theme=look.theme(), title=None))
+    st.caption("Dashed: by chance, if choices were even and independent. " + look.plain(counted_words(found)))
+    look.numbers_behind(experts.repetition_rows(found), "repetition of each layer")
+
+
+def _saturation(run: Mapping[str, Any], layer: int) -> None:
+    if not isinstance(run["config"].get("series"), Mapping):
+        return
+    st.subheader(experts.SATURATION, anchor=False, help=HELP["saturation"])
+    try:
+        found = look.client().saturation(run["run"])
+    except (NotFound, Refused) as error:
+        look.empty(look.plain(look.ended(error.sentence)))
+        return
+    if len(found["points"]) < 2:
+        look.empty(
+            f"Only one checkpoint of the series “{found['series']}” can be compared, so there is no curve to draw.",
+            "Record more checkpoints over the same tokens under this name.",
+        )
+    else:
+        st.caption(look.plain(experts.saturation_words(found)))
+        look.chart(experts.saturation_chart(found, theme=look.theme(), title=None, step=layer, run=run["run"]))
+        st.caption(f"Dashed: by chance. Dotted: layer {layer} alone. {look.plain(counted_words(found))}")
+        look.numbers_behind(experts.saturation_rows(found, layer), "saturation of each checkpoint")
+    if found["left_out"]:
+        st.caption(look.plain("Left out: " + "; ".join(f"{r['run']} ({r['reason']})" for r in found["left_out"]) + "."))

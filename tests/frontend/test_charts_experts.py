@@ -1,0 +1,298 @@
+"""Charts of experts: what is drawn is what was counted, what is merged is counted, nothing breaks without text."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vl_convert
+
+from engine.store import Run
+from engine.store.experts import saturation
+from frontend.charts import co_activation, experts, numbers, token_flow
+from frontend.charts.flow import flow_chart, flow_thumbnail, hidden_words, merged_words, moves_of
+from frontend.charts.layout import OTHER, flow_layout
+from frontend.components.explorer import small_flow
+from frontend.views import common
+from frontend.views.experts import MANY_COLUMNS, least_share
+from frontend.views.modules import dead_words
+from tests.frontend.test_charts_soft import data_of
+from tests.runs import make_experts
+
+
+@functools.cache
+def answers() -> dict[str, Any]:
+    """Answers of a real run of 6 layers × 20 experts, top-3, and of a log of it without text."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"layers": 6, "experts": 20, "top_k": 3, "length": 40}
+        series = [
+            Run.open(make_experts(f"at{i}", series=("s", i), drift=d, samples=3, **options).write(Path(folder)))
+            for i, d in ((10, 0.8), (90, 0.3), (500, 0.0))
+        ]
+        log = Run.open(make_experts("log", text=False, token_ids=False, labels=False, **options).write(Path(folder)))
+        with Run.open(make_experts("moe", **options).write(Path(folder))) as run:
+            found = {
+                "info": run.info(),
+                "usage": run.usage(),
+                "flow": run.flow(),
+                "merged": run.flow(most_modules=4),
+                "slice": run.token_slice(1, 2),
+                "log slice": log.token_slice(1, 2),
+                "log sample": log.sample(1),
+                "sample": run.sample(1),
+                "label": run.specialisation("label", 1, limit=10),
+                "input": run.specialisation("input", 1, limit=10),
+                "next": run.specialisation("next", 1, limit=10),
+                "together": run.co_activation(1, limit=12),
+                "repetition": run.repetition(),
+                "saturation": saturation(series, "at90"),
+            }
+        for one in (*series, log):
+            one.close()
+    return found
+
+
+@functools.cache
+def all_charts(theme: str) -> dict[str, Any]:
+    found = answers()
+    return {
+        "load": experts.load_band_chart(found["usage"], theme=theme, chosen=2),
+        "dead": experts.dead_chart(found["usage"], theme=theme, chosen=2),
+        "slice": experts.slice_chart(found["slice"], theme=theme, chosen=3),
+        "merged slice": experts.slice_chart(found["slice"], theme=theme, least=0.2),
+        "log slice": experts.slice_chart(found["log slice"], theme=theme),
+        "domains": experts.domain_chart(found["label"], theme=theme),
+        "words": experts.word_chart(found["input"], theme=theme),
+        "next": experts.word_chart(found["next"], theme=theme),
+        "together": co_activation.co_activation_chart(found["together"], theme=theme),
+        "repetition": experts.repetition_chart(found["repetition"], theme=theme),
+        "saturation": experts.saturation_chart(found["saturation"], theme=theme, step=1, run="at90"),
+        "merged flow": flow_chart(found["merged"], theme=theme, ribbon=found["sample"]["tokens"][0]["ribbon"]),
+        "weights": token_flow.token_flow_chart(found["sample"], theme=theme, by_weight=True),
+    }
+
+
+@pytest.mark.parametrize("theme", ["light", "dark", "print"])
+def test_every_chart_compiles_and_asks_a_question(theme):
+    for name, chart in all_charts(theme).items():
+        spec = chart.to_dict()
+        assert spec["title"]["text"].endswith("?"), name
+        assert len(spec["description"]) > len(spec["title"]["text"]) + 10, name
+        svg = vl_convert.vegalite_to_svg(json.dumps({**spec, "width": 500}, allow_nan=False))
+        assert "NaN" not in svg, name
+        assert "undefined" not in svg, name
+
+
+def test_no_quantity_but_the_cdf_of_paths_is_drawn_in_its_colours():
+    for name, chart in all_charts("light").items():
+        assert "#440154" not in json.dumps(chart.to_dict()), name
+
+
+def test_load_is_that_of_every_cell():
+    usage = answers()["usage"]
+    for row in experts.load_rows(usage):
+        cells = sorted(c["utilisation"] for c in usage["usage"] if c["step"] == row["layer"])
+        assert row["highest"] == cells[-1] == pytest.approx(row["MaxVio"] + 1)
+        assert row["middle"] == pytest.approx((cells[9] + cells[10]) / 2)
+        assert row["low"] <= row["middle"] <= row["high"] <= row["highest"]
+        assert row["dead"] == cells.count(0)
+    dead = sum(row["dead"] for row in experts.load_rows(usage))
+    assert f"Dead: {dead} of 120 experts" in experts.load_words(usage)
+    assert f"{dead} of 120 modules never got a token" in dead_words(usage)
+    alive = {**usage, "steps": [{**s, "dead": []} for s in usage["steps"]]}
+    assert "No expert is dead" in experts.load_words(alive)
+    assert "No module is dead" in dead_words(alive)
+
+
+@pytest.mark.parametrize("least", [0.0, 0.1, 0.3, 1.1])
+def test_every_choice_has_a_cell_or_is_counted_in_other(least):
+    found = answers()["slice"]
+    counts = Counter(module for token in found["tokens"] for module in token["modules"])
+    table = experts.slice_rows(found, least)
+    per_token = defaultdict(int)
+    for row in table:
+        per_token[row["token"]] += row["choices"]
+        if row["slot"] is not None:
+            assert counts[int(row["expert"])] / len(found["tokens"]) >= least
+    assert set(per_token.values()) == {3}
+    assert len(per_token) == len(found["tokens"])
+    for token in found["tokens"]:
+        weight = sum(row["weight"] for row in table if row["token"] == token["token"])
+        assert weight == pytest.approx(sum(token["weights"]))
+    assert ("other" in experts.slice_words(found, least)) == any(row["slot"] is None for row in table)
+
+
+def test_a_single_small_expert_is_not_called_other():
+    tokens = [{"token": t, "modules": [0, 1 if t else 2], "weights": [0.6, 0.4], "text": "a"} for t in range(10)]
+    table = experts.slice_rows({"tokens": tokens}, 0.5)
+    assert {row["expert"] for row in table} == {"0", "1", "2"}
+
+
+def test_few_enough_columns_are_left_unless_a_share_is_asked_for():
+    from frontend.selection import Selection
+
+    tokens = [{"token": t, "modules": [t, t + 1, 200], "weights": [0.4, 0.3, 0.3]} for t in range(0, 120, 2)]
+    found = {"tokens": tokens}
+    least = least_share(found, Selection())
+    named = {row["expert"] for row in experts.slice_rows(found | {"step": 0}, least) if row["slot"] is not None}
+    assert 1 <= len(named) <= MANY_COLUMNS
+    assert least_share(answers()["slice"], Selection()) == 0.0
+    assert least_share(found, Selection(merge=25.0)) == 0.25
+
+
+def test_rows_without_text_are_ids_or_positions():
+    tokens = [{"token": 3, "text": " the"}, {"token": 4, "text": None, "token_id": 17}, {"token": 5}]
+    assert experts.token_labels([*tokens, {"token": 6, "row": 1, "col": 2}]) == ["3  the", "4 #17", "5", "r1 c2"]
+    assert [row["label"] for row in data_of(all_charts("light")["log slice"], "expert", "weight")][0] == "0"
+
+
+def test_a_sample_without_text_gets_words_that_its_tokens_cover():
+    log = common.with_text(answers()["log sample"])
+    assert log["text"].split() == [str(token["token"]) for token in log["tokens"]]
+    for token in log["tokens"]:
+        assert log["text"][token["char_start"] : token["char_end"]] == str(token["token"])
+    whole = answers()["sample"]
+    assert common.with_text(whole) == whole
+    tokens = [{"token": 0, "token_id": 5, "text": None}, {"token": 1, "token_id": 6, "text": "ab"}]
+    ids = {"text": None, "tokens": tokens}
+    assert common.with_text(ids)["text"] == "#5 ab"
+
+
+def test_domain_cells_are_shares_and_multiples_of_the_even_one():
+    found = answers()["label"]
+    for row in experts.domain_rows(found):
+        assert row["share"] == pytest.approx(row["count"] / row["of"])
+        assert row["times"] == pytest.approx(row["share"] * 20 / 3)
+    best = found["modules"][0]["module"]
+    assert f"expert {best} gets" in experts.domain_words(found)
+
+
+def test_words_are_listed_from_the_strongest():
+    for of in ("input", "next"):
+        by_expert = defaultdict(list)
+        for row in experts.word_rows(answers()[of]):
+            by_expert[row["expert"]].append((row["place"], row["share"]))
+        assert len(by_expert) == 10
+        for cells in by_expert.values():
+            assert [place for place, _ in cells] == list(range(1, len(cells) + 1))
+            assert [share for _, share in cells] == sorted((share for _, share in cells), reverse=True)
+    bare = {"modules": [{"module": 1, "prefers": [{"token_id": 9, "text": None, "share": 1, "count": 10, "of": 10}]}]}
+    assert experts.word_rows(bare)[0]["word"] == "#9"
+
+
+def test_pairs_of_an_expert_with_itself_are_not_drawn():
+    found = answers()["together"]
+    table = co_activation.co_activation_rows(found)
+    count = len(found["modules"])
+    assert len(table) == count * (count - 1)
+    pair = found["pairs"][0]
+    cell = next(row for row in table if (row["expert"], row["other"]) == (pair["module"], pair["other"]))
+    assert cell["share"] == pytest.approx(pair["share"], abs=1e-6)
+    assert numbers.percent(pair["share"]) in co_activation.co_activation_words(found)
+    nothing = {**found, "pairs": [], "modules": [], "values": []}
+    assert "No two experts" in co_activation.co_activation_words(nothing)
+
+
+def test_repetition_stands_beside_chance():
+    found = answers()["repetition"]
+    table = experts.repetition_rows(found)
+    assert [row["what"] for row in table[:2]] == ["first choice", "any of 3"]
+    assert table[0]["baseline"] == 1 / 20
+    assert len(experts.repetition_rows({**found, "top_k": 1})) == 6
+    assert numbers.count(found["num_pairs"]) in experts.repetition_words(found)
+
+
+def test_saturation_names_when_most_is_settled():
+    found = answers()["saturation"]
+    table = experts.saturation_rows(found, 1)
+    assert [row["iteration"] for row in table] == [10, 90, 500]
+    assert table[-1]["saturation"] == table[-1]["layer"] == 1
+    reached = next(point["iteration"] for point in found["points"] if point["saturation"] >= 0.8)
+    assert f"80 % are reached at iteration {reached}" in experts.saturation_words(found)
+
+
+# -- the shared flow picture ----------------------------------------------------------------------
+
+
+def test_each_column_has_its_busiest_expert_at_the_top_and_other_below():
+    layout = flow_layout(answers()["merged"])
+    assert layout.own
+    for step in layout.steps:
+        column = sorted((node for node in layout.nodes if node.step == step), key=lambda node: node.y)
+        counts = [node.count for node in column if not node.other]
+        assert counts == sorted(counts, reverse=True)
+        assert [node.other for node in column] == [False] * (len(column) - 1) + [True]
+    assert len({node.y for node in layout.nodes if node.other}) == 1
+
+
+def test_ribbons_join_the_circles_that_they_name_and_fit_into_them():
+    for flow in (answers()["merged"], answers()["flow"]):
+        layout = flow_layout(flow)
+        circle = {node.key: node for node in layout.nodes}
+        for link in layout.links:
+            for key, y in ((f"{link.step}.{link.source}", link.y0), (f"{link.step + 1}.{link.target}", link.y1)):
+                node = circle[key]
+                assert not node.other
+                assert abs(y - node.y) + link.width / 2 <= node.radius * (1 + 1e-9)
+
+
+def test_flows_of_other_are_counted_and_not_drawn():
+    merged = answers()["merged"]
+    layout = flow_layout(merged)
+    touching = [link for link in merged["links"] if OTHER in (link["source"], link["target"])]
+    assert touching
+    assert len(layout.links) == len(merged["links"]) - len(touching)
+    drawn = sum(link.count for link in layout.links)
+    hidden = sum(row["count"] for row in layout.other)
+    assert drawn + hidden == pytest.approx(moves_of(merged))
+    assert numbers.percent(hidden / moves_of(merged)) in hidden_words(layout.other, moves_of(merged))[0]
+    circles = data_of(flow_chart(merged), "node", "count")
+    assert all(row["module"] != OTHER for row in circles)
+
+
+def test_other_says_how_many_experts_it_is():
+    merged = answers()["merged"]
+    sizes = [node["num_modules"] for node in merged["nodes"] if node["module"] == OTHER]
+    words = merged_words(merged)[0]
+    assert f"{min(sizes)} to {max(sizes)} smaller experts" in words or f"{min(sizes)} smaller experts" in words
+    assert merged_words(answers()["flow"]) == []
+    drawn = [row for table in flow_chart(merged).to_dict()["datasets"].values() for row in table]
+    assert {row["name"] for row in drawn if "other" in row.get("name", "")} == {
+        node["name"] for node in merged["nodes"] if node["module"] == OTHER
+    }
+    assert flow_thumbnail(merged).to_dict()["height"] > 0
+
+
+def test_the_small_picture_has_a_place_for_every_expert_of_a_token():
+    merged = answers()["merged"]
+    picture = small_flow(merged)
+    for step, modules in enumerate(answers()["sample"]["tokens"][0]["ribbon"]):
+        for module in modules:
+            kept = any(node["step"] == step and node["module"] == module for node in merged["nodes"])
+            assert (f"{step}.{module}" in picture["y"]) == kept
+    assert picture["other"] is not None
+    assert max(picture["y"].values()) <= picture["height"]
+
+
+def test_long_ribbons_are_cut_in_words():
+    assert numbers.ribbon_words([[1], [2]]) == "1 → 2"
+    assert numbers.ribbon_words([[1, 2]] * 24).count("→") == 23
+    assert numbers.ribbon_words([[1, 2, 3, 4, 5, 6, 7, 8]] * 64).endswith("… (60 more steps)")
+
+
+def test_small_runs_are_drawn_whole_and_many_experts_merged():
+    from frontend.selection import Selection, from_query, to_query
+
+    info = answers()["info"]
+    assert common.own_modules(info)
+    assert common.merging(info, Selection()) == {}
+    assert common.merging({**info, "num_modules": 256}, Selection()) == {"most_modules": common.DRAWN_MODULES}
+    assert common.merging({**info, "num_modules": 256}, Selection(merge=0.0)) == {"merge_share": 0.0}
+    for selection in (Selection(merge=0.0), Selection(merge=2.5, words="next")):
+        assert from_query(to_query(selection)) == (selection, [])
