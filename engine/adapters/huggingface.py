@@ -53,6 +53,19 @@ LONGEST_CONTEXT = 2048
 TWIN_PARAMS = 50_000_000
 """an untrained twin is traced beside models of at most so many parameters"""
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+NOT_TRACED = {
+    "diffusion_gemma": "it fills blocks of text by diffusion, so there is no next token whose loss could be kept",
+    "doge": "its experts are rows of a table, picked by product keys inside the block: no gate gives ids or weights",
+    "granite_docling": "its router weighs tiles of an image, it picks no experts",
+    "nllb-moe": "it is an encoder-decoder, and an expert that is full drops tokens: what a token does depends on the "
+                "rest of its batch",
+    "openai_privacy_filter": "it labels tokens and predicts no next one",
+    "qwen3_omni_moe": "as a whole it is opened by none of the classes for text; it takes and makes speech",
+    "switch_transformers": "it is an encoder-decoder, and an expert that is full drops tokens: what a token does "
+                           "depends on the rest of its batch",
+    "vitpose_backbone": "its experts are picked by the name of the data set, not by a router",
+}  # fmt: skip
+"""routed architectures of transformers 5.23 that are refused, and why"""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 
@@ -199,6 +212,8 @@ def _auto_class(name: str, config: Any) -> Any:
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as IMAGE_TEXT,
     )
 
+    if (reason := NOT_TRACED.get(config.model_type)) is not None:
+        raise HuggingFaceError(f"{name} is of type {config.model_type!r}, which cannot be traced: {reason}")
     kind, saved = config.model_type, (getattr(config, "architectures", None) or [None])[0]
     choices = [(CAUSAL.get(kind), transformers.AutoModelForCausalLM),
                (IMAGE_TEXT.get(kind), transformers.AutoModelForImageTextToText)]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,16 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as IMAGE_TEXT
 
 from engine.adapters import huggingface
 from engine.adapters.huggingface import (
+    NOT_TRACED,
     HuggingFaceError,
     HuggingFaceModel,
     find_model,
@@ -29,7 +35,15 @@ from engine.datasets import Sample
 from engine.errors import UserError
 from engine.store import Run
 from tests.engine.adapters.naive_routing import own_decisions, watch
-from tests.engine.adapters.tiny_huggingface import TEXTS, VOCABULARY, save_tiny, tiny_model, tiny_tokenizer
+from tests.engine.adapters.tiny_huggingface import (
+    ARCHITECTURES,
+    TEXTS,
+    UNCHECKED,
+    VOCABULARY,
+    save_tiny,
+    tiny_model,
+    tiny_tokenizer,
+)
 
 SAMPLES = [Sample(None, text, label, f"text {i}") for i, (text, label) in enumerate(zip(TEXTS, "abab", strict=True))]
 
@@ -239,7 +253,8 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
         ('{"model_type": "of-my-own", "auto_map": {"AutoConfig": "x.Y"}}', "code of its own, which is never run"),
         ('{"model_type": "mixtral", "attn_implementation": "someone/kernel"}', "asks for code"),
         ('{"model_type": "mixtral", "sub": {"_attn_implementation": "someone/kernel"}}', "asks for code"),
-        ('{"model_type": "switch_transformers"}', "predicts no next token"),
+        ('{"model_type": "bert"}', "no router|predicts no next token"),
+        ('{"model_type": "t5"}', "predicts no next token"),
         ('{"model_type": "mixtral", "num_attention_heads": "many"}', r"cannot be used|describes no model"),
     ],
 )
@@ -247,6 +262,25 @@ def test_configurations_that_cannot_be_used(tmp_path: Path, text: str, message: 
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(HuggingFaceError, match=message):
         find_model(f"hf:{tmp_path}")
+
+
+@pytest.mark.parametrize("model_type", NOT_TRACED)
+def test_architectures_that_cannot_be_traced_say_why(tmp_path: Path, model_type: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(HuggingFaceError, match=f"{model_type}.*, which cannot be traced: "):
+        find_model(f"hf:{tmp_path}")
+
+
+def test_every_routed_architecture_of_the_library_is_accounted_for() -> None:
+    """By the names of the classes in its files, so that a new release cannot add one unseen."""
+    routed = re.compile(r"^class \w*(Experts|Router|TopKGating|MoE|Moe|SparseMLP|CDMoE|NaiveMoe)\(", re.MULTILINE)
+    folders = Path(transformers.models.__file__).parent.glob("*/modeling_*.py")
+    found = {file.parent.name for file in folders if routed.search(file.read_text(encoding="utf-8"))}
+    kept = {*ARCHITECTURES, *UNCHECKED, *NOT_TRACED}
+    assert found - {model_type_to_module_name(kind) for kind in kept} == set()
+    openable = {kind for kind in CONFIG_MAPPING_NAMES if model_type_to_module_name(kind) in found
+                and (kind in CAUSAL or kind in IMAGE_TEXT)}  # fmt: skip
+    assert openable - kept == set()
 
 
 def test_a_model_without_a_router_before_its_weights_are_read(tmp_path: Path) -> None:
