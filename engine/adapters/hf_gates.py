@@ -223,13 +223,12 @@ def _gate(name: str, module: nn.Module, block: nn.Module, said: Said, at_experts
           ) -> Gate:  # fmt: skip
     num_experts, skips = _choices(module, block, said)
     semantics = semantics_of(module, block, _parent(model, name, 2), config)
-    inside, probabilities = _inside(module), False
-    if semantics.score_function in ("softmax", "softmax of top-k"):
-        probabilities = True
+    # Of a gate that is not known, nothing is taken out of the weights.
+    inside = _inside(module) if semantics != _UNKNOWN else 1.0
     where = "the input of the experts" if at_experts else "the output of the gate"
     return Gate(
         name=name, module=module, block=block, at_experts=at_experts, top_k=said.ids.shape[1], num_experts=num_experts,
-        skips=skips, probabilities=probabilities, divide=inside,
+        skips=skips, probabilities=semantics.score_function.startswith("softmax"), divide=inside,
         semantics=replace(semantics, source=f"forward hooks: {where} ({type(module).__name__})"),
     )  # fmt: skip
 
@@ -521,7 +520,7 @@ class GateRecorder:
             return
         said = _said(module, output)
         assert said is not None, "find_gates saw ids and weights"
-        self._calls.append((gate, said))
+        self._calls.append((gate, said if gate.probabilities else replace(said, logits=None)))
 
     def _hear_experts(self, gate: Gate, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         said = _called_with(args, kwargs)

@@ -450,7 +450,7 @@ def _probe(model: Any, device: torch.device) -> None:
     """A few tokens, so that the gates speak."""
     rows = model.get_input_embeddings().weight.shape[0]
     ids = torch.arange(8, device=device).remainder(rows).view(1, -1)
-    model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+    _forward(model, ids, torch.ones_like(ids))
 
 
 def _context(config: Any, before: int) -> int:
@@ -650,8 +650,24 @@ def run_windows(
 def _decisions(model: Any, gates: list[Gate], device: torch.device, inputs: Tensor, attended: Tensor, keep: Tensor
                ) -> tuple[Recorded, Tensor]:  # fmt: skip
     with GateRecorder(gates) as recorder:
-        output = model(input_ids=inputs.to(device), attention_mask=attended.to(device), use_cache=False)
-        return recorder.take(keep.flatten()), output.logits
+        logits = _forward(model, inputs.to(device), attended.to(device))
+        return recorder.take(keep.flatten()), logits
+
+
+def _forward(model: Any, inputs: Tensor, attended: Tensor) -> Tensor:
+    """Logits of one pass.
+
+    Raises:
+        HuggingFaceError: the model's own code gave up: memory, a kernel that is not installed, a text that holds the
+            placeholder of an image.
+    """
+    try:
+        return model(input_ids=inputs, attention_mask=attended, use_cache=False).logits
+    except torch.OutOfMemoryError:
+        raise HuggingFaceError("there is not enough memory for a batch; give a smaller --batch-size, or --dtype "
+                               "bfloat16", field="batch_size") from None  # fmt: skip
+    except Exception as error:
+        raise HuggingFaceError(f"{type(model).__name__} gave up: {_first_line(error)}") from error
 
 
 def _flops(modules: Sequence[ModuleInfo], ids: np.ndarray) -> np.ndarray:
