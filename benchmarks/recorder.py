@@ -1,12 +1,13 @@
 """What recording costs a training: steps inside ``tokenpaths.record`` over steps of an equal model without.
 
-    python -m benchmarks.recorder [--repeats 9]
+    python -m benchmarks.recorder [--repeats 12]
 
-Two models with the same weights take the same steps (forward, loss, backward, AdamW) on the same batches, a few
-steps of one, then as many of the other; each pair gives a ratio. ``wall`` is time on the clock; ``cpu`` is processor
-time of the whole process, its writer thread included. Both carry the noise of the machine, which is larger than what
-is looked for; so the time inside the hooks (processor time of the thread that trains) and the rest of the process (the
-thread that writes) are counted too and given as shares of the plain step. Sealing comes once, at the end of a run.
+Three models with the same weights take the same steps (forward, loss, backward, AdamW) on the same batches, a few
+steps each in turn; each turn gives a ratio to the plain one. The third is plain too: its ratio is what the machine does
+by itself. ``wall`` is time on the clock; ``cpu`` is processor time of the whole process, its writer thread included.
+Both carry the noise of the machine, which may be larger than what is looked for; so the time inside the hooks
+(processor time of the thread that trains) and the rest of the process (the thread that writes) are counted too, as
+shares of the plain step. Sealing comes once, at the end of a run.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from engine.models.dna import DNA
 from engine.models.named import moe_transformer
 
 LAYERS, EXPERTS, TOP_K, WIDTH, VOCABULARY, LENGTH = 4, 8, 2, 256, 512, 128
-STEPS = 3
-"""of one model before the other has its turn"""
+STEPS = 2
+"""of one model before the next has its turn"""
 
 
 class Experts(nn.Module):
@@ -156,21 +157,22 @@ def spread(ratios: list[float]) -> dict[str, float]:
 
 
 def measure(model: nn.Module, options: dict[str, Any], batch: int, repeats: int, device: str) -> dict[str, Any]:
-    plain, watched = model.to(device), copy.deepcopy(model).to(device)
+    plain, again, watched = (copy.deepcopy(model).to(device) for _ in range(3))
     batches = [torch.randint(0, VOCABULARY, (batch, LENGTH), device=device) for _ in range(STEPS)]
     if options:
         options = options | {"read": reader(watched)}
     with tempfile.TemporaryDirectory() as folder:
         recorder = Watched(watched, run="bench", runs_dir=Path(folder), **options)
-        variants = {"plain": trainer(plain, batches), "recorded": trainer(watched, batches)}
+        models = {"plain": plain, "plain again": again, "recorded": watched}
+        variants = {name: trainer(variant, batches) for name, variant in models.items()}
         with recorder:
             for run in variants.values():
                 run()
             recorder.spent = 0.0
             pairs = []
             for turn in range(repeats):
-                # Who goes first alternates, so that a machine that slows down favours nobody.
-                order = ("plain", "recorded") if turn % 2 else ("recorded", "plain")
+                # Who goes first changes, so that a machine that slows down favours nobody.
+                order = [*variants][turn % 3 :] + [*variants][: turn % 3]
                 pairs.append({name: timed(variants[name]) for name in order})
             ending = time.perf_counter()
         sealing = time.perf_counter() - ending
@@ -181,8 +183,11 @@ def measure(model: nn.Module, options: dict[str, Any], batch: int, repeats: int,
         "tokens a step": batch * LENGTH,
         "parameters": sum(p.numel() for p in plain.parameters()),
         "ms a step, plain": round(1000 * statistics.median(p["plain"][0] for p in pairs) / STEPS, 1),
-        "wall, recorded/plain": spread([p["recorded"][0] / p["plain"][0] for p in pairs]),
-        "cpu, recorded/plain": spread([p["recorded"][1] / p["plain"][1] for p in pairs]),
+        **{
+            f"{clock}, {name}/plain": spread([p[name][place] / p["plain"][place] for p in pairs])
+            for place, clock in enumerate(("wall", "cpu"))
+            for name in ("recorded", "plain again")
+        },
         "hooks / plain step, processor time": round(recorder.spent / plain_thread, 5),
         "other threads (writer) / plain step, processor time": round(beside / plain_thread, 5),
         "tokens recorded": recorder.num_tokens,
@@ -193,11 +198,11 @@ def measure(model: nn.Module, options: dict[str, Any], batch: int, repeats: int,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=int, default=12)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    batch = 64 if arguments.device.startswith("cuda") else 4
+    batch = 64 if arguments.device.startswith("cuda") else 8
     results = {
         "setting": f"{LAYERS} layers × {EXPERTS} experts, top {TOP_K}, width {WIDTH}, {STEPS} steps in turn",
         "plain torch": measure(Plain(), {}, batch, arguments.repeats, arguments.device),

@@ -344,7 +344,7 @@ def test_a_model_without_a_router_is_refused_with_what_was_looked_for(tmp_path):
     plain = nn.Sequential(nn.Embedding(4, 8), nn.ModuleDict({"gate_proj": nn.Linear(8, 4)}), nn.Linear(4, 2))
     with pytest.raises(UserError, match="no router was found in Sequential: looked for a Linear or a gate with one"):
         record(plain, run="mine", runs_dir=tmp_path)
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 4)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 4)
     assert find_routers(encoder) == []
     assert find_routers(nn.Sequential(nn.GLU(), nn.LSTM(8, 8), nn.Conv1d(4, 4, 3))) == []
 

@@ -1,0 +1,253 @@
+"""One forward pass of a recorded model: which tokens it is about, and the way of its decisions to the host.
+
+Shapes: B samples, T tokens each, n tokens kept, S steps, K slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.adapters.recorder_plan import Plan, Raw, Said
+from engine.adapters.recorder_read import Group, read_calls, tensors_of
+from engine.errors import UserError
+from engine.trace import SampleRecord, TraceBatch
+
+_ID_NAMES = ("input_ids", "tokens", "token_ids", "inputs", "idx", "x")
+_OVER = 1e-3
+"""weights may leave [0, 1] by this much: half precision"""
+
+
+@dataclass
+class Given:
+    """What ``Recorder.batch`` said of the next forward pass."""
+
+    input_ids: Any = None
+    texts: Sequence[str] | None = None
+    labels: Sequence[Any] | None = None
+    mask: Any = None
+
+
+@dataclass
+class Forward:
+    """One forward pass while it runs."""
+
+    number: int
+    given: Given
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    calls: list[Said] = field(default_factory=list)
+    raw: list[Raw] = field(default_factory=list)
+    """of the first pass: everything that came out of every candidate"""
+
+
+@dataclass
+class Batch:
+    """A forward pass on its way to the host."""
+
+    groups: list[Group]
+    num_tokens: int
+    shape: tuple[int, int]
+    """samples, tokens of each, padding included; rows are samples one after the other"""
+    token_ids: Tensor | None
+    valid: Tensor | None
+    samples: list[SampleRecord]
+    transposed: bool
+    compact: bool
+    """True: the routers saw only the tokens that the mask keeps"""
+    events: list[torch.cuda.Event]
+
+    def ready(self) -> bool:
+        return all(event.query() for event in self.events)
+
+
+def batch_of(
+    forward: Forward, *, renormalise: bool, batch_first: bool, rank: int | None, say: Callable[[str], None]
+) -> Batch:
+    """Start the copies of one forward pass to the host; ``say`` is told what could not be recorded.
+
+    Raises:
+        UserError: routers saw different tokens, or what was said of the pass does not fit it.
+    """
+    counts = {rows for _, _, rows in forward.calls}
+    if len(counts) > 1:
+        other = next(r.name for r, _, rows in forward.calls if rows != forward.calls[0][2])
+        raise UserError(
+            f"{forward.calls[0][0].name} saw {forward.calls[0][2]} tokens and {other} saw "
+            f"{next(rows for r, _, rows in forward.calls if r.name == other)}: a run follows the same tokens "
+            "through all steps, so record one kind of router at a time with routers=", field="routers",
+        )  # fmt: skip
+    rows = counts.pop()
+    groups = read_calls([call for _, call, _ in forward.calls], rows, renormalise)
+    token_ids, valid = _tokens_of(forward, batch_first)
+    shape, compact = _shape_of(forward, rows, token_ids, valid, batch_first, say)
+    if token_ids is not None and tuple(token_ids.shape) != shape:
+        if forward.given.input_ids is not None:
+            raise UserError(f"input_ids has shape {tuple(token_ids.shape)}, but the routers saw "
+                            f"{shape[0]} × {shape[1]} tokens", field="input_ids")  # fmt: skip
+        say(f"the input has {tuple(token_ids.shape)} ids, the routers saw {shape[0]} × {shape[1]} tokens: "
+                  "recorded without token ids")  # fmt: skip
+        token_ids = None
+    if valid is not None and tuple(valid.shape) != shape:
+        if forward.given.mask is not None:
+            raise UserError(f"mask has shape {tuple(valid.shape)}, it should be {shape}", field="mask")
+        valid = None
+    moved = [replace(g, **{n: getattr(g, n).to("cpu", non_blocking=True) for n in ("ids", "weights", "entropies")})
+             for g in groups]  # fmt: skip
+    return Batch(
+        moved, rows, shape, _to_host(token_ids), _to_host(valid), _samples_of(forward, shape, rank),
+        not batch_first, compact, _events([*(g.ids for g in groups), token_ids, valid]),
+    )  # fmt: skip
+
+
+def _tokens_of(forward: Forward, batch_first: bool) -> tuple[Tensor | None, Tensor | None]:
+    """Vocabulary ids (B, T) and which positions are real (B, T), where they are known."""
+    given = forward.given
+    ids = _as_tensor(given.input_ids, "input_ids") if given.input_ids is not None else _find_ids(forward)
+    if ids is not None and (ids.is_floating_point() or ids.dim() not in (1, 2)):
+        raise UserError(f"input_ids is {ids.dtype} {tuple(ids.shape)}, it should be integers (B, T)",
+                        field="input_ids")  # fmt: skip
+    found = forward.kwargs.get("attention_mask")
+    valid = _as_tensor(given.mask, "mask") if given.mask is not None else (
+        found if isinstance(found, Tensor) and found.dim() == 2 else None)  # fmt: skip
+    ids, valid = (None if t is None else t[None] if t.dim() == 1 else t for t in (ids, valid))
+    if not batch_first:
+        ids = None if ids is None else ids.T
+        valid = None if valid is None or given.mask is None else valid.T
+    return ids, None if valid is None else valid != 0
+
+
+def _shape_of(
+    forward: Forward, rows: int, ids: Tensor | None, valid: Tensor | None, batch_first: bool,
+    say: Callable[[str], None],
+) -> tuple[tuple[int, int], bool]:
+    """Samples and tokens of each; whether the model left the padding out before its routers."""
+    for known in (ids, valid):
+        if known is None:
+            continue
+        if known.numel() == rows:
+            return (known.shape[0], known.shape[1]), False
+        if valid is not None and known.shape == valid.shape and int(valid.sum()) == rows:
+            return (known.shape[0], known.shape[1]), True
+    axis = 0 if batch_first else 1
+    first = next((t for t in tensors_of([*forward.args, *forward.kwargs.values()]) if t.dim() >= 2), None)
+    size = ids.shape[0] if ids is not None else first.shape[axis] if first is not None else 1
+    if size < 1 or rows % size:
+        size = 1
+        say(f"{rows} tokens cannot be shared among the samples of the input: each forward pass is one sample")
+    return (size, rows // size), False
+
+
+def _samples_of(forward: Forward, shape: tuple[int, int], rank: int | None) -> list[SampleRecord]:
+    given = forward.given
+    for name, values in (("texts", given.texts), ("labels", given.labels)):
+        if values is not None and len(values) != shape[0]:
+            raise UserError(f"{len(values)} {name} for {shape[0]} samples: give one for each", field=name)
+    process = "" if rank is None else f"rank {rank}, "
+    return [
+        SampleRecord(
+            num_tokens=shape[1], label=None if given.labels is None else _label(given.labels[i]),
+            text=None if given.texts is None else given.texts[i],
+            source=f"{process}forward pass {forward.number}, sample {i}",
+        )
+        for i in range(shape[0])
+    ]  # fmt: skip
+
+
+def _find_ids(forward: Forward) -> Tensor | None:
+    """The model's own integer input (B, T): by name, else its first argument."""
+    places: list[Mapping[str, Any]] = [forward.kwargs, *(a for a in forward.args if isinstance(a, Mapping))]
+    named = [place.get(name) for place in places for name in _ID_NAMES]
+    for value in [*named, *forward.args[:1]]:
+        if isinstance(value, Tensor) and value.dim() in (1, 2) and not value.is_floating_point() and (
+            value.dtype != torch.bool and not value.is_complex()
+        ):  # fmt: skip
+            return value
+    return None
+
+
+def _as_tensor(values: Any, name: str) -> Tensor:
+    try:
+        return values if isinstance(values, Tensor) else torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError(f"{name} is {type(values).__name__}, it should be a tensor or nested lists of equal length",
+                        field=name) from None  # fmt: skip
+
+
+def _to_host(tensor: Tensor | None) -> Tensor | None:
+    # A copy also on the host: a loader may use its buffer again for the next batch.
+    return None if tensor is None else tensor.detach().to("cpu", non_blocking=True, copy=True)
+
+
+def _events(tensors: Sequence[Tensor | None]) -> list[torch.cuda.Event]:
+    """One event for each GPU, recorded behind the copies."""
+    events = []
+    for device in {t.device for t in tensors if t is not None and t.is_cuda}:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device))
+        events.append(event)
+    return events
+
+
+def _label(value: Any) -> str | None:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    return None if value is None else str(value)
+
+
+def trace_batch(batch: Batch, plan: Plan) -> TraceBatch:
+    """Rows of tokens, samples one after the other, padding left out.
+
+    Raises:
+        UserError: a router gave weights that are none.
+    """
+    steps, top_k = len(plan.layers), plan.top_k
+    kind = np.uint8 if all(layer.num_experts <= 256 for layer in plan.layers) else np.int32
+    ids = np.empty((batch.num_tokens, steps, top_k), dtype=kind)
+    weights = np.empty((batch.num_tokens, steps, top_k), dtype=np.float32)
+    entropies = np.empty((batch.num_tokens, steps), dtype=np.float32)
+    for group in batch.groups:
+        for target, source in ((ids, group.ids), (weights, group.weights), (entropies, group.entropies)):
+            target[:, group.places] = np.moveaxis(source.numpy(), 0, 1)
+    keep = np.ones(batch.shape, dtype=bool) if batch.valid is None else batch.valid.numpy()
+    lengths = keep.sum(axis=1)
+    rows = np.arange(batch.num_tokens)
+    if batch.compact:
+        if batch.transposed:
+            order = np.zeros(batch.shape, dtype=np.int64)
+            order.T[keep.T] = rows
+            rows = order[keep]
+    else:
+        rows = (rows.reshape(batch.shape[::-1]).T if batch.transposed else rows.reshape(batch.shape))[keep]
+    if len(rows) != batch.num_tokens or batch.transposed:
+        ids, weights, entropies = ids[rows], weights[rows], entropies[rows]
+    _check_weights(weights, plan)
+    return TraceBatch(
+        samples=[replace(s, num_tokens=int(n)) for s, n in zip(batch.samples, lengths, strict=True) if n],
+        module_ids=ids, weights=np.clip(weights, 0.0, 1.0), gate_entropy=np.maximum(entropies, 0),
+        flops=np.full(len(ids), plan.flops_per_token, dtype=np.float32),
+        token_id=None if batch.token_ids is None else batch.token_ids.numpy()[keep].astype(np.int64),
+    )  # fmt: skip
+
+
+def _check_weights(weights_nSK: np.ndarray, plan: Plan) -> None:
+    if not weights_nSK.size:
+        return
+    low, high = float(weights_nSK.min()), float(weights_nSK.max())
+    if low >= -_OVER and high <= 1 + _OVER:
+        return
+    wrong_nS = ~((weights_nSK >= -_OVER) & (weights_nSK <= 1 + _OVER)).all(axis=2)
+    step = int(wrong_nS.any(axis=0).argmax())
+    name = plan.layers[step].name
+    if not np.isfinite(weights_nSK[:, step]).all():
+        raise UserError(f"router {name} gave NaN or infinite weights: the model or its input is damaged; nothing of "
+                        "this run is kept", field="weights")  # fmt: skip
+    raise UserError(
+        f"router {name} gave weights from {weights_nSK[:, step].min():.4g} to {weights_nSK[:, step].max():.4g}, a run "
+        "keeps weights in [0, 1]: give scale=, what the gate multiplies them by, or read=", field="scale",
+    )  # fmt: skip
