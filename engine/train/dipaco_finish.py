@@ -183,7 +183,8 @@ def write_card(folder: Path) -> Path:
         *([f"- base: {b['iterations']} iterations of {b['batch_size']} sequences, rate {b['learning_rate']:g}"]
           if (b := training.get("base")) else []),
         f"- paths: {training['iterations']} iterations of {recipe['batch_size']} sequences each, an outer step "
-        f"(Nesterov {recipe['outer_rate']:g}, {recipe['outer_momentum']:g}) every {recipe['inner_iterations']}, in "
+        f"(rate {recipe['outer_rate']:g}, Nesterov momentum {recipe['outer_momentum']:g}) every "
+        f"{recipe['inner_iterations']}, in "
         f"{training['wall_seconds'] / 60:.0f} minutes on {training['machine']}, finished {training['date']}",
         f"- inner: {recipe['schedule']} schedule, peak rate {recipe['learning_rate']:g}, AdamW "
         f"{tuple(recipe['betas'])}, weight decay {recipe['weight_decay']:g}, seed {recipe['seed']}; shard sizes "
