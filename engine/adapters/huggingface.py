@@ -362,7 +362,8 @@ def _weight_files(source: Source) -> list[Path]:
 
 def _pickles_there(source: Source) -> str:
     if source.folder is None:
-        return ": only safetensors are read, never a pickle"
+        return (" in your cache or on the hub: only safetensors are read, never a pickle; a model that was fetched in "
+                "part needs the network once more")  # fmt: skip
     found = sorted(p.name for p in source.folder.iterdir() if p.suffix in _PICKLES)
     if not found:
         return ", so there are no weights to load"

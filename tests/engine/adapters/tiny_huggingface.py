@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 VOCABULARY = 288
 TEXTS = (
@@ -207,7 +207,8 @@ def tiny_model(model_type: str, seed: int = 0, **changes: Any) -> PreTrainedMode
     """A drawn model in evaluation mode."""
     config = tiny_config(model_type, **changes)
     whole = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and hasattr(config, "text_config")
-    family = AutoModelForImageTextToText if whole else AutoModelForCausalLM
+    causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not whole
+    family = AutoModelForCausalLM if causal else AutoModelForImageTextToText
     model = family.from_config(config).eval()
     draw(model, seed)
     return model
