@@ -55,6 +55,7 @@ def import_log(
         with waiting(f"looking at {file.name}"):
             log = importers.open_log(file, format, layers=layers, top_k=top_k, experts=experts)
             texts = importers.read_vocabulary(tokenizer) if tokenizer else None
+            log = log.counted()
             remove_abandoned(settings.runs_dir)
     except importers.OnlyCounts as error:
         _tell_load(error.counts)

@@ -201,24 +201,21 @@ def import_log(
     Raises:
         UserError: the log is wrong somewhere (file and line or row are named), or the run exists.
     """
-    experts, note = log.experts, log.note
-    if experts is None:
-        _, experts = log.count_experts()
-        counted = f"{experts} experts a layer: the largest id in the log, there may be more"
-        note = "; ".join(filter(None, [note, counted]))
+    log = log.counted()
+    assert log.experts is not None, "counted says how many"
     semantics = WeightSemantics(
         "unknown", "unknown", None, weights_recorded=log.shape.weights,
-        source=f"{log.format} log {log.file.name}", note=note,
+        source=f"{log.format} log {log.file.name}", note=log.note,
     )  # fmt: skip
     info = RunInfo(
         run_id=run_id, model=model or log.model or log.file.stem, family=FAMILY, modality="text",
-        dataset=log.file.name, split="", num_steps=len(log.shape.layers), num_modules=experts, top_k=log.shape.top_k,
+        dataset=log.file.name, split="", num_steps=len(log.shape.layers), num_modules=log.experts,
+        top_k=log.shape.top_k,
         weight_semantics=semantics.as_json(), checkpoint_sha256="", engine_version=_version(),
         config={"import": {"format": log.format, "file": log.file.name, "layers": list(log.shape.layers)}},
         token_texts=token_texts or {},
     )  # fmt: skip
-    modules = expert_modules([ExpertLayer(name, experts) for name in log.shape.layers])
-    log = replace(log, experts=experts)
+    modules = expert_modules([ExpertLayer(name, log.experts) for name in log.shape.layers])
     tokens = 0
     with RunWriter(runs_dir, info, modules, overwrite=overwrite) as writer:
         for batch in batches(log.pieces(), token_texts):

@@ -98,15 +98,19 @@ class Log:
                 check_piece(part, self)
                 yield part
 
-    def count_experts(self) -> tuple[int, int]:
-        """(tokens, largest expert id + 1), read from the whole log; refuses what ``pieces`` refuses."""
-        tokens = largest = 0
-        for piece in self.pieces():
-            tokens += piece.num_tokens
-            largest = max(largest, int(piece.ids.max()) + 1)
-        if not tokens:
+    def counted(self) -> Log:
+        """The log with a number of experts: where none is announced the whole log is read for its largest id.
+
+        Raises:
+            UserError: as ``pieces``.
+        """
+        if self.experts is not None:
+            return self
+        experts = max((int(piece.ids.max()) + 1 for piece in self.pieces()), default=0)
+        if not experts:
             raise UserError(f"{self.file}: holds no token", field="file")
-        return tokens, largest
+        guessed = f"{experts} experts a layer: the largest id in the log, there may be more"
+        return replace(self, experts=experts, note="; ".join(filter(None, [self.note, guessed])))
 
 
 def _cut(piece: Piece) -> Iterator[Piece]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -346,3 +347,14 @@ def test_tokens_become_text_with_a_vocabulary(tmp_path: Path):
     with pytest.raises(UserError, match="id 5, which the tokenizer does not know"):
         import_log(log, tmp_path / "runs", "unsaid", token_texts={0: "b"})
     assert not (tmp_path / "runs" / "unsaid.duckdb").exists()
+
+
+def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    page = Path(__file__).parents[3] / "docs" / "import.md"
+    (code,) = re.findall(r"```python\n(.+?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    np.save("routed.npy", IDS)
+    exec(compile(code, "import.md", "exec"), {})
+    assert capsys.readouterr().out == "npy ('layer 0', 'layer 1', 'layer 2') 2\n"
+    with Run.open(tmp_path / "runs" / "my-model.duckdb") as run:
+        assert run.card()["num_modules"] == 64

@@ -1,0 +1,115 @@
+"""``tokenpaths import`` as people call it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backend.cli import main
+from engine.store import Run
+from engine.tokenizer import TextTokenizer
+
+EXPERTS = 8
+IDS = np.random.default_rng(0).random((30, 3, EXPERTS)).argsort(axis=2)[:, :, :2]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    file = tmp_path / "my log.npz"
+    np.savez(file, ids=IDS, token_id=np.arange(30), sample=np.repeat([0, 1], 15), model=np.array("org/Model-1"))
+    return file
+
+
+def call(tmp_path: Path, *arguments: object) -> int:
+    return main(["import", *map(str, arguments), "--data-dir", str(tmp_path / "data")])
+
+
+def runs(tmp_path: Path) -> list[str]:
+    folder = tmp_path / "data" / "runs"
+    return sorted(os.listdir(folder)) if folder.exists() else []
+
+
+def test_a_log_becomes_a_run(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(tmp_path, log, "--run", "mine", "--experts", 12) == 0
+    assert capsys.readouterr().out == f"run mine is in {tmp_path / 'data' / 'runs' / 'mine.duckdb'}\n"
+    with Run.open(tmp_path / "data" / "runs" / "mine.duckdb") as run:
+        card = run.card()
+        assert (card["model"], card["num_tokens"], card["num_modules"]) == ("org/Model-1", 30, 12)
+        assert [t["ribbon"] for t in run.sample(1)["tokens"]] == IDS[15:].tolist()
+
+
+def test_a_run_without_a_name_is_called_after_its_model(log: Path, tmp_path: Path) -> None:
+    assert call(tmp_path, log, "--model", "other") == 0
+    (name,) = runs(tmp_path)
+    assert name.startswith("Model-1-20")
+    with Run.open(tmp_path / "data" / "runs" / name) as run:
+        assert run.card()["model"] == "other"
+
+
+def test_what_was_guessed_is_said(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(tmp_path, log, "--run", "mine") == 0
+    assert "the largest id in the log, there may be more" in capsys.readouterr().err
+
+
+def test_tokens_are_shown_as_text_with_a_tokenizer(log: Path, tmp_path: Path) -> None:
+    tokenizer = TextTokenizer.train(["some words to learn, and more words"], vocab_size=300)
+    tokenizer.save(tmp_path / "tokenizer" / "tokenizer.json")
+    assert call(tmp_path, log, "--run", "mine", "--tokenizer", tmp_path / "tokenizer") == 0
+    with Run.open(tmp_path / "data" / "runs" / "mine.duckdb") as run:
+        texts = [t["text"] for t in run.sample(0)["tokens"]]
+        assert texts == [tokenizer.token_texts[i] for i in range(15)]
+        assert run.sample(0)["text"] == "".join(texts)
+
+
+def refused(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line of an exit with code 2."""
+    error = capsys.readouterr().err.splitlines()[-1]  # on a slow machine the progress stands before it
+    assert error.startswith("tokenpaths: ")
+    return error
+
+
+def test_a_missing_tokenizer(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(tmp_path, log, "--run", "mine", "--tokenizer", tmp_path) == 2
+    assert "there is no tokenizer.json in" in refused(capsys)
+    assert runs(tmp_path) == []
+
+
+def test_a_taken_name_is_refused_before_the_log_is_read(
+    tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(tmp_path, log, "--run", "mine") == 0
+    capsys.readouterr()
+    assert call(tmp_path, tmp_path / "nowhere", "--run", "mine") == 2
+    assert "There is a run 'mine' already" in refused(capsys)
+    assert call(tmp_path, log, "--run", "mine", "--overwrite") == 0
+    assert call(tmp_path, log, "--run", "../mine") == 2
+
+
+def test_a_broken_log_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = IDS.copy()
+    ids[20, 1] = 3
+    np.save(tmp_path / "log.npy", ids)
+    assert call(tmp_path, tmp_path / "log.npy", "--run", "mine", "--experts", EXPERTS) == 2
+    assert "log.npy, row 20: the same expert twice at layer 1" in refused(capsys)
+    assert runs(tmp_path) == []
+
+
+def test_aggregates_are_told_and_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "counts.json").write_text(json.dumps({"expert_counts": {"0": {"0": 6, "3": 2}, "1": {"1": 8}}}))
+    assert call(tmp_path, tmp_path / "counts.json", "--run", "mine") == 2
+    out, error = capsys.readouterr()
+    assert "there are no paths to make a run of" in error
+    header, first, second = out.splitlines()
+    assert header.split() == ["layer", "choices", "load", "entropy", "MaxVio", "effective", "top-k", "dead", "experts"]
+    assert first.split() == ["layer", "0", "8", "0.406", "2.00", "1.13", "2"]
+    assert second.split() == ["layer", "1", "8", "0.000", "3.00", "1.00", "3"]
+    assert runs(tmp_path) == []
+
+
+def test_help_teaches_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import", "--help"]) == 0
+    assert "Example: tokenpaths import" in capsys.readouterr().out
