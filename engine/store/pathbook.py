@@ -85,7 +85,7 @@ class RowFile:
         assert self._file is not None, "rows that were numbered were appended"
         self._file.flush()
         # A map that is dropped after use, so that the pages it touched do not stay in the process.
-        return np.array(np.memmap(self._file, self.dtype, mode="r", shape=(self._length, self.width))[numbers])
+        return np.asarray(np.memmap(self._file, self.dtype, mode="r", shape=(self._length, self.width)))[numbers]
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from engine.store.flows import (
 )
 from engine.store.measures import SEALED_BINS
 from engine.store.packed_flows import count_packed, fits
-from engine.store.pathbook import PathBook
+from engine.store.pathbook import TAKE_ROWS, PathBook
 from engine.store.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, SCHEMA_VERSION, Layout
 from engine.store.soft import SoftSums
 from engine.trace import ModuleInfo, RunInfo
@@ -92,13 +92,23 @@ def build_summaries(
     _run_row(con, info, totals)
 
 
-def _insert(con: duckdb.DuckDBPyConnection, table: str, columns: Mapping[str, object]) -> None:
-    """Append columns through Arrow; does nothing for no rows."""
-    rows = pa.table(dict(columns))
+def insert_rows(con: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:
+    """Append rows through Arrow; does nothing for no rows.
+
+    A transaction keeps what was registered in it until it ends. It is a reader that is registered, which holds
+    nothing any more once it was read: registered tables would stay in memory, a whole run of them.
+    """
     if rows.num_rows:
-        con.register("incoming", rows)
+        waiting = rows.to_batches()
+        schema = rows.schema
+        reader = pa.RecordBatchReader.from_batches(schema, (waiting.pop(0) for _ in range(len(waiting))))
+        con.register("incoming", reader)
         con.execute(f"INSERT INTO {table} BY NAME SELECT * FROM incoming")
         con.unregister("incoming")
+
+
+def _insert(con: duckdb.DuckDBPyConnection, table: str, columns: Mapping[str, object]) -> None:
+    insert_rows(con, table, pa.table(dict(columns)))
 
 
 def _small_tables(con: duckdb.DuckDBPyConnection, info: RunInfo, modules: Sequence[ModuleInfo], totals: Totals) -> None:
@@ -139,8 +149,8 @@ def _path_table(con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals, 
     )
     names, top = _top_labels(con, totals.book.num_paths)
     before, num_tokens = 0, totals.book.num_tokens
-    for start in range(0, len(order), CHUNK_ROWS):
-        path_ids = order[start : start + CHUNK_ROWS]
+    for start in range(0, len(order), TAKE_ROWS):
+        path_ids = order[start : start + TAKE_ROWS]
         ribbons, counts = totals.book.ribbons(path_ids), totals.book.counts()[path_ids]
         offsets = np.arange(0, ribbons.size + 1, layout.visits, dtype=np.int64)
         up_to = before + np.cumsum(counts)

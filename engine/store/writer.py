@@ -34,7 +34,7 @@ from engine.store.schema import (
     create_tables,
     token_columns,
 )
-from engine.store.seal import Totals, build_summaries
+from engine.store.seal import Totals, build_summaries, insert_rows
 from engine.store.sketch import TokenSketch
 from engine.store.soft import CREATE_SOFT, SOFT_TABLES, SoftSums, soft_rows
 from engine.trace import ModuleInfo, RunInfo, TraceBatch
@@ -306,11 +306,8 @@ class _Filler:
         if self.con is None:
             self.con = self._open(block_bytes)
         for table, parts in self._pending.items():
-            for rows in parts:
-                self.con.register("incoming", rows)
-                self.con.execute(f"INSERT INTO {table} BY NAME SELECT * FROM incoming")
-                self.con.unregister("incoming")
-            parts.clear()
+            while parts:
+                insert_rows(self.con, table, parts.pop(0))
         self._pending_tokens = 0
 
     def finish(self) -> None:
