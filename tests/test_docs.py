@@ -66,3 +66,9 @@ def test_the_models_page_is_what_was_measured():
     assert (ROOT / "docs" / "models.md").read_text(encoding="utf-8") == models_page(document)
     dna = {f.name for f in MODELS if json.loads((f / "config.json").read_text(encoding="utf-8"))["family"] == "dna"}
     assert set(document["results"]) == dna
+
+
+def test_the_claims_page_is_what_was_measured():
+    from benchmarks.families import families_page, kept_result
+
+    assert (ROOT / "docs" / "families.md").read_text(encoding="utf-8") == families_page(kept_result)
