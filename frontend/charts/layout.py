@@ -101,7 +101,8 @@ def flow_layout(flow: Mapping[str, Any], *, height: float | None = None, most_li
     gap = height / max(1, len(set(place.values())))
     largest = max((float(node["count"]) for node in nodes if node["module"] != OTHER), default=0.0) or 1.0
     steps = [int(step) for step in flow.get("steps") or sorted({int(node["step"]) for node in nodes})]
-    radius = min(24.0, max(0.55 * gap, 9.0), max(5.0, _COLUMNS / max(1, len(steps))))
+    least = 3.0 if own else 9.0  # columns of their own are full: larger circles would cover each other
+    radius = min(24.0, max(0.55 * gap, least), max(5.0, _COLUMNS / max(1, len(steps))))
     drawn = [
         Node(
             f"{int(n['step'])}.{int(n['module'])}",

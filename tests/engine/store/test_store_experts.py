@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.analysis import saturation
 from engine.errors import UserError
 from engine.store import Run
 from engine.store import experts as store
@@ -345,6 +346,19 @@ def test_saturation_is_the_share_of_experts_that_the_last_checkpoint_keeps(tmp_p
         assert point["saturation"] == pytest.approx(naive.mean())
     values = [point["saturation"] for point in answer["points"]]
     assert values[0] < values[1] < values[2] == 1.0
+    for run in runs:
+        run.close()
+
+
+def test_the_page_and_the_analysis_of_a_series_say_the_same(tmp_path: Path) -> None:
+    runs = series(tmp_path, 5, 60, 700, drift={5: 0.9, 60: 0.4, 700: 0.0})
+    page = store.saturation(runs, "at5")
+    whole = saturation.saturation(series="training", runs_dir=tmp_path)
+    assert [point["run"] for point in page["points"]] == [point.run for point in whole.checkpoints]
+    for shown, exact in zip(page["points"], whole.checkpoints, strict=True):
+        assert np.allclose(shown["by_step"], exact.steps)
+        assert shown["saturation"] == pytest.approx(exact.mean)
+    assert page["baseline"] == pytest.approx(np.mean(whole.chance))
     for run in runs:
         run.close()
 
