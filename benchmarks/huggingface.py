@@ -122,13 +122,14 @@ def page(document: dict[str, Any]) -> str:
         cells = (name, row["gate"], _meaning(row), equal, f"{row['weights_off']:.0e}", f"{row['block_off']:.0e}",
                  _spread(row["recorded/plain"], 2))  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "The models above have three layers of width 32: recording is all that one sees. Where a layer has "
-              "some work to do (six layers of width 512):", "",
-              "| architecture | experts | µs per token, plain | recorded / plain |", "|---|---|---|---|"]  # fmt: skip
-    for name, row in results["larger"].items():
-        cells = (name, f"{row['top_k']} of {row['num_experts']}", f"{row['microseconds_per_token']['plain']:.0f}",
-                 _spread(row["recorded/plain"], 3))  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
+    if results["larger"]:
+        lines += ["", "The models above have three layers of width 32: recording is all that one sees. Where a layer has "
+                  "some work to do (six layers of width 512):", "",
+                  "| architecture | experts | µs per token, plain | recorded / plain |", "|---|---|---|---|"]  # fmt: skip
+        for name, row in results["larger"].items():
+            cells = (name, f"{row['top_k']} of {row['num_experts']}", f"{row['microseconds_per_token']['plain']:.0f}",
+                     _spread(row["recorded/plain"], 3))  # fmt: skip
+            lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "Not traced:", "", "| architecture | why |", "|---|---|"]
     lines += [f"| {name} | {reason} |" for name, reason in results["not_traced"].items()]
     lines += ["", f"Measured {document['date']} on {document['machine']}: `{document['command']}`."]

@@ -21,6 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as IMAGE_TEXT
 
 from engine.adapters import huggingface
+from engine.adapters.hf_gates import common_semantics, find_gates
 from engine.adapters.huggingface import (
     NOT_TRACED,
     HuggingFaceError,
@@ -45,6 +46,7 @@ from tests.engine.adapters.tiny_huggingface import (
     tiny_tokenizer,
 )
 
+ROOT = Path(__file__).resolve().parents[3]
 SAMPLES = [Sample(None, text, label, f"text {i}") for i, (text, label) in enumerate(zip(TEXTS, "abab", strict=True))]
 
 
@@ -229,6 +231,61 @@ def test_a_name_that_is_not_in_the_cache_and_no_network(hub_cache: Path) -> None
         find_model("hf:someone/else")
 
 
+def test_a_gate_of_a_later_release_is_read_without_guessing(mixtral: Path) -> None:
+    loaded = load(find_model(f"hf:{mixtral}"), device="cpu", twin=False)
+    expected = one_batch(loaded)
+    for gate in loaded.gates:
+        gate.module.__class__ = type("MixtralNextRouter", (type(gate.module),), {})
+    ids = torch.arange(3, 9)[None]
+    gates = find_gates(loaded.model, lambda: loaded.model(input_ids=ids), loaded.model.config)
+    loaded.gates = gates
+    means = common_semantics(gates)
+    assert (means.score_function, means.order, means.renormalised, means.bias) == ("unknown", "unknown", None, None)
+    found = one_batch(loaded)
+    np.testing.assert_array_equal(found.module_ids, expected.module_ids)
+    np.testing.assert_array_equal(found.weights, expected.weights)
+    assert np.isnan(found.gate_entropy).all()
+
+
+def test_weights_of_an_unknown_scale_are_refused(tmp_path: Path) -> None:
+    loaded = load(find_model(f"hf:{save_tiny(tmp_path / 'v3', 'deepseek_v3')}"), device="cpu", twin=False)
+    for gate in loaded.gates:
+        gate.module.__class__ = type("LaterRouter", (type(gate.module),), {})
+    ids = torch.arange(3, 9)[None]
+    loaded.gates = find_gates(loaded.model, lambda: loaded.model(input_ids=ids), loaded.model.config)
+    with pytest.raises(UserError, match=r"LaterRouter\) gave weights from .* it is not known which scale they hold"):
+        one_batch(loaded)
+
+
+def test_a_model_that_gives_up_is_said_in_a_sentence(mixtral: Path) -> None:
+    loaded = load(find_model(f"hf:{mixtral}"), device="cpu", twin=False)
+    loaded.model.lm_head.weight.data = loaded.model.lm_head.weight.data[:, :8]
+    with pytest.raises(HuggingFaceError, match="MixtralForCausalLM gave up"):
+        one_batch(loaded)
+    assert not any(m._forward_hooks for m in loaded.model.modules()), "hooks are gone all the same"
+
+
+def test_the_page_is_what_was_measured() -> None:
+    from benchmarks.huggingface import BEGIN, END, page
+
+    document = json.loads((ROOT / "benchmarks" / "results" / "huggingface.json").read_text(encoding="utf-8"))
+    text = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
+    assert text.split(BEGIN)[1].split(END)[0].strip() == page(document)
+    assert set(document["results"]["architectures"]) == set(ARCHITECTURES)
+    assert document["results"]["not_traced"] == NOT_TRACED
+    assert all(row["decisions_equal"] == 1 for row in document["results"]["architectures"].values())
+
+
+def test_the_example_of_the_page_runs(mixtral: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
+    code = re.search(r"## Hugging Face.*?```python\n(.+?)```", text, flags=re.DOTALL).group(1)
+    copied(mixtral, tmp_path / "my-checkpoint")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "adapters.md", "exec"), found := {})
+    with Run.open(found["run_file"]) as run:
+        assert run.info()["num_samples"] == 20
+
+
 # What is refused --------------------------------------------------------------------------------------------
 
 
@@ -253,7 +310,6 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
         ('{"model_type": "of-my-own", "auto_map": {"AutoConfig": "x.Y"}}', "code of its own, which is never run"),
         ('{"model_type": "mixtral", "attn_implementation": "someone/kernel"}', "asks for code"),
         ('{"model_type": "mixtral", "sub": {"_attn_implementation": "someone/kernel"}}', "asks for code"),
-        ('{"model_type": "bert"}', "no router|predicts no next token"),
         ('{"model_type": "t5"}', "predicts no next token"),
         ('{"model_type": "mixtral", "num_attention_heads": "many"}', r"cannot be used|describes no model"),
     ],
