@@ -170,7 +170,9 @@ def _path_table(con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals, 
             label = pa.array(len(names) - 1 - best % len(names), mask=without)
             columns["top_label"] = pa.array(names, pa.string()).take(label)
             columns["top_label_share"] = pa.array(best // len(names) / counts, mask=without)
-        _insert(con, "path", columns)
+        rows = pa.table(columns)
+        for first in range(0, len(path_ids), CHUNK_ROWS):  # larger inserts leave holes in the file
+            insert_rows(con, "path", rows.slice(first, CHUNK_ROWS))
         before = int(up_to[-1])
 
 
