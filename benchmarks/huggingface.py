@@ -123,9 +123,9 @@ def page(document: dict[str, Any]) -> str:
                  _spread(row["recorded/plain"], 2))  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     if results["larger"]:
-        lines += ["", "The models above have three layers of width 32: recording is all that one sees. Where a layer has "
-                  "some work to do (six layers of width 512):", "",
-                  "| architecture | experts | µs per token, plain | recorded / plain |", "|---|---|---|---|"]  # fmt: skip
+        lines += ["", "The models above have three layers of width 32: recording is all that one sees. Where a layer "
+                  "has some work to do (six layers of width 512):", ""]  # fmt: skip
+        lines += ["| architecture | experts | µs per token, plain | recorded / plain |", "|---|---|---|---|"]
         for name, row in results["larger"].items():
             cells = (name, f"{row['top_k']} of {row['num_experts']}", f"{row['microseconds_per_token']['plain']:.0f}",
                      _spread(row["recorded/plain"], 3))  # fmt: skip
