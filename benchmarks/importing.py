@@ -79,7 +79,7 @@ def _write_parquet(file: Path, ids: np.ndarray, weights: np.ndarray | None, samp
     columns = {"ids": nested(ids), "sample": pa.array(sample)}
     if weights is not None:
         columns["weights"] = nested(weights)
-    columns["label"] = pa.array([LABELS[s % len(LABELS)] for s in sample.tolist()]).dictionary_encode().cast(pa.string())
+    columns["label"] = pa.array([LABELS[s % len(LABELS)] for s in sample.tolist()])
     about = json.dumps({"num_experts": EXPERTS, "model": "synthetic"})
     pq.write_table(pa.table(columns).replace_schema_metadata({"tokenpaths": about}), file, row_group_size=65_536)
 
