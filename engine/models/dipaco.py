@@ -305,9 +305,14 @@ class DiPaCo(RoutedModel):
         ``path`` sends every text down that path; the gate entropy stays the router's own.
 
         Raises:
-            UserError: there is no such path, or no learned router to choose again.
+            UserError: there is no such path, no learned router to choose again, or both are asked for.
         """
         given = None
+        if path is not None and reroute_every is not None:
+            raise UserError(
+                f"path {path} holds for the whole text, so there is nothing to choose again every {reroute_every} "
+                "tokens: give one of the two", field="reroute_every",
+            )  # fmt: skip
         if path is not None:
             if not 0 <= path < self.config.num_paths:
                 raise UserError(f"path {path} is not one of 0 to {self.config.num_paths - 1}", field="path")

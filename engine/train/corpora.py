@@ -80,7 +80,7 @@ def read_texts(path: Path) -> list[str]:
 
 def _read(path: Path, columns: list[str]):
     if not path.is_file():
-        raise UserError(f"{path.name} is not in the data folder", field="data")
+        raise UserError(f"{path.name} is not in the folder {path.parent}; --data names the one above it", field="data")
     try:
         return pq.read_table(path, columns=columns)
     except Exception as error:

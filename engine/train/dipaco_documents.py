@@ -101,7 +101,7 @@ def load_documents(
 ) -> Sequences:
     """A Parquet file with a ``text`` column and one of labels."""
     if not path.is_file():
-        raise UserError(f"{path.name} is not in the data folder", field="data")
+        raise UserError(f"{path.name} is not in the folder {path.parent}; --data names the one above it", field="data")
     try:
         table = pq.read_table(path, columns=["text", label])
     except Exception as error:

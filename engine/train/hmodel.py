@@ -120,7 +120,7 @@ def _rows(texts: LabelledTexts, wanted) -> LabelledTexts:
 
 def _read(path: Path) -> LabelledTexts:
     if not path.is_file():
-        raise UserError(f"{path.name} is not in the data folder", field="data")
+        raise UserError(f"{path.name} is not in the folder {path.parent}; --data names the one above it", field="data")
     table = pq.read_table(path, columns=["text", "language"])
     pairs = sorted(zip(table["language"].to_pylist(), table["text"].to_pylist(), strict=True), key=lambda p: p[0])
     return LabelledTexts(tuple(text for _, text in pairs), tuple(language for language, _ in pairs))

@@ -112,7 +112,7 @@ def top_k_chart(
     *,
     theme: str | Theme = "light",
     height: int = 240,
-    title: str | None = "How many modules does each step really use?",
+    title: str | None = "How widely does each step choose?",
 ) -> alt.LayerChart:
     """Effective top-k per step beside the untrained twin. Low: tokens spread over many modules evenly or not is
     told by the distance from the twin, never by the number alone."""

@@ -191,7 +191,7 @@ def _rerouting(run: Mapping[str, Any]) -> None:
 
 def rerouting_words(by_w: Sequence[Mapping[str, Any]], baselines: Sequence[Mapping[str, Any]]) -> str:
     """What choosing more often brings, in one sentence."""
-    words = "Validation perplexity of the checkpoint, lower is better. Dashed: other ways to route, trained alike."
+    words = "Validation perplexity of the checkpoint, lower is better. Dashed: other models from the same base."
     once = next((row["perplexity"] for row in by_w if row["W"] is None), None)
     often = min((row for row in by_w if row["W"]), key=lambda row: row["W"], default=None)
     if once is None or often is None:

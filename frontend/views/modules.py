@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import streamlit as st
@@ -42,7 +42,7 @@ def draw(selection: Selection) -> None:
         look.numbers_behind(usage["usage"], "cells")
     with right:
         look.heading(
-            "How many does each step really use?",
+            "How widely does each step choose?",
             "Effective top-k per step, beside the same architecture untrained.",
             "topk",
         )
@@ -51,7 +51,7 @@ def draw(selection: Selection) -> None:
             st.caption("This run has no untrained twin to compare with.")
         look.numbers_behind([{**row, "dead": ", ".join(map(str, row["dead"]))} for row in usage["steps"]], "steps")
         st.subheader("Dead and overloaded", anchor=False)
-        _extremes(usage, common.own_modules(run))
+        _extremes(run, usage, common.own_modules(run))
     _associations(run)
     look.numbers_behind(
         [{**module, "step": "any" if module["step"] is None else module["step"]} for module in run["modules"]],
@@ -59,10 +59,12 @@ def draw(selection: Selection) -> None:
     )
 
 
-def _extremes(usage: Mapping[str, Any], own: bool) -> None:
+def _extremes(run: Mapping[str, Any], usage: Mapping[str, Any], own: bool) -> None:
     dead = dead_modules(usage)
     if own:
-        st.write(look.plain(dead_words(usage)))
+        # The twin of a block that always fires is never chosen: it does nothing, so it is not dead either.
+        idle = {(one["step"], one["module"]) for one in run["modules"] if one["kind"] == "identity"}
+        st.write(look.plain(dead_words(usage, idle)))
     elif dead:
         names = ", ".join(f"{module} ({name})" for module, name, _steps in dead[:12]) + (" …" if len(dead) > 12 else "")
         st.write(look.plain(f"{numbers.plural(len(dead), 'module')} never got a token: {names}."))
@@ -79,9 +81,10 @@ def _extremes(usage: Mapping[str, Any], own: bool) -> None:
         st.write(f"No module has {OVERLOADED:g} times its fair share at any step.")
 
 
-def dead_words(usage: Mapping[str, Any]) -> str:
-    """Dead modules where each step has its own: how many, of how many, and where."""
-    dead = {row["step"]: row["dead"] for row in usage["steps"] if row["dead"]}
+def dead_words(usage: Mapping[str, Any], idle: Collection[tuple[int, int]] = ()) -> str:
+    """Dead modules where each step has its own, the ``idle`` (step, module) left out: how many, and where."""
+    by_step = {row["step"]: [m for m in row["dead"] if (row["step"], m) not in idle] for row in usage["steps"]}
+    dead = {step: modules for step, modules in by_step.items() if modules}
     total = sum(len(modules) for modules in dead.values())
     if not total:
         return "No module is dead: each one got at least one token."
@@ -90,7 +93,7 @@ def dead_words(usage: Mapping[str, Any]) -> str:
         f"step {step}: {', '.join(map(str, dead[step][:8]))}{' …' if len(dead[step]) > 8 else ''}" for step in most
     )
     return (
-        f"{numbers.count(total)} of {numbers.plural(len(usage['usage']), 'module')} never got a token, at "
+        f"{numbers.count(total)} of {numbers.plural(len(usage['usage']) - len(idle), 'module')} never got a token, at "
         f"{len(dead)} of {numbers.plural(len(usage['steps']), 'step')}. Most: {steps}{'; …' if len(dead) > 6 else '.'}"
     )
 

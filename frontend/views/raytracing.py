@@ -343,5 +343,6 @@ def twin_words(table: Sequence[Mapping[str, Any]]) -> str:
     fewer = 1 - own["used"] / twin["used"]
     return (
         f"On its test data the network is {than} its MLP twin, with {numbers.percent(abs(fewer))} "
-        f"{'fewer' if fewer >= 0 else 'more'} parameters used a sample. Filled: used on average. Outline: all it has."
+        f"{'fewer' if fewer >= 0 else 'more'} parameters used a sample. Filled: used on average. Outline: all it has. "
+        "The other numbers of this page are of this run's images, which the network may have been trained on."
     )

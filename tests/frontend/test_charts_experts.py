@@ -108,6 +108,8 @@ def test_load_is_that_of_every_cell():
     alive = {**usage, "steps": [{**s, "dead": []} for s in usage["steps"]]}
     assert "No expert is dead" in experts.load_words(alive)
     assert "No module is dead" in dead_words(alive)
+    idle = {(row["step"], module) for row in usage["steps"] for module in row["dead"]}
+    assert "No module is dead" in dead_words(usage, idle)
 
 
 @pytest.mark.parametrize("least", [0.0, 0.1, 0.3, 1.1])

@@ -6,7 +6,8 @@ Read as a stream, never with pickles: an array of Python objects can run code wh
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,6 +18,7 @@ from engine.errors import UserError
 
 NPY_MAGIC = b"\x93NUMPY"
 IDS = ("ids", "routed_experts", "expert_ids", "topk_ids")
+OPTIONAL = ("weights", "token_id", "sample", "label", "text", "num_experts", "model", "layers")
 PICKLE = "holds pickled Python objects, which can run code when they are loaded, so they are never read; save {}"
 
 
@@ -150,6 +152,7 @@ def open_npz(file: Path, asked: Asked) -> Log:
                 f"{file}: has the arrays {', '.join(archive.names) or 'none'}, but no 'ids' (tokens, layers, top-k)",
                 field="file",
             )
+        _refuse_near_misses(file, archive.names)
         id_names = ([] if not prompt else ["prompt_routed_experts"]) + ([name] if name else [])
         for name in id_names:
             array = archive.array(name)
@@ -174,6 +177,15 @@ def open_npz(file: Path, asked: Asked) -> Log:
 
     model_name = None if model is None else str(model.reshape(-1)[0])
     return Log(file, "npz", Shape(names, top_k, has_weights), announced, model_name, _read=read)
+
+
+def _refuse_near_misses(file: Path, names: Iterable[str]) -> None:
+    """An array that is all but called like one that is read would be lost without a word."""
+    read = (*IDS, "prompt_routed_experts", *OPTIONAL)
+    for name in names:
+        if name not in read and (close := get_close_matches(name.lower(), read, n=1, cutoff=0.8)):
+            raise UserError(f"{file}: the array {name!r} is not read; is it {close[0]!r}? Rename or remove it",
+                            field="file")  # fmt: skip
 
 
 def _samples(archive: _Archive, name: str, steps: int, top_k: int, has_weights: bool) -> Iterator[Piece]:

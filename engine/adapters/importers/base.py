@@ -154,10 +154,15 @@ def check_piece(piece: Piece, log: Log) -> None:
     if low < 0 or high >= most:
         token, step, _ = np.argwhere((ids < 0) | (ids >= most))[0].tolist()
         wrong = int(ids[token, step][(ids[token, step] < 0) | (ids[token, step] >= most)][0])
+        if wrong < 0:
+            raise UserError(
+                f"{_place(piece, token)}: expert {wrong} at {shape.layers[step]} is negative; experts count from 0",
+                field="file",
+            )
         raise UserError(
             f"{_place(piece, token)}: expert {wrong} at {shape.layers[step]}, but the experts are "
             f"0 … {most - 1}{' (announced)' if log.experts else ''}",
-            field="file" if wrong < 0 else "experts",
+            field="experts",
         )
     if shape.top_k > 1:
         narrow = ids.astype(np.uint8 if high < 256 else np.uint16, copy=False)

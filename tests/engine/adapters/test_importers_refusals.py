@@ -49,7 +49,7 @@ def changed(at: tuple[int, ...], value: float, of: np.ndarray = IDS) -> np.ndarr
 
 
 ARRAYS: dict[str, tuple[np.ndarray, str]] = {
-    "negative": (changed((7, 1, 0), -3), r"row 7: expert -3 at layer 1, but the experts are 0"),
+    "negative": (changed((7, 1, 0), -3), r"row 7: expert -3 at layer 1 is negative; experts count from 0"),
     "too large": (changed((9, 2, 1), EXPERTS), r"row 9: expert 8 at layer 2, but the experts are 0 … 7 \(announced\)"),
     "twice": (changed((4, 0, 0), IDS[4, 0, 1]), r"row 4: the same expert twice at layer 0"),
     "fractions": (IDS.astype(float), "the ids are float64, they should be whole numbers"),
@@ -94,6 +94,8 @@ def test_cut_off_files(tmp_path: Path):
     np.save(tmp_path / "head.npy", IDS)
     (tmp_path / "head.npy").write_bytes((tmp_path / "head.npy").read_bytes()[:20])
     refused(tmp_path, tmp_path / "head.npy", "cut off")
+    np.savez(tmp_path / "log.npz", ids=IDS, weight=np.ones(IDS.shape))
+    refused(tmp_path, tmp_path / "log.npz", "the array 'weight' is not read; is it 'weights'")
     np.savez(tmp_path / "log.npz", ids=IDS)
     refused(tmp_path, cut(tmp_path / "log.npz"), "no whole .npz archive")
     refused(tmp_path, cut(write_parquet(tmp_path / "log.parquet")), "no whole Parquet file")

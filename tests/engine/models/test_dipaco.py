@@ -317,6 +317,7 @@ def test_a_trace_can_be_routed_again_or_sent_down_one_path():
         ({"path": 6}, "path 6 is not one of 0 to 5", "path"),
         ({"path": -1}, "greater than or equal to 0", "path"),
         ({"reroute_every": 8}, "has no learned router", "reroute_every"),
+        ({"path": 1, "reroute_every": 8}, "give one of the two", "reroute_every"),
         ({"reroute_every": 2}, "greater than or equal to 4", "reroute_every"),
         ({"speed": 2}, "no control 'speed'", "speed"),
     ],

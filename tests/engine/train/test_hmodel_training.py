@@ -69,7 +69,7 @@ def test_the_tokenizer_never_sees_a_held_out_text(data, tmp_path):
 
 
 def test_missing_or_too_few_texts_are_refused(tmp_path):
-    with pytest.raises(UserError, match="languages_train.parquet is not in the data folder"):
+    with pytest.raises(UserError, match="languages_train.parquet is not in the folder"):
         load_languages(tmp_path)
     write(tmp_path, "languages_train.parquet", [("a b", "one"), ("c d", "one"), ("e f", "two")])
     write(tmp_path, "languages_val.parquet", [("a", "one")])
