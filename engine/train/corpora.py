@@ -78,9 +78,18 @@ def read_texts(path: Path) -> list[str]:
     return texts
 
 
-def _read(path: Path, columns: list[str]):
+def require_file(path: Path) -> None:
+    """Refuses a training file that is not there.
+
+    Raises:
+        UserError: names the file, the folder that was looked in and what ``--data`` means.
+    """
     if not path.is_file():
         raise UserError(f"{path.name} is not in the folder {path.parent}; --data names the one above it", field="data")
+
+
+def _read(path: Path, columns: list[str]):
+    require_file(path)
     try:
         return pq.read_table(path, columns=columns)
     except Exception as error:

@@ -23,6 +23,7 @@ from engine.errors import UserError
 from engine.models.dipaco import DiPaCoConfig, PathModel
 from engine.models.dipaco_router import DiPaCoRouter
 from engine.tokenizer import TextTokenizer
+from engine.train.corpora import require_file
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,7 @@ def load_documents(
     on_short: Literal["refuse", "drop"] = "refuse",
 ) -> Sequences:
     """A Parquet file with a ``text`` column and one of labels."""
-    if not path.is_file():
-        raise UserError(f"{path.name} is not in the folder {path.parent}; --data names the one above it", field="data")
+    require_file(path)
     try:
         table = pq.read_table(path, columns=["text", label])
     except Exception as error:

@@ -27,7 +27,7 @@ from engine.errors import UserError
 from engine.models.hmodel import HModel, HModelConfig
 from engine.models.plain_transformer import plain_transformer
 from engine.tokenizer import TextTokenizer
-from engine.train.corpora import TextCorpus
+from engine.train.corpora import TextCorpus, require_file
 from engine.train.finish import TOKENIZER
 from engine.train.loop import Progress, TrainingRun, evaluate, export, train
 from engine.train.recipes import Recipe
@@ -119,8 +119,7 @@ def _rows(texts: LabelledTexts, wanted) -> LabelledTexts:
 
 
 def _read(path: Path) -> LabelledTexts:
-    if not path.is_file():
-        raise UserError(f"{path.name} is not in the folder {path.parent}; --data names the one above it", field="data")
+    require_file(path)
     table = pq.read_table(path, columns=["text", "language"])
     pairs = sorted(zip(table["language"].to_pylist(), table["text"].to_pylist(), strict=True), key=lambda p: p[0])
     return LabelledTexts(tuple(text for _, text in pairs), tuple(language for language, _ in pairs))

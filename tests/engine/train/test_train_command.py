@@ -43,7 +43,7 @@ def test_list_shows_the_recipes(tiny, capsys):
     [
         (["nothing"], "no recipe is called 'nothing'; there are: v, v-dense"),
         (["v", "--data", "/does/not/exist"], "there is no folder"),
-        (["v", "--data", "."], "not in the data folder"),
+        (["v", "--data", "."], "v.parquet is not in the folder"),
     ],
 )
 def test_what_cannot_be_trained_is_one_line_and_exit_code_two(tiny, arguments, words, capsys, tmp_path):
