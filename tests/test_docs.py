@@ -72,3 +72,38 @@ def test_the_claims_page_is_what_was_measured():
     from benchmarks.families import families_page, kept_result
 
     assert (ROOT / "docs" / "families.md").read_text(encoding="utf-8") == families_page(kept_result)
+
+TRAINING = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+
+
+def test_the_training_page_names_the_files_of_every_recipe():
+    from fnmatch import fnmatch
+
+    from engine.train.catalogue import trainings
+
+    lines = [line for line in TRAINING.splitlines() if line.startswith("| `")]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    files_before: list[str] = []
+    told = {}
+    for patterns, files, _columns in rows:
+        files_before = re.findall(r"`([^`]+)`", files) or ([] if "none" in files else files_before)
+        told |= {
+            name: tuple(files_before)
+            for name in trainings()
+            if any(fnmatch(name, pattern) for pattern in re.findall(r"`([^`]+)`", patterns))
+        }
+    assert told == {name: one.files for name, one in trainings().items()}
+
+
+def test_the_files_that_the_training_page_makes_can_be_trained_on(tmp_path, monkeypatch):
+    from engine.models.dna_config import DNAConfig
+    from engine.train.finish import fitted, load_corpora
+    from engine.train.recipes import RECIPES
+
+    monkeypatch.chdir(tmp_path)
+    exec(re.search(r"```python\n(.+?)```", TRAINING, flags=re.DOTALL).group(1), {})
+    recipe = RECIPES["dna-vision-top1"].model_copy(update={"batch_size": 2})
+    corpus, val = load_corpora(recipe, tmp_path / "my-data", None, tmp_path)
+    assert corpus.classes == val.classes == ("fruit", "sea")
+    assert isinstance(fitted(recipe, corpus).model, DNAConfig)
+    assert fitted(recipe, corpus).model.num_classes == 2

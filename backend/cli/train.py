@@ -50,8 +50,11 @@ def train(
     from engine.train.catalogue import Order, find_training, trainings
 
     if list_recipes or not recipe:
-        for one in trainings().values():
-            typer.echo(f"{one.name:26} {one.about}")
+        known = trainings().values()
+        width = max(len(one.name) for one in known)
+        for one in known:
+            typer.echo(f"{one.name:{width}}  {one.about}")
+        typer.echo("docs/training.md says which files each reads from --data, and how to make them of your own data.")
         return
     chosen = find_training(recipe)
     if not data.is_dir():

@@ -50,6 +50,8 @@ class Training:
     family: str
     about: str
     """one line: size and length"""
+    files: tuple[str, ...]
+    """what it reads, below the folder of ``--data``; none: it brings its own data"""
     run: Callable[[Order], dict[str, Any]]
 
 
@@ -96,13 +98,14 @@ def _dna() -> list[Training]:
 
     def start(recipe: Any) -> Callable[[Order], dict[str, Any]]:
         def run(order: Order) -> dict[str, Any]:
-            from engine.train.finish import finish, load_corpora, read_twin
+            from engine.train.finish import finish, fitted, load_corpora, read_twin
             from engine.train.loop import train
 
             wanted = _shortened(recipe, order.iterations)
             twin = read_twin(order.dense_twin) if order.dense_twin else None
             with order.stage(f"reading {wanted.train_file}"):
                 corpus, val = load_corpora(wanted, order.data, order.tokenizer, order.work)
+            wanted = fitted(wanted, corpus)
             done = train(wanted, corpus, val, order.work, device=order.device, on_progress=order.on_progress)
             with order.stage(f"measuring on {wanted.val_file}"):
                 return finish(done, corpus, val, order.out, order.command, twin)
@@ -114,6 +117,7 @@ def _dna() -> list[Training]:
             one.name, "dna",
             f"{one.model.modality:7} {one.iterations:6,} iterations of {one.batch_size}, "
             f"{one.model.num_modules} modules, {one.model.num_steps} steps, top-{one.model.top_k}",
+            (one.train_file, one.val_file),
             start(one),
         )
         for one in RECIPES.values()
@@ -144,6 +148,7 @@ def _directional() -> list[Training]:
             one.name, "directional",
             f"text    {one.iterations:6,} iterations of {one.batch_size}, {one.model.layers} layers of "
             f"{one.model.heads} heads, {one.model.directions} directions each",
+            (one.train_file, one.val_file),
             start(one),
         )
         for one in DIRECTIONAL_RECIPES.values()
@@ -175,7 +180,8 @@ def _hmodel() -> list[Training]:
         Training(
             one.name, one.family,
             f"text    {one.iterations:6,} iterations of {one.batch_size}, {one.model.num_modules} hidden layers, "
-            f"{one.model.iterations} iterations of routing",
+            f"{one.model.iterations} {'iteration' if one.model.iterations == 1 else 'iterations'} of routing",
+            (one.train_file, one.val_file),
             start(one),
         )
         for one in HMODEL_RECIPES.values()
@@ -186,6 +192,8 @@ def _hmodel() -> list[Training]:
 def _dipaco() -> list[Training]:
     from engine.train.dipaco_recipe import RECIPES
 
+    files = ("text/english_train.parquet", "text/english_val.parquet")
+
     def start(recipe: Any) -> Callable[[Order], dict[str, Any]]:
         def run(order: Order) -> dict[str, Any]:
             from engine.disk import SHIPPED_MODELS
@@ -195,7 +203,6 @@ def _dipaco() -> list[Training]:
             from engine.train.dipaco_finish import document_paths, export, note, routed_numbers
 
             _only_its_length(order, recipe.name)
-            files = ("text/english_train.parquet", "text/english_val.parquet")
             with order.stage(f"reading {files[0]}"):
                 tokenizer = TextTokenizer.load(order.tokenizer or SHIPPED_MODELS / "dna-text-top1" / "tokenizer.json")
                 documents, val = (
@@ -223,6 +230,7 @@ def _dipaco() -> list[Training]:
             one.name, "dipaco",
             f"text    {one.iterations:6,} iterations of {one.batch_size} on each of {one.model.num_paths} paths, "
             f"levels {' × '.join(map(str, one.model.levels))}",
+            files,
             start(one),
         )
         for one in RECIPES.values()
@@ -251,6 +259,7 @@ def _raytracing() -> list[Training]:
             one.name, "raytracing",
             f"vision  at most {one.epochs} epochs of {one.data}, "
             f"{one.model.layers} layers of {one.model.blocks} blocks",
+            one.files,
             start(one),
         )
         for one in RECIPES.values()

@@ -25,11 +25,9 @@ def load_corpora(recipe: Recipe, data: Path, tokenizer_file: Path | None, work: 
     train_file, val_file = data / recipe.train_file, data / recipe.val_file
     if recipe.model.modality == "vision":
         train = load_images(train_file, recipe.model.image_size)
-        if len(train.classes) != recipe.model.num_classes:
-            raise UserError(
-                f"{recipe.train_file} has {len(train.classes)} classes, "
-                f"recipe {recipe.name} expects {recipe.model.num_classes}", field="data",
-            )
+        if len(train.classes) < 2:
+            raise UserError(f"{recipe.train_file} has one class, {train.classes[0]!r}; telling classes apart needs two",
+                            field="data")  # fmt: skip
         val = load_images(val_file, recipe.model.image_size, train.classes)
         _enough(train_file, len(train.labels), recipe.batch_size, "images")
         _enough(val_file, len(val.labels), 1, "images")
@@ -47,6 +45,15 @@ def load_corpora(recipe: Recipe, data: Path, tokenizer_file: Path | None, work: 
     _enough(train_file, len(texts[0].ids), (recipe.batch_size + 1) * context + 1, "tokens")
     _enough(val_file, len(texts[1].ids), context + 1, "tokens")
     return texts
+
+
+def fitted(recipe: Recipe, corpus: ImageCorpus | TextCorpus) -> Recipe:
+    """The recipe with as many classes as the data have; a text recipe as it is."""
+    if isinstance(corpus, TextCorpus) or len(corpus.classes) == recipe.model.num_classes:
+        return recipe
+    return recipe.model_copy(
+        update={"model": recipe.model.model_copy(update={"num_classes": len(corpus.classes)})}
+    )
 
 
 def _enough(file: Path, found: int, needed: int, what: str) -> None:

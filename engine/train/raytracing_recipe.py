@@ -37,6 +37,12 @@ class RayTracingRecipe(BaseModel):
     seed: int = Field(default=0, ge=0, description="of the network; the wires have theirs in ``model``")
     feature_seed: int = Field(default=0, ge=0, description="of the convolutions and of the validation split")
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What is read below the data folder: nothing for the bundled digits."""
+        parts = () if self.data == "digits" else ("train", "test")
+        return tuple(f"vision/{self.data}_{part}.parquet" for part in parts)
+
 
 _DIGITS = dict(image_size=8, conv_channels=(16, 32, 32), conv_pools=(0,))
 _TRAIN_DIGITS = dict(data="digits", feature_epochs=3, batch_size=32)
