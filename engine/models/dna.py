@@ -180,23 +180,36 @@ class DNA(RoutedModel):
         h = self.norm(h)
         return self.head(h.mean(dim=1) if self.config.modality == "vision" else h)
 
-    def run_trunk(self, inputs: Tensor, valid: Tensor | None = None) -> tuple[Float[Tensor, "B T D"], list[Decision]]:
-        """Everything between input node and output node, and what the routers decided."""
+    def enter(self, inputs: Tensor) -> Float[Tensor, "B T D"]:
+        """Input node and backbone: the residual stream before the first routed step."""
         causal = self.config.modality == "text"
-        run_step = EXECUTIONS[self.execution]
         h = self.start(inputs)
-        batch, tokens = h.shape[:2]
         for block in self.backbone:
             h = block(h, causal=causal)
+        return h
+
+    def approach(
+        self, h: Float[Tensor, "B T D"], step: int, valid: Tensor | None = None
+    ) -> tuple[Float[Tensor, "B T D"], Decision]:
+        """The router of ``step``, behind the module of its own that may stand before it; no module is visited yet."""
+        if self.config.before_step != "none":
+            h = self.before_step[step](h, causal=self.config.modality == "text")
+        return h, self.decide(h, step, valid)
+
+    def visit(self, h: Float[Tensor, "B T D"], decision: Decision) -> Float[Tensor, "B T D"]:
+        """Every token through the modules that it was sent to."""
+        ids_BTK, weights_BTK = (x.view(*h.shape[:2], -1) for x in (decision.module_ids, decision.weights))
+        run_step = EXECUTIONS[self.execution]
+        return run_step(self.bank, h, ids_BTK, weights_BTK, causal=self.config.modality == "text")
+
+    def run_trunk(self, inputs: Tensor, valid: Tensor | None = None) -> tuple[Float[Tensor, "B T D"], list[Decision]]:
+        """Everything between input node and output node, and what the routers decided."""
+        h = self.enter(inputs)
         decisions = []
         for step in range(self.config.steps):
-            if self.config.before_step != "none":
-                h = self.before_step[step](h, causal=causal)
-            decision = self.decide(h, step, valid)
+            h, decision = self.approach(h, step, valid)
             decisions.append(decision)
-            ids_BTK = decision.module_ids.view(batch, tokens, -1)
-            weights_BTK = decision.weights.view(batch, tokens, -1)
-            h = run_step(self.bank, h, ids_BTK, weights_BTK, causal=causal)
+            h = self.visit(h, decision)
         return h, decisions
 
     def forward(self, inputs: Tensor, valid: Tensor | None = None) -> DNAOutput:
