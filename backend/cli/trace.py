@@ -94,6 +94,8 @@ def trace(
             on_progress=lambda p: progress.update(p.samples, f"{p.tokens:,} tokens"),
         )  # fmt: skip
     _say_what_was_skipped(dataset)
+    if loaded.classes:
+        _say_what_is_unknown(path, loaded.name, loaded.classes)
     typer.echo(f"run {path.stem} is in {path}")
 
 
@@ -129,6 +131,24 @@ def _refuse_taken_name(settings: Settings, run: str | None, overwrite: bool) -> 
 
     if run is not None and run_file(settings.runs_dir, run).exists() and not overwrite:
         raise UserError(f"There is a run {run!r} already; give another name with --run, or --overwrite.", field="run")
+
+
+def _say_what_is_unknown(path: Path, model: str, classes: tuple[str, ...]) -> None:
+    """Labels that are none of the model's classes: those samples are neither right nor wrong."""
+    from engine.store import Run
+
+    with Run.open(path) as run:
+        labels = [row for row in run.info()["labels"] if row["label"] is not None]
+    unknown = [row for row in labels if row["label"] not in classes]
+    if not unknown:
+        return
+    named = ", ".join(row["label"] for row in unknown[:3]) + (" …" if len(unknown) > 3 else "")
+    whom = "No label is" if len(unknown) == len(labels) else f"{len(unknown)} of {len(labels)} labels are not"
+    samples = sum(row["num_samples"] for row in unknown)
+    typer.echo(
+        f"{whom} a class of {model} ({named}): {samples:,} samples have a prediction but no loss, and do not "
+        "count in the accuracy.", err=True,
+    )  # fmt: skip
 
 
 def _say_what_was_skipped(dataset: Dataset) -> None:

@@ -215,6 +215,18 @@ def test_trace_clears_away_what_a_killed_one_left(tracing_home: Path, capsys: py
     assert [file.name for file in (tracing_home / "runs").iterdir()] == ["r.duckdb"]
 
 
+def test_trace_says_which_labels_the_model_does_not_know(
+    tracing_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["trace", "--model", "raytracing-digits", "--no-twin", "--run"]
+    assert main([*command, "known", "--data", "bundled:digits", "--limit", "4"]) == 0
+    assert "class of" not in capsys.readouterr().err
+    assert main([*command, "foreign", "--data", "bundled:scenes", "--limit", "4"]) == 0
+    told = capsys.readouterr().err
+    assert "No label is a class of raytracing-digits" in told
+    assert "4 samples have a prediction but no loss" in told
+
+
 def test_progress_on_a_pipe_is_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
