@@ -71,10 +71,13 @@ def rerouting_chart(
     """Perplexity (lower is better) by how often the path is chosen anew, baselines as named rules."""
     look = theme_named(theme)
     often = [_often(row["W"]) for row in by_w] or [_often(None)]
-    points = [{"often": _often(r["W"]), "perplexity": r["perplexity"], "words": numbers.number(r["perplexity"]),
-               "chosen": _often(r["W"]).replace("|", " ")} for r in by_w]  # fmt: skip
-    lines = [{**row, "words": f"{row['model']} {numbers.number(row['perplexity'])}"} for row in baselines]
     values = [row["perplexity"] for row in (*by_w, *baselines)]
+    words = numbers.apart(values)
+    points = [{"often": _often(r["W"]), "perplexity": r["perplexity"], "words": said,
+               "chosen": _often(r["W"]).replace("|", " ")}
+              for r, said in zip(by_w, words, strict=False)]  # fmt: skip
+    lines = [{**row, "words": f"{row['model']} {said}"}
+             for row, said in zip(baselines, words[len(by_w) :], strict=True)]  # fmt: skip
     low, high = min(values, default=0.0), max(values, default=1.0)
     room = max(1e-6, 0.12 * (high - low)) if high > low else max(0.1, 0.05 * high)
     scale = alt.Scale(domain=[low - room, high + room], nice=False, zero=False)

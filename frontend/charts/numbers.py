@@ -24,6 +24,16 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{rounded:,.{max(0, decimals)}f}"
 
 
+def apart(values: Sequence[float], most: int = 6) -> list[str]:
+    """Numbers that stand beside each other, with as few digits (3 at least) as tell different ones apart."""
+    told: list[str] = []
+    for digits in range(3, most + 1):
+        told = [number(value, digits) for value in values]
+        if len(set(told)) == len({number(value, most) for value in values}):
+            break
+    return told
+
+
 def percent(value: float | None, digits: int = 3) -> str:
     """A share in [0, 1] as a percentage: 12.3 %; whole ends stay whole."""
     if value is None or not math.isfinite(value):

@@ -198,9 +198,10 @@ def rerouting_words(by_w: Sequence[Mapping[str, Any]], baselines: Sequence[Mappi
         return words
     change = 1 - often["perplexity"] / once
     verb = "lowers" if change > 0 else "raises"
+    before, after = numbers.apart([once, often["perplexity"]])
     return (
         f"Choosing every {often['W']} tokens {verb} perplexity by {numbers.percent(abs(change))}, from "
-        f"{numbers.number(once)} to {numbers.number(often['perplexity'])}. " + words
+        f"{before} to {after}. " + words
     )
 
 
@@ -281,6 +282,8 @@ def loss_words(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 def chunk_words(parts: Sequence[chunks.Chunk], config: Mapping[str, Any]) -> str:
     """How often the router decided for this document, and how often it changed its mind."""
     changes = sum(a.rank != b.rank for a, b in zip(parts, parts[1:], strict=False))
+    context = int(config["context"])
+    where = "" if config.get("reroute_every") else f", once in each window of {context:,} tokens,"
     taken = len({part.rank for part in parts})
     if len(parts) == 1:
         tail = (
@@ -290,7 +293,7 @@ def chunk_words(parts: Sequence[chunks.Chunk], config: Mapping[str, Any]) -> str
         )
         return f"The router decided once; all {parts[0].end:,} tokens take path {_name(parts[0])}.{tail}"
     return (
-        f"The router decided {numbers.plural(len(parts), 'time')} and changed the path "
+        f"The router decided {numbers.plural(len(parts), 'time')}{where} and changed the path "
         f"{numbers.plural(changes, 'time')}, over {numbers.plural(taken, 'different path', 'different paths')}."
     )
 

@@ -24,6 +24,13 @@ def test_three_significant_digits(value, words):
     assert numbers.number(value) == words
 
 
+def test_numbers_beside_each_other_have_the_digits_that_tell_them_apart():
+    assert numbers.apart([126.87, 126.02, 125.76, 125.63]) == ["126.9", "126.0", "125.8", "125.6"]
+    assert numbers.apart([127.8, 161.1]) == ["128", "161"]
+    assert numbers.apart([5.0, 5.0]) == ["5.00", "5.00"]
+    assert numbers.apart([]) == []
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [(0, "0 %"), (1, "1 00 %".replace(" 00", "00")), (0.1234, "12.3 %"), (0.99999, "> 99.9 %"), (0.00012, "0.0120 %")],
