@@ -44,7 +44,14 @@ class LoadedModel:
 
     def with_controls(self, values: dict[str, Any] | None) -> LoadedModel:
         """The same model under controls given as plain values; raises UserError that names a bad one."""
-        return replace(self, controls=self.model.read_controls(values))
+        controls = self.model.read_controls(values)
+        self.model.top_k_under(controls)  # refuses what does not fit this model, before anything runs
+        return replace(self, controls=controls)
+
+    @property
+    def top_k(self) -> int:
+        """K of the ribbons under these controls."""
+        return self.model.top_k_under(self.controls or self.model.Controls())
 
     @property
     def modality(self) -> Modality:
@@ -179,7 +186,7 @@ def trace_samples(
     info = RunInfo(
         run_id=run_id, model=loaded.name, family=loaded.checkpoint.family, modality=config.modality,
         dataset=dataset, split=split, num_steps=config.num_steps, num_modules=config.num_modules,
-        top_k=config.top_k, weight_semantics=loaded.model.weight_semantics,
+        top_k=loaded.top_k, weight_semantics=loaded.model.weight_semantics,
         config=json.loads(config.model_dump_json()) | _as_changed(loaded.controls), checkpoint_sha256=loaded.sha256,
         engine_version=engine_version(), regions=regions, axes=loaded.model.axis_names(),
         findings=_known(loaded),

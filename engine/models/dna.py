@@ -18,16 +18,22 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from engine.edits.apply import allowed_modules, edited, pushed, turned_away
+from engine.edits.controls import DNAControls
+from engine.edits.plan import RoutePlan, Routers, plan_routes
+from engine.errors import UserError
 from engine.models.bank import grouped_step, naive_step
 from engine.models.blocks import Block
 from engine.models.dna_config import DNAConfig
-from engine.models.family import RoutedModel, Traced
+from engine.models.family import Controls, RoutedModel, Traced
 from engine.models.losses import linear_cross_entropy
 from engine.record import compact_decisions, dna_module_table, token_flops
 from engine.routing import Decision, module_counts, route, route_expert_choice, updated_bias
 from engine.trace import ModuleInfo
 
 EXECUTIONS = {"grouped": grouped_step, "naive": naive_step}
+WHERE_MODULES_CHOOSE = ("ban", "freeze", "shuffle")
+"""the edits that mean something where each module takes its tokens (router "expert")"""
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,7 @@ class DNA(RoutedModel):
 
     family = "dna"
     Config = DNAConfig
+    Controls = DNAControls
     KEEP_FLOAT32 = ("bias",)
     WEIGHT_SEMANTICS = {
         "score_function": "softmax over all modules",
@@ -160,20 +167,41 @@ class DNA(RoutedModel):
             )
         return self.embed(inputs) + self.positions[:tokens]
 
-    def decide(self, h: Float[Tensor, "B T D"], step: int, valid: Bool[Tensor, "B T"] | None = None) -> Decision:
-        """The router of one step on every token (B·T rows); ``valid`` keeps padding out of an expert's choice."""
+    def decide(
+        self,
+        h: Float[Tensor, "B T D"],
+        step: int,
+        valid: Bool[Tensor, "B T"] | None = None,
+        edits: RoutePlan | None = None,
+        unedited: list[Decision] | None = None,
+    ) -> Decision:
+        """The router of one step on every token (B·T rows); ``valid`` keeps padding out of an expert's choice.
+
+        ``edits`` change what is chosen, ``unedited`` the decisions of a pass without them, where they ask for it.
+        """
         config = self.config
         logits = self.routers[step](h.reshape(-1, h.shape[-1]))
+        plan = None if edits is None else edits.steps[step]
         if config.router == "expert":
             working, idle = config.sides_of(step)
-            return route_expert_choice(
+            decision = route_expert_choice(
                 logits.view(*h.shape[:2], -1), config.capacity, working, idle, score=config.score, valid=valid
             )
-        allowed = None
-        if config.choices is not None:
-            allowed = torch.zeros(config.num_modules, dtype=torch.bool, device=logits.device)
-            allowed[list(config.choices[step])] = True
-        return route(logits, config.top_k, self.bias[step], allowed=allowed, renormalise=config.renormalise)
+            if plan is not None:
+                decision = turned_away(decision, dict(zip(working, idle, strict=True)), plan.banned)
+        else:
+            allowed, bias, top_k = None, self.bias[step], config.top_k
+            if plan is not None:
+                assert edits is not None
+                allowed = allowed_modules(config.choices_of(step), config.num_modules, plan, logits.device)
+                bias, top_k = pushed(bias, plan), edits.top_k
+            elif config.choices is not None:
+                allowed = torch.zeros(config.num_modules, dtype=torch.bool, device=logits.device)
+                allowed[list(config.choices[step])] = True
+            decision = route(logits, top_k, bias, allowed=allowed, renormalise=config.renormalise)
+        if plan is None:
+            return decision
+        return edited(decision, plan, step, (h.shape[0], h.shape[1]), valid, unedited)
 
     def finish(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B ... C"]:
         """The output node: class logits (B, C) or next-token logits (B, T, C)."""
@@ -189,12 +217,17 @@ class DNA(RoutedModel):
         return h
 
     def approach(
-        self, h: Float[Tensor, "B T D"], step: int, valid: Tensor | None = None
+        self,
+        h: Float[Tensor, "B T D"],
+        step: int,
+        valid: Tensor | None = None,
+        edits: RoutePlan | None = None,
+        unedited: list[Decision] | None = None,
     ) -> tuple[Float[Tensor, "B T D"], Decision]:
         """The router of ``step``, behind the module of its own that may stand before it; no module is visited yet."""
         if self.config.before_step != "none":
             h = self.before_step[step](h, causal=self.config.modality == "text")
-        return h, self.decide(h, step, valid)
+        return h, self.decide(h, step, valid, edits, unedited)
 
     def visit(self, h: Float[Tensor, "B T D"], decision: Decision) -> Float[Tensor, "B T D"]:
         """Every token through the modules that it was sent to."""
@@ -202,18 +235,21 @@ class DNA(RoutedModel):
         run_step = EXECUTIONS[self.execution]
         return run_step(self.bank, h, ids_BTK, weights_BTK, causal=self.config.modality == "text")
 
-    def run_trunk(self, inputs: Tensor, valid: Tensor | None = None) -> tuple[Float[Tensor, "B T D"], list[Decision]]:
-        """Everything between input node and output node, and what the routers decided."""
+    def run_trunk(
+        self, inputs: Tensor, valid: Tensor | None = None, edits: RoutePlan | None = None
+    ) -> tuple[Float[Tensor, "B T D"], list[Decision]]:
+        """Everything between input node and output node, and what the routers decided (``edits``: otherwise)."""
+        unedited = self.run_trunk(inputs, valid)[1] if edits is not None and edits.needs_unedited else None
         h = self.enter(inputs)
         decisions = []
         for step in range(self.config.steps):
-            h, decision = self.approach(h, step, valid)
+            h, decision = self.approach(h, step, valid, edits, unedited)
             decisions.append(decision)
             h = self.visit(h, decision)
         return h, decisions
 
-    def forward(self, inputs: Tensor, valid: Tensor | None = None) -> DNAOutput:
-        h, decisions = self.run_trunk(inputs, valid)
+    def forward(self, inputs: Tensor, valid: Tensor | None = None, edits: RoutePlan | None = None) -> DNAOutput:
+        h, decisions = self.run_trunk(inputs, valid, edits)
         return DNAOutput(self.finish(h), decisions)
 
     def training_loss(
@@ -227,10 +263,31 @@ class DNA(RoutedModel):
         logits = self.finish(h).float()
         return F.cross_entropy(logits, targets, label_smoothing=label_smoothing), decisions
 
-    def trace(self, inputs: Tensor, valid: Tensor | None = None) -> Traced:
+    def trace(self, inputs: Tensor, valid: Tensor | None = None, edits: RoutePlan | None = None) -> Traced:
         """Logits, ribbons, weights and gate entropy; padding behind a causal text changes nothing before it."""
-        output = self(inputs, valid)
+        output = self(inputs, valid, edits)
         return Traced(output.logits, *compact_decisions(output.decisions, inputs.shape[0]))
+
+    def trace_with(self, inputs: Tensor, valid: Tensor | None, controls: Controls) -> Traced:
+        """``trace`` with the edits of ``controls``."""
+        return self.trace(inputs, valid, self.plan(controls))
+
+    def plan(self, controls: Controls) -> RoutePlan | None:
+        """What each step does differently under ``controls``; None where nothing is to be.
+
+        Raises:
+            UserError: an edit that does not fit this model; see ``engine.edits.plan``.
+        """
+        edits = getattr(controls, "edits", None)
+        config = self.config
+        if edits and config.router == "expert":
+            _check_expert_edits(edits, config)
+        return plan_routes(edits, Routers(tuple(map(config.choices_of, range(config.steps))), config.top_k))
+
+    def top_k_under(self, controls: Controls) -> int:
+        """K of the ribbons that ``controls`` lead to."""
+        plan = self.plan(controls)
+        return self.config.top_k if plan is None else plan.top_k
 
     def token_flops(self, module_ids: Tensor, valid: Tensor | None = None) -> Tensor:
         """See ``engine.record.token_flops``."""
@@ -271,3 +328,24 @@ class DNA(RoutedModel):
                 reference=config.skip_reference,
             )
 
+
+def _check_expert_edits(edits: Any, config: DNAConfig) -> None:
+    """Where modules take their tokens, a token has no choice that could be moved."""
+    for place, edit in enumerate(edits):
+        if edit.edit not in WHERE_MODULES_CHOOSE:
+            raise UserError(
+                f"edit {edit.edit!r} changes what a token chooses; here each module takes its tokens. This model has: "
+                + ", ".join(WHERE_MODULES_CHOOSE), field=f"edits.{place}",
+            )  # fmt: skip
+        for step in range(config.steps) if edit.edit == "ban" and edit.step is None else ():
+            _check_not_idle(edit, step, place, config)
+        if edit.edit == "ban" and edit.step is not None and edit.step < config.steps:
+            _check_not_idle(edit, edit.step, place, config)
+
+
+def _check_not_idle(edit: Any, step: int, place: int, config: DNAConfig) -> None:
+    if idle := set(edit.modules) & set(config.sides_of(step)[1]):
+        raise UserError(
+            f"module {min(idle)} is an identity: it stands for the tokens that no module takes, so a ban would leave "
+            "them without one; ban working modules", field=f"edits.{place}.modules",
+        )  # fmt: skip

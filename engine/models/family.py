@@ -90,6 +90,9 @@ class RoutedModel(nn.Module):
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=True)[0]
             name = ".".join(str(part) for part in first["loc"]) or "controls"
+            if first["loc"][:1] == ("edits",):
+                place = [str(part) for at, part in enumerate(first["loc"]) if at != 2]  # without the kind of edit
+                raise UserError(_edit_problem(first), field=".".join(place)) from None
             if first["type"] == "extra_forbidden":
                 known = ", ".join(cls.Controls.model_fields) or "none"
                 raise UserError(f"a {cls.family} model has no control {name!r}; it has: {known}", field=name) from None
@@ -102,6 +105,14 @@ class RoutedModel(nn.Module):
     def trace_with(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None, controls: Controls) -> Traced:
         """``trace`` under ``controls``, whose field names are keywords of the family's ``trace``."""
         return self.trace(inputs, valid, **controls.given())
+
+    def top_k_under(self, controls: Controls) -> int:
+        """K of the ribbons that ``controls`` lead to.
+
+        Raises:
+            UserError: controls that do not fit this model.
+        """
+        return int(self.config.top_k)
 
     def module_table(self) -> list[ModuleInfo]:
         """Everything that a router can pick."""
@@ -131,3 +142,16 @@ class RoutedModel(nn.Module):
     def training_numbers(self, routing: Any) -> dict[str, float]:
         """What the training log notes beside the losses."""
         return {}
+
+
+def _edit_problem(error: Any) -> str:
+    """A sentence for an edit that cannot be read."""
+    message = error["msg"].removeprefix("Value error, ")
+    if len(error["loc"]) < 2:
+        return message if error["type"] == "value_error" else f"edits: {message}"
+    place, *rest = error["loc"][1:]
+    where = ".".join(str(part) for part in rest[1:])
+    if error["type"] == "value_error" and not where:
+        return f"edit {place}: {message}"
+    given = str(error["input"])[:40]
+    return f"edit {place}{' ' * bool(rest)}{rest[0] if rest else ''}: {where + ' ' * bool(where)}is {given}: {message}"

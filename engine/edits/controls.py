@@ -1,0 +1,45 @@
+"""How a family offers edits: a control ``edits`` that refuses what the family has not, and says what it has."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import Field, field_validator
+
+from engine.edits.values import KINDS, MOST_EDITS, Edit
+from engine.models.family import Controls
+
+
+class EditControls(Controls):
+    """Controls of a family whose routes can be edited."""
+
+    FAMILY: ClassVar[str]
+    EDITS: ClassVar[tuple[str, ...]]
+    """the kinds of edit that mean something here"""
+    WHY_NOT: ClassVar[dict[str, str]] = {}
+    """a sentence for each of the others"""
+
+    edits: tuple[Edit, ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MOST_EDITS,
+        description="What is to be different in the routes, in any order: a list of edits",
+    )
+
+    @field_validator("edits", mode="before")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        for edit in given if isinstance(given, (list, tuple)) else ():
+            name = edit.get("edit") if isinstance(edit, dict) else getattr(edit, "edit", None)
+            if name not in cls.EDITS:
+                why = f": {cls.WHY_NOT[name]}" if name in cls.WHY_NOT else ""
+                called = f"has no edit {name!r}" if isinstance(name, str) else "takes edits that say which they are"
+                raise ValueError(f"a {cls.FAMILY} model {called}{why}; it has: {', '.join(cls.EDITS)}")
+        return given
+
+
+class DNAControls(EditControls):
+    """Every edit: a DNA decides for each token at each step, and any module can take any token."""
+
+    FAMILY: ClassVar[str] = "dna"
+    EDITS: ClassVar[tuple[str, ...]] = KINDS

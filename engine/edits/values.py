@@ -1,0 +1,120 @@
+"""Edits of routes as values: frozen, plain JSON, the same for the API, the page, a job and a notebook.
+
+    {"edit": "ban", "modules": [3], "step": 1}
+
+A step is counted from 0, a token is a position of its sample (of its window, where a text is longer than the
+model's context). Which edits a family has, and why not the others, stands with its controls.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
+
+MOST_EDITS = 256
+Ribbon = tuple[tuple[NonNegativeInt, ...], ...]
+"""module ids by step and slot"""
+
+
+class _Edit(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Ban(_Edit):
+    """Modules that are never chosen: their probability is 0, the others share it as the router says."""
+
+    edit: Literal["ban"] = "ban"
+    modules: tuple[NonNegativeInt, ...] = Field(min_length=1, description="modules that nobody may choose")
+    step: NonNegativeInt | None = Field(default=None, description="at this step; unset: at every step")
+
+
+class Force(_Edit):
+    """A module that tokens must visit: it takes the place, and the weight, of their first choice."""
+
+    edit: Literal["force"] = "force"
+    module: NonNegativeInt
+    step: NonNegativeInt | None = Field(default=None, description="at this step; unset: at every step")
+    tokens: tuple[NonNegativeInt, ...] | None = Field(
+        default=None, min_length=1, description="positions in the sample; unset: every token"
+    )
+    path: Ribbon | None = Field(
+        default=None, min_length=1, description="only tokens whose unedited ribbon is this one, by step and slot"
+    )
+
+    @model_validator(mode="after")
+    def _one_choice(self) -> Force:
+        if self.tokens is not None and self.path is not None:
+            raise ValueError("tokens and path both say which tokens are meant; give one of the two")
+        return self
+
+
+class Swap(_Edit):
+    """The route of another sample: token t goes where the other sample's token t went."""
+
+    edit: Literal["swap"] = "swap"
+    ribbons: tuple[Ribbon, ...] = Field(min_length=1, description="module ids by token, step and slot")
+
+
+class Freeze(_Edit):
+    """A router that decides as in the unedited run, whatever the other edits made of the states."""
+
+    edit: Literal["freeze"] = "freeze"
+    step: NonNegativeInt | None = Field(
+        default=None, description="this step's router; unset: every router that no other edit changes"
+    )
+
+
+class Shuffle(_Edit):
+    """Decisions that went to the wrong tokens: those of a step are dealt out anew among a sample's tokens."""
+
+    edit: Literal["shuffle"] = "shuffle"
+    step: NonNegativeInt | None = Field(default=None, description="at this step; unset: at every step")
+    seed: NonNegativeInt = 0
+
+
+class TopK(_Edit):
+    """Another number of modules for each token, at every step."""
+
+    edit: Literal["top_k"] = "top_k"
+    k: int = Field(ge=1, description="modules that a token visits at a step")
+
+
+class Bias(_Edit):
+    """A push of the choice: added to the probability when the largest are picked, never to the weight."""
+
+    edit: Literal["bias"] = "bias"
+    modules: tuple[NonNegativeInt, ...] = Field(min_length=1)
+    value: float = Field(ge=-1000, le=1000, allow_inf_nan=False, description="added to the score of these modules")
+    step: NonNegativeInt | None = Field(default=None, description="at this step; unset: at every step")
+
+
+Edit = Annotated[Ban | Force | Swap | Freeze | Shuffle | TopK | Bias, Field(discriminator="edit")]
+KINDS = ("ban", "force", "swap", "freeze", "shuffle", "top_k", "bias")
+
+
+def written(edit: Any) -> str:
+    """An edit in a few words: “ban module 3 at step 1”."""
+    where = " at every step" if getattr(edit, "step", None) is None else f" at step {edit.step}"
+    match edit:
+        case Ban(modules=modules):
+            return f"ban {_modules(modules)}{where}"
+        case Force(module=module, tokens=tokens, path=path):
+            who = "every token" if tokens is None else f"{len(tokens)} token{'s' * (len(tokens) != 1)}"
+            return f"force {who if path is None else 'the tokens of a path'} to module {module}{where}"
+        case Swap():
+            return "the route of another sample"
+        case Freeze(step=step):
+            return "freeze every other router" if step is None else f"freeze the router of step {step}"
+        case Shuffle():
+            return f"shuffle the decisions{where}"
+        case TopK(k=k):
+            return f"top-{k}"
+        case Bias(modules=modules, value=value):
+            return f"bias {value:+g} for {_modules(modules)}{where}"
+    raise TypeError(f"{type(edit).__name__} is no edit")
+
+
+def _modules(modules: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, modules[:6])) + (f" and {len(modules) - 6} more" if len(modules) > 6 else "")
+    return f"module{'s' * (len(modules) > 1)} {shown}"
