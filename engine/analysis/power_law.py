@@ -1,0 +1,197 @@
+"""Do path counts follow a power law? Discrete maximum likelihood, goodness of fit, and a lognormal beside it.
+
+Counts come as a histogram, so that ten million paths cost as much as their few thousand different counts.
+
+Shapes: P paths, U different counts. Source: Clauset, Shalizi and Newman, "Power-law distributions in empirical
+data" (2009), sections 3.1 (estimate), 3.3 (x_min), 4.1 (p-value), 5 and appendix C (likelihood ratio, Vuong 1989).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int, Integer
+from scipy.optimize import minimize, minimize_scalar
+from scipy.special import erfc, log_ndtr, zeta
+
+FEWEST = 50
+"""paths at or above x_min below which nothing is fitted: estimates from fewer are biased (section 3.5)"""
+MOST_CUTS = 40
+"""values of x_min that are tried, evenly spaced among the different counts"""
+ALPHA_RANGE = (1.01, 12.0)
+MOST_PLACES = 600
+"""different counts at which data and law are compared: all small ones, then ever wider gaps"""
+_TABLE = 20_000
+"""counts above x_min that are drawn exactly; beyond, the continuous law rounded is as good (appendix D)"""
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How many paths were taken how often."""
+
+    values: Int[np.ndarray, " U"]
+    """different counts, rising"""
+    paths: Int[np.ndarray, " U"]
+    """paths with that count"""
+
+    @classmethod
+    def of(cls, counts: Integer[np.ndarray, " P"]) -> Histogram:
+        """Of the counts of all paths; those that nobody took are left out."""
+        values, paths = np.unique(counts[counts > 0].astype(np.int64), return_counts=True)
+        return cls(values, paths.astype(np.int64))
+
+    def tail(self, x_min: int) -> Histogram:
+        """Only paths with at least ``x_min`` tokens."""
+        keep = self.values >= x_min
+        return Histogram(self.values[keep], self.paths[keep])
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """p(count = x) ∝ x^−α for x ≥ x_min."""
+
+    alpha: float
+    alpha_error: float
+    """standard error, (α − 1)/√num_tail"""
+    x_min: int
+    num_tail: int
+    """paths with at least ``x_min`` tokens"""
+    ks: float
+    """Kolmogorov–Smirnov distance of tail and law; x_min makes it smallest"""
+
+
+@dataclass(frozen=True)
+class AgainstLognormal:
+    """A power law beside a lognormal fitted to the same tail."""
+
+    ratio: float
+    """log likelihood ratio divided by its standard deviation; positive: the power law fits better"""
+    p_value: float
+    """how likely so large a ratio is when both fit equally well"""
+    mu: float
+    sigma: float
+
+
+def fit_power_law(histogram: Histogram, x_min: int | None = None) -> PowerLaw | None:
+    """The law with the x_min of the smallest distance, or of the one given; None for too few paths or one count."""
+    if x_min is not None:
+        return _fit_tail(histogram.tail(x_min))
+    fits = [fit for cut in _cuts(histogram) if (fit := _fit_tail(histogram.tail(int(cut)))) is not None]
+    return min(fits, key=lambda fit: fit.ks, default=None)
+
+
+def goodness_of_fit(histogram: Histogram, law: PowerLaw, draws: int = 100, seed: int = 0) -> float:
+    """Share of data sets drawn from the law that lie further from *their* fit; at most 0.1: the law is refused.
+
+    Below x_min the drawn paths have the observed counts (section 4.1). The standard error of the share is at most
+    1/(2·√draws).
+    """
+    rng = np.random.default_rng(seed)
+    further = 0
+    for _ in range(draws):
+        fit = fit_power_law(draw_like(histogram, law, rng))
+        further += fit is not None and fit.ks >= law.ks
+    return further / draws
+
+
+def against_lognormal(histogram: Histogram, law: PowerLaw) -> AgainstLognormal:
+    """Vuong's test of the power law against a discrete lognormal on the same tail."""
+    tail = histogram.tail(law.x_min)
+    logs = np.log(tail.values)
+    mean = np.average(logs, weights=tail.paths)
+    spread = max(0.1, np.sqrt(np.average((logs - mean) ** 2, weights=tail.paths)))
+
+    def cost(place: Float[np.ndarray, " two"]) -> float:
+        return -float(_lognormal_logs(tail.values, law.x_min, place[0], np.exp(place[1])) @ tail.paths)
+
+    best = min(
+        (minimize(cost, start, method="Nelder-Mead", options={"maxiter": 2000, "xatol": 1e-4, "fatol": 1e-6})
+         for start in ((mean, np.log(spread)), (0.0, np.log(2 * spread + 1)))),
+        key=lambda found: found.fun,
+    )  # fmt: skip
+    mu, sigma = float(best.x[0]), float(np.exp(best.x[1]))
+    difference = _power_logs(tail.values, law.x_min, law.alpha) - _lognormal_logs(tail.values, law.x_min, mu, sigma)
+    total = tail.paths.sum()
+    ratio = float(difference @ tail.paths)
+    variance = float(np.average((difference - ratio / total) ** 2, weights=tail.paths))
+    if variance < 1e-18:
+        return AgainstLognormal(0.0, 1.0, mu, sigma)
+    normalised = ratio / np.sqrt(total * variance)
+    return AgainstLognormal(float(normalised), float(erfc(abs(normalised) / np.sqrt(2))), mu, sigma)
+
+
+def draw_like(histogram: Histogram, law: PowerLaw, rng: np.random.Generator) -> Histogram:
+    """As many paths again: from the law above x_min, from the observed counts below it."""
+    num_paths = int(histogram.paths.sum())
+    above = int(rng.binomial(num_paths, law.num_tail / num_paths))
+    below = histogram.values < law.x_min
+    values, paths = [histogram.values[below]], []
+    weights = histogram.paths[below]
+    paths.append(rng.multinomial(num_paths - above, weights / weights.sum()) if len(weights) else weights)
+    table = np.arange(law.x_min, law.x_min + _TABLE)
+    shares = table.astype(np.float64) ** -law.alpha / zeta(law.alpha, law.x_min)
+    drawn = rng.multinomial(above, np.append(shares, max(0.0, 1.0 - shares.sum())))
+    values.append(table[drawn[:-1] > 0])
+    paths.append(drawn[:-1][drawn[:-1] > 0])
+    if drawn[-1]:
+        edge = law.x_min + _TABLE - 0.5
+        far = edge * (1.0 - rng.random(int(drawn[-1]))) ** (-1.0 / (law.alpha - 1.0)) + 0.5
+        rare, times = np.unique(np.minimum(far, 2.0**62).astype(np.int64), return_counts=True)
+        values.append(rare)
+        paths.append(times)
+    together, counts = np.concatenate(values).astype(np.int64), np.concatenate(paths).astype(np.int64)
+    return Histogram(together[counts > 0], counts[counts > 0])
+
+
+def _cuts(histogram: Histogram) -> Int[np.ndarray, " C"]:
+    """Values of x_min worth trying: those that leave a tail of enough paths and of two counts."""
+    left = histogram.paths[::-1].cumsum()[::-1]
+    able = histogram.values[:-1][left[:-1] >= FEWEST]
+    if len(able) <= MOST_CUTS:
+        return able
+    return able[_thinned(len(able), MOST_CUTS)]
+
+
+def _thinned(num: int, most: int) -> Int[np.ndarray, " I"]:
+    """Indices 0 … num − 1, at most about ``most`` of them: dense at the start, ever wider gaps after."""
+    if num <= most:
+        return np.arange(num)
+    return np.unique(np.rint(np.geomspace(1, num, most)).astype(np.int64)) - 1
+
+
+def _fit_tail(tail: Histogram) -> PowerLaw | None:
+    num_tail = int(tail.paths.sum())
+    if num_tail < FEWEST or len(tail.values) < 2:
+        return None
+    x_min = int(tail.values[0])
+    logs = float(np.log(tail.values) @ tail.paths) / num_tail
+
+    def cost(alpha: float) -> float:
+        return float(np.log(zeta(alpha, x_min)) + alpha * logs)
+
+    alpha = float(minimize_scalar(cost, bounds=ALPHA_RANGE, method="bounded", options={"xatol": 1e-5}).x)
+    observed = tail.paths.cumsum() / num_tail
+    places = _thinned(len(tail.values), MOST_PLACES)
+    looked = tail.values[places].astype(np.float64)
+    whole = zeta(alpha, x_min)
+    expected = 1.0 - zeta(alpha, looked + 1.0) / whole
+    # Between two counts that occur the law goes on rising while the data stand still: look at both edges.
+    before = 1.0 - zeta(alpha, looked) / whole
+    stands = np.append(0.0, observed[:-1])[places]
+    ks = float(max(np.abs(observed[places] - expected).max(), np.abs(stands - before).max()))
+    return PowerLaw(alpha, (alpha - 1.0) / num_tail**0.5, x_min, num_tail, ks)
+
+
+def _power_logs(values: Int[np.ndarray, " U"], x_min: int, alpha: float) -> Float[np.ndarray, " U"]:
+    return -alpha * np.log(values) - np.log(zeta(alpha, x_min))
+
+
+def _lognormal_logs(values: Int[np.ndarray, " U"], x_min: int, mu: float, sigma: float) -> Float[np.ndarray, " U"]:
+    """Logs of the lognormal's mass between x − ½ and x + ½, given that it is above x_min − ½."""
+    low, high = ((np.log(values + side) - mu) / sigma for side in (-0.5, 0.5))
+    # Φ(high) − Φ(low) on the side where both are small, so that far tails keep their digits.
+    flip = low > 0
+    small, large = np.where(flip, -high, low), np.where(flip, -low, high)
+    logs = log_ndtr(large) + np.log1p(-np.exp(np.minimum(log_ndtr(small) - log_ndtr(large), -1e-12)))
+    return logs - log_ndtr(-(np.log(x_min - 0.5) - mu) / sigma)
