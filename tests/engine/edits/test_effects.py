@@ -1,0 +1,173 @@
+"""Effects against numbers worked out by hand and against plain loops over every token."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from engine.analysis.effects import RouteChange, flow_counts, step_distance
+from engine.datasets import Sample
+from engine.edits.effect import OutputChange, Unchanged, first_edited_step, measure_effect
+from engine.edits.prepared import prepare
+from engine.edits.values import Ban, Freeze, TopK
+from engine.errors import UserError
+from engine.tracing import load_model
+from tests.checkpoints import CLASSES, WORDS, save_tiny
+
+
+def test_routes_by_hand():
+    """Three tokens, three steps, top-1: one keeps its path, one leaves at step 0 and returns, one leaves at the end."""
+    before = np.array([[[0], [1], [2]], [[0], [1], [2]], [[3], [1], [0]]])
+    after = np.array([[[0], [1], [2]], [[4], [1], [2]], [[3], [1], [1]]])
+    change = RouteChange(num_modules=5, first=0)
+    change.add(before, after)
+    answer = change.answer()
+    assert answer["paths_changed"] == pytest.approx(2 / 3)
+    assert answer["paths_changed_after"] == pytest.approx(1 / 3)  # only the third differs behind step 0
+    assert answer["path_distance"] == pytest.approx(2 / 3)  # one step of each of two tokens, over three
+    # Steps 0→1: 0→1 loses one of three tokens to 4→1. Steps 1→2: 1→0 loses one to 1→1. Each ½ · 2 / 3.
+    assert answer["flow_difference"] == pytest.approx(1 / 3)
+    rows = {(r["step"], r["source"], r["target"]): r["change"] for r in change.links(10)}
+    assert rows == pytest.approx({(0, 0, 1): -1 / 3, (0, 4, 1): 1 / 3, (1, 1, 0): -1 / 3, (1, 1, 1): 1 / 3})
+
+
+def test_ribbons_of_two_top_k():
+    before, after = np.array([[[0, 1]], [[2, 3]]]), np.array([[[1, 4]], [[3, 2]]])
+    assert step_distance(before, after).tolist() == [[0.5], [0.0]]  # the order of slots is not a path
+    assert step_distance(before, np.array([[[1]], [[0]]])).tolist() == [[0.5], [1.0]]
+    with pytest.raises(UserError, match="2 tokens of 1 steps cannot be compared with 1 tokens"):
+        RouteChange(5).add(before, after[:1])
+
+
+def test_routes_batch_by_batch_equal_a_loop_over_tokens():
+    rng = np.random.default_rng(0)
+    before = rng.random((40, 4, 6)).argsort(axis=2)[:, :, :2]
+    after = np.where(rng.random((40, 4, 1)) < 0.7, before, rng.random((40, 4, 6)).argsort(axis=2)[:, :, :2])
+    change = RouteChange(6, first=1)
+    for part in (slice(0, 13), slice(13, 40)):
+        change.add(before[part], after[part])
+    moved = [[set(b) != set(a) for b, a in zip(x, y, strict=True)] for x, y in zip(before, after, strict=True)]
+    flows = np.zeros((2, 3, 6, 6))
+    for which, ids in enumerate((before, after)):
+        for token in ids:
+            for s in range(3):
+                for i in token[s]:
+                    for j in token[s + 1]:
+                        flows[which, s, i, j] += 1 / 4
+    answer = change.answer()
+    assert answer["paths_changed"] == pytest.approx(np.mean([any(m) for m in moved]))
+    assert answer["paths_changed_after"] == pytest.approx(np.mean([any(m[2:]) for m in moved]))
+    steps = zip(before.reshape(-1, 2), after.reshape(-1, 2), strict=True)
+    assert answer["path_distance"] == pytest.approx(sum(1 - len(set(b) & set(a)) / 2 for b, a in steps) / 40)
+    assert answer["flow_difference"] == pytest.approx(np.abs(flows[1] - flows[0]).sum() / 2 / 40 / 3)
+    np.testing.assert_allclose(flow_counts(before, 6), flows[0])
+    assert flows[0].sum() == pytest.approx(3 * 40)
+
+
+def test_outputs_by_hand():
+    """Two classes: (¾, ¼) becomes (¼, ¾). KL = ¾ ln 3 − ¼ ln 3; the right class was the first."""
+    before, after = torch.tensor([[0.75, 0.25]]).log(), torch.tensor([[0.25, 0.75]]).log()
+    change = OutputChange()
+    change.add(before, after, torch.tensor([0]))
+    change.add(before, before, torch.tensor([-100]))
+    answer = change.answer()
+    assert answer["kl"] == pytest.approx(0.5 * math.log(3) / 2)
+    assert answer["top1_changed"] == 0.5
+    assert answer["top5_changed"] == 0.0  # both classes are in both lists
+    assert answer["num_targets"] == 1
+    assert answer["loss"] == pytest.approx(
+        {"before": math.log(4 / 3), "after": math.log(4), "change": math.log(3)}, rel=1e-5
+    )
+    assert answer["accuracy"] == {"before": 1.0, "after": 0.0, "change": -1.0}
+
+
+def test_outputs_equal_a_loop_over_rows():
+    rng = torch.Generator().manual_seed(0)
+    before, after = torch.randn(1100, 30, generator=rng), torch.randn(1100, 30, generator=rng)
+    targets = torch.randint(-1, 30, (1100,), generator=rng)
+    targets[targets < 0] = -100
+    change = OutputChange()
+    change.add(before, after, targets)
+    p, q = before.double().softmax(1).numpy(), after.double().softmax(1).numpy()
+    kl = np.mean([sum(a * math.log(a / b) for a, b in zip(x, y, strict=True)) for x, y in zip(p, q, strict=True)])
+    gone = np.mean([len(set(np.argsort(-x)[:5]) - set(np.argsort(-y)[:5])) / 5 for x, y in zip(p, q, strict=True)])
+    known = [i for i in range(1100) if targets[i] >= 0]
+    answer = change.answer()
+    assert answer["kl"] == pytest.approx(kl, rel=1e-5)
+    assert answer["top5_changed"] == pytest.approx(gone)
+    assert answer["top1_changed"] == pytest.approx(np.mean(p.argmax(1) != q.argmax(1)))
+    assert answer["loss"]["after"] == pytest.approx(np.mean([-math.log(q[i, targets[i]]) for i in known]), rel=1e-5)
+    assert answer["accuracy"]["before"] == pytest.approx(np.mean([p[i].argmax() == targets[i] for i in known]))
+    with pytest.raises(UserError, match="NaN or infinite"):
+        OutputChange().add(before, after * float("nan"), targets)
+
+
+def test_the_first_edited_step():
+    assert first_edited_step((Ban(modules=(1,), step=3), Ban(modules=(0,), step=2), Freeze(step=0))) == 2
+    assert first_edited_step((Ban(modules=(1,), step=3), TopK(k=2))) == 0
+    assert first_edited_step(None) == 0
+
+
+def _pictures():
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    return [
+        Sample(image=Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)), text=None,
+               label=label, source=f"{i}.png")
+        for i, label in enumerate([*CLASSES, "unknown", "apple"])
+    ]  # fmt: skip
+
+
+def test_an_effect_over_pictures_equals_two_passes_by_hand(tmp_path):
+    save_tiny(tmp_path / "tiny", "vision")
+    loaded = load_model("tiny", [tmp_path], device="cpu")
+    data = prepare(loaded, _pictures())
+    changed = loaded.with_controls({"edits": [{"edit": "ban", "modules": [0, 1], "step": 1}]})
+    answer = measure_effect(loaded, data, changed.controls)
+    x = torch.cat([batch.inputs for batch in data])
+    plain, edited = loaded.model.trace(x), loaded.model.trace_with(x, None, changed.controls)
+    targets = torch.tensor([0, 1, 2, -100, 0])
+    known = targets >= 0
+    losses = [torch.nn.functional.cross_entropy(t.logits[known], targets[known]) for t in (plain, edited)]
+    assert answer["loss"]["change"] == pytest.approx(float(losses[1] - losses[0]), abs=1e-5)
+    assert answer["kl"] == pytest.approx(
+        float(torch.nn.functional.kl_div(edited.logits.log_softmax(1), plain.logits.log_softmax(1), log_target=True,
+                                         reduction="batchmean")), abs=1e-6)  # fmt: skip
+    assert (answer["num_samples"], answer["num_targets"], answer["num_tokens"]) == (5, 4, 80)
+    later = (plain.module_ids.sort(-1).values != edited.module_ids.sort(-1).values)[:, :, 2:].any(-1).any(-1)
+    assert answer["after_step"] == 1
+    assert answer["paths_changed_after"] == pytest.approx(float(later.float().mean()))
+    assert answer["perplexity"] is None
+    assert "top5" not in answer
+    nothing = measure_effect(loaded, data, loaded.model.Controls())
+    assert nothing["kl"] == nothing["loss"]["change"] == nothing["path_distance"] == nothing["flow_difference"] == 0
+
+
+def test_an_effect_over_texts_is_that_of_every_window(tmp_path):
+    save_tiny(tmp_path / "tiny", "text")
+    loaded = load_model("tiny", [tmp_path], device="cpu")
+    texts = [Sample(image=None, text=text, label=None, source="t") for text in (WORDS, "next step", WORDS[:40])]
+    data = prepare(loaded, texts)
+    changed = loaded.with_controls({"edits": [{"edit": "force", "module": 2, "step": 0}]})
+    answer = measure_effect(loaded, data, changed.controls, Unchanged(loaded, data))
+    total, count = np.zeros(2), 0
+    for text in texts:
+        ids = torch.from_numpy(loaded.tokenizer.encode(text.text).ids).long()
+        for start in range(0, len(ids), 16):
+            window, following = ids[start : start + 16], ids[start + 1 : start + 17]
+            for which, controls in enumerate((loaded.model.Controls(), changed.controls)):
+                logits = loaded.model.trace_with(window[None], None, controls).logits[0][: len(following)]
+                total[which] += float(torch.nn.functional.cross_entropy(logits, following, reduction="sum"))
+            count += len(following)
+    assert answer["num_targets"] == count
+    assert [answer["loss"]["before"], answer["loss"]["after"]] == pytest.approx((total / count).tolist(), rel=1e-4)
+    assert answer["perplexity"]["after"] == pytest.approx(math.exp(total[1] / count), rel=1e-3)
+    alone = measure_effect(loaded, prepare(loaded, texts[:1]), changed.controls)
+    assert len(alone["top5"]["before"]) == len(alone["top5"]["after"]) == 5
+    assert alone["edits"] == ["force every token to module 2 at step 0"]
+    with pytest.raises(UserError, match="is empty"):
+        prepare(loaded, [Sample(image=None, text="", label=None, source="nothing")])
