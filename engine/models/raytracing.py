@@ -177,12 +177,13 @@ class RayTracing(OnFeatures, RoutedModel):
         theta_out: float | None = None,
         theta_steps: int | None = None,
         keep_steps: bool = False,
+        attached: bool = False,
     ) -> RayTracingOutput:
         """Let θ fall until the output fires, each sample by itself.
 
         ``theta_out`` replaces the configured one (``inf``: go on to the cap), ``theta_steps`` lowers the
-        cap; ``keep_steps`` also gives ``step_logits``. Always in float32: a threshold must not depend on
-        the batch's precision.
+        cap; ``keep_steps`` also gives ``step_logits``, ``attached`` gradients to ``last_rates``. Always in
+        float32: a threshold must not depend on the batch's precision.
 
         Raises:
             UserError: a cap below 1 or above the configured one.
@@ -193,7 +194,7 @@ class RayTracing(OnFeatures, RoutedModel):
             raise UserError(f"theta_steps {cap} is not between 1 and {config.theta_steps}", field="theta_steps")
         limit = config.theta_out if theta_out is None else theta_out
         with torch.autocast(features.device.type, enabled=False):
-            return EXECUTIONS[self.execution](self, self.inputs(features.float()), limit, cap, keep_steps)
+            return EXECUTIONS[self.execution](self, self.inputs(features.float()), limit, cap, keep_steps, attached)
 
     def logits_of(self, features: Float[Tensor, "B F"]) -> Float[Tensor, "B C"]:
         return self.relax(features).logits

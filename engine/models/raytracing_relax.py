@@ -48,9 +48,13 @@ class RayTracingOutput:
         return (self.rates > 0).any(dim=1)
 
 
-def relax_batched(model: RayTracing, inputs: Float[Tensor, "B I"], limit: float, cap: int, keep_steps: bool
-                   ) -> RayTracingOutput:  # fmt: skip
-    """All samples that still run, all blocks, at once; samples lie in the last dimension, so rows are gathered."""
+def relax_batched(
+    model: RayTracing, inputs: Float[Tensor, "B I"], limit: float, cap: int, keep_steps: bool, attached: bool = False
+) -> RayTracingOutput:
+    """All samples that still run, all blocks, at once; samples lie in the last dimension, so rows are gathered.
+
+    With ``attached`` the last rates carry gradients.
+    """
     config, count, device = model.config, len(inputs), inputs.device
     weights_PWE = F.pad(model.gate_weight, (0, 0, 0, 1))[model.rows_PE].transpose(1, 2)
     inputs_IB, zero = inputs.T, inputs.new_zeros(1, count)
@@ -70,7 +74,7 @@ def relax_batched(model: RayTracing, inputs: Float[Tensor, "B I"], limit: float,
         out_OB = wires.index_select(0, model.output_wires)
         rate_BP = r_PB.detach().T
         rates[running, step] = torch.where(rate_BP > theta, rate_BP, 0)
-        last_rates[running], steps[running] = rate_BP, step + 1
+        last_rates[running], steps[running] = r_PB.T if attached else rate_BP, step + 1
         if arrived is not None:
             arrived[step:, running] = out_OB.detach().T  # and at all later steps, unless they say otherwise
         over = out_OB.detach().sum(dim=0) > limit
@@ -89,9 +93,12 @@ def relax_batched(model: RayTracing, inputs: Float[Tensor, "B I"], limit: float,
     return RayTracingOutput(logits, rates, last_rates, steps, reached, step_logits)
 
 
-def relax_naive(model: RayTracing, inputs: Float[Tensor, "B I"], limit: float, cap: int, keep_steps: bool
-                 ) -> RayTracingOutput:  # fmt: skip
+def relax_naive(
+    model: RayTracing, inputs: Float[Tensor, "B I"], limit: float, cap: int, keep_steps: bool, attached: bool = False
+) -> RayTracingOutput:
     """Sample by sample, block by block, straight from the equations; a silent block is not computed."""
+    if attached:
+        raise ValueError("rates with gradients come from the batched execution")
     config = model.config
     *sources, output_wires = config.sources()
     outputs = []

@@ -1,0 +1,53 @@
+"""How a dream is made: the paper's values as defaults. No torch here.
+
+Source: Distributed Neural Architectures, appendix C.1.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MOST_ITERATIONS = 65_536
+
+
+class ImageSettings(BaseModel):
+    """Optimiser, disturbances and regularisers of an image dream."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    iterations: int = Field(default=2048, ge=1, le=MOST_ITERATIONS, description="iterations of Adam")
+    rate: float = Field(default=0.001, gt=0, le=1, allow_inf_nan=False, description="Adam's rate")
+    jitter: float = Field(
+        default=6 / 16, ge=0, le=2, allow_inf_nan=False,
+        description="largest shift in patches, both ways: the paper's 6 pixels are 6/16 of its patch",
+    )
+    rotation: float = Field(default=10, ge=0, le=180, allow_inf_nan=False, description="largest turn in degrees")
+    scaling: float = Field(default=0.1, ge=0, le=0.5, allow_inf_nan=False, description="largest change of size")
+    colour_shift: float = Field(
+        default=1, ge=0, le=10, allow_inf_nan=False, description="spread of a channel's shift and of its log stretch"
+    )
+    noise: float = Field(
+        default=1, ge=0, le=10, allow_inf_nan=False, description="spread of the noise at the start; it falls to 0"
+    )
+    total_variation: float = Field(default=0.01, ge=0, le=100, allow_inf_nan=False, description="its coefficient")
+    spread: float = Field(
+        default=0.01, gt=0, le=10, allow_inf_nan=False, description="spread of the first coefficients"
+    )
+
+
+class TextSettings(BaseModel):
+    """The search for tokens of a text dream."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    iterations: int = Field(default=64, ge=1, le=MOST_ITERATIONS, description="rounds of swaps")
+    length: int = Field(default=12, ge=1, le=1024, description="tokens of a dreamed text")
+    starts: int = Field(default=8, ge=1, le=64, description="texts that are dreamed at once, the best is kept")
+    candidates: int = Field(
+        default=24, ge=1, le=1024, description="swaps that the gradient proposes and a forward pass tries, a round"
+    )
+    fluency: float = Field(
+        default=0.02, ge=0, le=100, allow_inf_nan=False,
+        description="weight of the model's own mean log probability of the text, in nats",
+    )
+    whole_words: bool = Field(default=True, description="only tokens that are words, numbers or marks by themselves")
