@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import tempfile
@@ -104,6 +105,19 @@ def write_atomically(target: Path, content: bytes) -> None:
     """Replace ``target`` by ``content``; readers see the old bytes or the new ones, never a part."""
     with atomic_file(target) as temporary_file:
         temporary_file.write_bytes(content)
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether ``error``, or what caused it, is that no space (or quota) is left on the disk."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        # DuckDB, SQLite and Arrow put the system's sentence into errors of their own; ours may quote a person.
+        words = (os.strerror(errno.ENOSPC), "database or disk is full")
+        if not isinstance(error, UserError) and any(phrase in str(error) for phrase in words):
+            return True
+        error = error.__cause__
+    return False
 
 
 class HolderLock:

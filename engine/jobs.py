@@ -25,7 +25,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
@@ -144,29 +144,10 @@ class JobContext:
         return file
 
 
+@runtime_checkable
+@runtime_checkable
 class LongJob(Protocol):
-    """One job at work. Made by ``start``; used by one thread at a time."""
-
-    kind: ClassVar[str]
-    Request: ClassVar[type[BaseModel]]
-
-    @classmethod
-    def check(cls, request: Any, context: JobContext) -> None:
-        """What can be refused before the job is queued (UserError with ``field``); loads no model. May do nothing."""
-        ...
-
-    @classmethod
-    def start(cls, request: Any, folder: Path, context: JobContext) -> LongJob:
-        """Begin in an empty folder, or go on in one that has state.
-
-        Whatever must survive is written into ``folder`` by temp + rename (``engine.disk.write_atomically``).
-        ``folder`` exists; artifacts go into ``folder/artifacts`` (``write_artifact``).
-
-        Raises:
-            UserError: the request cannot be met, for example the model does not have that step. The job fails with
-                this sentence.
-        """
-        ...
+    """One job at work; used by one thread at a time."""
 
     def advance(self) -> Progress:
         """At most about one second of work.
@@ -180,6 +161,33 @@ class LongJob(Protocol):
 
     def close(self) -> None:
         """Let go of files and memory; leaves the folder such that ``start`` can go on. Called once, after any end."""
+        ...
+
+
+@runtime_checkable
+@runtime_checkable
+class JobKind(Protocol):
+    """A class of jobs; usually its instances are the jobs."""
+
+    kind: ClassVar[str]
+    Request: ClassVar[type[BaseModel]]
+
+    @staticmethod
+    def check(request: Any, context: JobContext) -> None:
+        """What can be refused before the job is queued (UserError with ``field``); loads no model. May do nothing."""
+        ...
+
+    @staticmethod
+    def start(request: Any, folder: Path, context: JobContext) -> LongJob:
+        """Begin in an empty folder, or go on in one that has state. A class method may stand here too.
+
+        Whatever must survive is written into ``folder`` by temp + rename (``engine.disk.write_atomically``).
+        ``folder`` exists; artifacts go into ``folder/artifacts`` (``write_artifact``).
+
+        Raises:
+            UserError: the request cannot be met, for example the model does not have that step. The job fails with
+                this sentence.
+        """
         ...
 
 
@@ -202,17 +210,17 @@ def _is_there(module: str) -> bool:
         return False
 
 
-def find_kind(name: str) -> type[LongJob]:
+def find_kind(name: str) -> JobKind:
     """The class of a kind; UserError that names the nearest where there is none."""
     known = known_kinds()
     if name not in known:
         raise UserError(f"There is no kind of job {name[:80]!r}; {_nearest(name, known)}", field="kind")
     module, _, attribute = KINDS[name].partition(":")
-    found: type[LongJob] = getattr(import_module(module), attribute)
+    found: JobKind = getattr(import_module(module), attribute)
     return found
 
 
-def read_request(kind: type[LongJob], values: object) -> BaseModel:
+def read_request(kind: JobKind, values: object) -> BaseModel:
     """``values`` as the kind's request.
 
     Raises:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -181,6 +182,38 @@ def trace_samples(
     Raises:
         UserError: a sample cannot be traced, or the run id is taken.
     """
+    parts = trace_parts(
+        loaded, samples, runs_dir, run_id=run_id, dataset=dataset, split=split, regions=regions,
+        batch_size=batch_size, total=total, display_side=display_side, twin=twin, overwrite=overwrite,
+    )  # fmt: skip
+    with closing(parts):  # an exception in ``on_progress`` ends the writing at once
+        while True:
+            try:
+                progress = next(parts)
+            except StopIteration as end:
+                path: Path = end.value
+                return path
+            on_progress(progress)
+
+
+def trace_parts(
+    loaded: LoadedModel,
+    samples: Iterable[Sample],
+    runs_dir: Path,
+    *,
+    run_id: str | None = None,
+    dataset: str = "upload",
+    split: str = "",
+    regions: tuple[str, ...] = (),
+    batch_size: int = 64,
+    total: int | None = None,
+    display_side: int = 256,
+    twin: bool = True,
+    overwrite: bool = False,
+) -> Generator[TraceProgress, None, Path]:
+    """``trace_samples`` batch by batch, for callers that do other things in between: yields after each batch,
+    returns the run's path. Closing it early (``close()``) leaves no file behind.
+    """
     run_id = run_id or new_run_id(loaded.name, dataset)
     config = loaded.checkpoint.config
     info = RunInfo(
@@ -202,7 +235,7 @@ def trace_samples(
                 writer.write_twin(twin_ids)
             done += len(batch.samples)
             tokens += batch.num_tokens
-            on_progress(TraceProgress(done, total, tokens))
+            yield TraceProgress(done, total, tokens)
         if not done:
             raise UserError("the data set holds no sample, so there is nothing to trace", field="data")
         return writer.seal()

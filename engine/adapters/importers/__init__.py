@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -201,6 +202,23 @@ def import_log(
     Raises:
         UserError: the log is wrong somewhere (file and line or row are named), or the run exists.
     """
+    parts = import_parts(log, runs_dir, run_id, model=model, token_texts=token_texts, overwrite=overwrite)
+    with closing(parts):  # an exception in ``on_progress`` ends the writing at once
+        while True:
+            try:
+                progress = next(parts)
+            except StopIteration as end:
+                path: Path = end.value
+                return path
+            on_progress(progress)
+
+
+def import_parts(
+    log: Log, runs_dir: Path, run_id: str, *, model: str | None = None, token_texts: dict[int, str] | None = None,
+    overwrite: bool = False,
+) -> Generator[int, None, Path]:  # fmt: skip
+    """``import_log`` batch by batch: yields the tokens done so far, returns the run's file. Closing it early leaves
+    nothing behind."""
     log = log.counted()
     assert log.experts is not None, "counted says how many"
     semantics = WeightSemantics(
@@ -221,7 +239,7 @@ def import_log(
         for batch in batches(log.pieces(), token_texts):
             writer.write(batch)
             tokens += batch.num_tokens
-            on_progress(tokens)
+            yield tokens
         if not tokens:
             raise UserError(f"{log.file}: holds no token", field="file")
         return writer.seal()

@@ -7,7 +7,7 @@ Shapes: t tokens of a sample, S routed layers, K slots.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -104,9 +104,23 @@ class Log:
         Raises:
             UserError: as ``pieces``.
         """
+        parts = self.counting()
+        while True:
+            try:
+                next(parts)
+            except StopIteration as end:
+                log: Log = end.value
+                return log
+
+    def counting(self) -> Generator[int, None, Log]:
+        """``counted`` in pieces, for callers that do other things in between: yields the tokens looked at so far."""
         if self.experts is not None:
             return self
-        experts = max((int(piece.ids.max()) + 1 for piece in self.pieces()), default=0)
+        experts = tokens = 0
+        for piece in self.pieces():
+            experts = max(experts, int(piece.ids.max()) + 1)
+            tokens += len(piece.ids)
+            yield tokens
         if not experts:
             raise UserError(f"{self.file}: holds no token", field="file")
         guessed = f"{experts} experts a layer: the largest id in the log, there may be more"

@@ -1,0 +1,165 @@
+"""What a long job is to the engine: kinds by name, requests, names of files, the kinds ``trace`` and ``import``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.disk import SHIPPED_MODELS
+from engine.errors import UserError
+from engine.jobs import (
+    KINDS,
+    JobContext,
+    Progress,
+    find_kind,
+    is_artifact_name,
+    known_kinds,
+    list_artifacts,
+    read_request,
+    register,
+    write_artifact,
+)
+from tests.jobs import CountJob, CountRequest, counted
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> JobContext:
+    (tmp_path / "inbox").mkdir()
+    return JobContext(tmp_path, (SHIPPED_MODELS,))
+
+
+def refused(call, field: str) -> str:
+    with pytest.raises(UserError) as caught:
+        call()
+    assert caught.value.field == field
+    return str(caught.value)
+
+
+def test_no_kind_needs_torch_before_it_starts() -> None:
+    code = (
+        "import sys\nfrom engine.jobs import find_kind, known_kinds\n"
+        "for name in known_kinds():\n    kind = find_kind(name)\n"
+        "    assert kind.kind == name and kind.Request.model_config['extra'] == 'forbid', name\n"
+        "    assert 'torch' not in sys.modules, name\n"
+        "print(*known_kinds())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {"trace", "import"} <= set(done.stdout.split())
+
+
+def test_a_kind_that_is_not_there_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "did you mean 'trace'" in refused(lambda: find_kind("tracce"), "kind")
+    monkeypatch.setitem(KINDS, "gone", "engine.nothing_here.job:Job")
+    assert "gone" not in known_kinds()
+    refused(lambda: register("../up", "a:B"), "kind")
+
+
+def test_requests_name_the_field_at_fault() -> None:
+    assert "given '0'" in refused(lambda: read_request(CountJob, {"iterations": 0}), "iterations")
+    said = refused(lambda: read_request(CountJob, {"iterations": 1, "evry": 2}), "evry")
+    assert "did you mean 'every'" in said
+    refused(lambda: read_request(CountJob, [1]), "request")
+    assert "object" in refused(lambda: read_request(CountJob, None), "request")
+
+
+@pytest.mark.parametrize("name", ["../a.png", "a/b.png", ".a.png", "a.PNG", "a.py", "a.png.exe", "con.png", "", "a",
+                                  "a.png\n", "x" * 65 + ".png", "a\0.png", "ä.png"])  # fmt: skip
+def test_names_of_artifacts_that_are_none(name: str, tmp_path: Path) -> None:
+    assert not is_artifact_name(name)
+    with pytest.raises(ValueError, match="no name of an artifact"):
+        write_artifact(tmp_path, name, b"")
+    assert list_artifacts(tmp_path) == []
+
+
+def test_a_job_goes_on_where_its_folder_stands(tmp_path: Path, context: JobContext) -> None:
+    request = CountRequest(iterations=150, seconds=0.005)
+    job = CountJob.start(request, tmp_path, context)
+    while job.advance().done < 70:
+        pass
+    del job  # no close: as if it was killed
+    job = CountJob.start(request, tmp_path, context)
+    assert job.done == 64
+    progress = Progress(0, None, "")
+    while not progress.finished:
+        progress = job.advance()
+    job.close()
+    assert progress.result == {"value": counted(150)}
+    assert list_artifacts(tmp_path) == ["curve.json", "frame-000064.png", "frame-000128.png", "frame-000150.png"]
+
+
+def test_the_inbox_gives_files_by_plain_name_only(context: JobContext, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("no")
+    (context.inbox_dir / "log.jsonl").write_text("{}")
+    (context.inbox_dir / "link.txt").symlink_to(secret)
+    assert context.inbox_file("log.jsonl", field="file") == context.inbox_dir / "log.jsonl"
+    for name in ("../secret.txt", str(secret), "..", ".", "", "a\0b", "C:x", "\\\\host\\x", ".hidden", "link.txt"):
+        refused(lambda name=name: context.inbox_file(name, field="file"), "file")
+    assert "did you mean 'log.jsonl'" in refused(lambda: context.inbox_file("log.json", field="file"), "file")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [({"model": "dna-vision-top"}, "model"), ({"model": "../models"}, "model"), ({"data": "bundled:texts"}, "data"),
+     ({"data": "http://example.org/x.parquet"}, "data"), ({"data": "/etc"}, "data"), ({"run": "taken"}, "run")],
+)  # fmt: skip
+def test_a_trace_is_refused_before_it_is_queued(context: JobContext, changes: dict, field: str) -> None:
+    context.runs_dir.mkdir()
+    (context.runs_dir / "taken.duckdb").touch()
+    kind = find_kind("trace")
+    good = {"model": "dna-vision-top1", "data": "bundled:scenes"}
+    kind.check(read_request(kind, good), context)
+    refused(lambda: kind.check(read_request(kind, good | changes), context), field)
+
+
+def test_a_killed_trace_leaves_no_half_run_and_makes_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.store import Run
+    from engine.tracing import load_model
+
+    context = JobContext(tmp_path, (SHIPPED_MODELS,), lambda name: load_model(name, [SHIPPED_MODELS], "cpu"))
+    kind = find_kind("trace")
+    request = read_request(
+        kind, {"model": "dna-vision-top1", "data": "bundled:scenes", "limit": 6, "batch_size": 2, "twin": False}
+    )
+    folder = tmp_path / "job"
+    folder.mkdir()
+    monkeypatch.setattr("engine.jobs_trace.SLICE_SECONDS", 0.0001)
+    job = kind.start(request, folder, context)
+    assert job.advance().done == 2
+    job.close()
+    assert [file.name for file in context.runs_dir.iterdir()] == []
+    job = kind.start(request, folder, context)
+    progress = Progress(0, None, "")
+    while not progress.finished:
+        progress = job.advance()
+    job.close()
+    runs = [file.stem for file in context.runs_dir.iterdir()]
+    assert runs == [progress.result["run"]]
+    # Killed after the run was sealed and before anybody was told: found, not made twice.
+    again = kind.start(request, folder, context)
+    assert again.advance() == Progress(6, 6, "samples", finished=True, result={"run": runs[0]})
+    assert [file.stem for file in context.runs_dir.iterdir()] == runs
+    with Run.open(context.runs_dir / f"{runs[0]}.duckdb") as run:
+        assert run.card()["num_samples"] == 6
+
+
+def test_an_import_counts_experts_and_makes_a_run(context: JobContext, tmp_path: Path) -> None:
+    lines = [{"prompt_token_ids": [1, 2], "routed_experts": [[[0, 3]], [[2, 1]]]}] * 3
+    (context.inbox_dir / "log.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    (context.inbox_dir / "bad.jsonl").write_text("hello\n")
+    kind, folder = find_kind("import"), tmp_path / "job"
+    folder.mkdir()
+    refused(lambda: kind.check(read_request(kind, {"file": "bad.jsonl"}), context), "file")
+    request = read_request(kind, {"file": "log.jsonl", "run": "served"})
+    kind.check(request, context)
+    job = kind.start(request, folder, context)
+    progress = job.advance()
+    job.close()
+    assert progress.finished
+    assert progress.result["run"] == "served"
+    assert "4 experts a layer" in progress.result["note"]
