@@ -13,7 +13,7 @@ from backend.docs_page import docs_router
 from backend.head import HeadAsGet
 from backend.metrics import Measured
 from backend.paging import refuse_unknown_keys
-from backend.routes import experts, exports, models, paths, runs, samples, service, soft, traces
+from backend.routes import experts, exports, jobs, models, paths, runs, samples, service, soft, traces
 from backend.security import Guard
 from backend.services import Services
 from backend.settings import Settings, require_safe_bind
@@ -40,7 +40,8 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        settings.runs_dir.mkdir(parents=True, exist_ok=True)
+        for folder in (settings.runs_dir, settings.data_dir / "inbox"):
+            folder.mkdir(parents=True, exist_ok=True)
         yield
         await services.close()
 
@@ -58,7 +59,7 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     app.include_router(service.router)
     app.include_router(docs_router())
-    for part in (runs, paths, samples, soft, experts, exports, models, traces):
+    for part in (runs, paths, samples, soft, experts, exports, models, traces, jobs):
         app.include_router(part.router, prefix=PREFIX)
     app.add_middleware(HeadAsGet)
     app.add_middleware(Measured, metrics=services.metrics)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import errno
 import json
 import logging
 from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from engine.disk import is_disk_full
 from engine.errors import UserError
 from engine.store.errors import NoSuchThing, QueryTimeout, RunFileError, RunNotFound
 
@@ -61,17 +61,23 @@ class Problem(Exception):
         self.status, self.kind, self.detail, self.field = status, kind, detail, field
         self.headers = dict(headers or {})
 
-    def response(self, path: str) -> Response:
-        """The problem as a response to a request for ``path``."""
+    def body(self, path: str | None = None) -> dict[str, Any]:
+        """The problem as JSON, of a request for ``path`` where there was one."""
         body: dict[str, Any] = {
             "type": f"urn:tokenpaths:{self.kind}",
             "title": HTTPStatus(self.status).phrase,
             "status": self.status,
             "detail": self.detail,
-            "instance": quote(path[:500]),
         }
+        if path is not None:
+            body["instance"] = quote(path[:500])
         if self.field is not None:
             body["field"] = self.field
+        return body
+
+    def response(self, path: str) -> Response:
+        """The problem as a response to a request for ``path``."""
+        body = self.body(path)
         # ASCII-only JSON: a lone surrogate that someone sent must not break the answer about it
         return Response(
             json.dumps(body, ensure_ascii=True),
@@ -103,7 +109,7 @@ def internal() -> Problem:
 
 def from_user_error(error: UserError) -> Problem:
     """The problem for input that the engine refused; see ``STATUS_OF``."""
-    if _is_disk_full(error.__cause__):
+    if is_disk_full(error.__cause__):
         return disk_full()
     for kind_of_error, status, kind in STATUS_OF:
         if isinstance(error, kind_of_error):
@@ -116,10 +122,6 @@ def from_user_error(error: UserError) -> Problem:
 def disk_full() -> Problem:
     """507."""
     return Problem(507, "disk-full", "The disk of the data folder is full; free some space and try again.")
-
-
-def _is_disk_full(error: BaseException | None) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def from_validation(errors: Sequence[Any]) -> Problem:
@@ -157,7 +159,7 @@ def problem_of(error: Exception) -> Problem:
         return error
     if isinstance(error, UserError):
         return from_user_error(error)
-    if _is_disk_full(error):
+    if is_disk_full(error):
         return disk_full()
     log.error("unforeseen error", exc_info=error)
     return internal()

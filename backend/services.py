@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from backend.answers import Answers
+from backend.jobs.service import Jobs
 from backend.metrics import Metrics
 from backend.runs import RunRegistry
 from backend.settings import Settings
@@ -27,6 +28,7 @@ class Services:
     export_slots: Slots
     upload_slots: Slots
     worker: WorkerClient
+    jobs: Jobs
     started: float = field(default_factory=time.monotonic)
 
     @classmethod
@@ -52,11 +54,13 @@ class Services:
             export_slots=Slots(settings.export_slots, wait_s, "other exports"),
             upload_slots=Slots(settings.upload_slots, wait_s, "other uploads"),
             worker=WorkerClient(settings),
+            jobs=Jobs(settings),
         )
 
     async def close(self) -> None:
         """Close files and connections."""
         await self.worker.close()
+        self.jobs.close()
         self.registry.close()
 
 

@@ -58,7 +58,8 @@ class Settings(BaseSettings):
 
     data_dir: Path = Field(
         default_factory=default_data_dir,
-        description="Folder of runs (`runs/`), your own models (`models/`) and logs (`logs/`).",
+        description="Folder of runs (`runs/`), your own models (`models/`), jobs (`jobs/`, `jobs.sqlite`), files that "
+        "jobs read (`inbox/`) and logs (`logs/`).",
         json_schema_extra={"shown_default": "the user's data folder, `~/.local/share/tokenpaths` on Linux"},
     )
     models_dirs: PathList = Field(
@@ -125,6 +126,20 @@ class Settings(BaseSettings):
     warm_models: bool = Field(
         True, description="Load every model when the worker starts, so that the first trace is quick."
     )
+    worker_jobs: bool = Field(True, description="Whether the engine worker works on jobs, besides `POST /traces`.")
+    job_lease_seconds: float = Field(
+        15,
+        gt=0,
+        description="A worker that is not heard of for this long loses its job to another one. The same for all "
+        "processes of a data folder.",
+    )
+    job_queue_length: int = Field(1000, ge=1, description="Jobs that may wait; one more is told to come back.")
+    job_free_megabytes: float = Field(
+        64, gt=0, description="A job that paused at a full disk goes on when so much is free, units of 1 000 000 bytes."
+    )
+    job_streams: int = Field(
+        256, ge=1, description="Clients that listen to events of jobs at the same time; one more is told to come back."
+    )
     query_seconds: float = Field(10, gt=0, description="Longest time of one question to a run file.")
     query_slots: int = Field(4, ge=1, description="Questions to run files that are computed at the same time.")
     query_wait_seconds: float = Field(
@@ -163,6 +178,10 @@ class Settings(BaseSettings):
     @property
     def runs_dir(self) -> Path:
         return self.data_dir / "runs"
+
+    @property
+    def jobs_file(self) -> Path:
+        return self.data_dir / "jobs.sqlite"
 
     @property
     def logs_dir(self) -> Path:

@@ -131,9 +131,9 @@ async def read_trace_form(request: Request, settings: Settings) -> TraceForm:
 class Body:
     """The body of a request, received with a cap on bytes and on patience."""
 
-    def __init__(self, request: Request, settings: Settings) -> None:
+    def __init__(self, request: Request, settings: Settings, most_bytes: int | None = None) -> None:
         self.request, self.settings = request, settings
-        self.cap = int(settings.max_upload_megabytes * 1_000_000)
+        self.cap = int(settings.max_upload_megabytes * 1_000_000) if most_bytes is None else most_bytes
         self.num_bytes = 0
         self.ended = False
 

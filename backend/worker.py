@@ -1,8 +1,9 @@
-"""The engine worker: the one process that holds models. The API forwards ``POST /traces`` to it.
+"""The engine worker: the process that holds models. The API forwards ``POST /traces`` to it, and it works on jobs.
 
 A small ASGI app on loopback that answers only to who knows the secret. Model work runs in one thread, one
 trace at a time; images are decoded in another process before (``backend.decoder``). A trace becomes a run
-file of one sample, sealed by rename, which the API then serves like any other.
+file of one sample, sealed by rename, which the API then serves like any other. Long jobs go through the same thread
+in slices of about a second, so that a trace waits for one slice, and one device never does two things at once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,11 +30,14 @@ from starlette.routing import Route
 
 from backend import __version__
 from backend.decoder import Decoder
+from backend.jobs.runner import JobRunner
+from backend.jobs.service import job_table
 from backend.problems import Problem, busy, nearest, problem_of
 from backend.settings import Settings
 from backend.uploads import checked_text
 from engine.disk import is_name
 from engine.errors import UserError
+from engine.jobs import JobContext
 
 if TYPE_CHECKING:
     from engine.sources.sample import Sample
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 SECRET_HEADER = "x-tokenpaths-worker-secret"
 WARM_TEXT = "Paths of tokens."
+GIVE_BACK_SECONDS = 6.0
 T = TypeVar("T")
 
 
@@ -127,6 +132,13 @@ class Worker:
         if cached is None or cached.identity != identity:
             cached = self.models[name] = Cached(load_model(folder, self.settings.all_models_dirs), identity)
         return cached.model
+
+    def load_for_job(self, name: str) -> LoadedModel:
+        """As ``load``, with errors in the engine's words. In the model thread only."""
+        try:
+            return self.load(name)
+        except Problem as problem:
+            raise UserError(problem.detail, field=problem.field) from None
 
     def folder(self, name: str) -> Path:
         """The checkpoint folder of a model: the first that has the name; Problem 404 where none has."""
@@ -225,7 +237,8 @@ def create_worker(settings: Settings) -> Starlette:
         worker.decoder.start()
         if settings.warm_models:
             worker.thread.submit(_warm_all, worker)
-        yield
+        async with working_on_jobs(worker):
+            yield
         worker.thread.shutdown(wait=False, cancel_futures=True)
         worker.decoder.close()
 
@@ -252,6 +265,32 @@ def create_worker(settings: Settings) -> Starlette:
     app = Starlette(routes=routes, lifespan=lifespan)
     app.state.worker = worker
     return app
+
+
+@asynccontextmanager
+async def working_on_jobs(worker: Worker) -> AsyncIterator[None]:
+    """Work on jobs between traces; at the end, finish the slice at work and give the job back."""
+    settings = worker.settings
+    if not settings.worker_jobs:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    table = job_table(settings)
+    runner = JobRunner(
+        table,
+        JobContext(settings.data_dir, tuple(settings.all_models_dirs), worker.load_for_job),
+        lambda work: loop.run_in_executor(worker.thread, work),
+        free_bytes=settings.job_free_megabytes * 1e6,
+    )
+    running = asyncio.create_task(runner.run())
+    try:
+        yield
+    finally:
+        runner.ending.set()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(running, GIVE_BACK_SECONDS)
+        table.close()
 
 
 def _warm_all(worker: Worker) -> None:

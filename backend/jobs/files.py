@@ -1,0 +1,69 @@
+"""The folder of a job: where it is, what lies in it, and how it goes away."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from backend.problems import Problem
+from engine.disk import is_name
+from engine.jobs import ARTIFACTS, is_artifact_name, list_artifacts
+
+
+def job_dir(data_dir: Path, job: str) -> Path:
+    """The folder of a job; Problem 404 for what cannot be the name of one."""
+    if not is_name(job):
+        raise Problem(404, "no-such-job", f"There is no job {job[:80]!r}; GET /api/v1/jobs lists them.", field="job")
+    return data_dir / "jobs" / job
+
+
+def sweep(folder: Path) -> None:
+    """Delete what a killed writer left behind: temporary files that never got their name."""
+    for place in (folder, folder / ARTIFACTS):
+        for file in place.glob(".*.tmp") if place.is_dir() else ():
+            file.unlink(missing_ok=True)
+
+
+def changed_artifacts(folder: Path, known: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """Artifacts that are new or changed: name → (time, size)."""
+    changes = {}
+    for name in list_artifacts(folder):
+        try:
+            status = (folder / ARTIFACTS / name).stat()
+        except OSError:
+            continue
+        look = (status.st_mtime_ns, status.st_size)
+        if known.get(name) != look:
+            changes[name] = look
+    return changes
+
+
+def read_artifact(folder: Path, name: str) -> tuple[bytes, str]:
+    """(content, tag that changes with it) of one artifact; Problem 404 where there is none of this name."""
+    if not is_artifact_name(name):
+        raise _no_artifact(folder, name)
+    try:
+        descriptor = os.open(folder / ARTIFACTS / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    except OSError:
+        raise _no_artifact(folder, name) from None
+    with open(descriptor, "rb") as file:  # replaced while it is read: the old one stays whole
+        status = os.fstat(file.fileno())
+        return file.read(), f"{status.st_mtime_ns:x}-{status.st_size:x}"
+
+
+def _no_artifact(folder: Path, name: str) -> Problem:
+    names = list_artifacts(folder)
+    listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "") if names else "it has none yet"
+    return Problem(404, "no-such-artifact", f"The job has no artifact {name[:80]!r}; {listed}.", field="name")
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a job's folder with everything in it; out of sight first, so that half of it is never a job's folder."""
+    gone = folder.with_name(f".{folder.name}.removed")
+    try:
+        folder.rename(gone)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(gone, ignore_errors=True)

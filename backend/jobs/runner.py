@@ -1,0 +1,260 @@
+"""Works on jobs inside a worker: one at a time, in slices, in the thread that the worker's models belong to.
+
+Between two slices whatever else waits for that thread gets its turn, so an interactive trace waits for one slice.
+The lease is renewed beside it, however long a slice takes; the folder's lock keeps two workers from one job's files
+even when one of them was asleep while its lease ran out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from backend.jobs.files import changed_artifacts, job_dir, sweep
+from backend.jobs.table import JobTable, Lease, Order
+from backend.problems import Problem, problem_of
+from engine.disk import HolderLock, is_disk_full
+from engine.errors import UserError
+from engine.jobs import JobContext, LongJob, Progress, find_kind, read_request
+
+log = logging.getLogger(__name__)
+POLL_SECONDS = 0.5
+SLICE_SECONDS = 0.4
+"""slices shorter than this are put together, so that quick ones are not all told about"""
+RATE_SECONDS = 30.0
+PAUSE_SECONDS = 5.0
+
+InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+@dataclass
+class Working:
+    """A job that this worker has in its hands."""
+
+    lease: Lease
+    folder: Path
+    job: LongJob | None = None
+    order: Order = "go"
+    known: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """artifacts that were told about, as they looked then"""
+    pace: deque[tuple[float, int]] = field(default_factory=deque)
+    """(when, units done) of the last half minute"""
+
+    def rate(self, done: int) -> float | None:
+        """Units a second over the last half minute of this attempt."""
+        now = time.monotonic()
+        self.pace.append((now, done))
+        while len(self.pace) > 2 and self.pace[0][0] < now - RATE_SECONDS:
+            self.pace.popleft()
+        (began, first), (ended, last) = self.pace[0], self.pace[-1]
+        return round((last - first) / (ended - began), 4) if ended > began and last > first else None
+
+
+class JobRunner:
+    """Leases jobs of ``table`` and works on them; ``in_thread`` runs something in the model thread."""
+
+    def __init__(self, table: JobTable, context: JobContext, in_thread: InThread, *, free_bytes: float) -> None:
+        self.table, self.context, self.in_thread, self.free_bytes = table, context, in_thread, free_bytes
+        self.worker = f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.ending = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until ``ending`` is set: take a job, work on it, take the next."""
+        beat = asyncio.create_task(self._beat())
+        try:
+            while not self.ending.is_set():
+                if not await self._one():
+                    await self._rest(POLL_SECONDS)
+        finally:
+            beat.cancel()
+            with contextlib.suppress(Exception):
+                await asyncio.to_thread(self.table.gone, self.worker)
+
+    async def _one(self) -> bool:
+        """Work on one job; False where there is none."""
+        try:
+            lease = await asyncio.to_thread(self._lease)
+        except Exception as error:  # a full disk, a file taken away: both may pass
+            log.warning("the list of jobs cannot be used now: %s", error)
+            await self._rest(PAUSE_SECONDS)
+            return True
+        if lease is None:
+            return False
+        try:
+            await self._work(lease)
+        except Exception:  # the lease runs out, and the job is taken up again
+            log.exception("job %s was lost hold of", lease.row.job)
+            await self._rest(PAUSE_SECONDS)
+        return True
+
+    def _lease(self) -> Lease | None:
+        free = shutil.disk_usage(self.context.data_dir).free
+        return self.table.lease(self.worker, resume_paused=free >= self.free_bytes)
+
+    async def _rest(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.ending.wait(), seconds)
+
+    async def _beat(self) -> None:
+        """Say now and then that this worker is alive."""
+        while True:
+            with contextlib.suppress(OSError, Problem):
+                await asyncio.to_thread(self.table.seen, self.worker)
+            await asyncio.sleep(self.table.lease_s / 5)
+
+    async def _work(self, lease: Lease) -> None:
+        work = Working(lease, job_dir(self.context.data_dir, lease.row.job))
+        try:
+            work.folder.mkdir(parents=True, exist_ok=True)
+            lock = HolderLock(work.folder / ".lock")
+            lock.acquire()
+        except UserError as error:  # its last worker is cut off from the list of jobs, but still writes
+            log.warning("job %s: %s", lease.row.job, error)
+            await asyncio.to_thread(self.table.postpone, lease, self.table.lease_s / 5)
+            return
+        except OSError as error:
+            await self._trouble(work, error)
+            return
+        renewing = asyncio.create_task(self._renew(work))
+        try:
+            await self._life(work)
+        finally:
+            renewing.cancel()
+            lock.release()
+
+    async def _renew(self, work: Working) -> None:
+        """Keep the lease, whatever the slice at work does."""
+        while work.order != "lost":
+            await asyncio.sleep(self.table.lease_s / 5)
+            with contextlib.suppress(OSError, Problem):
+                order = await asyncio.to_thread(self.table.renew, work.lease)
+                if order != "go":
+                    work.order = order
+
+    async def _life(self, work: Working) -> None:
+        """Start, advance, close, and say what became of it."""
+        row, end = work.lease.row, None
+        log.info("job %s, attempt %d", row.job, row.attempts)
+        try:
+            await self.in_thread(lambda: self._start(work))
+            end = await self._advance(work)
+        except Exception as error:
+            await self._close(work)
+            await self._trouble(work, error)
+            return
+        await self._close(work)
+        if end is not None:
+            await self._say(lambda: self.table.end(work.lease, "succeeded", result=plain(end.result)))
+        elif work.order == "cancel":
+            await self._say(lambda: self.table.end(work.lease, "cancelled"))
+        elif work.order == "go":  # the worker ends
+            await self._say(lambda: self.table.give_back(work.lease))
+        log.info("job %s: %s", row.job, "done" if end is not None else f"let go ({work.order})")
+
+    def _start(self, work: Working) -> None:
+        """In the model thread."""
+        row = work.lease.row
+        sweep(work.folder)
+        kind = find_kind(row.kind)
+        work.job = kind.start(read_request(kind, row.request), work.folder, self.context)
+
+    async def _advance(self, work: Working) -> Progress | None:
+        """Slices until it is finished (its last progress) or somebody says stop (None)."""
+        work.known = dict(changed_artifacts(work.folder, {}))
+        names = list(work.known)
+        while work.order == "go" and not self.ending.is_set():
+            progress = await self.in_thread(lambda: _slices(work))
+            changes = await asyncio.to_thread(changed_artifacts, work.folder, work.known)
+            work.known |= changes
+            names += [name for name in changes if name not in names]
+            rate = work.rate(progress.done)
+            order = await asyncio.to_thread(self.table.report, work.lease, progress, rate, names)
+            names = []
+            if order != "lost" and progress.finished:
+                return progress
+            work.order = order if order != "go" else work.order
+        return None
+
+    async def _close(self, work: Working) -> None:
+        job, work.job = work.job, None
+        if job is None:
+            return
+        try:
+            await self.in_thread(job.close)
+        except Exception:
+            log.exception("job %s could not be closed in order", work.lease.row.job)
+
+    async def _trouble(self, work: Working, error: Exception) -> None:
+        """What becomes of a job that raised: paused where the disk is full, else failed."""
+        if is_disk_full(error) or self._is_nearly_full(error):
+            log.warning("job %s pauses: the disk is full", work.lease.row.job)
+            message = "The disk of the data folder is full; this goes on by itself when there is space again."
+            await self._say(lambda: self.table.pause(work.lease, message, PAUSE_SECONDS))
+            return
+        problem = as_problem(error)
+        log.warning("job %s failed: %s", work.lease.row.job, problem["detail"])
+        await self._say(lambda: self.table.end(work.lease, "failed", problem=problem))
+
+    def _is_nearly_full(self, error: Exception) -> bool:
+        """Whether an error of storing a run came where there is hardly any space: not every library says why."""
+        from engine.store.errors import WriterFailed
+
+        with contextlib.suppress(OSError):
+            free = shutil.disk_usage(self.context.data_dir).free
+            return isinstance(error, WriterFailed) and free < 1_000_000
+        return False
+
+    async def _say(self, word: Callable[[], object]) -> None:
+        """Write the last word on a job; the list of jobs may lie on the disk that is full, so more than once."""
+        while True:
+            try:
+                await asyncio.to_thread(word)
+                return
+            except (OSError, Problem) as error:
+                log.warning("the list of jobs cannot be written: %s", error)
+                if self.ending.is_set():
+                    return
+                await self._rest(PAUSE_SECONDS / 5)
+
+
+def _slices(work: Working) -> Progress:
+    """Advance for at least ``SLICE_SECONDS``, or to the end. In the model thread."""
+    assert work.job is not None
+    ends = time.monotonic() + SLICE_SECONDS
+    while True:
+        progress = work.job.advance()
+        if progress.finished or work.order != "go" or time.monotonic() >= ends:
+            return progress
+
+
+def as_problem(error: Exception) -> dict[str, Any]:
+    """What a failed job says of why, in the shape of a problem."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        error = Problem(500, "out-of-memory", "There was not enough memory for this; ask for less at once.")
+    if not isinstance(error, (UserError, Problem)):
+        log.error("a job failed", exc_info=error)
+        said = f"Something unforeseen happened ({type(error).__name__}); the worker's log has the details."
+        error = Problem(500, "internal", said)
+    return problem_of(error).body()
+
+
+def plain(value: Any) -> Any:
+    """``value`` with NaN and infinities as None, which JSON has no words for."""
+    if isinstance(value, dict):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(inner) for inner in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value

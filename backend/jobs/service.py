@@ -1,0 +1,163 @@
+"""What the API offers about jobs: submit, show, cancel, listen, fetch, remove."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
+
+from backend.jobs.files import job_dir, read_artifact, remove_folder
+from backend.jobs.rows import ENDED, EventRow, JobRow, State, as_text
+from backend.jobs.table import JobTable, seconds_left
+from backend.jobs.watch import Watch
+from backend.problems import Problem, busy, from_user_error
+from backend.settings import Settings
+from engine.errors import UserError
+from engine.jobs import JobContext, find_kind, list_artifacts, read_request
+
+PING_SECONDS = 15.0
+GONE = "Its worker is gone; the next one that is free goes on with it."
+
+
+def job_table(settings: Settings) -> JobTable:
+    """The queue that ``settings`` describe; opened at its first use."""
+    return JobTable(
+        settings.jobs_file, lease_s=settings.job_lease_seconds, most_waiting=settings.job_queue_length
+    )
+
+
+class Jobs:
+    """Jobs as the routes and the command line see them. Methods block, unless they are ``async``."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.table = job_table(settings)
+        self.watch = Watch(self.table)
+        self.streams = 0
+        """clients that listen now"""
+
+    def close(self) -> None:
+        """Close the file and stop looking."""
+        self.watch.close()
+        self.table.close()
+
+    def submit(self, kind: str, request: object) -> dict[str, Any]:
+        """Check a request and queue it; Problem 422 that names the field, 503 when too many wait."""
+        try:
+            found = find_kind(kind)
+        except UserError as error:
+            raise from_user_error(error) from None
+        context = JobContext(self.settings.data_dir, tuple(self.settings.all_models_dirs))
+        try:
+            checked = read_request(found, request)
+            found.check(checked, context)
+        except UserError as error:
+            problem = from_user_error(error)
+            if problem.status < 500:  # the address was right, a field of the request was not
+                problem.status = 422
+            problem.field = "request" if error.field in (None, "request") else f"request.{error.field}"
+            raise problem from None
+        # What was left out is kept as it was when the job was submitted: defaults may change.
+        return self.shown(self.table.submit(kind, checked.model_dump(mode="json")))
+
+    def get(self, job: str) -> dict[str, Any]:
+        """One job; Problem 404."""
+        return self.shown(self.table.get(job))
+
+    def page(
+        self, states: Sequence[State], kinds: Sequence[str], before: int | None, limit: int
+    ) -> tuple[list[dict[str, Any]], int | None]:
+        """Jobs, newest first, and the number to go on before."""
+        rows = self.table.page(states=states, kinds=kinds, before=before, limit=limit + 1)
+        places = self.table.places()
+        shown = [self.shown(row, places) for row in rows[:limit]]
+        return shown, rows[limit - 1].number if len(rows) > limit else None
+
+    def shown(self, row: JobRow, places: dict[str, int] | None = None) -> dict[str, Any]:
+        """A job as the API shows it."""
+        if places is None:
+            places = self.table.places() if row.state == "waiting" else {}
+        return {
+            "job": row.job,
+            "kind": row.kind,
+            "state": row.state,
+            "cancelling": row.cancelling,
+            "place": places.get(row.job) if row.state == "waiting" else None,
+            "created_at": iso(row.created_at),
+            "started_at": iso(row.started_at),
+            "finished_at": iso(row.finished_at),
+            "progress": {
+                "done": row.done,
+                "total": row.total,
+                "unit": row.unit,
+                "rate": row.rate,
+                "seconds_left": seconds_left(row.done, row.total, row.rate),
+                "message": GONE if self.table.is_abandoned(row) else row.message,
+            },
+            "artifacts": list_artifacts(job_dir(self.settings.data_dir, row.job)),
+            "result": row.result,
+            "problem": row.problem,
+            "attempts": row.attempts,
+            "request": row.request,
+        }
+
+    def artifact(self, job: str, name: str) -> tuple[bytes, str]:
+        """(content, tag) of a file that a job made, whatever became of the job."""
+        row = self.table.get(job)
+        return read_artifact(job_dir(self.settings.data_dir, row.job), name)
+
+    def remove(self, job: str) -> None:
+        """Forget a job that is over, and delete its files; runs that it made stay."""
+        self.table.remove(job)
+        remove_folder(job_dir(self.settings.data_dir, job))
+
+    async def events(self, job: str, after: int) -> AsyncIterator[bytes]:
+        """Server-sent events of a job after event ``after``, until it is over or removed.
+
+        Raises Problem 404 for an unknown job and 503 when too many listen, before the first event.
+        """
+        await asyncio.to_thread(self.table.get, job)
+        if self.streams >= self.settings.job_streams:
+            raise busy(f"{self.streams} clients listen to jobs already; ask for the job now and then instead.")
+        return self._stream(job, after)
+
+    async def _stream(self, job: str, after: int) -> AsyncIterator[bytes]:
+        self.streams += 1
+        try:
+            async with self.watch.listening(job) as ear:
+                while True:
+                    ear.clear()
+                    news, over = await asyncio.to_thread(self._news, job, after)
+                    for event in news:
+                        after = event.id
+                        yield format_sse_event(data_str=as_text(event.data), event=event.kind, id=str(event.id))
+                    if over and not news:
+                        return
+                    if news:
+                        continue
+                    try:
+                        await asyncio.wait_for(ear.wait(), PING_SECONDS)
+                    except TimeoutError:
+                        yield KEEPALIVE_COMMENT
+        finally:
+            self.streams -= 1
+
+    def _news(self, job: str, after: int) -> tuple[list[EventRow], bool]:
+        """(events after ``after``, whether nothing more will come)."""
+        try:
+            over = self.table.get(job).state in ENDED  # read first: its last event is there by then
+        except Problem:
+            return [], True
+        return self.table.events(job, after), over
+
+    def is_over(self, job: str, after: int) -> bool:
+        """Whether a client that has seen event ``after`` has seen all that will ever come; Problem 404."""
+        return self.table.get(job).ended and not self.table.events(job, after, most=1)
+
+
+def iso(seconds: float | None) -> str | None:
+    """A time as people and programs read it: UTC, ISO 8601."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

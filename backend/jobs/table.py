@@ -1,0 +1,350 @@
+"""The queue: one SQLite file that the API and any number of workers share.
+
+A worker *leases* a job: the job is its own until ``lease_until``, which it moves on while it lives. A lease that ran
+out means that the worker is gone, and the next worker takes the job up. Everything that a lease holder writes is
+checked against its name and its attempt, so a worker that was away too long finds out that the job is another's now.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from backend.jobs.connection import Connection
+from backend.jobs.rows import ENDED, EventRow, JobRow, State, as_text, job_row
+from backend.problems import Problem, busy
+from engine.jobs import Progress
+
+MOST_DEATHS = 5
+"""workers that a job may take with it without coming any further; then it fails"""
+Order = Literal["go", "cancel", "lost"]
+"""what a lease holder is to do: go on, stop because somebody cancelled, or let go because the job is not its own"""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A job in the hands of a worker."""
+
+    row: JobRow
+    worker: str
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.row.job, self.worker, self.row.attempts
+
+
+class JobTable:
+    """The queue in ``file``; safe to share between threads and, opened by each, between processes."""
+
+    def __init__(
+        self, file: Path, *, lease_s: float = 15.0, most_waiting: int = 1000, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.lease_s, self.most_waiting, self.clock = lease_s, most_waiting, clock
+        self.connection = Connection(file)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.connection.close()
+
+    # -- for those who submit -----------------------------------------------------------------
+    def submit(self, kind: str, request: dict[str, Any]) -> JobRow:
+        """A new waiting job; Problem 503 when too many wait already, OSError when the disk is full."""
+        now, text = self.clock(), as_text(request)
+        stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%d-%H%M%S")
+        job = f"{kind[:24]}-{stamp}-{secrets.token_hex(3)}"
+        with self.connection.writing() as con:
+            waiting = con.execute("SELECT count(*) FROM job WHERE state IN ('waiting', 'paused')").fetchone()[0]
+            if waiting >= self.most_waiting:
+                raise busy(f"{waiting:,} jobs are waiting already; cancel some, or come back later.", retry_after_s=60)
+            con.execute(
+                "INSERT INTO job (job, kind, request, state, queued, created_at) VALUES (?, ?, ?, 'waiting', ?, ?)",
+                (job, kind, text, _last_turn(con) + 1, now),
+            )
+            self._log(con, job, "state", {"state": "waiting"})
+            return _get(con, job)
+
+    def get(self, job: str) -> JobRow:
+        """One job; Problem 404 where there is none."""
+        with self.connection.reading() as con:
+            return _get(con, job)
+
+    def page(
+        self, *, states: Sequence[State] = (), kinds: Sequence[str] = (), before: int | None = None, limit: int = 100
+    ) -> list[JobRow]:
+        """Jobs, newest first, that were submitted before number ``before``."""
+        where, values = ["number < ?"], [before if before is not None else 2**62]
+        for column, allowed in (("state", states), ("kind", kinds)):
+            if allowed:
+                where.append(f"{column} IN ({', '.join('?' * len(allowed))})")
+                values += allowed
+        query = f"SELECT * FROM job WHERE {' AND '.join(where)} ORDER BY number DESC LIMIT ?"
+        with self.connection.reading() as con:
+            return [job_row(row) for row in con.execute(query, (*values, limit))]
+
+    def places(self) -> dict[str, int]:
+        """Place in the queue of every waiting job, 1 = next."""
+        with self.connection.reading() as con:
+            rows = con.execute("SELECT job FROM job WHERE state = 'waiting' ORDER BY queued")
+            return {row["job"]: place for place, row in enumerate(rows, start=1)}
+
+    def cancel(self, job: str) -> JobRow:
+        """Cancel: at once where nobody works on it, else its worker is told. Does nothing to a job that is over."""
+        with self.connection.writing() as con:
+            row = _get(con, job)
+            if row.ended or row.cancelling:
+                return row
+            if row.state == "running" and not self.is_abandoned(row):
+                con.execute("UPDATE job SET cancelling = 1 WHERE job = ?", (job,))
+                self._log(con, job, "state", {"state": "running", "cancelling": True})
+            else:
+                self._finish(con, job, "cancelled")
+            return _get(con, job)
+
+    def retry(self, job: str) -> JobRow:
+        """Put a failed or cancelled job at the end of the queue; Problem 409 for any other."""
+        with self.connection.writing() as con:
+            row = _get(con, job)
+            if row.state not in ("failed", "cancelled"):
+                what = "it succeeded; submit a new one" if row.state == "succeeded" else f"it is {row.state}"
+                raise Problem(409, "not-over", f"Only a failed or cancelled job can be tried again, and {what}.")
+            con.execute(
+                "UPDATE job SET state = 'waiting', queued = ?, finished_at = NULL, problem = NULL, result = NULL, "
+                "cancelling = 0, deaths = 0, rate = NULL, message = '', not_before = NULL WHERE job = ?",
+                (_last_turn(con) + 1, job),
+            )
+            self._log(con, job, "state", {"state": "waiting"})
+            return _get(con, job)
+
+    def remove(self, job: str) -> None:
+        """Forget a job that is over; Problem 409 for any other."""
+        with self.connection.writing() as con:
+            row = _get(con, job)
+            if not row.ended:
+                raise Problem(409, "not-over", f"The job is {row.state}; cancel it first, then remove it.")
+            con.execute("DELETE FROM event WHERE job = ?", (job,))
+            con.execute("DELETE FROM job WHERE job = ?", (job,))
+
+    def events(self, job: str, after: int = 0, most: int = 1000) -> list[EventRow]:
+        """What happened to a job after event ``after``; progress and artifacts only as they are now."""
+        query = "SELECT id, kind, data FROM event WHERE job = ? AND id > ? ORDER BY id LIMIT ?"
+        with self.connection.reading() as con:
+            rows = con.execute(query, (job, after, most)).fetchall()
+        return [EventRow(row["id"], row["kind"], json.loads(row["data"])) for row in rows]
+
+    def changed(self, after: int) -> tuple[int, set[str]]:
+        """The newest event's id, and the jobs with events after ``after``."""
+        with self.connection.reading() as con:
+            rows = con.execute("SELECT max(id) AS id, job FROM event WHERE id > ? GROUP BY job", (after,)).fetchall()
+        return max((row["id"] for row in rows), default=after), {row["job"] for row in rows}
+
+    def counts(self) -> dict[str, int]:
+        """Number of jobs by state."""
+        with self.connection.reading() as con:
+            return {row["state"]: row["n"] for row in
+                    con.execute("SELECT state, count(*) AS n FROM job GROUP BY state")}  # fmt: skip
+
+    def workers(self) -> int:
+        """How many workers are alive."""
+        now = self.clock()
+        with self.connection.reading() as con:
+            query = "SELECT count(*) FROM worker WHERE seen_at BETWEEN ? AND ?"
+            return int(con.execute(query, (now - self.lease_s, now + self.lease_s)).fetchone()[0])
+
+    # -- for workers --------------------------------------------------------------------------
+    def lease(self, worker: str, *, resume_paused: bool = True) -> Lease | None:
+        """Take the job whose turn it is, one that another worker left behind included; None when there is none."""
+        now = self.clock()
+        free = "state = 'waiting' OR (state = 'running' AND (lease_until < :now OR lease_until > :now + 2 * :lease))"
+        if resume_paused:
+            free += " OR (state = 'paused' AND not_before <= :now)"
+        query = f"SELECT * FROM job WHERE {free} ORDER BY queued LIMIT 1"
+        values = {"now": now, "lease": self.lease_s}
+        with self.connection.reading() as con:  # most of the time there is nothing, and no need to lock anybody out
+            if con.execute(query, values).fetchone() is None:
+                return None
+        with self.connection.writing() as con:
+            while (found := con.execute(query, values).fetchone()) is not None:
+                row = job_row(found)
+                if row.cancelling:
+                    self._finish(con, row.job, "cancelled")
+                    continue
+                lost = row.state == "running" and row.worker is not None
+                if lost and row.deaths + 1 >= MOST_DEATHS:
+                    self._finish(con, row.job, "failed", problem=_took_workers_with_it(row.deaths + 1))
+                    continue
+                con.execute(
+                    "UPDATE job SET state = 'running', worker = ?, lease_until = ?, attempts = attempts + 1, "
+                    "deaths = deaths + ?, started_at = coalesce(started_at, ?), rate = NULL, message = '' "
+                    "WHERE job = ?",
+                    (worker, now + self.lease_s, int(lost), now, row.job),
+                )
+                self._log(con, row.job, "state", {"state": "running"})
+                return Lease(_get(con, row.job), worker)
+        return None
+
+    def seen(self, worker: str) -> None:
+        """Note that a worker is alive; those that were away for an hour are forgotten."""
+        now = self.clock()
+        with self.connection.writing() as con:
+            con.execute(
+                "INSERT INTO worker VALUES (?, ?, ?) ON CONFLICT (worker) DO UPDATE SET seen_at = excluded.seen_at",
+                (worker, now, now),
+            )
+            con.execute("DELETE FROM worker WHERE seen_at < ?", (now - 3600,))
+
+    def gone(self, worker: str) -> None:
+        """Note that a worker ended in order."""
+        with self.connection.writing() as con:
+            con.execute("DELETE FROM worker WHERE worker = ?", (worker,))
+
+    def renew(self, lease: Lease) -> Order:
+        """Keep the job for another while."""
+        return self._as_holder(lease, "lease_until = ?", (self.clock() + self.lease_s,))
+
+    def report(self, lease: Lease, progress: Progress, rate: float | None, artifacts: Sequence[str] = ()) -> Order:
+        """Say how far it is, and which artifacts are new or changed; renews the lease."""
+        values = (
+            self.clock() + self.lease_s, progress.done, progress.total, progress.unit, rate, progress.message,
+            progress.done, progress.done,
+        )  # fmt: skip
+        changes = (
+            "lease_until = ?, done = ?, total = ?, unit = ?, rate = ?, message = ?, "
+            "deaths = CASE WHEN ? > most_done THEN 0 ELSE deaths END, most_done = max(most_done, ?)"
+        )
+        told = {
+            "done": progress.done, "total": progress.total, "unit": progress.unit, "rate": rate,
+            "seconds_left": seconds_left(progress.done, progress.total, rate), "message": progress.message,
+        }  # fmt: skip
+        return self._as_holder(lease, changes, values, told, artifacts)
+
+    def end(
+        self, lease: Lease, state: Literal["succeeded", "failed", "cancelled"], *,
+        result: dict[str, Any] | None = None, problem: dict[str, Any] | None = None,
+    ) -> bool:  # fmt: skip
+        """The last word on a job; False where it is no longer the worker's own."""
+        with self.connection.writing() as con:
+            if not self._holds(con, lease):
+                return False
+            self._finish(con, lease.row.job, state, result=result, problem=problem)
+            return True
+
+    def pause(self, lease: Lease, message: str, for_s: float) -> bool:
+        """Let go of a job that cannot go on now; it is taken up again after ``for_s`` seconds at the earliest."""
+        state: State = "paused"
+        return self._let_go(lease, state, message, not_before=self.clock() + for_s)
+
+    def give_back(self, lease: Lease) -> bool:
+        """Let go of a job in order, because the worker ends: it keeps its turn."""
+        return self._let_go(lease, "waiting", "")
+
+    def postpone(self, lease: Lease, for_s: float) -> bool:
+        """Take back a lease that cannot be used yet: somebody still has the job's files."""
+        with self.connection.writing() as con:
+            if not self._holds(con, lease):
+                return False
+            con.execute(
+                "UPDATE job SET worker = NULL, lease_until = ?, attempts = attempts - 1 WHERE job = ?",
+                (self.clock() + for_s, lease.row.job),
+            )
+            return True
+
+    # -- inside -------------------------------------------------------------------------------
+    def _ran_out(self, row: JobRow) -> bool:
+        """Whether nobody holds a running job: its time is over, or lies where only a clock set back can have put it."""
+        now = self.clock()
+        return row.lease_until is None or not now <= row.lease_until <= now + 2 * self.lease_s
+
+    def is_abandoned(self, row: JobRow) -> bool:
+        """Whether a running job waits for a worker to take it over."""
+        return row.state == "running" and (row.worker is None or self._ran_out(row))
+
+    def _holds(self, con: sqlite3.Connection, lease: Lease) -> bool:
+        query = "SELECT 1 FROM job WHERE job = ? AND worker = ? AND attempts = ? AND state = 'running'"
+        return con.execute(query, lease.key).fetchone() is not None
+
+    def _as_holder(
+        self, lease: Lease, changes: str, values: tuple[Any, ...], progress: dict[str, Any] | None = None,
+        artifacts: Sequence[str] = (),
+    ) -> Order:  # fmt: skip
+        with self.connection.writing() as con:
+            if not self._holds(con, lease):
+                return "lost"
+            job = lease.row.job
+            con.execute(f"UPDATE job SET {changes} WHERE job = ?", (*values, job))
+            if progress is not None:
+                self._log(con, job, "progress", progress)
+            for name in artifacts:
+                self._log(con, job, "artifact", {"name": name}, about=name)
+            cancelling = con.execute("SELECT cancelling FROM job WHERE job = ?", (job,)).fetchone()[0]
+            return "cancel" if cancelling else "go"
+
+    def _let_go(self, lease: Lease, state: State, message: str, not_before: float | None = None) -> bool:
+        with self.connection.writing() as con:
+            if not self._holds(con, lease):
+                return False
+            if _get(con, lease.row.job).cancelling:
+                self._finish(con, lease.row.job, "cancelled")
+                return True
+            con.execute(
+                "UPDATE job SET state = ?, message = ?, not_before = ?, worker = NULL, lease_until = NULL, rate = NULL "
+                "WHERE job = ?",
+                (state, message, not_before, lease.row.job),
+            )
+            self._log(con, lease.row.job, "state", {"state": state, "message": message})
+            return True
+
+    def _finish(
+        self, con: sqlite3.Connection, job: str, state: State, *, result: dict[str, Any] | None = None,
+        problem: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        assert state in ENDED
+        texts = [None if value is None else as_text(value) for value in (result, problem)]
+        con.execute(
+            "UPDATE job SET state = ?, result = ?, problem = ?, finished_at = ?, worker = NULL, lease_until = NULL, "
+            "not_before = NULL, cancelling = 0, rate = NULL, message = '' WHERE job = ?",
+            (state, *texts, self.clock(), job),
+        )
+        told = {"state": state} | ({"result": result} if result else {}) | ({"problem": problem} if problem else {})
+        self._log(con, job, "state", told)
+
+    def _log(self, con: sqlite3.Connection, job: str, kind: str, data: dict[str, Any], about: str = "") -> None:
+        """Add an event. Of progress, and of one artifact, only the last is kept: nobody wants the others later."""
+        if kind != "state":
+            con.execute("DELETE FROM event WHERE job = ? AND kind = ? AND about = ?", (job, kind, about))
+        con.execute(
+            "INSERT INTO event (job, kind, about, data, at) VALUES (?, ?, ?, ?, ?)",
+            (job, kind, about, as_text(data), self.clock()),
+        )
+
+
+def seconds_left(done: int, total: int | None, rate: float | None) -> float | None:
+    """How long it still takes at ``rate`` units a second; None where that cannot be known."""
+    return None if total is None or not rate else round(max(0, total - done) / rate, 1)
+
+
+def _get(con: sqlite3.Connection, job: str) -> JobRow:
+    found = con.execute("SELECT * FROM job WHERE job = ?", (job,)).fetchone()
+    if found is None:
+        raise Problem(404, "no-such-job", f"There is no job {job[:80]!r}; GET /api/v1/jobs lists them.", field="job")
+    return job_row(found)
+
+
+def _last_turn(con: sqlite3.Connection) -> int:
+    return int(con.execute("SELECT coalesce(max(queued), 0) FROM job").fetchone()[0])
+
+
+def _took_workers_with_it(deaths: int) -> dict[str, Any]:
+    return {
+        "type": "urn:tokenpaths:worker-died",
+        "title": "Internal Server Error",
+        "status": 500,
+        "detail": f"{deaths} workers died at this job without coming any further, probably for want of memory; "
+        "the workers' log may say more. Ask for less, or try it again.",
+    }
