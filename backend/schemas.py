@@ -226,6 +226,50 @@ class PathFit(Shape):
     independent: Fit | None = Field(description="Each step's choices shuffled over tokens")
 
 
+class Lognormal(Shape):
+    """The lognormal of the same tail, and which of the two fits better (Vuong's test)."""
+
+    mu: float
+    sigma: float
+    ratio: float = Field(description="Log likelihood ratio over its standard deviation; positive: power law better")
+    p_value: float = Field(description="How likely so large a ratio is when both fit equally well")
+
+
+class LawPoint(Shape):
+    """A point of the law drawn as a rank–frequency curve."""
+
+    rank: float = Field(description="Expected number of paths that are taken at least as often")
+    share: Share
+
+
+class Law(Shape):
+    """p(count = x) ∝ x^−α for x ≥ x_min, by discrete maximum likelihood; or the reason why there is none."""
+
+    num_paths: int
+    alpha: float | None = None
+    alpha_error: float | None = Field(None, description="Standard error, (α − 1)/√num_tail")
+    x_min: int | None = Field(None, description="Fewest tokens of a path that belongs to the law; makes `ks` smallest")
+    num_tail: int | None = Field(None, description="Paths with at least `x_min` tokens")
+    ks: float | None = Field(None, description="Kolmogorov–Smirnov distance of tail and law")
+    p_value: float | None = Field(
+        None, description="Share of data sets drawn from the law that lie further from their fit; at most 0.1: refused"
+    )
+    lognormal: Lognormal | None = None
+    curve: list[LawPoint] = Field((), description="From `x_min` to the most frequent path, at most 40 points")
+    reason: str | None = Field(None, description="Why there is no law")
+
+
+class PathLaw(Shape):
+    """Power laws of path counts: of the run and of its two nulls."""
+
+    run: str
+    draws: int
+    seed: int
+    observed: Law
+    untrained: Law | None = Field(description="The same architecture untrained; null where it was not traced")
+    independent: Law | None = Field(description="Each step's choices shuffled over tokens")
+
+
 class Example(Shape):
     """One token on a path: a patch of an image, or a token between its neighbours."""
 

@@ -98,6 +98,10 @@ class Client:
     def fit(self, run: str) -> dict[str, Any]:
         return self._get(f"/runs/{_part(run)}/paths/fit")
 
+    def law(self, run: str, *, draws: int = 100) -> dict[str, Any]:
+        """A power law of path counts, with its p-value; takes seconds for runs with many paths."""
+        return self._get(f"/runs/{_part(run)}/paths/law", {"draws": draws})
+
     def examples(self, run: str, rank: int, *, limit: int = 60, seed: int = 0) -> dict[str, Any]:
         return self._get(f"/runs/{_part(run)}/paths/{int(rank)}/examples", {"limit": limit, "seed": seed})
 

@@ -54,6 +54,12 @@ HELP = {
         "choices shuffled over tokens. A slope near −1 is found in random models too, so look at the distance "
         "from the nulls."
     ),
+    "law": (
+        "p(count = x) ∝ x^−α for x ≥ x_min, fitted to the counts of the paths by discrete maximum likelihood; x_min "
+        "makes the Kolmogorov–Smirnov distance smallest. p: share of 100 data sets drawn from the law that lie further "
+        "from their own fit; at most 0.1 refuses it. Lognormal: Vuong’s test on the same tail, positive ratio = power "
+        "law better. (Clauset, Shalizi, Newman 2009.) A rank–frequency slope s goes with α = 1 + 1/|s|."
+    ),
     "compute": (
         "compute of a token = active (non-identity) slots / (S·K); 1 = never skipped. "
         "Of a sample: the mean over its tokens."
@@ -120,9 +126,17 @@ def chart(drawing: alt.TopLevelMixin, *, key: str | None = None, on_pick: Any = 
     st.altair_chart(drawing, theme=None, width="stretch", key=key, on_select=picked, selection_mode=list(pick))
 
 
+MANY_ROWS = 1000
+"""longer tables are sent when they are opened: 16,000 rows keep the page from drawing its picture"""
+
+
 def numbers_behind(rows: Sequence[dict[str, Any]], what: str, **columns: Any) -> None:
     """The table behind a chart: for screen readers, and for anyone who wants the numbers."""
-    with st.expander(f"The numbers behind this: {what}"):
+    many = len(rows) > MANY_ROWS
+    table = st.expander(f"The numbers behind this: {what}", on_change="rerun" if many else "ignore")
+    if many and not table.open:
+        return
+    with table:
         if rows:
             st.dataframe(list(rows), hide_index=True, width="stretch", column_config=columns or None)
         else:

@@ -18,7 +18,7 @@ from backend.routes.parameters import (
     RunName,
     Through,
 )
-from backend.schemas import PathExamples, PathFit, PathList
+from backend.schemas import PathExamples, PathFit, PathLaw, PathList
 from backend.services import Shared
 from engine.store.filters import parse_through
 
@@ -55,6 +55,20 @@ async def list_paths(
 async def show_fit(request: Request, services: Shared, run: RunName) -> Response:
     """The rank–frequency curve beside the untrained twin and independent steps."""
     return await services.answers.about_run(request, run, PathFit, lambda opened: opened.fit())
+
+
+@router.get("/law", response_model=PathLaw)
+async def show_law(
+    request: Request,
+    services: Shared,
+    run: RunName,
+    draws: Annotated[int, Query(ge=0, le=1000, description="Data sets drawn for each p-value; 0: no p-value")] = 100,
+    seed: Annotated[int, Query(ge=0, le=MAX_INT, description="Of the draws")] = 0,
+) -> Response:
+    """Do path counts follow a power law? Discrete maximum likelihood, goodness of fit, and a lognormal beside it."""
+    return await services.answers.about_run(
+        request, run, PathLaw, lambda opened: opened.law(draws=draws, seed=seed)
+    )
 
 
 @router.get("/{rank}/examples", response_model=PathExamples)

@@ -81,6 +81,30 @@ def fit_power_law(histogram: Histogram, x_min: int | None = None) -> PowerLaw | 
     return min(fits, key=lambda fit: fit.ks, default=None)
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """A law, how well it does and against what; ``law`` None where nothing could be fitted, ``reason`` says why."""
+
+    law: PowerLaw | None
+    p_value: float | None = None
+    beside: AgainstLognormal | None = None
+    reason: str | None = None
+
+
+def judge(histogram: Histogram, draws: int = 100, seed: int = 0) -> Verdict:
+    """Fit, goodness of fit (unless ``draws`` is 0) and the lognormal, of one run's path counts."""
+    num_paths = int(histogram.paths.sum())
+    if num_paths < FEWEST:
+        return Verdict(None, reason=f"{num_paths} paths are too few to fit a law to; it takes {FEWEST}")
+    if len(histogram.values) < 2:
+        return Verdict(None, reason=f"all paths are taken equally often ({histogram.values[0]} tokens each)")
+    law = fit_power_law(histogram)
+    if law is None:
+        return Verdict(None, reason=f"no {FEWEST} paths are taken by more than the fewest tokens")
+    p_value = goodness_of_fit(histogram, law, draws, seed) if draws else None
+    return Verdict(law, p_value, against_lognormal(histogram, law))
+
+
 def goodness_of_fit(histogram: Histogram, law: PowerLaw, draws: int = 100, seed: int = 0) -> float:
     """Share of data sets drawn from the law that lie further from *their* fit; at most 0.1: the law is refused.
 
@@ -93,6 +117,15 @@ def goodness_of_fit(histogram: Histogram, law: PowerLaw, draws: int = 100, seed:
         fit = fit_power_law(draw_like(histogram, law, rng))
         further += fit is not None and fit.ks >= law.ks
     return further / draws
+
+
+def rank_curve(law: PowerLaw, largest: int, points: int = 40) -> tuple[Float[np.ndarray, " R"], Int[np.ndarray, " R"]]:
+    """The law as a rank–frequency curve: expected rank of a path with each of these counts, x_min … ``largest``.
+
+    The rank of a path is the number of paths taken at least as often: num_tail · P(count ≥ x).
+    """
+    counts = np.unique(np.rint(np.geomspace(law.x_min, max(largest, law.x_min), points)).astype(np.int64))
+    return law.num_tail * zeta(law.alpha, counts.astype(np.float64)) / zeta(law.alpha, law.x_min), counts
 
 
 def against_lognormal(histogram: Histogram, law: PowerLaw) -> AgainstLognormal:

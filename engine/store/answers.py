@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from engine.analysis import load
 from engine.store.hydrate import finite, nested_ribbon
 from engine.store.schema import Layout
 from engine.trace import ModuleInfo
+
+if TYPE_CHECKING:
+    from engine.analysis.power_law import Histogram, Verdict
 
 CARD_FIELDS = (
     "model", "family", "modality", "dataset", "split", "num_samples", "num_tokens", "num_steps",
@@ -231,6 +235,28 @@ def fits(fit_rows: Sequence[tuple], point_rows: Sequence[tuple]) -> dict[str, An
     names = ("num_paths", "num_tokens", "effective_paths", "slope", "r2")
     found = {row[0]: {**dict(zip(names, row[1:], strict=True)), "points": points[row[0]]} for row in fit_rows}
     return {kind: found.get(kind) for kind in ("observed", "untrained", "independent")}
+
+
+def law(verdict: Verdict, histogram: Histogram) -> dict[str, Any]:
+    """A fitted power law in plain numbers; ``reason`` says why where there is none."""
+    num_paths, num_tokens = int(histogram.paths.sum()), int(histogram.values @ histogram.paths)
+    found, beside = verdict.law, verdict.beside
+    if found is None or beside is None:
+        return {"num_paths": num_paths, "reason": verdict.reason}
+    from engine.analysis.power_law import rank_curve
+
+    return {
+        "num_paths": num_paths,
+        **asdict(found),
+        "p_value": verdict.p_value,
+        "lognormal": asdict(beside),
+        # A path that is rarer than once in the run has no place on the curve.
+        "curve": [
+            {"rank": float(rank), "share": int(count) / num_tokens}
+            for rank, count in zip(*rank_curve(found, int(histogram.values[-1])), strict=True)
+            if rank >= 0.5
+        ],
+    }
 
 
 def counts_of_step(rows: Sequence[tuple], bank: ModuleBank, num_steps: int) -> list[np.ndarray]:

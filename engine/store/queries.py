@@ -177,6 +177,13 @@ def path_points() -> Query:
     return Query("SELECT kind, rank, count FROM path_point ORDER BY kind, rank")
 
 
+def count_histogram(kind: str) -> Query:
+    """count, number of paths with it, rising; of the run's paths or of those of a null."""
+    if kind == "observed":
+        return Query("SELECT count, count(*) FROM path GROUP BY count ORDER BY count")
+    return Query("SELECT count, count(*) FROM null_path WHERE kind = ? GROUP BY count ORDER BY count", (kind,))
+
+
 def one_path(rank: int) -> Query:
     """ribbon, count, cdf, first_member."""
     return Query("SELECT ribbon, count, cdf, first_member FROM path WHERE rank = ?", (rank,))

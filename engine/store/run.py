@@ -232,6 +232,24 @@ class Run:
         fit_rows, point_rows = self._rows(queries.path_fits()), self._rows(queries.path_points())
         return {"run": self.run_id, **answers.fits(fit_rows, point_rows)}
 
+    def law(self, draws: int = 100, seed: int = 0) -> dict[str, Any]:
+        """A power law fitted to the counts of paths, of the untrained twin's and of independent steps'.
+
+        Worked out when it is asked for: ``draws`` data sets are drawn from the law for its p-value (0: none).
+        """
+        found = {kind: self._law(kind, draws, seed) for kind in ("observed", "untrained", "independent")}
+        return {"run": self.run_id, "draws": draws, "seed": seed, **found}
+
+    def _law(self, kind: str, draws: int, seed: int) -> dict[str, Any] | None:
+        from engine.analysis import power_law  # SciPy's optimisers, only for who asks
+
+        rows = self._rows(queries.count_histogram(kind))
+        if not rows:
+            return None
+        values, paths = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
+        histogram = power_law.Histogram(values, paths)
+        return answers.law(power_law.judge(histogram, draws, seed), histogram)
+
     def examples(self, rank: int, limit: int = 60, seed: int = 0) -> dict[str, Any]:
         """Patches or tokens in context of one path, a seeded draw when there are more than ``limit``."""
         check_page(limit, 0, MOST_EXAMPLES)

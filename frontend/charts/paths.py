@@ -14,12 +14,14 @@ from frontend.charts.palette import Theme, cdf_legend, cdf_scale, theme_named
 
 TITLE = "Which paths exist, and how often is each taken?"
 RANK_PICK = "rank"
-OBSERVED, FITTED, UNTRAINED, INDEPENDENT = "this run", "fitted line", "untrained twin", "independent steps"
+OBSERVED, FITTED, UNTRAINED, INDEPENDENT = "this run", "least-squares line", "untrained twin", "independent steps"
+LAW = "power law, by likelihood"
 
 
 def rank_frequency_chart(
     fit: Mapping[str, Any],
     *,
+    law: Mapping[str, Any] | None = None,
     theme: str | Theme = "light",
     chosen: Iterable[int] = (),
     title: str | None = TITLE,
@@ -27,8 +29,9 @@ def rank_frequency_chart(
 ) -> alt.LayerChart:
     """Draw an answer of ``/paths/fit`` ({observed, untrained | null, independent}).
 
-    Each is {num_paths, num_tokens, slope, r2, points: [{rank, count, share, cdf?}]}. ``chosen`` ranks get a ring
-    in the accent colour. Points are coloured by CDF where the answer has it.
+    Each is {num_paths, num_tokens, slope, r2, points: [{rank, count, share, cdf?}]}. ``law`` is the answer of
+    ``/paths/law`` for the run itself ({curve: [{rank, share}]}). ``chosen`` ranks get a ring in the accent colour.
+    Points are coloured by CDF where the answer has it.
     """
     look, observed = theme_named(theme), fit["observed"]
     parts = [fit[key] for key in ("observed", "untrained", "independent") if fit.get(key)]
@@ -55,10 +58,14 @@ def rank_frequency_chart(
             domain=False,
         ),
     )
-    names = [OBSERVED, FITTED] + [UNTRAINED] * bool(fit.get("untrained")) + [INDEPENDENT] * bool(fit.get("independent"))
+    curve = (law or {}).get("curve") or []
+    names = [OBSERVED, FITTED] + [LAW] * bool(curve)
+    names += [UNTRAINED] * bool(fit.get("untrained")) + [INDEPENDENT] * bool(fit.get("independent"))
     layers = [_nulls(fit, look, x, y, names)]
     if line := fitted_line(observed):
-        layers.append(_fitted(line, look, x, y, names))
+        layers.append(_fitted(line, FITTED, look, x, y, names))
+    if curve:
+        layers.append(_fitted(curve, LAW, look, x, y, names))
     layers = [_points_legend(look), *layers, _points(observed, look, x, y, set(chosen))]
     words = [fit_words("This run", observed)]
     words += [
@@ -81,6 +88,31 @@ def fit_words(name: str, fit: Mapping[str, Any]) -> str:
     return (
         f"{name}: {numbers.plural(fit['num_paths'], 'path')} over {numbers.plural(fit['num_tokens'], 'token')}, {tail}."
     )
+
+
+def law_words(law: Mapping[str, Any]) -> str:
+    """The law of the run's path counts, whether they follow it, and whether a lognormal does better."""
+    if law.get("alpha") is None:
+        return f"No power law is fitted: {law.get('reason') or 'it was not asked for'}."
+    alpha = f"α = {numbers.number(law['alpha'])} ± {numbers.number(law['alpha_error'], 2)}"
+    words = (
+        f"Power law by maximum likelihood: {alpha}, for the {numbers.count(law['num_tail'])} of "
+        f"{numbers.plural(law['num_paths'], 'path')} taken by at least {numbers.plural(law['x_min'], 'token')}."
+    )
+    if (p := law.get("p_value")) is not None:
+        told = "the counts are not a pure power law" if p <= 0.1 else "a power law is plausible"
+        words += f" Goodness of fit p = {numbers.number(p, 2)}: {told}."
+    return words + _beside_words(law.get("lognormal"))
+
+
+def _beside_words(beside: Mapping[str, Any] | None) -> str:
+    if not beside:
+        return ""
+    p = "p < 0.001" if beside["p_value"] < 0.001 else f"p = {numbers.number(beside['p_value'], 2)}"
+    ratio = f"likelihood ratio {numbers.number(beside['ratio']).replace('-', '−')}, {p}"
+    if beside["p_value"] > 0.1:
+        return f" A lognormal fits about as well ({ratio})."
+    return f" A lognormal fits {'worse' if beside['ratio'] > 0 else 'better'} ({ratio})."
 
 
 def fitted_line(fit: Mapping[str, Any]) -> list[dict[str, float]]:
@@ -134,9 +166,11 @@ def _nulls(fit: Mapping[str, Any], look: Theme, x: alt.X, y: alt.Y, names: list[
     )
 
 
-def _fitted(line: list[dict[str, float]], look: Theme, x: alt.X, y: alt.Y, names: list[str]) -> alt.Chart:
+def _fitted(
+    line: Iterable[Mapping[str, float]], name: str, look: Theme, x: alt.X, y: alt.Y, names: list[str]
+) -> alt.Chart:
     return (
-        alt.Chart(rows({**end, "what": FITTED} for end in line))
+        alt.Chart(rows({"rank": end["rank"], "share": end["share"], "what": name} for end in line))
         .mark_line(strokeWidth=1.5, clip=True)
         .encode(x=x, y=y, color=_colours(names, look), strokeDash=_dashes(names))
     )
@@ -198,7 +232,7 @@ def _points_legend(look: Theme) -> alt.Chart:
 
 
 def _colours(names: list[str], look: Theme) -> alt.Color:
-    paint = {OBSERVED: look.ink, FITTED: look.ink, UNTRAINED: look.muted, INDEPENDENT: look.identity}
+    paint = {OBSERVED: look.ink, FITTED: look.ink, LAW: look.accent, UNTRAINED: look.muted, INDEPENDENT: look.identity}
     shown = [name for name in names if name != OBSERVED]
     return alt.Color(
         "what:N",
@@ -216,7 +250,7 @@ def _colours(names: list[str], look: Theme) -> alt.Color:
 
 
 def _dashes(names: list[str]) -> alt.StrokeDash:
-    paint = {FITTED: [6, 4], UNTRAINED: [1, 0], INDEPENDENT: [2, 3]}
+    paint = {FITTED: [6, 4], LAW: [1, 0], UNTRAINED: [1, 0], INDEPENDENT: [2, 3]}
     shown = [name for name in names if name != OBSERVED]
     return alt.StrokeDash("what:N", scale=alt.Scale(domain=shown, range=[paint[name] for name in shown]))
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import streamlit as st
 
 from frontend import address, look
 from frontend.charts import numbers
-from frontend.charts.paths import RANK_PICK, fit_words, path_rows, rank_frequency_chart
+from frontend.charts.paths import RANK_PICK, fit_words, law_words, path_rows, rank_frequency_chart
 from frontend.charts.token_flow import visible
 from frontend.components.wall import wall
 from frontend.selection import ORDERS, Selection
@@ -40,7 +40,7 @@ def draw(selection: Selection) -> None:
         )
     left, right = st.columns([1, 1], gap="large")
     with left:
-        _curve(run, selection)
+        judge = _curve(run, selection)
     with right:
         _table(run, selection)
     for rank in selection.paths:
@@ -51,9 +51,12 @@ def draw(selection: Selection) -> None:
             "No path is chosen.",
             "Click a point of the curve or a row of the table to see who takes that path.",
         )
+    with look.guarded("the goodness of fit"):
+        judge()
 
 
-def _curve(run: Mapping[str, Any], selection: Selection) -> None:
+def _curve(run: Mapping[str, Any], selection: Selection) -> Callable[[], None]:
+    """Draws the curve; what is returned says, once the rest of the page stands, how good the law is."""
     fit = look.client().fit(run["run"])
     observed = fit["observed"]
     look.heading(
@@ -67,9 +70,10 @@ def _curve(run: Mapping[str, Any], selection: Selection) -> None:
             "All tokens of this run take one and the same path, so there is no curve to draw.",
             "That happens with one sample of one token, or with a router that has collapsed: see *Modules*.",
         )
-        return
+        return lambda: None
+    law = look.client().law(run["run"], draws=0)["observed"]
     look.chart(
-        rank_frequency_chart(fit, theme=look.theme(), chosen=selection.paths, title=None),
+        rank_frequency_chart(fit, law=law, theme=look.theme(), chosen=selection.paths, title=None),
         key=f"curve_{selection.paths}_{run['run']}",
         on_pick=_picked,
         pick=(RANK_PICK,),
@@ -88,9 +92,18 @@ def _curve(run: Mapping[str, Any], selection: Selection) -> None:
             "are tokens. Look at single steps in Flow and Family."
         )
     st.caption("  \n".join(look.plain(line) for line in lines), help=look.HELP["nulls"])
+    verdict = st.empty()
+    verdict.caption(look.plain(law_words(law)), help=look.HELP["law"])
     if selection.label or selection.through:
         st.caption("The curve shows the whole run; the filters above apply to the table.")
     look.numbers_behind(observed["points"], "points of the curve")
+
+    def judge() -> None:
+        if law.get("alpha") is not None:
+            judged = look.client().law(run["run"])["observed"]
+            verdict.caption(look.plain(law_words(judged)), help=look.HELP["law"])
+
+    return judge
 
 
 def _table(run: Mapping[str, Any], selection: Selection) -> None:

@@ -27,6 +27,7 @@ EVERY_GET: list[tuple[str, type[schemas.Shape]]] = [
     ("/paths", schemas.PathList),
     ("/paths?order=compute&limit=3", schemas.PathList),
     ("/paths/fit", schemas.PathFit),
+    ("/paths/law?draws=2", schemas.PathLaw),
     ("/paths/1/examples", schemas.PathExamples),
     ("/usage", schemas.Usage),
     ("/samples", schemas.SampleList),

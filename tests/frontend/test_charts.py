@@ -147,6 +147,29 @@ def test_rank_frequency_shows_the_run_and_both_nulls():
     assert {row["what"] for row in data_of(lonely, "what", "rank")} == {paths.INDEPENDENT}
 
 
+def test_the_law_is_drawn_where_there_is_one_and_said_in_words():
+    law = {"num_paths": 900, "alpha": 2.114, "alpha_error": 0.08, "x_min": 3, "num_tail": 194, "ks": 0.05,
+           "p_value": 0.3, "lognormal": {"mu": 0.0, "sigma": 1.0, "ratio": -3.83, "p_value": 0.0001},
+           "curve": [{"rank": 194.0, "share": 0.001}, {"rank": 0.6, "share": 0.4}]}  # fmt: skip
+    drawn = data_of(charts.rank_frequency_chart(FIT, law=law), "what", "rank")
+    assert {row["what"] for row in drawn} == {paths.UNTRAINED, paths.INDEPENDENT}
+    spec = charts.rank_frequency_chart(FIT, law=law).to_dict()
+    assert paths.LAW in str(spec)
+    assert paths.LAW not in str(charts.rank_frequency_chart(FIT).to_dict())
+    assert paths.law_words(law) == (
+        "Power law by maximum likelihood: α = 2.11 ± 0.080, for the 194 of 900 paths taken by at least 3 tokens. "
+        "Goodness of fit p = 0.30: a power law is plausible. "
+        "A lognormal fits better (likelihood ratio −3.83, p < 0.001)."
+    )
+    assert "not a pure power law" in paths.law_words(law | {"p_value": 0.0})
+    assert "p =" not in paths.law_words({**law, "p_value": None, "lognormal": None})
+    even = law | {"lognormal": law["lognormal"] | {"p_value": 0.4}}
+    assert "about as well" in paths.law_words(even)
+    assert paths.law_words({"num_paths": 3, "reason": "3 paths are too few"}) == (
+        "No power law is fitted: 3 paths are too few."
+    )
+
+
 def test_the_fitted_line_has_the_slope_that_the_api_gave():
     first, last = paths.fitted_line(FIT["observed"])
     slope = (math.log10(last["share"]) - math.log10(first["share"])) / (

@@ -104,3 +104,9 @@ def test_a_bare_view_goes_to_the_first_run(show):
 def test_a_text_is_found_by_its_words(show):
     page = show(view="sample", run="texts", q="no such words here")
     assert "these words" in words(page)
+
+
+def test_the_paths_view_judges_the_power_law(show):
+    said = " ".join(caption.value for caption in show(view="paths", run="pictures").caption).replace("\\", "")
+    assert "Power law by maximum likelihood: α =" in said
+    assert "Goodness of fit p =" in said

@@ -122,6 +122,25 @@ def test_pages_of_paths_follow_each_other(case: Case, order: str):
     assert keys == sorted(keys)
 
 
+def test_the_law_is_that_of_the_counts(case: Case):
+    from engine.analysis.power_law import Histogram, judge
+
+    answer = case.run.law(draws=4, seed=3)
+    counts = np.array([row["count"] for row in case.run.paths(limit=1000)["paths"]])
+    verdict, observed = judge(Histogram.of(counts), draws=4, seed=3), answer["observed"]
+    assert observed["num_paths"] == len(counts)
+    if verdict.law is None:
+        assert observed["reason"] == verdict.reason
+        return
+    assert {name: observed[name] for name in ("alpha", "x_min", "num_tail", "ks")} == {
+        name: getattr(verdict.law, name) for name in ("alpha", "x_min", "num_tail", "ks")
+    }
+    assert observed["p_value"] == verdict.p_value
+    # The curve starts where the tail ends: as many ranks as paths in the tail.
+    assert observed["curve"][0]["rank"] == pytest.approx(observed["num_tail"])
+    assert observed["curve"][0]["share"] == pytest.approx(observed["x_min"] / counts.sum())
+
+
 def test_fit_and_its_nulls(case: Case):
     answer = case.run.fit()
     observed = answer["observed"]
