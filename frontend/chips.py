@@ -20,6 +20,7 @@ USES = {
     "compute": ("run", "label"),
     "modules": ("run", "label", "through"),
     "family": ("run", "label", "sample"),
+    "jobs": ("job",),
 }
 """view → the fields that change what it shows"""
 
@@ -63,6 +64,8 @@ def chips(selection: Selection) -> list[Chip]:
         add("sample", f"sample {selection.sample:,}", sample=None)
     if selection.token is not None:
         add("token", f"token {selection.token:,}", token=None)
+    if selection.job is not None:
+        add("job", f"job: {selection.job}", job=None)
     return found
 
 

@@ -184,6 +184,33 @@ class Client:
             files["controls"] = (None, json.dumps(dict(controls)))
         return self._json(self._send("POST", "/traces", files=files))
 
+    # -- jobs ---------------------------------------------------------------------------------
+    def jobs(self, *, most: int = 100, **query: Any) -> dict[str, Any]:
+        """The newest ``most`` jobs and the number of workers; query: state, kind."""
+        return self._collect("/jobs", "jobs", query, most)
+
+    def job(self, job: str) -> dict[str, Any]:
+        return self._get(f"/jobs/{_part(job)}")
+
+    def submit_job(self, kind: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Queue a job; the answer is the job as it waits."""
+        body = json.dumps({"kind": kind, "request": dict(request)}).encode()
+        return self._json(self._send("POST", "/jobs", content=body, headers={"content-type": "application/json"}))
+
+    def cancel_job(self, job: str) -> dict[str, Any]:
+        return self._json(self._send("DELETE", f"/jobs/{_part(job)}"))
+
+    def retry_job(self, job: str) -> dict[str, Any]:
+        return self._json(self._send("POST", f"/jobs/{_part(job)}/retry"))
+
+    def remove_job(self, job: str) -> None:
+        """Forget a job that is over, and delete its files."""
+        self._send("DELETE", f"/jobs/{_part(job)}", params={"remove": "true"})
+
+    def artifact(self, job: str, name: str) -> bytes:
+        """A file that a job has made so far."""
+        return self._get(f"/jobs/{_part(job)}/artifacts/{_part(name)}", raw=True)
+
     # -- plumbing -----------------------------------------------------------------------------
     def _collect(self, path: str, name: str, query: Mapping[str, Any], most: int) -> dict[str, Any]:
         """One answer whose list ``name`` is filled from as many pages as ``most`` needs."""

@@ -19,6 +19,7 @@ VIEWS = {
     "modules": "Modules",
     "family": "Family",
     "try": "Try it",
+    "jobs": "Jobs",
 }
 MEASURES = ("compute", "reuse", "loss", "gate_entropy")
 ORDERS = ("rank", "compute", "reuse")
@@ -77,6 +78,8 @@ class Selection:
     """Family, experts: whether an expert's words are input or next tokens"""
     controls: tuple[str, ...] = ()
     """Family: ``name:value`` of what is changed when the sample is run again"""
+    job: str | None = None
+    """Jobs, and every view that starts one: the long job that is looked at"""
 
     def change(self, **changes: Any) -> Selection:
         """A copy with other values. What only made sense before the change is dropped: another run forgets
@@ -232,4 +235,5 @@ _READERS = {
     "merge": _between(0, 100),
     "words": _one_of("input", "next"),
     "controls": _changes,
+    "job": _name,
 }

@@ -21,7 +21,7 @@ SELECTIONS = st.builds(
     paths=st.lists(st.integers(1, 10**6), max_size=4, unique=True).map(tuple),
     sample=NATURAL, token=NATURAL, tint=NATURAL, opacity=st.integers(0, 100), hide=st.sampled_from([0.0, 0.05, 10.0]),
     order=st.sampled_from(ORDERS), measure=st.sampled_from(MEASURES), per=st.sampled_from(["sample", "token"]),
-    bin=NATURAL, first=st.integers(0, 9999), seed=st.integers(0, 99),
+    bin=NATURAL, first=st.integers(0, 9999), seed=st.integers(0, 99), job=st.sampled_from([None, "dream-1"]),
 )  # fmt: skip
 
 

@@ -1,0 +1,152 @@
+"""What is running, and what became of it? All long jobs, one of them in full, and a form to start one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+
+from frontend import address, look
+from frontend.charts import numbers
+from frontend.client import ApiError, NotFound
+from frontend.selection import Selection
+from frontend.views import job_panel
+
+MOST = 100
+REFRESH_SECONDS = 2.0
+SETS = {
+    "vision": {"bundled:scenes": "drawn scenes", "bundled:photos": "photographs", "bundled:digits": "digits"},
+    "text": {"bundled:texts": "texts", "bundled:languages": "six languages"},
+}
+OWN = "own"
+
+
+def draw(selection: Selection) -> None:
+    look.heading(
+        "What is running, and what became of it?",
+        "Long jobs wait in one queue and go on after a crash or a restart. The address of a job finds it again.",
+    )
+    if selection.job is not None:
+        _chosen(selection.job)
+    else:
+        job_panel.refusal()
+    listed = look.client().jobs(most=MOST)
+    if any(job["state"] in job_panel.ALIVE for job in listed["jobs"]):
+        st.fragment(_list_again, run_every=REFRESH_SECONDS, key="jobs_live")(selection)
+    else:
+        _list(listed, selection.job)
+    _start()
+
+
+def _chosen(job: str) -> None:
+    try:
+        job_panel.job_panel(job)
+    except NotFound as error:
+        st.warning(look.plain(look.ended(error.sentence)), icon=":material/link_off:")
+
+
+def _list_again(selection: Selection) -> None:
+    if address.current() != selection:  # a button in here went elsewhere, and only this part was drawn again
+        st.rerun()
+    try:
+        listed = look.client().jobs(most=MOST)
+    except ApiError as error:
+        look.sentence(error)
+        return
+    if not any(job["state"] in job_panel.ALIVE for job in listed["jobs"]):
+        st.rerun()
+    _list(listed, selection.job)
+
+
+def _list(listed: Mapping[str, Any], chosen: str | None) -> None:
+    jobs = listed["jobs"]
+    alive = [job for job in jobs if job["state"] in job_panel.ALIVE]
+    over = [job for job in jobs if job["state"] not in job_panel.ALIVE]
+    if alive and not listed["workers"]:
+        st.warning(
+            "No worker is alive, so nothing begins. `tokenpaths up` starts one, `tokenpaths worker` a further one.",
+            icon=":material/person_off:",
+        )
+    if not jobs:
+        look.empty("There is no job yet.", "Start one below, or in a view that offers it.")
+    if alive:
+        workers = numbers.plural(listed["workers"], "worker")
+        st.subheader(f"{numbers.plural(len(alive), 'job')} running or waiting, {workers}", anchor=False)
+        order = {"running": 0, "paused": 1, "waiting": 2}
+        _rows(sorted(alive, key=lambda job: (order[job["state"]], job["place"] or 0)), chosen)
+    if over:
+        st.subheader(f"{numbers.plural(len(over), 'job')} over", anchor=False)
+        _rows(over, chosen)
+    if listed["next"]:
+        st.caption(f"Older jobs than these {len(jobs):,} are not listed; `tokenpaths jobs` has them all.")
+
+
+def _rows(jobs: Sequence[Mapping[str, Any]], chosen: str | None) -> None:
+    for job in jobs:
+        name = job["job"]
+        with st.container(border=True, gap="xsmall"):
+            with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+                job_panel.state_badge(job)
+                st.button(
+                    look.plain(job_panel.job_title(job)), key=f"open_{name}", type="tertiary", disabled=name == chosen,
+                    on_click=address.go_changed, kwargs={"view": "jobs", "job": name}, help=look.plain(name),
+                )  # fmt: skip
+                st.caption(look.plain(_words(job)), width="content")
+                if job["state"] in job_panel.ALIVE and name != chosen:
+                    job_panel.buttons(job, "list")
+            job_panel.progress_bar(job)
+
+
+def _words(job: Mapping[str, Any]) -> str:
+    why = f" {look.ended(job['problem']['detail'])}" if job["problem"] else ""
+    return job_panel.state_words(job) + why
+
+
+def _start() -> None:
+    """A form for a trace over a data set; dreams and detours start in their own views."""
+    with st.expander("Trace a data set, or import a log", icon=":material/add:"):
+        try:
+            models = [model for model in look.client().models() if not model.get("problem")]
+        except ApiError as error:
+            look.sentence(error)
+            return
+        what = st.segmented_control("What", ["Trace", "Import"], default="Trace", key="start_what", required=True)
+        if what == "Import":
+            _start_import()
+        elif models:
+            _start_trace(models)
+        else:
+            look.empty("There is no model to trace.", "Train one with `tokenpaths train`.")
+
+
+def _start_trace(models: Sequence[Mapping[str, Any]]) -> None:
+    by_name = {model["model"]: model for model in models}
+    model = st.selectbox("Model", list(by_name), key="start_model")
+    sets = SETS[by_name[model]["modality"]]
+    with look.controls():
+        data = st.selectbox(
+            "Data set", [*sets, OWN], key=f"start_data_{by_name[model]['modality']}",
+            format_func=lambda one: "a file of mine" if one == OWN else f"{sets[one]} (bundled)",
+        )  # fmt: skip
+        limit = st.number_input("At most so many samples", 1, 1_000_000, 200, key="start_limit")
+    if data == OWN:
+        data = _inbox_name("Name of the file or folder", "start_file")
+
+    def start() -> None:
+        job_panel.submit("trace", {"model": model, "data": data or "", "limit": int(limit)})
+
+    st.button("Trace it", type="primary", icon=":material/play_arrow:", key="start_trace", on_click=start)
+
+
+def _start_import() -> None:
+    file = _inbox_name("Name of the log", "start_log")
+
+    def start() -> None:
+        job_panel.submit("import", {"file": file or ""})
+
+    st.button("Import it", type="primary", icon=":material/play_arrow:", key="start_import", on_click=start)
+
+
+def _inbox_name(label: str, key: str) -> str:
+    return str(st.text_input(label, key=key, help="Put it into the folder `inbox` of the data folder first.") or "")

@@ -1,0 +1,137 @@
+"""The Jobs view and the panel of one job over a real API and a real worker, without a browser."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from frontend.charts.curve import MOST_POINTS, curve_chart, curve_rows
+from frontend.views import job_panel
+from tests.backend.conftest import SECRET, Served, api_for, serving
+from tests.frontend.test_pages import APP
+from tests.jobs import counted, know_the_kinds
+
+CURVE = {"x": "iteration", "y": "objective", "series": [{"name": "S = 1", "x": [1, 2, 3], "y": [0.1, 0.5, 0.7]},
+                                                         {"name": "S = 2", "x": [1, 2], "y": [0.2, float("nan")]}]}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def working(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """An API whose worker knows the kind ``count``."""
+    from backend.settings import load_settings
+    from backend.worker import create_worker
+
+    know_the_kinds()
+    options = {"data_dir": tmp_path_factory.mktemp("jobs"), "worker_secret": SECRET, "warm_models": False}
+    with serving(create_worker(load_settings(**options))) as url, api_for(worker_url=url, **options) as served:
+        yield served
+
+
+@pytest.fixture
+def show(working: Served, monkeypatch: pytest.MonkeyPatch):
+    """Draw the page at an address."""
+    from frontend import look
+
+    monkeypatch.setenv("TOKENPATHS_API_URL", str(working.client.base_url).rstrip("/"))
+    look.client.clear()
+
+    def draw(**query: object) -> AppTest:
+        page = AppTest.from_file(str(APP), default_timeout=120)
+        for key, value in query.items():
+            page.query_params[key] = str(value)
+        page.run()
+        assert not page.exception, [error.message for error in page.exception]
+        return page
+
+    yield draw
+    look.client.clear()
+
+
+def submitted(working: Served, **request: object) -> str:
+    answer = working.client.post("/api/v1/jobs", json={"kind": "count", "request": request})
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["job"])
+
+
+def until(working: Served, job: str, *states: str) -> dict:
+    ends = time.monotonic() + 60
+    while time.monotonic() < ends:
+        found = working.get(f"/jobs/{job}").json()
+        if found["state"] in states:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"the job is {found['state']}, never {states}")
+
+
+def texts(page: AppTest) -> str:
+    kinds = ("markdown", "caption", "error", "warning", "info", "subheader", "header")
+    return " ".join(str(element.value) for kind in kinds for element in page.get(kind))
+
+
+def test_an_empty_list_says_what_to_do(show) -> None:
+    assert "There is no job yet" in texts(show(view="jobs"))
+
+
+def test_a_job_is_found_again_by_its_address(show, working: Served) -> None:
+    job = submitted(working, iterations=130)
+    until(working, job, "succeeded")
+    page = show(view="jobs", job=job)
+    assert "Done at" in texts(page)
+    assert counted(130) in str([element.value for element in page.get("json")])
+    assert "after 130 iterations" in texts(page)
+
+
+def test_a_running_job_is_cancelled_and_tried_again_from_the_page(show, working: Served) -> None:
+    job = submitted(working, iterations=9000, seconds=0.01)
+    until(working, job, "running")
+    page = show(view="jobs", job=job)
+    page.button(key=f"job_cancel_{job}").click().run()
+    until(working, job, "cancelled")
+    page = show(view="jobs", job=job)
+    assert "Cancelled at" in texts(page)
+    page.button(key=f"job_retry_{job}").click().run()
+    assert until(working, job, "running")["attempts"] == 2
+    working.client.delete(f"/api/v1/jobs/{job}")
+    until(working, job, "cancelled")
+    page = show(view="jobs", job=job)
+    page.button(key=f"job_remove_{job}").click().run()
+    assert working.get(f"/jobs/{job}").status_code == 404
+    assert "job" not in page.query_params
+
+
+def test_a_failed_job_says_why_and_a_missing_one_too(show, working: Served) -> None:
+    job = submitted(working, iterations=9, fail_at=3)
+    until(working, job, "failed")
+    assert "It was asked to fail here" in texts(show(view="jobs", job=job))
+    assert "There is no job" in texts(show(view="jobs", job="nobody"))
+
+
+def test_a_refused_request_is_told_in_the_form(show, working: Served) -> None:
+    page = show(view="jobs")
+    page.segmented_control(key="start_what").set_value("Import").run()
+    page.text_input(key="start_log").input("nothing.jsonl").run()
+    page.button(key="start_import").click().run()
+    assert "nothing" in texts(page)
+    assert "inbox" in texts(page)
+
+
+def test_curves_are_thinned_and_told_apart() -> None:
+    long = {"series": [{"name": "", "x": list(range(5000)), "y": [0.0] * 5000}]}
+    table = curve_rows(long)
+    assert len(table) <= MOST_POINTS + 1
+    assert table[-1]["x"] == 4999
+    chart = curve_chart(CURVE).to_dict()
+    assert chart["encoding"]["strokeDash"]["scale"]["domain"] == ["S = 1", "S = 2"]
+    assert next(iter(chart["datasets"].values()))[-1]["y"] is None
+    assert "strokeDash" not in curve_chart(long).to_dict()["encoding"]
+
+
+def test_frames_of_a_batch_are_kept_apart() -> None:
+    names = ["curve.json", "frame-000064-0.png", "frame-000064-1.png", "frame-000128-0.png", "result.json"]
+    assert job_panel.frames_of(names) == {
+        64: {0: "frame-000064-0.png", 1: "frame-000064-1.png"},
+        128: {0: "frame-000128-0.png"},
+    }
