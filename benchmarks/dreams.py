@@ -1,0 +1,223 @@
+"""Dreams of the shipped vision checkpoints: do they take the paths, keep the class, and when does the object appear?
+
+    python -m benchmarks.dreams --data <data folder> --work <folder> [--part pictures|numbers]
+
+*pictures*: three images at every S, cumulative and single step, and dreams from the group of one path with and without
+its pixels; PNGs go to docs/dreams. *numbers*: 50 images, one of each class, at every S. Interrupted, it goes on with
+the batch it was at. <data folder> holds ``vision/tiny_imagenet_50_val.parquet``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.measure import RESULTS, report
+from engine.datasets import open_dataset
+from engine.disk import write_atomically
+from engine.dream.loop import Dream, ImageDreams
+from engine.dream.objectives import Choices
+from engine.dream.pictures import outlined, patch_mask, stacked, strip, to_image, to_png
+from engine.dream.settings import ImageSettings
+from engine.images import model_view
+from engine.tracing import LoadedModel, load_model, models_folders
+from engine.train.augment import normalise
+
+MODELS = ("dna-vision-top1", "dna-vision-top2-skip")
+DATA = "vision/tiny_imagenet_50_val.parquet"
+THREE = ("coral reef", "water tower", "German shepherd")
+DOCS = Path(__file__).resolve().parent.parent / "docs" / "dreams"
+SETTINGS = {
+    "pictures": ImageSettings(iterations=512, rate=0.002),
+    "numbers": ImageSettings(iterations=128, rate=0.002),
+}
+CHUNK = 10
+COMMAND = "python -m benchmarks.dreams --data <data folder> --work <folder>"
+
+
+@dataclass(frozen=True)
+class Originals:
+    """Images in [0, 1], what the model says of them, and their paths."""
+
+    images: Tensor
+    labels: list[str]
+    ids: Tensor
+    answers: Tensor
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, data: Path, seed: int) -> Originals:
+        """One image of each class."""
+        samples = list(open_dataset(data / DATA, "vision", limit=50, seed=seed))
+        views = [torch.from_numpy(model_view(s.image, loaded.checkpoint.config.image_size)) for s in samples]
+        images = torch.stack(views).permute(0, 3, 1, 2).float() / 255
+        with torch.no_grad():
+            traced = loaded.model.trace(normalise(images))
+        return cls(images, [s.label for s in samples], traced.module_ids.long(), traced.logits.argmax(dim=-1))
+
+    def largest_group(self, index: int, smallest: int = 4) -> Tensor:
+        """Patches of the most common path of an image that at most half of its patches follow."""
+        paths = [tuple(map(int, ids.flatten())) for ids in self.ids[index]]
+        common = Counter(paths).most_common()
+        path = next((p for p, count in common if smallest <= count <= len(paths) // 2), common[0][0])
+        return torch.tensor([t for t, p in enumerate(paths) if p == path])
+
+
+def features(loaded: LoadedModel, images: Tensor) -> Tensor:
+    """What the output node averages, of unit length: to compare images as the model sees them."""
+    with torch.no_grad():
+        h, _ = loaded.model.run_trunk(normalise(images))
+        return F.normalize(loaded.model.norm(h).mean(dim=1), dim=-1)
+
+
+def dream(loaded: LoadedModel, dreams: list[Dream], settings: ImageSettings) -> ImageDreams:
+    started, at_work = time.perf_counter(), ImageDreams(loaded.model, dreams, settings)
+    while not at_work.finished:
+        at_work.run(32)
+        seconds = time.perf_counter() - started
+        print(f"{loaded.name}: {at_work.iteration}/{settings.iterations} of {len(dreams)} dreams, {seconds:.0f} s",
+              file=sys.stderr, flush=True)  # fmt: skip
+    return at_work
+
+
+def chunk_of_numbers(loaded: LoadedModel, originals: Originals, first: int, settings: ImageSettings) -> list[dict]:
+    """The rows of ten images: each S of each image."""
+    steps = loaded.checkpoint.config.num_steps
+    which = [(i, s) for i in range(first, first + CHUNK) for s in range(1, steps + 1)]
+    dreams = [Dream(Choices(originals.ids[i], range(s)), seed=0, number=i) for i, s in which]
+    before = ImageDreams(loaded.model, dreams, settings).examine()
+    done = dream(loaded, dreams, settings)
+    of_all = features(loaded, originals.images)
+    near = features(loaded, done.pictures()) @ of_all.T
+    rows = []
+    for (i, s), start, end, alike in zip(which, before, done.examine(), near, strict=True):
+        top = [c for c, _ in end["top"]]
+        answer = int(originals.answers[i])
+        rows.append({
+            "image": i, "S": s, "objective": end["objective"], "objective of noise": start["objective"],
+            "matched choices": end["matched_choices"], "matched choices of noise": start["matched_choices"],
+            "matched tokens": end["matched_tokens"], "matched tokens of noise": start["matched_tokens"],
+            "class kept": top[0] == answer, "class in top 5": answer in top,
+            "class of noise": start["top"][0][0] == answer, "says": loaded.classes[top[0]], "original": answer,
+            "dream": top[0], "place among originals": int((alike > alike[i]).sum()) + 1,
+        })  # fmt: skip
+    return rows
+
+
+def summary(rows: list[dict], classes: int) -> dict[str, Any]:
+    """Means by S; ``chance`` is what dreams would keep if they were dealt to other images at random."""
+    table = {}
+    for s in sorted({r["S"] for r in rows}):
+        of_s = [r for r in rows if r["S"] == s]
+        mean = lambda key, part=of_s: round(statistics.fmean(float(r[key]) for r in part), 4)  # noqa: E731
+        dreamt, answers = Counter(r["dream"] for r in of_s), Counter(r["original"] for r in of_s)
+        names = ("objective", "objective of noise", "matched choices", "matched choices of noise", "matched tokens",
+                 "matched tokens of noise", "class kept", "class in top 5", "class of noise")  # fmt: skip
+        table[str(s)] = {name: mean(name) for name in names} | {
+            "class kept by chance": round(sum(n * answers[c] for c, n in dreamt.items()) / len(of_s) ** 2, 4),
+            "nearest original is its own": round(statistics.fmean(r["place among originals"] == 1 for r in of_s), 4),
+            "median place among originals": statistics.median(r["place among originals"] for r in of_s),
+            "images": len(of_s), "classes dreamt": len(dreamt),
+            "most common": [[r, n] for r, n in Counter(r["says"] for r in of_s).most_common(3)],
+        }  # fmt: skip
+    return {"by S": table, "classes": classes}
+
+
+def numbers(loaded: LoadedModel, data: Path, work: Path) -> dict[str, Any]:
+    originals, settings, rows = Originals.of(loaded, data, seed=0), SETTINGS["numbers"], []
+    for first in range(0, len(originals.images), CHUNK):
+        kept = work / f"{loaded.name}-{settings.iterations}-{settings.rate}-{first}.json"
+        if not kept.is_file():
+            write_atomically(kept, json.dumps(chunk_of_numbers(loaded, originals, first, settings)).encode())
+        rows += json.loads(kept.read_text())
+    right = statistics.fmean(
+        loaded.classes[int(a)] == label for a, label in zip(originals.answers, originals.labels, strict=True)
+    )
+    return summary(rows, len(loaded.classes)) | {
+        "settings": settings.model_dump(), "originals classified right": right, "sha256": loaded.sha256,
+    }  # fmt: skip
+
+
+def pictures(loaded: LoadedModel, data: Path) -> dict[str, Any]:
+    """Strips of three images; returns what each dream matches and says."""
+    originals, settings = Originals.of(loaded, data, seed=0), SETTINGS["pictures"]
+    config = loaded.checkpoint.config
+    steps, (rows, cols) = config.num_steps, config.grid
+    which = [originals.labels.index(name) for name in THREE]
+    groups = [originals.largest_group(i) for i in which]
+    dreams, names = [], []
+    for i, group in zip(which, groups, strict=True):
+        ids, image = originals.ids[i], originals.images[i]
+        keep = patch_mask(group.tolist(), (rows, cols), config.patch_size)
+        forms = {f"cumulative {s}": Dream(Choices(ids, range(s)), number=i) for s in range(1, steps + 1)}
+        forms |= {f"single {s}": Dream(Choices(ids, range(s - 1, s)), number=i) for s in range(2, steps + 1)}
+        forms["group"] = Dream(Choices(ids, range(steps), group), number=i)
+        forms["group in context"] = Dream(Choices(ids, range(steps), group), 0, i, image, keep)
+        dreams += forms.values()
+        names += forms
+    done = dream(loaded, dreams, settings)
+    shown, told = [to_image(p) for p in done.pictures()], done.examine()
+    per, result = len(dreams) // len(which), {}
+    strips, pairs = [], []
+    for at, (i, group) in enumerate(zip(which, groups, strict=True)):
+        own = slice(at * per, (at + 1) * per)
+        by_name = dict(zip(names[own], shown[own], strict=True))
+        facts = dict(zip(names[own], told[own], strict=True))
+        original = to_image(originals.images[i])
+        singles = [by_name["cumulative 1"], *(by_name[f"single {s}"] for s in range(2, steps + 1))]
+        strips += [strip([original, *(by_name[f"cumulative {s}"] for s in range(1, steps + 1))]),
+                   strip([original, *singles])]  # fmt: skip
+        three = (original, by_name["group"], by_name["group in context"])
+        pairs.append(strip([outlined(x, group.tolist(), (rows, cols), 2) for x in three]))
+        result[originals.labels[i]] = {
+            "the model says": loaded.classes[int(originals.answers[i])], "patches of the group": group.tolist(),
+            "dreams": {
+                name: {
+                    "objective": round(f["objective"], 4), "matched choices": round(f["matched_choices"], 4),
+                    "matched tokens": round(f["matched_tokens"], 4),
+                    "top 5": [[loaded.classes[c], round(p, 3)] for c, p in f["top"]],
+                }
+                for name, f in facts.items()
+            },
+        }  # fmt: skip
+    DOCS.mkdir(parents=True, exist_ok=True)
+    write_atomically(DOCS / f"{loaded.name}-steps.png", to_png(stacked(strips)))
+    write_atomically(DOCS / f"{loaded.name}-groups.png", to_png(stacked(pairs)))
+    return {"settings": settings.model_dump(), "sha256": loaded.sha256, "images": result}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--part", choices=tuple(SETTINGS), help="only this; the kept result keeps the rest")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    kept = RESULTS / "dreams.json"
+    results = json.loads(kept.read_text())["results"] if kept.is_file() else {}
+    parts = (arguments.part,) if arguments.part else tuple(SETTINGS)
+    for part in parts:
+        for name in MODELS:
+            loaded = load_model(name, models_folders(), "cpu")
+            if part == "pictures":
+                made = pictures(loaded, arguments.data)
+            else:
+                made = numbers(loaded, arguments.data, arguments.work)
+            results.setdefault(part, {})[name] = made
+            last = (part, name) == (parts[-1], MODELS[-1])
+            report("dreams", COMMAND, results, quiet=not last)
+
+
+if __name__ == "__main__":
+    main()

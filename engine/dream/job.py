@@ -1,0 +1,49 @@
+"""The job ``dream``: a request becomes frames, a curve and a result, in slices, resumable.
+
+The folder of a job holds ``original.png`` (what the model saw), ``state.safetensors`` (all that changes, its metadata
+the measurements so far) and ``artifacts``. No torch at the top: processes without a model validate requests here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from engine.dream.request import DreamRequest, check_request
+from engine.jobs import JobContext, Progress
+
+if TYPE_CHECKING:
+    from engine.dream.image_work import ImageWork
+    from engine.dream.text_work import TextWork
+
+
+class DreamJob:
+    """A dream at work (``engine.jobs.LongJob``)."""
+
+    kind: ClassVar[str] = "dream"
+    Request = DreamRequest
+
+    def __init__(self, work: ImageWork | TextWork) -> None:
+        self.work = work
+
+    @staticmethod
+    def check(request: DreamRequest, context: JobContext) -> None:
+        check_request(request, context)
+
+    @classmethod
+    def start(cls, request: DreamRequest, folder: Path, context: JobContext) -> DreamJob:
+        check_request(request, context)
+        loaded = context.load_model(request.model)
+        if loaded.modality == "vision":
+            from engine.dream.image_work import ImageWork
+
+            return cls(ImageWork(request, folder, context, loaded))
+        from engine.dream.text_work import TextWork
+
+        return cls(TextWork(request, folder, context, loaded))
+
+    def advance(self) -> Progress:
+        return self.work.advance()
+
+    def close(self) -> None:
+        self.work.close()

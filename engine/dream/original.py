@@ -1,0 +1,106 @@
+"""The image or the text that a dream starts from, wherever the request says that it is.
+
+Shapes: T tokens, S steps, K slots.
+"""
+
+from __future__ import annotations
+
+import io
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from PIL import Image
+from torch import Tensor
+
+from engine.datasets import open_dataset
+from engine.disk import write_atomically
+from engine.dream.request import DreamRequest, Group, check_group
+from engine.errors import UserError
+from engine.images import decode_upload, model_view
+from engine.tracing import LoadedModel
+
+if TYPE_CHECKING:
+    from engine.jobs import JobContext
+
+FILE = "original.png"
+TEXT_FILE = "original.txt"
+
+
+def original_image(request: DreamRequest, folder: Path, context: JobContext, loaded: LoadedModel
+                   ) -> Float[Tensor, "3 N N"]:  # fmt: skip
+    """The image in [0, 1] as the model sees it; kept in the job's folder from its first life on."""
+    file = folder / FILE
+    if not file.is_file():
+        view = model_view(_find_image(request, context), loaded.checkpoint.config.image_size)
+        buffer = io.BytesIO()
+        Image.fromarray(view).save(buffer, format="PNG")
+        write_atomically(file, buffer.getvalue())
+    with Image.open(file, formats=("PNG",)) as image:
+        levels = torch.frombuffer(bytearray(image.convert("RGB").tobytes()), dtype=torch.uint8)
+        return levels.view(image.height, image.width, 3).permute(2, 0, 1).float() / 255
+
+
+def _find_image(request: DreamRequest, context: JobContext) -> Image.Image:
+    if request.sample is not None:
+        with context.open_run(request.run) as run:
+            return decode_upload(run.image(request.sample))
+    if request.inbox is not None:
+        return decode_upload(context.inbox_file(request.inbox, field="inbox").read_bytes())
+    image = _row(request, "vision").image
+    assert image is not None, "a vision set yields images"
+    return image
+
+
+def original_text(request: DreamRequest, folder: Path, context: JobContext) -> str:
+    """The text that the request names."""
+    file = folder / TEXT_FILE
+    if not file.is_file():
+        write_atomically(file, _find_text(request, context).encode())
+    return file.read_text(encoding="utf-8")
+
+
+def _find_text(request: DreamRequest, context: JobContext) -> str:
+    if request.sample is not None:
+        with context.open_run(request.run) as run:
+            text = run.sample(request.sample)["text"]
+        if not text:
+            raise UserError(f"the run {request.run} keeps no text of sample {request.sample}", field="sample")
+        return text
+    if request.inbox is not None:
+        try:
+            return context.inbox_file(request.inbox, field="inbox").read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"{request.inbox!r} is no UTF-8 text", field="inbox") from None
+    return _row(request, "text").text or ""
+
+
+def _row(request: DreamRequest, modality: str):
+    dataset = open_dataset(request.data, modality)  # type: ignore[arg-type]
+    if request.row >= (dataset.num_samples or 0):
+        raise UserError(f"row is {request.row}, but {request.data} has {dataset.num_samples} rows, numbered from 0",
+                        field="row")  # fmt: skip
+    return next(islice(iter(dataset), request.row, None))
+
+
+def ribbon_of_rank(request: DreamRequest, context: JobContext) -> Int[Tensor, "S K"]:
+    """The path of the rank that the request names, from its run."""
+    with context.open_run(request.run) as run:
+        found = run.paths(limit=1, offset=request.target.rank - 1)["paths"]
+    return torch.tensor(found[0]["ribbon"], dtype=torch.long).view(len(found[0]["ribbon"]), -1)
+
+
+def members(group: Group, ids: Int[Tensor, "T S K"] | None, num_tokens: int, seed: int) -> list[int] | None:
+    """The tokens of a group; None: all. ``ids`` are the original's choices."""
+    check_group(group, num_tokens, "tokens")
+    if group.patches is not None:
+        return sorted(set(group.patches))
+    if group.draw is not None:
+        generator = torch.Generator().manual_seed(seed)
+        return sorted(torch.randperm(num_tokens, generator=generator)[: group.draw].tolist())
+    if group.like is not None:
+        paths = ids.sort(dim=-1).values.flatten(1)
+        return (paths == paths[group.like]).all(dim=1).nonzero().squeeze(1).tolist()
+    return None

@@ -1,0 +1,44 @@
+"""What a dream job keeps between two lives: one file of tensors, its metadata the rest, replaced in one step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from engine.disk import write_atomically
+from engine.errors import UserError
+
+STATE = "state.safetensors"
+
+
+def save_state(folder: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+    """Replace the state of the job; ``about`` is plain JSON."""
+    content = save({k: t.contiguous() for k, t in tensors.items()}, {"about": json.dumps(about)})
+    write_atomically(folder / STATE, content)
+
+
+def load_state(folder: Path, made_for: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The state, None where there is none yet.
+
+    Raises:
+        UserError: it is damaged, or of another request or checkpoint than ``made_for``.
+    """
+    file = folder / STATE
+    if not file.is_file():
+        return None
+    try:
+        with safe_open(file, framework="pt") as opened:
+            about = json.loads(opened.metadata()["about"])
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        kind = type(error).__name__
+        raise UserError(f"the saved state of this dream cannot be read ({kind}); start it anew") from None
+    for name, value in made_for.items():
+        if about.get(name) != value:
+            raise UserError(f"this dream was begun with another {name}; start it anew", field="model")
+    return tensors, about
