@@ -173,11 +173,13 @@ def trace_samples(
     display_side: int = 256,
     twin: bool = True,
     overwrite: bool = False,
+    findings: dict[str, Any] | None = None,
     on_progress: Callable[[TraceProgress], None] = lambda p: None,
 ) -> Path:
     """Run every sample through the model and seal one run file; returns its path.
 
-    An exception on the way (a cancel included) leaves no file behind.
+    An exception on the way (a cancel included) leaves no file behind. ``findings`` are kept in the run by name,
+    beside what is known of the model.
 
     Raises:
         UserError: a sample cannot be traced, or the run id is taken.
@@ -185,6 +187,7 @@ def trace_samples(
     parts = trace_parts(
         loaded, samples, runs_dir, run_id=run_id, dataset=dataset, split=split, regions=regions,
         batch_size=batch_size, total=total, display_side=display_side, twin=twin, overwrite=overwrite,
+        findings=findings,
     )  # fmt: skip
     with closing(parts):  # an exception in ``on_progress`` ends the writing at once
         while True:
@@ -210,6 +213,7 @@ def trace_parts(
     display_side: int = 256,
     twin: bool = True,
     overwrite: bool = False,
+    findings: dict[str, Any] | None = None,
 ) -> Generator[TraceProgress, None, Path]:
     """``trace_samples`` batch by batch, for callers that do other things in between: yields after each batch,
     returns the run's path. Closing it early (``close()``) leaves no file behind.
@@ -222,7 +226,7 @@ def trace_parts(
         top_k=loaded.top_k, weight_semantics=loaded.model.weight_semantics,
         config=json.loads(config.model_dump_json()) | _as_changed(loaded.controls), checkpoint_sha256=loaded.sha256,
         engine_version=engine_version(), regions=regions, axes=loaded.model.axis_names(),
-        findings=_known(loaded),
+        findings=_known(loaded) | (findings or {}),
         token_texts=loaded.tokenizer.token_texts if loaded.tokenizer else {},
     )
     other = untrained_twin(loaded) if twin else None

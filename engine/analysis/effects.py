@@ -62,6 +62,11 @@ class RouteChange:
                 f"{before.shape[0]} tokens of {before.shape[1]} steps cannot be compared with {after.shape[0]} tokens "
                 f"of {after.shape[1]} steps: both runs must be of one model over the same inputs", field="of",
             )  # fmt: skip
+        rows = max(1, LARGEST_GRID // max(1, before[0].size * after.shape[2])) if len(before) else 1
+        for start in range(0, len(before), rows):
+            self._add(before[start : start + rows], after[start : start + rows])
+
+    def _add(self, before: Integer[np.ndarray, "n S K"], after: Integer[np.ndarray, "n S L"]) -> None:
         distance_nS = step_distance(before, after)
         moved_nS: Bool[np.ndarray, "n S"] = distance_nS > 0
         self.num_tokens += len(before)

@@ -38,6 +38,8 @@ class OutputChange:
     five_changed: float = 0.0
     targets: int = 0
     loss: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    rise_squares: float = 0.0
+    """sum of squares of the rise in loss of each row"""
     correct: list[int] = field(default_factory=lambda: [0, 0])
 
     def add(
@@ -69,12 +71,17 @@ class OutputChange:
         known_R = target_R >= 0
         self.targets += int(known_R.sum())
         place_R1 = target_R.clamp(min=0).unsqueeze(1)
-        for i, (log_RC, best_R) in enumerate(((p_RC, five_RF[:, 0]), (q_RC, fives_RF[:, 0]))):
-            self.loss[i] -= float(log_RC.gather(1, place_R1).squeeze(1)[known_R].sum())
+        losses = [-log_RC.gather(1, place_R1).squeeze(1)[known_R] for log_RC in (p_RC, q_RC)]
+        self.rise_squares += float((losses[1] - losses[0]).double().square().sum())
+        for i, best_R in enumerate((five_RF[:, 0], fives_RF[:, 0])):
+            self.loss[i] += float(losses[i].double().sum())
             self.correct[i] += int((best_R == target_R)[known_R].sum())
 
     def answer(self) -> dict[str, Any]:
-        """Means: KL(unchanged ‖ edited) in nats, shares of rows, loss, accuracy and perplexity before and after."""
+        """Means over the rows: KL(unchanged ‖ edited) in nats, shares, loss and accuracy before and after.
+
+        ``error`` is the standard error of the change in loss, rows taken as independent.
+        """
         rows, n = max(1, self.rows), self.targets
         found: dict[str, Any] = {
             "num_outputs": self.rows,
@@ -87,6 +94,8 @@ class OutputChange:
         }
         if n:
             found["loss"] = _pair(self.loss[0] / n, self.loss[1] / n)
+            spread = max(0.0, self.rise_squares / n - found["loss"]["change"] ** 2)
+            found["loss"]["error"] = math.sqrt(spread / max(1, n - 1))
             found["accuracy"] = _pair(self.correct[0] / n, self.correct[1] / n)
         return found
 

@@ -114,6 +114,11 @@ class RoutedModel(nn.Module):
         """
         return int(self.config.top_k)
 
+    @property
+    def must_leave(self) -> int:
+        """How many modules of a step a ban has to leave, so that no token is without one."""
+        return int(self.config.top_k)
+
     def module_table(self) -> list[ModuleInfo]:
         """Everything that a router can pick."""
         raise NotImplementedError

@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.analysis.tokens import module_units
 from engine.errors import UserError
-from engine.store import answers, experts, queries, soft
+from engine.store import answers, effects, experts, queries, soft
 from engine.store.checks import check_text
 from engine.store.errors import NoSuchThing
 from engine.store.export import BATCH_ROWS, FORMATS, TABLES, encode, export_query
@@ -357,6 +357,10 @@ class Run:
             return {}
         return {name: json.loads(answer) for name, answer in self._rows(soft.finding_rows())}
 
+    def effect(self, of: Run, *, sample: int | None = None, limit: int = 200) -> dict[str, Any]:
+        """What this run changed of the unchanged run ``of`` over the same inputs; see ``effects.compare_runs``."""
+        return effects.compare_runs(self, of, sample=sample, limit=limit)
+
     def image(self, sample: int) -> bytes:
         """The PNG of one sample."""
         rows = self._rows(queries.image(_index(sample)))
@@ -396,6 +400,10 @@ class Run:
     def arrays(self, query: Query) -> dict[str, np.ndarray]:
         """All columns of one question as numpy arrays; for the other files of this package."""
         return self._connection.arrays(query.sql, query.parameters)
+
+    def cursor(self) -> Any:
+        """A cursor of the file, for the other files of this package; a context manager."""
+        return self._connection.cursor()
 
     def chunks(self, query: Query, num_rows: int) -> Iterator[dict[str, np.ndarray]]:
         """Columns without NULLs, ``num_rows`` rows at a time; for the other files of this package."""

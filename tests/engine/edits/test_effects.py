@@ -79,7 +79,7 @@ def test_outputs_by_hand():
     assert answer["top5_changed"] == 0.0  # both classes are in both lists
     assert answer["num_targets"] == 1
     assert answer["loss"] == pytest.approx(
-        {"before": math.log(4 / 3), "after": math.log(4), "change": math.log(3)}, rel=1e-5
+        {"before": math.log(4 / 3), "after": math.log(4), "change": math.log(3), "error": 0.0}, rel=1e-5
     )
     assert answer["accuracy"] == {"before": 1.0, "after": 0.0, "change": -1.0}
 
@@ -100,6 +100,8 @@ def test_outputs_equal_a_loop_over_rows():
     assert answer["top5_changed"] == pytest.approx(gone)
     assert answer["top1_changed"] == pytest.approx(np.mean(p.argmax(1) != q.argmax(1)))
     assert answer["loss"]["after"] == pytest.approx(np.mean([-math.log(q[i, targets[i]]) for i in known]), rel=1e-5)
+    rises = [math.log(p[i, targets[i]] / q[i, targets[i]]) for i in known]
+    assert answer["loss"]["error"] == pytest.approx(np.std(rises, ddof=1) / math.sqrt(len(known)), rel=1e-4)
     assert answer["accuracy"]["before"] == pytest.approx(np.mean([p[i].argmax() == targets[i] for i in known]))
     with pytest.raises(UserError, match="NaN or infinite"):
         OutputChange().add(before, after * float("nan"), targets)

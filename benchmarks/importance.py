@@ -1,0 +1,177 @@
+"""The importance of every module of the shipped checkpoints: each banned in turn, what that does to the loss.
+
+    python -m benchmarks.importance [--data FOLDER] [--models NAME …] [--page]
+
+Without ``--data`` every model is measured on bundled samples, for everyone to repeat. With it, models of images are
+measured on the validation file of their recipe, because few bundled pictures carry a label that they know. Figures of
+models that are not named are kept. ``--page`` measures nothing and writes the tables of ``docs/edits.md`` anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import RESULTS, report
+from engine.datasets import open_dataset
+from engine.disk import SHIPPED_MODELS, write_atomically
+from engine.edits.effect import Unchanged, measure_effect
+from engine.edits.prepared import prepare
+from engine.edits.sweep import choices_of, module_rows, result_row, share_rows, usage_of
+from engine.errors import UserError
+from engine.tracing import load_model
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "edits.md"
+BEGIN, END = "<!-- tables: python -m benchmarks.importance --page -->", "<!-- end of tables -->"
+SHARES = (0.1, 0.25, 0.5)
+BUNDLED = {
+    "dna-vision": "bundled:scenes", "raytracing-cifar10": "bundled:scenes", "raytracing-digits": "bundled:digits",
+    "hmodel": "bundled:languages",
+}  # fmt: skip
+LIMITS = {"vision": 256, "text": 10}
+KEPT = ("step", "module", "name", "kind", "share", "which", "banned", "loss_change", "loss_error", "accuracy_change",
+        "kl", "top1_changed", "paths_changed_after", "path_distance", "flow_difference", "problem")  # fmt: skip
+
+
+def data_of(name: str, modality: str, validation: dict[str, Any], folder: Path | None) -> str:
+    """The set that a model is measured on."""
+    if folder is not None and modality == "vision" and validation.get("file"):
+        return str(folder / validation["file"])
+    return next((data for prefix, data in BUNDLED.items() if name.startswith(prefix)), "bundled:texts")
+
+
+def measure(name: str, folder: Path | None) -> dict[str, Any]:
+    """Every row of both sweeps of one model."""
+    loaded = load_model(name, [SHIPPED_MODELS], device="cpu")
+    config, model = loaded.checkpoint.config, loaded.model
+    source = data_of(name, loaded.modality, loaded.checkpoint.validation, folder)
+    dataset = open_dataset(source, loaded.modality, limit=LIMITS[loaded.modality])
+    data = prepare(loaded, dataset)
+    unchanged = Unchanged(loaded, data)
+    table = model.module_table()
+    usage = usage_of(data, unchanged, config.num_steps, config.num_modules)
+    rows = module_rows(table, config.num_steps)
+    rows += share_rows(usage, SHARES, choices_of(table, config.num_steps), model.must_leave)
+    began, found = time.monotonic(), []
+    for row in rows:
+        try:
+            controls = loaded.with_controls({"edits": list(row.edits)}).controls
+            effect = measure_effect(loaded, data, controls, unchanged)
+            base = {"loss": effect["loss"] and effect["loss"]["before"], "targets": effect["num_targets"]}
+            found.append(result_row(row, effect))
+        except UserError as refused:
+            found.append(result_row(row, None, str(refused)))
+        print(f"{name} {len(found)}/{len(rows)} {found[-1]['name']} {found[-1]['step']} {found[-1]['loss_change']}",
+              file=sys.stderr, flush=True)  # fmt: skip
+    for row in found:
+        if row["module"] is not None and row["step"] is not None:
+            row["tokens_share"] = float(usage[row["step"], row["module"]] / max(1, usage[row["step"]].sum()))
+    return {
+        "dataset": dataset.name, "num_samples": data.num_samples, "num_targets": base["targets"], "loss": base["loss"],
+        "num_steps": config.num_steps, "seconds": round(time.monotonic() - began, 1),
+        "rows": [{key: _short(row.get(key)) for key in (*KEPT, "tokens_share")} for row in found],
+    }  # fmt: skip
+
+
+def _short(value: Any) -> Any:
+    return round(value, 5) if isinstance(value, float) else value
+
+
+def tables(results: dict[str, Any]) -> str:
+    """The tables of the page."""
+    parts = [_overview(results)]
+    for name, one in results.items():
+        parts.append(f"### {name}\n\n{_caption(one)}\n\n{_matrix(one)}")
+    return "\n\n".join(parts)
+
+
+def _caption(one: dict[str, Any]) -> str:
+    return (
+        f"Change of loss in nats; {one['num_samples']:,} samples of {one['dataset']}, {one['num_targets']:,} "
+        f"predictions, unchanged {one['loss']:.3f}. In brackets: less than two standard errors from 0."
+    )
+
+
+def _overview(results: dict[str, Any]) -> str:
+    head = [
+        "| model | most important module | change of loss | its share of tokens there | half of each step's modules "
+        "banned: most used | least used | random |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, one in results.items():
+        single = [r for r in one["rows"] if r["module"] is not None and r["loss_change"] is not None]
+        if not single:
+            continue
+        there = [r for r in single if r["step"] is not None]
+        top = max(there, key=lambda r: r["loss_change"])
+        half = {r["which"]: r["loss_change"] for r in one["rows"] if r["share"] == 0.5}
+        halves = [_cell(half.get(which), None) for which in ("top", "bottom", "random")]
+        share = "–" if top["tokens_share"] is None else f"{100 * top['tokens_share']:.1f} %"
+        head.append(f"| {name} | {top['name']}, step {top['step']} | {_cell(top['loss_change'], top['loss_error'])} "
+                    f"| {share} | {' | '.join(halves)} |")  # fmt: skip
+    return "\n".join(head)
+
+
+def _matrix(one: dict[str, Any]) -> str:
+    """A row for each module, a column for each step and one for all of them."""
+    single = [r for r in one["rows"] if r["module"] is not None]
+    steps: list[int | None] = sorted({r["step"] for r in single if r["step"] is not None})
+    steps += [None] * any(r["step"] is None for r in single)
+    cells = {(r["module"], r["step"]): r for r in single}
+    names = {r["module"]: _bare(r["name"]) for r in single}
+    head = " | ".join("every step" if step is None else f"step {step}" for step in steps)
+    lines = [f"| module | {head} |", "|---" * (len(steps) + 1) + "|"]
+    for module, name in sorted(names.items()):
+        row = [cells.get((module, step)) for step in steps]
+        said = [("–" if c is None else "refused" if c["problem"] else _cell(c["loss_change"], c["loss_error"]))
+                for c in row]  # fmt: skip
+        lines.append(f"| {name} | {' | '.join(said)} |")
+    return "\n".join(lines)
+
+
+def _bare(name: str) -> str:
+    """The name of a module without its layer, which is the column."""
+    return re.sub(r"^(L\d+|level \d+ |layer \d+ )", "", name).strip()
+
+
+def _cell(change: float | None, error: float | None) -> str:
+    if change is None:
+        return "–"
+    told = f"{change:+.3f}".replace("-", "−")
+    return f"({told})" if error is not None and abs(change) < 2 * error else told
+
+
+def write_page(results: dict[str, Any]) -> None:
+    """The tables between the two marks of ``docs/edits.md``."""
+    page = PAGE.read_text(encoding="utf-8")
+    first, rest = page.split(BEGIN)
+    last = rest.split(END)[1]
+    write_atomically(PAGE, f"{first}{BEGIN}\n\n{tables(results)}\n\n{END}{last}".encode())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--models", nargs="*")
+    parser.add_argument("--page", action="store_true")
+    options = parser.parse_args()
+    file = RESULTS / "importance.json"
+    results = json.loads(file.read_text())["results"] if file.is_file() else {}
+    names = options.models or sorted(f.name for f in SHIPPED_MODELS.iterdir() if f.is_dir())
+    for name in names if not options.page else ():
+        results[name] = measure(name, options.data)
+        ordered = {known: results[known] for known in sorted(results)}
+        report("importance", "python -m benchmarks.importance --data <folder>", ordered, quiet=True)
+    results = {known: results[known] for known in sorted(results)}
+    if PAGE.is_file():
+        write_page(results)
+    print(json.dumps({"benchmark": "importance", "models": len(results)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,283 @@
+"""The job ``reroute``: one edit over a data set, or a sweep of many.
+
+A sweep keeps each finished row, so that a killed one does at most one row again; its table grows as an artifact
+while it runs. One edit leaves a run beside the unchanged one, with the measured effect in it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel
+
+from engine.disk import write_atomically
+from engine.edits.request import RerouteRequest
+from engine.errors import UserError
+from engine.jobs import JobContext, Progress, write_artifact
+from engine.jobs_made import check_run_name, claim_run
+
+if TYPE_CHECKING:
+    from engine.edits.effect import Measurement
+    from engine.edits.sweep import Row
+    from engine.sources.sample import Sample
+    from engine.tracing import LoadedModel, TraceProgress
+
+SLICE_SECONDS = 0.6
+STATE = "state.json"
+BUNDLED_PREFIX = "bundled:"
+
+
+class RerouteJob:
+    """What the queue knows of this kind; ``start`` gives a ``Sweep`` or an ``EditedRun``."""
+
+    kind: ClassVar[str] = "reroute"
+    Request: ClassVar[type[BaseModel]] = RerouteRequest
+
+    @classmethod
+    def check(cls, request: RerouteRequest, context: JobContext) -> None:
+        """Refuse an unknown model, missing data, data of the other modality, a taken name, and no edit at all."""
+        from engine.datasets import BUNDLED
+
+        modality = context.model_config(request.model).get("config", {}).get("modality")
+        check_run_name(request.name, context)
+        if request.run is not None:
+            with context.open_run(request.run) as run:
+                if run.row["modality"] != modality:
+                    raise UserError(
+                        f"the run {request.run} holds {'images' if modality == 'text' else 'texts'}; the model "
+                        f"{request.model} takes {'texts' if modality == 'text' else 'images'}", field="run",
+                    )  # fmt: skip
+        elif not str(request.data).startswith(BUNDLED_PREFIX):
+            context.inbox_file(str(request.data), field="data")
+        elif BUNDLED.get(str(request.data)) != modality:
+            fitting = ", ".join(name for name, kind in BUNDLED.items() if modality in (kind, None))
+            raise UserError(f"{str(request.data)[:80]!r} is nothing for this model; there are {fitting}.", field="data")
+
+    @classmethod
+    def start(cls, request: RerouteRequest, folder: Path, context: JobContext) -> Sweep | EditedRun:
+        """Load the model and read the samples; edits that do not fit the model are refused here."""
+        loaded = context.load_model(request.model)
+        if request.sweep is None:
+            return EditedRun(request, folder, context, loaded.with_controls(request.controls))
+        if "ban" not in getattr(loaded.model.Controls, "EDITS", ()):
+            raise UserError(f"modules of a {loaded.model.family} model cannot be banned", field="sweep")
+        return Sweep(request, folder, context, loaded)
+
+    def advance(self) -> Progress:  # pragma: no cover - what ``start`` gives has its own
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+def samples_of(request: RerouteRequest, context: JobContext, modality: str) -> tuple[list[Sample], str, str]:
+    """The samples of a request, and the name and split of their data set.
+
+    Raises:
+        UserError: the run holds no texts or images to be run again, or the data cannot be read.
+    """
+    if request.run is not None:
+        return _samples_of_run(request.run, request.limit, context)
+    from engine.datasets import open_dataset
+
+    bundled = str(request.data).startswith(BUNDLED_PREFIX)
+    source = str(request.data) if bundled else context.inbox_file(str(request.data), field="data")
+    dataset = open_dataset(source, modality, limit=request.limit)  # type: ignore[arg-type]
+    return list(dataset), dataset.name, dataset.split
+
+
+def _samples_of_run(run_id: str, limit: int, context: JobContext) -> tuple[list[Sample], str, str]:
+    import io
+
+    from PIL import Image
+
+    from engine.sources.sample import Sample
+    from engine.store.effects import sample_inputs
+
+    with context.open_run(run_id) as run:
+        found = []
+        for kept in sample_inputs(run, limit):
+            image = None if kept["image"] is None else Image.open(io.BytesIO(kept["image"])).convert("RGB")
+            found.append(Sample(image=image, text=kept["text"], label=kept["label"], source=kept["source"]))
+        return found, run.row["dataset"], run.row["split"]
+
+
+class Sweep:
+    """Rows one after the other, each measured over all samples."""
+
+    def __init__(self, request: RerouteRequest, folder: Path, context: JobContext, loaded: LoadedModel) -> None:
+        from engine.edits.effect import Unchanged
+        from engine.edits.prepared import prepare
+
+        self.request, self.folder, self.loaded = request, folder, loaded
+        samples, self.data_name, _ = samples_of(request, context, loaded.modality)
+        self.data = prepare(loaded, samples)
+        self.unchanged = Unchanged(loaded, self.data)
+        state = folder / STATE
+        self.done: list[dict[str, Any]] = json.loads(state.read_bytes())["rows"] if state.is_file() else []
+        self.work: Measurement | None = None
+        self.rows: list[Row] | None = None
+        """None until the unchanged pass has said which modules are used most (``shares`` alone needs it)"""
+        if request.sweep == "modules":
+            from engine.edits.sweep import module_rows
+
+            self.rows = module_rows(loaded.model.module_table(), loaded.checkpoint.config.num_steps)
+
+    def advance(self) -> Progress:
+        """Some batches of the row at hand."""
+        ends = time.monotonic() + SLICE_SECONDS
+        if self.rows is None:
+            self.rows = self._share_rows()
+        while len(self.done) < len(self.rows) and time.monotonic() < ends:
+            self._batch(self.rows[len(self.done)])
+        return self._progress()
+
+    def _share_rows(self) -> list[Row]:
+        from engine.edits.sweep import choices_of, share_rows, usage_of
+
+        model, config = self.loaded.model, self.loaded.checkpoint.config
+        usage = usage_of(self.data, self.unchanged, config.num_steps, config.num_modules)
+        choices = choices_of(model.module_table(), config.num_steps)
+        return share_rows(usage, self.request.shares, choices, model.must_leave, self.request.seed)
+
+    def _batch(self, row: Row) -> None:
+        from engine.edits.effect import Measurement
+        from engine.edits.sweep import result_row
+
+        try:
+            if self.work is None:
+                controls = self.loaded.with_controls({"edits": list(row.edits)}).controls
+                assert controls is not None
+                self.work = Measurement(self.loaded, self.data, controls, self.unchanged)
+            self.work.advance()
+            if not self.work.finished:
+                return
+            found = result_row(row, self.work.answer())
+        except UserError as error:  # this one cannot be banned: the sweep says so and goes on
+            found = result_row(row, None, str(error))
+        self.work = None
+        self.done.append(found)
+        self._keep()
+
+    def _keep(self) -> None:
+        from engine.edits.sweep import as_csv
+
+        document = {"sweep": self.request.sweep, "model": self.loaded.name, "data": self.data_name,
+                    "num_samples": self.data.num_samples, "num_targets": self.data.num_targets,
+                    "rows_in_all": len(self.rows or ()), "rows": self.done}  # fmt: skip
+        write_artifact(self.folder, "importance.json", json.dumps(document, allow_nan=False).encode())
+        write_artifact(self.folder, "importance.csv", as_csv(self.done))
+        write_atomically(self.folder / STATE, json.dumps({"rows": self.done}, allow_nan=False).encode())
+
+    def _progress(self) -> Progress:
+        total, done = len(self.rows or ()), len(self.done)
+        finished = done == total
+        last = self.done[-1] if self.done else None
+        message = "looking at the unchanged model"
+        if last is not None:
+            change = last["loss_change"]
+            told = last["problem"] or ("no loss is known" if change is None else f"loss {change:+.3f} nats")
+            where = "" if last["step"] is None else f" at step {last['step']}"
+            message = f"{last['name']}{where} banned: {told}"
+        result: dict[str, Any] = {}
+        if finished:
+            worst = sorted((r for r in self.done if r["loss_change"] is not None), key=lambda r: -r["loss_change"])
+            kept = ("step", "module", "name", "share", "which", "loss_change", "kl", "paths_changed_after")
+            result = {"rows": total, "most_important": [{name: r[name] for name in kept} for r in worst[:10]]}
+        return Progress(done, total, "edits", message, finished=finished, result=result)
+
+    def close(self) -> None:
+        """Lets go of the samples."""
+        self.work = None
+
+
+class EditedRun:
+    """The effect first, then the unchanged run (where there is none yet) and the edited one, which carries it."""
+
+    def __init__(self, request: RerouteRequest, folder: Path, context: JobContext, changed: LoadedModel) -> None:
+        from engine.edits.effect import Measurement
+        from engine.edits.prepared import prepare
+
+        self.request, self.folder, self.context, self.changed = request, folder, context, changed
+        self.samples, self.data_name, self.split = samples_of(request, context, changed.modality)
+        assert changed.controls is not None
+        state = folder / STATE
+        self.effect: dict[str, Any] | None = json.loads(state.read_bytes()) if state.is_file() else None
+        self.work = None
+        if self.effect is None:
+            self.work = Measurement(changed, prepare(changed, self.samples), changed.controls)
+        self.parts: Generator[TraceProgress, None, Path] | None = None
+        self.runs: dict[str, str] = {} if request.run is None else {"before": request.run}
+        self.traced = 0
+
+    def advance(self) -> Progress:
+        """Some batches: of the effect, then of the runs."""
+        ends = time.monotonic() + SLICE_SECONDS
+        while time.monotonic() < ends:
+            if self.effect is None:
+                self._measure()
+            elif "before" not in self.runs:
+                self._trace("before")
+            elif "after" not in self.runs:
+                self._trace("after")
+            else:
+                return self._finished()
+        what = "measuring the effect" if self.effect is None else "tracing the runs"
+        return Progress(self.traced, self._total, "samples", what)
+
+    @property
+    def _total(self) -> int:
+        return len(self.samples) * (2 if self.request.run is None else 1)
+
+    def _measure(self) -> None:
+        assert self.work is not None
+        self.work.advance()
+        if self.work.finished:
+            self.effect, self.work = self.work.answer(), None
+            write_artifact(self.folder, "effect.json", json.dumps(self.effect, allow_nan=False).encode())
+            write_atomically(self.folder / STATE, json.dumps(self.effect, allow_nan=False).encode())
+
+    def _trace(self, which: str) -> None:
+        """A batch of one of the two runs; the last one seals it."""
+        from engine.tracing import new_run_id, trace_parts
+
+        loaded = self.changed if which == "after" else replace(self.changed, controls=None)
+        place = self.folder / which
+        place.mkdir(exist_ok=True)
+        wanted = self.request.name if which == "after" else None
+        name, is_there = claim_run(
+            place, self.context, wanted, lambda: new_run_id(loaded.name, f"{which} {self.data_name}")
+        )
+        if not is_there:
+            if self.parts is None:
+                self.parts = trace_parts(
+                    loaded, self.samples, self.context.runs_dir, run_id=name, dataset=self.data_name, split=self.split,
+                    total=len(self.samples), twin=False, findings={"effect": self.effect} if which == "after" else None,
+                )  # fmt: skip
+                self.before_part = self.traced
+            try:
+                self.traced = self.before_part + next(self.parts).samples
+                return
+            except StopIteration:
+                self.parts = None
+        self.runs[which] = name
+
+    def _finished(self) -> Progress:
+        assert self.effect is not None
+        kept = ("loss", "accuracy", "perplexity", "kl", "paths_changed_after", "flow_difference")
+        result = {"run": self.runs["after"], "runs": [self.runs["before"], self.runs["after"]]}
+        return Progress(
+            self._total, self._total, "samples", "; ".join(self.effect["edits"]), finished=True,
+            result=result | {"effect": {name: self.effect[name] for name in kept}},
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Lets go of a run that is not sealed; it disappears."""
+        if self.parts is not None:
+            self.parts.close()
+            self.parts = None

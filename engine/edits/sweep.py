@@ -1,0 +1,141 @@
+"""The rows of a sweep: what is changed in each, and what came of it.
+
+A sweep over modules bans each in turn, at every step by itself and at all of them; a sweep over shares bans the most
+used share of each step's modules, and beside it as many of the least used and as many drawn at random.
+
+Shapes: S steps, M modules.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Int
+
+from engine.edits.prepared import PreparedSet
+from engine.errors import UserError
+from engine.trace import ModuleInfo
+
+Which = Literal["top", "bottom", "random"]
+WHICH: tuple[Which, ...] = ("top", "bottom", "random")
+FLAT = ("kl", "top1_changed", "top5_changed", "paths_changed", "paths_changed_after", "path_distance",
+        "flow_difference")  # fmt: skip
+PAIRS = ("loss", "accuracy", "perplexity")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One edit of a sweep."""
+
+    step: int | None
+    """None: at every step"""
+    module: int | None
+    """None: several"""
+    name: str
+    kind: str
+    edits: tuple[dict[str, Any], ...]
+    share: float | None = None
+    which: Which | None = None
+    banned: int = 1
+    """modules, over all steps"""
+
+
+def module_rows(modules: Sequence[ModuleInfo], num_steps: int) -> list[Row]:
+    """Each module banned in turn.
+
+    One that any step may choose is banned at every step by itself, then at all of them; one that belongs to a step,
+    there. Identities that only say that a module was left out (they belong to a step) are not modules to be banned.
+    """
+    rows = []
+    for module in modules:
+        if module.step is not None and module.kind == "identity":
+            continue
+        for step in (*range(num_steps), None) if module.step is None else (module.step,):
+            ban = {"edit": "ban", "modules": [module.module]} | ({} if step is None else {"step": step})
+            rows.append(Row(step, module.module, module.name, module.kind, (ban,)))
+    return rows
+
+
+def share_rows(
+    usage: Int[np.ndarray, "S M"],
+    shares: Sequence[float],
+    choices: Sequence[Sequence[int]],
+    must_leave: int,
+    seed: int = 0,
+) -> list[Row]:
+    """For each share r the ⌈r·M⌉ most used modules of each step banned, as many of the least used, and as many drawn.
+
+    ``choices`` are the modules of each step; at least ``must_leave`` of them are always left.
+
+    Raises:
+        UserError: a share that is not between 0 and 1.
+    """
+    rng, rows = np.random.default_rng(seed), []
+    for share in shares:
+        if not 0 < share < 1:
+            raise UserError(f"a share of {share:g} of the modules; give shares between 0 and 1", field="shares")
+        for which in WHICH:
+            edits, total = [], 0
+            for step, modules in enumerate(choices):
+                there = np.array(modules)
+                order = np.argsort(-usage[step, there], kind="stable")
+                order = {"top": order, "bottom": order[::-1], "random": rng.permutation(len(there))}[which]
+                count = min(math.ceil(share * len(there) - 1e-9), len(there) - must_leave)
+                if count > 0:
+                    edits.append({"edit": "ban", "modules": sorted(there[order[:count]].tolist()), "step": step})
+                    total += count
+            if not edits:
+                raise UserError(
+                    f"no module can be banned: a step has {min(map(len, choices))}, and {must_leave} must be left",
+                    field="shares",
+                )
+            words = {"top": "most used", "bottom": "least used", "random": "drawn at random"}[which]
+            rows.append(Row(None, None, f"{100 * share:g} % {words}", "share", tuple(edits), share, which, total))
+    return rows
+
+
+def choices_of(modules: Sequence[ModuleInfo], num_steps: int) -> list[list[int]]:
+    """The modules of each step that a sweep may ban."""
+    return [
+        [m.module for m in modules if m.step is None or (m.step == step and m.kind != "identity")]
+        for step in range(num_steps)
+    ]
+
+
+def usage_of(data: PreparedSet, unchanged: Any, num_steps: int, num_modules: int) -> Int[np.ndarray, "S M"]:
+    """How many tokens chose each module at each step, unchanged."""
+    counts = np.zeros((num_steps, num_modules), dtype=np.int64)
+    for place, batch in enumerate(data):
+        ids = unchanged[place].module_ids.flatten(0, 1)
+        ids = (ids if batch.valid is None else ids[batch.valid.flatten()]).numpy().astype(np.int64)
+        for step in range(num_steps):
+            counts[step] += np.bincount(ids[:, step].ravel(), minlength=num_modules)
+    return counts
+
+
+def result_row(row: Row, effect: dict[str, Any] | None, problem: str | None = None) -> dict[str, Any]:
+    """A row as JSON keeps it: what was changed and what came of it, or the sentence that refused it."""
+    found: dict[str, Any] = {name: value for name, value in asdict(row).items() if name != "edits"}
+    effect = effect or {}
+    for name in PAIRS:
+        pair = effect.get(name) or {}
+        found |= {f"{name}_{when}": pair.get(when) for when in ("before", "after", "change")}
+    found["loss_error"] = (effect.get("loss") or {}).get("error")
+    return found | {name: effect.get(name) for name in FLAT} | {"problem": problem}
+
+
+def as_csv(rows: Sequence[dict[str, Any]]) -> bytes:
+    """The rows as a table; empty where there is no number."""
+    if not rows:
+        return b""
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(rows[0]))
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue().encode()

@@ -1,0 +1,174 @@
+"""Two runs of one model over the same samples, side by side: what moved, and what the samples are.
+
+Shapes: n tokens, S steps, K slots.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.analysis.effects import RouteChange, step_distance
+from engine.errors import UserError
+from engine.store.filters import Query
+from engine.store.flows import columns_sql, read_chunks, ribbons_of
+
+if TYPE_CHECKING:
+    from engine.store.run import Run
+
+MOST_TOKENS = 2_000_000
+MOST_LINKS = 2000
+
+
+def sample_inputs(run: Run, limit: int) -> Iterator[dict[str, Any]]:
+    """label, source, and text or image (PNG) of the first samples, as the run keeps them.
+
+    Raises:
+        UserError: the run keeps neither.
+    """
+    query = Query("SELECT sample, label, source, text, image IS NOT NULL FROM sample ORDER BY sample LIMIT ?", (limit,))
+    for sample, label, source, text, has_image in run.rows(query):
+        if text is None and not has_image:
+            what = "text" if run.row["modality"] == "text" else "image"
+            raise UserError(f"sample {sample} of run {run.run_id!r} holds no {what} to be run again", field="run")
+        yield {"label": label, "source": source, "text": text, "image": run.image(sample) if text is None else None}
+
+
+def compare_runs(after: Run, before: Run, *, sample: int | None = None, limit: int = 200) -> dict[str, Any]:
+    """What ``after`` changed of ``before``: routes, loss, accuracy or perplexity, links that gained or lost most.
+
+    Both must be of one model. With ``sample`` the only sample of ``after`` stands beside that one of ``before``, token
+    by token; else samples are compared in order, as many as ``after`` has. ``outputs`` is what was measured while
+    ``after`` was made (KL, top 5), None where nothing was.
+
+    Raises:
+        UserError: runs of two models, of other samples, or of more tokens than can be compared at once.
+    """
+    _check_same(after, before)
+    pairs = _pairs(after, before, sample)
+    config = json.loads(after.row["config"])
+    change = RouteChange(after.layout.num_modules, _first_step(config))
+    first_row, num_tokens = pairs[0][3], sum(pair[2] for pair in pairs)
+    for start in range(0, num_tokens, 65_536):
+        size = min(65_536, num_tokens - start)
+        change.add(_ribbons(before, first_row + start, size), _ribbons(after, start, size))
+    measured = dict(after.rows(Query("SELECT name, answer FROM finding WHERE name = 'effect'")))
+    answer = {
+        "run": after.run_id, "of": before.run_id, "sample": sample, "num_samples": len(pairs), **change.answer(),
+        "controls": config.get("controls"), **_losses(after, before, pairs),
+        "links": change.links(limit), "outputs": json.loads(measured["effect"]) if measured else None,
+        "tokens": None,
+    }  # fmt: skip
+    return answer if sample is None else answer | {"tokens": _tokens(after, before, sample)}
+
+
+def _check_same(after: Run, before: Run) -> None:
+    for name in ("model", "modality", "num_steps", "num_modules"):
+        if after.row[name] != before.row[name]:
+            raise UserError(
+                f"{name} of {after.run_id} is {after.row[name]}, of {before.run_id} {before.row[name]}: an effect is "
+                "that of one model on the same inputs", field="of",
+            )  # fmt: skip
+
+
+def _pairs(after: Run, before: Run, sample: int | None) -> list[tuple[int, int, int, int]]:
+    """(sample after, sample before, tokens, first row before) of what is compared."""
+    sizes = Query("SELECT num_tokens, first_row FROM sample ORDER BY sample")
+    mine, theirs = after.rows(sizes), before.rows(sizes)
+    if sample is not None:
+        if len(mine) != 1:
+            raise UserError(
+                f"run {after.run_id!r} has {len(mine)} samples; one sample of {before.run_id!r} can stand beside a run "
+                "of one sample", field="sample",
+            )  # fmt: skip
+        if not 0 <= sample < len(theirs):
+            raise before.no_sample(sample)
+        theirs = [theirs[sample]]
+    if len(mine) > len(theirs):
+        raise UserError(
+            f"run {after.run_id!r} has {len(mine)} samples, {before.run_id!r} only {len(theirs)}: they are not of the "
+            "same inputs", field="of",
+        )  # fmt: skip
+    first = sample or 0
+    for place, ((n, _), (m, _)) in enumerate(zip(mine, theirs, strict=False)):
+        if n != m:
+            raise UserError(
+                f"sample {place} of {after.run_id!r} has {n} tokens, sample {place + first} of {before.run_id!r} has "
+                f"{m}: they are not of the same inputs", field="of" if sample is None else "sample",
+            )  # fmt: skip
+    if (total := sum(n for n, _ in mine)) > MOST_TOKENS:
+        raise UserError(f"{total:,} tokens; up to {MOST_TOKENS:,} are compared at once", field="run")
+    return [(i, first + i, n, start) for i, ((n, _), (_, start)) in enumerate(zip(mine, theirs, strict=False))]
+
+
+def _first_step(config: dict[str, Any]) -> int:
+    """The first step that an edit of this run changed by itself."""
+    edits = (config.get("controls") or {}).get("edits") or []
+    return min((edit.get("step") or 0 for edit in edits if edit.get("edit") != "freeze"), default=0)
+
+
+def _ribbons(run: Run, first_row: int, size: int) -> np.ndarray:
+    """Ids (n, S, K) of ``size`` tokens from a row of ``token`` on."""
+    sql = f"SELECT {columns_sql(run.layout)} FROM token WHERE rowid BETWEEN ? AND ? ORDER BY rowid"
+    with run.cursor() as cursor:
+        parts = [
+            ribbons_of(run.layout, columns)[0]
+            for columns in read_chunks(cursor, sql, run.layout, (first_row, first_row + size - 1))
+        ]
+    return np.concatenate(parts)
+
+
+def _losses(after: Run, before: Run, pairs: list[tuple[int, int, int, int]]) -> dict[str, Any]:
+    """Mean loss of both, and accuracy (images) or perplexity (texts)."""
+    text = after.row["modality"] == "text"
+    found: dict[str, Any] = {"loss": None, "accuracy": None, "perplexity": None}
+    if text and "loss" in after.token_columns and "loss" in before.token_columns:
+        size, start = sum(pair[2] for pair in pairs), pairs[0][3]
+        means = [_token_loss(run, first, size) for run, first in ((before, start), (after, 0))]
+        if None not in means:
+            found["loss"] = _pair(*means)
+            found["perplexity"] = _pair(*(math.exp(min(80.0, mean)) for mean in means))
+        return found
+    query = Query("SELECT label, prediction, loss FROM sample WHERE sample BETWEEN ? AND ? ORDER BY sample")
+    rows = [
+        run.rows(Query(query.sql, (pairs[0][side], pairs[-1][side]))) for run, side in ((before, 1), (after, 0))
+    ]
+    known = [both for both in zip(*rows, strict=True) if both[0][2] is not None and both[1][2] is not None]
+    if known:
+        sides = list(zip(*known, strict=True))
+        found["loss"] = _pair(*(float(np.mean([row[2] for row in side])) for side in sides))
+        if not text:
+            found["accuracy"] = _pair(*(float(np.mean([row[0] == row[1] for row in side])) for side in sides))
+    return found
+
+
+def _token_loss(run: Run, first_row: int, size: int) -> float | None:
+    query = Query(
+        "SELECT avg(loss) FROM token WHERE rowid BETWEEN ? AND ? AND loss IS NOT NULL AND NOT isnan(loss)",
+        (first_row, first_row + size - 1),
+    )
+    ((mean,),) = run.rows(query)
+    return mean
+
+
+def _pair(before: float, after: float) -> dict[str, float]:
+    return {"before": before, "after": after, "change": after - before}
+
+
+def _tokens(after: Run, before: Run, sample: int) -> list[dict[str, Any]]:
+    """Both ribbons of each token, and the steps at which they differ."""
+    mine, theirs = after.sample(0), before.sample(sample)
+    rows = []
+    for one, other in zip(mine["tokens"], theirs["tokens"], strict=True):
+        moved_S = step_distance(np.array([other["ribbon"]]), np.array([one["ribbon"]]))[0] > 0
+        losses = (other["loss"], one["loss"])
+        rows.append({
+            "token": one["token"], "before": other["ribbon"], "after": one["ribbon"],
+            "moved": np.nonzero(moved_S)[0].tolist(),
+            "loss": None if None in losses else _pair(*losses),
+        })  # fmt: skip
+    return rows

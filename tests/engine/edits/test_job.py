@@ -1,0 +1,216 @@
+"""The job ``reroute``: sweeps that go on where they were killed, an edited run beside the unchanged one."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.edits.job import RerouteJob
+from engine.edits.sweep import choices_of, module_rows, share_rows
+from engine.errors import UserError
+from engine.jobs import JobContext, find_kind, read_request
+from engine.store import Run
+from engine.trace import ModuleInfo
+from engine.tracing import load_model
+from tests.checkpoints import WORDS, save_tiny
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("edits")
+    save_tiny(folder / "models" / "tiny", "text")
+    save_tiny(folder / "models" / "seeing", "vision")
+    (folder / "inbox").mkdir()
+    for place in range(3):
+        (folder / "inbox" / f"{place}.txt").write_text(WORDS[place * 5 :])
+    (folder / "inbox" / "words.jsonl").write_text(
+        "\n".join(json.dumps({"text": WORDS[place * 5 :], "label": "abc"[place]}) for place in range(3))
+    )
+    (folder / "runs").mkdir()
+    return folder
+
+
+def context_of(home: Path) -> JobContext:
+    return JobContext(home, (home / "models",), lambda name: load_model(name, [home / "models"], device="cpu"))
+
+
+def request_of(**values):
+    return read_request(RerouteJob, {"model": "tiny", "data": "words.jsonl"} | values)
+
+
+def run_to_the_end(home: Path, folder: Path, request, most: int = 400):
+    folder.mkdir(exist_ok=True)
+    job = RerouteJob.start(request, folder, context_of(home))
+    for _ in range(most):
+        if (progress := job.advance()).finished:
+            job.close()
+            return progress
+    raise AssertionError("never finished")
+
+
+def test_a_sweep_over_modules_and_its_table(home, tmp_path):
+    progress = run_to_the_end(home, tmp_path / "job", request_of(sweep="modules"))
+    table = json.loads((tmp_path / "job" / "artifacts" / "importance.json").read_text())
+    rows = table["rows"]
+    # Six modules, each at three steps and at all of them.
+    assert (progress.done, progress.total, len(rows)) == (24, 24, 24)
+    assert {(r["module"], r["step"]) for r in rows} == {(m, s) for m in range(6) for s in (0, 1, 2, None)}
+    assert all(r["problem"] is None and r["loss_change"] is not None for r in rows)
+    assert any(r["loss_change"] != 0 for r in rows)
+    best = max(rows, key=lambda r: r["loss_change"])
+    assert progress.result["most_important"][0]["module"] == best["module"]
+    with open(tmp_path / "job" / "artifacts" / "importance.csv", newline="") as file:
+        listed = list(csv.DictReader(file))
+    assert [float(r["loss_change"]) for r in listed] == [r["loss_change"] for r in rows]
+
+
+def test_a_killed_sweep_does_at_most_one_row_again(home, tmp_path, monkeypatch):
+    from engine.edits import effect, job
+
+    measured = []
+    answer = effect.Measurement.answer
+    monkeypatch.setattr(effect.Measurement, "answer", lambda self: measured.append(self._edits) or answer(self))
+    monkeypatch.setattr(job, "SLICE_SECONDS", 60.0)
+    whole = run_to_the_end(home, tmp_path / "whole", request_of(sweep="modules"))
+    assert len(measured) == 24
+    measured.clear()
+
+    kept = effect.Measurement.advance
+    count = [0]
+
+    def dies(self):
+        count[0] += 1
+        if count[0] in (5, 9, 20):
+            raise KeyboardInterrupt  # as good as a kill: nothing of this slice is tidied up
+        kept(self)
+
+    monkeypatch.setattr(effect.Measurement, "advance", dies)
+    folder = tmp_path / "killed"
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            run_to_the_end(home, folder, request_of(sweep="modules"))
+    again = run_to_the_end(home, folder, request_of(sweep="modules"))
+    assert again.result == whole.result
+    both = [json.loads((tmp_path / name / "artifacts" / "importance.json").read_text()) for name in ("whole", "killed")]
+    assert both[0] == both[1]
+    assert len(measured) == 24, "a finished row was done again"
+
+
+def test_shares_of_the_most_used_the_least_used_and_random_ones(home, tmp_path):
+    import numpy as np
+
+    usage = np.array([[5, 9, 1, 0], [0, 2, 3, 8]])
+    rows = share_rows(usage, (0.3, 0.9), [range(4), range(4)], must_leave=2, seed=0)
+    banned = {(r.share, r.which): [e["modules"] for e in r.edits] for r in rows}
+    assert banned[0.3, "top"] == [[0, 1], [2, 3]]  # ⌈0.3 · 4⌉ = 2
+    assert banned[0.3, "bottom"] == [[2, 3], [0, 1]]
+    assert banned[0.9, "top"] == banned[0.3, "top"]  # two must be left
+    assert all(len(m) == 2 for m in banned[0.9, "random"])
+    assert [r.banned for r in rows] == [4] * 6
+    with pytest.raises(UserError, match="no module can be banned: a step has 2, and 2 must be left"):
+        share_rows(usage, (0.5,), [range(2), range(2)], must_leave=2)
+    progress = run_to_the_end(home, tmp_path / "job", request_of(sweep="shares", shares=[0.25, 0.5]))
+    table = json.loads((tmp_path / "job" / "artifacts" / "importance.json").read_text())
+    assert progress.total == len(table["rows"]) == 6
+    assert [r["banned"] for r in table["rows"]] == [6] * 3 + [9] * 3
+
+
+def test_modules_of_a_step_are_banned_there_only():
+    modules = [ModuleInfo(0, 0, "a", "expert", 1, 1), ModuleInfo(0, 1, "a off", "identity", 0, 0),
+               ModuleInfo(1, 0, "b", "expert", 1, 1)]  # fmt: skip
+    assert [(r.step, r.module, r.name) for r in module_rows(modules, 2)] == [(0, 0, "a"), (1, 0, "b")]
+    assert choices_of(modules, 2) == [[0], [0]]
+    anywhere = [ModuleInfo(None, 0, "skip", "identity", 0, 0)]
+    assert [r.step for r in module_rows(anywhere, 2)] == [0, 1, None]
+
+
+def test_one_edit_leaves_two_runs_and_the_effect_between_them(home, tmp_path):
+    edits = [{"edit": "ban", "modules": [0, 1], "step": 1}]
+    request = request_of(controls={"edits": edits}, name="edited")
+    progress = run_to_the_end(home, tmp_path / "job", request)
+    before, after = progress.result["runs"]
+    assert after == progress.result["run"] == "edited"
+    with Run.open(home / "runs" / f"{before}.duckdb") as old, Run.open(home / "runs" / "edited.duckdb") as new:
+        found = new.effect(old)
+        outputs = found["outputs"]
+        assert new.info()["config"]["controls"]["edits"][0]["modules"] == [0, 1]
+    # Two ways to the same numbers: the pass without files, and the sealed runs.
+    for name in ("paths_changed", "paths_changed_after", "path_distance", "flow_difference", "num_tokens"):
+        assert found[name] == pytest.approx(outputs[name])
+    assert found["loss"]["change"] == pytest.approx(outputs["loss"]["change"], abs=1e-5)
+    assert found["perplexity"]["after"] == pytest.approx(outputs["perplexity"]["after"], rel=1e-5)
+    assert found["after_step"] == 1
+    assert found["outputs"]["kl"] > 0
+    assert found["loss"]["change"] != 0
+
+    # The same from the texts that the run keeps: nothing is traced twice.
+    again = run_to_the_end(home, tmp_path / "again", read_request(
+        RerouteJob, {"model": "tiny", "run": before, "controls": {"edits": edits}, "limit": 3}))  # fmt: skip
+    assert again.result["runs"][0] == before
+    assert again.result["effect"]["loss"]["change"] == pytest.approx(outputs["loss"]["change"], abs=1e-5)
+
+
+def test_one_sample_beside_the_same_in_a_larger_run(home, tmp_path):
+    from engine.datasets import Sample
+    from engine.tracing import trace_samples
+
+    loaded = context_of(home).load_model("tiny")
+    texts = [Sample(image=None, text=text, label=None, source="t") for text in ("other words", WORDS)]
+    before = trace_samples(loaded, texts, tmp_path, run_id="before", twin=False)
+    changed = loaded.with_controls({"edits": [{"edit": "force", "module": 1, "step": 0, "tokens": [0]}]})
+    after = trace_samples(changed, texts[1:], tmp_path, run_id="after", twin=False)
+    with Run.open(before) as old, Run.open(after) as new:
+        found = new.effect(old, sample=1)
+        ribbons = [[t["ribbon"] for t in run.sample(n)["tokens"]] for run, n in ((old, 1), (new, 0))]
+        moved = [[s for s in range(3) if set(a[s]) != set(b[s])] for a, b in zip(*ribbons, strict=True)]
+        assert [row["moved"] for row in found["tokens"]] == moved
+        assert found["paths_changed"] == pytest.approx(sum(map(bool, moved)) / len(moved))
+        assert found["outputs"] is None
+        with pytest.raises(UserError, match="has 1 samples, 'after'|sample 0 of 'after' has"):
+            new.effect(old, sample=0)
+        with pytest.raises(UserError, match="has samples 0 to 1, not 2"):
+            new.effect(old, sample=2)
+        with pytest.raises(UserError, match="has 2 samples, 'after' only 1"):
+            old.effect(new)
+
+
+REFUSED = {
+    "give data or run": {"run": "x", "controls": {"alpha": 1}},
+    "give controls .one edit. or sweep": {},
+    "controls is empty": {"controls": {}},
+    "each lies between 0 and 1": {"sweep": "shares", "shares": [1.5]},
+    "less than or equal to 4096": {"sweep": "modules", "limit": 10**9},
+    "a sweep makes no run": {"sweep": "modules", "name": "x"},
+    "has no `sweeps`": {"sweeps": "modules"},
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_requests_are_refused_before_anything_is_loaded(sentence: str):
+    with pytest.raises(UserError, match=sentence):
+        request_of(**REFUSED[sentence])
+
+
+def test_what_only_the_data_folder_knows_is_refused_when_the_job_is_submitted(home):
+    for sentence, values in {
+        "There is no model 'tiy'; did you mean 'tiny'": {"model": "tiy", "sweep": "modules"},
+        "is nothing for this model": {"data": "bundled:scenes", "sweep": "modules"},
+        "There is no 'words.json'": {"data": "words.json", "sweep": "modules"},
+        "There is no run": {"data": None, "run": "gone", "sweep": "modules"},
+    }.items():
+        with pytest.raises(UserError, match=sentence):
+            RerouteJob.check(request_of(**values), context_of(home))
+    request = request_of(controls={"edits": [{"edit": "ban", "modules": [0, 1, 2, 3, 4]}]})
+    with pytest.raises(UserError, match="top-k needs 2"):
+        RerouteJob.start(request, home, context_of(home))
+
+
+def test_the_queue_finds_the_kind_without_torch():
+    assert find_kind("reroute") is RerouteJob
+    code = "import sys, engine.edits.job; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
