@@ -643,6 +643,84 @@ class ModelDetails(ModelRow):
     )
 
 
+class Change(Shape):
+    """One number before and after."""
+
+    before: float
+    after: float
+    change: float
+
+
+class Likely(Shape):
+    """A class of an image, or a token that could follow a text."""
+
+    name: str
+    probability: Share
+
+
+class Outputs(Shape):
+    """What the model says differently, measured on the same inputs while the edited run was made."""
+
+    num_samples: int
+    num_outputs: int = Field(description="Images, or tokens of texts")
+    num_targets: int = Field(description="Those whose right answer is known")
+    edits: list[str] = Field(description="The edits in words")
+    kl: float = Field(description="KL(unchanged ‖ edited) of the output distribution, nats, mean over outputs")
+    top1_changed: Share
+    top5_changed: float = Field(description="Share of the five likeliest answers that are others now, mean")
+    loss: Change | None = Field(description="nats; null where no right answer is known")
+    accuracy: Change | None
+    perplexity: Change | None = Field(description="Texts only")
+    top5: dict[str, list[Likely]] | None = Field(
+        None, description="Of one sample: the five likeliest `before` and `after`"
+    )
+
+
+class MovedLink(Shape):
+    """A link of the flow that gained or lost tokens."""
+
+    step: int
+    source: int
+    target: int
+    before: Share
+    after: Share
+    change: float
+
+
+class MovedToken(Shape):
+    """One token before and after."""
+
+    token: int
+    before: Ribbon
+    after: Ribbon
+    moved: list[int] = Field(description="Steps at which it visits other modules")
+    loss: Change | None
+
+
+class Effect(Shape):
+    """What an edited run changed of the unchanged one, on the same inputs."""
+
+    run: str
+    of: str = Field(description="The unchanged run")
+    sample: int | None = Field(description="Its sample, where one sample is compared")
+    num_samples: int
+    num_tokens: Count
+    controls: dict[str, Any] | None = Field(description="What was changed, as POST /traces takes it")
+    after_step: int = Field(description="The first edited step")
+    paths_changed: Share = Field(description="Share of tokens that visit other modules at any step")
+    paths_changed_after: Share = Field(description="… at a step behind the first edited one")
+    path_distance: float = Field(description="Mean over tokens of Σ over steps of 1 − |S ∩ S′| / K")
+    flow_difference: float | None = Field(
+        description="½ Σ |f′ − f| / T, mean over pairs of steps: 0 the same flow, 1 none in common; null for one step"
+    )
+    loss: Change | None
+    accuracy: Change | None = Field(description="Images")
+    perplexity: Change | None = Field(description="Texts")
+    links: list[MovedLink] = Field(description="Links that gained or lost most, largest change first")
+    tokens: list[MovedToken] | None = Field(description="Every token, where one sample is compared")
+    outputs: Outputs | None = Field(description="Null where the run was made without measuring")
+
+
 class Traced(Shape):
     """The new run of one sample."""
 
@@ -651,6 +729,7 @@ class Traced(Shape):
     model: str
     modality: str
     seconds: float = Field(description="Time that the worker took, loading the model included when it was cold")
+    effect: Outputs | None = Field(None, description="What `controls` changed; null without controls")
 
 
 class Health(Shape):

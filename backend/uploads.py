@@ -25,7 +25,8 @@ FIELDS = ("model", "image", "text", "controls")
 OVERHEAD_BYTES = 16_384
 """boundaries, part headers and the model's name beside the payload"""
 MAX_NAME_BYTES = 256
-MAX_CONTROLS_BYTES = 4096
+MAX_CONTROLS_BYTES = 65_536
+"""room for the route of another sample of some hundred tokens"""
 DRAIN_SECONDS = 5.0
 
 

@@ -156,9 +156,11 @@ class Worker:
         self._check(model, name, sample)
         when = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         run_id = f"try-{name[:36]}-{when}-{secrets.token_hex(2)}"
-        path = _trace(model, sample, self.settings.runs_dir, run_id)
+        effect = _effect(model, sample) if controls else None
+        path = _trace(model, sample, self.settings.runs_dir, run_id, effect)
         return {
             "run": path.stem,
+            "effect": effect,
             "sample": 0,
             "model": name,
             "modality": model.modality,
@@ -201,12 +203,25 @@ class Worker:
             log.exception("model %s could not be warmed", name)
 
 
-def _trace(model: LoadedModel, sample: Sample, runs_dir: Path, run_id: str) -> Path:
+def _trace(
+    model: LoadedModel, sample: Sample, runs_dir: Path, run_id: str, effect: dict[str, Any] | None = None
+) -> Path:
     from engine.tracing import trace_samples
 
+    findings = None if effect is None else {"effect": effect}
     return trace_samples(
-        model, [sample], runs_dir, run_id=run_id, dataset="upload", split="try", batch_size=1, twin=False
-    )
+        model, [sample], runs_dir, run_id=run_id, dataset="upload", split="try", batch_size=1, twin=False,
+        findings=findings,
+    )  # fmt: skip
+
+
+def _effect(model: LoadedModel, sample: Sample) -> dict[str, Any]:
+    """What the model's controls change of this sample, beside the unchanged pass."""
+    from engine.edits.effect import measure_effect
+    from engine.edits.prepared import prepare
+
+    assert model.controls is not None
+    return measure_effect(model, prepare(model, [sample]), model.controls)
 
 
 def _warm_sample(modality: str) -> Sample:
@@ -315,9 +330,9 @@ async def _traces(worker: Worker, request: Request) -> Response:
     from engine.sources.sample import Sample
 
     name = request.query_params["model"]
-    controls = json.loads(request.query_params.get("controls", "{}"))
     source = request.query_params.get("source", "upload")
-    data = await request.body()
+    body, size = await request.body(), int(request.query_params.get("controls_bytes", "0"))
+    controls, data = json.loads(body[:size] or b"{}"), body[size:]
     if request.query_params["kind"] == "text":
         sample = Sample(image=None, text=checked_text(data), label=None, source=source)
     else:

@@ -43,8 +43,9 @@ class WorkerClient:
             query, content = {"kind": "text"}, form.text.encode()
         else:
             query, content = {"kind": "image"}, form.image or b""
-        query |= {"model": form.model, "source": form.file_name or "upload", "controls": json.dumps(form.controls)}
-        return await self._call("POST", "/traces", params=query, content=content)
+        controls = json.dumps(form.controls).encode()  # first in the body: they may be too long for an address
+        query |= {"model": form.model, "source": form.file_name or "upload", "controls_bytes": str(len(controls))}
+        return await self._call("POST", "/traces", params=query, content=controls + content)
 
     async def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         try:

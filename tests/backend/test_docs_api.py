@@ -44,6 +44,7 @@ def example_server(folder: Path) -> Iterator[Served]:
     shutil.copytree(made / "tiny-text", models / "my-text-model")
     for name, modality in (("old-run", "vision"), ("texts", "text"), ("scenes", "vision")):
         make_run(folder / "data" / "runs", name, modality, samples=12)
+    make_run(folder / "data" / "runs", "scenes-edited", "vision", samples=12, seed=1)
     draw = np.random.default_rng(0).random
     seal(folder / "data" / "runs", edges=draw((6, 2, 3, 3)), gates=draw((6, 2, 2, 2)), blocks=draw((6, 3, 4)))
     for name, iteration, drift in (("experts", 2000, 0.0), ("experts-early", 500, 0.6)):
