@@ -81,12 +81,13 @@ def make_run(
     seed: int = 0,
     labels: bool = True,
     twin: bool = True,
+    split: str = "validation",
     overwrite: bool = False,
 ) -> Path:
     """Write a small run through the real writer and return its file."""
     made = make(
         run_id, modality, samples=samples, steps=steps, modules=modules, top_k=top_k,
-        identities=identities, seed=seed, labels=labels, twin=twin,
+        identities=identities, seed=seed, labels=labels, twin=twin, split=split,
     )  # fmt: skip
     return made.write(Path(runs_dir), overwrite=overwrite)
 
@@ -105,6 +106,7 @@ def make(
     twin: bool = True,
     batch_size: int = 5,
     chunk: int = 1,
+    split: str = "validation",
 ) -> Made:
     """The arrays of such a run, not written yet; the last ``identities`` modules do nothing.
 
@@ -113,7 +115,7 @@ def make(
     rng = np.random.default_rng(seed)
     info = RunInfo(
         run_id=run_id, model=f"toy-{modality}", family="dna", modality=modality, dataset=f"toy {modality}",
-        split="validation", num_steps=steps, num_modules=modules, top_k=top_k,
+        split=split, num_steps=steps, num_modules=modules, top_k=top_k,
         weight_semantics={"score": "softmax", "renormalised": False, "bias": identities > 0},
         config={"width": 8, "steps": steps, "seed": seed}, checkpoint_sha256="0" * 64, engine_version="0.1.0",
         regions=("background", "object", "boundary") if modality == "vision" else (),

@@ -10,18 +10,23 @@ import streamlit as st
 from frontend import address, look
 from frontend.selection import Selection
 
-TRIED = 1
+TRIED = "try"
+"""split of a run of one sample, made on the page or by ``POST /traces``: somebody's try; lists show those apart"""
 MANY_MODULES = 48
 """a run whose steps have more modules of their own is drawn with the small ones merged, unless asked otherwise"""
 DRAWN_MODULES = 12
 """so many of each step then stay themselves"""
-"""a run of one sample is somebody's try; lists show those apart"""
 
 
 def readable_runs() -> list[dict[str, Any]]:
     """Cards of all runs that can be opened, whole data sets before single tries."""
     cards = [card for card in look.client().runs() if card["status"] == "sealed"]
-    return sorted(cards, key=lambda card: (card.get("num_samples") or 0) <= TRIED)
+    return sorted(cards, key=is_try)
+
+
+def is_try(card: Mapping[str, Any]) -> bool:
+    """Whether a run is somebody's try rather than a data set, even one of a single sample."""
+    return card.get("split") == TRIED
 
 
 def chosen_run(selection: Selection) -> dict[str, Any] | None:

@@ -62,7 +62,7 @@ EVERY = {None: "every one"}
 
 def draw(run: Mapping[str, Any], selection: Selection) -> None:
     labels = [row["label"] for row in run["labels"] if row["label"] is not None]
-    alone = run["num_samples"] <= common.TRIED
+    alone = run["num_samples"] <= 1
     with look.controls():
         common.run_picker(run)
         common.label_picker(run, selection)

@@ -17,6 +17,14 @@ VIEWS = {
     "moe": "frontend.views.experts",
 }
 """module of each family's view, with ``draw(run, selection)``; imported when it is first shown"""
+NAMES = {
+    "hmodel": "Connections",
+    "dipaco": "Documents",
+    "directional": "Gates",
+    "raytracing": "Lights",
+    "moe": "Experts",
+}
+"""what each family's view is about, in a word"""
 
 
 def draw(selection: Selection) -> None:

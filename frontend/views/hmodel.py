@@ -57,7 +57,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
     sample = look.client().sample(run["run"], number)
     graph = look.client().soft(run["run"], "edges", sample=number)
     _graphs(run, sample, graph, other)
-    if run["num_samples"] > common.TRIED:
+    if run["num_samples"] > 1:
         _labels(run)
         _numbers(run, graph)
     twins.draw(run)
@@ -71,7 +71,7 @@ def _names(run: Mapping[str, Any]) -> list[str]:
 def _other_picker(run: Mapping[str, Any], selection: Selection, number: int | None) -> str | None:
     """Whose mean stands beside the sample: its own label's, unless another is chosen. None: of all samples."""
     labels = _names(run)
-    if not labels or number is None or run["num_samples"] <= common.TRIED:
+    if not labels or number is None or run["num_samples"] <= 1:
         return None
     own = look.client().sample(run["run"], number).get("label")
     address.bound(
@@ -94,7 +94,7 @@ def _graphs(
         "Read from left to right: the input sends its state to layers, these send theirs on at every iteration, and "
         "what reaches an output is added up (dashed). The wider and bolder a line, the stronger the connection.",
     )
-    alone = run["num_samples"] <= common.TRIED
+    alone = run["num_samples"] <= 1
     places = st.columns(1 if alone else 2, gap="large")
     with places[0]:
         label = f" ({sample['label']})" if sample.get("label") else ""

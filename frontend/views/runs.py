@@ -13,7 +13,7 @@ from frontend.charts.flow import flow_thumbnail
 from frontend.client import ApiError
 from frontend.selection import Selection
 from frontend.views import common
-from frontend.views.common import TRIED
+from frontend.views.family import NAMES
 
 CARDS = 12
 
@@ -26,8 +26,8 @@ def draw(selection: Selection) -> None:
         "modules it passes. "
         "Here you see the paths that tokens really took.",
     )
-    whole = [card for card in cards if card["status"] == "sealed" and (card.get("num_samples") or 0) > TRIED]
-    tries = [card for card in cards if card["status"] == "sealed" and (card.get("num_samples") or 0) <= TRIED]
+    whole = [card for card in cards if card["status"] == "sealed" and not common.is_try(card)]
+    tries = [card for card in cards if card["status"] == "sealed" and common.is_try(card)]
     broken = [card for card in cards if card["status"] != "sealed"]
     _guides(whole)
     if whole:
@@ -128,12 +128,10 @@ def _card(card: Mapping[str, Any]) -> None:
             st.caption(look.plain(error.sentence))
         st.caption(look.plain(card_words(card)))
         with st.container(horizontal=True, gap="small"):
-            for view, words in (
-                ("flow", "Flow"),
-                ("paths", "Paths"),
-                ("sample", "Samples"),
-                ("compute", "Compute"),
-            ):
+            views = {"flow": "Flow", "paths": "Paths", "sample": "Samples", "compute": "Compute"}
+            if name := NAMES.get(card["family"]):
+                views["family"] = name
+            for view, words in views.items():
                 st.button(
                     words,
                     key=f"open_{view}_{card['run']}",

@@ -57,7 +57,7 @@ def make_data(data_dir: Path) -> None:
     runs = data_dir / "runs"
     make_run(runs, "pictures", samples=24, steps=6, modules=8, identities=2, seed=1)
     make_run(runs, "texts", "text", samples=12, steps=5, modules=8, top_k=2, seed=2)
-    make_run(runs, "bare", samples=1, steps=1, modules=1, identities=0, labels=False, twin=False, seed=3)
+    make_run(runs, "bare", samples=1, steps=1, modules=1, identities=0, labels=False, twin=False, seed=3, split="try")
     make_run(runs, "doomed", samples=3, seed=4)
     (runs / "cut.duckdb").write_bytes((runs / "pictures.duckdb").read_bytes()[:9000])
     make_models(data_dir / "models")

@@ -21,7 +21,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     runs = data_dir / "runs"
     make_run(runs, "pictures", samples=9, seed=1)
     make_run(runs, "texts", "text", samples=6, top_k=2, seed=2)
-    make_run(runs, "bare", samples=1, steps=1, modules=1, identities=0, labels=False, twin=False)
+    make_run(runs, "bare", samples=1, steps=1, modules=1, identities=0, labels=False, twin=False, split="try")
     (runs / "cut.duckdb").write_bytes((runs / "pictures.duckdb").read_bytes()[:9000])
     with api_for(data_dir) as served:
         yield str(served.client.base_url).rstrip("/")
@@ -99,6 +99,22 @@ def test_what_is_wrong_is_a_sentence(show, query, sentence):
 def test_a_bare_view_goes_to_the_first_run(show):
     page = show(view="flow")
     assert page.query_params["run"] in (["texts"], ["pictures"], "texts", "pictures")
+
+
+def test_a_try_is_told_by_its_origin_not_by_its_size(tmp_path, monkeypatch):
+    from frontend import look
+    from frontend.views import common
+
+    make_run(tmp_path / "runs", "one-text", "text", samples=1)
+    make_run(tmp_path / "runs", "mine", "text", samples=1, split="try")
+    with api_for(tmp_path) as served:
+        monkeypatch.setenv("TOKENPATHS_API_URL", str(served.client.base_url).rstrip("/"))
+        look.client.clear()
+        assert [card["run"] for card in common.readable_runs()] == ["one-text", "mine"]
+        page = AppTest.from_file(str(APP), default_timeout=120).run()
+        look.client.clear()
+    assert "Tries: 1 run of one sample" in [expander.label for expander in page.expander]
+    assert "open_sample_one-text" in [button.key for button in page.button]
 
 
 def test_a_text_is_found_by_its_words(show):
