@@ -81,6 +81,11 @@ class TextTokenizer:
         spans = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
         return Encoded(np.array(encoding.ids, dtype=np.int32), spans[:, 0], spans[:, 1])
 
+    def decode(self, ids: list[int]) -> str:
+        """The text of some tokens; bytes that are no character become U+FFFD."""
+        text: str = self._tokenizer.decode(ids)
+        return text
+
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         return [np.array(e.ids, dtype=np.int32) for e in self._tokenizer.encode_batch(texts)]
 

@@ -5,9 +5,10 @@ Source: Distributed Neural Architectures, appendix C.1.
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MOST_ITERATIONS = 65_536
+MOST_TOKENS = 4096
 
 
 class ImageSettings(BaseModel):
@@ -47,7 +48,19 @@ class TextSettings(BaseModel):
         default=24, ge=1, le=1024, description="swaps that the gradient proposes and a forward pass tries, a round"
     )
     fluency: float = Field(
-        default=0.02, ge=0, le=100, allow_inf_nan=False,
+        default=0.05, ge=0, le=100, allow_inf_nan=False,
         description="weight of the model's own mean log probability of the text, in nats",
     )
     whole_words: bool = Field(default=True, description="only tokens that are words, numbers or marks by themselves")
+    corpus_windows: int = Field(
+        default=4096, ge=64, le=65_536, description="stretches of the bundled texts that are looked through first"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> TextSettings:
+        if self.length * self.starts > MOST_TOKENS:
+            raise ValueError(
+                f"{self.starts} texts of {self.length} tokens are {self.length * self.starts:,} tokens at once; "
+                f"at most {MOST_TOKENS:,} are: take fewer starts or a smaller length"
+            )
+        return self

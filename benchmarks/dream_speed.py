@@ -1,0 +1,190 @@
+"""Dreaming speed beside a loop that works as lucent does: CPU time of an iteration for each image, as ratios.
+
+    python -m benchmarks.dream_speed [--repeats 7] [--only shipped|paper]
+
+The twin below is our own and follows lucent's way of working: one image at a time, a forward pass through the whole
+network with a hook on every layer, a chain of separate transforms, ``loss.backward()`` on a model in ``eval`` mode
+whose weights still collect gradients (*frozen* is the same without those). Both dream with the same network, images,
+objectives, parametrisation and optimiser; the twin runs the same fast path of the module bank. One thread; the variants
+take turns, and process time is counted, because the cores of the machine may be shared.
+
+*strip*: the dreams of S = 1 … S_max, which is what a figure is made of; *deepest*: those of S_max alone, where there is
+little to stop early. Batches of eight are eight images of one S.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.measure import RESULTS, ratio, report
+from engine.dream.loop import Dream, ImageDreams
+from engine.dream.objectives import Choices
+from engine.dream.parametrisation import start_spectrum, to_pictures, total_variation
+from engine.dream.settings import ImageSettings
+from engine.models.dna import DNA, DNAConfig
+from engine.tracing import load_model, models_folders
+from engine.train.augment import normalise
+
+BATCH = 8
+SETTINGS = ImageSettings()
+PAPER = DNAConfig(
+    modality="vision", width=384, heads=6, mlp_width=1536, backbone=1, steps=11, transformers=18, num_classes=1000
+)
+"""table 1 of the paper: 18 modules, 11 steps, 224 pixels"""
+
+
+def shipped() -> DNA:
+    return load_model("dna-vision-top1", models_folders(), "cpu").model
+
+
+def paper() -> DNA:
+    """Random weights; routers scaled up so that a sample's patches spread over modules as they do once trained."""
+    torch.manual_seed(0)
+    model = DNA(PAPER).eval().requires_grad_(False)
+    for router in model.routers:
+        router.weight.data.mul_(20)
+    return model
+
+
+SIZES: dict[str, tuple[Callable[[], DNA], int, tuple[int, ...]]] = {
+    "shipped": (shipped, 4, (1, 2, 3, 4, 5)), "paper": (paper, 1, (1, 3, 6, 9, 11)),
+}  # fmt: skip
+"""how to make the model, iterations of a timed piece, the S of the strip"""
+
+
+class HookedLoop:
+    """One image, the way lucent works."""
+
+    def __init__(self, model: DNA, ids: Tensor, steps: int, settings: ImageSettings) -> None:
+        self.model, self.ids, self.steps, self.settings = model, ids, steps, settings
+        self.side = model.config.image_size
+        self.jitter = round(settings.jitter * model.config.patch_size)
+        generator = torch.Generator().manual_seed(0)
+        self.spectrum = start_spectrum(self.side, generator, settings.spread)[None].requires_grad_()
+        self.optimiser = torch.optim.Adam([self.spectrum], lr=settings.rate)
+        self.features: dict[str, Tensor] = {}
+
+    def _keep(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(layer: nn.Module, inputs: Any, output: Any) -> None:
+            self.features[name] = output
+
+        return hook
+
+    def run(self, iterations: int) -> None:
+        """Hooks are there while it runs: loops that take turns must not pay for each other's."""
+        layers = [(name, layer) for name, layer in self.model.named_modules() if name]
+        handles = [layer.register_forward_hook(self._keep(name)) for name, layer in layers]
+        self._climb(iterations)
+        for handle in handles:
+            handle.remove()
+
+    def _climb(self, iterations: int) -> None:
+        for _ in range(iterations):
+            self.optimiser.zero_grad()
+            pictures = to_pictures(self.spectrum)
+            self.model(self._transformed(normalise(pictures)))
+            value = 0.0
+            for step in range(self.steps):
+                probs = self.features[f"routers.{step}"].softmax(dim=-1)
+                value = value + probs.gather(-1, self.ids[:, step]).sum()
+            (self.settings.total_variation * total_variation(pictures).sum() - value).backward()
+            self.optimiser.step()
+
+    def _transformed(self, x: Tensor) -> Tensor:
+        """Pad, jitter, scale, rotate, crop to size, recolour, add noise: each a pass of its own."""
+        settings = self.settings
+        x = F.pad(x, (self.jitter,) * 4, mode="reflect")
+        across, down = (int(torch.randint(2 * self.jitter + 1, (1,))) for _ in range(2))
+        x = x[..., down : down + self.side, across : across + self.side]
+        scale = 1 + settings.scaling * float(torch.rand(1) * 2 - 1)
+        x = F.interpolate(x, scale_factor=scale, mode="bilinear", align_corners=False)
+        angle = math.radians(settings.rotation * float(torch.rand(1) * 2 - 1))
+        matrix = torch.tensor([[math.cos(angle), math.sin(angle), 0], [-math.sin(angle), math.cos(angle), 0]])[None]
+        grid = F.affine_grid(matrix, list(x.shape), align_corners=False)
+        x = F.grid_sample(x, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+        x = F.interpolate(x, size=(self.side, self.side), mode="bilinear", align_corners=False)
+        x = x * torch.randn(1, 3, 1, 1).exp() + torch.randn(1, 3, 1, 1)
+        return x + torch.randn_like(x)
+
+
+def measure(name: str, repeats: int) -> dict[str, Any]:
+    make, iterations, strip = SIZES[name]
+    model, unfrozen = make(), make().requires_grad_(True)
+    torch.manual_seed(1)
+    side, deepest = model.config.image_size, model.config.steps
+    with torch.no_grad():
+        ids = model.trace(torch.randn(BATCH, 3, side, side)).module_ids.long()
+
+    def ours(s: int, count: int) -> Callable[[], None]:
+        dreams = [Dream(Choices(ids[i], range(s)), number=i) for i in range(count)]
+        at_work = ImageDreams(model, dreams, SETTINGS)
+        return lambda: at_work.run(iterations)
+
+    variants: dict[str, Callable[[], None]] = {}
+    for s in strip:
+        for kind, network in (("hooked", unfrozen), ("hooked, frozen", model)):
+            loop = HookedLoop(network, ids[0], s, SETTINGS)
+            variants[f"{kind}, S = {s}"] = partial(loop.run, iterations)
+        variants[f"one, S = {s}"] = ours(s, 1)
+        variants[f"batch, S = {s}"] = ours(s, BATCH)
+    seconds = in_turn(variants, repeats, iterations)
+    for s in strip:
+        seconds[f"batch, S = {s}"] = [t / BATCH for t in seconds[f"batch, S = {s}"]]
+    for kind in ("hooked", "hooked, frozen", "one", "batch"):
+        of_strip = [seconds[f"{kind}, S = {s}"] for s in strip]
+        seconds[f"{kind}, strip"] = [sum(turn) / len(strip) for turn in zip(*of_strip, strict=True)]
+        seconds[f"{kind}, deepest"] = seconds[f"{kind}, S = {deepest}"]
+    rows = {}
+    for form in ("strip", "deepest"):
+        rows[form] = {
+            "one image": ratio(seconds, f"hooked, {form}", f"one, {form}"),
+            "one image, weights frozen": ratio(seconds, f"hooked, frozen, {form}", f"one, {form}"),
+            "batch of eight": ratio(seconds, f"hooked, {form}", f"batch, {form}"),
+            "batch of eight, weights frozen": ratio(seconds, f"hooked, frozen, {form}", f"batch, {form}"),
+            "milliseconds an image": {
+                kind: round(1000 * sorted(seconds[f"{kind}, {form}"])[repeats // 2], 1)
+                for kind in ("hooked", "hooked, frozen", "one", "batch")
+            },
+        }  # fmt: skip
+        print(name, form, rows[form], file=sys.stderr, flush=True)
+    return {"strip": strip, "config": model.config.model_dump(exclude_defaults=True), "speed-up": rows}
+
+
+def in_turn(variants: dict[str, Callable[[], None]], repeats: int, iterations: int) -> dict[str, list[float]]:
+    """Process seconds an iteration; every round runs all variants in turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for turn in range(repeats + 1):
+        for name, run in variants.items():
+            started = time.process_time()
+            run()
+            if turn:  # the first round warms up
+                seconds[name].append((time.process_time() - started) / iterations)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--only", choices=SIZES, help="only this size; the kept result keeps the other")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    kept = RESULTS / "dream_speed.json"
+    results = json.loads(kept.read_text())["results"] if kept.is_file() and arguments.only else {}
+    for name in (arguments.only,) if arguments.only else SIZES:
+        results[name] = measure(name, arguments.repeats)
+    report("dream_speed", f"python -m benchmarks.dream_speed --repeats {arguments.repeats}", results)
+
+
+if __name__ == "__main__":
+    main()

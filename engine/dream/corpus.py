@@ -1,0 +1,75 @@
+"""The stretches of a corpus that an objective likes best: the dream that was already written.
+
+Shapes: B windows of L tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.datasets import open_dataset
+from engine.dream.objectives import Objective
+from engine.dream.text import reads_back, worth
+from engine.models.family import RoutedModel
+from engine.tokenizer import TextTokenizer
+
+BATCH = 128
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of a text, cut anywhere between two tokens."""
+
+    ids: tuple[int, ...]
+    label: str | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A window and what the objective says of it."""
+
+    value: float
+    window: Window
+
+
+def windows(data: str, tokenizer: TextTokenizer, length: int, most: int) -> list[Window]:
+    """At most ``most`` windows, evenly over the texts, half a window apart where there are not more than that."""
+    encoded = [(s, tokenizer.encode(s.text or "").ids) for s in open_dataset(data, "text")]
+    stride = max(1, length // 2)
+    starts = [(i, at) for i, (_, ids) in enumerate(encoded) for at in range(0, len(ids) - length + 1, stride)]
+    chosen = np.unique(np.linspace(0, len(starts) - 1, min(most, len(starts))).astype(int)) if starts else []
+    found = []
+    for index in chosen:
+        sample, ids = encoded[starts[index][0]]
+        at = starts[index][1]
+        found.append(Window(tuple(ids[at : at + length].tolist()), sample.label, sample.source))
+    return found
+
+
+@torch.no_grad()
+def scores(model: RoutedModel, objective: Objective, some: list[Window]) -> Iterator[list[float]]:
+    """The objective of each window, ``BATCH`` at a time."""
+    device = next(model.parameters()).device
+    for start in range(0, len(some), BATCH):
+        ids = torch.tensor([w.ids for w in some[start : start + BATCH]], device=device)
+        yield worth(model, ids, objective, 0)[0].tolist()
+
+
+def best(some: list[Window], values: list[float], tokenizer: TextTokenizer, count: int) -> list[Scored]:
+    """The best windows with different last tokens, best first; only those that read back as they were cut."""
+    kept: list[Scored] = []
+    seen: set[int] = set()
+    for index in sorted(range(len(values)), key=lambda i: -values[i]):
+        window = some[index]
+        if window.ids[-1] in seen or not reads_back(tokenizer, torch.tensor(window.ids)):
+            continue
+        seen.add(window.ids[-1])
+        kept.append(Scored(values[index], window))
+        if len(kept) == count:
+            break
+    return kept
