@@ -122,6 +122,9 @@ def chart(drawing: alt.TopLevelMixin, *, key: str | None = None, on_pick: Any = 
                 if name in pick and name in value:
                     on_pick(name, value[name])
                     return
+                if name in pick and {"step", "module"} <= value.keys():
+                    on_pick(name, f"{value['step']}.{value['module']}")
+                    return
 
     st.altair_chart(drawing, theme=None, width="stretch", key=key, on_select=picked, selection_mode=list(pick))
 

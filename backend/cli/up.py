@@ -160,7 +160,7 @@ def _page(settings: Settings, api_url: str, environment: dict[str, str]) -> Chil
         "browser.gatherUsageStats": "false",
         "global.developmentMode": "false",
     }
-    command = [sys.executable, "-m", "streamlit", "run", str(PAGE_FILE)]
+    command = [sys.executable, "-m", "frontend.serve"]
     command += [f"--{name}={value}" for name, value in flags.items()]
     for name in names:
         command += ["--server.allowedHosts", name]

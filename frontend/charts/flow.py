@@ -8,8 +8,8 @@ from typing import Any
 import altair as alt
 
 from frontend.charts import numbers
-from frontend.charts.frame import finish, rows, titled
-from frontend.charts.layout import MOST_LINKS, OTHER, FlowLayout, flow_layout, ribbon_points
+from frontend.charts.frame import as_vectors, finish, rows, tip, titled
+from frontend.charts.layout import MOST_LINKS, OTHER, FlowLayout, flow_layout, ribbon_outline
 from frontend.charts.palette import Theme, theme_named
 
 TITLE = "Where do tokens go?"
@@ -45,7 +45,7 @@ def flow_chart(
     y = alt.Y("y:Q", scale=alt.Scale(domain=[layout.height, 0], nice=False, zero=False), axis=None)
     layers = [
         _labels(layout, look, x, y),
-        _ribbons(layout, look, x, y, chosen, interactive),
+        *_ribbons(layout, look, x, y, chosen, interactive),
         _circles(layout, look, x, y, chosen, interactive),
         _squares(layout, look, x, y),
     ]
@@ -57,7 +57,8 @@ def flow_chart(
         *merged_words(flow),
     ]
     chart = alt.layer(*layers).properties(width="container", height=layout.height)
-    return finish(titled(chart, look, title, subtitle + hidden_words(layout.other, moves_of(flow))), look)
+    drawn = finish(titled(chart, look, title, subtitle + hidden_words(layout.other, moves_of(flow))), look)
+    return as_vectors(drawn, len(layout.links) + len(layout.nodes))
 
 
 def flow_thumbnail(
@@ -69,7 +70,7 @@ def flow_thumbnail(
     x = alt.X("x:Q", scale=alt.Scale(domain=_domain(layout, 0.2), nice=False, zero=False), axis=None)
     y = alt.Y("y:Q", scale=alt.Scale(domain=[height + 8, -8], nice=False, zero=False), axis=None)
     chart = alt.layer(
-        _ribbons(layout, look, x, y, set(), False),
+        *_ribbons(layout, look, x, y, set(), False),
         _circles(layout, look, x, y, set(), False),
         _squares(layout, look, x, y),
     )
@@ -153,7 +154,9 @@ def _labels(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.LayerCha
         table = [
             {"y": y, "label": word, "x": _domain(layout)[0], "x2": _domain(layout)[1]} for y, word in ends.items()
         ]
-    lines = alt.Chart(rows(table)).mark_rule(color=look.grid, strokeWidth=1, opacity=0.7).encode(x=x, x2="x2:Q", y=y)
+    lines = alt.Chart(rows(table)).mark_rule(
+        color=look.grid, strokeWidth=1, opacity=0.7, aria=False
+    ).encode(x=x, x2="x2:Q", y=y)
     words = (
         alt.Chart(rows(table))
         .mark_text(
@@ -172,45 +175,58 @@ def _labels(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.LayerCha
     return alt.layer(lines, words, name)
 
 
-def _ribbons(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[str], interactive: bool) -> alt.Chart:
-    table = [
-        {
-            "link": link.key,
-            "x": px,
-            "y": py,
-            "y2": py2,
-            "source": f"{link.step}.{link.source}",
-            "target": f"{link.step + 1}.{link.target}",
-            "tokens": numbers.count(link.count),
-            "share": numbers.percent(link.share),
-            "on": f"{link.step}.{link.source}" in chosen and f"{link.step + 1}.{link.target}" in chosen,
-        }
-        for link in layout.links
-        for px, py, py2 in ribbon_points(link)
-    ]
-    chart = alt.Chart(rows(table)).mark_area(
-        interpolate="basis", strokeWidth=0.4, cursor="pointer", tooltip=bool(interactive)
+def _ribbons(
+    layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[str], interactive: bool
+) -> list[alt.Chart]:
+    """All ribbons in the colour of flows and, where one can point at them, those that are lit on top.
+
+    A ribbon is one mark with an outline of its own, not an area through four points: a data flow for each of 2,000
+    areas took the browser seconds. What is lit is drawn again, so that pointing at one redraws only that.
+    """
+    table = []
+    for link in layout.links:
+        source, target = f"{link.step}.{link.source}", f"{link.step + 1}.{link.target}"
+        tokens, share = numbers.count(link.count), numbers.percent(link.share)
+        table.append({
+            "link": link.key, "x": link.step, "y": round(link.y0, 2), "outline": ribbon_outline(link),
+            "source": source, "target": target, "tokens": tokens, "share": share,
+            "on": source in chosen and target in chosen,
+            "words": f"link: {link.key}; from module {link.source} at step {link.step} to module {link.target}: "
+                     f"{tokens} tokens ({share})",
+        })  # fmt: skip
+    first, last = _domain(layout)
+    # Signals of the browser: the width, and with it the distance of two columns.
+    shape = alt.ExprRef(
+        f"replace(replace(datum.outline, regexp('a', 'g'), {0.5 / (last - first):.6f} * width), "
+        f"regexp('b', 'g'), {1 / (last - first):.6f} * width)"
     )
-    encoding: dict[str, Any] = {"x": x, "y": y, "y2": "y2:Q", "detail": "link:N"}
+    data = rows(table)
+    # Size 4: an outline is drawn at half the square root of it.
+    same = {"filled": True, "size": 4, "shape": shape, "strokeWidth": 0.4}
     if not interactive:
-        return chart.encode(**encoding, color=alt.value(look.link), stroke=alt.value(look.link), opacity=alt.value(0.4))
+        plain = alt.Chart(data).mark_point(**same, color=look.link, stroke=look.link, opacity=0.4, aria=False)
+        return [plain.encode(x=x, y=y)]
     hover = alt.selection_point(name="hover_link", fields=["link"], on="pointerover", clear="pointerout", empty=False)
     pick = alt.selection_point(name=LINK_PICK, fields=["link"], on="click", clear=False, empty=False)
+    ribbons = (
+        alt.Chart(data)
+        .mark_point(
+            **same, color=look.link, stroke=look.link, opacity=0.36, cursor="pointer",
+            tooltip=tip({"from step.module": "source", "to step.module": "target", "tokens": "tokens",
+                         "share of tokens": "share"}),
+        )
+        .encode(x=x, y=y, description="words:N")
+        .add_params(hover, pick)
+    )  # fmt: skip
     over_node = "(hover_node.node && (hover_node.node[0] === datum.source || hover_node.node[0] === datum.target))"
     lit = f"datum.on || {over_node} || (hover_link.link && hover_link.link[0] === datum.link)"
-    paint = alt.when(lit).then(alt.value(look.accent)).otherwise(alt.value(look.link))
-    return chart.encode(
-        **encoding,
-        color=paint,
-        stroke=paint,
-        opacity=alt.when(lit).then(alt.value(0.75)).otherwise(alt.value(0.36)),
-        tooltip=[
-            alt.Tooltip("source:N", title="from step.module"),
-            alt.Tooltip("target:N", title="to step.module"),
-            alt.Tooltip("tokens:N", title="tokens"),
-            alt.Tooltip("share:N", title="share of tokens"),
-        ],
-    ).add_params(hover, pick)
+    above = (
+        alt.Chart(data)
+        .transform_filter(lit)
+        .mark_point(**same, color=look.accent, stroke=look.accent, opacity=0.7, aria=False)
+        .encode(x=x, y=y)
+    )
+    return [ribbons, above]
 
 
 def _circles(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[str], interactive: bool) -> alt.Chart:
@@ -227,6 +243,8 @@ def _circles(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[st
             "tokens": numbers.count(node.count),
             "share": numbers.percent(node.share),
             "on": node.key in chosen,
+            "words": f"node: {node.key}; step {node.step}, module {node.module} ({node.name}): "
+            f"{numbers.count(node.count)} tokens ({numbers.percent(node.share)})",
         }
         for node in layout.nodes
         if node.count > 0 and not node.other
@@ -248,23 +266,18 @@ def _circles(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[st
     )
     chart = (
         alt.Chart(rows(table))
-        .mark_circle(opacity=1, strokeWidth=1, cursor="pointer")
-        .encode(x=x, y=y, size=size, color=paint, stroke=alt.value(look.background), detail="node:N")
-    )
+        .mark_circle(
+            opacity=1, strokeWidth=1, stroke=look.background, cursor="pointer", aria=interactive,
+            tooltip=tip({name: name for name in ("step", "module", "name", "kind", "tokens")} | {
+                "share of tokens": "share"}) if interactive else None,
+        )
+        .encode(x=x, y=y, size=size, color=paint, description="words:N")
+    )  # fmt: skip
     if not interactive:
         return chart
     hover = alt.selection_point(name="hover_node", fields=["node"], on="pointerover", clear="pointerout", empty=False)
     pick = alt.selection_point(name=NODE_PICK, fields=["node"], on="click", clear=False, empty=False)
-    return chart.encode(
-        tooltip=[
-            alt.Tooltip("step:Q", title="step"),
-            alt.Tooltip("module:Q", title="module"),
-            alt.Tooltip("name:N", title="name"),
-            alt.Tooltip("kind:N", title="kind"),
-            alt.Tooltip("tokens:N", title="tokens"),
-            alt.Tooltip("share:N", title="share of tokens"),
-        ]
-    ).add_params(hover, pick)
+    return chart.add_params(hover, pick)
 
 
 def _squares(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.Chart:
@@ -273,6 +286,7 @@ def _squares(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.Chart:
         {
             "x": node.step, "y": node.y, "name": node.name, "tokens": numbers.count(node.count),
             "share": numbers.percent(node.share),
+            "words": f"step {node.step}, {node.name}: {numbers.count(node.count)} choices",
         }
         for node in layout.nodes
         if node.other
@@ -281,18 +295,12 @@ def _squares(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.Chart:
     size = alt.ExprRef(f"pow(min({layout.radius:.2f}, 0.6 * width / {span + 0.9}), 2)")
     return (
         alt.Chart(rows(table))
-        .mark_square(color=look.identity, opacity=1, size=size)
-        .encode(
-            x=x,
-            y=y,
-            tooltip=[
-                alt.Tooltip("x:Q", title="step"),
-                alt.Tooltip("name:N"),
-                alt.Tooltip("tokens:N", title="choices of them"),
-                alt.Tooltip("share:N", title="per token"),
-            ],
+        .mark_square(
+            color=look.identity, opacity=1, size=size,
+            tooltip=tip({"step": "x", "name": "name", "choices of them": "tokens", "per token": "share"}),
         )
-    )
+        .encode(x=x, y=y, description="words:N")
+    )  # fmt: skip
 
 
 def _line(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, ribbon: Sequence[Sequence[int]]) -> alt.Chart:

@@ -25,14 +25,45 @@ class Rows(alt.InlineData):
     def __deepcopy__(self, _memo: Any = None) -> Rows:
         return self
 
+    def to_dict(self, *_given: Any, **_options: Any) -> dict[str, Any]:
+        """The rows as they are."""
+        return {name: value for name, value in self._kwds.items() if value is not alt.Undefined}
 
-def rows(values: Iterable[Mapping[str, Any]]) -> Rows:
-    """Plain dicts as inline data; a number that is not finite becomes null, never NaN in JSON."""
+
+def rows(values: Iterable[Mapping[str, Any]], name: str | None = None) -> Rows:
+    """Plain dicts as inline data; a number that is not finite becomes null, never NaN in JSON.
+
+    Rows with a ``name`` stay inside the chart as JSON, so that they may hold lists, to be flattened in the browser;
+    others are sent as a table of columns. The name is the chart's own, one for each set of rows.
+    """
     clean = [
         {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
         for row in values
     ]
-    return Rows(values=clean)
+    return Rows(values=clean) if name is None else Rows(values=clean, name=name)
+
+
+def tip(fields: Mapping[str, str]) -> alt.ExprRef:
+    """What pointing at a mark tells: title → field of its row, shown as it stands in the row.
+
+    As a mark's ``tooltip``. Encoded tooltips format every field of every row before anybody points at one; the page
+    runs such expressions in an interpreter.
+    """
+    return alt.ExprRef("{" + ", ".join(f"{title!r}: datum[{field!r}]" for title, field in fields.items()) + "}")
+
+
+MOST_VECTORS = 6000
+"""marks that are drawn as vectors with a name each; more are drawn as a bitmap, with the table as the reader's way"""
+
+
+def as_vectors(chart: Any, marks: int) -> Any:
+    """Keep each of up to ``MOST_VECTORS`` marks an element of its own with an accessible name.
+
+    By itself Streamlit draws bitmaps from 2,000 rows on and drops the names of marks from 5,000 rows on.
+    """
+    if marks > MOST_VECTORS:
+        return chart.properties(usermeta={"embedOptions": {"renderer": "canvas"}}).configure_mark(aria=False)
+    return chart.properties(usermeta={"embedOptions": {"renderer": "svg"}}).configure_mark(aria=True)
 
 
 def titled(chart: Any, theme: Theme, title: str | None, subtitle: str | list[str] | None = None) -> Any:

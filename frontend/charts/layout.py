@@ -163,13 +163,16 @@ def _slots(nodes: Sequence[Mapping[str, Any]], num_tokens: Any) -> float:
     return max(1.0, max(per_step.values(), default=0.0) / num_tokens) if num_tokens else 1.0
 
 
-def ribbon_points(link: Link) -> list[tuple[float, float, float]]:
-    """Four points (x, y, y2) of a ribbon; a basis spline through them leaves and arrives level."""
-    half = link.width / 2
-    return [
-        (link.step + dx, round(y - half, 2), round(y + half, 2))
-        for dx, y in ((0.0, link.y0), (0.38, link.y0), (0.62, link.y1), (1.0, link.y1))
-    ]
+def ribbon_outline(link: Link) -> str:
+    """The outline of a ribbon as an SVG path that starts at (0, 0) in the middle of its left end, y in pixels.
+
+    The picture's width is known in the browser only: there ``a`` stands for half the distance of two columns and
+    ``b`` for all of it. Between level ends the ribbon follows a cubic curve; its height is the same everywhere.
+    """
+    half, rise = link.width / 2, link.y1 - link.y0
+    up, down = (f"{round(y, 2):g}" for y in (-half, half))
+    far_up, far_down = (f"{round(rise + y, 2):g}" for y in (-half, half))
+    return f"M0,{up}Ca,{up},a,{far_up},b,{far_up}Lb,{far_down}Ca,{far_down},a,{down},0,{down}Z"
 
 
 def _cap(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
 
 from frontend.charts import numbers
-from frontend.charts.frame import finish, rows, titled
+from frontend.charts.frame import MOST_VECTORS, as_vectors, finish, rows, tip, titled
 from frontend.charts.palette import Theme, theme_named
 
 OVERLOADED = 3.0
@@ -17,6 +17,45 @@ OVERLOADED = 3.0
 
 MOST_MARKED = 64
 """with more modules the cells are too small for a × in dead ones; they have the colour of the page then"""
+MOST_LINED = 160
+"""with more modules a line around each cell would cover it"""
+
+
+FLATTENED = ["module", "y", "y2", "load", "name", "kind", "utilisation", "tokens", "share", "words"]
+"""lists of ``columns_of_cells``, one entry a cell; the last is its accessible name"""
+
+
+def columns_of_cells(
+    cells: Sequence[Mapping[str, Any]], modules: Sequence[int], names: Sequence[str] = FLATTENED
+) -> list[dict[str, Any]]:
+    """One row a step, with a list for each of ``names``, one entry a cell; ``modules`` from the top.
+
+    All that a cell needs stands in it, the ends of its sides too: with 16,000 cells, anything that the browser works
+    out for each of them takes a second.
+    """
+    line = {module: place for place, module in enumerate(modules)}
+    columns: dict[int, dict[str, Any]] = {}
+    for row in cells:
+        step = row["step"]
+        column = columns.setdefault(
+            step, {"step": step, "x": step - 0.5, "x2": step + 0.5} | {name: [] for name in names}
+        )
+        name, kind, load = row.get("name") or str(row["module"]), row.get("kind") or "module", row["utilisation"] or 0.0
+        told = {
+            "module": row["module"], "name": name, "kind": kind, "utilisation": numbers.number(row["utilisation"]),
+            "tokens": numbers.count(row["count"]), "share": numbers.percent(row["share"]),
+        }  # fmt: skip
+        words = "; ".join(f"{title}: {value}" for title, value in {"step": step, **told}.items())
+        place = line[row["module"]]
+        entry = {**told, "y": place, "y2": place + 1, "load": round(load, 4), "words": words}
+        for title in names:
+            column[title].append(entry[title])
+    return [columns[step] for step in sorted(columns)]
+
+
+def height_of(modules: int) -> int:
+    """Pixels of the heat map: 20 a row, as far as they fit."""
+    return max(80, min(620, 20 * max(1, modules)))
 
 
 def load_chart(
@@ -28,40 +67,49 @@ def load_chart(
     """Heat map of utilisation (1 = fair share, 0 = dead), × where a module is dead. A neutral scale, because
     viridis means path CDF."""
     look = theme_named(theme)
-    table = [
-        {
-            "step": row["step"],
-            "module": row["module"],
-            "node": f"{row['step']}.{row['module']}",
-            "kind": row.get("kind") or "module",
-            "load": row["utilisation"],
-            "tokens": numbers.count(row["count"]),
-            "share": numbers.percent(row["share"]),
-            "words": numbers.number(row["utilisation"]),
-            "name": row.get("name") or str(row["module"]),
-            "dead": row["count"] == 0,
-        }
-        for row in usage["usage"]
-    ]
-    skips = {row["module"] for row in table if row["kind"] == "identity"}
-    modules = sorted({row["module"] for row in table}, key=lambda module: (module in skips, module))
-    x = alt.X("step:O", axis=alt.Axis(orient="top", title="step", labelAngle=0, labelOverlap=True, domain=False,
-                                    ticks=False))  # fmt: skip
-    y = alt.Y("module:O", sort=modules, axis=alt.Axis(title="module", domain=False, ticks=False, labelOverlap=True))
-    pick = alt.selection_point(name="node", fields=["node"], on="click", clear=False, empty=False)
-    most = max([row["load"] or 0 for row in table], default=1) or 1
+    cells = usage["usage"]
+    skips = {row["module"] for row in cells if row.get("kind") == "identity"}
+    modules = sorted({row["module"] for row in cells}, key=lambda module: (module in skips, module))
+    steps = sorted({row["step"] for row in cells})
+    named = len(cells) <= MOST_VECTORS
+    table = columns_of_cells(cells, modules, FLATTENED if named else FLATTENED[:-1])
+    told = {name: name for name in ("step", "module", "name", "kind", "utilisation", "tokens", "share")}
+    every = max(1, -(-len(modules) * (look.font_size + 2) // height_of(len(modules))))
+    x = alt.X(
+        "x:Q",
+        scale=alt.Scale(domain=[min(steps, default=0) - 0.5, max(steps, default=0) + 0.5], nice=False, zero=False),
+        axis=alt.Axis(orient="top", title="step", labelAngle=0, labelOverlap=True, domain=False, ticks=False,
+                      grid=False, values=steps, format="d"),
+    )  # fmt: skip
+    y = alt.Y(
+        "y:Q",
+        scale=alt.Scale(domain=[len(modules), 0], nice=False, zero=False),
+        axis=alt.Axis(
+            title="module", domain=False, ticks=False, grid=False, labelOverlap=True,
+            values=[place + 0.5 for place in range(0, len(modules), every)],
+            labelExpr=f"{modules}[floor(datum.value)]",
+        ),
+    )  # fmt: skip
+    pick = alt.selection_point(name="node", fields=["step", "module"], on="click", clear=False, empty=False)
+    most = max([row["utilisation"] or 0 for row in cells], default=1) or 1
     scale = alt.Scale(
         type="sqrt",
         domain=[0, most],
         range=[look.background, look.module if look.name != "dark" else look.ink],
         interpolate="lab",
     )
-    cells = (
-        alt.Chart(rows(table))
-        .mark_rect(stroke=look.grid, strokeWidth=0.7, cursor="pointer")
+    squares = (
+        alt.Chart(rows(table, "cells"))
+        .transform_flatten(FLATTENED if named else FLATTENED[:-1])
+        .mark_rect(
+            stroke=look.grid, strokeWidth=0.7 if len(modules) <= MOST_LINED else 0, cursor="pointer", invalid="show",
+            tooltip=tip(told),
+        )
         .encode(
             x=x,
+            x2="x2:Q",
             y=y,
+            y2="y2:Q",
             color=alt.Color(
                 "load:Q",
                 scale=scale,
@@ -74,25 +122,23 @@ def load_chart(
                     titleLimit=260,
                 ),
             ),
-            tooltip=[
-                alt.Tooltip("step:O"),
-                alt.Tooltip("module:O"),
-                alt.Tooltip("name:N"),
-                alt.Tooltip("kind:N"),
-                alt.Tooltip("words:N", title="utilisation"),
-                alt.Tooltip("tokens:N"),
-                alt.Tooltip("share:N"),
-            ],
+            **({"description": "words:N"} if named else {}),
         )
         .add_params(pick)
     )
-    dead = (
-        alt.Chart(rows(row for row in table if row["dead"] and len(modules) <= MOST_MARKED))
-        .mark_text(text="×", color=look.accent, fontSize=look.font_size + 2)
+    line = {module: place for place, module in enumerate(modules)}
+    dead = [
+        {"x": row["step"], "y": line[row["module"]] + 0.5}
+        for row in cells
+        if row["count"] == 0 and len(modules) <= MOST_MARKED
+    ]
+    crosses = (
+        alt.Chart(rows(dead, "dead"))
+        .mark_text(text="×", color=look.accent, fontSize=look.font_size + 2, aria=False)
         .encode(x=x, y=y)
     )
-    chart = alt.layer(cells, dead).properties(width="container", height=max(80, min(620, 20 * max(1, len(modules)))))
-    return finish(
+    chart = alt.layer(squares, crosses).properties(width="container", height=height_of(len(modules)))
+    drawn = finish(
         titled(
             chart,
             look,
@@ -105,6 +151,7 @@ def load_chart(
         ),
         look,
     )
+    return as_vectors(drawn, len(cells))
 
 
 def top_k_chart(

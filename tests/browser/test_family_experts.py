@@ -13,6 +13,7 @@ from tests.browser.conftest import Site
 from tests.browser.test_family_hmodel_directional import page_server
 from tests.runs import make_experts
 
+CANVAS = '[data-testid="stVegaLiteChart"] canvas'
 CHARTS = '[data-testid="stVegaLiteChart"] svg'
 
 
@@ -65,14 +66,35 @@ def test_the_flow_of_64_by_256_is_drawn_with_the_small_experts_merged(here):
     page = here().open(view="flow", run="large")
     page.heading("Where do tokens go?")
     expect(page.page.get_by_text("smaller experts of a step together")).to_be_visible()
-    expect(page.page.locator(".mark-symbol path")).to_have_count(64 * (12 + 1))
+    drawn = '.mark-symbol path[aria-roledescription="{}"]'
+    expect(page.page.locator(drawn.format("circle"))).to_have_count(64 * 12)
+    expect(page.page.locator(drawn.format("square"))).to_have_count(64)
     page.no_sideways_scroll()
 
 
 def test_a_click_on_an_expert_keeps_its_tokens(here):
     page = here().open(view="flow", run="large", steps="3:5", merge="20")
-    page.click_for(page.page.locator(".mark-symbol path").first, "through")
+    page.click_for(page.page.locator('.mark-symbol path[aria-roledescription="circle"]').first, "through")
     page.heading("Where do tokens go?")
+
+
+def test_many_ribbons_have_names_and_are_clicked(here):
+    page = here().open(view="flow", run="large", steps="3:6", merge="2")
+    expect(page.mark("node: 4.")).to_be_visible()
+    expect(page.mark("link: 4.")).to_be_visible()
+    page.click_for(page.mark("link: 4."), "through")
+    page.heading("Where do tokens go?")
+
+
+def test_a_click_on_a_cell_of_64_by_256_keeps_its_tokens(here):
+    page = here().open(view="modules", run="large")
+    canvas = page.page.locator(CANVAS).first
+    expect(canvas).to_be_visible()
+    page.click_for(canvas, "through")
+    page.expect_query(view="modules")
+    # A table of 16,384 rows is sent when it is opened.
+    page.page.get_by_text("The numbers behind this: cells").click()
+    expect(page.page.locator('[data-testid="stDataFrame"]').first).to_be_visible()
 
 
 @pytest.mark.parametrize("run", ["large", "log"])

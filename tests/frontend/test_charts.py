@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 from typing import Any
 
 import pytest
@@ -121,17 +122,63 @@ def test_flow_draws_what_the_api_counted():
     assert size["scale"]["domain"][0] == 0
     assert size["scale"]["range"][0] == 0
     assert size["scale"]["domain"][1] == max(row["count"] for row in circles)
-    points = data_of(chart, "link", "y2")
-    assert len(points) == 4 * len(FLOW["links"])
+    assert len(data_of(chart, "link", "outline")) == len(FLOW["links"])
 
 
 def test_flow_draws_at_most_two_thousand_ribbons_and_says_what_it_hides():
     big = answers.flow(answers.ribbons(3000, 4, 60, seed=5), modules=60)
     chart = charts.flow_chart(big)
-    assert len({row["link"] for row in data_of(chart, "link", "y2")}) == layout.MOST_LINKS
+    assert len({row["link"] for row in data_of(chart, "link", "outline")}) == layout.MOST_LINKS
     hidden = len(big["links"]) - layout.MOST_LINKS
     assert f"{hidden:,} small flows" in " ".join(chart.to_dict()["title"]["subtitle"])
     assert len(json.dumps(chart.to_dict())) < 2_500_000
+
+
+def svg_of(chart: Any, width: int = 700) -> str:
+    return vl_convert.vegalite_to_svg(json.dumps({**chart.to_dict(), "width": width}))
+
+
+def test_every_ribbon_and_circle_has_a_name_however_many_there_are():
+    """Streamlit leaves out the names of marks of charts with many rows, unless they are asked for."""
+    big = answers.flow(answers.ribbons(3000, 4, 60, seed=5), modules=60)
+    chart = charts.flow_chart(big)
+    svg = svg_of(chart)
+    assert len(re.findall(r'aria-label="link: [0-9.]+&gt;', svg)) == layout.MOST_LINKS
+    assert len(re.findall(r'aria-label="node: ', svg)) == sum(1 for node in big["nodes"] if node["count"])
+    spec = chart.to_dict()
+    assert spec["config"]["mark"]["aria"] is True
+    assert spec["usermeta"]["embedOptions"]["renderer"] == "svg"
+
+
+def test_a_ribbon_reaches_from_column_to_column_at_any_width():
+    for width in (300, 900):
+        svg = svg_of(charts.flow_chart(FLOW), width)
+        circle = {step: float(x) for step, x in re.findall(
+            r'aria-label="node: (\d+)\.\d+;[^>]*transform="translate\(([0-9.]+),', svg)}  # fmt: skip
+        ribbons = re.findall(r'aria-label="link: (\d+)\.[^>]*transform="translate\(([0-9.]+),[^>]* d="([^"]+)"', svg)
+        assert len(ribbons) == len(FLOW["links"])
+        for step, x, outline in ribbons:
+            length = max(float(point.split(",")[0]) for point in re.findall(r"-?[0-9.]+,-?[0-9.]+", outline))
+            assert float(x) == pytest.approx(circle[step], abs=0.01)
+            assert float(x) + length == pytest.approx(circle[str(int(step) + 1)], abs=0.1)
+
+
+def test_load_keeps_every_cell_and_names_them_where_they_are_few():
+    few = charts.load_chart(USAGE)
+    squares = re.findall(r'aria-label="step: (\d+); module: (\d+);[^"]*utilisation: ([^;]+);', svg_of(few))
+    assert sorted((int(step), int(module)) for step, module, _ in squares) == sorted(
+        (row["step"], row["module"]) for row in USAGE["usage"]
+    )
+    many = {**USAGE, "usage": [
+        {"step": step, "module": module, "count": 1, "share": 0.1, "utilisation": 1.0}
+        for step in range(64) for module in range(256)
+    ]}  # fmt: skip
+    spec = charts.load_chart(many).to_dict()
+    cells = next(part["data"]["values"] for part in walk(spec) if isinstance(part, dict)
+                 and part.get("data", {}).get("name") == "cells")  # fmt: skip
+    assert [len(column["load"]) for column in cells] == [256] * 64
+    assert spec["usermeta"]["embedOptions"]["renderer"] == "canvas"
+    assert svg_of(charts.load_chart(many)).count("<path") > 64 * 256
 
 
 def test_flow_marks_the_chosen_circle_and_only_it():

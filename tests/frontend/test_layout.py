@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 
 import pytest
 
-from frontend.charts.layout import MOST_LINKS, flow_layout, ribbon_points
+from frontend.charts.layout import MOST_LINKS, flow_layout, ribbon_outline
 from tests.frontend import answers
 
 
@@ -87,12 +88,17 @@ def test_a_module_keeps_its_row_and_identities_stand_last():
     assert by_height[-2:] == [2, 7]
 
 
-def test_a_ribbon_is_four_points_that_keep_its_width(flow):
+def test_a_ribbon_keeps_its_width_and_ends_where_it_goes(flow):
     link = max(flow_layout(flow).links, key=lambda one: one.count)
-    points = ribbon_points(link)
-    assert len(points) == 4
-    assert (points[0][0], points[-1][0]) == (link.step, link.step + 1)
-    assert all(y2 - y == pytest.approx(link.width, abs=0.02) for _x, y, y2 in points)
+    outline = ribbon_outline(link)
+    assert set(re.findall("[a-z]", outline)) == {"a", "b"}, "the browser puts distances in their place"
+    numbers = [float(n) for n in re.findall(r"-?[0-9.]+", outline.replace("a", "50").replace("b", "100"))]
+    upper, lower = numbers[:8], [*numbers[8:10], *numbers[10:]]
+    assert (upper[0], upper[6], lower[0], lower[6]) == (0, 100, 100, 0)
+    (left_up, right_up), (right_down, left_down) = upper[1:8:6], lower[1:8:6]
+    assert left_down - left_up == pytest.approx(link.width, abs=0.02)
+    assert right_down - right_up == pytest.approx(link.width, abs=0.02)
+    assert (right_up + right_down) / 2 == pytest.approx(link.y1 - link.y0, abs=0.02)
 
 
 def test_nothing_to_draw_is_drawn_as_nothing():

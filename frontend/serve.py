@@ -1,0 +1,36 @@
+"""The page server: ``python -m frontend.serve [options of streamlit run]``.
+
+It is ``streamlit run frontend/app.py`` that loads what drawing needs while nobody waits: by itself Streamlit imports
+Altair and pandas at the first visit, which then takes a second longer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from pathlib import Path
+
+from streamlit.web import cli
+
+PAGE_FILE = Path(__file__).with_name("app.py")
+NEEDED = ("altair", "pandas", "pyarrow", "httpx", "frontend.charts")
+
+
+def load() -> None:
+    """Import what the first picture needs; what is missing is the page's own business to report."""
+    for name in NEEDED:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            return
+
+
+def main() -> None:
+    threading.Thread(target=load, name="loading", daemon=True).start()
+    sys.argv = ["streamlit", "run", str(PAGE_FILE), *sys.argv[1:]]
+    sys.exit(cli.main())
+
+
+if __name__ == "__main__":
+    main()
