@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import altair as alt
 
@@ -14,6 +14,8 @@ from frontend.charts.palette import Theme, cdf_colour, cdf_legend, cdf_scale, in
 TITLE = "Which module did each token take at each step?"
 TOKEN_PICK = "token"
 MOST_ROWS = 40
+Shade = Literal["cdf", "weight", "overlap"]
+LEGENDS = {"weight": "largest weight", "overlap": "share of modules that the token before took too"}
 
 
 def visible(text: str | None) -> str:
@@ -41,17 +43,21 @@ def token_flow_chart(
     most: int = MOST_ROWS,
     chosen: int | None = None,
     identities: Sequence[int] = (),
-    by_weight: bool = False,
+    shade: Shade = "cdf",
     title: str | None = TITLE,
 ) -> alt.LayerChart:
     """Draw tokens ``first … first+most−1`` of an answer of ``/samples/{sample}``.
 
     Cell: the modules that the token took at the step; colour: CDF of its whole path, so a row has one colour. A cell
-    of an identity module (a skipped step) is neutral grey. ``by_weight``: the cell names the first module only and
-    its colour is that module's weight; for runs where every token has a path of its own, whose CDF says nothing.
+    of an identity module (a skipped step) is neutral grey. Where every token has a path of its own its CDF says
+    nothing; the cell then names the first module only, and its colour is that module's ``weight``, or, in runs whose
+    weights are not known, the ``overlap``: the share of its modules that the token before took too.
     """
     look = theme_named(theme)
-    tokens = [t for t in sample.get("tokens") or [] if first <= t["token"] < first + most]
+    everyone = sample.get("tokens") or []
+    tokens = [t for t in everyone if first <= t["token"] < first + most]
+    before = {t["token"] + 1: t["ribbon"] for t in everyone}
+    one_module = shade != "cdf"
     skips = set(identities)
     table = []
     for token in tokens:
@@ -64,9 +70,10 @@ def token_flow_chart(
                     "label": token_label(token),
                     "step": step,
                     "cdf": token["cdf"],
-                    "mark": "skip" if skipped else str(modules[0]) if by_weight else "+".join(map(str, modules)),
+                    "mark": "skip" if skipped else str(modules[0]) if one_module else "+".join(map(str, modules)),
                     "modules": "+".join(map(str, modules)),
                     "weight": max(token["weights"][step], default=0.0),
+                    "overlap": overlap(modules, before.get(token["token"], token["ribbon"][:0])[step : step + 1]),
                     "skipped": skipped,
                     "ink": ink_on(look.identity if skipped else colour),
                     "rank": f"{token['rank']:,}",
@@ -98,15 +105,17 @@ def token_flow_chart(
         .encode(
             x=x,
             y=y,
-            fill=_by_weight(table, look)
-            if by_weight
+            fill=_shaded(table, shade, look)
+            if one_module
             else alt.Fill("cdf:Q", scale=cdf_scale(look), legend=cdf_legend()),
             stroke=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(None)),
             tooltip=[
                 alt.Tooltip("label:N", title="token"),
                 alt.Tooltip("step:O"),
                 alt.Tooltip("modules:N", title="module"),
-                alt.Tooltip("weight:Q", title="largest weight", format=".3f"),
+                alt.Tooltip("overlap:Q", title=LEGENDS["overlap"], format=".0%")
+                if shade == "overlap"
+                else alt.Tooltip("weight:Q", title=LEGENDS["weight"], format=".3f"),
                 alt.Tooltip("rank:N", title="rank of its path"),
                 alt.Tooltip("cdf:Q", title="CDF", format=".3~p"),
             ],
@@ -131,7 +140,7 @@ def token_flow_chart(
     words = (
         alt.Chart(rows(table))
         .mark_text(fontSize=look.font_size - (1 if wide > 2 else 0), font=look.font, clip=True)
-        .encode(x=x, y=y, text="mark:N", color=_ink(table, look) if by_weight else alt.Color("ink:N", scale=None))
+        .encode(x=x, y=y, text="mark:N", color=_ink(table, shade, look) if one_module else alt.Color("ink:N", scale=None))
     )
     words = words.transform_filter(f"width / {num_steps} > {6.2 * wide:.0f}")
     chart = alt.layer(cells.add_params(pick), greys, words).properties(
@@ -142,27 +151,36 @@ def token_flow_chart(
         f"{numbers.plural(len(tokens), 'token')} of {numbers.count(total)}; cell: module taken, "
         "colour: how frequent the token’s whole path is; grey: the step was skipped."
     )
-    if by_weight:
-        subtitle = (
-            f"{numbers.plural(len(tokens), 'token')} of {numbers.count(total)}; cell: the module with the largest "
-            "weight; darker on a light page: a larger weight."
-        )
+    if one_module:
+        cell = {
+            "weight": "the module with the largest weight; darker on a light page: a larger weight",
+            "overlap": "one of its modules; darker on a light page: shares more of them with the token before",
+        }
+        told = f"{numbers.plural(len(tokens), 'token')} of {numbers.count(total)}"
+        subtitle = f"{told}; cell: {cell[shade]}."
     return finish(titled(chart, look, title, subtitle), look)
 
 
-def _most(table: Sequence[Mapping[str, Any]]) -> float:
-    return max([row["weight"] for row in table], default=1.0) or 1.0
+def overlap(modules: Sequence[int], before: Sequence[Sequence[int]]) -> float:
+    """Share of a token's modules at a step that the token before took at the same step; 0 for the first token."""
+    return len(set(modules) & set(before[0])) / len(modules) if before and modules else 0.0
 
 
-def _by_weight(table: Sequence[Mapping[str, Any]], look: Theme) -> alt.Fill:
+def _most(table: Sequence[Mapping[str, Any]], shade: Shade) -> float:
+    return 1.0 if shade == "overlap" else max([row["weight"] for row in table], default=1.0) or 1.0
+
+
+def _shaded(table: Sequence[Mapping[str, Any]], shade: Shade, look: Theme) -> alt.Fill:
     top = look.module if look.name != "dark" else look.ink
-    legend = alt.Legend(title="largest weight", orient="bottom", gradientLength=180, gradientThickness=10, tickCount=3)
-    scale = alt.Scale(domain=[0, _most(table)], range=[look.background, top], interpolate="lab")
-    return alt.Fill("weight:Q", scale=scale, legend=legend)
+    legend = alt.Legend(
+        title=LEGENDS[shade], orient="bottom", gradientLength=180, gradientThickness=10, tickCount=3, titleLimit=400
+    )
+    scale = alt.Scale(domain=[0, _most(table, shade)], range=[look.background, top], interpolate="lab")
+    return alt.Fill(f"{shade}:Q", scale=scale, legend=legend)
 
 
-def _ink(table: Sequence[Mapping[str, Any]], look: Theme) -> alt.Color:
-    strong = f"datum.weight > {0.5 * _most(table):.6g}"
+def _ink(table: Sequence[Mapping[str, Any]], shade: Shade, look: Theme) -> alt.Color:
+    strong = f"datum.{shade} > {0.5 * _most(table, shade):.6g}"
     return alt.when(strong).then(alt.value(look.background)).otherwise(alt.value(look.ink))
 
 

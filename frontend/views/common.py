@@ -88,6 +88,11 @@ def all_differ(run: Mapping[str, Any]) -> bool:
     return int(run["num_steps"]) > 1 and int(run["num_paths"]) > max(100, 0.9 * int(run["num_tokens"]))
 
 
+def weights_known(run: Mapping[str, Any]) -> bool:
+    """Whether a run has real weights; a log of ids alone is stored with 1/K for each."""
+    return bool(run["weight_semantics"].get("weights_recorded", True))
+
+
 def merging(run: Mapping[str, Any], selection: Selection) -> dict[str, Any]:
     """Which modules a flow picture merges into “other”, as a query of ``/flow``."""
     if selection.merge is not None:

@@ -10,12 +10,19 @@ import streamlit as st
 from frontend import address, look
 from frontend.charts import numbers
 from frontend.charts.patches import data_url
-from frontend.charts.token_flow import MOST_ROWS, TOKEN_PICK, token_flow_chart, token_label, token_rows
+from frontend.charts.token_flow import MOST_ROWS, TOKEN_PICK, Shade, token_flow_chart, token_label, token_rows
 from frontend.components.explorer import MOST_LINKS, explorer, explorer_data
 from frontend.selection import Selection
 from frontend.views import common
 
 LISTED = 300
+CELLS: dict[Shade, str] = {
+    "cdf": "the cell names the module, its colour says how frequent the token’s whole path is. Grey: skipped.",
+    "weight": "the cell names the module with the largest weight, darker on a light page: a larger weight. Nearly "
+    "every token has a path of its own, so colours of paths would say nothing.",
+    "overlap": "the cell names one of the modules that the token took together; this run was made of ids without "
+    "weights, so none counts more. Darker on a light page: more of them were taken by the token before as well.",
+}
 
 
 def draw(selection: Selection) -> None:
@@ -234,11 +241,12 @@ def _about_token(run: Mapping[str, Any], sample: Mapping[str, Any], chosen: int)
         "gate entropy": numbers.number(token.get("gate_entropy")),
         "FLOPs": numbers.short(token.get("flops")),
     }
+    known = common.weights_known(run)
     steps = [
         {
             "step": step,
             "modules": " + ".join(map(str, modules)),
-            "weights": " + ".join(numbers.number(w) for w in weights),
+            "weights": " + ".join(numbers.number(w) for w in weights) if known else "not in the log",
         }
         for step, (modules, weights) in enumerate(zip(token["ribbon"], token["weights"], strict=True))
     ]
@@ -249,14 +257,10 @@ def _about_token(run: Mapping[str, Any], sample: Mapping[str, Any], chosen: int)
 def _token_flow(run: Mapping[str, Any], selection: Selection, sample: Mapping[str, Any], chosen: int | None) -> None:
     total = len(sample["tokens"])
     st.subheader("Which module did each token take at each step?", anchor=False)
-    alone = common.all_differ(run)
-    st.caption(
-        "One row a token, one column a step; the cell names the module with the largest weight, darker on a light "
-        "page: a larger weight. Nearly every token has a path of its own, so colours of paths would say nothing."
-        if alone
-        else "One row a token, one column a step; the cell names the module, its colour says how frequent the "
-        "token’s whole path is. Grey: skipped."
-    )
+    shade: Shade = "cdf"
+    if common.all_differ(run):
+        shade = "weight" if common.weights_known(run) else "overlap"
+    st.caption(f"One row a token, one column a step; {CELLS[shade]}")
     wanted = selection.first if selection.first or chosen is None else chosen
     first = min(wanted, max(0, total - 1)) // MOST_ROWS * MOST_ROWS
     if total > MOST_ROWS:
@@ -275,7 +279,7 @@ def _token_flow(run: Mapping[str, Any], selection: Selection, sample: Mapping[st
         first=first,
         chosen=chosen,
         identities=sorted(common.identities(run)),
-        by_weight=alone,
+        shade=shade,
         title=None,
     )
     look.chart(

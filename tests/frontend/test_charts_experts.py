@@ -74,7 +74,8 @@ def all_charts(theme: str) -> dict[str, Any]:
         "repetition": experts.repetition_chart(found["repetition"], theme=theme),
         "saturation": experts.saturation_chart(found["saturation"], theme=theme, step=1, run="at90"),
         "merged flow": flow_chart(found["merged"], theme=theme, ribbon=found["sample"]["tokens"][0]["ribbon"]),
-        "weights": token_flow.token_flow_chart(found["sample"], theme=theme, by_weight=True),
+        "weights": token_flow.token_flow_chart(found["sample"], theme=theme, shade="weight"),
+        "no weights": token_flow.token_flow_chart(found["sample"], theme=theme, shade="overlap"),
     }
 
 
@@ -298,3 +299,18 @@ def test_small_runs_are_drawn_whole_and_many_experts_merged():
     assert common.merging({**info, "num_modules": 256}, Selection(merge=0.0)) == {"merge_share": 0.0}
     for selection in (Selection(merge=0.0), Selection(merge=2.5, words="next")):
         assert from_query(to_query(selection)) == (selection, [])
+
+
+def test_without_weights_a_cell_says_what_the_token_before_took_too():
+    tokens = [
+        {"token": 0, "ribbon": [[1, 2], [3, 4]]},
+        {"token": 1, "ribbon": [[2, 5], [3, 4]]},
+        {"token": 2, "ribbon": [[6, 7], [4, 9]]},
+    ]
+    drawn = {"weights": [[0.5, 0.5]] * 2, "cdf": 1.0, "rank": 1, "text": "a"}
+    chart = token_flow.token_flow_chart({"tokens": [drawn | token for token in tokens]}, shade="overlap", first=1)
+    (data,) = [rows for rows in chart.to_dict()["datasets"].values() if len(rows) == 4]
+    assert {(row["token"], row["step"]): row["overlap"] for row in data} == {
+        (1, 0): 0.5, (1, 1): 1.0, (2, 0): 0.0, (2, 1): 0.5,
+    }  # fmt: skip
+    assert token_flow.overlap([1, 2], []) == 0.0
