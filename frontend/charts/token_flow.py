@@ -140,7 +140,12 @@ def token_flow_chart(
     words = (
         alt.Chart(rows(table))
         .mark_text(fontSize=look.font_size - (1 if wide > 2 else 0), font=look.font, clip=True)
-        .encode(x=x, y=y, text="mark:N", color=_ink(table, shade, look) if one_module else alt.Color("ink:N", scale=None))
+        .encode(
+            x=x,
+            y=y,
+            text="mark:N",
+            color=_ink(table, shade, look) if one_module else alt.Color("ink:N", scale=None),
+        )
     )
     words = words.transform_filter(f"width / {num_steps} > {6.2 * wide:.0f}")
     chart = alt.layer(cells.add_params(pick), greys, words).properties(
