@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from pydantic import Field, field_validator
 
 from engine.edits.values import KINDS, MOST_EDITS, Edit
+from engine.errors import UserError
 from engine.models.family import Controls
 
 
@@ -43,3 +44,13 @@ class DNAControls(EditControls):
 
     FAMILY: ClassVar[str] = "dna"
     EDITS: ClassVar[tuple[str, ...]] = KINDS
+
+
+def only_those(edits: tuple[Edit, ...] | None, what: str) -> None:
+    """Refuse ``tokens`` and ``path`` where a decision is made for more than one token (``what``)."""
+    for place, edit in enumerate(edits or ()):
+        for name in ("tokens", "path"):
+            if getattr(edit, name, None) is not None:
+                raise UserError(
+                    f"{name} cannot be chosen here: {what}; leave {name} out", field=f"edits.{place}.{name}"
+                )

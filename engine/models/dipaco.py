@@ -18,9 +18,12 @@ import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
+from engine.edits.controls import only_those
+from engine.edits.plan import RoutePlan, Routers, plan_routes
 from engine.errors import UserError
 from engine.models.blocks import Block
 from engine.models.dipaco_config import DiPaCoConfig, DiPaCoControls
+from engine.models.dipaco_edits import edited_scores, open_paths, swapped_paths
 from engine.models.dipaco_router import Base, DiPaCoRouter, Rerouter, nearest
 from engine.models.family import RoutedModel, Traced
 from engine.models.losses import linear_cross_entropy
@@ -223,12 +226,17 @@ class DiPaCo(RoutedModel):
         }  # fmt: skip
 
     def decide(
-        self, ids: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None, reroute_every: int | None = None
+        self,
+        ids: Int[Tensor, "B T"],
+        valid: Bool[Tensor, "B T"] | None = None,
+        reroute_every: int | None = None,
+        edits: RoutePlan | None = None,
     ) -> tuple[Int[Tensor, "B C"], Float[Tensor, "B C P"], Int[Tensor, " T"]]:
         """Paths and scores of each chunk, and the chunk of each position.
 
         Chunk 0 follows the document's router. Chunk c > 0 follows the learned router after the first
-        ``prefix + c·W`` tokens, and makes the predictions of the W tokens behind them.
+        ``prefix + c·W`` tokens, and makes the predictions of the W tokens behind them. ``edits`` change the
+        choice, not the scores.
 
         Raises:
             UserError: ``reroute_every`` is given, but the model has no learned router.
@@ -246,7 +254,10 @@ class DiPaCo(RoutedModel):
             ends = prefix + every * torch.arange(1, last + 1, device=ids.device) - 1
             scores.append(self.router.running_scores(ids)[:, ends])
         scores_BCP = torch.cat(scores, dim=1)
-        paths = nearest(scores_BCP.flatten(0, 1)).view(scores_BCP.shape[:2])
+        ranked = scores_BCP if edits is None else edited_scores(scores_BCP, edits, self.path_modules)
+        paths = nearest(ranked.flatten(0, 1)).view(scores_BCP.shape[:2])
+        if edits is not None:
+            paths = swapped_paths(paths, edits, self.path_modules, chunks, ids.shape, valid)
         return paths, scores_BCP, chunks
 
     def hidden(self, ids: Int[Tensor, "R T"], paths: Int[Tensor, " R"]) -> Float[Tensor, "R T D"]:
@@ -271,6 +282,7 @@ class DiPaCo(RoutedModel):
         paths: Int[Tensor, "B n"] | None = None,
         valid: Bool[Tensor, "B T"] | None = None,
         reroute_every: int | None = None,
+        edits: RoutePlan | None = None,
     ) -> DiPaCoOutput:
         """Next-token logits. ``paths`` (one a chunk, or one for all) overrides the router's choice,
         ``reroute_every`` the configuration's W.
@@ -279,7 +291,7 @@ class DiPaCo(RoutedModel):
         reading the text again, as section 6 of the paper says.
         """
         with torch.no_grad():
-            chosen, scores_BCP, chunks = self.decide(inputs, valid, reroute_every)
+            chosen, scores_BCP, chunks = self.decide(inputs, valid, reroute_every, edits)
         paths = chosen if paths is None else paths.expand_as(chosen)
         rows = torch.arange(len(inputs), device=inputs.device).unsqueeze(1).expand_as(paths)
         pairs_R, pair_BC = torch.unique(rows * self.config.num_paths + paths, return_inverse=True)
@@ -299,14 +311,18 @@ class DiPaCo(RoutedModel):
         *,
         reroute_every: int | None = None,
         path: int | None = None,
+        edits: RoutePlan | None = None,
     ) -> Traced:
         """Logits and ribbons; a token's path is the one that predicted its successor.
 
-        ``path`` sends every text down that path; the gate entropy stays the router's own.
+        ``path`` sends every text down that path; the gate entropy stays the router's own, under ``edits`` too.
 
         Raises:
-            UserError: there is no such path, no learned router to choose again, or both are asked for.
+            UserError: there is no such path, no learned router to choose again, or two of these are asked for.
         """
+        if path is not None and edits is not None:
+            raise UserError(f"path {path} holds for the whole text, so there is nothing to edit: give one of the two",
+                            field="edits")  # fmt: skip
         given = None
         if path is not None and reroute_every is not None:
             raise UserError(
@@ -317,7 +333,7 @@ class DiPaCo(RoutedModel):
             if not 0 <= path < self.config.num_paths:
                 raise UserError(f"path {path} is not one of 0 to {self.config.num_paths - 1}", field="path")
             given, reroute_every = torch.full((len(inputs), 1), path, device=inputs.device), None
-        output = self(inputs, given, valid, reroute_every)
+        output = self(inputs, given, valid, reroute_every, edits)
         path_BT = output.paths[:, output.chunks]
         entropy_BCS = self.level_entropy(output.scores)
         ids = self.path_modules[path_BT].unsqueeze(-1)
@@ -331,6 +347,30 @@ class DiPaCo(RoutedModel):
             gate_entropy=entropy_BCS[:, output.chunks],
             flops=self.token_flops(ids, valid).to(ids.device),
         )
+
+    def trace_with(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None, controls: DiPaCoControls) -> Traced:
+        """``trace`` under what the page or the API asked for."""
+        given = controls.given()
+        given.pop("edits", None)
+        return self.trace(inputs, valid, **given, edits=self.plan(controls))
+
+    def plan(self, controls: DiPaCoControls) -> RoutePlan | None:
+        """What is chosen differently at each level.
+
+        Raises:
+            UserError: edits that do not fit this model, or that leave no path.
+        """
+        edits = getattr(controls, "edits", None)
+        only_those(edits, "a path is chosen for a whole text or chunk")
+        plan = plan_routes(edits, Routers(tuple(tuple(range(k)) for k in self.config.levels), top_k=1))
+        if plan is not None and not bool(open_paths(plan, self.path_modules).any()):
+            raise UserError("these edits leave no path: force one module of a level", field="edits")
+        return plan
+
+    def top_k_under(self, controls: DiPaCoControls) -> int:
+        """One module a level; refuses edits that do not fit."""
+        self.plan(controls)
+        return 1
 
     def level_entropy(self, scores: Float[Tensor, "B C P"]) -> Float[Tensor, "B C S"]:
         """Entropy of the choice of module at each level; NaN where scores are distances, not logits."""

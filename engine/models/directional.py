@@ -11,7 +11,7 @@ Source: "Directional Routing in Transformers", section 2 and appendix B.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -298,7 +298,27 @@ class Directional(RoutedModel):
 
     def trace_with(self, inputs: Tensor, valid: Tensor | None, controls: DirectionalControls) -> Traced:
         """``trace`` under what the page or the API asked for."""
-        return self.trace(inputs, valid, controls.interventions())
+        act, plan = controls.interventions(self.config), controls.plan(self.config)
+        frozen = tuple(layer for layer, step in enumerate(plan.steps) if step and step.frozen) if plan else ()
+        if frozen:
+            if act.gates is not None:
+                raise UserError(
+                    "frozen layers take the gates of the unedited pass, so no others can be put in: leave out freeze "
+                    "or gates", field="gates",
+                )  # fmt: skip
+            unedited = self(inputs, valid, Interventions(pooling=act.pooling)).gates
+            act = replace(act, gates=unedited, gate_layers=frozen)
+        return self.trace(inputs, valid, act)
+
+    def top_k_under(self, controls: DirectionalControls) -> int:
+        """A slot for each direction; refuses edits that do not fit."""
+        controls.plan(self.config)
+        return self.config.top_k
+
+    @property
+    def must_leave(self) -> int:
+        """A direction that is never removed is left alone: none has to be left."""
+        return 0
 
     def _flops(self, removed_BT: Tensor, decisions: int, valid: Tensor | None) -> Float[Tensor, "B T"]:
         """Layers, routers and the directions read as on; a router's one decision is shared by its tokens."""

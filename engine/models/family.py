@@ -94,7 +94,8 @@ class RoutedModel(nn.Module):
                 place = [str(part) for at, part in enumerate(first["loc"]) if at != 2]  # without the kind of edit
                 raise UserError(_edit_problem(first), field=".".join(place)) from None
             if first["type"] == "extra_forbidden":
-                known = ", ".join(cls.Controls.model_fields) or "none"
+                # What all families share stands last.
+                known = ", ".join(sorted(cls.Controls.model_fields, key=lambda field: field == "edits")) or "none"
                 raise UserError(f"a {cls.family} model has no control {name!r}; it has: {known}", field=name) from None
             raise UserError(f"control {name} is {str(first['input'])[:40]}: {first['msg']}", field=name) from None
 

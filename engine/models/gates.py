@@ -8,15 +8,16 @@ Source: "Directional Routing in Transformers", section 2 (rules), sections 3, 4 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
+from engine.edits.controls import EditControls, only_those
+from engine.edits.plan import RoutePlan, Routers, plan_routes
 from engine.errors import UserError
-from engine.models.family import Controls
 
 if TYPE_CHECKING:
     from engine.models.directional import DirectionalConfig
@@ -175,8 +176,21 @@ class Interventions:
         return gates
 
 
-class DirectionalControls(Controls):
-    """What the page and the API may change of one trace."""
+class DirectionalControls(EditControls):
+    """What the page and the API may change of one trace.
+
+    In an edit a step is a layer, a module below H·K a direction that is removed, the others the same direction left
+    alone: banned, it is never removed (or never left alone); forced, always.
+    """
+
+    FAMILY: ClassVar[str] = "directional"
+    EDITS: ClassVar[tuple[str, ...]] = ("ban", "force", "freeze")
+    WHY_NOT: ClassVar[dict[str, str]] = {
+        "swap": "a route is a gate for each direction; give another text's as the control gates",
+        "shuffle": "a layer decides for the whole text, so there are no tokens to deal decisions out to",
+        "top_k": "every gate acts, none is picked",
+        "bias": "a gate can be set by hand: give the control gate",
+    }
 
     gate: float | None = Field(None, ge=0, le=1, description="Value of the gates: 0 routing off, 0.5 neutral, 1 full")
     gate_layer: int | None = Field(None, ge=0, description="The layer whose gates take that value; unset: every layer")
@@ -194,8 +208,8 @@ class DirectionalControls(Controls):
         None, description="What the routers read: the whole sequence, or only what stands before (causal)"
     )
 
-    def interventions(self) -> Interventions:
-        """The same as an intervention.
+    def interventions(self, config: DirectionalConfig | None = None) -> Interventions:
+        """The same as an intervention; ``config`` is needed to read edits (``freeze`` is the model's own business).
 
         Raises:
             UserError: a layer, head or direction is named, but no value for its gates; foreign gates that are
@@ -207,7 +221,42 @@ class DirectionalControls(Controls):
             if self.gate is None and place is not None:
                 raise UserError(f"{name} {place} needs a value for its gates: give gate as well", field="gate")
         edits = () if self.gate is None else (GateEdit(self.gate, *places),)
+        if self.edits and config is not None:
+            edits += gate_edits(self.plan(config), config)
         return Interventions(edits, self.knocked_out or (), _foreign(self.gates), pooling=self.pooling)
+
+
+    def plan(self, config: DirectionalConfig) -> RoutePlan | None:
+        """What each layer does differently.
+
+        Raises:
+            UserError: edits that do not fit the model, a direction that could neither be removed nor left alone.
+        """
+        only_those(self.edits, "a layer decides for the whole text")
+        both = tuple(range(config.num_modules))
+        plan = plan_routes(self.edits, Routers((both,) * config.layers, config.top_k))
+        for layer, step in enumerate(plan.steps if plan else ()):
+            for module in sorted(step.banned if step else ()):
+                if module + config.top_k in step.banned:
+                    raise UserError(
+                        f"direction {module} of layer {layer} could neither be removed (module {module}) nor left "
+                        f"alone (module {module + config.top_k}); ban one of the two", field="edits",
+                    )  # fmt: skip
+        return plan
+
+
+def gate_edits(plan: RoutePlan | None, config: DirectionalConfig) -> tuple[GateEdit, ...]:
+    """Gates at 0 and 1 for banned and forced modules."""
+    found = []
+    for layer, step in enumerate(plan.steps if plan else ()):
+        if step is None:
+            continue
+        wanted = [(module, module >= config.top_k) for module in sorted(step.banned)]
+        wanted += [(force.module, force.module < config.top_k) for force in step.forced]
+        for module, on in wanted:
+            head, direction = divmod(module % config.top_k, config.directions)
+            found.append(GateEdit(FULL if on else OFF, layer, head, direction))
+    return tuple(found)
 
 
 def _foreign(values: tuple[tuple[tuple[float, ...], ...], ...] | None) -> Float[Tensor, "1 1 L H K"] | None:

@@ -27,11 +27,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from engine.edits.controls import only_those
+from engine.edits.plan import RoutePlan, Routers, plan_routes
 from engine.errors import UserError
 from engine.models.blocks import Block
-from engine.models.family import RoutedModel, Traced
+from engine.models.family import Controls, RoutedModel, Traced
 from engine.models.hmodel_config import PRIMARY, HiddenLayerConfig, HModelConfig, InputName
-from engine.models.hmodel_controls import HModelControls, RouteSettings, route_settings
+from engine.models.hmodel_controls import (
+    HModelControls,
+    RouteSettings,
+    edit_logits,
+    given_connections,
+    route_settings,
+)
 from engine.models.hmodel_layers import (
     ConnectionHead,
     Convolution,
@@ -197,6 +205,35 @@ class HModel(RoutedModel):
         entropy = torch.full_like(weights[..., 0], float("nan"))  # c are no distribution over layers
         return Traced(output.logits, ids, weights, entropy, flops_BT, edges=routed.edges)
 
+    def trace_with(self, inputs: Inputs, valid: Bool[Tensor, "B T"] | None, controls: Controls) -> Traced:
+        """``trace`` under what the page or the API asked for."""
+        given = controls.given()
+        given.pop("edits", None)
+        if "connections" in given:
+            given["connections"] = given_connections(given["connections"])
+        return self.trace(inputs, valid, **given, plan=self.plan(controls))
+
+    def plan(self, controls: Controls) -> RoutePlan | None:
+        """What is sent differently before each iteration.
+
+        Raises:
+            UserError: edits that do not fit this model.
+        """
+        edits = getattr(controls, "edits", None)
+        only_those(edits, "a layer sends to all positions")
+        layers = tuple(range(self.config.num_modules))
+        return plan_routes(edits, Routers((layers,) * self.config.iterations, self.must_leave))
+
+    def top_k_under(self, controls: Controls) -> int:
+        """The chain has one layer a step; refuses edits that do not fit."""
+        self.plan(controls)
+        return int(self.config.top_k)
+
+    @property
+    def must_leave(self) -> int:
+        """A step needs a layer that something can be sent to."""
+        return 1
+
     def training_loss(self, inputs: Inputs, targets: Tensor | Mapping[str, Tensor], label_smoothing: float = 0.0
                       ) -> tuple[Float[Tensor, ""], Tensor]:  # fmt: skip
         """Mean cross-entropy, summed over the outputs that targets are given for (a tensor: the task's).
@@ -352,8 +389,11 @@ class HModel(RoutedModel):
         first = self.config.num_modules if iteration == self.config.iterations else 0
         if settings.connections is not None:
             given = settings.connections[:, iteration, source, first:]
+            if settings.plan is not None:  # c of 0 and 1 are logits without end
+                given = edit_logits(given.logit(), settings.plan, iteration).sigmoid()
             return given.unsqueeze(1).expand(len(h_BND), 1, -1)
         logits = self.connections[source](pool(h_BND, counted, self.config.pooling))[..., first:]
+        logits = edit_logits(logits, settings.plan, iteration)
         return sharpen(logits, settings.alpha_at(iteration), settings.top_k)
 
     def _features(self, routed: _Routed, name: str) -> Tensor:

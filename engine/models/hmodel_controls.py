@@ -8,23 +8,43 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
 
+from engine.edits.controls import EditControls
+from engine.edits.plan import RoutePlan
 from engine.errors import UserError
-from engine.models.family import Controls
 from engine.models.hmodel_config import HModelConfig
 
 
-class HModelControls(Controls):
-    """The live controls: they replace the configuration's values for one call."""
+class HModelControls(EditControls):
+    """The live controls: they replace the configuration's values for one call.
+
+    A step of an edit is the iteration at which the layer would run, the first being step 0: a banned layer is sent
+    nothing, a forced one everything, a bias moves the logit of the connection to it.
+    """
+
+    FAMILY: ClassVar[str] = "hmodel"
+    EDITS: ClassVar[tuple[str, ...]] = ("ban", "force", "bias")
+    WHY_NOT: ClassVar[dict[str, str]] = {
+        "swap": "a route is a matrix of weights here; give another sample's as the control connections",
+        "freeze": "a route is a matrix of weights here; give the unedited run's as the control connections",
+        "shuffle": "a layer sends to all others at once, so there are no single choices to deal out",
+        "top_k": "there is a control of that name",
+    }
 
     alpha: float | None = Field(default=None, ge=0.01, le=10, description="α: small makes connections all or nothing")
     alpha_rate: float | None = Field(default=None, ge=0.1, le=10, description="factor of α at every iteration")
     top_k: int | None = Field(default=None, ge=1, description="connections kept of each layer's outgoing ones")
+    connections: tuple[tuple[tuple[float, ...], ...], ...] | None = Field(
+        default=None,
+        description="connections of another sample by iteration, source and target, in place of this one's: what "
+        "GET /runs/{run}/edges gives of a sample or a label",
+    )
 
 
 @dataclass(frozen=True)
@@ -36,6 +56,8 @@ class RouteSettings:
     top_k: int | None
     connections: Float[Tensor, "B I A Z"] | None
     """given c instead of the heads' own"""
+    plan: RoutePlan | None = None
+    """edits; a step is the iteration before it"""
 
     def alpha_at(self, iteration: int) -> float:
         """α of an iteration; the input step is number 0."""
@@ -56,6 +78,7 @@ def route_settings(
     alpha_rate: float | None = None,
     top_k: int | None = None,
     connections: Tensor | None = None,
+    plan: RoutePlan | None = None,
 ) -> RouteSettings:
     """What is given, and the configuration's values for the rest (its top-k at inference only).
 
@@ -80,7 +103,7 @@ def route_settings(
                         field="top_k")  # fmt: skip
     if connections is not None:
         connections = _checked(config, connections.to(device, torch.float32))
-    return RouteSettings(alpha, alpha_rate, top_k, connections)
+    return RouteSettings(alpha, alpha_rate, top_k, connections, plan)
 
 
 def _checked(config: HModelConfig, given: Tensor) -> Tensor:
@@ -92,3 +115,31 @@ def _checked(config: HModelConfig, given: Tensor) -> Tensor:
     if not bool(((given >= 0) & (given <= 1)).all()):  # NaN is neither
         raise UserError("connections hold values that are not between 0 and 1", field="connections")
     return given
+
+
+def given_connections(values: tuple[tuple[tuple[float, ...], ...], ...]) -> Tensor:
+    """Connections given as plain values.
+
+    Raises:
+        UserError: they are ragged.
+    """
+    try:
+        return torch.tensor(values)
+    except ValueError:
+        raise UserError("the connections are ragged: every iteration has as many sources, every source as many targets",
+                        field="connections") from None  # fmt: skip
+
+
+def edit_logits(logits: Tensor, plan: RoutePlan | None, iteration: int) -> Tensor:
+    """Logits (…, Z) of what a source sends, as edits want them: −∞ closes a connection, ∞ opens it."""
+    step = None if plan is None or iteration >= len(plan.steps) else plan.steps[iteration]
+    if step is None:
+        return logits
+    logits = logits.clone()
+    for module, value in step.bias:
+        logits[..., module] += value
+    for force in step.forced:
+        logits[..., force.module] = float("inf")
+    if step.banned:
+        logits[..., sorted(step.banned)] = float("-inf")
+    return logits

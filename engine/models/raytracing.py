@@ -12,7 +12,7 @@ Source: "Ray-Tracing for Conditionally Activated Neural Networks", sections 2 an
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
@@ -20,6 +20,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from engine.edits.controls import EditControls
+from engine.edits.plan import Routers, plan_routes
 from engine.errors import UserError
 from engine.models.family import Controls, RoutedModel, Traced
 from engine.models.raytracing_relax import EXECUTIONS, RayTracingOutput
@@ -40,8 +42,22 @@ class FeatureExtractor(nn.Sequential):
         super().__init__(*layers, nn.Flatten())
 
 
-class RayTracingControls(Controls):
-    """Where the relaxation of a trained network ends; with both, at one threshold step for every sample."""
+class RayTracingControls(EditControls):
+    """Where the relaxation of a trained network ends; with both, at one threshold step for every sample.
+
+    In an edit a step is a layer, a module a block of it; a banned block never fires.
+    """
+
+    FAMILY: ClassVar[str] = "raytracing"
+    EDITS: ClassVar[tuple[str, ...]] = ("ban",)
+    WHY_NOT: ClassVar[dict[str, str]] = {
+        "force": "a block below the threshold has nothing to send",
+        "swap": "a block fires when enough signal reaches it, nobody sends it there",
+        "freeze": "there is no router: a block fires when enough signal reaches it",
+        "shuffle": "an image is one token, so there are no decisions to deal out",
+        "top_k": "every block above the threshold fires; give theta_out or theta_steps",
+        "bias": "there is no choice that could be pushed; give theta_out or theta_steps",
+    }
 
     theta_out: float | None = Field(
         default=None, gt=0, le=1000, description="θ_out, the signal at the output at which a sample stops"
@@ -178,12 +194,13 @@ class RayTracing(OnFeatures, RoutedModel):
         theta_steps: int | None = None,
         keep_steps: bool = False,
         attached: bool = False,
+        banned: Bool[Tensor, " P"] | None = None,
     ) -> RayTracingOutput:
         """Let θ fall until the output fires, each sample by itself.
 
         ``theta_out`` replaces the configured one (``inf``: go on to the cap), ``theta_steps`` lowers the
-        cap; ``keep_steps`` also gives ``step_logits``, ``attached`` gradients to ``last_rates``. Always in
-        float32: a threshold must not depend on the batch's precision.
+        cap; ``keep_steps`` also gives ``step_logits``, ``attached`` gradients to ``last_rates``. Blocks that
+        are ``banned`` never fire. Always in float32: a threshold must not depend on the batch's precision.
 
         Raises:
             UserError: a cap below 1 or above the configured one.
@@ -194,7 +211,8 @@ class RayTracing(OnFeatures, RoutedModel):
             raise UserError(f"theta_steps {cap} is not between 1 and {config.theta_steps}", field="theta_steps")
         limit = config.theta_out if theta_out is None else theta_out
         with torch.autocast(features.device.type, enabled=False):
-            return EXECUTIONS[self.execution](self, self.inputs(features.float()), limit, cap, keep_steps, attached)
+            signals = self.inputs(features.float())
+            return EXECUTIONS[self.execution](self, signals, limit, cap, keep_steps, attached, banned)
 
     def logits_of(self, features: Float[Tensor, "B F"]) -> Float[Tensor, "B C"]:
         return self.relax(features).logits
@@ -223,6 +241,7 @@ class RayTracing(OnFeatures, RoutedModel):
         valid: Bool[Tensor, "B T"] | None = None,
         theta_out: float | None = None,
         theta_steps: int | None = None,
+        banned: Bool[Tensor, " P"] | None = None,
     ) -> Traced:
         """An image is one token, a layer one step; all its blocks by weight, on or off, and the firing rates.
 
@@ -230,7 +249,7 @@ class RayTracing(OnFeatures, RoutedModel):
         block that never fired had a rate of at most θ at the last step, so those that fired come first.
         Gate entropy is NaN: no router spreads one unit over the blocks.
         """
-        output, config = self(inputs, theta_out=theta_out, theta_steps=theta_steps), self.config
+        config, output = self.config, self(inputs, theta_out=theta_out, theta_steps=theta_steps, banned=banned)
         rates_BP = torch.where(output.fired, output.rates.amax(dim=1), output.last_rates)
         shape = (len(inputs), 1, config.layers, config.blocks)
         rates_BTSK, order = rates_BP.view(shape).sort(dim=-1, descending=True, stable=True)
@@ -242,6 +261,43 @@ class RayTracing(OnFeatures, RoutedModel):
             rates_BTSK.clamp(max=1).to(torch.float16), rates_BTSK.new_full(shape[:3], float("nan")),
             flops=flops_BP.sum(dim=1, keepdim=True).float(), blocks=output.rates,
         )  # fmt: skip
+
+    def trace_with(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None, controls: RayTracingControls) -> Traced:
+        """``trace`` under what the page or the API asked for."""
+        given = controls.given()
+        given.pop("edits", None)
+        return self.trace(inputs, valid, **given, banned=self.banned(controls))
+
+    def banned(self, controls: RayTracingControls) -> Bool[Tensor, " P"] | None:
+        """The blocks that never fire; None: all may.
+
+        Raises:
+            UserError: there is no such layer or block, or none would be left.
+        """
+        blocks = tuple(range(self.config.blocks))
+        plan = plan_routes(getattr(controls, "edits", None), Routers((blocks,) * self.config.layers, self.must_leave))
+        if plan is None:
+            return None
+        banned = torch.zeros(self.config.layers, self.config.blocks, dtype=torch.bool, device=self.input_weight.device)
+        for layer, step in enumerate(plan.steps):
+            if step is not None:
+                banned[layer, sorted(step.banned)] = True
+        if banned.all():
+            raise UserError(
+                f"all {self.config.num_blocks} blocks are banned, so nothing could reach the output; ban fewer",
+                field="edits",
+            )
+        return banned.flatten()
+
+    def top_k_under(self, controls: Controls) -> int:
+        """Every block has a slot; refuses edits that do not fit."""
+        self.banned(controls)
+        return self.config.top_k
+
+    @property
+    def must_leave(self) -> int:
+        """Signals pass by a layer without blocks: none of them has to be left."""
+        return 0
 
     def axis_names(self) -> dict[str, tuple[str, ...]]:
         config = self.config

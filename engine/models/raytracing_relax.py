@@ -49,7 +49,13 @@ class RayTracingOutput:
 
 
 def relax_batched(
-    model: RayTracing, inputs: Float[Tensor, "B I"], limit: float, cap: int, keep_steps: bool, attached: bool = False
+    model: RayTracing,
+    inputs: Float[Tensor, "B I"],
+    limit: float,
+    cap: int,
+    keep_steps: bool,
+    attached: bool = False,
+    banned: Bool[Tensor, " P"] | None = None,
 ) -> RayTracingOutput:
     """All samples that still run, all blocks, at once; samples lie in the last dimension, so rows are gathered.
 
@@ -69,6 +75,8 @@ def relax_batched(
         signals = torch.cat([inputs_IB, wires, zero[:, : len(running)]])
         z_PEB = signals.index_select(0, model.wires_PE.flatten()).unflatten(0, model.wires_PE.shape)
         r_PB = z_PEB.sum(dim=1)
+        if banned is not None:  # no rate, and θ is above 0: they never fire
+            r_PB = r_PB.masked_fill(banned[:, None], 0)
         gates_PWB = (torch.bmm(weights_PWE, z_PEB) + model.gate_bias[:, :, None]).softmax(dim=1)
         wires = ((r_PB - theta).relu()[:, None] * gates_PWB).flatten(0, 1)
         out_OB = wires.index_select(0, model.output_wires)
@@ -94,7 +102,13 @@ def relax_batched(
 
 
 def relax_naive(
-    model: RayTracing, inputs: Float[Tensor, "B I"], limit: float, cap: int, keep_steps: bool, attached: bool = False
+    model: RayTracing,
+    inputs: Float[Tensor, "B I"],
+    limit: float,
+    cap: int,
+    keep_steps: bool,
+    attached: bool = False,
+    banned: Bool[Tensor, " P"] | None = None,
 ) -> RayTracingOutput:
     """Sample by sample, block by block, straight from the equations; a silent block is not computed."""
     if attached:
@@ -111,7 +125,7 @@ def relax_naive(
                 z = torch.stack([signal[w] for w in wires]) if wires else sample.new_zeros(0)
                 weight = model.gate_weight[row : row + len(wires)]
                 row += len(wires)
-                r = z.sum()
+                r = z.sum() if banned is None or not banned[block] else z.new_zeros(())
                 rate.append(float(r.detach()))
                 sent = sample.new_zeros(config.width)
                 if r > theta:

@@ -1,0 +1,186 @@
+"""What an edit means in the families that do not route tokens one by one, against other ways to the same numbers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from engine.edits.values import KINDS
+from engine.errors import UserError
+from engine.models.families import FAMILIES, family_class
+from engine.models.gates import FULL, OFF, GateEdit, Interventions
+from tests.engine.models import test_dipaco, test_directional, test_hmodel, test_raytracing
+
+
+def under(model, edits, x, valid=None, **controls):
+    return model.trace_with(x, valid, model.read_controls({"edits": edits} | controls))
+
+
+# H-Model --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("top_k", [None, 2])
+def test_hmodel_edits_are_connections_given_by_hand(top_k):
+    """The connections that an edited pass shows, given to an unedited one, make the same states and logits."""
+    model, x = test_hmodel.make(pooling="sequence"), test_hmodel.tokens()
+    edits = [{"edit": "ban", "modules": [1], "step": 1}, {"edit": "force", "module": 2, "step": 0},
+             {"edit": "bias", "modules": [0], "value": 0.4}]  # fmt: skip
+    options = {} if top_k is None else {"top_k": top_k}
+    edited, plain = under(model, edits, x, **options), model.trace(x, **options)
+    assert (edited.edges[:, 1, :3, 1] == 0).all()  # nobody sends to layer 1 before the second iteration
+    assert (plain.edges[:, 1, :3, 1] > 0).any()
+    assert (edited.edges[:, 0, 3:, 2] == 1).all()  # the input sends all to layer 2
+    again = model.trace(x, connections=edited.edges)
+    torch.testing.assert_close(again.logits, edited.logits, atol=1e-5, rtol=1e-5)
+    assert (edited.logits - plain.logits).abs().max() > 1e-3
+
+
+def test_hmodel_bias_moves_the_logit():
+    model, x = test_hmodel.make(pooling="sequence"), test_hmodel.tokens()
+    plain, edited = model.trace(x), under(model, [{"edit": "bias", "modules": [2], "value": -0.7, "step": 0}], x)
+    alpha = model.config.alpha
+    expected = torch.sigmoid(plain.edges[:, 0, 3:, 2].logit() - 0.7 / alpha)
+    torch.testing.assert_close(edited.edges[:, 0, 3:, 2], expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(edited.edges[:, 0, 3:, :2], plain.edges[:, 0, 3:, :2])
+
+
+def test_hmodel_takes_the_connections_of_another_sample():
+    model, x = test_hmodel.make(pooling="sequence"), test_hmodel.tokens(2)
+    both = model.trace(x)
+    swapped = model.trace_with(x[:1], None, model.read_controls({"connections": both.edges[1].tolist()}))
+    torch.testing.assert_close(swapped.edges, both.edges[1:], atol=1e-6, rtol=1e-6)
+    banned = under(model, [{"edit": "ban", "modules": [0]}], x[:1], connections=both.edges[1].tolist())
+    assert (banned.edges[:, :3, :, 0] == 0).all()
+    with pytest.raises(UserError, match="ragged"):
+        model.trace_with(x, None, model.read_controls({"connections": [[[0.5, 0.5], [0.5]]]}))
+
+
+# Directional ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pooling", ["sequence", "prefix"])
+def test_directional_edits_are_gates_set_by_hand(pooling):
+    model = test_directional.lively(test_directional.small(pooling=pooling))
+    x = torch.randint(31, (2, 9), generator=torch.Generator().manual_seed(0))
+    # Module 3 of six directions is head 1, direction 1; module 6 + 4 leaves head 2, direction 0 alone.
+    edits = [{"edit": "ban", "modules": [3], "step": 1}, {"edit": "force", "module": 0},
+             {"edit": "ban", "modules": [10], "step": 2}]  # fmt: skip
+    by_hand = Interventions((GateEdit(FULL, None, 0, 0), GateEdit(OFF, 1, 1, 1), GateEdit(FULL, 2, 2, 0)))
+    edited, expected = under(model, edits, x), model.trace(x, None, by_hand)
+    torch.testing.assert_close(edited.logits, expected.logits)
+    torch.testing.assert_close(edited.gates, expected.gates)
+    assert (edited.module_ids[:, :, 1] != 3).all()
+
+
+def test_directional_frozen_layers_keep_their_gates():
+    model = test_directional.lively(test_directional.small())
+    x = torch.randint(31, (2, 9), generator=torch.Generator().manual_seed(0))
+    plain, edits = model.trace(x), [{"edit": "ban", "modules": [1, 2], "step": 0}, {"edit": "freeze"}]
+    frozen, loose = under(model, edits, x), under(model, edits[:1], x)
+    torch.testing.assert_close(frozen.gates[:, 1:], plain.gates[:, 1:])
+    assert not torch.allclose(loose.gates[:, 1:], plain.gates[:, 1:])
+    assert not torch.allclose(frozen.logits, loose.logits)
+    torch.testing.assert_close(under(model, [{"edit": "freeze"}], x).logits, plain.logits)
+    with pytest.raises(UserError, match="could neither be removed .module 3. nor left alone .module 9."):
+        under(model, [{"edit": "ban", "modules": [3, 9], "step": 1}], x)
+    with pytest.raises(UserError, match="leave out freeze or gates"):
+        under(model, [{"edit": "freeze"}], x, gates=plain.gates[0].tolist())
+
+
+# DiPaCo ---------------------------------------------------------------------------------------------------------
+
+
+def documents(batch: int = 6, tokens: int = 12) -> torch.Tensor:
+    return torch.randint(30, (batch, tokens), generator=torch.Generator().manual_seed(5))
+
+
+def test_dipaco_takes_the_best_path_that_is_left():
+    model, x = test_dipaco.model(levels=(3, 2), blocks=(1, 1)), documents()
+    test_dipaco.differ(model.levels)
+    _, scores, _ = model.decide(x)
+    edits = [{"edit": "ban", "modules": [1], "step": 0}, {"edit": "bias", "modules": [1], "value": 0.3, "step": 1}]
+    traced = under(model, edits, x)
+    for row, document in enumerate(x):
+        best = max(
+            (path for path in range(6) if path // 2 != 1), key=lambda p: float(scores[row, 0, p]) + 0.3 * (p % 2 == 1)
+        )
+        assert traced.module_ids[row, 0, :, 0].tolist() == [best // 2, best % 2]
+        alone = model.trace(document[None], path=best)
+        torch.testing.assert_close(traced.logits[row], alone.logits[0], atol=1e-5, rtol=1e-4)
+    assert not torch.equal(traced.module_ids, model.trace(x).module_ids)
+    forced = under(model, [{"edit": "force", "module": 2, "step": 0}], x)
+    assert (forced.module_ids[:, :, 0] == 2).all()
+    with pytest.raises(UserError, match="step 1 has 0 modules left with 2 of 2 banned"):
+        under(model, [{"edit": "ban", "modules": [0, 1], "step": 1}], x)
+    with pytest.raises(UserError, match="a path is chosen for a whole text or chunk; leave tokens out"):
+        under(model, [{"edit": "force", "module": 0, "step": 0, "tokens": [1]}], x)
+
+
+def test_dipaco_takes_the_route_of_another_document():
+    model, x = test_dipaco.model(levels=(3, 2), blocks=(1, 1), rerouter=True), documents()
+    test_dipaco.differ(model.levels)
+    route = model.trace(x[:1], reroute_every=4)
+    for start in range(0, 12, 4):
+        route.module_ids[:, start : start + 4] = torch.tensor([[(start // 4) % 3], [start // 4 % 2]])
+    chunks = model.decide(x, None, 4)[2]
+    paths = [[chunk % 3, chunk % 2] for chunk in chunks.tolist()]
+    ribbons = [[[module] for module in path] for path in paths]
+    swapped = under(model, [{"edit": "swap", "ribbons": ribbons}], x[1:2], reroute_every=4)
+    assert swapped.module_ids[0, :, :, 0].tolist() == paths
+    wanted = torch.tensor([[(c % 3) * 2 + c % 2 for c in range(int(chunks[-1]) + 1)]])
+    expected = model(x[1:2], wanted, None, 4).logits
+    torch.testing.assert_close(swapped.logits, expected)
+    with pytest.raises(UserError, match="changes its path behind token 0, where this model decides nothing"):
+        under(model, [{"edit": "swap", "ribbons": ribbons}], x[1:2])
+    with pytest.raises(UserError, match="of 12 tokens, this text has 7"):
+        under(model, [{"edit": "swap", "ribbons": ribbons}], x[1:2, :7], reroute_every=4)
+
+
+# RayTracing -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("execution", ["batched", "naive"])
+def test_raytracing_banned_blocks_are_silent(execution):
+    config = test_raytracing.small()
+    model, x = test_raytracing.lively(config, execution), test_raytracing.images(6, config)
+    plain, edited = model.trace(x), under(model, [{"edit": "ban", "modules": [1], "step": 0}], x)
+    assert (plain.blocks[:, :, 1] > 0).any()
+    assert (edited.blocks[:, :, 1] == 0).all()
+    assert (edited.module_ids[:, 0, 0] != 1).all()
+    batched = under(test_raytracing.lively(config), [{"edit": "ban", "modules": [1], "step": 0}], x)
+    torch.testing.assert_close(batched.logits, edited.logits, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(batched.blocks, edited.blocks, atol=1e-5, rtol=1e-4)
+    with pytest.raises(UserError, match="all 9 blocks are banned, so nothing could reach the output"):
+        under(model, [{"edit": "ban", "modules": [0, 1, 2]}], x)
+
+
+@pytest.mark.parametrize("execution", ["batched", "naive"])
+def test_raytracing_without_the_block_before(execution):
+    """Block 1 reads input neuron 1, which sends 2 · ¼, and block 0; without block 0 its rate is ½ for ever."""
+    model = test_raytracing.by_hand(execution)
+    x = torch.zeros(1, 3, 1, 1)
+    plain, edited = model.trace(x), under(model, [{"edit": "ban", "modules": [0], "step": 0}], x)
+    rates = edited.blocks[0, :, 1]
+    assert (edited.blocks[0, :, 0] == 0).all()
+    torch.testing.assert_close(rates[rates > 0].unique(), torch.tensor([0.5]))
+    assert plain.blocks[0, :, 1].max() > 0.5
+
+
+# All families ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_says_which_edits_it_has_and_why_not_the_others(family):
+    controls = family_class(family).Controls
+    assert family == controls.FAMILY
+    assert set(controls.EDITS) | set(controls.WHY_NOT) == set(KINDS)
+    assert not set(controls.EDITS) & set(controls.WHY_NOT)
+    for kind, why in controls.WHY_NOT.items():
+        with pytest.raises(UserError) as refused:
+            family_class(family).read_controls({"edits": [{"edit": kind}]})
+        has = ", ".join(controls.EDITS)
+        assert str(refused.value) == f"a {family} model has no edit {kind!r}: {why}; it has: {has}"
+    schema = json.dumps(controls.model_json_schema())
+    assert "What is to be different in the routes" in schema
