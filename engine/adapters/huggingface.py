@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from engine.adapters import hf_hub
 from engine.adapters.experts import FAMILY
 from engine.adapters.hf_gates import (
     Gate,
@@ -145,32 +146,11 @@ def _place(name: str) -> tuple[str, Path | None]:
 
 def _fetch(repo: str, name: str) -> Path | None:
     """A file of a repository from the user's cache, else from the hub; None: the repository has none of that name."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, LocalEntryNotFoundError
-    from huggingface_hub.errors import RepositoryNotFoundError as NotFound
-
     try:
-        return Path(hf_hub_download(repo, name))
-    except GatedRepoError:
-        problem = "its owner asks for an agreement: accept it on the hub and log in with `hf auth login`"
-    except NotFound:
-        problem = "the hub has no such repository, or it is private"
-    except LocalEntryNotFoundError:
-        if _cached(repo, CONFIG) and name != CONFIG:  # a part of the model is here: this file may not exist
-            return None
-        problem = "it is not in your cache, and the hub cannot be reached (no network, or HF_HUB_OFFLINE is set)"
-    except EntryNotFoundError:
-        return None
-    except Exception as error:  # offline mode, time-outs, proxies: each library below has its own
-        problem = _first_line(error)
-    raise HuggingFaceError(f"{repo} cannot be fetched: {problem}; give the folder of a model instead, or its name "
-                           "after downloading it") from None  # fmt: skip
-
-
-def _cached(repo: str, name: str) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-
-    return isinstance(try_to_load_from_cache(repo, name), str)
+        return hf_hub.fetch(repo, name, CONFIG)
+    except hf_hub.NotFetched as problem:
+        raise HuggingFaceError(f"{repo} cannot be fetched: {problem}; give the folder of a model instead, or its name "
+                               "after downloading it") from None  # fmt: skip
 
 
 def _read_config(name: str, file: Path) -> Any:

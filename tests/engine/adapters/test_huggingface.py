@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, mo
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as IMAGE_TEXT
 
-from engine.adapters import huggingface
+from engine.adapters import hf_hub, huggingface
 from engine.adapters.hf_gates import common_semantics, find_gates
 from engine.adapters.huggingface import (
     NOT_TRACED,
@@ -229,6 +231,37 @@ def test_a_name_that_is_not_in_the_cache_and_no_network(hub_cache: Path) -> None
     said = "someone/else cannot be fetched: it is not in your cache, and the hub cannot be reached"
     with pytest.raises(HuggingFaceError, match=said):
         find_model("hf:someone/else")
+
+
+def test_a_hub_that_nobody_answers_for_is_asked_once_and_in_silence(
+    hub_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The client by itself tries six times for each file, cached ones too, and prints two lines for each try."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    tried: list[str] = []
+    head = type(huggingface_hub.get_session()).head
+    monkeypatch.setattr(type(huggingface_hub.get_session()), "head",
+                        lambda self, url, **kw: (tried.append(str(url)), head(self, url, **kw))[1])  # fmt: skip
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", nobody)
+    with pytest.raises(HuggingFaceError, match="not in your cache, and the hub cannot be reached"):
+        find_model("hf:someone/else")
+    assert find_model("hf:someone/tiny").name == "someone/tiny"
+    assert tried == [nobody]
+    assert "Retry" not in "".join(capfd.readouterr()) + caplog.text
+
+
+def test_a_name_server_that_stays_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = threading.Event()
+    monkeypatch.setattr(hf_hub, "PATIENCE_S", -0.4)
+    monkeypatch.setattr(huggingface_hub, "get_session", lambda: answer.wait(60))
+    assert not hf_hub.reachable("http://silent.invalid")
+    answer.set()
 
 
 def test_a_gate_of_a_later_release_is_read_without_guessing(mixtral: Path) -> None:
