@@ -33,15 +33,16 @@ BUNDLED = {
     "dna-vision": "bundled:scenes", "raytracing-cifar10": "bundled:scenes", "raytracing-digits": "bundled:digits",
     "hmodel": "bundled:languages",
 }  # fmt: skip
-LIMITS = {"vision": 256, "text": 10}
+LIMITS = {"vision": 256, "text": 5}
 KEPT = ("step", "module", "name", "kind", "share", "which", "banned", "loss_change", "loss_error", "accuracy_change",
         "kl", "top1_changed", "paths_changed_after", "path_distance", "flow_difference", "problem")  # fmt: skip
 
 
 def data_of(name: str, modality: str, validation: dict[str, Any], folder: Path | None) -> str:
     """The set that a model is measured on."""
-    if folder is not None and modality == "vision" and validation.get("file"):
-        return str(folder / validation["file"])
+    file = str(validation.get("file") or "")
+    if folder is not None and modality == "vision" and (folder / file).is_file():
+        return str(folder / file)
     return next((data for prefix, data in BUNDLED.items() if name.startswith(prefix)), "bundled:texts")
 
 

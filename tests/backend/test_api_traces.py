@@ -333,10 +333,10 @@ def test_warm_up_loads_every_model(models_dir: Any, tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("controls", "field", "words"),
     [
-        ('{"alpha": 0.5}', "alpha", "a dna model has no control 'alpha'; it has: none"),
+        ('{"alpha": 0.5}', "alpha", "a dna model has no control 'alpha'; it has: edits"),
         ("[1, 2]", "controls", "but it is list"),
         ("{alpha", "controls", "it is no JSON"),
-        ("9" * 5000, "controls", "more than 4096 bytes"),
+        ("9" * 70000, "controls", "more than 65536 bytes"),
         ("[" * 4000, "controls", "it is no JSON"),
     ],
 )
@@ -352,4 +352,4 @@ def test_empty_controls_change_nothing(tracing: Served) -> None:
 
 
 def test_a_model_says_which_controls_it_has(tracing: Served) -> None:
-    assert tracing.get("/models/tiny-text").json()["controls"]["properties"] == {}
+    assert list(tracing.get("/models/tiny-text").json()["controls"]["properties"]) == ["edits"]
