@@ -40,9 +40,9 @@ THREE = ("coral reef", "water tower", "German shepherd")
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "dreams"
 SETTINGS = {
     "pictures": ImageSettings(iterations=512, rate=0.002),
-    "numbers": ImageSettings(iterations=128, rate=0.002),
+    "numbers": ImageSettings(iterations=96, rate=0.002),
 }
-CHUNK = 10
+NUM_IMAGES, CHUNK = 50, 10
 COMMAND = "python -m benchmarks.dreams --data <data folder> --work <folder>"
 
 
@@ -58,7 +58,7 @@ class Originals:
     @classmethod
     def of(cls, loaded: LoadedModel, data: Path, seed: int) -> Originals:
         """One image of each class."""
-        samples = list(open_dataset(data / DATA, "vision", limit=50, seed=seed))
+        samples = list(open_dataset(data / DATA, "vision", limit=NUM_IMAGES, seed=seed))
         views = [torch.from_numpy(model_view(s.image, loaded.checkpoint.config.image_size)) for s in samples]
         images = torch.stack(views).permute(0, 3, 1, 2).float() / 255
         with torch.no_grad():
@@ -133,13 +133,27 @@ def summary(rows: list[dict], classes: int) -> dict[str, Any]:
     return {"by S": table, "classes": classes}
 
 
+def dream_all(models: list[LoadedModel], data: Path, work: Path) -> None:
+    """All chunks, the models by turns; those that lie in ``work`` already are not dreamt again."""
+    settings = SETTINGS["numbers"]
+    originals = {loaded.name: Originals.of(loaded, data, seed=0) for loaded in models}
+    for first in range(0, NUM_IMAGES, CHUNK):
+        for loaded in models:
+            kept = chunk_file(work, loaded.name, settings, first)
+            if not kept.is_file():
+                rows = chunk_of_numbers(loaded, originals[loaded.name], first, settings)
+                write_atomically(kept, json.dumps(rows).encode())
+
+
+def chunk_file(work: Path, name: str, settings: ImageSettings, first: int) -> Path:
+    return work / f"{name}-{settings.iterations}-{settings.rate}-{first}.json"
+
+
 def numbers(loaded: LoadedModel, data: Path, work: Path) -> dict[str, Any]:
     originals, settings, rows = Originals.of(loaded, data, seed=0), SETTINGS["numbers"], []
-    for first in range(0, len(originals.images), CHUNK):
-        kept = work / f"{loaded.name}-{settings.iterations}-{settings.rate}-{first}.json"
-        if not kept.is_file():
-            write_atomically(kept, json.dumps(chunk_of_numbers(loaded, originals, first, settings)).encode())
-        rows += json.loads(kept.read_text())
+    for first in range(0, NUM_IMAGES, CHUNK):
+        kept = chunk_file(work, loaded.name, settings, first)
+        rows += json.loads(kept.read_text()) if kept.is_file() else []
     right = statistics.fmean(
         loaded.classes[int(a)] == label for a, label in zip(originals.answers, originals.labels, strict=True)
     )
@@ -208,8 +222,10 @@ def main() -> None:
     results = json.loads(kept.read_text())["results"] if kept.is_file() else {}
     parts = (arguments.part,) if arguments.part else tuple(SETTINGS)
     for part in parts:
-        for name in MODELS:
-            loaded = load_model(name, models_folders(), "cpu")
+        models = [load_model(name, models_folders(), "cpu") for name in MODELS]
+        if part == "numbers":
+            dream_all(models, arguments.data, arguments.work)
+        for name, loaded in zip(MODELS, models, strict=True):
             if part == "pictures":
                 made = pictures(loaded, arguments.data)
             else:

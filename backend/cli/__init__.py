@@ -13,6 +13,7 @@ import typer
 from backend import __version__
 from backend.cli.demo import demo
 from backend.cli.doctor import doctor
+from backend.cli.dream import dream
 from backend.cli.export import export
 from backend.cli.imports import import_log
 from backend.cli.ls import ls
@@ -38,7 +39,7 @@ def make_app() -> typer.Typer:
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
-    for command in (up, demo, trace, train, ls, export, doctor):
+    for command in (up, demo, trace, dream, train, ls, export, doctor):
         app.command()(command)
     app.command("import")(import_log)  # a word that Python keeps for itself
 

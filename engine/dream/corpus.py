@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
 
-from engine.datasets import open_dataset
+from engine.datasets import Sample, open_dataset
 from engine.dream.objectives import Objective
 from engine.dream.text import reads_back, worth
 from engine.models.family import RoutedModel
@@ -39,7 +40,7 @@ class Scored:
 
 def windows(data: str, tokenizer: TextTokenizer, length: int, most: int) -> list[Window]:
     """At most ``most`` windows, evenly over the texts, half a window apart where there are not more than that."""
-    encoded = [(s, tokenizer.encode(s.text or "").ids) for s in open_dataset(data, "text")]
+    encoded = _encoded(data, tokenizer)
     stride = max(1, length // 2)
     starts = [(i, at) for i, (_, ids) in enumerate(encoded) for at in range(0, len(ids) - length + 1, stride)]
     chosen = np.unique(np.linspace(0, len(starts) - 1, min(most, len(starts))).astype(int)) if starts else []
@@ -49,6 +50,12 @@ def windows(data: str, tokenizer: TextTokenizer, length: int, most: int) -> list
         at = starts[index][1]
         found.append(Window(tuple(ids[at : at + length].tolist()), sample.label, sample.source))
     return found
+
+
+@lru_cache(maxsize=2)
+def _encoded(data: str, tokenizer: TextTokenizer) -> list[tuple[Sample, np.ndarray]]:
+    """Reading a bundled set takes a second; a worker makes many dreams with few tokenizers."""
+    return [(sample, tokenizer.encode(sample.text or "").ids) for sample in open_dataset(data, "text")]
 
 
 @torch.no_grad()

@@ -1,0 +1,194 @@
+"""``tokenpaths dream``: the input that makes a model take chosen paths."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from engine.errors import UserError
+
+if TYPE_CHECKING:
+    from backend.settings import Settings
+    from engine.jobs import JobContext
+
+
+def dream(
+    model: Annotated[str, typer.Option(help="Name of a model (tokenpaths ls models).")],
+    run: Annotated[str | None, typer.Option(help="Run that the sample, or the rank, is of.")] = None,
+    sample: Annotated[int | None, typer.Option(help="The original: a sample of the run.", min=0)] = None,
+    data: Annotated[str | None, typer.Option(help="Or a bundled set, such as bundled:scenes, with --row.")] = None,
+    row: Annotated[int | None, typer.Option(help="Row of the bundled set, from 0.", min=0)] = None,
+    image: Annotated[Path | None, typer.Option(help="Or an image file.")] = None,
+    until: Annotated[
+        list[int] | None, typer.Option(help="S: dream of decisions 1 … S; repeat for several [default: every S].")
+    ] = None,
+    single: Annotated[bool, typer.Option(help="Decision S alone, not those up to S.")] = False,
+    patches: Annotated[str | None, typer.Option(help="Only these patches or tokens, such as 3,4,12.")] = None,
+    like: Annotated[int | None, typer.Option(help="Only the patches on the same path as this one.", min=0)] = None,
+    draw: Annotated[int | None, typer.Option(help="Only so many, drawn by the seed.", min=1)] = None,
+    context: Annotated[
+        str, typer.Option(help="without, with (the group keeps the original's pixels), or both as a pair.")
+    ] = "without",
+    logits: Annotated[bool, typer.Option(help="Maximise logits in place of probabilities.")] = False,
+    rank: Annotated[int | None, typer.Option(help="Dream of the run's path of this rank.", min=1)] = None,
+    module: Annotated[int | None, typer.Option(help="Dream of a module, at all or some steps.", min=0)] = None,
+    step: Annotated[list[int] | None, typer.Option(help="Step from 0, for --module; repeat for several.")] = None,
+    direction: Annotated[str | None, typer.Option(help="Directional Routing: layer.head.direction, from 0.")] = None,
+    connection: Annotated[str | None, typer.Option(help="H-Model: iteration.source.target, from 0.")] = None,
+    block: Annotated[str | None, typer.Option(help="RayTracing: layer.block, from 0.")] = None,
+    class_index: Annotated[int | None, typer.Option("--class", help="A class by its number.", min=0)] = None,
+    iterations: Annotated[int | None, typer.Option(help="How many [default: 2048 for images, 64 for texts].")] = None,
+    rate: Annotated[float | None, typer.Option(help="Adam's rate for images [default: 0.001].")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens of a dreamed text [default: 12].")] = None,
+    fluency: Annotated[float | None, typer.Option(help="Weight of how well a text reads [default: 0.05].")] = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same dream.", min=0)] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder [default: in dreams/ of the data folder].")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu [default: the best there is].")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Data folder [default: the user's].")] = None,
+) -> None:
+    """Dream: find the image or the text that makes a model take chosen paths.
+
+    Without --rank, --module, --direction, --connection, --block or --class the dream repeats the choices of an
+    original. Stopped with Ctrl-C, the same command goes on.
+
+    Example: tokenpaths dream --model dna-vision-top1 --data bundled:scenes --row 3 --until 5
+    """
+    from backend.settings import load_settings
+    from engine.dream.job import DreamJob
+    from engine.jobs import read_request
+
+    settings = load_settings(data_dir=data_dir)
+    about = _context(settings, device)
+    group = {
+        "patches": None if patches is None else _numbers(patches, "patches"), "like": like, "draw": draw,
+    }  # fmt: skip
+    scores = "logits" if logits else "probs"
+    target = _target(rank, module, step, direction, connection, block, class_index)
+    if target["of"] == "choices":
+        target |= {"until": until or None, "form": "single" if single else "cumulative", "context": context}
+    elif until or single or context != "without":
+        raise UserError(f"--until, --single and --context are for the choices of an original, not for a dream of "
+                        f"a {target['of']}.", field="until")  # fmt: skip
+    if target["of"] in ("choices", "path", "module"):
+        target |= {"group": _given(group), "scores": scores}
+    values = _given({"model": model, "run": run, "sample": sample, "data": data, "row": row, "target": _given(target)})
+    values |= {"seed": seed, "image": _given({"iterations": iterations, "rate": rate}),
+               "text": _given({"iterations": iterations, "length": length, "fluency": fluency})}  # fmt: skip
+    if image is not None:
+        values["inbox"] = _into_inbox(image, about)
+    request = read_request(DreamJob, values)
+    DreamJob.check(request, about)
+    folder = out or settings.data_dir / "dreams" / _name(model, request.model_dump_json())
+    _dream(request, folder, about)
+
+
+def _dream(request: Any, folder: Path, about: JobContext) -> None:
+    """Run to the end, or until Ctrl-C."""
+    from backend.cli.bars import bar, waiting
+    from engine.dream.job import DreamJob
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with waiting(f"loading {request.model}"):
+        job = DreamJob.start(request, folder, about)
+    try:
+        progress = job.advance()
+        with bar(f"dream of {request.model}", progress.total, progress.unit) as shown:
+            while not progress.finished:
+                shown.update(progress.done, progress.message)
+                progress = job.advance()
+            shown.update(progress.done)
+    except KeyboardInterrupt:
+        typer.echo(f"Stopped; the same command goes on in {folder}", err=True)
+        raise
+    finally:
+        job.close()
+    _say(progress.result)
+    typer.echo(f"the dream is in {folder / 'artifacts'}")
+
+
+def _say(result: dict[str, Any]) -> None:
+    """Each dream in a line."""
+    for item in result["dreams"]:
+        matched = item.get("matched_tokens")
+        share = "" if matched is None else f", {matched:.0%} of the tokens match"
+        if "text" in item:
+            typer.echo(f"{item['objective']:.3f}{share}: {item['text'].strip()!r}")
+        else:
+            top = ", ".join(f"{name} {share_of:.0%}" for name, share_of in item["top"][:3])
+            typer.echo(f"{item['name']}: objective {item['objective']:.3f}{share}; the model says {top or 'nothing'}")
+
+
+def _context(settings: Settings, device: str | None) -> JobContext:
+    from engine.jobs import JobContext
+
+    folders = settings.all_models_dirs
+
+    def load(name: str):
+        from engine.tracing import load_model
+
+        return load_model(name, folders, device)
+
+    return JobContext(settings.data_dir, tuple(folders), load)
+
+
+def _target(
+    rank: int | None, module: int | None, step: list[int] | None, direction: str | None, connection: str | None,
+    block: str | None, class_index: int | None,
+) -> dict[str, Any]:  # fmt: skip
+    """What is dreamed of: one of the options, or an original's choices."""
+    options = {"rank": rank, "module": module, "direction": direction, "connection": connection, "block": block,
+               "class": class_index}  # fmt: skip
+    given = [name for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        raise UserError(f"--{' and --'.join(given)} are different dreams; give one.", field=given[1])
+    if step and module is None:
+        raise UserError("--step is for --module.", field="step")
+    if not given:
+        return {"of": "choices"}
+    (name,) = given
+    parts = {"direction": ("layer", "head", "direction"), "connection": ("iteration", "source", "target"),
+             "block": ("layer", "block")}  # fmt: skip
+    if name in parts:
+        numbers = _numbers(str(options[name]), name, ".")
+        if len(numbers) != len(parts[name]):
+            raise UserError(f"--{name} is {options[name]!r}; give {'.'.join(parts[name])} as numbers.", field=name)
+        return {"of": name, **dict(zip(parts[name], numbers, strict=True))}
+    if name == "rank":
+        return {"of": "path", "rank": rank}
+    if name == "class":
+        return {"of": "class", "index": class_index}
+    return _given({"of": "module", "module": module, "steps": step or None})
+
+
+def _numbers(text: str, field: str, between: str = ",") -> list[int]:
+    try:
+        return [int(part) for part in text.split(between) if part.strip()]
+    except ValueError:
+        raise UserError(f"--{field} is {text!r}; give whole numbers with {between!r} between.", field=field) from None
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _into_inbox(image: Path, about: JobContext) -> str:
+    """A copy of the image in the inbox, named by its content; returns the name."""
+    if not image.is_file():
+        raise UserError(f"There is no image file {str(image)!r}.", field="image")
+    content = image.read_bytes()
+    name = f"dream-{hashlib.sha256(content).hexdigest()[:12]}{image.suffix.lower()}"
+    about.inbox_dir.mkdir(parents=True, exist_ok=True)
+    if not (about.inbox_dir / name).is_file():
+        shutil.copyfile(image, about.inbox_dir / name)
+    return name
+
+
+def _name(model: str, request: str) -> str:
+    """The same for the same request, so that the same command finds what it began."""
+    plain = json.dumps(json.loads(request), sort_keys=True).encode()
+    return f"{model[:40]}-{hashlib.sha256(plain).hexdigest()[:10]}"

@@ -1,0 +1,56 @@
+"""``tokenpaths dream``: what it prints and keeps; stopped, the same command goes on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from backend.cli import main
+from tests.checkpoints import save_tiny
+
+ASK = ["dream", "--model", "tiny", "--data", "bundled:scenes", "--row", "3"]
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    save_tiny(tmp_path / "models" / "tiny", "vision")
+    return tmp_path
+
+
+def test_a_stopped_dream_goes_on_where_it_stood(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ask = [*ASK, "--until", "2", "--iterations", "400", "--data-dir", str(data_dir), "--device", "cpu"]
+    command = [sys.executable, "-c", "import sys; from backend.cli import main; sys.exit(main(sys.argv[1:]))", *ask]
+    stopped = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    until = time.monotonic() + 120
+    while not list(data_dir.glob("dreams/*/state.safetensors")) and time.monotonic() < until:
+        time.sleep(0.05)
+    stopped.send_signal(signal.SIGINT)
+    assert "the same command goes on" in stopped.communicate(timeout=60)[1]
+    assert stopped.returncode == 130
+    assert main(ask) == 0
+    said = capsys.readouterr().out
+    assert "S = 2: objective" in said
+    (folder,) = data_dir.glob("dreams/*")
+    assert (folder / "artifacts" / "result.json").is_file()
+
+
+@pytest.mark.parametrize(("extra", "words"), [
+    (["--until", "4"], "decides 3 times"),
+    (["--patches", ""], "the group is empty"),
+    (["--patches", "a,b"], "whole numbers"),
+    (["--rank", "1", "--module", "2"], "different dreams"),
+    (["--direction", "1.2"], "layer.head.direction"),
+    (["--step", "1"], "is for --module"),
+    (["--iterations", "1000000000"], "65536"),
+    (["--image", "nowhere.png"], "no image file"),
+])  # fmt: skip
+def test_what_cannot_be_dreamed_is_one_line(
+    data_dir: Path, extra: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*ASK, *extra, "--data-dir", str(data_dir)]) == 2
+    assert words in capsys.readouterr().err

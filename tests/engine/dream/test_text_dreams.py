@@ -1,0 +1,168 @@
+"""Text dreams: gradients against finite differences, swaps that only ever gain, texts that read back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.dream.job import DreamJob
+from engine.dream.objectives import Choices, Connection, Fluency, Module, Suppression
+from engine.dream.seen import Need, look
+from engine.dream.settings import TextSettings
+from engine.dream.text import TextDreams, embedding_of, embeddings_kept, readable_tokens, reads_back, worth
+from engine.errors import UserError
+from engine.jobs import JobContext, read_request
+from engine.models.directional import Directional, DirectionalConfig
+from engine.models.hmodel import HModel
+from engine.models.hmodel_config import HModelConfig
+from engine.tracing import LoadedModel, load_model
+from tests.checkpoints import save_tiny
+
+SETTINGS = TextSettings(iterations=6, length=6, starts=2, candidates=12, fluency=0.05, whole_words=False)
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = tmp_path_factory.mktemp("models")
+    save_tiny(folder / "tiny-text", "text")
+    return load_model("tiny-text", [folder], "cpu")
+
+
+def starts(loaded: LoadedModel) -> torch.Tensor:
+    words = ["the path of a token goes", "back again to the start of"]
+    return torch.tensor([loaded.tokenizer.encode(w).ids[:6].tolist() for w in words])
+
+
+def test_the_predicted_gain_of_a_swap_is_the_slope_towards_it(loaded: LoadedModel) -> None:
+    model, objective = loaded.model, Module(1, (0, 1, 2), torch.tensor([5]), 6)
+    dreams = TextDreams(model, loaded.tokenizer, objective, starts(loaded), SETTINGS)
+    gains = dreams.gains()
+    table = embedding_of(model).weight
+    for b, position, word in ((0, 2, 40), (1, 5, 77)):
+        slope = []
+        for sign in (1, -1):
+            moved = table[dreams.ids].clone()
+            moved[b, position] += sign * 1e-3 * (table[word] - table[dreams.ids[b, position]])
+            handle = embedding_of(model).register_forward_hook(lambda *_, moved=moved: moved)
+            slope.append(float(worth(model, dreams.ids, objective, SETTINGS.fluency)[1][b]))
+            handle.remove()
+        assert float(gains[b, position, word]) == pytest.approx((slope[0] - slope[1]) / 2e-3, rel=0.05, abs=2e-3)
+
+
+def test_rounds_only_ever_gain_and_every_number_is_that_of_real_tokens(loaded: LoadedModel) -> None:
+    objective = Module(1, (0, 1, 2), torch.tensor([5]), 6)
+    dreams = TextDreams(loaded.model, loaded.tokenizer, objective, starts(loaded), SETTINGS, fixed=[0])
+    before, first = dreams.total.clone(), dreams.ids[:, 0].clone()
+    while not dreams.finished:
+        last = dreams.total.clone()
+        dreams.round()
+        assert (dreams.total >= last).all()
+    assert (dreams.total > before).all()
+    assert torch.equal(dreams.ids[:, 0], first)
+    for b in range(2):
+        (seen,) = look(loaded.model, dreams.ids[b : b + 1], [Need(3, output=True)])
+        by_hand = sum(float(seen.probs[s][5, 1]) for s in range(3)) / 3
+        assert float(dreams.wanted[b]) == pytest.approx(by_hand, abs=1e-5)
+        log_probs = seen.output.log_softmax(dim=-1)
+        fluent = sum(float(log_probs[t, dreams.ids[b, t + 1]]) for t in range(5)) / 5
+        assert float(Fluency().value(seen)) == pytest.approx(fluent, abs=1e-4)
+        assert float(dreams.total[b]) == pytest.approx(by_hand + 0.05 * fluent, abs=1e-4)
+        assert reads_back(loaded.tokenizer, dreams.ids[b])
+    assert dreams.curves().shape == (7, 2)
+
+
+def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(loaded: LoadedModel) -> None:
+    def make() -> TextDreams:
+        objective = Module(1, (0,), torch.tensor([5]), 6)
+        return TextDreams(loaded.model, loaded.tokenizer, objective, starts(loaded), SETTINGS)
+
+    through, stopped, again = make(), make(), make()
+    for _ in range(5):
+        through.round()
+    for _ in range(2):
+        stopped.round()
+    again.load({name: t.clone() for name, t in stopped.state().items()})
+    for _ in range(3):
+        again.round()
+    assert torch.equal(again.ids, through.ids)
+    assert torch.equal(again.curves(), through.curves())
+
+
+def test_whole_words_are_words(loaded: LoadedModel) -> None:
+    texts, allowed = loaded.tokenizer.token_texts, readable_tokens(loaded.tokenizer)
+    words = {texts[i] for i in allowed.nonzero()[0].tolist()}
+    assert {" the", " of", " a"} <= words
+    assert not words & {"<|end|>", " ", "\ufffd", "th", " t", "\n"}
+
+
+def test_directions_and_connections_have_a_gradient_to_the_words() -> None:
+    torch.manual_seed(0)
+    gated = Directional(DirectionalConfig(width=16, heads=2, mlp_width=32, layers=2, vocab_size=50, context=8))
+    chained = HModel(HModelConfig(
+        modality="text", hidden=[{}, {}], iterations=2, width=16, heads=2, mlp_width=32, vocab_size=50, context=8
+    ))  # fmt: skip
+    ids = torch.randint(50, (3, 6))
+    with torch.no_grad():
+        gates, edges = gated(ids).gates, chained(ids).edges
+    for model, objective, expected in (
+        (gated, Suppression(1, 0, 2), gates[:, :, 1, 0, 2].mean(dim=1)),
+        (chained, Connection(1, 0, 1), edges[:, 1, 0, 1]),
+    ):
+        model.eval().requires_grad_(False)
+        with embeddings_kept(model) as kept:
+            wanted, _ = worth(model, ids, objective, 0)
+        torch.testing.assert_close(wanted.detach(), expected)
+        (gradient,) = torch.autograd.grad(wanted.sum(), kept[0])
+        assert gradient.abs().sum() > 0
+
+
+def run(values: dict, folder: Path, loaded: LoadedModel) -> dict:
+    small = {"iterations": 3, "length": 5, "starts": 2, "candidates": 6, "corpus_windows": 64, "whole_words": False}
+    context = JobContext(folder, (loaded.checkpoint.path.parent,), lambda name: loaded)
+    values = {"text": small} | values
+    job = DreamJob.start(read_request(DreamJob, {"model": "tiny-text"} | values), folder, context)
+    job.advance()
+    job.close()  # killed and begun again
+    job = DreamJob.start(read_request(DreamJob, {"model": "tiny-text"} | values), folder, context)
+    progress = job.advance()
+    while not progress.finished:
+        progress = job.advance()
+    assert progress.done == progress.total
+    assert json.loads((folder / "artifacts" / "result.json").read_text())["dreams"] == progress.result["dreams"]
+    return progress.result
+
+
+def test_the_job_finds_texts_of_a_path_and_of_an_original(loaded: LoadedModel, tmp_path: Path) -> None:
+    for name in ("path", "original"):
+        (tmp_path / name).mkdir()
+    of_path = run({"target": {"of": "path", "ribbon": [[0, 1], [2, 3], [0, 4]]}}, tmp_path / "path", loaded)
+    assert of_path["dreams"][0]["targets"] == [4]
+    best = of_path["corpus"]["examples"]
+    assert [e["objective"] for e in best] == sorted((e["objective"] for e in best), reverse=True)
+    assert of_path["corpus"]["best"] == pytest.approx(best[0]["objective"]) or len(best) < 20
+    original = run(
+        {"target": {"of": "choices", "until": [2], "group": {"patches": [1, 3]}}, "data": "bundled:texts", "row": 1},
+        tmp_path / "original", loaded,
+    )  # fmt: skip
+    assert original["dreams"][0]["targets"] == [1, 3]
+    assert 0 <= original["dreams"][0]["matched_tokens"] <= 1
+
+
+def test_what_a_text_dream_cannot_do_is_refused(loaded: LoadedModel, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="give one") as refused:
+        run({"target": {"of": "choices", "until": [1, 2]}, "data": "bundled:texts", "row": 0}, tmp_path, loaded)
+    assert refused.value.field == "target.until"
+    with pytest.raises(UserError, match="at most 4,096"):
+        run({"target": {"of": "module", "module": 0}, "text": {"length": 100, "starts": 64}}, tmp_path, loaded)
+    with pytest.raises(UserError, match="context of 16"):
+        run({"target": {"of": "module", "module": 0}, "text": {"length": 17}}, tmp_path, loaded)
+
+
+def test_choices_of_a_text_are_those_of_its_own_pass(loaded: LoadedModel) -> None:
+    ids = starts(loaded)
+    own = loaded.model.trace(ids).module_ids.long()
+    (seen,) = look(loaded.model, ids[:1], [Need(3)])
+    assert Choices(own[0], range(3)).matched(seen) == (1, 1)
