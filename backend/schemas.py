@@ -590,6 +590,9 @@ class SaturationPoint(Shape):
     run: str
     iteration: int
     saturation: Share = Field(description="mean |S^ckpt ∩ S^final| / K over tokens and steps")
+    error: float | None = Field(
+        None, description="Half its 95 % interval; 0 where every token was counted, null where one sample was drawn"
+    )
     by_step: list[float] = Field(description="The same for each step")
 
 

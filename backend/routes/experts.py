@@ -96,7 +96,8 @@ async def show_saturation(request: Request, services: Shared, run: RunName) -> R
 
 def _saturation(services: Services, run_id: str) -> dict[str, Any]:
     """Opens the runs of the data folder that may belong to the same series, and asks those that do."""
-    from engine.store.experts import no_series, saturation, series_of
+    from engine.analysis.saturation import of_series
+    from engine.store.experts import no_series, series_of
 
     with ExitStack() as stack:
         asked = stack.enter_context(services.registry.lease(run_id))
@@ -112,4 +113,4 @@ def _saturation(services: Services, run_id: str) -> dict[str, Any]:
                 if (series_of(other) or ("", 0))[0] == series[0]:
                     members.append(other)
                     stack.push(tried.pop_all())
-        return saturation(members, run_id)
+        return of_series(members, run_id)

@@ -1,16 +1,16 @@
 """Router saturation over a training: how much of a token's choice at a checkpoint is its choice at the end.
 
 Of one token at one step: |S^ckpt ∩ S^final| / K, S the set of its K modules; averaged over tokens, step by step
-(OLMoE's measure; ``METRICS`` 3). Two runs are compared only if they hold the same tokens in the same order. Both
-files are read side by side, a stretch of rows at a time, however long they are.
+(OLMoE's measure; ``METRICS`` 3). Two runs are compared only if they hold the same tokens in the same order. All
+files are read side by side, a stretch of rows at a time, however long they are. Where that takes too long for a page,
+a seeded draw of whole samples is read instead, and the answer says how far it may be off.
 
 Shapes: n tokens, S steps, K slots, C checkpoints.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +19,18 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Integer
 
+from engine.analysis.experts import common
 from engine.disk import RUN_SUFFIX
 from engine.disk import runs_dir as default_runs_dir
 from engine.errors import UserError
 from engine.store import Run
+from engine.store.experts import DRAWN_TOKENS, draw_tokens, series_of
 from engine.store.filters import Query
 from engine.store.flows import columns_sql, ribbons_of
 
 CHUNK_TOKENS = 65_536
+MOST_CHOICES = 100_000_000
+"""tokens × steps × slots × checkpoints that a page reads exactly: seconds on one core"""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class Checkpoint:
     steps: list[float]
     """(S,) share of the final choice that is chosen already"""
     mean: float
+    error: float | None = 0.0
+    """half the width of the mean's 95 % interval; 0 where every token was read, None where one sample was drawn"""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,10 @@ class Saturation:
     """(S,) K/M: what two unrelated even routers would share"""
     checkpoints: list[Checkpoint] = field(default_factory=list)
     """in order of iteration; the last is the final one, 1 by definition"""
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    """runs that cannot be compared with the final one, each with the reason"""
+    counted: dict[str, Any] = field(default_factory=dict)
+    """num_tokens of of_tokens, num_samples of of_samples, exact"""
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each checkpoint and step: run, iteration, step, saturation, chance."""
@@ -72,16 +82,6 @@ class Saturation:
             for c in self.checkpoints
             for step, value in enumerate(c.steps)
         ]
-
-
-def shared(
-    one: Integer[np.ndarray, "n S K"], other: Integer[np.ndarray, "n S K"]
-) -> Integer[np.ndarray, " S"]:
-    """Σ over tokens of |S ∩ S'| at each step; the ids of a token's step are distinct, their order does not matter."""
-    count_S = np.zeros(one.shape[1], dtype=np.int64)
-    for slot in range(one.shape[2]):
-        count_S += (one == other[:, :, slot : slot + 1]).sum(axis=(0, 2))
-    return count_S
 
 
 def naive_shared(one: Integer[np.ndarray, "n S K"], other: Integer[np.ndarray, "n S K"]) -> Float[np.ndarray, " S"]:
@@ -120,7 +120,7 @@ def runs(series: str | None = None, *, runs_dir: Path | str | None = None) -> li
 def saturation(
     files: Sequence[Path | str] = (), *, series: str | None = None, runs_dir: Path | str | None = None
 ) -> Saturation:
-    """Saturation of the given run files, or of all runs of a series, against the final one of them.
+    """Saturation of the given run files, or of all runs of a series, against the final one of them: exact.
 
     The final one is that of the highest iteration, or the last given where the runs belong to no series.
 
@@ -142,86 +142,171 @@ def saturation(
         if names != {None}:
             order = sorted(range(len(places)), key=lambda i: (places[i].iteration or 0, i))
             checkpoints, places = [checkpoints[i] for i in order], [places[i] for i in order]
-        return _against_the_last(checkpoints, places)
+        found = _against_the_last(checkpoints, places, sampled=False)
+        if found.left_out:
+            raise UserError(f"run {found.left_out[0][0]!r} {found.left_out[0][1]}; record the same texts at each "
+                            "checkpoint", field="files")  # fmt: skip
+        return found
 
 
-def _against_the_last(checkpoints: Sequence[Run], places: Sequence[SeriesRun]) -> Saturation:
+def of_series(checkpoints: Sequence[Run], run_id: str, most_choices: int = MOST_CHOICES) -> dict[str, Any]:
+    """The answer of ``GET /runs/{run}/saturation``: all runs of one series, in any order, against the last of them.
+
+    Exact up to ``most_choices``, else of a seeded draw of samples, each point with its error. Runs that did not route
+    the same tokens as the last one are named in ``left_out``, each with a reason; of several runs of one iteration
+    the first by name counts.
+    """
+    by_iteration: dict[int, Run] = {}
+    left_out: list[tuple[str, str]] = []
+    for run in sorted(checkpoints, key=lambda run: run.run_id):
+        _, iteration = series_of(run) or ("", 0)
+        if iteration in by_iteration:
+            twin = by_iteration[iteration].run_id
+            left_out.append((run.run_id, f"is of iteration {iteration:,}, as run {twin!r} is"))
+        else:
+            by_iteration[iteration] = run
+    ordered = [run for _, run in sorted(by_iteration.items())]
+    final = ordered[-1]
+    choices = int(final.row["num_tokens"]) * final.layout.visits * len(ordered)
+    found = _against_the_last(ordered, [_place(run) for run in ordered], sampled=choices > most_choices)
+    return {
+        "run": run_id,
+        "series": (series_of(final) or ("", 0))[0],
+        "final": final.run_id,
+        "baseline": float(np.mean(found.chance)),
+        "counted": found.counted,
+        "points": [
+            {"run": c.run, "iteration": c.iteration, "saturation": c.mean, "error": c.error, "by_step": c.steps}
+            for c in found.checkpoints
+        ],
+        "left_out": [{"run": name, "reason": reason} for name, reason in [*left_out, *found.left_out]],
+    }
+
+
+@dataclass
+class _Kept:
+    """What one checkpoint shares with the final one so far."""
+
+    run: Run
+    parts: Iterator[_Part]
+    total_S: np.ndarray
+    of_samples: list[np.ndarray] = field(default_factory=list)
+    """of a draw: choices kept by each of its samples, mean over steps"""
+    different: str | None = None
+
+
+def _against_the_last(checkpoints: Sequence[Run], places: Sequence[SeriesRun], *, sampled: bool) -> Saturation:
     final = checkpoints[-1]
-    for run in checkpoints[:-1]:
-        _check_comparable(run, final)
-    with_ids = all("token_id" in run.token_columns for run in checkpoints)
+    top_k, of_tokens, num_steps = final.layout.top_k, int(final.row["num_tokens"]), final.layout.num_steps
+    kept = [_Kept(run, _parts(run, sampled), np.zeros(num_steps, dtype=np.int64), different=_misfit(run, final))
+            for run in checkpoints]  # fmt: skip
+    num_tokens, lengths = 0, np.zeros(0)
+    for part in _parts(final, sampled):
+        num_tokens += len(part.ids_nSK)
+        starts = np.flatnonzero(np.diff(part.places["sample"], prepend=-1))
+        lengths = np.diff(starts, append=len(part.ids_nSK))
+        for one in kept:
+            if one.different is None:
+                own = part if one.run is final else next(one.parts)
+                one.different = _other_tokens(own, part, final)
+            if one.different is None:
+                common_nS = common(own.ids_nSK, part.ids_nSK)
+                one.total_S += common_nS.sum(axis=0)
+                if sampled and len(starts):
+                    one.of_samples.append(np.add.reduceat(common_nS.mean(axis=1), starts))
     offered_S = final.bank.available.sum(axis=1)
-    top_k, num_tokens = final.layout.top_k, int(final.row["num_tokens"])
     answer = Saturation(
-        final.run_id, num_tokens, "token ids" if with_ids and _knows_ids(final) else "lengths of the samples",
+        final.run_id, num_tokens, "token ids" if _knows_ids(final) else "lengths of the samples",
         [float(top_k / offered) for offered in offered_S],
+        counted={"num_tokens": num_tokens, "of_tokens": of_tokens,
+                 "num_samples": len(lengths) if sampled else int(final.row["num_samples"]),
+                 "of_samples": int(final.row["num_samples"]), "exact": num_tokens == of_tokens},
     )  # fmt: skip
-    totals = np.zeros((len(checkpoints), final.layout.num_steps), dtype=np.int64)
-    for first in range(0, num_tokens, CHUNK_TOKENS):
-        columns, ids_nSK = _stretch(final, first)
-        for place, run in enumerate(checkpoints[:-1]):
-            own_columns, own_ids_nSK = _stretch(run, first)
-            _check_same_tokens(run, own_columns, final, columns)
-            totals[place] += shared(own_ids_nSK, ids_nSK)
-        totals[-1] += len(ids_nSK) * top_k
-    for run, place, total_S in zip(checkpoints, places, totals, strict=True):
-        share_S = total_S / (num_tokens * top_k)
+    for one, place in zip(kept, places, strict=True):
+        if one.different is not None:
+            answer.left_out.append((one.run.run_id, one.different))
+            continue
+        share_S = one.total_S / max(1, num_tokens * top_k)
+        error = 0.0 if num_tokens == of_tokens else _error(one.of_samples[0] / top_k, lengths, num_tokens / of_tokens)
         answer.checkpoints.append(
-            Checkpoint(run.run_id, place.iteration, [float(share) for share in share_S], float(share_S.mean()))
+            Checkpoint(one.run.run_id, place.iteration, share_S.tolist(), float(share_S.mean()), error)
         )
     return answer
 
 
+def _error(kept_m: np.ndarray, tokens_m: np.ndarray, drawn: float) -> float | None:
+    """Half the 95 % interval of Σ kept / Σ tokens over m drawn samples, the share ``drawn`` of all tokens.
+
+    The usual estimate for a ratio over whole clusters (Cochran, *Sampling Techniques*, 2.11): tokens of one sample are
+    alike, so it is the samples that count.
+    """
+    count, total = len(kept_m), float(tokens_m.sum())
+    if count < 2:
+        return None
+    residual_m = kept_m - kept_m.sum() / total * tokens_m
+    variance = (1 - drawn) * count / (count - 1) * float((residual_m**2).sum()) / total**2
+    return 1.96 * max(0.0, variance) ** 0.5
+
+
 def _place(run: Run) -> SeriesRun:
-    given = json.loads(run.row["config"]).get("series")
-    given = given if isinstance(given, dict) else {}
-    name, iteration = given.get("name"), given.get("iteration")
-    return SeriesRun(
-        run.run_id, run.file, name if isinstance(name, str) else None,
-        iteration if isinstance(iteration, int) else None, int(run.row["num_tokens"]),
-    )  # fmt: skip
+    name, iteration = series_of(run) or (None, None)
+    return SeriesRun(run.run_id, run.file, name, iteration, int(run.row["num_tokens"]))
 
 
-def _check_comparable(run: Run, final: Run) -> None:
+def _misfit(run: Run, final: Run) -> str | None:
+    """Why a run cannot be compared with the final one at all; None: it can."""
     for name, words in (("num_steps", "steps"), ("num_modules", "modules"), ("top_k", "slots"),
                         ("num_tokens", "tokens"), ("num_samples", "samples")):  # fmt: skip
         if run.row[name] != final.row[name]:
-            raise UserError(
-                f"run {run.run_id!r} has {run.row[name]:,} {words}, {final.run_id!r} has {final.row[name]:,}: "
-                "saturation compares the same tokens of one model at different times; record the same texts at each "
-                "checkpoint",
-                field="files",
-            )  # fmt: skip
+            return (
+                f"has {run.row[name]:,} {words}, {final.run_id!r} has {final.row[name]:,}: saturation compares the "
+                "same tokens of one model at different times"
+            )
+    return None
 
 
 def _knows_ids(run: Run) -> bool:
     return bool(run.rows(Query("SELECT count(token_id) FROM token"))[0][0])
 
 
-def _stretch(run: Run, first: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """sample, token and token_id (−1 = unknown) of ``CHUNK_TOKENS`` rows, and their ids (n, S, K)."""
+@dataclass(frozen=True)
+class _Part:
+    """Some tokens of a run, in reading order."""
+
+    places: dict[str, np.ndarray]
+    """sample, token and token_id (−1 = unknown)"""
+    ids_nSK: np.ndarray
+
+
+def _parts(run: Run, sampled: bool) -> Iterator[_Part]:
+    """All tokens, a stretch of rows at a time, or those of a seeded draw of samples in one part."""
+    if sampled:
+        drawn = draw_tokens(run, most=DRAWN_TOKENS)
+        places = {"sample": drawn.samples_n, "token": drawn.tokens_n, "token_id": drawn.token_ids_n}
+        yield _Part(places, drawn.ids_nSK)
+        return
     known = "coalesce(token_id, -1)" if "token_id" in run.token_columns else "-1"
     sql = (f"SELECT sample, token, {known} AS token_id, {columns_sql(run.layout)} FROM token "
            "WHERE rowid >= ? AND rowid < ? ORDER BY rowid")  # fmt: skip
-    columns = run.arrays(Query(sql, (first, first + CHUNK_TOKENS)))
-    names = columns_sql(run.layout).split(", ")
-    parts: list[Any] = [columns.pop(name) for name in names]
-    if run.layout.packed:
-        parts = [[bytes(blob) for blob in part] for part in parts]
-    return columns, ribbons_of(run.layout, parts)[0]
+    for first in range(0, int(run.row["num_tokens"]), CHUNK_TOKENS):
+        columns = run.arrays(Query(sql, (first, first + CHUNK_TOKENS)))
+        parts: list[Any] = [columns.pop(name) for name in columns_sql(run.layout).split(", ")]
+        if run.layout.packed:
+            parts = [[bytes(blob) for blob in part] for part in parts]
+        yield _Part(columns, ribbons_of(run.layout, parts)[0])
 
 
-def _check_same_tokens(
-    run: Run, own: dict[str, np.ndarray], final: Run, columns: dict[str, np.ndarray]
-) -> None:
+def _other_tokens(own: _Part, part: _Part, final: Run) -> str | None:
+    """Where a part of a run holds other tokens than the final one's; None: it holds the same."""
+    if len(own.ids_nSK) != len(part.ids_nSK):
+        return f"is over other tokens than {final.run_id!r}: its samples have other lengths"
     for name in ("sample", "token", "token_id"):
-        differ = np.flatnonzero(own[name] != columns[name])
+        differ = np.flatnonzero(own.places[name] != part.places[name])
         if len(differ):
             row = int(differ[0])
-            where = f"sample {int(columns['sample'][row])}, token {int(columns['token'][row])}"
-            what = {"token_id": f"has the id {int(own['token_id'][row])} where it has {int(columns['token_id'][row])}"}
-            raise UserError(
-                f"run {run.run_id!r} is over other tokens than {final.run_id!r}: at {where} of the latter it "
-                f"{what.get(name, 'stands elsewhere in its samples')}; record the same texts at each checkpoint",
-                field="files",
-            )  # fmt: skip
+            where = f"sample {int(part.places['sample'][row])}, token {int(part.places['token'][row])}"
+            ids = int(own.places["token_id"][row]), int(part.places["token_id"][row])
+            what = f"has the id {ids[0]} where it has {ids[1]}" if name == "token_id" else (
+                "stands elsewhere in its samples")  # fmt: skip
+            return f"is over other tokens than {final.run_id!r}: at {where} of the latter it {what}"
+    return None

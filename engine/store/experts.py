@@ -1,4 +1,5 @@
-"""Experts of a sealed run: what they prefer, who works with whom, what neighbours share, and when routing settled.
+"""Experts of a sealed run: what they prefer, who works with whom, what neighbours share, and which series of
+checkpoints it belongs to.
 
 Labels are answered from the sealed summaries. What needs the tokens themselves reads at most ``MOST_TOKENS`` of
 them: all, or a seeded draw of whole samples, for neighbours must stay together; ``counted`` of each answer says how
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from engine.store.run import Run
 
 MOST_TOKENS = 100_000
-SERIES_TOKENS = 20_000
-"""of each checkpoint of a series"""
+DRAWN_TOKENS = 20_000
+"""of each checkpoint of a series that is too long to be read whole"""
 SEED = 0
 KINDS = ("label", "input", "next")
 """what an expert may specialise in: labels (domains), the input token, the true next token"""
@@ -347,7 +348,7 @@ def token_slice(run: Run, sample: int, step: int, first: int, limit: int) -> dic
             where["text"] = token_text(token, text, texts)
         answer.append({
             "token": token["token"], **where, "modules": ids[place, step].tolist(),
-            "weights": (levels[place, step] / 255.0).round(4).tolist(),
+            "weights": layout.weights.decode(levels[place, step]).round(layout.weights.digits).tolist(),
         })  # fmt: skip
     return {
         "run": run.run_id,
@@ -381,62 +382,3 @@ def no_series(run_id: str) -> NoSuchThing:
         f"run {run_id!r} belongs to no series of checkpoints: record them under one series name to see routing settle",
         field="run",
     )
-
-
-def saturation(runs: Sequence[Run], run_id: str) -> dict[str, Any]:
-    """Router saturation of each checkpoint of a series against the last one: mean |S^ckpt ∩ S^final| / K.
-
-    ``runs`` are those of one series, in any order; those that did not route the same tokens as the last one are
-    named in ``left_out``, each with a reason. Of several runs of one iteration the first by name counts.
-    """
-    by_iteration: dict[int, Run] = {}
-    left_out: list[dict[str, str]] = []
-    for run in sorted(runs, key=lambda run: run.run_id):
-        _, iteration = series_of(run) or ("", 0)
-        if iteration in by_iteration:
-            reason = f"iteration {iteration:,} is that of run {by_iteration[iteration].run_id} too"
-            left_out.append({"run": run.run_id, "reason": reason})
-        else:
-            by_iteration[iteration] = run
-    iterations = sorted(by_iteration)
-    final = by_iteration[iterations[-1]]
-    last = draw_tokens(final, most=SERIES_TOKENS)
-    points = []
-    for iteration in iterations:
-        run = by_iteration[iteration]
-        other = last if run is final else draw_tokens(run, most=SERIES_TOKENS)
-        if reason := _different(run, final, other, last):
-            left_out.append({"run": run.run_id, "reason": reason})
-            continue
-        share_S = measure.common(other.ids_nSK, last.ids_nSK).mean(axis=0) / run.layout.top_k
-        points.append({
-            "run": run.run_id, "iteration": iteration, "saturation": float(share_S.mean()), "by_step": share_S.tolist(),
-        })  # fmt: skip
-    offered = [len(final.bank.offered(step)) for step in range(final.layout.num_steps)]
-    return {
-        "run": run_id,
-        "series": (series_of(final) or ("", 0))[0],
-        "final": final.run_id,
-        "baseline": float(np.mean([measure.even_share(size, final.layout.top_k) for size in offered])),
-        "counted": last.counted,
-        "points": points,
-        "left_out": left_out,
-    }
-
-
-def _different(run: Run, final: Run, drawn: Drawn, last: Drawn) -> str | None:
-    """Why two runs cannot be compared token by token; None: they can."""
-    if (run.layout.num_steps, run.layout.top_k) != (final.layout.num_steps, final.layout.top_k):
-        return (
-            f"it has {run.layout.num_steps} steps × {run.layout.top_k} slots, "
-            f"the last one {final.layout.num_steps} × {final.layout.top_k}"
-        )
-    same = all(
-        np.array_equal(one, other)
-        for one, other in (
-            (drawn.samples_n, last.samples_n), (drawn.tokens_n, last.tokens_n), (drawn.token_ids_n, last.token_ids_n),
-        )
-    )  # fmt: skip
-    return None if same else f"its tokens are not those of run {final.run_id}"
-
-

@@ -200,6 +200,16 @@ def counted_words(found: Mapping[str, Any]) -> str:
     )
 
 
+def off_by(found: Mapping[str, Any]) -> str:
+    """How far the points of a series that was drawn may be off; empty where all tokens were counted."""
+    if found["counted"]["exact"]:
+        return ""
+    errors = [point.get("error") for point in found["points"]]
+    if None in errors:
+        return " One sample says nothing of how far that may be off."
+    return f" A point may be off by ± {numbers.number(100 * max(errors), 2)} percentage points (95 % interval)."
+
+
 def _together(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
     st.subheader(co_activation.TITLE, anchor=False, help=HELP["co_activation"])
     if int(run["top_k"]) == 1:
@@ -243,7 +253,8 @@ def _saturation(run: Mapping[str, Any], layer: int) -> None:
     else:
         st.caption(look.plain(experts.saturation_words(found)))
         look.chart(experts.saturation_chart(found, theme=look.theme(), title=None, step=layer, run=run["run"]))
-        st.caption(f"Dashed: by chance. Dotted: layer {layer} alone. {look.plain(counted_words(found))}")
+        how = look.plain(counted_words(found) + off_by(found))
+        st.caption(f"Dashed: by chance. Dotted: layer {layer} alone. {how}")
         look.numbers_behind(experts.saturation_rows(found, layer), "saturation of each checkpoint")
     if found["left_out"]:
         st.caption(look.plain("Left out: " + "; ".join(f"{r['run']} ({r['reason']})" for r in found["left_out"]) + "."))

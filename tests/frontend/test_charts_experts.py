@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import vl_convert
 
+from engine.analysis.saturation import of_series
 from engine.store import Run
-from engine.store.experts import saturation
 from frontend.charts import co_activation, experts, numbers, token_flow
 from frontend.charts.flow import flow_chart, flow_thumbnail, hidden_words, merged_words, moves_of
 from frontend.charts.layout import OTHER, flow_layout
 from frontend.components.explorer import small_flow
 from frontend.views import common
-from frontend.views.experts import MANY_COLUMNS, least_share
+from frontend.views.experts import MANY_COLUMNS, least_share, off_by
 from frontend.views.modules import dead_words
 from tests.frontend.test_charts_soft import data_of
 from tests.runs import make_experts
@@ -51,7 +51,7 @@ def answers() -> dict[str, Any]:
                 "next": run.specialisation("next", 1, limit=10),
                 "together": run.co_activation(1, limit=12),
                 "repetition": run.repetition(),
-                "saturation": saturation(series, "at90"),
+                "saturation": of_series(series, "at90"),
             }
         for one in (*series, log):
             one.close()
@@ -281,6 +281,14 @@ def test_the_small_picture_has_a_place_for_every_expert_of_a_token():
             assert (f"{step}.{module}" in picture["y"]) == kept
     assert picture["other"] is not None
     assert max(picture["y"].values()) <= picture["height"]
+
+
+def test_a_drawn_series_says_how_far_it_may_be_off():
+    exact = {"counted": {"exact": True}, "points": [{"error": 0.0}]}
+    assert off_by(exact) == ""
+    drawn = {"counted": {"exact": False}, "points": [{"error": 0.0123}, {"error": 0.0}]}
+    assert "± 1.2 percentage points" in off_by(drawn)
+    assert "One sample says nothing" in off_by({**drawn, "points": [{"error": None}]})
 
 
 def test_long_ribbons_are_cut_in_words():

@@ -9,7 +9,8 @@ import pytest
 
 import tokenpaths
 from engine.analysis import saturation as module
-from engine.analysis.saturation import naive_shared, runs, saturation, shared
+from engine.analysis.experts import common
+from engine.analysis.saturation import naive_shared, runs, saturation
 from engine.errors import UserError
 from tests.runs import make_experts
 
@@ -30,7 +31,7 @@ def write_series(folder, name="mine", **options):
 def test_by_hand():
     one = np.array([[[0, 1], [2, 3]], [[0, 1], [2, 3]]])
     other = np.array([[[1, 0], [3, 4]], [[2, 3], [2, 3]]])
-    assert shared(one, other).tolist() == [2, 3]
+    assert common(one, other).sum(axis=0).tolist() == [2, 3]
     assert naive_shared(one, other).tolist() == [0.5, 0.75]
 
 
@@ -38,8 +39,8 @@ def test_by_hand():
 def test_shared_equals_sets(top_k):
     rng = np.random.default_rng(top_k)
     one, other = (rng.random((40, 3, 9)).argsort(axis=2)[:, :, :top_k] for _ in range(2))
-    assert np.allclose(shared(one, other) / (40 * top_k), naive_shared(one, other))
-    assert np.array_equal(shared(one, one[:, :, ::-1]), [40 * top_k] * 3)
+    assert np.allclose(common(one, other).mean(axis=0) / top_k, naive_shared(one, other))
+    assert np.array_equal(common(one, one[:, :, ::-1]), np.full((40, 3), top_k))
 
 
 @pytest.mark.parametrize("shape", [dict(layers=3, experts=8, top_k=2), dict(layers=9, experts=300, top_k=8)],
