@@ -15,7 +15,6 @@ from engine.store.schema import Layout
 from engine.store.soft import soft_arrays
 from engine.trace import SampleRecord, TraceBatch
 
-WEIGHT_LEVELS = 255
 _FOLDED_FIELDS = ("label", "prediction", "source", "text")
 
 
@@ -27,7 +26,7 @@ class CompactBatch:
     ids: np.ndarray
     """(n, S, K) uint8 or uint16"""
     weights: np.ndarray
-    """(n, V) uint8, round(weight · 255)"""
+    """(n, V) uint8, levels of the layout's code"""
     gate_entropy: np.ndarray
     """(n, S) float32 nats, NaN where unknown"""
     flops: np.ndarray
@@ -52,14 +51,11 @@ class CompactBatch:
 def compact(batch: TraceBatch, layout: Layout, columns: Collection[str]) -> CompactBatch:
     """Copy what will be stored, in the small types it is stored in; ``columns`` are those of ``token``."""
     n = batch.num_tokens
-    levels = np.asarray(batch.weights, dtype=np.float32).reshape(n, layout.visits) * np.float32(WEIGHT_LEVELS)
-    np.rint(levels, out=levels)
-    np.clip(levels, 0, WEIGHT_LEVELS, out=levels)
     names = ("token_id", "row", "col", "char_start", "char_end", "region")
     return CompactBatch(
         samples=list(batch.samples),
         ids=np.array(batch.module_ids, dtype=layout.id_dtype, order="C"),
-        weights=levels.astype(np.uint8),
+        weights=layout.weights.encode(batch.weights).reshape(n, layout.visits),
         gate_entropy=np.array(batch.gate_entropy, dtype=np.float32),
         flops=np.array(batch.flops, dtype=np.float32),
         loss=None if batch.loss is None else np.array(batch.loss, dtype=np.float32),
@@ -70,11 +66,6 @@ def compact(batch: TraceBatch, layout: Layout, columns: Collection[str]) -> Comp
         },
         soft=soft_arrays(batch),
     )
-
-
-def quantised_weights(levels: np.ndarray) -> np.ndarray:
-    """Weights as they are read back from their 8 bits: level / 255, error at most 1/510."""
-    return levels / float(WEIGHT_LEVELS)
 
 
 def token_table(

@@ -46,7 +46,7 @@ def _token_query(layout: Layout, token_columns: Collection[str], flat: bool) -> 
         ribbons = ["hex(t.ids) AS ids", "hex(t.weights) AS weights"] if flat else ["t.ids", "t.weights"]
     else:
         ribbons = [f"t.{name}" for name in layout.module_columns()]
-        ribbons += [f"(t.{name} / 255.0)::FLOAT AS {name}" for name in layout.weight_columns()]
+        ribbons += [f"{layout.weights.sql('t.' + name)}::FLOAT AS {name}" for name in layout.weight_columns()]
     hidden = {"label_id", "path_id", "ids", "weights", *layout.module_columns(), *layout.weight_columns()}
     plain = [f"t.{name}" for name in token_columns if name not in hidden]
     names = ", ".join([*plain, "label.label", "path.rank", *ribbons])

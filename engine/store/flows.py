@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 import duckdb
 import numpy as np
 
-from engine.store.batches import quantised_weights
 from engine.store.schema import Layout
 
 _LARGEST_GRID = 1 << 22
@@ -57,19 +56,18 @@ def _share_sql(layout: Layout, step: int, slot: int) -> str:
     """Share of a slot in its step's weight; 1/K where all weights of the step round to zero."""
     if layout.top_k == 1:
         return "1.0::DOUBLE"
-    total = " + ".join(f"{layout.weight_column(step, k)}::INTEGER" for k in range(layout.top_k))
-    return (
-        f"(CASE WHEN {total} = 0 THEN {1 / layout.top_k}::DOUBLE "
-        f"ELSE {layout.weight_column(step, slot)}::DOUBLE / ({total}) END)"
-    )
+    weights = [layout.weights.parts_sql(layout.weight_column(step, k)) for k in range(layout.top_k)]
+    total = " + ".join(weights)
+    return f"(CASE WHEN {total} = 0 THEN {1 / layout.top_k}::DOUBLE ELSE {weights[slot]}::DOUBLE / ({total}) END)"
 
 
 def usage_sql(layout: Layout, by: str | None = None) -> str:
     """Rows (step, module, count, weight[, by]): tokens that chose the module, and their summed weights."""
+    code = layout.weights
     group = f", {by}" if by else ""
     parts = [
         f"SELECT {step} AS step, {layout.module_column(step, slot)} AS module, count(*) AS count, "
-        f"sum({layout.weight_column(step, slot)}) / 255.0::DOUBLE AS weight{group} "
+        f"sum({code.parts_sql(layout.weight_column(step, slot))}) / {code.whole}::DOUBLE AS weight{group} "
         f"FROM chosen GROUP BY {layout.module_column(step, slot)}{group}"
         for step in range(layout.num_steps)
         for slot in range(layout.top_k)
@@ -130,7 +128,7 @@ class FlowCounter:
             times = np.diff(starts, append=len(ids))
             ids, levels = ids[starts], levels[starts]
         ids = ids.astype(np.int64)
-        weights = quantised_weights(levels)
+        weights = self.layout.weights.decode(levels)
         totals = weights.sum(axis=2, keepdims=True)
         shares = np.where(totals == 0, 1 / top_k, weights / np.where(totals == 0, 1, totals))
         for step in range(self.layout.num_steps):

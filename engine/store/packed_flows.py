@@ -14,12 +14,13 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from engine.store.batches import WEIGHT_LEVELS, quantised_weights
 from engine.store.flows import CHUNK_ROWS
 from engine.store.schema import ALL_LABELS, Layout
 
 BLOCK_ROWS = 4096
 """tokens a product: their matrices stay in the processor's cache"""
+TICKS = 2**32
+"""parts of a weight that are summed as whole numbers: sums do not depend on their order"""
 COUNTER_BYTES = 512 * 2**20
 """grids of counters in memory; more labels are counted in several passes"""
 
@@ -46,7 +47,7 @@ class PackedFlows:
         grid = (layout.num_steps - 1, layout.num_modules, layout.num_modules)
         self._pairs, self._weight = np.zeros(grid, dtype=np.int64), np.zeros(grid)
         self._usage = np.zeros((layout.num_steps, layout.num_modules), dtype=np.int64)
-        self._levels = np.zeros((layout.num_steps, layout.num_modules), dtype=np.int64)
+        self._usage_ticks = np.zeros((layout.num_steps, layout.num_modules), dtype=np.int64)
 
     def add(self, ids: np.ndarray, levels: np.ndarray) -> None:
         """Count tokens with ribbons ``ids`` (n, S, K) and 8-bit weights ``levels`` (n, S, K)."""
@@ -55,7 +56,7 @@ class PackedFlows:
 
     def add_counts(self, other: PackedFlows) -> None:
         """Count what ``other`` counted too."""
-        for name in ("_pairs", "_weight", "_usage", "_levels"):
+        for name in ("_pairs", "_weight", "_usage", "_usage_ticks"):
             getattr(self, name).__iadd__(getattr(other, name))
 
     def _add_block(self, ids: np.ndarray, levels: np.ndarray) -> None:
@@ -68,10 +69,11 @@ class PackedFlows:
             places = (rows + ids[:, step]).reshape(-1)
             chosen = _matrix(places, 1.0, len(ids), num_modules)
             self._usage[step] += np.bincount(ids[:, step].reshape(-1), minlength=num_modules)
+            weights = self.layout.weights.decode(levels[:, step])
             # Sums of whole numbers in float64 are exact below 2**53.
-            summed = np.bincount(ids[:, step].reshape(-1), levels[:, step].reshape(-1), minlength=num_modules)
-            self._levels[step] += summed.astype(np.int64)
-            shares = None if even else _matrix(places, _shares(levels[:, step]), len(ids), num_modules)
+            ticks = np.bincount(ids[:, step].reshape(-1), np.rint(weights * TICKS).reshape(-1), minlength=num_modules)
+            self._usage_ticks[step] += ticks.astype(np.int64)
+            shares = None if even else _matrix(places, _shares(weights), len(ids), num_modules)
             if chosen_before is not None:
                 # Whole numbers below 2**24 are exact in float32.
                 pairs = chosen_before.T @ chosen
@@ -92,7 +94,7 @@ class PackedFlows:
     def usage_rows(self) -> list[tuple[int, int, int, float]]:
         """Rows (step, module, count, weight) of the modules that were chosen at all."""
         return [
-            (int(step), int(module), int(self._usage[step, module]), float(self._levels[step, module] / WEIGHT_LEVELS))
+            (int(step), int(module), int(self._usage[step, module]), float(self._usage_ticks[step, module] / TICKS))
             for step, module in np.argwhere(self._usage)
         ]
 
@@ -105,11 +107,10 @@ def _matrix(places: np.ndarray, values: float | np.ndarray, num_rows: int, num_m
     return matrix.reshape(num_rows, num_modules)
 
 
-def _shares(levels: np.ndarray) -> np.ndarray:
+def _shares(weights: np.ndarray) -> np.ndarray:
     """Share (n·K,) of each slot in its step's weight; 1/K where all weights of the step round to zero."""
-    weights = quantised_weights(levels)
     totals = weights.sum(axis=1, keepdims=True)
-    return np.where(totals == 0, 1 / levels.shape[1], weights / np.where(totals == 0, 1, totals)).reshape(-1)
+    return np.where(totals == 0, 1 / weights.shape[1], weights / np.where(totals == 0, 1, totals)).reshape(-1)
 
 
 def count_packed(

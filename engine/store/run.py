@@ -33,6 +33,7 @@ from engine.store.measures import distribution_of, existing_measures
 from engine.store.open_file import Connection
 from engine.store.samples import path_examples, sample_detail
 from engine.store.schema import Layout
+from engine.store.weights import CODES
 from engine.trace import ModuleInfo
 
 MOST_LINKS = 2000
@@ -62,7 +63,8 @@ class Run:
             cursor.execute("SELECT * FROM token LIMIT 0")
             self.token_columns = tuple(column[0] for column in cursor.description)
             self._shapes, self._axis_names = soft.read_shapes(cursor) if self.row["schema_version"] > 1 else ({}, {})
-        self.layout = Layout(self.row["num_steps"], self.row["top_k"], self.row["num_modules"])
+        code = CODES[self.row.get("weight_code") or "linear"]
+        self.layout = Layout(self.row["num_steps"], self.row["top_k"], self.row["num_modules"], code)
         self._label_ids = {label: (label_id, tokens) for label_id, label, _, tokens in self.labels}
         available, _ = module_units(self.modules, self.layout.num_steps, self.layout.num_modules)
         self.bank = answers.ModuleBank(self.modules, available)

@@ -83,7 +83,7 @@ def _token_answer(
     return answer | {
         "loss": finite(token["loss"]),
         "ribbon": ids,
-        "weights": (levels / 255.0).round(4).tolist(),
+        "weights": run.layout.weights.decode(levels).round(run.layout.weights.digits).tolist(),
         "rank": token["rank"],
         "cdf": token["cdf"],
         "compute": token["compute"],

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.store.weights import LINEAR, WeightCode
 from engine.trace import RunInfo
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+"""2: the tables of soft and gated families; 3: ``run.weight_code`` (before, every code was linear)"""
 STORAGE_VERSION = "v1.2.0"
 SMALL_BLOCK_BYTES = 16_384
 LARGE_BLOCK_BYTES = 262_144
@@ -33,6 +35,8 @@ class Layout:
     num_steps: int
     top_k: int
     num_modules: int
+    weights: WeightCode = LINEAR
+    """what the 8 bits of a weight mean"""
 
     @property
     def visits(self) -> int:
@@ -109,7 +113,8 @@ CREATE TABLE run (run_id VARCHAR, model VARCHAR, family VARCHAR, modality VARCHA
     split VARCHAR, num_samples INTEGER, num_tokens BIGINT, num_steps INTEGER, num_modules INTEGER,
     top_k INTEGER, num_paths BIGINT, accuracy DOUBLE, loss DOUBLE, mean_compute DOUBLE,
     mean_reuse DOUBLE, weight_semantics VARCHAR, config VARCHAR, checkpoint_sha256 VARCHAR,
-    engine_version VARCHAR, created_at VARCHAR, schema_version INTEGER);
+    engine_version VARCHAR, created_at VARCHAR, schema_version INTEGER,
+    weight_code VARCHAR);
 CREATE TABLE module (step INTEGER, module INTEGER, name VARCHAR, kind VARCHAR, num_params BIGINT,
     flops_per_token BIGINT);
 CREATE TABLE region (region INTEGER, name VARCHAR);

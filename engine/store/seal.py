@@ -43,6 +43,7 @@ from engine.store.packed_flows import count_packed, fits
 from engine.store.pathbook import TAKE_ROWS, PathBook
 from engine.store.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, SCHEMA_VERSION, Layout
 from engine.store.soft import SoftSums
+from engine.store.weights import code_for
 from engine.trace import ModuleInfo, RunInfo
 
 NULL_SEED = 0
@@ -396,5 +397,6 @@ def _run_row(con: duckdb.DuckDBPyConnection, info: RunInfo, totals: Totals) -> N
         check_json(info.weight_semantics, "weight_semantics"), check_json(info.config, "config"),
         info.checkpoint_sha256, info.engine_version,
         datetime.now(UTC).isoformat(timespec="seconds"), SCHEMA_VERSION,
+        code_for(info.num_modules, info.top_k).name,
     ]  # fmt: skip
     con.execute(f"INSERT INTO run VALUES ({', '.join('?' * len(values))})", values)

@@ -37,6 +37,7 @@ from engine.store.schema import (
 from engine.store.seal import Totals, build_summaries, insert_rows
 from engine.store.sketch import TokenSketch
 from engine.store.soft import CREATE_SOFT, SOFT_TABLES, SoftSums, soft_rows
+from engine.store.weights import code_for
 from engine.trace import ModuleInfo, RunInfo, TraceBatch
 
 QUEUE_BATCHES = 4
@@ -205,7 +206,9 @@ class _Filler:
 
     def __init__(self, file: Path, info: RunInfo, modules: Sequence[ModuleInfo]) -> None:
         self.info, self.modules = info, modules
-        self.layout = Layout(info.num_steps, info.top_k, info.num_modules)
+        self.layout = Layout(
+            info.num_steps, info.top_k, info.num_modules, code_for(info.num_modules, info.top_k)
+        )
         self.available, self.units = module_units(modules, info.num_steps, info.num_modules)
         self.token_columns = {name for name, _ in token_columns(self.layout, info)}
         self.book = PathBook(self.layout.id_dtype, file.parent)

@@ -18,7 +18,7 @@ class Naive:
     def __init__(self, made: Made) -> None:
         self.made = made
         self.ids = made.ids
-        self.levels = np.rint(made.weights.astype(np.float32) * np.float32(255)).astype(np.float64) / 255
+        self.levels = np.vectorize(self.kept, otypes=[float])(made.weights.astype(np.float32))
         self.labels = made.per_token([s.label for s in made.samples])
         self.sample_of = made.per_token(list(range(len(made.samples))))
         self.keys = [tuple(tuple(sorted(step)) for step in ribbon) for ribbon in self.ids.tolist()]
@@ -33,6 +33,14 @@ class Naive:
             running += counts[key]
             self.cdf[key] = running / total
         self.identity = {m.module for m in made.modules if m.kind == "identity"}
+
+    def kept(self, weight: float) -> float:
+        """The weight that is left of one after its 8 bits."""
+        if self.made.info.top_k <= 2 and self.made.info.num_modules <= 64:
+            return round(float(np.float32(weight) * np.float32(255))) / 255
+        if weight < 2**-10:
+            return round(float(weight) * 15 * 2**10) / (15 * 2**10)
+        return 2 ** (round(24 * float(np.log2(float(weight)))) / 24)
 
     def tokens(self, label=None, paths=(), through=()) -> Iterator[int]:
         for token, key in enumerate(self.keys):

@@ -83,7 +83,7 @@ def test_a_newer_schema_is_refused(sealed: Path, tmp_path: Path):
     file.write_bytes(sealed.read_bytes())
     with duckdb.connect(str(file)) as con:
         con.execute("UPDATE run SET schema_version = 99")
-    with pytest.raises(RunFileError, match="schema version 99, this program reads up to 2: update it"):
+    with pytest.raises(RunFileError, match="schema version 99, this program reads up to 3: update it"):
         Run.open(file)
 
 
