@@ -499,6 +499,7 @@ class Specialisation(Shape):
     least: int = Field(description="Token ids seen less often are left out")
     counted: Counted
     domains: list[Domain] | None = Field(None, description="The labels, largest first; with `of=label`")
+    more_labels: int | None = Field(None, description="Labels that are not compared; with `of=label`")
     num_words: int | None = Field(None, description="Token ids seen often enough; with `of=input` and `of=next`")
     modules: list[Specialised] = Field(description="The most specialised first")
     more: int = Field(description="Modules that are not listed")
@@ -543,7 +544,7 @@ class StepRepetition(Shape):
     """How often neighbours agree at one step."""
 
     step: int
-    first: Share = Field(description="P(top1_t = top1_{t+1})")
+    first: Share | None = Field(description="P(top1_t = top1_{t+1}); null where no weights were recorded")
     any: Share = Field(description="P(S_t ∩ S_{t+1} ≠ ∅)")
     baseline_first: Share = Field(description="1/M")
     baseline_any: Share = Field(description="1 − C(M−K, K)/C(M, K)")
@@ -556,6 +557,7 @@ class Repetition(Shape):
     label: str | None
     top_k: int
     num_pairs: int = Field(description="Pairs of neighbouring tokens")
+    first_missing: str | None = Field(None, description="Why there is no first choice")
     counted: Counted
     steps: list[StepRepetition]
 
@@ -581,6 +583,7 @@ class TokenSlice(Shape):
     first: int = Field(description="The first token listed")
     num_tokens: int = Field(description="Tokens of the sample")
     num_modules: int
+    weights_recorded: bool = Field(True, description="False: the source gave ids only, 1/K stands for each weight")
     tokens: list[SlicedToken]
 
 
@@ -611,6 +614,7 @@ class Saturation(Shape):
     final: str = Field(description="The run of the last checkpoint")
     baseline: Share = Field(description="K/M: what even, independent choices would share")
     counted: Counted
+    compared_by: str = Field(description="What shows that tokens are the same: `token ids` or `lengths of the samples`")
     points: list[SaturationPoint] = Field(description="In the order of iterations")
     left_out: list[LeftOut]
 

@@ -122,7 +122,8 @@ def saturation(
 ) -> Saturation:
     """Saturation of the given run files, or of all runs of a series, against the final one of them: exact.
 
-    The final one is that of the highest iteration, or the last given where the runs belong to no series.
+    The final one is that of the highest iteration (of several, the first by name), or the last given where the runs
+    belong to no series.
 
     Raises:
         UserError: fewer than two runs, runs over different tokens, or of different steps and slots.
@@ -140,7 +141,9 @@ def saturation(
             raise UserError(f"the runs belong to different series ({', '.join(sorted(map(str, names)))}): give those "
                             "of one training", field="files")  # fmt: skip
         if names != {None}:
-            order = sorted(range(len(places)), key=lambda i: (places[i].iteration or 0, i))
+            order = sorted(range(len(places)), key=lambda i: (places[i].iteration or 0, places[i].run))
+            last = next(i for i in order if (places[i].iteration or 0) == (places[order[-1]].iteration or 0))
+            order = [*(i for i in order if i != last), last]
             checkpoints, places = [checkpoints[i] for i in order], [places[i] for i in order]
         found = _against_the_last(checkpoints, places, sampled=False)
         if found.left_out:
@@ -175,6 +178,7 @@ def of_series(checkpoints: Sequence[Run], run_id: str, most_choices: int = MOST_
         "final": final.run_id,
         "baseline": float(np.mean(found.chance)),
         "counted": found.counted,
+        "compared_by": found.compared_by,
         "points": [
             {"run": c.run, "iteration": c.iteration, "saturation": c.mean, "error": c.error, "by_step": c.steps}
             for c in found.checkpoints

@@ -169,9 +169,11 @@ def _by_label(run: Run, step: int, offered: list[int], limit: int) -> dict[str, 
     num_tokens = int(tokens.sum())
     return {
         "counted": {
-            "num_tokens": num_tokens, "of_tokens": num_tokens, "num_samples": sum(row[2] for row in listed),
-            "of_samples": run.row["num_samples"], "exact": True,
+            "num_tokens": num_tokens, "of_tokens": sum(row[3] for row in labels),
+            "num_samples": sum(row[2] for row in listed), "of_samples": run.row["num_samples"],
+            "exact": len(listed) == len(labels),
         },
+        "more_labels": len(labels) - len(listed),
         "domains": [{"label": row[1], "num_tokens": row[3]} for row in listed],
         "modules": [
             {
@@ -192,7 +194,8 @@ def _by_word(run: Run, of: str, step: int, label_id: int | None, limit: int, eac
     drawn = draw_tokens(run, step, label_id)
     if not (drawn.token_ids_n >= 0).any():
         raise UserError(
-            f"run {run.run_id!r} recorded no token ids, so it knows no vocabulary: try of=label", field="of"
+            f"run {run.run_id!r} recorded no token ids, so it knows no vocabulary; its labels can still be compared",
+            field="of",
         )
     words = drawn.token_ids_n
     if of == "next":
@@ -297,11 +300,13 @@ def repetition(run: Run, label: str | None) -> dict[str, Any]:
     found = measure.repetition(drawn.ids_nSK, drawn.follows_n)
     if not found.num_pairs:
         raise UserError(f"run {run.run_id!r} has no sample with two tokens, so no token has a neighbour", field="run")
+    # Ids without weights stand in the order of the source: slot 0 is no first choice then.
+    ordered = run.layout.top_k == 1 or weights_recorded(run)
     steps = []
     for step in range(run.layout.num_steps):
         first, any_ = measure.repetition_baselines(len(run.bank.offered(step)), run.layout.top_k)
         steps.append({
-            "step": step, "first": float(found.first[step]), "any": float(found.any[step]),
+            "step": step, "first": float(found.first[step]) if ordered else None, "any": float(found.any[step]),
             "baseline_first": first, "baseline_any": any_,
         })  # fmt: skip
     return {
@@ -309,9 +314,15 @@ def repetition(run: Run, label: str | None) -> dict[str, Any]:
         "label": label,
         "top_k": run.layout.top_k,
         "num_pairs": found.num_pairs,
+        "first_missing": None if ordered else "the source recorded no weights, so no choice of a token is its first",
         "counted": drawn.counted,
         "steps": steps,
     }
+
+
+def weights_recorded(run: Run) -> bool:
+    """False where the source gave ids only and 1/K stands in for each weight."""
+    return json.loads(run.row["weight_semantics"] or "{}").get("weights_recorded", True) is not False
 
 
 def token_slice(run: Run, sample: int, step: int, first: int, limit: int) -> dict[str, Any]:
@@ -357,6 +368,7 @@ def token_slice(run: Run, sample: int, step: int, first: int, limit: int) -> dic
         "first": first,
         "num_tokens": num_tokens,
         "num_modules": len(run.bank.offered(step)),
+        "weights_recorded": weights_recorded(run),
         "tokens": answer,
     }
 

@@ -12,15 +12,7 @@ from frontend.charts.chunks import rerouting_chart, strip_chart
 from frontend.charts.co_activation import co_activation_chart
 from frontend.charts.connections import distance_chart, graph_chart
 from frontend.charts.distributions import histogram_chart, label_chart, skip_reuse_chart
-from frontend.charts.experts import (
-    dead_chart,
-    domain_chart,
-    load_band_chart,
-    repetition_chart,
-    saturation_chart,
-    slice_chart,
-    word_chart,
-)
+from frontend.charts.experts import dead_chart, domain_chart, load_band_chart, slice_chart, word_chart
 from frontend.charts.flow import flow_chart, flow_thumbnail
 from frontend.charts.gates import gate_chart, pca_chart, specialist_chart, variance_chart
 from frontend.charts.light_costs import class_block_chart, class_chart, difficulty_chart, sharpening_chart, used_chart
@@ -30,6 +22,7 @@ from frontend.charts.patches import patch_chart
 from frontend.charts.paths import rank_frequency_chart
 from frontend.charts.running_text import text_pieces
 from frontend.charts.shards import label_path_chart, sharing_chart, tree_chart
+from frontend.charts.steadiness import repetition_chart, saturation_chart
 from frontend.charts.token_flow import token_flow_chart
 from frontend.charts.token_losses import token_loss_chart
 from frontend.charts.usage import load_chart, top_k_chart

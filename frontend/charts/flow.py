@@ -114,7 +114,7 @@ def hidden_words(other: Sequence[Mapping[str, Any]], moves: float = 0) -> list[s
 
 def _domain(layout: FlowLayout, right: float = 0.35) -> list[float]:
     first, last = (layout.steps[0], layout.steps[-1]) if layout.steps else (0, 1)
-    room = max(1, last - first) / 12
+    room = max(1, last - first) / (7 if layout.own else 12)  # “busiest” is a longer word than a number
     return [first - max(0.4, room), last + max(right, room / 2)]
 
 

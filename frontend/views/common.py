@@ -8,6 +8,7 @@ from typing import Any
 import streamlit as st
 
 from frontend import address, look
+from frontend.charts import numbers
 from frontend.selection import Selection
 
 TRIED = "try"
@@ -155,3 +156,12 @@ def passes(token: Mapping[str, Any], selection: Selection) -> bool:
         if step >= len(ribbon) or module not in ribbon[step]:
             return False
     return True
+
+
+def notes(run: Mapping[str, Any]) -> None:
+    """What had to be guessed of the log that this run was made from."""
+    found = (run.get("findings") or {}).get("notes")
+    if found and isinstance(found, list):
+        with st.expander(f"What was guessed of this log: {numbers.plural(len(found), 'note')}"):
+            for note in found:
+                st.write(look.plain(look.ended(str(note))))

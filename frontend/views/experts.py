@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from frontend import address, look
-from frontend.charts import co_activation, experts, numbers
+from frontend.charts import co_activation, experts, numbers, steadiness
 from frontend.client import NotFound, Refused
 from frontend.selection import Selection
 from frontend.views import common
@@ -61,6 +61,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
             st.selectbox, "layer", "Layer", layer, list(range(layers)),
             help="The charts of one layer show this one. A click on a layer chooses it too.",
         )  # fmt: skip
+    common.notes(run)
     with look.guarded("the load of the layers"):
         _load(run, selection, layer)
     with look.guarded("tokens and experts"):
@@ -123,6 +124,8 @@ def _tokens(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
         )  # fmt: skip
     least = least_share(found, selection)
     st.caption(look.plain(experts.slice_words(found, least)), help=HELP["tokens"])
+    if not found.get("weights_recorded", True):
+        st.caption("The source recorded no weights: each choice is drawn with the same share, 1/K.")
     look.chart(experts.slice_chart(found, theme=look.theme(), title=None, least=least, chosen=selection.token))
     look.numbers_behind(
         [{"what": label, **{name: token[name] for name in ("token", "modules", "weights")}}
@@ -153,7 +156,9 @@ def _domains(run: Mapping[str, Any], layer: int) -> None:
         look.empty("This run has no labels, so there are no domains to compare.", "Trace a data set with labels.")
         return
     found = look.client().specialisation(run["run"], of="label", step=layer, limit=SHOWN_EXPERTS)
-    st.caption(look.plain(experts.domain_words(found)))
+    more = found.get("more_labels")
+    left = f" Only the {len(found['domains'])} largest labels: {numbers.count(more)} more are left out." if more else ""
+    st.caption(look.plain(experts.domain_words(found) + left))
     look.chart(experts.domain_chart(found, theme=look.theme(), title=None))
     _listed(found)
     look.numbers_behind(experts.domain_rows(found), f"domains and experts of layer {layer}")
@@ -224,22 +229,22 @@ def _together(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
 
 
 def _repetition(run: Mapping[str, Any], selection: Selection) -> None:
-    st.subheader(experts.REPETITION, anchor=False, help=HELP["repetition"])
+    st.subheader(steadiness.REPETITION, anchor=False, help=HELP["repetition"])
     try:
         found = look.client().repetition(run["run"], label=selection.label)
     except Refused as error:
         look.empty(look.plain(look.ended(error.sentence)))
         return
-    st.caption(look.plain(experts.repetition_words(found)))
-    look.chart(experts.repetition_chart(found, theme=look.theme(), title=None))
+    st.caption(look.plain(steadiness.repetition_words(found)))
+    look.chart(steadiness.repetition_chart(found, theme=look.theme(), title=None))
     st.caption("Dashed: by chance, if choices were even and independent. " + look.plain(counted_words(found)))
-    look.numbers_behind(experts.repetition_rows(found), "repetition of each layer")
+    look.numbers_behind(steadiness.repetition_rows(found), "repetition of each layer")
 
 
 def _saturation(run: Mapping[str, Any], layer: int) -> None:
     if not isinstance(run["config"].get("series"), Mapping):
         return
-    st.subheader(experts.SATURATION, anchor=False, help=HELP["saturation"])
+    st.subheader(steadiness.SATURATION, anchor=False, help=HELP["saturation"])
     try:
         found = look.client().saturation(run["run"])
     except (NotFound, Refused) as error:
@@ -251,10 +256,10 @@ def _saturation(run: Mapping[str, Any], layer: int) -> None:
             "Record more checkpoints over the same tokens under this name.",
         )
     else:
-        st.caption(look.plain(experts.saturation_words(found)))
-        look.chart(experts.saturation_chart(found, theme=look.theme(), title=None, step=layer, run=run["run"]))
+        st.caption(look.plain(steadiness.saturation_words(found)))
+        look.chart(steadiness.saturation_chart(found, theme=look.theme(), title=None, step=layer, run=run["run"]))
         how = look.plain(counted_words(found) + off_by(found))
         st.caption(f"Dashed: by chance. Dotted: layer {layer} alone. {how}")
-        look.numbers_behind(experts.saturation_rows(found, layer), "saturation of each checkpoint")
+        look.numbers_behind(steadiness.saturation_rows(found, layer), "saturation of each checkpoint")
     if found["left_out"]:
         st.caption(look.plain("Left out: " + "; ".join(f"{r['run']} ({r['reason']})" for r in found["left_out"]) + "."))

@@ -53,6 +53,7 @@ def draw(selection: Selection) -> None:
         + (" Grey: identity modules, which do nothing (the step is skipped)." if common.identities(run) else "")
         + (" Choose fewer steps above to see single flows." if len(flow["steps"]) > MANY_STEPS else "")
     )
+    common.notes(run)
     look.numbers_behind(node_rows(flow), "circles", share=st.column_config.NumberColumn(format="percent"))
     look.numbers_behind(link_rows(flow), "ribbons", share=st.column_config.NumberColumn(format="percent"))
 

@@ -13,7 +13,7 @@ import vl_convert
 
 from engine.analysis.saturation import of_series
 from engine.store import Run
-from frontend.charts import co_activation, experts, numbers, token_flow
+from frontend.charts import co_activation, experts, numbers, steadiness, token_flow
 from frontend.charts.flow import flow_chart, flow_thumbnail, hidden_words, merged_words, moves_of
 from frontend.charts.layout import OTHER, flow_layout
 from frontend.components.explorer import small_flow
@@ -71,8 +71,8 @@ def all_charts(theme: str) -> dict[str, Any]:
         "words": experts.word_chart(found["input"], theme=theme),
         "next": experts.word_chart(found["next"], theme=theme),
         "together": co_activation.co_activation_chart(found["together"], theme=theme),
-        "repetition": experts.repetition_chart(found["repetition"], theme=theme),
-        "saturation": experts.saturation_chart(found["saturation"], theme=theme, step=1, run="at90"),
+        "repetition": steadiness.repetition_chart(found["repetition"], theme=theme),
+        "saturation": steadiness.saturation_chart(found["saturation"], theme=theme, step=1, run="at90"),
         "merged flow": flow_chart(found["merged"], theme=theme, ribbon=found["sample"]["tokens"][0]["ribbon"]),
         "weights": token_flow.token_flow_chart(found["sample"], theme=theme, shade="weight"),
         "no weights": token_flow.token_flow_chart(found["sample"], theme=theme, shade="overlap"),
@@ -204,20 +204,20 @@ def test_pairs_of_an_expert_with_itself_are_not_drawn():
 
 def test_repetition_stands_beside_chance():
     found = answers()["repetition"]
-    table = experts.repetition_rows(found)
+    table = steadiness.repetition_rows(found)
     assert [row["what"] for row in table[:2]] == ["first choice", "any of 3"]
     assert table[0]["baseline"] == 1 / 20
-    assert len(experts.repetition_rows({**found, "top_k": 1})) == 6
-    assert numbers.count(found["num_pairs"]) in experts.repetition_words(found)
+    assert len(steadiness.repetition_rows({**found, "top_k": 1})) == 6
+    assert numbers.count(found["num_pairs"]) in steadiness.repetition_words(found)
 
 
 def test_saturation_names_when_most_is_settled():
     found = answers()["saturation"]
-    table = experts.saturation_rows(found, 1)
+    table = steadiness.saturation_rows(found, 1)
     assert [row["iteration"] for row in table] == [10, 90, 500]
     assert table[-1]["saturation"] == table[-1]["layer"] == 1
     reached = next(point["iteration"] for point in found["points"] if point["saturation"] >= 0.8)
-    assert f"80 % are reached at iteration {reached}" in experts.saturation_words(found)
+    assert f"80 % are reached at iteration {reached}" in steadiness.saturation_words(found)
 
 
 # -- the shared flow picture ----------------------------------------------------------------------
@@ -281,6 +281,15 @@ def test_the_small_picture_has_a_place_for_every_expert_of_a_token():
             assert (f"{step}.{module}" in picture["y"]) == kept
     assert picture["other"] is not None
     assert max(picture["y"].values()) <= picture["height"]
+
+
+def test_repetition_without_weights_leaves_the_first_choice_out():
+    found = answers()["repetition"]
+    bare = {**found, "first_missing": "no weights", "steps": [{**row, "first": None} for row in found["steps"]]}
+    assert {row["what"] for row in steadiness.repetition_rows(bare)} == {f"any of {found['top_k']}"}
+    assert "at least one choice" in steadiness.repetition_words(bare)
+    assert "No weights" not in steadiness.repetition_words(found)
+    assert steadiness.repetition_chart(bare).to_dict()["height"]
 
 
 def test_a_drawn_series_says_how_far_it_may_be_off():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -407,6 +408,41 @@ def test_runs_of_other_tokens_or_shapes_are_left_out_with_a_reason(tmp_path: Pat
     assert "has 3 slots" in reasons["wide"]
     assert "tokens, 'at20' has" in reasons["short"]
     for run in (*good, *odd):
+        run.close()
+
+
+def test_ids_without_weights_have_no_first_choice(tmp_path: Path) -> None:
+    made = make_experts("ids", top_k=3)
+    bare = replace(made, info=replace(made.info, weight_semantics={"weights_recorded": False}))
+    with Run.open(bare.write(tmp_path)) as run:
+        answer = run.repetition()
+        assert [row["first"] for row in answer["steps"]] == [None] * 4
+        assert all(row["any"] > row["baseline_any"] for row in answer["steps"])
+        assert "recorded no weights" in answer["first_missing"]
+        assert run.token_slice(0, 0)["weights_recorded"] is False
+    with Run.open(make_experts("one", top_k=1).write(tmp_path)) as run:
+        assert run.repetition()["first_missing"] is None
+
+
+def test_more_labels_than_are_compared_are_counted(cases: dict[str, Case], monkeypatch: Any) -> None:
+    run, labels = cases["columns"].run, cases["columns"].labels
+    assert run.specialisation("label")["more_labels"] == 0
+    monkeypatch.setattr(store, "MOST_LABELS", 2)
+    answer = run.specialisation("label")
+    counted, known = answer["counted"], [label for label in labels if label is not None]
+    largest = sum(sorted((known.count(label) for label in set(known)), reverse=True)[:2])
+    assert answer["more_labels"] == len(set(known)) - 2
+    assert (counted["num_tokens"], counted["of_tokens"], counted["exact"]) == (largest, len(known), False)
+
+
+def test_two_runs_of_the_last_iteration_have_one_final(tmp_path: Path) -> None:
+    for name in ("c", "b", "a"):
+        options = {"series": ("training", 9 if name != "a" else 3), "drift": 0.5 if name == "b" else 0.0}
+        make_experts(name, **options).write(tmp_path)
+    runs = [Run.open(tmp_path / f"{name}.duckdb") for name in "cab"]
+    assert saturation.of_series(runs, "a")["final"] == "b"
+    assert saturation.saturation(series="training", runs_dir=tmp_path).final == "b"
+    for run in runs:
         run.close()
 
 
