@@ -125,7 +125,12 @@ def know_the_kinds() -> None:
 
 
 if __name__ == "__main__":
+    import faulthandler
+    import signal
+
     from backend.serve import main
 
+    if hasattr(signal, "SIGUSR1"):  # where does it hang?
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
     know_the_kinds()
     sys.exit(main(sys.argv[1:]))

@@ -16,6 +16,9 @@ from backend.problems import Problem
 
 log = logging.getLogger(__name__)
 BUSY_SECONDS = 10.0
+RESERVE_BYTES = 1 << 20
+CHECKPOINT_PAGES = 64
+"""how often the log is moved into the file: long before it outgrows its reserve"""
 FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_FSYNC)
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
@@ -78,6 +81,8 @@ class Connection:
                 raise Problem(500, "jobs-file", f"{self.file} was written by a newer Tokenpaths; update this one.")
             if version < SCHEMA_VERSION:
                 connection.executescript(f"BEGIN IMMEDIATE; {CREATE} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+            connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+            _reserve(connection, self.file)
         except BaseException:
             connection.close()
             raise
@@ -122,3 +127,19 @@ def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
             if (error.sqlite_errorcode & 0xFF) != sqlite3.SQLITE_BUSY or time.monotonic() > ends:
                 raise
             time.sleep(0.02)
+
+
+def _reserve(connection: sqlite3.Connection, file: Path) -> None:
+    """Make log and file so large that "paused, the disk is full" can still be written when it is.
+
+    A log keeps its size as long as somebody has the file open, and pages that were freed are used again.
+    """
+    log_file = file.with_name(file.name + "-wal")
+    with suppress(OSError):
+        if log_file.stat().st_size >= RESERVE_BYTES:
+            return
+    with suppress(sqlite3.Error):  # too late: it is full, or somebody else is at it
+        connection.execute("CREATE TABLE IF NOT EXISTS reserve (bytes BLOB)")
+        connection.execute("INSERT INTO reserve VALUES (zeroblob(?))", (RESERVE_BYTES,))
+        connection.execute("DELETE FROM reserve")
+        connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()

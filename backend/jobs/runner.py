@@ -17,7 +17,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +202,7 @@ class JobRunner:
             message = "The disk of the data folder is full; this goes on by itself when there is space again."
             await self._say(lambda: self.table.pause(work.lease, message, PAUSE_SECONDS))
             return
-        problem = as_problem(error)
+        problem = plain(as_problem(error))
         log.warning("job %s failed: %s", work.lease.row.job, problem["detail"])
         await self._say(lambda: self.table.end(work.lease, "failed", problem=problem))
 
@@ -234,6 +234,7 @@ def _slices(work: Working) -> Progress:
     ends = time.monotonic() + SLICE_SECONDS
     while True:
         progress = work.job.advance()
+        progress = replace(progress, message=plain(progress.message)[:500])
         if progress.finished or work.order != "go" or time.monotonic() >= ends:
             return progress
 
@@ -250,11 +251,11 @@ def as_problem(error: Exception) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """``value`` with NaN and infinities as None, which JSON has no words for."""
+    """``value`` as JSON can say it: NaN and infinities become None, lone surrogates a question mark."""
     if isinstance(value, dict):
-        return {str(key): plain(inner) for key, inner in value.items()}
+        return {plain(str(key)): plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(inner) for inner in value]
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None
-    return value
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -13,12 +14,13 @@ from backend.jobs.files import job_dir, read_artifact, remove_folder
 from backend.jobs.rows import ENDED, EventRow, JobRow, State, as_text
 from backend.jobs.table import JobTable, seconds_left
 from backend.jobs.watch import Watch
-from backend.problems import Problem, busy, from_user_error
+from backend.problems import Problem, busy, disk_full, from_user_error
 from backend.settings import Settings
 from engine.errors import UserError
 from engine.jobs import JobContext, find_kind, list_artifacts, read_request
 
 PING_SECONDS = 15.0
+LEAST_FREE_BYTES = 1_000_000
 GONE = "Its worker is gone; the next one that is free goes on with it."
 
 
@@ -60,8 +62,20 @@ class Jobs:
                 problem.status = 422
             problem.field = "request" if error.field in (None, "request") else f"request.{error.field}"
             raise problem from None
+        self._need_space()
         # What was left out is kept as it was when the job was submitted: defaults may change.
         return self.shown(self.table.submit(kind, checked.model_dump(mode="json")))
+
+    def retry(self, job: str) -> dict[str, Any]:
+        """Queue a failed or cancelled job again; Problem 409 for any other, 507 at a full disk."""
+        self._need_space()
+        return self.shown(self.table.retry(job))
+
+    def _need_space(self) -> None:
+        """Problem 507 at a full disk. The little that is kept free is for what happens to jobs that are there."""
+        self.settings.data_dir.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(self.settings.data_dir).free < LEAST_FREE_BYTES:
+            raise disk_full()
 
     def get(self, job: str) -> dict[str, Any]:
         """One job; Problem 404."""

@@ -141,8 +141,7 @@ async def cancel_job(
 @router.post("/{job}/retry", status_code=202, response_model=Job, responses=documented(409, 507))
 async def retry_job(services: Shared, job: JobName) -> JSONResponse:
     """Put a failed or cancelled job at the end of the queue again; it goes on from what it has kept."""
-    row = await run_in_threadpool(services.jobs.table.retry, job)
-    shown = await run_in_threadpool(services.jobs.shown, row)
+    shown = await run_in_threadpool(services.jobs.retry, job)
     return JSONResponse(_checked(shown), status_code=202, headers={"cache-control": "no-store"})
 
 
@@ -213,6 +212,9 @@ async def _read_body(request: Request, services: Shared) -> tuple[str, object]:
         raise
     try:
         values = json.loads(data, parse_constant=_no_constant, parse_float=_finite)
+        json.dumps(values, ensure_ascii=False).encode()  # a lone surrogate could be kept, but never be shown again
+    except UnicodeEncodeError:
+        raise Problem(422, "json", "The body holds half a character (a lone surrogate).", field="body") from None
     except (ValueError, RecursionError) as error:
         raise Problem(422, "json", f"The body is no JSON: {str(error)[:120]}.", field="body") from None
     if not isinstance(values, dict):

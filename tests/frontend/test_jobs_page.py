@@ -14,8 +14,14 @@ from tests.backend.conftest import SECRET, Served, api_for, serving
 from tests.frontend.test_pages import APP
 from tests.jobs import counted, know_the_kinds
 
-CURVE = {"x": "iteration", "y": "objective", "series": [{"name": "S = 1", "x": [1, 2, 3], "y": [0.1, 0.5, 0.7]},
-                                                         {"name": "S = 2", "x": [1, 2], "y": [0.2, float("nan")]}]}  # fmt: skip
+CURVE = {
+    "x": "iteration",
+    "y": "objective",
+    "series": [
+        {"name": "S = 1", "x": [1, 2, 3], "y": [0.1, 0.5, 0.7]},
+        {"name": "S = 2", "x": [1, 2], "y": [0.2, float("nan")]},
+    ],
+}
 
 
 @pytest.fixture(scope="module")

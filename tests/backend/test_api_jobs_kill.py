@@ -1,0 +1,276 @@
+"""Real processes that are killed, a real disk that is full: what a long job survives."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.jobs import MOST_REPEATED
+from tests.backend.conftest import API, SECRET, problem
+from tests.jobs import counted, know_the_kinds
+
+know_the_kinds()
+ROOT = Path(__file__).resolve().parent.parent.parent
+LEASE_SECONDS = 1.0
+KILLS = 10
+
+
+class Crew:
+    """An API and workers as processes of their own, over one data folder."""
+
+    def __init__(self, data_dir: Path, **settings: object) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        chosen = {
+            "data_dir": data_dir, "port": self.port, "worker_secret": SECRET, "warm_models": "false",
+            "job_lease_seconds": LEASE_SECONDS, **settings,
+        }  # fmt: skip
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("TOKENPATHS_")}
+        self.environment |= {f"TOKENPATHS_{name.upper()}": str(value) for name, value in chosen.items()}
+        self.data_dir, self.log = data_dir, data_dir.parent / "processes.log"
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}{API}", timeout=60, trust_env=False)
+        self.api: subprocess.Popen[bytes] | None = None
+
+    def _start(self, role: str) -> subprocess.Popen[bytes]:
+        with open(self.log, "ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tests.jobs", role], env=self.environment, cwd=ROOT, stdout=log, stderr=log
+            )
+
+    def staff(self, number: int) -> None:
+        """So many workers that live; new ones come a little later."""
+        self.workers = [one for one in self.workers if one.poll() is None]
+        while len(self.workers) < number:
+            self.workers.append(self._start("worker"))
+
+    def start_api(self) -> None:
+        self.api = self._start("api")
+        self.until(lambda: self.get("/jobs") is not None)
+
+    def get(self, path: str) -> dict[str, Any] | None:
+        """The answer; None while nobody answers."""
+        try:
+            return self.client.get(path).json()
+        except httpx.TransportError:
+            return None
+
+    def until(self, condition: Any) -> None:
+        ends = time.monotonic() + 150
+        while not condition():
+            assert time.monotonic() < ends, self.log.read_text()[-3000:]
+            time.sleep(0.03)
+
+    def submit(self, **request: object) -> str:
+        answer = self.client.post("/jobs", json={"kind": "count", "request": request})
+        assert answer.status_code == 202, answer.text
+        return str(answer.json()["job"])
+
+    def job(self, job: str) -> dict[str, Any]:
+        found = self.get(f"/jobs/{job}")
+        assert found is not None
+        return found
+
+    def over(self, job: str) -> dict[str, Any]:
+        """The job once it is over."""
+        self.until(lambda: self.job(job)["state"] in ("succeeded", "failed", "cancelled"))
+        return self.job(job)
+
+    def holder(self, job: str) -> subprocess.Popen[bytes] | None:
+        """The worker that has the job now."""
+        with sqlite3.connect(self.data_dir / "jobs.sqlite") as con:
+            (worker,) = con.execute("SELECT worker FROM job WHERE job = ?", (job,)).fetchone()
+        pid = int(worker.split("-")[-2]) if worker else 0
+        return next((one for one in self.workers if one.pid == pid and one.poll() is None), None)
+
+    def kill_holder(self, job: str) -> None:
+        """``kill -9`` of the worker that has the job."""
+        self.until(lambda: self.holder(job) is not None)
+        held = self.holder(job)
+        assert held is not None
+        held.send_signal(signal.SIGKILL)
+        held.wait()
+        self.workers.remove(held)
+
+    def close(self) -> None:
+        for process in [*self.workers, self.api]:
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.wait()
+        self.client.close()
+
+
+@pytest.fixture(scope="module")
+def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    """One for all tests: processes take seconds to start."""
+    made = Crew(tmp_path_factory.mktemp("crew") / "data")
+    made.staff(3)
+    made.start_api()
+    yield made
+    made.close()
+
+
+def test_ten_kills_cost_at_most_sixty_four_iterations_each_and_change_nothing(crew: Crew) -> None:
+    iterations, chance = 2500, random.Random(7)
+    job = crew.submit(iterations=iterations, seconds=0.002)
+    made = crew.data_dir / "jobs" / job / "made.txt"
+    crew.until(made.exists)
+    for _ in range(KILLS):
+        before = len(made.read_text().splitlines())
+        wanted = before + chance.randrange(1, 150)
+        crew.until(lambda wanted=wanted: len(made.read_text().splitlines()) >= wanted)
+        crew.kill_holder(job)
+        crew.staff(3)  # the new one is not yet there when the others notice
+    found = crew.over(job)
+    assert found["state"] == "succeeded"
+    assert found["attempts"] >= KILLS + 1
+    assert found["result"] == {"value": counted(iterations)}, "bit for bit what an uninterrupted count comes to"
+    numbers = [int(line) for line in made.read_text().split()]
+    repeated = [before - after + 1 for before, after in zip(numbers, numbers[1:], strict=False) if after <= before]
+    assert len(repeated) < found["attempts"]
+    assert max(repeated) <= MOST_REPEATED
+    assert len(numbers) == iterations + sum(repeated)
+
+
+def test_a_killed_api_costs_no_job_anything(crew: Crew) -> None:
+    crew.staff(1)
+    job, waiting = crew.submit(iterations=600, seconds=0.01), crew.submit(iterations=5)
+    crew.until(lambda: crew.job(job)["progress"]["done"] > 50)
+    last = max(int(line[4:]) for line in _events(crew, job) if line.startswith("id: "))
+    assert crew.api is not None
+    crew.api.kill()
+    crew.api.wait()
+    crew.start_api()
+    found = crew.job(job)
+    assert found["state"] == "running"
+    assert found["attempts"] == 1, "the worker noticed nothing"
+    more = _events(crew, job, last_event_id=last)
+    assert min(int(line[4:]) for line in more if line.startswith("id: ")) > last
+    assert crew.over(job)["result"] == {"value": counted(600)}
+    assert crew.over(waiting)["state"] == "succeeded"
+
+
+def _events(crew: Crew, job: str, last_event_id: int = 0) -> list[str]:
+    """Lines of the stream up to the next artifact."""
+    lines: list[str] = []
+    headers = {"last-event-id": str(last_event_id)} if last_event_id else {}
+    with crew.client.stream("GET", f"/jobs/{job}/events", headers=headers) as stream:
+        for line in stream.iter_lines():
+            lines.append(line)
+            if "event: artifact" in lines and line == "":
+                break
+    return lines
+
+
+def test_a_job_that_kills_its_workers_fails_in_the_end(crew: Crew) -> None:
+    job, other = crew.submit(iterations=100, fail_at=70, fail_with="kill"), crew.submit(iterations=5)
+
+    def over() -> bool:
+        crew.staff(3)
+        return crew.job(job)["state"] == "failed"
+
+    crew.until(over)
+    assert "workers died" in crew.job(job)["problem"]["detail"]
+    assert crew.over(other)["state"] == "succeeded", "the queue goes on"
+
+
+def test_a_worker_that_ends_in_order_gives_its_job_back(crew: Crew) -> None:
+    crew.staff(1)
+    job = crew.submit(iterations=400, seconds=0.01)
+    crew.until(lambda: crew.job(job)["progress"]["done"] > 80)
+    for worker in crew.workers:
+        worker.terminate()
+    for worker in crew.workers:
+        worker.wait()
+    assert crew.job(job)["state"] == "waiting", "at once, without waiting for its lease to run out"
+    assert crew.job(job)["place"] == 1
+    crew.staff(1)
+    assert crew.over(job)["result"] == {"value": counted(400)}
+
+
+def test_a_full_disk_pauses_the_job_and_it_goes_on_by_itself(tmp_path: Path) -> None:
+    """A tmpfs of 24 MB, where mounting is permitted."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(mount)], capture_output=True).returncode:
+        pytest.skip("this user may not mount a small disk")
+    crew = Crew(mount / "data", job_free_megabytes=2)
+    crew.log = tmp_path / "processes.log"
+    try:
+        crew.staff(1)
+        crew.start_api()
+        job = crew.submit(iterations=3000, seconds=0.002, frame_bytes=20_000)
+        crew.until(lambda: crew.job(job)["progress"]["done"] > 100)
+        ballast = mount / "ballast"
+        _fill(ballast)
+        crew.until(lambda: crew.job(job)["state"] == "paused")
+        assert "full" in crew.job(job)["progress"]["message"]
+        _fill(ballast)
+        assert crew.client.get("/runs").status_code == 200
+        kept = crew.job(job)["artifacts"]
+        assert all(crew.client.get(f"/jobs/{job}/artifacts/{name}").status_code == 200 for name in kept)
+        problem(crew.client.post("/jobs", json={"kind": "count", "request": {"iterations": 1}}), 507)
+        ballast.unlink()
+        found = crew.over(job)
+        assert found["result"] == {"value": counted(3000)}
+        assert found["attempts"] >= 2
+    finally:
+        crew.close()
+        subprocess.run(["umount", "-l", str(mount)], check=False)
+
+
+def _fill(file: Path) -> None:
+    """Write until the disk takes no byte more."""
+    with open(file, "ab", buffering=0) as ballast:
+        for size in (1 << 20, 1 << 12, 1):
+            with suppress(OSError):
+                while True:
+                    ballast.write(bytes(size))
+
+
+def test_a_full_disk_at_the_real_write_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same without a small disk: ``os.replace`` of the job's state has no space, then has."""
+    from backend.settings import load_settings
+    from backend.worker import create_worker
+    from engine import disk
+    from tests.backend.conftest import api_for, serving
+
+    real, full = disk.rename_durably, True
+
+    def renamed(source: Path, target: Path) -> None:
+        if full and target.name == "state.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr(disk, "rename_durably", renamed)
+    monkeypatch.setattr("backend.jobs.runner.PAUSE_SECONDS", 0.2)
+    options = {"data_dir": tmp_path / "data", "worker_secret": SECRET, "warm_models": False}
+    options |= {"job_free_megabytes": 0.001}
+    with serving(create_worker(load_settings(**options))) as url, api_for(worker_url=url, **options) as served:
+        answer = served.client.post(f"{API}/jobs", json={"kind": "count", "request": {"iterations": 200}})
+        job, ends = answer.json()["job"], time.monotonic() + 60
+        while served.get(f"/jobs/{job}").json()["state"] != "paused":
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+        full = False
+        while (found := served.get(f"/jobs/{job}").json())["state"] != "succeeded":
+            assert time.monotonic() < ends, found
+            time.sleep(0.02)
+        assert found["result"] == {"value": counted(200)}
+    shutil.rmtree(tmp_path / "data")
