@@ -14,8 +14,8 @@ from frontend.charts.palette import Theme, cdf_legend, cdf_scale, theme_named
 
 TITLE = "Which paths exist, and how often is each taken?"
 RANK_PICK = "rank"
-OBSERVED, FITTED, UNTRAINED, INDEPENDENT = "this run", "least-squares line", "untrained twin", "independent steps"
-LAW = "power law, by likelihood"
+OBSERVED, FITTED, UNTRAINED, INDEPENDENT = "this run", "straight line", "untrained twin", "independent steps"
+LAW = "power law"
 
 
 def rank_frequency_chart(
@@ -64,9 +64,9 @@ def rank_frequency_chart(
     layers = [_nulls(fit, look, x, y, names)]
     if line := fitted_line(observed):
         layers.append(_fitted(line, FITTED, look, x, y, names))
-    if curve:
-        layers.append(_fitted(curve, LAW, look, x, y, names))
     layers = [_points_legend(look), *layers, _points(observed, look, x, y, set(chosen))]
+    if curve:  # above the points that it follows
+        layers.append(_fitted(curve, LAW, look, x, y, names))
     words = [fit_words("This run", observed)]
     words += [
         fit_words(name.capitalize(), fit[key])
@@ -90,8 +90,11 @@ def fit_words(name: str, fit: Mapping[str, Any]) -> str:
     )
 
 
-def law_words(law: Mapping[str, Any]) -> str:
-    """The law of the run's path counts, whether they follow it, and whether a lognormal does better."""
+def law_words(law: Mapping[str, Any], draws: int = 100) -> str:
+    """The law of the run's path counts, whether they follow it, and whether a lognormal does better.
+
+    ``draws``: data sets that were drawn for the p-value.
+    """
     if law.get("alpha") is None:
         return f"No power law is fitted: {law.get('reason') or 'it was not asked for'}."
     alpha = f"α = {numbers.number(law['alpha'])} ± {numbers.number(law['alpha_error'], 2)}"
@@ -101,7 +104,7 @@ def law_words(law: Mapping[str, Any]) -> str:
     )
     if (p := law.get("p_value")) is not None:
         told = "the counts are not a pure power law" if p <= 0.1 else "a power law is plausible"
-        words += f" Goodness of fit p = {numbers.number(p, 2)}: {told}."
+        words += f" Goodness of fit {f'p = {numbers.number(p, 2)}' if p else f'p < {1 / draws:g}'}: {told}."
     return words + _beside_words(law.get("lognormal"))
 
 
