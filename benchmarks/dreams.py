@@ -2,9 +2,9 @@
 
     python -m benchmarks.dreams --data <data folder> --work <folder> [--part pictures|numbers]
 
-*pictures*: three images at every S, cumulative and single step, and dreams from the group of one path with and without
-its pixels; PNGs go to docs/dreams. *numbers*: 50 images, one of each class, at every S. Interrupted, it goes on with
-the batch it was at. <data folder> holds ``vision/tiny_imagenet_50_val.parquet``.
+*pictures*: three bundled images at every S, cumulative and single step, and dreams from the group of one path with and
+without its pixels; PNGs go to docs/dreams. *numbers*: 50 images, one of each class, at every S. Interrupted, it goes on
+with the batch it was at. <data folder> holds ``vision/tiny_imagenet_50_val.parquet``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.measure import RESULTS, report
-from engine.datasets import open_dataset
+from engine.datasets import Sample, open_dataset
 from engine.disk import write_atomically
 from engine.dream.loop import Dream, ImageDreams
 from engine.dream.objectives import Choices
@@ -36,10 +37,11 @@ from engine.train.augment import normalise
 
 MODELS = ("dna-vision-top1", "dna-vision-top2-skip")
 DATA = "vision/tiny_imagenet_50_val.parquet"
-THREE = ("coral reef", "water tower", "German shepherd")
+THREE = {"a flower": ("bundled:photos", 3), "a temple": ("bundled:photos", 0), "a scene": ("bundled:scenes", 16)}
+"""bundled images, so that their dreams may be shown beside them"""
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "dreams"
 SETTINGS = {
-    "pictures": ImageSettings(iterations=512, rate=0.002),
+    "pictures": ImageSettings(iterations=384, rate=0.002),
     "numbers": ImageSettings(iterations=96, rate=0.002),
 }
 NUM_IMAGES, CHUNK = 50, 10
@@ -56,14 +58,25 @@ class Originals:
     answers: Tensor
 
     @classmethod
-    def of(cls, loaded: LoadedModel, data: Path, seed: int) -> Originals:
+    def one_of_each(cls, loaded: LoadedModel, data: Path, seed: int) -> Originals:
         """One image of each class."""
         samples = list(open_dataset(data / DATA, "vision", limit=NUM_IMAGES, seed=seed))
+        return cls.of(loaded, samples, [s.label for s in samples])
+
+    @classmethod
+    def bundled(cls, loaded: LoadedModel) -> Originals:
+        """The three of the pictures."""
+        samples = [next(islice(iter(open_dataset(data, "vision")), row, None)) for data, row in THREE.values()]
+        return cls.of(loaded, samples, list(THREE))
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, samples: list[Sample], names: list[str]) -> Originals:
+        """What the model says of some samples."""
         views = [torch.from_numpy(model_view(s.image, loaded.checkpoint.config.image_size)) for s in samples]
         images = torch.stack(views).permute(0, 3, 1, 2).float() / 255
         with torch.no_grad():
             traced = loaded.model.trace(normalise(images))
-        return cls(images, [s.label for s in samples], traced.module_ids.long(), traced.logits.argmax(dim=-1))
+        return cls(images, names, traced.module_ids.long(), traced.logits.argmax(dim=-1))
 
     def largest_group(self, index: int, smallest: int = 4) -> Tensor:
         """Patches of the most common path of an image that at most half of its patches follow."""
@@ -136,7 +149,7 @@ def summary(rows: list[dict], classes: int) -> dict[str, Any]:
 def dream_all(models: list[LoadedModel], data: Path, work: Path) -> None:
     """All chunks, the models by turns; those that lie in ``work`` already are not dreamt again."""
     settings = SETTINGS["numbers"]
-    originals = {loaded.name: Originals.of(loaded, data, seed=0) for loaded in models}
+    originals = {loaded.name: Originals.one_of_each(loaded, data, seed=0) for loaded in models}
     for first in range(0, NUM_IMAGES, CHUNK):
         for loaded in models:
             kept = chunk_file(work, loaded.name, settings, first)
@@ -150,7 +163,7 @@ def chunk_file(work: Path, name: str, settings: ImageSettings, first: int) -> Pa
 
 
 def numbers(loaded: LoadedModel, data: Path, work: Path) -> dict[str, Any]:
-    originals, settings, rows = Originals.of(loaded, data, seed=0), SETTINGS["numbers"], []
+    originals, settings, rows = Originals.one_of_each(loaded, data, seed=0), SETTINGS["numbers"], []
     for first in range(0, NUM_IMAGES, CHUNK):
         kept = chunk_file(work, loaded.name, settings, first)
         rows += json.loads(kept.read_text()) if kept.is_file() else []
@@ -162,12 +175,12 @@ def numbers(loaded: LoadedModel, data: Path, work: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def pictures(loaded: LoadedModel, data: Path) -> dict[str, Any]:
+def pictures(loaded: LoadedModel) -> dict[str, Any]:
     """Strips of three images; returns what each dream matches and says."""
-    originals, settings = Originals.of(loaded, data, seed=0), SETTINGS["pictures"]
+    originals, settings = Originals.bundled(loaded), SETTINGS["pictures"]
     config = loaded.checkpoint.config
     steps, (rows, cols) = config.num_steps, config.grid
-    which = [originals.labels.index(name) for name in THREE]
+    which = range(len(THREE))
     groups = [originals.largest_group(i) for i in which]
     dreams, names = [], []
     for i, group in zip(which, groups, strict=True):
@@ -226,10 +239,7 @@ def main() -> None:
         if part == "numbers":
             dream_all(models, arguments.data, arguments.work)
         for name, loaded in zip(MODELS, models, strict=True):
-            if part == "pictures":
-                made = pictures(loaded, arguments.data)
-            else:
-                made = numbers(loaded, arguments.data, arguments.work)
+            made = pictures(loaded) if part == "pictures" else numbers(loaded, arguments.data, arguments.work)
             results.setdefault(part, {})[name] = made
             last = (part, name) == (parts[-1], MODELS[-1])
             report("dreams", COMMAND, results, quiet=not last)

@@ -20,6 +20,7 @@ USES = {
     "compute": ("run", "label"),
     "modules": ("run", "label", "through"),
     "family": ("run", "label", "sample"),
+    "dream": ("run", "label", "q", "sample", "token", "job"),
     "jobs": ("job",),
 }
 """view → the fields that change what it shows"""

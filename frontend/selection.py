@@ -18,6 +18,7 @@ VIEWS = {
     "compute": "Compute & reuse",
     "modules": "Modules",
     "family": "Family",
+    "dream": "Dream",
     "try": "Try it",
     "jobs": "Jobs",
 }
@@ -78,6 +79,8 @@ class Selection:
     """Family, experts: whether an expert's words are input or next tokens"""
     controls: tuple[str, ...] = ()
     """Family: ``name:value`` of what is changed when the sample is run again"""
+    dream: tuple[str, ...] = ()
+    """Dream: ``name:value`` of what is wished (``views.dream_wishes``)"""
     job: str | None = None
     """Jobs, and every view that starts one: the long job that is looked at"""
 
@@ -235,5 +238,6 @@ _READERS = {
     "merge": _between(0, 100),
     "words": _one_of("input", "next"),
     "controls": _changes,
+    "dream": _changes,
     "job": _name,
 }

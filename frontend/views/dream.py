@@ -1,0 +1,258 @@
+"""What would a perfect traveller of this path look like? Wishes, the dream while it is dreamt, and those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import streamlit as st
+
+from frontend import address, look
+from frontend.charts import numbers
+from frontend.charts.patches import data_url
+from frontend.client import NotFound
+from frontend.components.explorer import MOST_LINKS, explorer, explorer_data
+from frontend.selection import Selection
+from frontend.views import common
+from frontend.views.dream_result import draw_gallery, draw_result, names_of
+from frontend.views.dream_wishes import (
+    AT,
+    GROUPS,
+    TOKEN_GROUPS,
+    at_of,
+    iterations_of,
+    kinds_of,
+    members,
+    missing,
+    picked,
+    request_of,
+    toggled,
+    wishes,
+    with_wish,
+)
+from frontend.views.job_panel import job_panel, refusal, submit
+from frontend.views.sample import sample_picker
+
+QUESTION = "What would a perfect traveller of this path look like?"
+SECONDS = {"vision": 0.02, "text": 0.6}
+"""of one core for an iteration of one dream of a shipped model, about"""
+
+
+def draw(selection: Selection) -> None:
+    run = common.chosen_run(selection)
+    if run is None:
+        return
+    kinds = kinds_of(run)
+    with look.controls():
+        common.run_picker(run)
+        wished = wishes(selection, run)
+        if kinds:
+            _wish(st.selectbox, "of", "Dream of", wished["of"], list(kinds), format_func=kinds.get)
+        number = sample_picker(run, selection) if kinds and wished["of"] == "choices" else None
+    what = "The image" if run["modality"] == "vision" else "The text"
+    look.heading(QUESTION, f"{what} that makes the routers decide as wished, found by following their gradient.")
+    if not kinds:
+        look.empty(
+            f"The model of this run ({run['family']}) cannot dream: its decisions have no gradient to follow.",
+            "Choose a run of another model.",
+        )
+    elif wished["of"] == "choices" and number is None:
+        look.empty("No sample has this label or these words.", "Let go of a chip above.")
+    else:
+        _ask(run, selection, wished, number)
+    if selection.job is None:
+        refusal()
+    else:
+        _job(selection)
+    draw_gallery(run, selection)
+
+
+def _job(selection: Selection) -> None:
+    """The dream of the address, with its figure on top once it is done."""
+    figure = st.container()
+    try:
+        captions = names_of(look.client().job(str(selection.job))["request"])
+        job = job_panel(str(selection.job), captions=captions)
+    except NotFound:
+        st.warning("The dream of this address is gone; it was removed.", icon=":material/link_off:")
+        return
+    if job["state"] == "succeeded" and job["kind"] == "dream":
+        with figure:
+            draw_result(job)
+
+
+def _ask(run: Mapping[str, Any], selection: Selection, wished: Mapping[str, str], number: int | None) -> None:
+    left, right = st.columns([3, 2], gap="large") if number is not None else (None, st.container())
+    chosen = selection.token
+    if left is not None:
+        with left:
+            sample = common.with_text(look.client().sample(run["run"], int(number)))
+            if chosen is not None and chosen >= len(sample["tokens"]):
+                chosen = None
+            _explorer(run, sample, wished, chosen)
+    with right:
+        _choices(run, wished) if wished["of"] == "choices" else _other(run, wished)
+        _wish(
+            st.select_slider, "iterations", "Iterations" if run["modality"] == "vision" else "Rounds of swaps",
+            int(wished["iterations"]), list(iterations_of(run)), format_func=lambda n: f"{n:,}",
+            help="The paper takes 2,048 iterations. Shorter dreams are rougher." if run["modality"] == "vision"
+            else "In each round the gradient proposes words, and the one that really helps most is taken.",
+        )  # fmt: skip
+        todo = missing(wished, chosen, run["modality"])
+        st.button(
+            "Dream", type="primary", icon=":material/bedtime:", key="dream_go", disabled=bool(todo),
+            on_click=lambda: submit("dream", request_of(run, wished, number, chosen)),
+        )  # fmt: skip
+        st.caption(todo or _cost(run, wished))
+
+
+def _cost(run: Mapping[str, Any], wished: Mapping[str, str]) -> str:
+    several = 1
+    if wished["of"] == "choices" and run["modality"] == "vision":
+        several = int(run["num_steps"]) if wished["until"] == "0" else 1
+        several *= 2 if wished["context"] == "both" and wished["group"] != "all" else 1
+    seconds = SECONDS[run["modality"]] * int(wished["iterations"]) * several
+    dreams = "one dream" if several == 1 else f"{several} dreams as one batch"
+    return f"{dreams.capitalize()}, about {numbers.number(max(1, seconds))} s of one core for a shipped model."
+
+
+def _choices(run: Mapping[str, Any], wished: Mapping[str, str]) -> None:
+    """Whose choices, which of them, and what is kept of the original."""
+    image, steps = run["modality"] == "vision", int(run["num_steps"])
+    groups = GROUPS if image else TOKEN_GROUPS
+    _wish(st.selectbox, "group", "Whose choices", wished["group"], list(groups), format_func=groups.get,
+          help="The dream repeats the choices of these and lets the others choose what they like.")  # fmt: skip
+    if wished["group"] == "drawn":
+        most = 4096 if not image else _num_patches(run)
+        _wish(st.number_input, "draw", "How many", min(max(1, int(wished["draw"] or 1)), most), 1, most)
+    until = min(int(wished["until"] or 0), steps) if wished["until"].isdecimal() else 0
+    options = [*([0] if image else []), *range(1, steps + 1)]
+    if not image and until == 0:
+        until = steps
+
+    def words(s: int) -> str:
+        if s == 0:
+            return "each S, a dream each"
+        alone = wished["form"] == "single"
+        return f"step {s - 1} alone" if alone else f"S = {s}: steps 0 to {s - 1}" if s > 1 else "S = 1: step 0"
+
+    _wish(st.selectbox, "until", "Which steps", until, options, format_func=words)
+    _wish(st.segmented_control, "form", "Objective", wished["form"], ["cumulative", "single"], width="stretch",
+          help="Cumulative: the decisions of steps 0 to S − 1 together. Single: the last of them alone.")  # fmt: skip
+    if image and wished["group"] != "all":
+        words_of = {"without": "nothing", "with": "the group's pixels", "both": "both, as a pair"}
+        _wish(
+            st.segmented_control, "context", "Kept of the original", wished["context"], list(words_of),
+            format_func=words_of.get, width="stretch",
+            help="The group is outlined in red. With its pixels, the rest of the image is dreamt around them.",
+        )  # fmt: skip
+    _scores(wished)
+
+
+def _other(run: Mapping[str, Any], wished: Mapping[str, str]) -> None:
+    """Numbers of what is dreamed of."""
+    steps, of = int(run["num_steps"]), wished["of"]
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        if of == "path":
+            _wish(st.number_input, "rank", "Rank of the path", _inside(wished["rank"], 1, run["num_paths"]), 1,
+                  int(run["num_paths"]), help="1 = the path that most tokens of the run take.")  # fmt: skip
+        elif of == "module":
+            last = int(run["num_modules"]) - 1
+            _wish(st.number_input, "module", "Module", _inside(wished["module"], 0, last), 0, last)
+            step = int(wished["step"]) if wished["step"].isdecimal() and int(wished["step"]) < steps else -1
+            _wish(st.selectbox, "step", "At step", step, [-1, *range(steps)],
+                  format_func=lambda s: "every step" if s < 0 else f"step {s}")  # fmt: skip
+        elif of == "class":
+            classes = max(1, int(run["config"].get("num_classes") or 10))
+            _wish(st.number_input, "index", "Class, by its number", _inside(wished["index"], 0, classes - 1), 0,
+                  classes - 1)  # fmt: skip
+        else:
+            _at(run, wished, of)
+    if of in ("path", "module"):
+        _scores(wished)
+
+
+def _at(run: Mapping[str, Any], wished: Mapping[str, str], of: str) -> None:
+    """The numbers of a connection, a direction or a block, each with its own bound."""
+    config = run["config"]
+    hidden, iterations = len(config.get("hidden") or ()), int(config.get("iterations") or 1)
+    sizes = {
+        "connection": (iterations + 1, hidden + len(config.get("inputs") or "t"),
+                       hidden + len(config.get("outputs") or "p")),
+        "direction": (config.get("layers") or 1, config.get("heads") or 1, config.get("directions") or 4),
+        "block": (config.get("layers") or 4, config.get("blocks") or 16),
+    }[of]  # fmt: skip
+    given = at_of(wished, of)
+    for place, (name, size) in enumerate(zip(AT[of], sizes, strict=True)):
+
+        def read(value: int, place: int = place) -> str:
+            return ".".join(str(value if p == place else n) for p, n in enumerate(given))
+
+        key, last = f"in_dream_at{place}", int(size) - 1
+        st.session_state[key] = min(given[place], last)
+        st.number_input(
+            name.capitalize(), 0, last, key=key,
+            on_change=lambda key=key, read=read: _set("at", read(int(st.session_state[key]))),
+        )  # fmt: skip
+    if of == "connection":
+        st.caption(f"Iteration 0 is the input step; sources and targets from {hidden} on are inputs and outputs.")
+
+
+def _scores(wished: Mapping[str, str]) -> None:
+    words = {"probs": "probabilities", "logits": "logits"}
+    _wish(
+        st.segmented_control, "scores", "Maximise", wished["scores"], list(words), format_func=words.get,
+        width="stretch", help="Probabilities after the softmax over all modules, as in the paper; or the logits.",
+    )  # fmt: skip
+
+
+def _explorer(run: Mapping[str, Any], sample: Mapping[str, Any], wished: Mapping[str, str], chosen: int | None) -> None:
+    """The original, its group in full colour; a click chooses."""
+    group = members(wished, sample["tokens"], chosen)
+    image = data_url(look.client().image(run["run"], sample["sample"])) if sample.get("has_image") else None
+    data = explorer_data(
+        sample, look.client().flow(run["run"], limit=MOST_LINKS, **common.merging(run, Selection())),
+        theme=look.theme(), image=image, num_paths=int(run["num_paths"]), opacity=0.4, step=None,
+        chosen=None if wished["group"] == "picked" else chosen, identities=common.identities(run),
+        kept=lambda token: group is None or not group or token["token"] in group,
+    )  # fmt: skip
+    explorer(
+        data, key=f"dream_explorer_{run['run']}_{sample['sample']}_{wished['group']}", on_pick=_picked(wished),
+        on_node=lambda node: None,
+    )  # fmt: skip
+    if wished["group"] == "picked" and picked(wished):
+        st.caption(f"Clicked: {', '.join(map(str, picked(wished)))}. Click one again to let it go.")
+    elif group:
+        what = "patch" if run["modality"] == "vision" else "token"
+        st.caption(f"The group: {numbers.plural(len(group), what, what + 'es' if what == 'patch' else 'tokens')}.")
+
+
+def _picked(wished: Mapping[str, str]) -> Callable[[int | None], None]:
+    def pick(token: int | None) -> None:
+        if wished["group"] != "picked":
+            address.go_changed(token=token)
+        elif token is not None:
+            _set("picked", toggled(wished, int(token)))
+
+    return pick
+
+
+def _set(name: str, value: object) -> None:
+    address.go_changed(dream=with_wish(address.current().dream, name, value))
+
+
+def _wish(widget: Callable[..., Any], name: str, label: str, value: Any, *arguments: Any, **options: Any) -> Any:
+    """A widget for one wish, bound to the address."""
+
+    def read(given: Any) -> tuple[str, ...]:
+        return with_wish(address.current().dream, name, value if given is None else given)
+
+    return address.bound(widget, "dream", label, value, *arguments, read=read, part=f"_{name}", **options)
+
+
+def _inside(text: str, low: int, high: int) -> int:
+    return min(max(low, int(text)), int(high)) if text.isdecimal() and len(text) < 10 else low
+
+
+def _num_patches(run: Mapping[str, Any]) -> int:
+    return max(1, int(run["num_tokens"]) // max(1, int(run["num_samples"])))

@@ -1,0 +1,154 @@
+"""What is wished of a dream, as the address has it, and the request that it becomes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from frontend.selection import Selection
+
+GROUPS = {
+    "all": "the whole image", "path": "patches on the chosen patch's path", "picked": "patches that I click",
+    "drawn": "patches drawn at random",
+}  # fmt: skip
+TOKEN_GROUPS = {
+    "all": "the whole text", "path": "tokens on the chosen token's path", "picked": "tokens that I click",
+    "drawn": "tokens drawn at random",
+}  # fmt: skip
+DEFAULTS: dict[str, str] = {
+    "of": "", "group": "all", "picked": "", "draw": "8", "until": "0", "form": "cumulative", "context": "without",
+    "scores": "probs", "iterations": "", "module": "0", "step": "-1", "index": "0", "at": "0.0.0", "rank": "1",
+}  # fmt: skip
+IMAGE_ITERATIONS = (64, 128, 256, 512, 1024, 2048)
+TEXT_ITERATIONS = (16, 32, 64, 128)
+KINDS = {
+    ("dna", "vision"): {
+        "choices": "the choices of this image", "path": "a path of the run", "module": "a module", "class": "a class",
+    },
+    ("dna", "text"): {"path": "a path of the run", "choices": "the choices of this text", "module": "a module"},
+    ("hmodel", "text"): {"connection": "a connection"},
+    ("directional", "text"): {"direction": "a direction that is taken out"},
+    ("raytracing", "vision"): {"block": "a block", "class": "a class"},
+}  # fmt: skip
+"""family and modality → what their models can dream of"""
+AT = {
+    "connection": ("iteration", "source", "target"), "direction": ("layer", "head", "direction"),
+    "block": ("layer", "block"),
+}  # fmt: skip
+
+
+def kinds_of(run: Mapping[str, Any]) -> dict[str, str]:
+    """What a run's model can dream of; nothing for a family that cannot."""
+    return KINDS.get((run["family"], run["modality"]), {})
+
+
+def wishes(selection: Selection, run: Mapping[str, Any]) -> dict[str, str]:
+    """All wishes, those that the address leaves out at their defaults."""
+    given = dict(part.split(":", 1) for part in selection.dream)
+    found = {name: given.get(name, default) for name, default in DEFAULTS.items()}
+    kinds = kinds_of(run)
+    if found["of"] not in kinds:
+        found["of"] = next(iter(kinds), "")
+    if found["group"] not in GROUPS:
+        found["group"] = "all"
+    steps = iterations_of(run)
+    if found["iterations"] not in map(str, steps):
+        found["iterations"] = str(steps[2] if run["modality"] == "vision" else steps[1])
+    return found
+
+
+def iterations_of(run: Mapping[str, Any]) -> tuple[int, ...]:
+    """Iterations that are offered."""
+    return IMAGE_ITERATIONS if run["modality"] == "vision" else TEXT_ITERATIONS
+
+
+def with_wish(dream: Sequence[str], name: str, value: object) -> tuple[str, ...]:
+    """The address's wishes with another value; one at its default is left out."""
+    kept = tuple(part for part in dream if part.split(":", 1)[0] != name)
+    text = str(value)
+    return kept if text == DEFAULTS[name] or not text else (*kept, f"{name}:{text}")
+
+
+def picked(wished: Mapping[str, str]) -> list[int]:
+    """Tokens that were clicked, in order of their number."""
+    return sorted({int(part) for part in wished["picked"].split(".") if part.isdecimal() and len(part) < 10})
+
+
+def toggled(wished: Mapping[str, str], token: int) -> str:
+    """The clicked tokens with one more, or without it."""
+    return ".".join(map(str, sorted(set(picked(wished)) ^ {token})))
+
+
+def members(wished: Mapping[str, str], tokens: Sequence[Mapping[str, Any]], chosen: int | None) -> set[int] | None:
+    """Tokens of the group as far as they are known before the dream; None: all, or drawn later."""
+    if wished["group"] == "picked":
+        return set(picked(wished))
+    if wished["group"] == "path":
+        rank = next((token["rank"] for token in tokens if token["token"] == chosen), None)
+        return {token["token"] for token in tokens if token["rank"] == rank} if rank is not None else set()
+    return None
+
+
+def missing(wished: Mapping[str, str], chosen: int | None, modality: str) -> str:
+    """What must still be chosen before the dream can begin, as a sentence; empty when nothing must."""
+    what = "patch" if modality == "vision" else "token"
+    if wished["of"] != "choices":
+        return ""
+    if wished["group"] == "path" and chosen is None:
+        return f"Click a {what}: the dream follows the path that it takes."
+    if wished["group"] == "picked" and not picked(wished):
+        return f"Click at least one {what}."
+    return ""
+
+
+def request_of(run: Mapping[str, Any], wished: Mapping[str, str], sample: int | None, chosen: int | None
+               ) -> dict[str, Any]:  # fmt: skip
+    """The body of a dream job."""
+    of = wished["of"]
+    target: dict[str, Any] = {"of": of}
+    request: dict[str, Any] = {"model": run["model"], "target": target}
+    iterations = {"iterations": int(wished["iterations"])}
+    request["image" if run["modality"] == "vision" else "text"] = iterations
+    if run["modality"] == "vision":
+        request["frame_every"] = max(64, int(wished["iterations"]) // 16 // 64 * 64)
+    if of in ("choices", "path", "module"):
+        target["scores"] = wished["scores"]
+    if of == "choices":
+        request |= {"run": run["run"], "sample": sample}
+        target |= {"form": wished["form"], "group": _group(wished, chosen)}
+        if run["modality"] == "vision" and wished["group"] != "all":
+            target["context"] = wished["context"]
+        steps = int(run["num_steps"])
+        until = _number(wished["until"])
+        if until or run["modality"] == "text":
+            target["until"] = [min(until or steps, steps)]
+    elif of == "path":
+        request["run"] = run["run"]
+        target["rank"] = max(1, _number(wished["rank"]))
+    elif of == "module":
+        target["module"] = _number(wished["module"])
+        if wished["step"] != "-1":
+            target["steps"] = [_number(wished["step"])]
+    elif of == "class":
+        target["index"] = _number(wished["index"])
+    else:
+        target |= dict(zip(AT[of], at_of(wished, of), strict=True))
+    return request
+
+
+def at_of(wished: Mapping[str, str], of: str) -> list[int]:
+    """The numbers of a connection, a direction or a block."""
+    given = [_number(part) for part in wished["at"].split(".")]
+    return (given + [0, 0, 0])[: len(AT[of])]
+
+
+def _group(wished: Mapping[str, str], chosen: int | None) -> dict[str, Any]:
+    if wished["group"] == "path":
+        return {"like": chosen}
+    if wished["group"] == "picked":
+        return {"patches": picked(wished)}
+    return {"draw": max(1, _number(wished["draw"]))} if wished["group"] == "drawn" else {}
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) < 10 else 0
