@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.datasets import Sample
 from engine.device import mixed_precision
+from engine.edits.values import check_length
 from engine.errors import UserError
 from engine.images import display_png, model_view, patch_regions
 from engine.models.family import Controls, RoutedModel, Traced
@@ -178,6 +179,7 @@ def text_batches(loaded: LoadedModel, twin: RoutedModel | None, samples: Iterabl
         if not len(encoded.ids):
             raise UserError(f"{sample.source or 'the text'} is empty; a text needs at least one character",
                             field="text")
+        check_length(getattr(loaded.controls, "edits", None), len(encoded.ids), config.context)
         part.append((sample, encoded))
         held += len(encoded.ids)
         if held >= budget:
@@ -193,12 +195,13 @@ def _text_batch(loaded: LoadedModel, twin: RoutedModel | None, part: list, budge
     cut = [_windows(encoded.ids, config.context) for _, encoded in part]
     owner = np.repeat(np.arange(len(part)), [len(windows) for windows in cut])
     windows = [window for of_sample in cut for window in of_sample]
-    pieces, flat, losses, twins = [], [], [], []
+    pieces, flat, losses, twins, predicted = [], [], [], [], []
     for start in range(0, len(windows), per := max(1, budget // config.context)):
         inputs, targets, valid = _padded(windows[start : start + per])
         # Padding stands behind the text, where a causal model's real tokens never look.
         traced = run_model(loaded.model, inputs, loaded.device, valid, loaded.controls)
         losses.append(_window_losses(traced.logits, targets, valid))
+        predicted += [row[real.to(row.device)].argmax(-1).cpu() for row, real in zip(traced.logits, valid, strict=True)]
         flat.append(_flat(loaded.model, traced, valid))
         pieces.append(_soft_parts(traced))
         twin_ids = _twin_ids(twin, inputs, loaded.device, valid)
@@ -209,7 +212,7 @@ def _text_batch(loaded: LoadedModel, twin: RoutedModel | None, part: list, budge
     batch = TraceBatch(
         samples=_text_records(part, loss), **arrays, loss=loss,
         **_soft(pieces, owner, np.array([len(window.ids) for window in windows])),
-        token_id=np.concatenate([e.ids for _, e in part]),
+        token_id=np.concatenate([e.ids for _, e in part]), predicted_id=torch.cat(predicted).numpy(),
         char_start=np.concatenate([e.start for _, e in part]),
         char_end=np.concatenate([e.end for _, e in part]),
     )  # fmt: skip

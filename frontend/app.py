@@ -14,7 +14,7 @@ import streamlit as st  # noqa: E402
 from frontend import address, look  # noqa: E402
 from frontend.chips import chips_row  # noqa: E402
 from frontend.selection import VIEWS, Selection  # noqa: E402
-from frontend.views import compute, dream, family, flow, jobs, modules, paths, runs, sample, tryit  # noqa: E402
+from frontend.views import compute, detour, dream, family, flow, jobs, modules, paths, runs, sample, tryit  # noqa: E402
 
 DRAW = {
     "runs": runs.draw,
@@ -24,6 +24,7 @@ DRAW = {
     "compute": compute.draw,
     "modules": modules.draw,
     "family": family.draw,
+    "detour": detour.draw,
     "dream": dream.draw,
     "try": tryit.draw,
     "jobs": jobs.draw,

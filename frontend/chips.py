@@ -21,6 +21,7 @@ USES = {
     "modules": ("run", "label", "through"),
     "family": ("run", "label", "sample"),
     "dream": ("run", "label", "q", "sample", "token", "job"),
+    "detour": ("run", "label", "sample", "token", "through", "job"),
     "jobs": ("job",),
 }
 """view → the fields that change what it shows"""

@@ -151,6 +151,10 @@ class Client:
         """Token × module of one sample at one step; query: step, first, limit."""
         return self._get(f"/runs/{_part(run)}/samples/{int(sample)}/experts", query)
 
+    def effect(self, run: str, *, of: str, sample: int | None = None, limit: int = 200) -> dict[str, Any]:
+        """What an edited run changed of the unchanged run ``of``."""
+        return self._get(f"/runs/{_part(run)}/effect", {"of": of, "sample": sample, "limit": limit})
+
     def delete(self, run: str) -> None:
         self._send("DELETE", f"/runs/{_part(run)}")
         with self._lock:

@@ -19,6 +19,7 @@ VIEWS = {
     "modules": "Modules",
     "family": "Family",
     "dream": "Dream",
+    "detour": "Detour",
     "try": "Try it",
     "jobs": "Jobs",
 }
@@ -76,9 +77,9 @@ class Selection:
     """Flow and Family: modules below this share of tokens are merged into “other”, per cent; None: by itself, where
     there are too many to draw"""
     words: str = "input"
-    """Family, experts: whether an expert's words are input or next tokens"""
+    """Family, experts: whether an expert's words are input, next or predicted tokens"""
     controls: tuple[str, ...] = ()
-    """Family: ``name:value`` of what is changed when the sample is run again"""
+    """Family and Detour: ``name:value`` of what is changed when the sample is run again"""
     dream: tuple[str, ...] = ()
     """Dream: ``name:value`` of what is wished (``views.dream_wishes``)"""
     job: str | None = None
@@ -236,7 +237,7 @@ _READERS = {
     "other": lambda text: text[:500] or None,
     "gate": _gate,
     "merge": _between(0, 100),
-    "words": _one_of("input", "next"),
+    "words": _one_of("input", "next", "predicted"),
     "controls": _changes,
     "dream": _changes,
     "job": _name,

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from engine.edits.values import KINDS, MOST_EDITS, Edit
 from engine.errors import UserError
 from engine.models.family import Controls
 
 
+def _which(schema: dict[str, Any], controls: type[EditControls]) -> None:
+    """The page reads from the schema which edits a family has, and why not the others."""
+    schema["edits"], schema["no_edits"] = list(controls.EDITS), dict(controls.WHY_NOT)
+
+
 class EditControls(Controls):
     """Controls of a family whose routes can be edited."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=_which)
 
     FAMILY: ClassVar[str]
     EDITS: ClassVar[tuple[str, ...]]

@@ -2,8 +2,8 @@
 
     {"edit": "ban", "modules": [3], "step": 1}
 
-A step is counted from 0, a token is a position of its sample (of its window, where a text is longer than the
-model's context). Which edits a family has, and why not the others, stands with its controls.
+A step is counted from 0, a token is a position of its sample. Which edits a family has, and why not the others,
+stands with its controls.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
+
+from engine.errors import UserError
 
 MOST_EDITS = 256
 Ribbon = tuple[tuple[NonNegativeInt, ...], ...]
@@ -91,6 +93,21 @@ class Bias(_Edit):
 
 Edit = Annotated[Ban | Force | Swap | Freeze | Shuffle | TopK | Bias, Field(discriminator="edit")]
 KINDS = ("ban", "force", "swap", "freeze", "shuffle", "top_k", "bias")
+
+
+def check_length(edits: tuple[Edit, ...] | None, num_tokens: int, context: int) -> None:
+    """Refuse tokens chosen by position where a text is cut into windows, each with positions of its own.
+
+    Raises:
+        UserError: the text is longer than ``context``.
+    """
+    for place, edit in enumerate(edits or ()):
+        if num_tokens > context and (isinstance(edit, Swap) or getattr(edit, "tokens", None) is not None):
+            raise UserError(
+                f"{written(edit)}: the text has {num_tokens} tokens and is read in windows of {context}, so positions "
+                f"mean nothing in it; give a text of at most {context} tokens, or choose the tokens by path",
+                field=f"edits.{place}.{'tokens' if isinstance(edit, Force) else 'ribbons'}",
+            )
 
 
 def written(edit: Any) -> str:

@@ -147,17 +147,22 @@ def widgets(controls: Sequence[Control], given: Mapping[str, Any], *, disabled: 
         )
 
 
-def again(run: Mapping[str, Any], sample: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The run of this sample under ``given`` controls; None, and a sentence on the page, if it cannot be made."""
+def again(
+    run: Mapping[str, Any], sample: Mapping[str, Any], given: Mapping[str, Any], *, slot: str = KEPT
+) -> dict[str, Any] | None:
+    """The run of this sample under ``given`` controls; None, and a sentence on the page, if it cannot be made.
+
+    The last run of each ``slot`` is kept.
+    """
     wanted = (run["run"], sample["sample"], tuple(sorted((name, written(value)) for name, value in given.items())))
-    kept = st.session_state.get(KEPT)
+    kept = st.session_state.get(slot)
     client = look.client()
     if kept and kept["of"] == wanted:
         try:
             return client.run(kept["run"])
         except NotFound:
-            st.session_state.pop(KEPT)
-    forget()
+            st.session_state.pop(slot)
+    forget(slot)
     try:
         with st.spinner("Running it again …"):
             if sample.get("text") is not None:
@@ -168,22 +173,22 @@ def again(run: Mapping[str, Any], sample: Mapping[str, Any], given: Mapping[str,
     except ApiError as error:
         look.sentence(error)
         return None
-    st.session_state[KEPT] = {"of": wanted, "run": answer["run"]}
+    st.session_state[slot] = {"of": wanted, "run": answer["run"]}
     return client.run(answer["run"])
 
 
-def forget() -> None:
+def forget(slot: str = KEPT) -> None:
     """Delete the last try, so that moving a slider leaves no heap of runs behind."""
-    kept = st.session_state.pop(KEPT, None)
+    kept = st.session_state.pop(slot, None)
     if kept:
         with suppress(ApiError):  # somebody else deleted it
             look.client().delete(kept["run"])
 
 
-def keep(run: str) -> None:
+def keep(run: str, *, slot: str = KEPT, view: str = "family") -> None:
     """Open the last try as a run of its own; it stays."""
-    st.session_state.pop(KEPT, None)
-    address.go(Selection(view="family", run=run, sample=0))
+    st.session_state.pop(slot, None)
+    address.go(Selection(view=view, run=run, sample=0))
 
 
 def before_and_after(before: Mapping[str, Any], after: Mapping[str, Any], run: str) -> None:

@@ -256,6 +256,10 @@ def test_an_edited_run_says_how_it_was_made(tmp_path):
     sample = Sample(image=None, text=WORDS, label=None, source="words")
     with pytest.raises(UserError, match="top-k needs 2"):
         loaded.with_controls({"edits": [{"edit": "ban", "modules": [0, 1, 2, 3, 4]}]})
+    for chosen in ({"edit": "force", "module": 1, "tokens": [3]}, {"edit": "swap", "ribbons": [[[0, 1]] * 3] * 16}):
+        with pytest.raises(UserError, match=r"read in windows of 16, so positions mean nothing in it"):
+            trace_samples(loaded.with_controls({"edits": [chosen]}), [sample], tmp_path / "runs", twin=False)
+    assert not list((tmp_path / "runs").glob("*"))
     edited = loaded.with_controls({"edits": [{"edit": "top_k", "k": 3}, {"edit": "ban", "modules": [2]}]})
     path = trace_samples(edited, [sample], tmp_path / "runs", run_id="edited", twin=False)
     with Run.open(path) as run:

@@ -1,0 +1,243 @@
+"""What changes when a route is edited? Flows that moved, answers that moved, and the importance of every module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import altair as alt
+
+from frontend.charts import numbers
+from frontend.charts.frame import finish, rows, titled
+from frontend.charts.palette import Theme, diverging_scale, theme_named
+
+CELL_PICK = "node"
+"""name of the selection of ``importance_chart``; its fields are step and module"""
+EVERY = "all"
+
+
+def flow_difference_chart(
+    effect: Mapping[str, Any],
+    *,
+    theme: str | Theme = "light",
+    title: str | None = "Where do tokens go instead?",
+    most_links: int = 40,
+) -> alt.LayerChart:
+    """Draw the links of an answer of ``/effect`` that changed most: rose gained tokens, blue lost them."""
+    look = theme_named(theme)
+    links = sorted((row for row in effect["links"] if row["change"]), key=lambda row: -abs(row["change"]))[:most_links]
+    steps = sorted({row["step"] for row in links} | {row["step"] + 1 for row in links}) or [0, 1]
+    modules = sorted({row["source"] for row in links} | {row["target"] for row in links})
+    line = {module: place for place, module in enumerate(modules)}
+    most = max([abs(row["change"]) for row in links], default=0.0) or 1.0
+    height = max(130, min(460, 22 * max(1, len(modules)) + 20))
+    shown = [
+        {
+            "x": row["step"], "x2": row["step"] + 1, "y": line[row["source"]], "y2": line[row["target"]],
+            "change": row["change"], "width": 1 + 9 * abs(row["change"]) / most,
+            "from": f"module {row['source']} at step {row['step']}", "to": f"module {row['target']}",
+            "was": numbers.percent(row["before"]), "now": numbers.percent(row["after"]),
+            "words": f"module {row['source']} at step {row['step']} to module {row['target']}: "
+            f"{numbers.percent(row['before'])} before, {numbers.percent(row['after'])} after",
+        }
+        for row in sorted(links, key=lambda row: abs(row["change"]))
+    ]  # fmt: skip
+    x = alt.X(
+        "x:Q", scale=alt.Scale(domain=[steps[0] - 0.15, steps[-1] + 0.15], nice=False, zero=False),
+        axis=alt.Axis(orient="top", title="step", values=steps, format="d", grid=False, domain=False, ticks=False),
+    )  # fmt: skip
+    y = alt.Y(
+        "y:Q", scale=alt.Scale(domain=[len(modules) - 0.5, -0.5], nice=False, zero=False),
+        axis=alt.Axis(title="module", values=list(range(len(modules))), labelExpr=f"{modules}[datum.value]", grid=True,
+                      domain=False, ticks=False),
+    )  # fmt: skip
+    drawn = (
+        alt.Chart(rows(shown))
+        .mark_rule(strokeCap="round", opacity=0.85)
+        .encode(
+            x=x, x2="x2:Q", y=y, y2="y2:Q",
+            color=alt.Color(
+                "change:Q", scale=diverging_scale(most, look, middle=look.identity),
+                legend=alt.Legend(title="change, share of tokens", orient="bottom", format="+.0%", gradientLength=180,
+                                  gradientThickness=10, titleLimit=260, values=[-most, 0, most]),
+            ),
+            strokeWidth=alt.StrokeWidth("width:Q", scale=None),
+            description="words:N",
+            tooltip=[alt.Tooltip("from:N", title="from"), alt.Tooltip("to:N", title="to"),
+                     alt.Tooltip("was:N", title="tokens before"), alt.Tooltip("now:N", title="tokens after")],
+        )
+    )  # fmt: skip
+    dots = (
+        alt.Chart(rows([{"x": s, "y": line[m]} for s in steps for m in modules]))
+        .mark_circle(size=26, color=look.muted, opacity=0.6, aria=False)
+        .encode(x=x, y=y)
+    )
+    chart = alt.layer(drawn, dots).properties(width="container", height=height)
+    words = "Rose: more tokens go this way than before; blue: fewer. Width: by how much."
+    return finish(titled(chart, look, title, words), look)
+
+
+def answer_words(answer: str) -> str:
+    """An answer that can be seen: a token that is nothing but a space or begins with one shows it."""
+    seen = answer.replace("\n", "⏎")
+    bare = seen.strip(" ")
+    return seen.replace(bare, "\0").replace(" ", "␣").replace("\0", bare) if bare else seen.replace(" ", "␣") or "∅"
+
+
+def answer_rows(top5: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """One row an answer that is among the five likeliest before or after; None: not among them."""
+    before = {row["name"]: row["probability"] for row in top5["before"]}
+    after = {row["name"]: row["probability"] for row in top5["after"]}
+    names = sorted({*before, *after}, key=lambda name: -max(before.get(name, 0), after.get(name, 0)))
+    return [{"answer": name, "before": before.get(name), "after": after.get(name)} for name in names]
+
+
+def answers_chart(
+    top5: Mapping[str, Sequence[Mapping[str, Any]]],
+    *,
+    theme: str | Theme = "light",
+    title: str | None = "What does the model answer instead?",
+) -> alt.LayerChart:
+    """Probability of each likely answer before (hollow) and after (filled)."""
+    look = theme_named(theme)
+    table = answer_rows(top5)
+    shown = [
+        {"answer": answer_words(row["answer"]), "when": when,
+         "probability": row[when], "said": numbers.percent(row[when])}
+        for row in table for when in ("before", "after") if row[when] is not None
+    ]  # fmt: skip
+    order = list(dict.fromkeys(row["answer"] for row in shown))
+    y = alt.Y("answer:N", sort=order, axis=alt.Axis(title=None, labelLimit=150, domain=False, ticks=False))
+    axis = alt.Axis(title="probability", format="%", tickCount=5)
+    x = alt.X("probability:Q", scale=alt.Scale(domainMin=0), axis=axis)
+    base = alt.Chart(rows(shown))
+    spans = [
+        {"answer": answer_words(row["answer"]), "a": row["before"], "b": row["after"]}
+        for row in table
+        if None not in (row["before"], row["after"])
+    ]
+    bars = alt.Chart(rows(spans)).mark_rule(color=look.identity, strokeWidth=2, aria=False).encode(
+        y=y, x=alt.X("a:Q"), x2="b:Q"
+    )
+    marks = base.mark_point(size=95, strokeWidth=2).encode(
+        x=x, y=y, stroke=alt.value(look.module),
+        fill=alt.condition("datum.when == 'after'", alt.value(look.module), alt.value(look.background)),
+        shape=alt.Shape("when:N", scale=alt.Scale(domain=["before", "after"], range=["circle", "diamond"]),
+                        legend=alt.Legend(title=None, orient="bottom")),
+        tooltip=[alt.Tooltip("answer:N"), alt.Tooltip("when:N", title="when"),
+                 alt.Tooltip("said:N", title="probability")],
+    )  # fmt: skip
+    chart = alt.layer(bars, marks).properties(width="container", height=max(90, 24 * len(order)))
+    return finish(titled(chart, look, title, "Circle: before; diamond: after."), look)
+
+
+MEASURES = {
+    "loss_change": ("change of loss (nats)", "Rose: the loss rises when the module is banned; blue: it falls."),
+    "kl": ("KL of the answers (nats)", "Darker: the answers change more when the module is banned."),
+    "paths_changed_after": ("tokens whose path changed later", "Darker: more tokens take another path afterwards."),
+}
+
+
+def importance_chart(
+    table: Sequence[Mapping[str, Any]],
+    *,
+    measure: str = "loss_change",
+    theme: str | Theme = "light",
+    title: str | None = "What is each module good for?",
+) -> alt.LayerChart:
+    """Heat map of a sweep, step × module; last column: banned at every step. A diverging scale, zero in the middle."""
+    look = theme_named(theme)
+    single = [row for row in table if row.get("module") is not None]
+    steps = [str(step) for step in sorted({row["step"] for row in single if row["step"] is not None})]
+    steps += ["every step"] if any(row["step"] is None for row in single) else []
+    modules = sorted({row["module"] for row in single})
+    name, words = MEASURES[measure]
+    values = [row[measure] for row in single if row.get(measure) is not None]
+    most = max((abs(value) for value in values), default=0.0) or 1.0
+    shown = [
+        {
+            "at": "every step" if row["step"] is None else str(row["step"]), "module": row["module"],
+            "step": EVERY if row["step"] is None else row["step"], "value": row[measure],
+            "said": _signed(row[measure], measure) + _error(row, measure), "name": row["name"],
+            "problem": row.get("problem") or "",
+            "words": f"{row['name']}, {'every step' if row['step'] is None else 'step ' + str(row['step'])}: "
+            f"{_signed(row[measure], measure)}",
+        }
+        for row in single
+    ]  # fmt: skip
+    x = alt.X("at:N", sort=steps, axis=alt.Axis(orient="top", title="banned at step", labelAngle=0, domain=False,
+                                                ticks=False))  # fmt: skip
+    y = alt.Y("module:N", sort=modules, axis=alt.Axis(title="module", domain=False, ticks=False, labelOverlap=True))
+    signed = measure == "loss_change"
+    scale = (
+        diverging_scale(most, look)
+        if signed
+        else alt.Scale(domain=[0, most], range=[look.background, look.module], interpolate="lab")
+    )
+    pick = alt.selection_point(name=CELL_PICK, fields=["step", "module"], on="click", clear=False, empty=False)
+    cells = (
+        alt.Chart(rows(shown))
+        .mark_rect(stroke=look.grid, strokeWidth=0.7, cursor="pointer", invalid="show")
+        .encode(
+            x=x, y=y,
+            color=alt.condition(
+                "isValid(datum.value)",
+                alt.Color("value:Q", scale=scale, legend=alt.Legend(
+                    title=name, orient="bottom", gradientLength=180, gradientThickness=10, titleLimit=260,
+                    tickCount=5)),
+                alt.value(look.identity),
+            ),
+            description="words:N",
+            tooltip=[alt.Tooltip("name:N", title="module"), alt.Tooltip("at:N", title="banned at step"),
+                     alt.Tooltip("said:N", title=name), alt.Tooltip("problem:N", title="refused")],
+        )
+        .add_params(pick)
+    )  # fmt: skip
+    height = max(90, min(640, 21 * max(1, len(modules))))
+    chart = alt.layer(cells).properties(width="container", height=height)
+    return finish(titled(chart, look, title, words), look)
+
+
+def _signed(value: float | None, measure: str) -> str:
+    if value is None:
+        return "–"
+    if measure == "paths_changed_after":
+        return numbers.percent(value)
+    return ("−" if value < 0 else "+" if measure == "loss_change" else "") + numbers.number(abs(value))
+
+
+def _error(row: Mapping[str, Any], measure: str) -> str:
+    error = row.get("loss_error")
+    return f" ± {numbers.number(error, 2)}" if measure == "loss_change" and error else ""
+
+
+def share_chart(
+    table: Sequence[Mapping[str, Any]],
+    *,
+    theme: str | Theme = "light",
+    title: str | None = "What if the busiest modules were gone?",
+) -> alt.LayerChart:
+    """Change of loss against the share of each step's modules that are banned: most used, least used, at random."""
+    look = theme_named(theme)
+    known = [row for row in table if row.get("share") and row.get("loss_change") is not None]
+    measure = "loss_change" if known else "kl"
+    known = known or [row for row in table if row.get("share") and row.get("kl") is not None]
+    names = {"top": "most used", "bottom": "least used", "random": "drawn at random"}
+    shown = [
+        {"share": row["share"], "value": row[measure], "which": names[row["which"]],
+         "said": _signed(row[measure], measure) + _error(row, measure), "part": numbers.percent(row["share"])}
+        for row in known
+    ]  # fmt: skip
+    x = alt.X("share:Q", axis=alt.Axis(title="share of each step’s modules banned", format="%", grid=False))
+    y = alt.Y("value:Q", axis=alt.Axis(title=MEASURES[measure][0], tickCount=5))
+    shape = alt.Shape("which:N", scale=alt.Scale(domain=list(names.values()), range=["triangle-up", "circle", "cross"]),
+                      legend=alt.Legend(title="banned", orient="bottom"))  # fmt: skip
+    base = alt.Chart(rows(shown)).encode(x=x, y=y, detail="which:N")
+    lines = base.mark_line(color=look.link, strokeWidth=1.5, aria=False)
+    marks = base.mark_point(size=80, filled=True, color=look.module, opacity=1).encode(
+        shape=shape,
+        tooltip=[alt.Tooltip("which:N", title="banned"), alt.Tooltip("part:N", title="share"),
+                 alt.Tooltip("said:N", title=MEASURES[measure][0])],
+    )  # fmt: skip
+    chart = alt.layer(lines, marks).properties(width="container", height=260)
+    return finish(titled(chart, look, title, "One point: that share of every step’s modules is banned."), look)

@@ -1,0 +1,228 @@
+"""What if it had gone elsewhere? One sample under edited routes, before and after; every module banned in turn.
+
+The edits stand in the address (``controls``, see ``detour_edits``), so a link shows the same detour again. Both passes
+are runs of one sample; the page keeps the last ones only, unless they were opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+
+from frontend import address, look
+from frontend.charts import numbers
+from frontend.charts.effects import answer_rows, answers_chart, flow_difference_chart
+from frontend.charts.patches import data_url
+from frontend.charts.token_losses import loss_rows, token_loss_chart
+from frontend.client import NotFound
+from frontend.components.explorer import explorer, explorer_data
+from frontend.selection import Selection
+from frontend.views import common, detour_sweep, retrace
+from frontend.views.detour_build import builder, chosen_edits, words_of
+from frontend.views.detour_edits import KINDS, read_edits
+from frontend.views.sample import sample_picker
+
+HELP = (
+    "Beside the unchanged run, on the same input. Paths changed: share of tokens that visit other modules at a step "
+    "behind the first edited one. KL(unchanged ‖ edited) of the output distribution, mean over outputs. Flow that "
+    "moved = ½ Σ |f′ − f| / T, mean over pairs of steps: 0 = the same flow, 1 = no link in common."
+)
+MOST_LINKS = 120
+
+
+def draw(selection: Selection) -> None:
+    run = common.chosen_run(selection)
+    if run is None:
+        return
+    with look.controls():
+        common.run_picker(run)
+        common.label_picker(run, selection)
+        number = sample_picker(run, selection)
+    look.heading(
+        "What if it had gone elsewhere?",
+        "Ban a module, send a token somewhere else, freeze or shuffle a router, and see what that changes.",
+    )
+    model = retrace.model_of(run)
+    if model is None:
+        return
+    kinds = list((model.get("controls") or {}).get("edits") or ())
+    if not kinds:
+        look.empty(f"Routes of the model {run['model']} cannot be edited.", "Choose a run of another model.")
+        return
+    if number is None:
+        look.empty("No sample has this label.", "Let go of a chip above.")
+    else:
+        with look.guarded("the detour"):
+            _detour(run, model, kinds, selection, number)
+    st.divider()
+    with look.guarded("the importance of modules"):
+        detour_sweep.draw(run, kinds, selection)
+
+
+def _detour(
+    run: Mapping[str, Any], model: Mapping[str, Any], kinds: Sequence[str], selection: Selection, number: int
+) -> None:
+    sample = look.client().sample(run["run"], number)
+    if sample.get("text") is None and not sample.get("has_image"):
+        look.empty("This run keeps neither text nor image, so its samples cannot be run again.", "Choose another run.")
+        return
+    edits, problems = read_edits(selection.controls, sample, lambda other: _other(run, other))
+    for problem in problems:
+        st.warning(look.plain(problem), icon=":material/link_off:")
+    chosen_edits(run, selection)
+    builder(run, model, kinds, selection, sample)
+    before = retrace.again(run, sample, {}, slot="detour_before")
+    if before is None:
+        return
+    if not edits:
+        st.info(
+            "Nothing is edited yet. Click a circle (a module at a step) or a "
+            + ("token" if run["modality"] == "text" else "patch")
+            + " below, then say above what shall be different.",
+            icon=":material/alt_route:",
+        )
+        _one_side(run, before, None, selection, "Before")
+        return
+    after = retrace.again(run, sample, {"edits": edits}, slot="detour_after")
+    if after is None:
+        return
+    effect = look.client().effect(after["run"], of=before["run"], sample=0, limit=MOST_LINKS)
+    _verdict(run, selection, effect, before, after)
+    left, right = st.columns(2, gap="large")
+    with left:
+        _one_side(run, before, None, selection, "Before")
+    with right:
+        _one_side(run, after, effect, selection, "After")
+    _differences(run, effect, before, after)
+
+
+def _other(run: Mapping[str, Any], number: int) -> dict[str, Any] | None:
+    try:
+        return look.client().sample(run["run"], number)
+    except NotFound:
+        return None
+
+
+def _verdict(
+    run: Mapping[str, Any],
+    selection: Selection,
+    effect: Mapping[str, Any],
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+) -> None:
+    """The effect in one sentence, then its numbers."""
+    outputs = effect.get("outputs") or {}
+    old, new = (look.client().sample(one["run"], 0) for one in (before, after))
+    what = " and ".join(words_of(run, text) for text in selection.controls if text.partition(":")[0] in KINDS)
+    many = "patches" if run["modality"] == "vision" else "tokens"
+    if run["modality"] == "vision" and int(run["num_tokens"]) == int(run["num_samples"]):
+        many = "images"
+    step, last = effect["after_step"], int(run["num_steps"]) - 1
+    moved = effect["paths_changed_after"] if step < last else effect["paths_changed"]
+    where = f"after step {step}" if step < last else "at the last step"
+    sentence = f"With {what}: {numbers.percent(moved)} of the {many} take another path {where}"
+    if new.get("prediction"):
+        same = old["prediction"] == new["prediction"]
+        sentence += (
+            f"; the answer stays {new['prediction']}" if same
+            else f"; the answer turns from {old['prediction']} to {new['prediction']}"
+        )  # fmt: skip
+        sentence += f" ({numbers.percent(old['confidence'])} → {numbers.percent(new['confidence'])})."
+    elif effect.get("loss"):
+        change = effect["loss"]["change"]
+        sentence += f"; the text becomes {'harder' if change > 0 else 'easier'} to predict by "
+        sentence += f"{numbers.number(abs(change))} nats a token."
+    st.subheader(look.plain(sentence), anchor=False, help=HELP)
+    with st.container(horizontal=True, gap="large", key="effect_numbers"):
+        for name, words in (("loss", "Loss (nats)"), ("perplexity", "Perplexity")):
+            if pair := effect.get(name):
+                st.metric(words, f"{numbers.number(pair['before'])} → {numbers.number(pair['after'])}",
+                          width="content")  # fmt: skip
+        st.metric("Paths changed at any step", numbers.percent(effect["paths_changed"]), width="content")
+        st.metric("Flow that moved", numbers.percent(effect["flow_difference"]), width="content")
+        if outputs:
+            st.metric("KL of the answers (nats)", numbers.number(outputs["kl"]), width="content")
+            if run["modality"] == "text":
+                st.metric("Likeliest next tokens that changed", numbers.percent(outputs["top1_changed"]),
+                          width="content")  # fmt: skip
+        st.button("Open the edited run", on_click=retrace.keep, args=(after["run"],),
+                  kwargs={"slot": "detour_after", "view": "sample"}, icon=":material/open_in_new:")  # fmt: skip
+
+
+def _one_side(
+    run: Mapping[str, Any],
+    one: Mapping[str, Any],
+    effect: Mapping[str, Any] | None,
+    selection: Selection,
+    word: str,
+) -> None:
+    """The picture or text with its flow; of the edited side, what kept its path is faded."""
+    client = look.client()
+    sample = client.sample(one["run"], 0)
+    moved = None if effect is None else {row["token"] for row in effect["tokens"] or () if row["moved"]}
+    st.subheader(word, anchor=False)
+    st.caption(
+        f"{numbers.plural(len(moved), 'token')} of {numbers.count(len(sample['tokens']))} go another way; the others "
+        "are faded."
+        if moved is not None
+        else "Click a circle or a " + ("token" if sample.get("text") is not None else "patch") + " to choose it."
+    )
+    data = explorer_data(
+        sample,
+        client.flow(one["run"], limit=300),
+        theme=look.theme(),
+        image=data_url(client.image(one["run"], 0)) if sample.get("has_image") else None,
+        num_paths=int(one["num_paths"]),
+        opacity=selection.opacity / 100,
+        step=selection.tint if selection.tint is not None and selection.tint < int(run["num_steps"]) else None,
+        chosen=selection.token if any(t["token"] == selection.token for t in sample["tokens"]) else None,
+        identities=common.identities(run),
+        kept=lambda token: moved is None or token["token"] in moved,
+    )
+    data["flow"]["caption"] = data["flow"]["caption"].replace("All tokens of the run", "All tokens of this sample")
+    explorer(
+        data,
+        key=f"detour_{word}_{one['run']}",
+        on_pick=lambda token: address.go_changed(token=token),
+        on_node=lambda node: address.go_changed(through=(node,)),
+    )
+
+
+def _differences(
+    run: Mapping[str, Any], effect: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]
+) -> None:
+    outputs = effect.get("outputs") or {}
+    left, right = st.columns(2, gap="large")
+    with left:
+        st.subheader("Where do tokens go instead?", anchor=False, help=HELP)
+        if effect["links"]:
+            st.caption("Rose: more tokens go this way than before; blue: fewer. The largest changes are drawn.")
+            look.chart(flow_difference_chart(effect, theme=look.theme(), title=None))
+            look.numbers_behind(effect["links"], "links before and after")
+        else:
+            look.empty("No token goes another way between two steps.")
+    with right:
+        if top5 := outputs.get("top5"):
+            text = run["modality"] == "text"
+            st.subheader("What would come next?" if text else "What does the model answer instead?", anchor=False)
+            st.caption("The likeliest answers; circle: before, diamond: after.")
+            look.chart(answers_chart(top5, theme=look.theme(), title=None))
+            look.numbers_behind(answer_rows(top5), "answers before and after")
+    if run["modality"] == "text":
+        old, new = (look.client().sample(one["run"], 0) for one in (before, after))
+        table = loss_rows(old["tokens"], new["tokens"])
+        if table:
+            st.subheader("Which tokens become harder to predict?", anchor=False)
+            st.caption("One bar: one token of the text. Up: harder to predict than before; down: easier.")
+            look.chart(token_loss_chart(table, theme=look.theme(), title=None))
+            look.numbers_behind(table, "tokens before and after")
+    moved = [
+        {
+            "token": row["token"], "before": numbers.ribbon_words(row["before"]),
+            "after": numbers.ribbon_words(row["after"]), "differs at steps": ", ".join(map(str, row["moved"])),
+        }
+        for row in effect["tokens"] or () if row["moved"]
+    ]  # fmt: skip
+    look.numbers_behind(moved, "tokens that go another way")

@@ -1,0 +1,155 @@
+"""The edits of a detour: those in force, one click for what was clicked, and every edit by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+
+from frontend import address, look
+from frontend.selection import Selection
+from frontend.views import common
+from frontend.views.detour_edits import EVERY, KINDS, WHAT, added, said
+
+
+def name_of(run: Mapping[str, Any], step: int | None, module: int) -> str:
+    """A module as people call it; ids repeat where each step has its own."""
+    found = [m for m in run["modules"] if m["module"] == module and m["step"] in (None, step)]
+    return f"module {module}" + (f" ({found[0]['name']})" if found and found[0]["step"] is not None else "")
+
+
+def chosen_edits(run: Mapping[str, Any], selection: Selection) -> None:
+    """The edits in force, each with ×."""
+    own = [text for text in selection.controls if text.partition(":")[0] in KINDS]
+    if not own:
+        return
+    with st.container(horizontal=True, gap="small", key="edits"):
+        for place, text in enumerate(own):
+            left = tuple(one for one in selection.controls if one != text)
+            st.button(
+                f"{look.plain(words_of(run, text))} ×", key=f"edit_{place}", type="primary",
+                help="Click to take this edit back.", on_click=address.go_changed, kwargs={"controls": left},
+            )  # fmt: skip
+
+
+def words_of(run: Mapping[str, Any], text: str) -> str:
+    try:
+        return said(text, lambda step, module: name_of(run, step, module))
+    except (ValueError, KeyError):
+        return text
+
+
+def builder(
+    run: Mapping[str, Any],
+    model: Mapping[str, Any],
+    kinds: Sequence[str],
+    selection: Selection,
+    sample: Mapping[str, Any],
+) -> None:
+    """What shall be different: quick buttons for what is clicked, and every edit by hand."""
+    node = selection.through[-1] if selection.through else None
+    if node is not None:
+        _quick(run, kinds, selection, node)
+    with st.expander("Choose an edit by hand", expanded=node is None and not selection.controls, key="edit_by_hand"):
+        kind = st.segmented_control(
+            "What", list(kinds), default=kinds[0], format_func=lambda one: KINDS.get(one, one), key="edit_kind",
+            required=True,
+        )  # fmt: skip
+        st.caption(WHAT.get(kind or "", ""))
+        steps = [EVERY, *range(int(run["num_steps"]))]
+        with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="edit_fields"):
+            text = _fields(run, kind or kinds[0], steps, selection, sample)
+            st.button(
+                "Do it", key="edit_add", type="primary", icon=":material/alt_route:", disabled=text is None,
+                on_click=lambda: address.go_changed(controls=added(address.current().controls, text or "")),
+            )  # fmt: skip
+        missing = (model.get("controls") or {}).get("no_edits") or {}
+        for name, why in missing.items():
+            st.caption(look.plain(f"Not here: {KINDS.get(name, name).lower()}, because {why}."))
+
+
+def _fields(
+    run: Mapping[str, Any], kind: str, steps: Sequence[Any], selection: Selection, sample: Mapping[str, Any]
+) -> str | None:
+    """The fields that an edit needs; its words for the address, None while one is missing."""
+
+    def step_picker(options: Sequence[Any], words: str = "every step") -> Any:
+        return st.selectbox(
+            "Step", options, format_func=lambda s: words if isinstance(s, str) else f"step {s}", key=f"edit_step_{kind}"
+        )
+
+    def module_picker(step: Any) -> int:
+        at = None if step == EVERY else int(step)
+        there = sorted({
+            m["module"] for m in run["modules"]
+            if (at is None or m["step"] in (None, at)) and not (m["step"] is not None and m["kind"] == "identity")
+        })  # fmt: skip
+        return st.selectbox("Module", there, format_func=lambda m: name_of(run, at, m), key=f"edit_module_{kind}")
+
+    if kind == "ban":
+        step = step_picker(steps)
+        return f"ban:{step}.{module_picker(step)}"
+    if kind == "force":
+        step = step_picker(steps)
+        module, token = module_picker(step), selection.token
+        who = {"": "every token"} | ({} if token is None else {
+            str(token): f"token {token} alone", f"path{token}": f"tokens on the path of token {token}"})  # fmt: skip
+        chosen = st.selectbox("Who", list(who), format_func=who.get, key="edit_who",
+                              help="Click a token or patch below to choose it.")  # fmt: skip
+        return f"force:{step}.{module}" + (f".{chosen}" if chosen else "")
+    if kind == "bias":
+        step = step_picker(steps)
+        module = module_picker(step)
+        value = st.slider("Push", -1.0, 1.0, 0.2, 0.05, key="edit_push")
+        return f"bias:{step}.{module}.{value:g}"
+    if kind == "freeze":
+        step = step_picker(["rest", *steps[1:]], "every step that is not edited")
+        return f"freeze:{step}"
+    if kind == "shuffle":
+        return f"shuffle:{step_picker(steps)}.{st.number_input('Seed', 0, 9999, 0, key='edit_seed')}"
+    if kind == "top_k":
+        return f"top_k:{st.number_input('Modules a token', 1, int(run['num_modules']), 1, key='edit_k')}"
+    return _swap_field(run, sample)
+
+
+def _swap_field(run: Mapping[str, Any], sample: Mapping[str, Any]) -> str | None:
+    rows = look.client().samples(run["run"], most=300)["samples"]
+    there = {
+        row["sample"]: row
+        for row in rows
+        if row["sample"] != sample["sample"] and row["num_tokens"] == sample["num_tokens"]
+    }
+    if not there:
+        st.selectbox("Whose route", [f"no other has {sample['num_tokens']} tokens"], disabled=True)
+        return None
+
+    def words(number: int) -> str:
+        row = there[number]
+        return " · ".join(filter(None, (str(number), row.get("label"), (row.get("snippet") or "")[:30])))
+
+    return f"swap:{st.selectbox('Whose route', list(there), format_func=words, key='edit_swap')}"
+
+
+def _quick(run: Mapping[str, Any], kinds: Sequence[str], selection: Selection, node: str) -> None:
+    """One click for the circle that was clicked, and the token if one is chosen."""
+    step, module = node.split(".")
+    name, token = name_of(run, int(step), int(module)), selection.token
+    choices = [
+        ("ban", f"ban:{node}", f"Ban {name} at step {step}"),
+        ("ban", f"ban:{EVERY}.{module}", f"Ban {name} at every step"),
+        ("force", f"force:{node}", f"Send every token there at step {step}"),
+    ]
+    if token is not None:
+        choices += [("force", f"force:{node}.{token}", f"Send token {token} there at step {step}"),
+                    ("force", f"force:{node}.path{token}", f"Send all on the path of token {token} there")]  # fmt: skip
+    if common.own_modules(run):
+        choices.pop(1)
+    with st.container(horizontal=True, gap="small", key="quick_edits"):
+        for place, (kind, text, words) in enumerate(choices):
+            if kind in kinds:
+                st.button(
+                    look.plain(words), key=f"quick_{place}", on_click=address.go,
+                    args=(selection.change(controls=added(selection.controls, text), through=()),),
+                )  # fmt: skip
+        st.button("Let go", key="quick_none", type="tertiary", on_click=address.go_changed, kwargs={"through": ()})

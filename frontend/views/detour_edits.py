@@ -1,0 +1,151 @@
+"""Edits of routes in an address: ``controls=ban:1.5,force:2.7.27+28``, and the same as the API takes them. Pure.
+
+    ban:1.5        module 5 at step 1           ban:all.5        at every step
+    force:1.5      every token to module 5      force:1.5.27+28  tokens 27 and 28
+    force:1.5.path27   the tokens of the sample that take token 27's path
+    bias:1.5.0.2   0.2 added to its score       top_k:2          freeze:rest   freeze:3
+    shuffle:all.0  decisions dealt out anew, seed 0              swap:12       the route of sample 12
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+EVERY = "all"
+KINDS = {
+    "ban": "Ban a module",
+    "force": "Force a module",
+    "swap": "Take another’s route",
+    "freeze": "Freeze routers",
+    "shuffle": "Shuffle decisions",
+    "top_k": "Change top-k",
+    "bias": "Push a choice",
+}
+WHAT = {
+    "ban": "Nobody may choose it; tokens go to the module that the router likes next.",
+    "force": "It takes the place, and the weight, of the tokens’ first choice.",
+    "swap": "Each token goes where the same token of the other sample went. Both need as many tokens.",
+    "freeze": "Routers decide as without edits, though states have changed; what is left is the edit’s own effect.",
+    "shuffle": "The decisions of a step are dealt out anew among the tokens, so load stays and sense goes.",
+    "top_k": "Each token visits so many modules at every step.",
+    "bias": "Added to the module’s score when the best are picked; its weight stays the router’s.",
+}
+
+
+def read_edits(
+    given: Sequence[str], sample: Mapping[str, Any], other: Callable[[int], Mapping[str, Any] | None]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Edits for the API, and a sentence for each part of the address that means none.
+
+    ``sample`` is the unchanged one (its tokens say who is on a path), ``other`` gives a sample by number.
+    """
+    edits, problems = [], []
+    for text in given:
+        kind, _, value = text.partition(":")
+        if kind not in KINDS:
+            continue  # a control of another view
+        try:
+            edit = _READERS[kind](value, sample, other)
+        except (ValueError, KeyError, IndexError):
+            edit = None
+        if edit is None:
+            problems.append(f"The address says {text[:60]!r}, which is no edit of this sample; it was left out.")
+        else:
+            edits.append({"edit": kind, **edit})
+    return edits, problems
+
+
+def _place(text: str) -> dict[str, int]:
+    """``step`` of a place, nothing for every step."""
+    return {} if text == EVERY else {"step": int(text)}
+
+
+def _ban(value: str, sample: Mapping[str, Any], other: Any) -> dict[str, Any]:
+    step, module = value.split(".")
+    return {"modules": [int(module)], **_place(step)}
+
+
+def _force(value: str, sample: Mapping[str, Any], other: Any) -> dict[str, Any] | None:
+    step, module, *rest = value.split(".")
+    edit: dict[str, Any] = {"module": int(module), **_place(step)}
+    if not rest:
+        return edit
+    if rest[0].startswith("path"):
+        tokens = on_path_of(sample, int(rest[0].removeprefix("path")))
+    else:
+        tokens = [int(token) for token in rest[0].split("+")]
+    return edit | {"tokens": tokens} if tokens else None
+
+
+def on_path_of(sample: Mapping[str, Any], token: int) -> list[int]:
+    """The tokens of a sample that visit the same modules as one of them, whatever the order of slots."""
+
+    def path(one: Mapping[str, Any]) -> list[list[int]]:
+        return [sorted(modules) for modules in one["ribbon"]]
+
+    wanted = next((path(one) for one in sample["tokens"] if one["token"] == token), None)
+    return [one["token"] for one in sample["tokens"] if path(one) == wanted]
+
+
+def _swap(value: str, sample: Mapping[str, Any], other: Any) -> dict[str, Any] | None:
+    found = other(int(value))
+    return None if found is None else {"ribbons": [token["ribbon"] for token in found["tokens"]]}
+
+
+def _freeze(value: str, sample: Mapping[str, Any], other: Any) -> dict[str, Any]:
+    return {} if value == "rest" else {"step": int(value)}
+
+
+def _shuffle(value: str, sample: Mapping[str, Any], other: Any) -> dict[str, Any]:
+    step, seed = value.split(".")
+    return {"seed": int(seed), **_place(step)}
+
+
+def _top_k(value: str, sample: Mapping[str, Any], other: Any) -> dict[str, Any]:
+    return {"k": int(value)}
+
+
+def _bias(value: str, sample: Mapping[str, Any], other: Any) -> dict[str, Any]:
+    step, module, amount = value.split(".", 2)
+    return {"modules": [int(module)], "value": float(amount), **_place(step)}
+
+
+_READERS = {
+    "ban": _ban, "force": _force, "swap": _swap, "freeze": _freeze, "shuffle": _shuffle, "top_k": _top_k, "bias": _bias,
+}  # fmt: skip
+
+
+def said(text: str, name: Callable[[int | None, int], str]) -> str:
+    """One edit of an address in words; ``name`` names a module at a step (None: at every step)."""
+    kind, _, value = text.partition(":")
+    step, _, rest = value.partition(".")
+    where = "at every step" if step == EVERY else f"at step {step}"
+    at = int(step) if step.isdigit() else None
+    if kind == "ban":
+        return f"{name(at, int(rest))} banned {where}"
+    if kind == "force":
+        module, _, who = rest.partition(".")
+        tokens = "every token"
+        if who.startswith("path"):
+            tokens = f"the tokens on the path of token {who.removeprefix('path')}"
+        elif who:
+            tokens = f"token{'s' * ('+' in who)} {who.replace('+', ', ')}"
+        return f"{tokens} forced to {name(at, int(module))} {where}"
+    if kind == "bias":
+        module, _, amount = rest.partition(".")
+        return f"{name(at, int(module))} pushed by {amount} {where}"
+    return {
+        "swap": f"the route of sample {value}",
+        "freeze": "all other routers frozen" if value == "rest" else f"the router of step {value} frozen",
+        "shuffle": f"decisions shuffled {where}",
+        "top_k": f"top-{value} at every step",
+    }[kind]
+
+
+def added(given: Sequence[str], text: str) -> tuple[str, ...]:
+    """The address's edits with one more; what cannot stand beside it goes: another top-k, another route."""
+    kind = text.partition(":")[0]
+    alone = {"top_k", "swap"} if kind in ("top_k", "swap") else set()
+    kept = [one for one in given if one != text and one.partition(":")[0] not in alone & {kind}]
+    return (*kept, text)[-16:]

@@ -1,0 +1,96 @@
+"""What is each module good for? A sweep as a job: every module banned in turn, or the busiest share of each step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+
+from frontend import address, look
+from frontend.charts import numbers
+from frontend.charts.effects import CELL_PICK, MEASURES, importance_chart, share_chart
+from frontend.client import ApiError, NotFound
+from frontend.selection import Selection
+from frontend.views import job_panel
+from frontend.views.detour_edits import added
+
+HELP = (
+    "Each module is banned in turn, at each step by itself and at every step, and all samples are run again. "
+    "± one standard error of the change, outputs taken as independent."
+)
+SAMPLES = (32, 64, 128, 256)
+
+
+def draw(run: Mapping[str, Any], kinds: Sequence[str], selection: Selection) -> None:
+    st.header("What is each module good for?", anchor=False, help=HELP)
+    if "ban" not in kinds:
+        return
+    with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="sweep_fields"):
+        sweep = st.segmented_control(
+            "Ban", ["modules", "shares"], default="modules", key="sweep_kind", required=True,
+            format_func={"modules": "each module in turn", "shares": "the busiest share of each step"}.get,
+        )  # fmt: skip
+        limit = st.select_slider("Samples of this run", SAMPLES, 64, key="sweep_samples")
+        request = {"model": run["model"], "run": run["run"], "sweep": sweep, "limit": limit}
+        st.button(
+            "Measure it", key="sweep_start", icon=":material/play_arrow:",
+            on_click=lambda: job_panel.submit("reroute", request),
+        )  # fmt: skip
+    job = _sweep_of(run, selection)
+    if job is None:
+        job_panel.refusal()
+        st.caption("Nobody has measured this run yet. It takes minutes; the page may be closed meanwhile.")
+        return
+    if selection.job is not None:
+        job = job_panel.job_panel(job["job"], key="sweep")
+    if "importance.json" not in job["artifacts"]:
+        return
+    found = json.loads(look.client().artifact(job["job"], "importance.json"))
+    _sweep_charts(found, selection)
+
+
+def _sweep_of(run: Mapping[str, Any], selection: Selection) -> dict[str, Any] | None:
+    """The job of the address, else the newest sweep of this model and run."""
+    if selection.job is not None:
+        try:
+            return look.client().job(selection.job)
+        except NotFound as error:
+            look.sentence(error)
+            return None
+    try:
+        jobs = look.client().jobs(kind="reroute", most=50)["jobs"]
+    except ApiError:
+        return None
+    mine = [
+        job for job in jobs
+        if job["request"].get("sweep") and job["request"]["model"] == run["model"]
+        and (job["request"].get("run") == run["run"]) and "importance.json" in job["artifacts"]
+    ]  # fmt: skip
+    return mine[0] if mine else None
+
+
+def _sweep_charts(found: Mapping[str, Any], selection: Selection) -> None:
+    table = found["rows"]
+    told = f"{numbers.plural(found['num_samples'], 'sample')} of {found.get('data', 'the run')}"
+    if len(table) < found["rows_in_all"]:
+        told += f"; {len(table)} of {found['rows_in_all']} rows so far"
+    losses = any(row.get("loss_change") is not None for row in table)
+    if found["sweep"] == "shares":
+        st.caption(look.plain(told + "."))
+        look.chart(share_chart(table, theme=look.theme(), title=None))
+    else:
+        measure = st.segmented_control(
+            "Show", [name for name in MEASURES if losses or name != "loss_change"],
+            default="loss_change" if losses else "kl", format_func=lambda name: MEASURES[name][0], key="sweep_measure",
+            required=True,
+        )  # fmt: skip
+        st.caption(look.plain(f"{told}. {MEASURES[str(measure)][1]} Click a cell to ban that module above."))
+        look.chart(
+            importance_chart(table, measure=str(measure), theme=look.theme(), title=None),
+            key=f"importance_{found['model']}_{len(table)}_{measure}",
+            on_pick=lambda _name, node: address.go_changed(controls=added(address.current().controls, f"ban:{node}")),
+            pick=(CELL_PICK,),
+        )
+    look.numbers_behind(table, "every row of the sweep")
