@@ -41,7 +41,7 @@ THREE = {"a flower": ("bundled:photos", 3), "a temple": ("bundled:photos", 0), "
 """bundled images, so that their dreams may be shown beside them"""
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "dreams"
 SETTINGS = {
-    "pictures": ImageSettings(iterations=384, rate=0.002),
+    "pictures": ImageSettings(iterations=256, rate=0.002),
     "numbers": ImageSettings(iterations=96, rate=0.002),
 }
 NUM_IMAGES, CHUNK = 50, 10
