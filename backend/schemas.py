@@ -491,7 +491,7 @@ class Specialisation(Shape):
     """Domain specialisation N_{i,D}/N_D or vocabulary specialisation N_{x,i}/N_x of one step's modules."""
 
     run: str
-    of: Literal["label", "input", "next"]
+    of: Literal["label", "input", "next", "predicted"]
     step: int
     label: str | None = Field(description="Only tokens with this label; null: all")
     baseline: Share = Field(description="K/M, the share under even routing")

@@ -43,6 +43,8 @@ class RunInfo:
     """names along the axes of the soft tables: source, target, layer, threshold_step … (may be empty)"""
     findings: dict[str, Any] = field(default_factory=dict)
     """what is known of the model before anything is traced, by name: its validation numbers, a vocabulary …"""
+    predicts_tokens: bool = False
+    """whether every batch tells which token the model predicts after each"""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ class TraceBatch:
     loss: Float[np.ndarray, " n"] | None = None
     """nats; NaN where a token has no target"""
     token_id: Integer[np.ndarray, " n"] | None = None
+    predicted_id: Integer[np.ndarray, " n"] | None = None
+    """the vocabulary id that the model thinks likeliest to follow; stored where ``RunInfo.predicts_tokens``"""
     row: Integer[np.ndarray, " n"] | None = None
     col: Integer[np.ndarray, " n"] | None = None
     char_start: Integer[np.ndarray, " n"] | None = None

@@ -228,6 +228,7 @@ def trace_parts(
         engine_version=engine_version(), regions=regions, axes=loaded.model.axis_names(),
         findings=_known(loaded) | (findings or {}),
         token_texts=loaded.tokenizer.token_texts if loaded.tokenizer else {},
+        predicts_tokens=config.modality == "text",
     )
     other = untrained_twin(loaded) if twin else None
     make = image_batches if config.modality == "vision" else text_batches

@@ -24,8 +24,8 @@ async def show_specialisation(
     services: Shared,
     run: RunName,
     of: Annotated[
-        Literal["label", "input", "next"],
-        Query(description="In labels (domains), in the input token, or in the true next token"),
+        Literal["label", "input", "next", "predicted"],
+        Query(description="In labels (domains), in the input token, in the true next token, or in the predicted one"),
     ] = "label",
     step: Step = 0,
     label: LabelFilter = None,

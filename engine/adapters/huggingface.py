@@ -500,7 +500,7 @@ def run_info(loaded: HuggingFaceModel, run_id: str, dataset: str, split: str = "
         num_steps=len(loaded.gates), num_modules=max(gate.num_choices for gate in loaded.gates),
         top_k=loaded.gates[0].top_k, weight_semantics=common_semantics(loaded.gates).as_json(),
         config=_finite({"huggingface": about} | config), checkpoint_sha256=loaded.sha256,
-        engine_version=engine_version(), token_texts=loaded.tokenizer.token_texts(),
+        engine_version=engine_version(), token_texts=loaded.tokenizer.token_texts(), predicts_tokens=True,
     )  # fmt: skip
 
 
@@ -558,13 +558,13 @@ def _batch(loaded: HuggingFaceModel, part: list[tuple[Sample, Encoded]], budget:
     ids = np.empty((n, steps, slots), dtype=np.int32)
     weights = np.empty((n, steps, slots), dtype=np.float32)
     entropy = np.empty((n, steps), dtype=np.float32)
-    loss = np.empty(n, dtype=np.float32)
+    loss, predicted = np.empty(n, dtype=np.float32), np.empty(n, dtype=np.int32)
     twin_ids = np.empty_like(ids) if loaded.twin is not None else None
     for chosen in _alike(windows, budget, len(loaded.tokenizer.before)):
         # Where the tokens of these windows, one after the other, stand in the batch.
         places = np.concatenate([np.arange(first[i], first[i + 1]) for i in chosen])
         inputs, attended, keep, targets = _padded([windows[i] for i in chosen], loaded.tokenizer.before)
-        recorded, loss[places] = run_windows(loaded, inputs, attended, keep, targets)
+        recorded, loss[places], predicted[places] = _predicting(loaded, inputs, attended, keep, targets)
         ids[places], weights[places] = recorded.ids.numpy(), recorded.weights.numpy()
         entropy[places] = recorded.gate_entropy.numpy()
         if twin_ids is not None:
@@ -574,6 +574,7 @@ def _batch(loaded: HuggingFaceModel, part: list[tuple[Sample, Encoded]], budget:
         samples=_records(part, loss), module_ids=ids, weights=weights, gate_entropy=entropy,
         flops=_flops(loaded.modules, ids), loss=loss, token_id=np.concatenate([e.ids for _, e in part]),
         char_start=np.concatenate([e.start for _, e in part]), char_end=np.concatenate([e.end for _, e in part]),
+        predicted_id=predicted,
     )  # fmt: skip
     return batch, twin_ids
 
@@ -618,13 +619,22 @@ def run_windows(
     loaded: HuggingFaceModel, inputs: Tensor, attended: Tensor, keep: Tensor, targets: Tensor
 ) -> tuple[Recorded, np.ndarray]:
     """Decisions and losses of the tokens that ``keep`` marks, window after window; losses are NaN without a target."""
+    return _predicting(loaded, inputs, attended, keep, targets)[:2]
+
+
+def _predicting(
+    loaded: HuggingFaceModel, inputs: Tensor, attended: Tensor, keep: Tensor, targets: Tensor
+) -> tuple[Recorded, np.ndarray, np.ndarray]:
+    """What ``run_windows`` gives, and the token that the model thinks likeliest to follow each."""
     recorded, logits = _decisions(loaded.model, loaded.gates, loaded.device, inputs, attended, keep)
-    losses = []
+    losses, predicted = [], []
     for row, target, real in zip(logits, targets, keep, strict=True):  # a window at a time, for the sake of memory
         known = target[real].to(row.device)
-        loss = token_losses(row[real.to(row.device)], known.clamp(min=0))
+        own = row[real.to(row.device)]
+        predicted.append(own.argmax(dim=-1).cpu())
+        loss = token_losses(own, known.clamp(min=0))
         losses.append(loss.masked_fill(known < 0, float("nan")).cpu())
-    return recorded, torch.cat(losses).numpy()
+    return recorded, torch.cat(losses).numpy(), torch.cat(predicted).numpy()
 
 
 @torch.inference_mode()

@@ -34,7 +34,7 @@ class CompactBatch:
     loss: np.ndarray | None
     """(n,) float32 nats, NaN without a target"""
     whole: dict[str, np.ndarray]
-    """token_id, row, col, char_start, char_end, region where given: (n,) integers, −1 = unknown"""
+    """token_id, predicted_id, row, col, char_start, char_end, region where given: (n,) integers, −1 = unknown"""
     soft: dict[str, np.ndarray]
     """edges, gates, blocks where given: (b, …) float32"""
 
@@ -51,7 +51,7 @@ class CompactBatch:
 def compact(batch: TraceBatch, layout: Layout, columns: Collection[str]) -> CompactBatch:
     """Copy what will be stored, in the small types it is stored in; ``columns`` are those of ``token``."""
     n = batch.num_tokens
-    names = ("token_id", "row", "col", "char_start", "char_end", "region")
+    names = ("token_id", "predicted_id", "row", "col", "char_start", "char_end", "region")
     return CompactBatch(
         samples=list(batch.samples),
         ids=np.array(batch.module_ids, dtype=layout.id_dtype, order="C"),

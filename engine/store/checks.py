@@ -127,9 +127,9 @@ def check_batch(batch: TraceBatch, info: RunInfo, available: np.ndarray) -> None
     _check_array(batch.gate_entropy, "gate_entropy", (n, info.num_steps), low=-_ROUNDING, nan=True)
     _check_array(batch.flops, "flops", (n,), low=0)
     _check_array(batch.loss, "loss", (n,), nan=True)
-    for name in ("token_id", "row", "col"):
+    for name in ("predicted_id", "row", "col"):
         _check_array(getattr(batch, name), name, (n,), low=0, high=2**31 - 1, whole=True)
-    for name in ("char_start", "char_end"):
+    for name in ("token_id", "char_start", "char_end"):  # −1 = unknown
         _check_array(getattr(batch, name), name, (n,), low=-1, high=2**31 - 1, whole=True)
     _check_array(batch.region, "region", (n,), low=-1, high=len(info.regions) - 1, whole=True)
     for name in ("edges", "gates", "blocks"):

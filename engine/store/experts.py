@@ -32,8 +32,8 @@ MOST_TOKENS = 100_000
 DRAWN_TOKENS = 20_000
 """of each checkpoint of a series that is too long to be read whole"""
 SEED = 0
-KINDS = ("label", "input", "next")
-"""what an expert may specialise in: labels (domains), the input token, the true next token"""
+KINDS = ("label", "input", "next", "predicted")
+"""what an expert may specialise in: labels (domains), the input token, the true next one, the predicted next one"""
 MOST_LABELS = 40
 MOST_MODULES = 256
 MOST_SLICE = 500
@@ -48,6 +48,8 @@ class Drawn:
     """of one step S = 1"""
     token_ids_n: np.ndarray
     """−1 where unknown"""
+    predicted_ids_n: np.ndarray
+    """the token that the model predicted to follow; −1 where unknown"""
     samples_n: np.ndarray
     tokens_n: np.ndarray
     counted: dict[str, Any]
@@ -71,26 +73,30 @@ def draw_tokens(run: Run, step: int | None = None, label_id: int | None = None, 
         columns = ", ".join(layout.module_columns())
     else:
         columns = ", ".join(layout.module_column(step, slot) for slot in range(layout.top_k))
-    token_id = "coalesce(token_id, -1)" if "token_id" in run.token_columns else "-1"
+    known = [
+        f"coalesce({name}, -1) AS {name}" if name in run.token_columns else f"-1 AS {name}"
+        for name in ("token_id", "predicted_id")
+    ]
     parts = list(
         run.chunks(
             Query(
-                f"SELECT sample, token, {token_id} AS token_id, {columns} FROM token WHERE {condition.sql} "
+                f"SELECT sample, token, {', '.join(known)}, {columns} FROM token WHERE {condition.sql} "
                 "ORDER BY sample, token",
                 condition.parameters,
             ),
             CHUNK_ROWS,
         )
     )
-    ids = [_ids(run, list(part.values())[3:], step) for part in parts]
+    ids = [_ids(run, list(part.values())[4:], step) for part in parts]
     shape = (0, layout.num_steps if step is None else 1, layout.top_k)
     joined = {
         name: np.concatenate([part[name] for part in parts]).astype(np.int64) if parts else np.zeros(0, np.int64)
-        for name in ("sample", "token", "token_id")
+        for name in ("sample", "token", "token_id", "predicted_id")
     }
     return Drawn(
         ids_nSK=np.concatenate(ids) if ids else np.zeros(shape, dtype=layout.id_dtype),
         token_ids_n=joined["token_id"],
+        predicted_ids_n=joined["predicted_id"],
         samples_n=joined["sample"],
         tokens_n=joined["token"],
         counted={
@@ -200,6 +206,14 @@ def _by_word(run: Run, of: str, step: int, label_id: int | None, limit: int, eac
     words = drawn.token_ids_n
     if of == "next":
         words = measure.next_token_ids(words, drawn.follows_n)
+    if of == "predicted":
+        words = drawn.predicted_ids_n
+        if not (words >= 0).any():
+            raise UserError(
+                f"run {run.run_id!r} holds no predictions: it was made from a log, or before predicted tokens were "
+                "kept; trace the model again to see them",
+                field="of",
+            )
     found = measure.vocabulary_specialisation(drawn.ids_nSK[:, 0], words, run.layout.num_modules)
     share, listed = found.share, {}
     for module in np.flatnonzero(found.counts.any(axis=0)).tolist():

@@ -305,7 +305,8 @@ class Run:
     def specialisation(
         self, of: str = "label", step: int = 0, *, label: str | None = None, limit: int = 40, each: int = 5
     ) -> dict[str, Any]:
-        """What the modules of a step prefer: ``of`` label (N_{i,D}/N_D), input or next token (N_{x,i}/N_x).
+        """What the modules of a step prefer: ``of`` label (N_{i,D}/N_D), or input, next or predicted token
+        (N_{x,i}/N_x).
 
         The baseline of both is K/M. Token ids count when seen ≥ 10 times; the ``each`` strongest are listed.
         """

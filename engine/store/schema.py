@@ -76,6 +76,7 @@ TOKEN_COLUMNS: tuple[tuple[str, str], ...] = (
     ("label_id", "INTEGER"),
     ("path_id", "INTEGER"),
     ("token_id", "INTEGER"),
+    ("predicted_id", "INTEGER"),
     ("row", "SMALLINT"),
     ("col", "SMALLINT"),
     ("char_start", "INTEGER"),
@@ -147,6 +148,8 @@ def token_columns(layout: Layout, info: RunInfo) -> list[tuple[str, str]]:
     absent = _TEXT_ONLY if info.modality == "vision" else _VISION_ONLY
     if not info.regions:
         absent = absent | {"region"}
+    if not info.predicts_tokens:
+        absent = absent | {"predicted_id"}
     columns = [column for column in TOKEN_COLUMNS if column[0] not in absent]
     if layout.packed:
         return [*columns, ("ids", "BLOB"), ("weights", "BLOB")]

@@ -402,6 +402,6 @@ def word_chart(
     )
     words = words.transform_filter(f"width / {columns} > {5.5 * min(wide, 8):.0f}")
     chart = alt.layer(cells, words).properties(width="container", height=max(60, 24 * len(order)))
-    what = "next word" if answer["of"] == "next" else "word"
+    what = {"next": "next word", "predicted": "predicted word"}.get(answer["of"], "word")
     line = f"Each cell: a {what} and how often it goes to the expert; seen ≥ {answer['least']} times."
     return finish(titled(chart, look, title, line), look)

@@ -47,7 +47,7 @@ PARTNERS = 32
 ROWS = 32
 MANY_COLUMNS = 40
 """experts of these tokens; with more, those that a single token chooses are merged"""
-WORDS_OF = {"input": "the token itself", "next": "the token that follows"}
+WORDS_OF = {"input": "the token itself", "next": "the token that follows", "predicted": "the one the model predicts"}
 
 
 def draw(run: Mapping[str, Any], selection: Selection) -> None:

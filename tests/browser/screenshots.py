@@ -38,6 +38,16 @@ FAMILIES: dict[str, dict[str, object]] = {
 """the query of each picture of a family view"""
 
 
+def of_experts(run: str, two: str) -> dict[str, dict[str, object]]:
+    """Pictures of a large mixture of experts, and of the flow of a model that takes two modules a step."""
+    return {
+        "flow-64x256": {"view": "flow", "run": run},
+        "modules-64x256": {"view": "modules", "run": run},
+        "family-experts": {"view": "family", "run": run, "layer": 13, "sample": 3},
+        "flow-top2": {"view": "flow", "run": two},
+    }
+
+
 def addresses(vision: str, text: str, skipping: str, model: str | None) -> dict[str, dict[str, object]]:
     """Name of the picture → the query that shows it."""
     return {
@@ -87,10 +97,14 @@ def main() -> None:
     parser.add_argument("--text", required=True, help="run of texts")
     parser.add_argument("--skipping", help="run of images whose model can skip; default: as --vision")
     parser.add_argument("--model", help="model of the Try it view")
+    parser.add_argument("--experts", help="run of a large mixture of experts (benchmarks/page_experts.py makes one)")
+    parser.add_argument("--two", help="run of a model that takes two modules a step; default: as --skipping")
     parser.add_argument("--only", default="", help="part of the names of the pictures to take")
     parser.add_argument("--out", type=Path, default=Path("docs/screenshots"))
     options = parser.parse_args()
     pictures = addresses(options.vision, options.text, options.skipping or options.vision, options.model)
+    if options.experts:
+        pictures |= of_experts(options.experts, options.two or options.skipping or options.vision)
     options.out.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(

@@ -37,6 +37,7 @@ from engine.adapters.huggingface import (
 from engine.datasets import Sample
 from engine.errors import UserError
 from engine.store import Run
+from engine.store.filters import Query
 from tests.engine.adapters.naive_routing import own_decisions, watch
 from tests.engine.adapters.tiny_huggingface import (
     ARCHITECTURES,
@@ -110,6 +111,17 @@ def test_the_trace_is_the_same_whatever_shares_a_batch(loaded: HuggingFaceModel)
         np.testing.assert_allclose(
             getattr(together, name), np.concatenate([getattr(b, name) for b in apart]), rtol=1e-3, atol=1e-4
         )
+
+
+def test_the_predicted_token_is_the_likeliest_one(loaded: HuggingFaceModel, tmp_path: Path) -> None:
+    file = trace_texts(loaded, SAMPLES, tmp_path, run_id="telling", dataset="four")
+    with Run.open(file) as run:
+        found = run.rows(Query("SELECT predicted_id FROM token WHERE sample = 0 ORDER BY token"))
+        assert run.specialisation("predicted", 0)["of"] == "predicted"
+    ids = [1, *loaded.tokenizer.encode(TEXTS[0]).ids]
+    with torch.inference_mode():
+        logits = loaded.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, 1:]
+    assert [row[0] for row in found] == logits.argmax(dim=-1).tolist()
 
 
 def test_long_texts_are_cut_into_windows(loaded: HuggingFaceModel) -> None:

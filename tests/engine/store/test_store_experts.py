@@ -83,6 +83,26 @@ def test_specialisation_in_labels_is_the_share_of_their_tokens(case: Case) -> No
     assert few["more"] == len(answer["modules"]) - 3
 
 
+def test_predicted_words_equal_the_written_ones_and_older_runs_say_why_not(case: Case, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no token ids|holds no predictions: it was made from a log") as caught:
+        case.run.specialisation("predicted")
+    assert caught.value.field == "of"
+    if case.words is None:
+        return
+    rng, made = np.random.default_rng(3), case.made
+    batches = [replace(batch, predicted_id=rng.integers(0, 4, batch.num_tokens)) for batch in made.batches]
+    predicted = np.concatenate([batch.predicted_id for batch in batches]).tolist()
+    info = replace(made.info, run_id="telling", predicts_tokens=True)
+    with Run.open(replace(made, info=info, batches=batches).write(tmp_path)) as run:
+        answer = run.specialisation("predicted", 1, limit=256, each=100)
+        chosen = Counter((word, int(m)) for word, row in zip(predicted, case.ids, strict=True) for m in row[1])
+        found = {(one["token_id"], row["module"]): one["count"] for row in answer["modules"] for one in row["prefers"]}
+        assert found == chosen
+        assert answer["num_words"] == 4
+        assert "predicted_id" in run.token_columns
+    assert "predicted_id" not in case.run.token_columns
+
+
 @pytest.mark.parametrize("of", ["input", "next"])
 def test_specialisation_in_words_by_loops(case: Case, of: str) -> None:
     if case.words is None:

@@ -17,6 +17,7 @@ from engine.disk import is_name
 from engine.errors import UserError
 from engine.images import model_view
 from engine.store import Run
+from engine.store.filters import Query
 from engine.tracing import list_models, load_model, new_run_id, trace_samples
 from engine.train.augment import normalise
 from tests.checkpoints import CLASSES, save_tiny
@@ -91,6 +92,7 @@ def test_a_text_longer_than_the_context_is_traced_in_windows(models, tmp_path):
         assert [t["token_id"] for t in tokens] == encoded.ids.tolist()
         assert tokens[0]["char_start"] == 0
         assert tokens[-1]["char_end"] == len(text)
+        predicted = [row[0] for row in run.rows(Query("SELECT predicted_id FROM token ORDER BY token"))]
         for start in range(0, len(encoded.ids), 16):
             ids = torch.from_numpy(encoded.ids[start : start + 17]).long()
             with torch.inference_mode():
@@ -101,6 +103,7 @@ def test_a_text_longer_than_the_context_is_traced_in_windows(models, tmp_path):
             losses = torch.nn.functional.cross_entropy(output.logits[0, : len(ids) - 1], ids[1:], reduction="none")
             given = [t["loss"] for t in tokens[start : start + len(ids) - 1]]
             assert np.allclose(given, losses.numpy(), atol=1e-3)
+            assert predicted[start : start + 16] == output.logits[0].argmax(dim=-1)[: len(predicted) - start].tolist()
         assert tokens[-1]["loss"] is None
 
 
