@@ -16,6 +16,7 @@ from backend.cli.doctor import doctor
 from backend.cli.dream import dream
 from backend.cli.export import export
 from backend.cli.imports import import_log
+from backend.cli.jobs import jobs_app, worker
 from backend.cli.ls import ls
 from backend.cli.trace import trace
 from backend.cli.train import train
@@ -39,9 +40,10 @@ def make_app() -> typer.Typer:
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
-    for command in (up, demo, trace, dream, train, ls, export, doctor):
+    for command in (up, worker, demo, trace, dream, train, ls, export, doctor):
         app.command()(command)
     app.command("import")(import_log)  # a word that Python keeps for itself
+    app.add_typer(jobs_app(), name="jobs")
 
     @app.callback()
     def about(

@@ -27,7 +27,7 @@ from tests.backend.conftest import API
 from tests.runs import make_run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-COMMANDS = ["up", "demo", "trace", "import", "train", "ls", "export", "doctor"]
+COMMANDS = ["up", "worker", "jobs", "demo", "trace", "import", "train", "ls", "export", "doctor"]
 TRACE = ["trace", "--model", "dna-vision-top1"]
 HEAVY = ["torch", "duckdb", "streamlit", "fastapi", "pandas", "numpy", "pyarrow", "PIL"]
 

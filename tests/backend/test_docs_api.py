@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 
 from backend.settings import load_settings
 from backend.worker import create_worker
+from engine.jobs import write_artifact
 from tests.backend.conftest import SECRET, Served, api_for, make_models, png, serving
 from tests.engine.store.test_store_soft import seal
 from tests.runs import make_experts, make_run
@@ -54,19 +56,44 @@ def example_server(folder: Path) -> Iterator[Served]:
     with serving(create_worker(load_settings(**options))) as url, api_for(
         folder / "data", worker_url=url, worker_secret=SECRET
     ) as served:
+        make_job(served, "my-job", {"limit": 2})
+        make_job(served, "my-failed-job", {"image_column": "picture"})
         yield served
+
+
+def make_job(served: Served, name: str, request: dict[str, Any]) -> None:
+    """A trace job that is over, called ``name``."""
+    jobs = served.app.state.services.jobs
+    job = jobs.submit("trace", {"model": "my-vision-model", "data": "bundled:scenes", **request})["job"]
+    ends = time.monotonic() + 120
+    while not (row := jobs.table.get(job)).ended:
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+    if row.result:  # the list of runs is about others
+        served.app.state.services.registry.delete(row.result["run"])
+    with jobs.table.connection.writing() as con:
+        for table in ("job", "event"):
+            con.execute(f"UPDATE {table} SET job = ? WHERE job = ?", (name, job))
+    folder = served.settings.data_dir / "jobs" / name
+    (served.settings.data_dir / "jobs" / job).rename(folder)
+    write_artifact(folder, "curve.json", b'{"x": "iteration", "y": "objective", "series": []}')
 
 
 def perform(served: Served, command: str) -> httpx.Response:
     """What ``curl`` would send."""
     words = shlex.split(command)[1:]
-    method, form, address = "GET", {}, ""
+    method, form, address, headers, body = "GET", {}, "", {}, None
     while words:
         word = words.pop(0)
         if word == "-X":
             method = words.pop(0)
-        elif word == "-o":
-            words.pop(0)
+        elif word in ("-o", "-N"):
+            words = words[word == "-o" :]
+        elif word == "-H":
+            name, _, value = words.pop(0).partition(": ")
+            headers[name] = value
+        elif word == "-d":
+            method, body = "POST", words.pop(0)
         elif word == "-F":
             name, _, value = words.pop(0).partition("=")
             form[name] = ("picture.png", png()) if value.startswith("@") else (None, value)
@@ -76,7 +103,7 @@ def perform(served: Served, command: str) -> httpx.Response:
     path = address.removeprefix("http://127.0.0.1:8000")
     if form:
         return served.client.post(path, files=form)  # type: ignore[arg-type]
-    return served.client.request(method, path)
+    return served.client.request(method, path, headers=headers, content=body)
 
 
 def shortened(value: Any) -> Any:
@@ -117,7 +144,8 @@ def test_example_runs(documented: Served, command: str, status: str, answer: str
 
 def test_every_route_has_an_example() -> None:
     schema = json.loads((PAGE.parent.parent / "tests" / "goldens" / "openapi.json").read_text(encoding="utf-8"))
-    paths = [re.sub(r"\{.*?\}", "[^/?.]+", path) + r"(\?.*)?$" for path in schema["paths"]]
+    paths = [path.replace("{name}", "[^/?]+") for path in schema["paths"]]  # the name of a file has an ending
+    paths = [re.sub(r"\{.*?\}", "[^/?.]+", path) + r"(\?.*)?$" for path in paths]
     shown = [shlex.split(command)[-1].removeprefix("http://127.0.0.1:8000") for command, _, _ in examples()]
     for path in paths:
         assert any(re.match(path, address) for address in shown), path
