@@ -8,6 +8,7 @@ Shapes: R rows (images, or tokens of texts), C classes or vocabulary entries, n 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,20 +147,27 @@ class Measurement:
 
     def answer(self) -> dict[str, Any]:
         """The effect as plain JSON; of one sample also the five likeliest classes, or tokens that would follow."""
-        found = {
-            "num_samples": self._data.num_samples,
-            **self._routes.answer(),
-            **self._outputs.answer(),
-            "perplexity": None,
-            "edits": [written(edit) for edit in self._edits],
-        }
-        if self._loaded.modality == "text" and found["loss"] is not None:
-            both = (math.exp(min(80.0, found["loss"][when])) for when in ("before", "after"))
-            found["perplexity"] = _pair(*both)
+        found = effect_answer(
+            self._outputs, self._routes, num_samples=self._data.num_samples, text=self._loaded.modality == "text",
+            edits=self._edits,
+        )  # fmt: skip
         if self._data.num_samples == 1 and self._last is not None:
             both = zip(("before", "after"), self._last, strict=True)
             found["top5"] = {when: _top(self._loaded, logits) for when, logits in both}
         return found
+
+
+def effect_answer(
+    outputs: OutputChange, routes: RouteChange, *, num_samples: int, text: bool, edits: Sequence[Edit]
+) -> dict[str, Any]:
+    """Sums as plain JSON."""
+    found = {
+        "num_samples": num_samples, **routes.answer(), **outputs.answer(), "perplexity": None,
+        "edits": [written(edit) for edit in edits],
+    }  # fmt: skip
+    if text and found["loss"] is not None:
+        found["perplexity"] = _pair(*(math.exp(min(80.0, found["loss"][when])) for when in ("before", "after")))
+    return found
 
 
 def measure_effect(loaded: LoadedModel, data: PreparedSet, controls: Controls, unchanged: Unchanged | None = None

@@ -85,19 +85,7 @@ class RoutedModel(nn.Module):
         Raises:
             UserError: a control that this family has not, or a value outside its bounds; ``field`` names it.
         """
-        try:
-            return cls.Controls(**(values or {}))
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=True)[0]
-            name = ".".join(str(part) for part in first["loc"]) or "controls"
-            if first["loc"][:1] == ("edits",):
-                place = [str(part) for at, part in enumerate(first["loc"]) if at != 2]  # without the kind of edit
-                raise UserError(_edit_problem(first), field=".".join(place)) from None
-            if first["type"] == "extra_forbidden":
-                # What all families share stands last.
-                known = ", ".join(sorted(cls.Controls.model_fields, key=lambda field: field == "edits")) or "none"
-                raise UserError(f"a {cls.family} model has no control {name!r}; it has: {known}", field=name) from None
-            raise UserError(f"control {name} is {str(first['input'])[:40]}: {first['msg']}", field=name) from None
+        return read_controls_of(cls.Controls, values, cls.family)
 
     def trace(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None = None) -> Traced:
         """Run the model and say what its routers decided; ``valid`` False marks padding behind a text."""
@@ -161,3 +149,24 @@ def _edit_problem(error: Any) -> str:
         return f"edit {place}: {message}"
     given = str(error["input"])[:40]
     return f"edit {place}{' ' * bool(rest)}{rest[0] if rest else ''}: {where + ' ' * bool(where)}is {given}: {message}"
+
+
+def read_controls_of(controls: type[Any], values: dict[str, Any] | None, family: str) -> Any:
+    """An instance of a class of controls from plain values.
+
+    Raises:
+        UserError: a control that it has not, or a value outside its bounds; ``field`` names it.
+    """
+    try:
+        return controls(**(values or {}))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=True)[0]
+        name = ".".join(str(part) for part in first["loc"]) or "controls"
+        if first["loc"][:1] == ("edits",):
+            place = [str(part) for at, part in enumerate(first["loc"]) if at != 2]  # without the kind of edit
+            raise UserError(_edit_problem(first), field=".".join(place)) from None
+        if first["type"] == "extra_forbidden":
+            # What all families share stands last.
+            known = ", ".join(sorted(controls.model_fields, key=lambda field: field == "edits")) or "none"
+            raise UserError(f"a {family} model has no control {name!r}; it has: {known}", field=name) from None
+        raise UserError(f"control {name} is {str(first['input'])[:40]}: {first['msg']}", field=name) from None

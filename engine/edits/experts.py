@@ -1,0 +1,232 @@
+"""Bans in Hugging Face mixtures of experts: a gate chooses among the experts that are left, by its own rules.
+
+A gate's scores are masked where its code turns them into a choice: whatever it sends through softmax, sigmoid,
+top-k or a maximum over all experts holds −∞ for those that are banned. So their probability is 0 and they are never
+picked, and what comes after (renormalising, biases, groups, scales) is the model's own code. What was really picked is
+read by the hooks that trace the model: a gate whose choice cannot be changed so is refused.
+
+Shapes: n tokens, S gates (the steps), K slots, M experts, V vocabulary entries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from engine.adapters import huggingface as hf
+from engine.adapters.hf_gates import Gate, Recorded
+from engine.analysis.effects import RouteChange
+from engine.datasets import Sample
+from engine.edits.controls import EditControls
+from engine.edits.effect import OutputChange, effect_answer
+from engine.edits.plan import RoutePlan, Routers, plan_routes
+from engine.edits.values import Edit
+from engine.errors import UserError
+from engine.models.family import read_controls_of
+from engine.store.writer import RunWriter
+
+_ALL_SCORES = {
+    torch.softmax, F.softmax, Tensor.softmax, torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_, F.sigmoid,
+    torch.topk, Tensor.topk, torch.sort, Tensor.sort, torch.argsort, Tensor.argsort,
+}  # fmt: skip
+_ALONG = {torch.max, Tensor.max, torch.argmax, Tensor.argmax}
+"""only where they are given a dimension"""
+
+
+class ExpertControls(EditControls):
+    """What may be changed of a mixture of experts that is not ours."""
+
+    FAMILY: ClassVar[str] = "moe"
+    EDITS: ClassVar[tuple[str, ...]] = ("ban",)
+    WHY_NOT: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("force", "swap", "freeze", "shuffle", "top_k", "bias"),
+        "the model's own code chooses; only the experts that it may choose from can be fewer",
+    )
+
+
+def plan_bans(gates: Sequence[Gate], edits: Sequence[Mapping[str, Any]] | Sequence[Edit]) -> RoutePlan:
+    """The experts that each gate may not choose.
+
+    Raises:
+        UserError: no edit, one that is no ban, an expert or a layer that is not there, too few experts left.
+    """
+    if not edits:
+        raise UserError("there is no edit; ban an expert, for example", field="edits")
+    plain = [edit if isinstance(edit, Mapping) else edit.model_dump() for edit in edits]
+    controls = read_controls_of(ExpertControls, {"edits": plain}, "moe")
+    choices = tuple(tuple(range(gate.num_choices)) for gate in gates)
+    plan = plan_routes(controls.edits, Routers(choices, gates[0].top_k))
+    assert plan is not None
+    return plan
+
+
+class _Masked(TorchFunctionMode):
+    """While it lasts, scores over all choices hold −∞ for the banned ones wherever they are compared."""
+
+    def __init__(self, banned: Sequence[int], num_choices: int) -> None:
+        super().__init__()
+        self._banned, self._num_choices = list(banned), num_choices
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if args and (func in _ALL_SCORES or func in _ALONG and (len(args) > 1 or kwargs)):
+            args = (self._hidden(args[0]), *args[1:])
+        return func(*args, **kwargs)
+
+    def _hidden(self, scores: Any) -> Any:
+        if not isinstance(scores, Tensor) or not scores.is_floating_point() or scores.dim() == 0:
+            return scores
+        if scores.shape[-1] != self._num_choices:
+            return scores
+        hidden = scores.clone()
+        hidden[..., self._banned] = float("-inf")
+        return hidden
+
+
+@contextmanager
+def banned_experts(gates: Sequence[Gate], plan: RoutePlan) -> Iterator[None]:
+    """Every forward pass in here chooses among the experts that are left.
+
+    Raises:
+        UserError: a gate that decides at two layers and is to be changed at one of them.
+    """
+    wanted: dict[int, tuple[nn.Module, frozenset[int], Gate]] = {}
+    for gate, step in zip(gates, plan.steps, strict=True):
+        owner = gate.block if gate.at_experts else gate.module
+        banned = frozenset() if step is None else step.banned
+        if id(owner) in wanted and wanted[id(owner)][1] != banned:
+            raise UserError(f"{gate.name} decides at more than one layer; ban the same experts at each of them",
+                            field="edits")  # fmt: skip
+        wanted[id(owner)] = (owner, banned, gate)
+    with ExitStack() as stack:
+        for owner, banned, gate in wanted.values():
+            if banned:
+                stack.enter_context(_masked_forward(owner, sorted(banned), gate.num_choices))
+        yield
+
+
+@contextmanager
+def _masked_forward(owner: nn.Module, banned: list[int], num_choices: int) -> Iterator[None]:
+    there, forward = "forward" in vars(owner), owner.forward
+
+    def masked(*args: Any, **kwargs: Any) -> Any:
+        with _Masked(banned, num_choices):
+            return forward(*args, **kwargs)
+
+    owner.forward = masked  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        if there:
+            owner.forward = forward  # type: ignore[method-assign]
+        else:
+            del owner.forward
+
+
+def check_banned(recorded: Recorded, gates: Sequence[Gate], plan: RoutePlan) -> None:
+    """Refuse a pass in which a gate chose a banned expert all the same (one that looks experts up, for example).
+
+    Raises:
+        UserError: names the gate.
+    """
+    for step, (gate, part) in enumerate(zip(gates, plan.steps, strict=True)):
+        for module in sorted(part.banned) if part is not None else ():
+            if bool((recorded.ids[:, step] == module).any()):
+                raise UserError(
+                    f"{gate.name} ({type(gate.module).__name__}) chose expert {module} though it is banned: its choice "
+                    "is not made by scores over all experts, so it cannot be edited", field="edits",
+                )  # fmt: skip
+
+
+def measure_bans(
+    loaded: hf.HuggingFaceModel, samples: Iterable[Sample], edits: Sequence[Mapping[str, Any]], *, budget: int = 4096
+) -> dict[str, Any]:
+    """What bans change of a model over texts: the same answer as ``engine.edits.effect.measure_effect``.
+
+    Raises:
+        UserError: edits that do not fit the model, a gate that cannot be edited, no text.
+    """
+    plan = plan_bans(loaded.gates, edits)
+    steps = [edit.get("step") or 0 for edit in edits]
+    outputs = OutputChange()
+    routes = RouteChange(max(gate.num_choices for gate in loaded.gates), min(steps))
+    windows, count = _windows(loaded, samples)
+    for part in hf._alike(windows, budget, len(loaded.tokenizer.before)):
+        inputs, attended, keep, targets = hf._padded([windows[i] for i in part], loaded.tokenizer.before)
+        passes = [hf._decisions(loaded.model, loaded.gates, loaded.device, inputs, attended, keep)]
+        with banned_experts(loaded.gates, plan):
+            passes.append(hf._decisions(loaded.model, loaded.gates, loaded.device, inputs, attended, keep))
+        check_banned(passes[1][0], loaded.gates, plan)
+        before, after = (logits[keep.to(logits.device)] for _, logits in passes)
+        outputs.add(before, after, targets[keep])
+        routes.add(passes[0][0].ids.numpy(), passes[1][0].ids.numpy())
+    return effect_answer(outputs, routes, num_samples=count, text=True, edits=_read(edits))
+
+
+def usage_of_experts(loaded: hf.HuggingFaceModel, samples: Iterable[Sample], *, budget: int = 4096) -> np.ndarray:
+    """How many tokens chose each expert of each layer, unedited: (S, M), as ``engine.edits.sweep.share_rows`` takes it.
+
+    Raises:
+        UserError: no text.
+    """
+    counts = np.zeros((len(loaded.gates), max(gate.num_choices for gate in loaded.gates)), dtype=np.int64)
+    windows, _ = _windows(loaded, samples)
+    for part in hf._alike(windows, budget, len(loaded.tokenizer.before)):
+        inputs, attended, keep, _ = hf._padded([windows[i] for i in part], loaded.tokenizer.before)
+        recorded, _ = hf._decisions(loaded.model, loaded.gates, loaded.device, inputs, attended, keep)
+        for step in range(len(loaded.gates)):
+            counts[step] += np.bincount(recorded.ids[:, step].numpy().ravel(), minlength=counts.shape[1])
+    return counts
+
+
+def trace_banned(
+    loaded: hf.HuggingFaceModel,
+    samples: Sequence[Sample],
+    runs_dir: Path,
+    edits: Sequence[Mapping[str, Any]],
+    *,
+    run_id: str,
+    dataset: str = "upload",
+    split: str = "",
+) -> Path:
+    """Trace texts through a model under bans into a run that says so and carries the effect; returns its path.
+
+    Raises:
+        UserError: as ``measure_bans``; the run id is taken.
+    """
+    plan, effect = plan_bans(loaded.gates, edits), measure_bans(loaded, samples, edits)
+    info = hf.run_info(loaded, run_id, dataset, split)
+    controls = {"edits": json.loads(json.dumps([edit.model_dump(exclude_none=True) for edit in _read(edits)]))}
+    info = replace(info, config=info.config | {"controls": controls}, findings=info.findings | {"effect": effect})
+    with RunWriter(runs_dir, info, loaded.modules) as writer, banned_experts(loaded.gates, plan):
+        for batch, _ in hf.text_batches(replace(loaded, twin=None), samples, 4096):
+            writer.write(batch)
+        return writer.seal()
+
+
+def _read(edits: Sequence[Mapping[str, Any]]) -> tuple[Edit, ...]:
+    return read_controls_of(ExpertControls, {"edits": [dict(edit) for edit in edits]}, "moe").edits or ()
+
+
+def _windows(loaded: hf.HuggingFaceModel, samples: Iterable[Sample]) -> tuple[list[Any], int]:
+    windows, count = [], 0
+    for sample in samples:
+        if not sample.text:
+            raise UserError(f"{sample.source or 'the sample'} holds no text", field="text")
+        windows += hf._windows(loaded.tokenizer.encode(sample.text).ids, loaded.context)
+        count += 1
+    if not windows:
+        raise UserError("the data set holds no sample, so there is nothing to measure", field="data")
+    return windows, count
