@@ -27,8 +27,15 @@ from tests.runs import make_experts
 CHART = '[data-testid="stVegaLiteChart"] svg path'
 TEXT = 256
 VIEWS = {"flow": {}, "family": {"layer": 13}, "sample": {"sample": 1}, "modules": {}}
-FIRST = {"sample": "svg.tp-flow circle"}
-"""the view's first picture, where it is no chart"""
+FIRST = {"sample": "svg.tp-flow circle", "modules": '[data-testid="stVegaLiteChart"] canvas'}
+"""the view's first picture, where it is no chart of vectors"""
+DRAWN = """selector => {
+  const canvas = document.querySelector(selector);
+  if (!canvas || !canvas.width) return false;
+  const pixels = new Uint32Array(canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.buffer);
+  return pixels.some(pixel => pixel !== pixels[0]);
+}"""
+"""a bitmap is there as soon as its frame is; it counts from when something is painted on it"""
 
 
 def visit(browser: Browser, url: str, first: str) -> tuple[float, float]:
@@ -39,6 +46,8 @@ def visit(browser: Browser, url: str, first: str) -> tuple[float, float]:
     started = time.perf_counter()
     page.goto(url, wait_until="commit")
     page.locator(first).first.wait_for(state="attached")
+    if first.endswith("canvas"):
+        page.wait_for_function(DRAWN, arg=first)
     picture = time.perf_counter() - started
     page.wait_for_selector('[data-testid="stApp"][data-test-script-state="notRunning"]')
     page.wait_for_function("!document.querySelector('[data-testid=stSkeleton], [data-stale=true]')")

@@ -104,11 +104,14 @@ def _associations(run: Mapping[str, Any]) -> None:
     if not found:
         look.empty("Nothing to compare paths with: this run has neither labels nor regions nor token ids that differ.")
         return
+    if common.all_differ(run):
+        st.caption("Nearly every token has a path of its own here, so a path tells everything and nothing.")
     words = {"label": "the label", "region": "the region of the picture", "token_id": "the token’s own id"}
     for row in found:
         far = row["p_value"] is not None and row["p_value"] <= 0.05
         verdict = "more than chance" if far else "no more than chance"
-        null = f"shuffled {numbers.number(row['null_mean'])} ± {numbers.number(row['null_std'])}"
+        spread = row["null_std"] if (row["null_std"] or 0) > 1e-9 else 0.0  # less is rounding
+        null = f"shuffled {numbers.number(row['null_mean'])} ± {numbers.number(spread)}"
         st.write(
             look.plain(
                 f"Paths tell {verdict} about {words.get(row['attribute'], row['attribute'])}: NMI "

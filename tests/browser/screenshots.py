@@ -80,7 +80,9 @@ def take(page: Page, url: str, out: Path, width: int) -> None:
     page.mouse.move(width - 2, 2)
     page.wait_for_timeout(500)
     picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    picture.quantize(256, dither=Image.Dither.NONE).save(out, optimize=True)
+    # By coverage, not by number of pixels: the accent has few pixels and would become brown.
+    few = picture.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(out, optimize=True)
 
 
 def settled(page: Page) -> None:
