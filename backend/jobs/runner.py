@@ -174,7 +174,7 @@ class JobRunner:
         work.known = dict(changed_artifacts(work.folder, {}))
         names = list(work.known)
         while work.order == "go" and not self.ending.is_set():
-            progress = await self.in_thread(lambda: _slices(work))
+            progress = await self.in_thread(lambda quick=not work.pace: _slices(work, 0.0 if quick else SLICE_SECONDS))
             changes = await asyncio.to_thread(changed_artifacts, work.folder, work.known)
             work.known |= changes
             names += [name for name in changes if name not in names]
@@ -228,10 +228,10 @@ class JobRunner:
                 await self._rest(PAUSE_SECONDS / 5)
 
 
-def _slices(work: Working) -> Progress:
-    """Advance for at least ``SLICE_SECONDS``, or to the end. In the model thread."""
+def _slices(work: Working, seconds: float) -> Progress:
+    """Advance for at least so long, or to the end. In the model thread."""
     assert work.job is not None
-    ends = time.monotonic() + SLICE_SECONDS
+    ends = time.monotonic() + seconds
     while True:
         progress = work.job.advance()
         progress = replace(progress, message=plain(progress.message)[:500])

@@ -22,8 +22,8 @@ from backend.jobs.rows import ENDED, EventRow, JobRow, State, as_text, job_row
 from backend.problems import Problem, busy
 from engine.jobs import Progress
 
-MOST_DEATHS = 5
-"""workers that a job may take with it without coming any further; then it fails"""
+MOST_DEATHS = 12
+"""workers that a job may take with it without being heard to come any further; then it fails"""
 Order = Literal["go", "cancel", "lost"]
 """what a lease holder is to do: go on, stop because somebody cancelled, or let go because the job is not its own"""
 

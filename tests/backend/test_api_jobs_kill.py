@@ -178,18 +178,6 @@ def _events(crew: Crew, job: str, last_event_id: int = 0) -> list[str]:
     return lines
 
 
-def test_a_job_that_kills_its_workers_fails_in_the_end(crew: Crew) -> None:
-    job, other = crew.submit(iterations=100, fail_at=70, fail_with="kill"), crew.submit(iterations=5)
-
-    def over() -> bool:
-        crew.staff(3)
-        return crew.job(job)["state"] == "failed"
-
-    crew.until(over)
-    assert "workers died" in crew.job(job)["problem"]["detail"]
-    assert crew.over(other)["state"] == "succeeded", "the queue goes on"
-
-
 def test_a_worker_that_ends_in_order_gives_its_job_back(crew: Crew) -> None:
     crew.staff(1)
     job = crew.submit(iterations=400, seconds=0.01)

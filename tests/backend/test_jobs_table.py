@@ -1,0 +1,182 @@
+"""The queue by itself, with a clock that the test moves: leases, their loss, and what two workers cannot both have."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from backend.jobs.table import MOST_DEATHS, JobTable, Lease
+from backend.problems import Problem
+from engine.jobs import Progress
+
+
+class Clock:
+    """Seconds, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def table(tmp_path: Path, clock: Clock) -> JobTable:
+    return JobTable(tmp_path / "jobs.sqlite", lease_s=10, clock=clock)
+
+
+def leased(table: JobTable, worker: str, **options: bool) -> Lease:
+    found = table.lease(worker, **options)
+    assert found is not None
+    return found
+
+
+def at(done: int) -> Progress:
+    return Progress(done, 100, "iterations")
+
+
+def test_a_job_belongs_to_one_worker_until_its_lease_runs_out(table: JobTable, clock: Clock) -> None:
+    job = table.submit("count", {}).job
+    one = leased(table, "one")
+    assert table.lease("two") is None
+    clock.now += 9
+    assert table.report(one, at(30), 3.0) == "go"
+    clock.now += 9
+    assert table.lease("two") is None, "reporting renewed it"
+    assert not table.is_abandoned(table.get(job))
+    clock.now += 2
+    assert table.is_abandoned(table.get(job))
+    two = leased(table, "two")
+    assert (two.row.job, two.row.attempts, two.row.done) == (job, 2, 30)
+    assert table.renew(one) == table.report(one, at(90), None) == "lost"
+    assert not table.end(one, "succeeded", result={"wrong": True})
+    assert not table.pause(one, "", 1)
+    assert not table.give_back(one)
+    assert table.get(job).done == 30, "nothing that the first says counts any more"
+    assert table.end(two, "succeeded", result={"right": True})
+    assert table.get(job).result == {"right": True}
+
+
+def test_a_clock_that_was_set_back_holds_nothing_up(table: JobTable, clock: Clock) -> None:
+    table.submit("count", {})
+    leased(table, "one")
+    clock.now -= 86_400
+    assert leased(table, "two").row.attempts == 2
+
+
+def test_workers_that_die_at_a_job_end_it_unless_it_comes_further(table: JobTable, clock: Clock) -> None:
+    job, other = table.submit("count", {}).job, table.submit("count", {}).job
+    for death in range(2 * MOST_DEATHS):
+        lease = leased(table, f"w{death}")
+        assert lease.row.job == job
+        if death <= MOST_DEATHS:
+            table.report(lease, at(death + 1), None)
+        clock.now += 11
+        if table.get(job).deaths == MOST_DEATHS - 1:
+            break
+    assert leased(table, "last").row.job == other
+    row = table.get(job)
+    assert row.state == "failed"
+    assert row.attempts > MOST_DEATHS, "deaths after progress do not count"
+    assert row.problem is not None
+    assert "without coming any further" in row.problem["detail"]
+    assert table.retry(job).deaths == 0
+
+
+def test_cancelling_reaches_the_worker_or_is_done_where_there_is_none(table: JobTable, clock: Clock) -> None:
+    job = table.submit("count", {}).job
+    one = leased(table, "one")
+    assert table.cancel(job).cancelling
+    assert table.cancel(job).state == "running"
+    assert table.renew(one) == "cancel"
+    assert table.give_back(one), "a worker that ends meanwhile does not put it back into the queue"
+    assert table.get(job).state == "cancelled"
+    dead = table.submit("count", {}).job
+    leased(table, "two")
+    clock.now += 11
+    assert table.cancel(dead).state == "cancelled"
+    told = table.submit("count", {}).job
+    leased(table, "three")
+    table.cancel(told)
+    clock.now += 11
+    assert table.lease("four") is None
+    assert table.get(told).state == "cancelled"
+
+
+def test_a_paused_job_waits_for_its_time_and_for_space(table: JobTable, clock: Clock) -> None:
+    job = table.submit("count", {}).job
+    table.pause(leased(table, "one"), "full", 5)
+    assert (table.get(job).state, table.get(job).message) == ("paused", "full")
+    assert table.lease("one") is None
+    clock.now += 6
+    assert table.lease("one", resume_paused=False) is None
+    assert leased(table, "one").row.deaths == 0
+    again = table.submit("count", {}).job
+    table.pause(leased(table, "two"), "full", 5)
+    assert table.cancel(again).state == "cancelled"
+
+
+def test_a_lease_that_is_put_off_counts_as_no_attempt_and_no_death(table: JobTable, clock: Clock) -> None:
+    table.submit("count", {})
+    assert table.postpone(leased(table, "one"), 2)
+    assert table.lease("two") is None
+    clock.now += 3
+    row = leased(table, "two").row
+    assert (row.attempts, row.deaths) == (1, 0)
+
+
+def test_retrying_goes_to_the_end_of_the_queue(table: JobTable) -> None:
+    jobs = [table.submit("count", {}).job for _ in range(3)]
+    table.cancel(jobs[0])
+    table.retry(jobs[0])
+    assert table.places() == {jobs[1]: 1, jobs[2]: 2, jobs[0]: 3}
+    for state in ("waiting", "running"):
+        with pytest.raises(Problem, match=state):
+            table.retry(jobs[1])
+        leased(table, "one")
+
+
+def test_of_progress_and_of_each_artifact_only_the_newest_is_kept(table: JobTable) -> None:
+    job = table.submit("count", {}).job
+    lease = leased(table, "one")
+    for done in range(200):
+        table.report(lease, at(done), None, ["curve.json", f"frame-{done % 3}.png"])
+    events = table.events(job)
+    assert len(events) == 2 + 1 + 4
+    assert events[-1].id > 400
+    newest, changed = table.changed(events[-2].id)
+    assert (newest, changed) == (events[-1].id, {job})
+
+
+def test_many_workers_share_the_queue_and_none_gets_what_another_has(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.sqlite"
+    first = JobTable(file)
+    jobs = {first.submit("count", {"n": n}).job for n in range(60)}
+    done: list[str] = []
+
+    def work(number: int) -> None:
+        table, chance = JobTable(file), random.Random(number)
+        while (lease := table.lease(f"w{number}")) is not None:
+            done.append(lease.row.job)
+            if chance.random() < 0.3:
+                assert table.give_back(lease)
+                done.remove(lease.row.job)
+            else:
+                assert table.end(lease, "succeeded", result={})
+        table.close()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(done) == sorted(jobs), "each once"
+    assert first.counts() == {"succeeded": 60}
