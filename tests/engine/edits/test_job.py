@@ -160,7 +160,7 @@ def test_one_sample_beside_the_same_in_a_larger_run(home, tmp_path):
     from engine.tracing import trace_samples
 
     loaded = context_of(home).load_model("tiny")
-    texts = [Sample(image=None, text=text, label=None, source="t") for text in ("other words", WORDS)]
+    texts = [Sample(image=None, text=text, label=None, source="t") for text in ("other words", WORDS[:20])]
     before = trace_samples(loaded, texts, tmp_path, run_id="before", twin=False)
     changed = loaded.with_controls({"edits": [{"edit": "force", "module": 1, "step": 0, "tokens": [0]}]})
     after = trace_samples(changed, texts[1:], tmp_path, run_id="after", twin=False)
