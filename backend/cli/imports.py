@@ -66,8 +66,11 @@ def import_log(
             log, settings.runs_dir, run_id, model=model, token_texts=texts, overwrite=overwrite,
             on_progress=progress.update,
         )  # fmt: skip
-    if log.note:
-        typer.echo(f"note: {log.note}", err=True)
+    from engine.store import Run
+
+    with Run.open(path) as sealed:
+        for note in sealed.info()["findings"]["notes"]:
+            typer.echo(f"note: {note}", err=True)
     typer.echo(f"run {path.stem} is in {path}")
 
 

@@ -16,12 +16,13 @@ from pathlib import Path
 
 from engine.adapters.experts import FAMILY, ExpertLayer, WeightSemantics, expert_modules
 from engine.adapters.importers.arrays import NPY_MAGIC, PICKLE, open_npy, open_npz
-from engine.adapters.importers.base import Asked, Log, Piece, batches
+from engine.adapters.importers.base import MOST_MODULES, Asked, Log, Piece, batches
 from engine.adapters.importers.counts import OnlyCounts, find_counts, read_counts
 from engine.adapters.importers.engines import is_engine_line, open_engine
 from engine.adapters.importers.llamacpp import is_csv, open_csv
 from engine.adapters.importers.megatron import is_megatron_line, open_megatron
 from engine.adapters.importers.parquet import open_parquet
+from engine.adapters.importers.seen import Seen
 from engine.errors import UserError
 from engine.store.writer import RunWriter
 from engine.trace import RunInfo
@@ -39,7 +40,7 @@ class Format:
 
 
 def _open_counts(file: Path, asked: Asked) -> Log:
-    raise OnlyCounts(file, read_counts(file))
+    raise OnlyCounts(file, read_counts(file, asked))
 
 
 FORMATS: dict[str, Format] = {
@@ -218,9 +219,16 @@ def import_parts(
     overwrite: bool = False,
 ) -> Generator[int, None, Path]:  # fmt: skip
     """``import_log`` batch by batch: yields the tokens done so far, returns the run's file. Closing it early leaves
-    nothing behind."""
+    nothing behind.
+
+    The run's findings say ``weights_recorded`` and, in sentences, ``notes``: what was left out, guessed or is missing.
+    """
     log = log.counted()
     assert log.experts is not None, "counted says how many"
+    notes = log.note.split("; ") if log.note else []
+    if not log.shape.weights:
+        stand_in = "1" if log.shape.top_k == 1 else f"1/{log.shape.top_k}"
+        notes.append(f"the log holds no weights: {stand_in} stands in for each")
     semantics = WeightSemantics(
         "unknown", "unknown", None, weights_recorded=log.shape.weights,
         source=f"{log.format} log {log.file.name}", note=log.note,
@@ -231,17 +239,27 @@ def import_parts(
         top_k=log.shape.top_k,
         weight_semantics=semantics.as_json(), checkpoint_sha256="", engine_version=_version(),
         config={"import": {"format": log.format, "file": log.file.name, "layers": list(log.shape.layers)}},
-        token_texts=token_texts or {},
+        token_texts=token_texts or {}, findings={"weights_recorded": log.shape.weights, "notes": notes},
     )  # fmt: skip
+    num_layers = len(log.shape.layers)
+    if num_layers * log.experts > MOST_MODULES:
+        raise UserError(
+            f"{log.file}: {num_layers} layers of {log.experts} experts are more than {MOST_MODULES} experts; "
+            "is the number of experts right?",
+            field="experts",
+        )
     modules = expert_modules([ExpertLayer(name, log.experts) for name in log.shape.layers])
     tokens = 0
+    seen = Seen(num_layers)
     with RunWriter(runs_dir, info, modules, overwrite=overwrite) as writer:
-        for batch in batches(log.pieces(), token_texts):
+        for batch in batches(seen.through(log.pieces()), token_texts):
             writer.write(batch)
             tokens += batch.num_tokens
             yield tokens
         if not tokens:
             raise UserError(f"{log.file}: holds no token", field="file")
+        # The writer keeps findings when it seals: what only the whole log can tell is said until then.
+        notes.extend(seen.notes(log, bool(token_texts)))
         return writer.seal()
 
 

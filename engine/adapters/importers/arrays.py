@@ -5,37 +5,47 @@ Read as a stream, never with pickles: an array of Python objects can run code wh
 
 from __future__ import annotations
 
+import math
+import os
+import tokenize
 import zipfile
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from engine.adapters.importers.base import CUT_TOKENS, Asked, Log, Piece, Shape
+from engine.adapters.importers.base import CUT_TOKENS, Asked, Log, Piece, Shape, announced_experts
 from engine.errors import UserError
 
 NPY_MAGIC = b"\x93NUMPY"
 IDS = ("ids", "routed_experts", "expert_ids", "topk_ids")
 OPTIONAL = ("weights", "token_id", "sample", "label", "text", "num_experts", "model", "layers")
+BROKEN_ARCHIVE = (OSError, EOFError, RuntimeError, NotImplementedError, ValueError, zipfile.BadZipFile, zlib.error)
+"""what the standard library raises on archives that are damaged, encrypted or packed in a way it does not know"""
 PICKLE = "holds pickled Python objects, which can run code when they are loaded, so they are never read; save {}"
 
 
 class _Array:
     """One array in a file or an archive, read a few rows at a time."""
 
-    def __init__(self, stream: IO[bytes] | zipfile.ZipExtFile, where: str) -> None:
+    def __init__(self, stream: IO[bytes] | zipfile.ZipExtFile, where: str, size: int) -> None:
+        """``size``: bytes of the whole array with its head, so that no more is asked for than there is."""
         self.where = where
         self._stream = stream
         try:
             version = np.lib.format.read_magic(stream)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             self.shape, fortran, self.dtype = read(stream)
-        except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        except (*BROKEN_ARCHIVE, SyntaxError, TypeError, tokenize.TokenError) as error:
             raise UserError(
                 f"{where}: is no numpy array, or one that is cut off ({_short(error)})", field="file"
             ) from None
+        if any(type(length) is not int or length < 0 for length in self.shape):
+            raise UserError(f"{where}: has the impossible shape {str(self.shape)[:80]}", field="file")
         if self.dtype.hasobject:
             raise UserError(f"{where}: {PICKLE.format('plain numbers with numpy.save')}", field="file")
         if fortran and len(self.shape) > 1:
@@ -44,6 +54,12 @@ class _Array:
                 "save numpy.ascontiguousarray(ids)",
                 field="file",
             )
+        if math.prod(self.shape) * self.dtype.itemsize > size:
+            raise self._cut_off()
+
+    def _cut_off(self) -> UserError:
+        rows = f"{self.shape[0]} rows are" if self.shape else "a number is"
+        return UserError(f"{self.where}: is cut off: {rows} announced, the file ends before", field="file")
 
     def __len__(self) -> int:
         if not self.shape:
@@ -53,15 +69,13 @@ class _Array:
     def rows(self, count: int) -> np.ndarray:
         """The next ``count`` rows."""
         row_shape = self.shape[1:]
-        wanted = count * int(np.prod(row_shape, dtype=np.int64)) * self.dtype.itemsize
+        wanted = count * math.prod(row_shape) * self.dtype.itemsize
         try:
             data = self._stream.read(wanted)
-        except (OSError, EOFError, zipfile.BadZipFile, zipfile.zlib.error) as error:  # type: ignore[attr-defined]
+        except BROKEN_ARCHIVE as error:
             raise UserError(f"{self.where}: is damaged ({_short(error)})", field="file") from None
         if len(data) != wanted:
-            raise UserError(
-                f"{self.where}: is cut off: {self.shape[0]} rows are announced, the file ends before", field="file"
-            )
+            raise self._cut_off()
         return np.frombuffer(data, dtype=self.dtype).reshape(count, *row_shape)
 
 
@@ -99,12 +113,12 @@ def _layer_names(count: int) -> tuple[str, ...]:
 def open_npy(file: Path, asked: Asked) -> Log:
     """A saved array (tokens, layers, top-k)."""
     with file.open("rb") as stream:
-        array = _Array(stream, str(file))
+        array = _Array(stream, str(file), os.fstat(stream.fileno()).st_size)
         steps, top_k = ids_shape(array.shape, array.dtype, asked, str(file))
 
     def read() -> Iterator[Piece]:
         with file.open("rb") as stream:
-            array = _Array(stream, str(file))
+            array = _Array(stream, str(file), os.fstat(stream.fileno()).st_size)
             whole = array.shape[0] <= CUT_TOKENS
             for start in range(0, array.shape[0], CUT_TOKENS):
                 ids = array.rows(min(CUT_TOKENS, array.shape[0] - start)).reshape(-1, steps, top_k)
@@ -121,7 +135,7 @@ class _Archive:
         self.file = file
         try:
             self.zip = zipfile.ZipFile(file)
-        except (zipfile.BadZipFile, OSError) as error:
+        except BROKEN_ARCHIVE as error:
             raise UserError(f"{file}: is no whole .npz archive ({_short(error)})", field="file") from None
         self.names = {name.removesuffix(".npy"): name for name in self.zip.namelist()}
         if any(name.endswith(".pkl") for name in self.names):
@@ -131,7 +145,12 @@ class _Archive:
             )
 
     def array(self, name: str) -> _Array:
-        return _Array(self.zip.open(self.names[name]), f"{self.file}, array {name!r}")
+        where = f"{self.file}, array {name!r}"
+        try:
+            stream, size = self.zip.open(self.names[name]), self.zip.getinfo(self.names[name]).file_size
+        except BROKEN_ARCHIVE as error:
+            raise UserError(f"{where}: is damaged ({_short(error)})", field="file") from None
+        return _Array(stream, where, size)
 
     def whole(self, name: str) -> np.ndarray | None:
         """All of a small array, None where there is none."""
@@ -140,31 +159,51 @@ class _Archive:
         array = self.array(name)
         return array.rows(len(array)) if array.shape else array.rows(1)
 
+    def one(self, name: str, what: str, kinds: str) -> Any | None:
+        """The only value of an array, None where there is no array; UserError unless it is ``what``."""
+        found = self.whole(name)
+        if found is None:
+            return None
+        if found.size != 1 or found.dtype.kind not in kinds:
+            name_of_kind = "text" if found.dtype.kind == "U" else found.dtype.name
+            held = f"{found.size} values" if found.size != 1 else name_of_kind
+            raise UserError(f"{self.file}, array {name!r}: holds {held}, it should be {what}", field="file")
+        return found.reshape(-1)[0].item()
+
 
 def open_npz(file: Path, asked: Asked) -> Log:
     """The neutral archive: ``ids`` and what goes with them; or an engine's two arrays of one request."""
     archive = _Archive(file)
     with archive.zip:
         prompt = "prompt_routed_experts" in archive.names
-        name = next((name for name in IDS if name in archive.names), None)
-        if name is None and not prompt:
+        named = [name for name in IDS if name in archive.names]
+        if not named and not prompt:
             raise UserError(
                 f"{file}: has the arrays {', '.join(archive.names) or 'none'}, but no 'ids' (tokens, layers, top-k)",
                 field="file",
             )
+        if len(named) > 1:
+            raise UserError(f"{file}: has {' and '.join(map(repr, named))}; ids are one array, remove the other",
+                            field="file")  # fmt: skip
         _refuse_near_misses(file, archive.names)
-        id_names = ([] if not prompt else ["prompt_routed_experts"]) + ([name] if name else [])
+        id_names = ([] if not prompt else ["prompt_routed_experts"]) + named
+        shapes = {}
         for name in id_names:
             array = archive.array(name)
-            steps, top_k = ids_shape(array.shape, array.dtype, asked, array.where)
-        experts = archive.whole("num_experts")
-        model = archive.whole("model")
+            shapes[name] = ids_shape(array.shape, array.dtype, asked, array.where)
+        if len(set(shapes.values())) > 1:
+            said = " and ".join(f"{name} has {steps} × {top_k}" for name, (steps, top_k) in shapes.items())
+            raise UserError(f"{file}: prompt and answer have different layers or top-k ({said})", field="file")
+        steps, top_k = shapes[id_names[-1]]
+        announced = announced_experts(archive.one("num_experts", "one whole number", "iu"), asked, str(file))
+        model_name = archive.one("model", "one name", "U")
         layers = archive.whole("layers")
         has_weights = "weights" in archive.names
+    if layers is not None and (layers.ndim != 1 or layers.dtype.kind not in "Uiu"):
+        raise UserError(f"{file}, array 'layers': should be a row of names, one a layer", field="file")
     names = _layer_names(steps) if layers is None else tuple(map(str, layers.tolist()))
     if len(names) != steps:
         raise UserError(f"{file}: names {len(names)} layers, but the ids have {steps}", field="file")
-    announced = asked.experts or (int(experts.reshape(-1)[0]) if experts is not None else None)
 
     def read() -> Iterator[Piece]:
         archive = _Archive(file)
@@ -175,7 +214,6 @@ def open_npz(file: Path, asked: Asked) -> Log:
             else:
                 yield from _samples(archive, id_names[0], steps, top_k, has_weights)
 
-    model_name = None if model is None else str(model.reshape(-1)[0])
     return Log(file, "npz", Shape(names, top_k, has_weights), announced, model_name, _read=read)
 
 
@@ -196,32 +234,62 @@ def _samples(archive: _Archive, name: str, steps: int, top_k: int, has_weights: 
     for other, array in columns.items():
         if len(array) != count:
             raise UserError(f"{array.where}: has {len(array)} rows, but there are {count} tokens", field="file")
+        right = ((steps, top_k), (steps * top_k,)) if other == "weights" else ((),)
+        if array.shape[1:] not in right:
+            wanted = (count, *right[0])
+            raise UserError(f"{array.where}: has shape {array.shape}, it should be {wanted}", field="file")
         if array.dtype.kind not in ("f" if other == "weights" else "iu"):
             raise UserError(f"{array.where}: is {array.dtype}, the wrong kind of number", field="file")
-    texts = {other: archive.whole(other) for other in ("label", "text")}
-    if "sample" not in columns and any(values is not None for values in texts.values()):
+    texts = {other: found for other in ("label", "text") if (found := archive.whole(other)) is not None}
+    for other, values in texts.items():
+        if values.ndim != 1 or values.dtype.kind not in "Uiu":
+            raise UserError(f"{archive.file}, array {other!r}: should be a row of words, one a sample", field="file")
+    if "sample" not in columns and texts:
         raise UserError(f"{archive.file}: label and text go with 'sample', the sample of each token", field="file")
     samples = TokenRuns(str(archive.file))
+
+    def words(position: int) -> dict[str, str | None]:
+        for name, values in texts.items():
+            if position >= len(values):
+                raise UserError(
+                    f"{archive.file}: has {len(values)} entries in {name!r}, but more samples", field="file"
+                )
+        return {name: str(values[position]) for name, values in texts.items()}
+
     for start in range(0, count, CUT_TOKENS):
         n = min(CUT_TOKENS, count - start)
         part: dict[str, Any] = {other: array.rows(n) for other, array in columns.items()}
         rows = ids.rows(n).reshape(n, steps, top_k)
         weights = part["weights"].reshape(n, steps, top_k) if has_weights else None
         yield from samples.add(rows, weights, part.get("token_id"), part.get("sample"), start)
-        yield from samples.ready(texts)
-    yield from samples.ready(texts, end=True)
+        yield from samples.ready(words)
+    yield from samples.ready(words, end=True)
+    for name, values in texts.items():
+        if len(values) != samples.num_samples:
+            there = f"{len(values)} entries in {name!r}"
+            raise UserError(f"{archive.file}: has {there}, but {samples.num_samples} samples", field="file")
 
 
 class TokenRuns:
-    """Collects tokens that come a block at a time into samples: runs of the same number in ``sample``."""
+    """Collects tokens that come a block at a time into samples: runs of the same number in ``sample``.
+
+    A sample of more than ``CUT_TOKENS`` is handed out in pieces of so many, so that it is never held whole.
+    """
 
     def __init__(self, where: str) -> None:
         self.where = where
         self._parts: list[tuple] = []
+        self._held = 0
         self._number: int | None = None
         self._position = -1
         self._start = 0
-        self._done: list[tuple[int, Piece]] = []
+        self._taken = 0
+        self._done: list[tuple[int, bool, Piece]] = []
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that have begun so far."""
+        return self._position + 1
 
     def add(self, ids, weights, token_id, sample, start: int) -> Iterator[Piece]:
         """Take rows ``start`` … of the file; yields samples at once where there are no numbers."""
@@ -241,35 +309,41 @@ class TokenRuns:
                     )
                 self._finish()
                 self._number, self._start, self._position = number, start + low, self._position + 1
-            taken = tuple(None if values is None else values[low:high] for values in (ids, weights, token_id))
-            self._parts.append(taken)
+                self._taken = 0
+            for place in range(low, high, CUT_TOKENS):
+                part = slice(place, min(place + CUT_TOKENS, high))
+                columns = (ids, weights, token_id)
+                self._parts.append(tuple(None if values is None else values[part] for values in columns))
+                self._held += part.stop - part.start
+                if self._held > CUT_TOKENS:
+                    self._hand_out(CUT_TOKENS)
+
+    def _joined(self) -> list[np.ndarray | None]:
+        return [None if column[0] is None else np.concatenate(column) for column in zip(*self._parts, strict=True)]
+
+    def _hand_out(self, count: int, cut: bool = True) -> None:
+        columns = self._joined()
+        ids, weights, token_id = (None if column is None else column[:count] for column in columns)
+        row = self._start + self._taken
+        source = f"sample {self._number}"
+        if cut:
+            source = f"{source}, tokens {self._taken} to {self._taken + count - 1}"
+        piece = Piece(ids, f"{self.where}, row {row}", weights, token_id, source=source, rows_from=row)
+        self._done.append((self._position, cut, piece))
+        self._taken += count
+        self._held -= count
+        left = tuple(None if column is None else column[count:] for column in columns)
+        self._parts = [left] if self._held else []
 
     def _finish(self) -> None:
-        if not self._parts:
-            return
-        ids, weights, token_id = (
-            None if column[0] is None else np.concatenate(column) for column in zip(*self._parts, strict=True)
-        )
-        where = f"{self.where}, row {self._start}"
-        piece = Piece(ids, where, weights, token_id, source=f"sample {self._number}", rows_from=self._start)
-        self._done.append((self._position, piece))
-        self._parts = []
+        if self._parts:
+            self._hand_out(self._held, cut=self._taken > 0)
 
-    def ready(self, texts: dict[str, np.ndarray | None], end: bool = False) -> Iterator[Piece]:
-        """Samples that are complete, with their entry of ``label`` and ``text`` (one a sample, in order)."""
-        from dataclasses import replace
-
+    def ready(self, words: Callable[[int], dict[str, str | None]], end: bool = False) -> Iterator[Piece]:
+        """Pieces that are complete, with ``words`` (label and text) of their sample; a cut one has no text."""
         if end:
             self._finish()
-        for position, piece in self._done:
-            found = {}
-            for name, values in texts.items():
-                if values is None:
-                    continue
-                if position >= len(values):
-                    raise UserError(
-                        f"{self.where}: has {len(values)} entries in {name!r}, but more samples", field="file"
-                    )
-                found[name] = str(values[position])
-            yield replace(piece, **found)
+        for position, cut, piece in self._done:
+            found = words(position)
+            yield replace(piece, **({**found, "text": None} if cut else found))
         self._done = []

@@ -7,7 +7,7 @@ Shapes: t tokens of a sample, S routed layers, K slots.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ CUT_TOKENS = 2048
 BATCH_BYTES = 8 * 2**20
 """expert ids that are given to the writer at once"""
 MOST_EXPERTS = 65_536
+MOST_MODULES = 2**20
+"""experts of all layers together"""
+MOST_TOKEN_ID = 2**31 - 1
 ROUNDING = 1e-4
 """weights may leave [0, 1] by this much: rounding of half-precision softmaxes"""
 
@@ -35,6 +38,24 @@ class Asked:
     layers: int | None = None
     top_k: int | None = None
     experts: int | None = None
+
+
+def announced_experts(found: object, asked: Asked, where: str) -> int | None:
+    """How many experts a layer has by what the log announces (``found``) and what the user says; None: neither does.
+
+    Raises:
+        UserError: ``found`` is no number of experts, or the user says another one.
+    """
+    if found is None:
+        return asked.experts
+    if type(found) is not int or not 1 <= found <= MOST_EXPERTS:
+        said = repr(found)[:40]
+        raise UserError(
+            f"{where}: num_experts is {said}, it should be a whole number from 1 to {MOST_EXPERTS}", field="file"
+        )
+    if asked.experts not in (None, found):
+        raise UserError(f"{where}: has {found} experts a layer, not {asked.experts} as announced", field="experts")
+    return found
 
 
 @dataclass(frozen=True)
@@ -65,6 +86,8 @@ class Piece:
     source: str | None = None
     rows_from: int | None = None
     """row of the first token in the file, where a row is a token"""
+    place: Callable[[int, int, int], str] | None = None
+    """file and line of (token, layer, slot), where a token's layers stand on lines of their own"""
 
     @property
     def num_tokens(self) -> int:
@@ -142,10 +165,17 @@ def _cut(piece: Piece) -> Iterator[Piece]:
             source=f"{piece.source or piece.where}, tokens {start} to {stop - 1}",
             rows_from=None if piece.rows_from is None else piece.rows_from + start,
             where=piece.where if piece.rows_from is not None else f"{piece.where}, from token {start} on",
+            place=None if piece.place is None else _moved(piece.place, start),
         )
 
 
-def _place(piece: Piece, token: int) -> str:
+def _moved(place: Callable[[int, int, int], str], by: int) -> Callable[[int, int, int], str]:
+    return lambda token, step, slot: place(token + by, step, slot)
+
+
+def _place(piece: Piece, token: int, step: int = 0, slot: int = 0) -> str:
+    if piece.place is not None:
+        return piece.place(token, step, slot)
     if piece.rows_from is not None:
         return f"{piece.where.rsplit(', row ', 1)[0]}, row {piece.rows_from + token}"
     return f"{piece.where}, token {token}"
@@ -166,15 +196,16 @@ def check_piece(piece: Piece, log: Log) -> None:
     most = log.experts or MOST_EXPERTS
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= most:
-        token, step, _ = np.argwhere((ids < 0) | (ids >= most))[0].tolist()
-        wrong = int(ids[token, step][(ids[token, step] < 0) | (ids[token, step] >= most)][0])
+        token, step, slot = np.argwhere((ids < 0) | (ids >= most))[0].tolist()
+        wrong = int(ids[token, step, slot])
         if wrong < 0:
             raise UserError(
-                f"{_place(piece, token)}: expert {wrong} at {shape.layers[step]} is negative; experts count from 0",
+                f"{_place(piece, token, step, slot)}: expert {wrong} at {shape.layers[step]} is negative; "
+                "experts count from 0",
                 field="file",
             )
         raise UserError(
-            f"{_place(piece, token)}: expert {wrong} at {shape.layers[step]}, but the experts are "
+            f"{_place(piece, token, step, slot)}: expert {wrong} at {shape.layers[step]}, but the experts are "
             f"0 … {most - 1}{' (announced)' if log.experts else ''}",
             field="experts",
         )
@@ -185,7 +216,7 @@ def check_piece(piece: Piece, log: Log) -> None:
         if twice.any():
             token, step = np.argwhere(twice)[0].tolist()
             raise UserError(
-                f"{_place(piece, token)}: the same expert twice at {shape.layers[step]} "
+                f"{_place(piece, token, step)}: the same expert twice at {shape.layers[step]} "
                 f"({', '.join(map(str, ids[token, step].tolist()))}); a token chooses {shape.top_k} different ones",
                 field="file",
             )
@@ -197,9 +228,21 @@ def check_piece(piece: Piece, log: Log) -> None:
         )
     if piece.weights is not None:
         _check_weights(piece, log)
-    if piece.token_id is not None and (piece.token_id.shape != (len(ids),) or piece.token_id.min() < 0):
+    if piece.token_id is not None:
+        _check_token_ids(piece)
+
+
+def _check_token_ids(piece: Piece) -> None:
+    found = piece.token_id
+    assert found is not None
+    if found.shape != (piece.num_tokens,):
+        raise UserError(f"{piece.where}: has {found.size} token ids, but {piece.num_tokens} tokens", field="file")
+    wrong = np.flatnonzero((found < 0) | (found > MOST_TOKEN_ID))
+    if len(wrong):
         raise UserError(
-            f"{piece.where}: token ids should be {len(ids)} whole numbers from 0 on, one a token", field="file"
+            f"{_place(piece, int(wrong[0]))}: token id {int(found[wrong[0]])}; token ids should be whole numbers "
+            f"from 0 to {MOST_TOKEN_ID}",
+            field="file",
         )
 
 
@@ -215,7 +258,7 @@ def _check_weights(piece: Piece, log: Log) -> None:
     if wrong.any():
         token, step, slot = np.argwhere(wrong)[0].tolist()
         raise UserError(
-            f"{_place(piece, token)}: weight {float(weights[token, step, slot]):g} at "
+            f"{_place(piece, token, step, slot)}: weight {float(weights[token, step, slot]):g} at "
             f"{log.shape.layers[step]}, slot {slot}; weights are numbers from 0 to 1 (give them as the model "
             "multiplies by them, after its softmax or sigmoid)",
             field="file",
@@ -252,7 +295,7 @@ def _batch(pieces: list[Piece], token_texts: dict[int, str]) -> TraceBatch:
         records.append(
             SampleRecord(num_tokens=piece.num_tokens, label=piece.label, text=text, source=piece.source or piece.where)
         )
-    known = all(piece.token_id is not None for piece in pieces)
+    known = any(piece.token_id is not None for piece in pieces)
     span_n = np.concatenate(spans)
     n = len(ids)
     return TraceBatch(
@@ -282,8 +325,8 @@ def _text(piece: Piece, token_texts: dict[int, str]) -> tuple[str | None, np.nda
                 field="tokenizer",
             )
         parts.append(token_texts[token_id])
+    # The text of a response is its answer only, and a tokenizer may put a space before a text: the tokens are what
+    # was routed, so their text is shown, and each stands in it.
     joined = "".join(parts)
-    if piece.text is not None and not piece.text.startswith(joined) and not joined.startswith(piece.text):
-        return piece.text, unknown
     ends = np.cumsum([len(part) for part in parts])
     return joined, np.stack([ends - [len(part) for part in parts], ends], axis=1).astype(np.int32)

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from engine.adapters.importers.base import MOST_EXPERTS, Asked
 from engine.analysis.load import effective_top_k, load_entropy, max_violation
 from engine.errors import UserError
 
-MOST_EXPERTS = 65_536
 MAX_BYTES = 256 << 20
 
 
@@ -43,7 +43,7 @@ class ExpertCounts:
     def load(self) -> list[dict[str, Any]]:
         """Of each layer: choices, load entropy, MaxVio, effective top-k and dead experts, as in a run's usage.
 
-        Experts that no layer names are not known: M is the largest id that any layer names, plus one.
+        Where nobody said how many experts there are, M is the largest id that any layer names, plus one.
         """
         return [
             {
@@ -63,15 +63,22 @@ def find_counts(value: Any) -> Any | None:
     if isinstance(value, dict):
         if "expert_counts" in value:
             return value["expert_counts"]
-        return value if value and all(str(k).lstrip("layer_. ").isdigit() for k in value) else None
+        return value if value and all(_is_number(str(k).lstrip("layer_. ")) for k in value) else None
     return value if isinstance(value, list) and value and all(isinstance(row, dict | list) for row in value) else None
 
 
-def read_counts(file: Path) -> ExpertCounts:
+def _is_number(text: str) -> bool:
+    """ASCII digits: ``isdigit`` takes ² too, which ``int`` does not."""
+    return text.isascii() and text.isdigit()
+
+
+def read_counts(file: Path, asked: Asked) -> ExpertCounts:
     """Counts from JSON: ``{"0": {"17": 1200, …}, …}``, a list of such objects, or a list of rows.
 
+    ``asked`` says how many experts and layers there are, where the user knows: experts that no layer names are dead.
+
     Raises:
-        UserError: it is not that.
+        UserError: it is not that, or not so many layers or experts.
     """
     if file.stat().st_size > MAX_BYTES:
         raise UserError(f"{file}: too large for a table of counts", field="file")
@@ -80,18 +87,26 @@ def read_counts(file: Path) -> ExpertCounts:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: is not JSON ({str(error)[:80]})", field="file") from None
     found = find_counts(value)
-    if found is None or not len(found):
+    if not isinstance(found, dict | list) or not found:
         raise UserError(f"{file}: holds no expert_counts (per layer an object expert → tokens)", field="file")
     rows = found.items() if isinstance(found, dict) else enumerate(found)
     table = {str(name): _row(file, str(name), row) for name, row in rows}
     width = max((max(row, default=-1) for row in table.values()), default=-1) + 1
     if not width:
         raise UserError(f"{file}: no layer counts any expert", field="file")
+    if asked.layers not in (None, len(table)):
+        raise UserError(f"{file}: has {len(table)} layers, not {asked.layers} as announced", field="layers")
+    if asked.experts is not None and width > asked.experts:
+        raise UserError(
+            f"{file}: counts expert {width - 1}, but the experts are 0 … {asked.experts - 1} (announced)",
+            field="experts",
+        )
+    width = asked.experts or width
     counts = np.zeros((len(table), width), dtype=np.int64)
     for step, row in enumerate(table.values()):
         for expert, number in row.items():
             counts[step, expert] = number
-    names = tuple(name if not name.isdigit() else f"layer {name}" for name in table)
+    names = tuple(name if not _is_number(name) else f"layer {name}" for name in table)
     return ExpertCounts(names, counts)
 
 
@@ -101,9 +116,10 @@ def _row(file: Path, layer: str, row: Any) -> dict[int, int]:
         raise UserError(f"{file}, layer {layer}: should be an object expert → tokens, or a list", field="file")
     found = {}
     for expert, number in pairs:
-        if not str(expert).isdigit() or int(expert) >= MOST_EXPERTS:
-            raise UserError(f"{file}, layer {layer}: {expert!r} is no expert id", field="file")
+        if not _is_number(str(expert)) or len(str(expert)) > 9 or int(expert) >= MOST_EXPERTS:
+            raise UserError(f"{file}, layer {layer}: {str(expert)[:40]!r} is no expert id", field="file")
         if type(number) is not int or not 0 <= number < 2**53:
-            raise UserError(f"{file}, layer {layer}, expert {expert}: {number!r} is no number of tokens", field="file")
+            said = repr(number)[:40]
+            raise UserError(f"{file}, layer {layer}, expert {expert}: {said} is no number of tokens", field="file")
         found[int(expert)] = number
     return found

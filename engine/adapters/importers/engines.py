@@ -8,6 +8,7 @@ top-k must be said. In both the last token has no decision: it was never fed bac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from engine.adapters.importers.arrays import ids_shape
-from engine.adapters.importers.base import Asked, Log, Piece, Shape
+from engine.adapters.importers.base import MOST_TOKEN_ID, Asked, Log, Piece, Shape
 from engine.adapters.importers.lines import decoded, from_bytes, json_lines, nested_ids
 from engine.errors import UserError
 
@@ -32,7 +33,7 @@ def is_engine_line(record: dict[str, Any]) -> bool:
 
 
 def open_engine(file: Path, asked: Asked) -> Log:
-    """A file of responses. Layers where every decision of the first response is 0 are dense and left out."""
+    """A file of responses. Layers where every decision of the first response is 0 are dense and left out (K > 1)."""
     first = next(json_lines(file), None)
     if first is None:
         raise UserError(f"{file}: is empty", field="file")
@@ -45,17 +46,21 @@ def open_engine(file: Path, asked: Asked) -> Log:
         routed = np.flatnonzero(whole.any(axis=(0, 2)))
     if not len(routed):
         raise UserError(f"{where}: every id is 0, so no decision was captured; {NOT_THERE}", field="file")
-    dense = whole.shape[1] - len(routed)
+    dense = np.setdiff1d(np.arange(whole.shape[1]), routed)
+    first_where = where
 
     def read() -> Iterator[Piece]:
+        known = model
         for where, record in json_lines(file):
             named = record.get("model")
-            if isinstance(named, str) and model is not None and named != model:
-                raise UserError(
-                    f"{where}: is of the model {named!r}, the log began with {model!r}; a run is one model, "
-                    "so split the log by model",
-                    field="file",
-                )
+            if isinstance(named, str):
+                known = known or named
+                if named != known:
+                    raise UserError(
+                        f"{where}: is of the model {named!r}, the log began with {known!r}; a run is one model, "
+                        "so split the log by model",
+                        field="file",
+                    )
             for piece in _responses(where, record, asked):
                 if piece.ids.shape[1:] != whole.shape[1:]:
                     raise UserError(
@@ -63,12 +68,18 @@ def open_engine(file: Path, asked: Asked) -> Log:
                         f"response had {whole.shape[1]} of {whole.shape[2]}",
                         field="file",
                     )
+                if len(dense) and (late := piece.ids[:, dense].any(axis=(0, 2))).any():
+                    raise UserError(
+                        f"{piece.where}: layer {dense[late][0]} has decisions here, but zeros only in {first_where}; "
+                        "a layer is dense in all responses or in none, so one of them was not captured whole",
+                        field="file",
+                    )
                 yield Piece(
                     piece.ids[:, routed], piece.where, None, piece.token_id, piece.label, piece.text, piece.source
                 )
 
     names = tuple(f"layer {layer}" for layer in routed.tolist())
-    note = f"{dense} dense layers, filled with zeros by the engine, are left out" if dense else ""
+    note = f"{len(dense)} dense layers, filled with zeros by the engine, are left out" if len(dense) else ""
     kind = "sglang" if "meta_info" in record else "vllm"
     return Log(file, kind, Shape(names, whole.shape[2], False), asked.experts, model, note, _read=read)
 
@@ -78,7 +89,7 @@ def _responses(where: str, record: dict[str, Any], asked: Asked) -> list[Piece]:
     choices = next((record[key] for key in ("choices", "outputs") if isinstance(record.get(key), list)), None)
     several = choices is not None and len(choices) > 1
     prompt = _decisions(record, ("prompt_routed_experts",), where, asked)
-    prompt_ids = _ids(record, ("prompt_token_ids", "input_ids"))
+    prompt_ids = _ids(record, ("prompt_token_ids", "input_ids"), where)
     pieces = []
     for number, choice in enumerate(choices or [record]):
         at = f"{where}, choice {number}" if several else where
@@ -93,10 +104,11 @@ def _responses(where: str, record: dict[str, Any], asked: Asked) -> list[Piece]:
         if len(parts) == 2 and parts[0].shape[1:] != parts[1].shape[1:]:
             raise UserError(f"{at}: prompt and answer have different layers or experts", field="file")
         ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        answer_ids = _ids(choice, ("token_ids", "output_token_ids", "output_ids", "completion_token_ids"))
+        answer_ids = _ids(choice, ("token_ids", "output_token_ids", "output_ids", "completion_token_ids"), at)
         first = found[0].get("start", 0) if found is not None else 0
         token_id = _token_ids(prompt_ids, answer_ids, len(ids), first, prompt is not None and number > 0)
-        identity = record.get("id") or (record.get("meta_info") or {}).get("id")
+        about = record.get("meta_info")
+        identity = record.get("id") or (about.get("id") if isinstance(about, dict) else None)
         source = f"{identity}{f' choice {number}' if several else ''}" if isinstance(identity, str) else None
         label = record.get("label")
         pieces.append(
@@ -144,8 +156,8 @@ def _array(value: Any, where: str, what: str, beside: dict[str, Any], asked: Ask
 
 def _folded(flat: np.ndarray, shape: Any, where: str, what: str, asked: Asked) -> np.ndarray:
     """Flat ids by the shape that stands beside them, or by what the user says."""
-    if isinstance(shape, list) and len(shape) == 3 and all(isinstance(n, int) and n > 0 for n in shape):
-        if int(np.prod(shape)) != len(flat):
+    if isinstance(shape, list) and len(shape) == 3 and all(type(n) is int and n > 0 for n in shape):
+        if math.prod(shape) != len(flat):
             raise UserError(f"{where}: {what} holds {len(flat)} ids, its shape {shape} says otherwise", field="file")
         return flat.reshape(shape)
     if shape is not None:
@@ -166,10 +178,16 @@ def _folded(flat: np.ndarray, shape: Any, where: str, what: str, asked: Asked) -
     return flat.reshape(-1, asked.layers, asked.top_k)
 
 
-def _ids(holder: dict[str, Any], keys: Sequence[str]) -> list[int] | None:
+def _ids(holder: dict[str, Any], keys: Sequence[str], where: str) -> list[int] | None:
     for key in keys:
         value = holder.get(key)
-        if isinstance(value, list) and value and all(type(one) is int and one >= 0 for one in value):
+        if isinstance(value, list) and value and all(type(one) is int for one in value):
+            wrong = next((one for one in value if not 0 <= one <= MOST_TOKEN_ID), None)
+            if wrong is not None:
+                raise UserError(
+                    f"{where}: {key} holds {str(wrong)[:40]}; token ids are whole numbers from 0 to {MOST_TOKEN_ID}",
+                    field="file",
+                )
             return value
     return None
 
@@ -180,7 +198,8 @@ def _token_ids(
     """Vocabulary ids of the tokens that decisions are there for; None where the log does not settle them."""
     if answer is None or (prompt is None and not without_prompt):
         return None
-    tokens = (answer if without_prompt else [*(prompt or []), *answer])[start if isinstance(start, int) else 0 :]
+    before = start if type(start) is int and start > 0 else 0
+    tokens = (answer if without_prompt else [*(prompt or []), *answer])[before:]
     # The last token was never fed back, so it may be missing; any other difference would shift them all.
     return np.array(tokens[:count], dtype=np.int64) if len(tokens) in (count, count + 1) else None
 

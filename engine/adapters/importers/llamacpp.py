@@ -1,7 +1,8 @@
 """llama.cpp's routing CSV: one row for each expert that a token went to.
 
 With a header: ``layer`` and ``expert``, and where they are there ``token`` (or ``pos``, ``row``), ``weight``, and
-whatever tells passes apart (``call``, ``phase``, ``step``, ``turn``, ``seq``). Without one: ``layer,expert``, as
+whatever tells passes apart (``call``, ``phase``, ``step``, ``turn``); ``seq`` tells tokens of parallel sequences
+apart. Without one: ``layer,expert``, as
 ``llama-moe-trace`` writes it; then K must be said. Rows come layer by layer within a pass: where the layer falls, a
 new pass begins.
 
@@ -11,7 +12,7 @@ other layers it is left out of the run, and the run says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +20,17 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from engine.adapters.importers.base import Asked, Log, Piece, Shape
+from engine.adapters.importers.base import MOST_EXPERTS, ROUNDING, Asked, Log, Piece, Shape
 from engine.adapters.importers.lines import text_lines
 from engine.errors import UserError
 
 LAYER, EXPERT = ("layer", "layer_id", "il"), ("expert", "expert_id")
 TOKEN, WEIGHT = ("token", "pos", "position", "row", "token_position"), ("weight", "routing_weight", "prob")
-PASS = ("call", "phase", "step", "turn", "seq", "seq_id", "is_decode")
+POSITIONS = ("pos", "position", "token_position")
+"""of these two parallel sequences may have the same"""
+SEQUENCE = ("seq", "seq_id")
+PASS = ("call", "phase", "step", "turn", "is_decode")
+BOM = b"\xef\xbb\xbf"
 BLOCK_BYTES = 4 * 2**20
 
 
@@ -40,6 +45,8 @@ class _Pass:
     weights: list[np.ndarray] | None
     last_tokens: list[int] | None
     """of each layer, where the log numbers its tokens"""
+    rows: list[int]
+    """of each layer its first row, counted from the first row of the file"""
 
     @property
     def is_short(self) -> bool:
@@ -57,7 +64,7 @@ def is_csv(line: bytes) -> bool:
 
 def open_csv(file: Path, asked: Asked) -> Log:
     """A trace; the whole file is looked through once for a last layer with fewer tokens."""
-    columns, skip = _header(file)
+    columns, skip, position = _header(file)
     if "token" not in columns and asked.top_k is None:
         raise UserError(
             f"{file}: has no column 'token', so where a token ends cannot be seen; say --top-k of the model",
@@ -94,13 +101,36 @@ def open_csv(file: Path, asked: Asked) -> Log:
                 )
             ids = np.stack([found.experts[i] for i in kept], axis=1)
             weights = None if found.weights is None else np.stack([found.weights[i] for i in kept], axis=1)
-            yield Piece(ids, found.where, weights, source=found.where.removeprefix(f"{file}, "))
+            source = found.where.removeprefix(f"{file}, ")
+            rows = [found.rows[i] for i in kept]
+            yield Piece(ids, found.where, weights, source=source, place=_place_of(file, skip, rows, top_k))
 
-    note = ""
+    notes = []
+    if position is not None and "seq" not in columns and asked.top_k is None:
+        notes.append(
+            f"top-k {top_k} is the number of rows with one {position}: say --top-k if sequences ran in parallel"
+        )
     if short is not None:
-        note = f"layer {short} is left out: llama.cpp computed it only for tokens whose output was wanted"
+        notes.append(f"layer {short} is left out: llama.cpp computed it only for tokens whose output was wanted")
     names = tuple(f"layer {layer}" for layer in layers)
-    return Log(file, "llama.cpp", Shape(names, top_k, "weight" in columns), asked.experts, None, note, _read=read)
+    shape = Shape(names, top_k, "weight" in columns)
+    return Log(file, "llama.cpp", shape, asked.experts, None, "; ".join(notes), _read=read)
+
+
+def _place_of(file: Path, skip: int, rows: list[int], top_k: int) -> Callable[[int, int, int], str]:
+    return lambda token, step, slot: _line(file, skip, rows[step] + token * top_k + slot)
+
+
+def _line(file: Path, skip: int, row: int) -> str:
+    """File and line of a row, counted from the first one; only blank lines make this more than a sum."""
+    number = skip
+    with file.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if number > skip and line.strip():
+                if row == 0:
+                    break
+                row -= 1
+    return f"{file}, line {number}"
 
 
 def _refuse_cut_off(found: _Pass, not_the_first: bool) -> None:
@@ -125,12 +155,13 @@ def _sizes(sizes: set[tuple[int, ...]]) -> str:
     return " and ".join(" × ".join(map(str, size)) for size in sorted(sizes))
 
 
-def _header(file: Path) -> tuple[dict[str, int], int]:
-    """Place of each known column, and how many lines stand before the rows (comments and the header)."""
-    skip = 0
-    for _, line in text_lines(file):
-        if line.startswith(b"#"):
-            skip += 1
+def _header(file: Path) -> tuple[dict[str, int], int, str | None]:
+    """Place of each known column, how many lines stand before the rows (blank ones, comments and the header), and
+    the name of the token's column where it is a position."""
+    for where, raw in text_lines(file):
+        skip = int(where.rsplit(" ", 1)[1]) - 1
+        line = raw.removeprefix(BOM) if not skip else raw
+        if line.startswith(b"#") or not line.strip():
             continue
         cells = [cell.strip().strip('"').lower() for cell in line.decode("utf-8", "replace").split(",")]
         if all(cell.lstrip("-").isdigit() for cell in cells):
@@ -139,16 +170,18 @@ def _header(file: Path) -> tuple[dict[str, int], int]:
                     f"{file}: has {len(cells)} columns and no header; name them (layer, expert, token, weight)",
                     field="file",
                 )
-            return {"layer": 0, "expert": 1, "width": 2}, skip
+            return {"layer": 0, "expert": 1, "width": 2}, skip, None
         found = {"width": len(cells)}
-        for name, known in (("layer", LAYER), ("expert", EXPERT), ("token", TOKEN), ("weight", WEIGHT)):
+        known_columns = {"layer": LAYER, "expert": EXPERT, "token": TOKEN, "weight": WEIGHT, "seq": SEQUENCE}
+        for name, known in known_columns.items():
             place = next((cells.index(cell) for cell in known if cell in cells), None)
             if place is not None:
                 found[name] = place
         if "layer" not in found or "expert" not in found:
             raise UserError(f"{file}: has the columns {', '.join(cells)}, but no 'layer' and 'expert'", field="file")
         found |= {f"pass {cell}": cells.index(cell) for cell in PASS if cell in cells}
-        return found, skip + 1
+        token = cells[found["token"]] if "token" in found else None
+        return found, skip + 1, token if token in POSITIONS else None
     raise UserError(f"{file}: is empty", field="file")
 
 
@@ -178,7 +211,7 @@ def _blocks(file: Path, columns: dict[str, int], skip: int) -> Iterator[tuple[in
 def _kind(key: str) -> pa.DataType:
     if key == "weight":
         return pa.float32()
-    return pa.string() if key.startswith("pass") else pa.int64()
+    return pa.string() if key == "seq" or key.startswith("pass") else pa.int64()
 
 
 def _passes(file: Path, columns: dict[str, int], skip: int, asked: Asked) -> Iterator[_Pass]:
@@ -186,6 +219,7 @@ def _passes(file: Path, columns: dict[str, int], skip: int, asked: Asked) -> Ite
     held: dict[str, list[np.ndarray]] = {key: [] for key in columns if key != "width"}
     held_line, last = 0, None
     for line, rows in _blocks(file, columns, skip):
+        _check_rows(file, skip, line - skip - 1, rows, asked)
         layer = rows["layer"]
         breaks = layer[1:] < layer[:-1]
         for key, values in rows.items():
@@ -197,7 +231,7 @@ def _passes(file: Path, columns: dict[str, int], skip: int, asked: Asked) -> Ite
         bounds = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(layer)]
         for low, high in zip(bounds[:-1], bounds[1:], strict=True):
             if held["layer"] and (low > 0 or changes):
-                yield _one_pass(file, held_line, held, asked)
+                yield _one_pass(file, skip, held_line, held, asked)
                 held = {key: [] for key in held}
             if not held["layer"]:
                 held_line = line + low
@@ -205,30 +239,36 @@ def _passes(file: Path, columns: dict[str, int], skip: int, asked: Asked) -> Ite
                 held[key].append(values[low:high])
         last = {key: values[-1] for key, values in rows.items()}
     if held["layer"]:
-        yield _one_pass(file, held_line, held, asked)
+        yield _one_pass(file, skip, held_line, held, asked)
 
 
-def _one_pass(file: Path, line: int, held: dict[str, list[np.ndarray]], asked: Asked) -> _Pass:
+def _one_pass(file: Path, skip: int, line: int, held: dict[str, list[np.ndarray]], asked: Asked) -> _Pass:
     rows = {key: np.concatenate(parts) for key, parts in held.items() if not key.startswith("pass")}
+    first_row = line - skip - 1
     where = f"{file}, line {line}"
-    if rows["layer"].min() < 0:
-        raise UserError(f"{where}: layer {int(rows['layer'].min())}, layers count from 0", field="file")
     starts = np.flatnonzero(np.diff(rows["layer"], prepend=-1))
     layers = rows["layer"][starts]
     experts, weights = [], []
     tokens_before, last_tokens = None, []
-    for start, stop, layer in zip(starts, [*starts[1:], len(rows["layer"])], layers, strict=True):
-        at = f"{file}, line {line + int(start)}"
+    for start, stop, layer in zip(starts.tolist(), [*starts[1:].tolist(), len(rows["layer"])], layers, strict=True):
+        at = f"{file}, line {line + start}"
         top_k = asked.top_k
         if "token" in rows:
             tokens = rows["token"][start:stop]
-            firsts = np.flatnonzero(np.diff(tokens, prepend=tokens[0] - 1))
+            new = np.diff(tokens, prepend=tokens[0] - 1) != 0
+            if "seq" in rows:
+                new[1:] |= rows["seq"][start + 1 : stop] != rows["seq"][start : stop - 1]
+            firsts = np.flatnonzero(new)
             counts = np.diff(firsts, append=len(tokens))
+            if top_k is not None and not (counts % top_k).any():
+                firsts = np.arange(0, len(tokens), top_k)  # parallel sequences at one position
+                counts = np.full(len(firsts), top_k)
             if (counts != counts[0]).any():
                 odd = int(firsts[np.flatnonzero(counts != counts[0])[0]])
                 raise UserError(
-                    f"{file}, line {line + int(start) + odd}: token {int(tokens[odd])} has another number of experts "
-                    f"at layer {int(layer)} than token {int(tokens[0])} ({int(counts[0])}); the log is cut off",
+                    f"{_line(file, skip, first_row + start + odd)}: token {int(tokens[odd])} has another number of "
+                    f"experts at layer {int(layer)} than token {int(tokens[0])} ({int(counts[0])}); the log is cut "
+                    "off, or sequences ran in parallel: say --top-k",
                     field="file",
                 )
             if top_k is not None and top_k != int(counts[0]):
@@ -242,7 +282,7 @@ def _one_pass(file: Path, line: int, held: dict[str, list[np.ndarray]], asked: A
         assert top_k is not None, "open_csv asks for it where there is no column 'token'"
         if (stop - start) % top_k:
             raise UserError(
-                f"{at}: layer {int(layer)} has {int(stop - start)} rows, which are no whole tokens of {top_k} "
+                f"{at}: layer {int(layer)} has {stop - start} rows, which are no whole tokens of {top_k} "
                 "experts; the log is cut off, or --top-k is another number",
                 field="top_k",
             )
@@ -251,5 +291,24 @@ def _one_pass(file: Path, line: int, held: dict[str, list[np.ndarray]], asked: A
             weights.append(rows["weight"][start:stop].reshape(-1, top_k))
     return _Pass(
         where, tuple(layers.tolist()), experts, weights if "weight" in rows else None,
-        last_tokens if "token" in rows else None,
+        last_tokens if "token" in rows else None, (first_row + starts).tolist(),
     )  # fmt: skip
+
+
+def _check_rows(file: Path, skip: int, first_row: int, rows: dict[str, np.ndarray], asked: Asked) -> None:
+    """UserError that names the line of a layer, an expert or a weight that cannot be."""
+    most = asked.experts or MOST_EXPERTS
+    faults = [
+        ("layer", rows["layer"] < 0, "layers count from 0"),
+        ("expert", (rows["expert"] < 0) | (rows["expert"] >= most), f"the experts are 0 … {most - 1}"),
+    ]
+    if "weight" in rows:
+        right = (rows["weight"] >= -ROUNDING) & (rows["weight"] <= 1 + ROUNDING)
+        faults.append(("weight", ~right, "weights are numbers from 0 to 1, after the softmax or sigmoid"))
+    for what, wrong, expected in faults:
+        if wrong.any():
+            odd = int(np.flatnonzero(wrong)[0])
+            raise UserError(
+                f"{_line(file, skip, first_row + odd)}: {what} {rows[what][odd]:g}, but {expected}",
+                field="experts" if what == "expert" and asked.experts else "file",
+            )

@@ -7,7 +7,8 @@ of a weight.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,56 +23,79 @@ def is_megatron_line(record: dict[str, Any]) -> bool:
     return "top_indices" in record and "layer" in record
 
 
+@dataclass
+class _Pass:
+    """One forward pass of one rank while its layers come in."""
+
+    where: str
+    step: object
+    names: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    """file and line of each layer"""
+    parts: list[np.ndarray] = field(default_factory=list)
+    """ids (t, K) of each layer"""
+
+
 def open_megatron(file: Path, asked: Asked) -> Log:
-    """A trace of one rank. Its first step says which layers there are."""
-    first = next(_steps(file), None)
+    """A trace of one rank, or of several in one file. Its first pass says which layers there are."""
+    first = next(_passes(file), None)
     if first is None:
         raise UserError(f"{file}: is empty", field="file")
-    where, names, parts = first
-    top_k = parts[0].shape[1]
+    names = tuple(first.names)
+    top_k = first.parts[0].shape[1]
     for name, given, found in (("layers", asked.layers, len(names)), ("top_k", asked.top_k, top_k)):
         if given is not None and given != found:
-            raise UserError(f"{where}: has {found} {name.replace('_', '-')}, not {given} as announced", field=name)
+            what = name.replace("_", "-")
+            raise UserError(f"{first.where}: has {found} {what}, not {given} as announced", field=name)
 
     def read() -> Iterator[Piece]:
-        for where, layers, parts in _steps(file):
-            if layers != names:
-                odd = next((name for name in layers if name not in names), None)
-                missing = next((name for name in names if name not in layers), "the order")
-                what = f"{odd} is new" if odd else f"{missing} is missing"
-                raise UserError(
-                    f"{where}: this step has {len(layers)} layers, the first had {len(names)} ({what}); "
-                    "the log is cut off, or of several models",
-                    field="file",
-                )
-            yield Piece(np.stack(parts, axis=1), where, source=where.removeprefix(f"{file}, "))
+        for found in _passes(file):
+            if tuple(found.names) != names:
+                raise _other_layers(found, names)
+            ids = np.stack(found.parts, axis=1)
+            yield Piece(ids, found.where, source=found.where.removeprefix(f"{file}, "), place=_place_of(found.lines))
 
     note = "the ids of a token rise: a slot says nothing of a weight"
     return Log(file, "megatron", Shape(names, top_k, False), asked.experts, None, note, _read=read)
 
 
-def _steps(file: Path) -> Iterator[tuple[str, tuple[str, ...], list[np.ndarray]]]:
-    """(file and line, layers, ids (t, K) of each) of each forward pass: a step, or less where a layer repeats."""
-    key, began, names, parts = None, "", [], []
+def _place_of(lines: list[str]) -> Callable[[int, int, int], str]:
+    return lambda token, step, slot: f"{lines[step]}, token {token}"
+
+
+def _other_layers(found: _Pass, names: tuple[str, ...]) -> UserError:
+    odd = next((name for name in found.names if name not in names), None)
+    missing = next((name for name in names if name not in found.names), None)
+    what = f"{odd} is new" if odd else f"{missing} is missing" if missing else "in another order"
+    return UserError(
+        f"{found.where}: this step has {len(found.names)} layers, the first had {len(names)} ({what}); the log is cut "
+        "off, of several models, or of ranks that hold different layers: import each of these apart",
+        field="file",
+    )
+
+
+def _passes(file: Path) -> Iterator[_Pass]:
+    """Forward passes: of each rank a step, or less where a layer repeats. The lines of several ranks may alternate."""
+    open_: dict[object, _Pass] = {}
     for where, record in json_lines(file):
         layer, ids = _record(where, record)
-        now = (record.get("step"), record.get("rank"))
-        if parts and (now != key or layer in names):
-            yield began, tuple(names), parts
-            names, parts = [], []
-        if not parts:
-            began = f"{where} (step {record.get('step')}, rank {record.get('rank')})"
-        elif ids.shape != parts[0].shape:
+        step, rank = str(record.get("step")), str(record.get("rank"))
+        held = open_.get(rank)
+        if held is not None and (step != held.step or layer in held.names):
+            yield open_.pop(rank)
+            held = None
+        if held is None:
+            held = open_[rank] = _Pass(f"{where} (step {step}, rank {rank})", step)
+        elif ids.shape != held.parts[0].shape:
             raise UserError(
                 f"{where}: {layer} has {ids.shape[0]} tokens × {ids.shape[1]} experts, the layer before it in this "
-                f"step {parts[0].shape[0]} × {parts[0].shape[1]}",
+                f"step {held.parts[0].shape[0]} × {held.parts[0].shape[1]}",
                 field="file",
             )
-        key = now
-        names.append(layer)
-        parts.append(ids)
-    if parts:
-        yield began, tuple(names), parts
+        held.names.append(layer)
+        held.lines.append(where)
+        held.parts.append(ids)
+    yield from open_.values()
 
 
 def _record(where: str, record: dict[str, Any]) -> tuple[str, np.ndarray]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from engine.adapters.importers.arrays import TokenRuns, ids_shape
-from engine.adapters.importers.base import CUT_TOKENS, Asked, Log, Piece, Shape
+from engine.adapters.importers.base import CUT_TOKENS, Asked, Log, Piece, Shape, announced_experts
 from engine.errors import UserError
 
 METADATA = b"tokenpaths"
@@ -36,11 +35,14 @@ def open_parquet(file: Path, asked: Asked) -> Log:
         ) from None
     if "ids" not in schema.names:
         raise UserError(f"{file}: has the columns {', '.join(schema.names)}, but no 'ids'", field="file")
+    if twice := sorted({name for name in schema.names if schema.names.count(name) > 1}):
+        raise UserError(f"{file}: has two columns {twice[0]!r}", field="file")
     if not num_rows:
         raise UserError(f"{file}: holds no token", field="file")
     about = _about(file, schema)
-    said = Asked(asked.layers or about.get("num_layers"), asked.top_k, asked.experts or about.get("num_experts"))
-    first = next(pq.ParquetFile(file).iter_batches(1, columns=["ids"]))
+    experts = announced_experts(about.get("num_experts"), asked, str(file))
+    said = Asked(asked.layers or about.get("num_layers"), asked.top_k, experts)
+    first = next(_batches(file, ["ids"], 1))
     ids = _numbers(first.column("ids"), file, "ids", 0)
     steps, top_k = ids_shape(ids.shape, ids.dtype, said, str(file))
     names = about.get("layers") or [f"layer {layer}" for layer in range(steps)]
@@ -65,12 +67,12 @@ def open_parquet(file: Path, asked: Asked) -> Log:
             token_id, sample = (_whole(columns.get(name), file, name, start) for name in ("token_id", "sample"))
             words.add(columns, sample, start)
             yield from runs.add(ids, weights, token_id, sample, start)
-            yield from words.told(runs.ready({}))
+            yield from runs.ready(words.of)
             start += n
-        yield from words.told(runs.ready({}, end=True))
+        yield from runs.ready(words.of, end=True)
 
     shape = Shape(tuple(map(str, names)), top_k, has_weights)
-    return Log(file, "parquet", shape, said.experts, about.get("model"), _read=read)
+    return Log(file, "parquet", shape, experts, about.get("model"), _read=read)
 
 
 def _about(file: Path, schema: pa.Schema) -> dict[str, Any]:
@@ -83,14 +85,26 @@ def _about(file: Path, schema: pa.Schema) -> dict[str, Any]:
         about = None
     if not isinstance(about, dict):
         raise UserError(f"{file}: the metadata 'tokenpaths' is no JSON object", field="file")
+    layers, model, names = (about.get(name) for name in ("num_layers", "model", "layers"))
+    for name, value, right, what in (
+        ("num_layers", layers, type(layers) is int and 1 <= layers <= 65_536, "a whole number from 1 to 65536"),
+        ("model", model, isinstance(model, str), "a name"),
+        ("layers", names, isinstance(names, list) and all(isinstance(one, str) for one in names), "a list of names"),
+    ):
+        if value is not None and not right:
+            raise UserError(
+                f"{file}: {name} in the metadata 'tokenpaths' is {repr(value)[:40]}, it should be {what}", field="file"
+            )
     return about
 
 
-def _batches(file: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _batches(file: Path, columns: list[str], rows: int | None = None) -> Iterator[pa.RecordBatch]:
     try:
-        yield from pq.ParquetFile(file).iter_batches(CUT_TOKENS, columns=columns)
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{file}: is damaged ({str(error).splitlines()[0][:120]})", field="file") from None
+        with pq.ParquetFile(file) as opened:
+            yield from opened.iter_batches(rows or CUT_TOKENS, columns=columns)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise UserError(f"{file}: is damaged ({said})", field="file") from None
 
 
 def _numbers(column: pa.Array, file: Path, name: str, start: int) -> np.ndarray:
@@ -143,7 +157,8 @@ class _Words:
 
     def __init__(self, where: str) -> None:
         self.where = where
-        self._found: list[dict[str, str | None]] = []
+        self._found: dict[int, dict[str, str | None]] = {}
+        self._position = -1
         self._number: int | None = None
 
     def add(self, columns: dict[str, pa.Array], sample: np.ndarray | None, start: int) -> None:
@@ -165,15 +180,17 @@ class _Words:
                     )
                 said[name] = values[0]
             if int(sample[low]) != self._number:
-                self._found.append(said)
+                self._position += 1
+                self._found[self._position] = said
                 self._number = int(sample[low])
-            elif said != self._found[-1]:
+            elif said != self._found[self._position]:
                 raise UserError(
                     f"{self.where}, row {start + low}: sample {self._number} has another label or text than before",
                     field="file",
                 )
 
-    def told(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        """The pieces with their words, in order."""
-        for piece in pieces:
-            yield replace(piece, **self._found.pop(0)) if self._found else piece
+    def of(self, position: int) -> dict[str, str | None]:
+        """The words of one sample; those before it are let go."""
+        for passed in [one for one in self._found if one < position]:
+            del self._found[passed]
+        return self._found.get(position, {})

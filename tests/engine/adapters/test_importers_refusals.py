@@ -270,7 +270,7 @@ def test_wrong_csv(tmp_path: Path):
     refused(tmp_path, write_csv(file, short, header), "cannot be read as CSV .*Expected 5 columns")
     negative = [row.copy() for row in rows]
     negative[5][3] = -1
-    refused(tmp_path, write_csv(file, negative, header), "line 2, token 2: expert -1 at layer 0")
+    refused(tmp_path, write_csv(file, negative, header), "line 7: expert -1, but the experts are 0 … 65535")
     missing = rows[:6] + rows[7:]
     refused(tmp_path, write_csv(file, missing, header), "line 8: token 3 has another number of experts at layer 0")
     refused(tmp_path, write_csv(file, csv_rows(False)[:-1]), "no whole tokens of 2 experts", top_k=2)
