@@ -16,16 +16,33 @@ Everything is loaded when it is first used.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for editors: what is loaded below when it is first used
+    from engine.adapters.recorder import RecordingAssumed, RecordingStopped, record
+    from engine.analysis.saturation import runs, saturation
+    from engine.store import Run
+    from frontend import charts
 
 _WHERE = {
+    "RecordingAssumed": "engine.adapters.recorder",
+    "RecordingStopped": "engine.adapters.recorder",
     "Run": "engine.store",
     "charts": "frontend.charts",
     "record": "engine.adapters.recorder",
     "runs": "engine.analysis.saturation",
     "saturation": "engine.analysis.saturation",
 }
-__all__ = ["Run", "__version__", "charts", "record", "runs", "saturation"]  # noqa: F822 (found by __getattr__)
+__all__ = [
+    "RecordingAssumed",
+    "RecordingStopped",
+    "Run",
+    "__version__",  # noqa: F822 (found by __getattr__)
+    "charts",
+    "record",
+    "runs",
+    "saturation",
+]
 
 
 def __getattr__(name: str) -> Any:

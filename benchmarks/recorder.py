@@ -26,7 +26,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.measure import report
-from engine.adapters.recorder import Read, Recorder
+from engine.adapters.recorder import Recorder
+from engine.adapters.recorder_options import Options
+from engine.adapters.recorder_plan import Read
 from engine.models.dna import DNA
 from engine.models.named import moe_transformer
 
@@ -162,7 +164,7 @@ def measure(model: nn.Module, options: dict[str, Any], batch: int, repeats: int,
     if options:
         options = options | {"read": reader(watched)}
     with tempfile.TemporaryDirectory() as folder:
-        recorder = Watched(watched, run="bench", runs_dir=Path(folder), **options)
+        recorder = Watched(watched, Options(run="bench", runs_dir=Path(folder), **options))
         models = {"plain": plain, "plain again": again, "recorded": watched}
         variants = {name: trainer(variant, batches) for name, variant in models.items()}
         with recorder:

@@ -5,7 +5,7 @@ Shapes: B samples, T tokens each, n tokens kept, S steps, K slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,24 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.adapters.recorder_inputs import Given, first_size, kept_positions, read_mask, tokens_of
 from engine.adapters.recorder_plan import Plan, Raw, Said
-from engine.adapters.recorder_read import Group, read_calls, tensors_of
+from engine.adapters.recorder_read import Group, read_calls
 from engine.errors import UserError
 from engine.trace import SampleRecord, TraceBatch
 
-_ID_NAMES = ("input_ids", "tokens", "token_ids", "inputs", "idx", "x")
 _OVER = 1e-3
 """weights may leave [0, 1] by this much: half precision"""
-
-
-@dataclass
-class Given:
-    """What ``Recorder.batch`` said of the next forward pass."""
-
-    input_ids: Any = None
-    texts: Sequence[str] | None = None
-    labels: Sequence[Any] | None = None
-    mask: Any = None
 
 
 @dataclass
@@ -41,6 +31,8 @@ class Forward:
     given: Given
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    named: dict[str, Any]
+    """the inputs by name, also those given by place"""
     calls: list[Said] = field(default_factory=list)
     raw: list[Raw] = field(default_factory=list)
     """of the first pass: everything that came out of every candidate"""
@@ -50,12 +42,16 @@ class Forward:
 class Batch:
     """A forward pass on its way to the host."""
 
+    number: int
+    """of the forward pass"""
     groups: list[Group]
     num_tokens: int
     shape: tuple[int, int]
     """samples, tokens of each, padding included; rows are samples one after the other"""
     token_ids: Tensor | None
-    valid: Tensor | None
+    mask: Tensor | None
+    """(B, T) as it was given or found; read when it has arrived, so that no step waits for it"""
+    mask_was_given: bool
     samples: list[SampleRecord]
     transposed: bool
     compact: bool
@@ -84,59 +80,44 @@ def batch_of(
         )  # fmt: skip
     rows = counts.pop()
     groups = read_calls([call for _, call, _ in forward.calls], rows, renormalise)
-    token_ids, valid = _tokens_of(forward, batch_first)
-    shape, compact = _shape_of(forward, rows, token_ids, valid, batch_first, say)
+    given = forward.given
+    token_ids, mask = tokens_of(given, forward.args, forward.named, batch_first)
+    shape, compact = _shape_of(forward, rows, token_ids, mask, batch_first, say)
     if token_ids is not None and tuple(token_ids.shape) != shape:
-        if forward.given.input_ids is not None:
+        if given.input_ids is not None:
             raise UserError(f"input_ids has shape {tuple(token_ids.shape)}, but the routers saw "
                             f"{shape[0]} × {shape[1]} tokens", field="input_ids")  # fmt: skip
         say(f"the input has {tuple(token_ids.shape)} ids, the routers saw {shape[0]} × {shape[1]} tokens: "
-                  "recorded without token ids")  # fmt: skip
+            "recorded without token ids")  # fmt: skip
         token_ids = None
-    if valid is not None and tuple(valid.shape) != shape:
-        if forward.given.mask is not None:
-            raise UserError(f"mask has shape {tuple(valid.shape)}, it should be {shape}", field="mask")
-        valid = None
-    moved = [replace(g, **{n: getattr(g, n).to("cpu", non_blocking=True) for n in ("ids", "weights", "entropies")})
-             for g in groups]  # fmt: skip
+    if mask is not None and tuple(mask.shape) != shape:
+        if given.mask is not None:
+            raise UserError(f"mask has shape {tuple(mask.shape)}, it should be {shape}", field="mask")
+        mask = None
+    names = ("ids", "weights", "entropies", "wrong", "reach")
+    moved = [replace(group, **{name: _moved(getattr(group, name)) for name in names}) for group in groups]
     return Batch(
-        moved, rows, shape, _to_host(token_ids), _to_host(valid), _samples_of(forward, shape, rank),
-        not batch_first, compact, _events([*(g.ids for g in groups), token_ids, valid]),
+        forward.number, moved, rows, shape, _to_host(token_ids), _to_host(mask), given.mask is not None,
+        _samples_of(forward, shape, rank), not batch_first, compact,
+        _events([*(group.ids for group in groups), token_ids, mask]),
     )  # fmt: skip
 
 
-def _tokens_of(forward: Forward, batch_first: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Vocabulary ids (B, T) and which positions are real (B, T), where they are known."""
-    given = forward.given
-    ids = _as_tensor(given.input_ids, "input_ids") if given.input_ids is not None else _find_ids(forward)
-    if ids is not None and (ids.is_floating_point() or ids.dim() not in (1, 2)):
-        raise UserError(f"input_ids is {ids.dtype} {tuple(ids.shape)}, it should be integers (B, T)",
-                        field="input_ids")  # fmt: skip
-    found = forward.kwargs.get("attention_mask")
-    valid = _as_tensor(given.mask, "mask") if given.mask is not None else (
-        found if isinstance(found, Tensor) and found.dim() == 2 else None)  # fmt: skip
-    ids, valid = (None if t is None else t[None] if t.dim() == 1 else t for t in (ids, valid))
-    if not batch_first:
-        ids = None if ids is None else ids.T
-        valid = None if valid is None or given.mask is None else valid.T
-    return ids, None if valid is None else valid != 0
-
-
 def _shape_of(
-    forward: Forward, rows: int, ids: Tensor | None, valid: Tensor | None, batch_first: bool,
+    forward: Forward, rows: int, ids: Tensor | None, mask: Tensor | None, batch_first: bool,
     say: Callable[[str], None],
 ) -> tuple[tuple[int, int], bool]:
     """Samples and tokens of each; whether the model left the padding out before its routers."""
-    for known in (ids, valid):
+    for known in (ids, mask):
         if known is None:
             continue
         if known.numel() == rows:
             return (known.shape[0], known.shape[1]), False
-        if valid is not None and known.shape == valid.shape and int(valid.sum()) == rows:
-            return (known.shape[0], known.shape[1]), True
-    axis = 0 if batch_first else 1
-    first = next((t for t in tensors_of([*forward.args, *forward.kwargs.values()]) if t.dim() >= 2), None)
-    size = ids.shape[0] if ids is not None else first.shape[axis] if first is not None else 1
+        if mask is not None and known.shape == mask.shape:
+            kept = kept_positions(mask)
+            if isinstance(kept, Tensor) and int(kept.sum()) == rows:
+                return (known.shape[0], known.shape[1]), True
+    size = ids.shape[0] if ids is not None else first_size(forward.args, forward.kwargs, 0 if batch_first else 1)
     if size < 1 or rows % size:
         size = 1
         say(f"{rows} tokens cannot be shared among the samples of the input: each forward pass is one sample")
@@ -159,24 +140,8 @@ def _samples_of(forward: Forward, shape: tuple[int, int], rank: int | None) -> l
     ]  # fmt: skip
 
 
-def _find_ids(forward: Forward) -> Tensor | None:
-    """The model's own integer input (B, T): by name, else its first argument."""
-    places: list[Mapping[str, Any]] = [forward.kwargs, *(a for a in forward.args if isinstance(a, Mapping))]
-    named = [place.get(name) for place in places for name in _ID_NAMES]
-    for value in [*named, *forward.args[:1]]:
-        if isinstance(value, Tensor) and value.dim() in (1, 2) and not value.is_floating_point() and (
-            value.dtype != torch.bool and not value.is_complex()
-        ):  # fmt: skip
-            return value
-    return None
-
-
-def _as_tensor(values: Any, name: str) -> Tensor:
-    try:
-        return values if isinstance(values, Tensor) else torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError):
-        raise UserError(f"{name} is {type(values).__name__}, it should be a tensor or nested lists of equal length",
-                        field=name) from None  # fmt: skip
+def _moved(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.to("cpu", non_blocking=True)
 
 
 def _to_host(tensor: Tensor | None) -> Tensor | None:
@@ -200,21 +165,25 @@ def _label(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def trace_batch(batch: Batch, plan: Plan) -> TraceBatch:
+def trace_batch(batch: Batch, plan: Plan, say: Callable[[str], None]) -> TraceBatch:
     """Rows of tokens, samples one after the other, padding left out.
 
     Raises:
-        UserError: a router gave weights that are none.
+        UserError: a router gave ids or weights that are none, or the mask that was given cannot be read.
     """
     steps, top_k = len(plan.layers), plan.top_k
     kind = np.uint8 if all(layer.num_experts <= 256 for layer in plan.layers) else np.int32
     ids = np.empty((batch.num_tokens, steps, top_k), dtype=kind)
     weights = np.empty((batch.num_tokens, steps, top_k), dtype=np.float32)
     entropies = np.empty((batch.num_tokens, steps), dtype=np.float32)
+    wrong = np.zeros((batch.num_tokens, steps), dtype=bool)
     for group in batch.groups:
-        for target, source in ((ids, group.ids), (weights, group.weights), (entropies, group.entropies)):
-            target[:, group.places] = np.moveaxis(source.numpy(), 0, 1)
-    keep = np.ones(batch.shape, dtype=bool) if batch.valid is None else batch.valid.numpy()
+        for target, source in ((ids, group.ids), (weights, group.weights), (entropies, group.entropies),
+                               (wrong, group.wrong)):  # fmt: skip
+            if source is not None:
+                target[:, group.places] = np.moveaxis(source.numpy(), 0, 1)
+    kept = None if batch.mask is None else read_mask(batch.mask, batch.mask_was_given, say)
+    keep = np.ones(batch.shape, dtype=bool) if kept is None else kept.numpy()
     lengths = keep.sum(axis=1)
     rows = np.arange(batch.num_tokens)
     if batch.compact:
@@ -225,13 +194,29 @@ def trace_batch(batch: Batch, plan: Plan) -> TraceBatch:
     else:
         rows = (rows.reshape(batch.shape[::-1]).T if batch.transposed else rows.reshape(batch.shape))[keep]
     if len(rows) != batch.num_tokens or batch.transposed:
-        ids, weights, entropies = ids[rows], weights[rows], entropies[rows]
+        ids, weights, entropies, wrong = ids[rows], weights[rows], entropies[rows], wrong[rows]
+    # Padding may hold anything; it has been left out.
+    _check_ids(wrong, batch.groups, plan)
     _check_weights(weights, plan)
     return TraceBatch(
         samples=[replace(s, num_tokens=int(n)) for s, n in zip(batch.samples, lengths, strict=True) if n],
         module_ids=ids, weights=np.clip(weights, 0.0, 1.0), gate_entropy=np.maximum(entropies, 0),
         flops=np.full(len(ids), plan.flops_per_token, dtype=np.float32),
         token_id=None if batch.token_ids is None else batch.token_ids.numpy()[keep].astype(np.int64),
+    )  # fmt: skip
+
+
+def _check_ids(wrong_nS: np.ndarray, groups: Sequence[Group], plan: Plan) -> None:
+    if not wrong_nS.any():
+        return
+    step = int(wrong_nS.any(axis=0).argmax())
+    layer = plan.layers[step]
+    reach = next(group.reach[group.places.index(step)].tolist() for group in groups
+                 if step in group.places and group.reach is not None)  # fmt: skip
+    raise UserError(
+        f"router {layer.name} gave ids from {reach[0]} to {reach[1]} for {int(wrong_nS[:, step].sum())} tokens, it has "
+        f"the experts 0 … {layer.num_experts - 1}: give num_experts= if there are more, or read= if another number "
+        "means that a token was dropped", field="num_experts",
     )  # fmt: skip
 
 
@@ -245,8 +230,8 @@ def _check_weights(weights_nSK: np.ndarray, plan: Plan) -> None:
     step = int(wrong_nS.any(axis=0).argmax())
     name = plan.layers[step].name
     if not np.isfinite(weights_nSK[:, step]).all():
-        raise UserError(f"router {name} gave NaN or infinite weights: the model or its input is damaged; nothing of "
-                        "this run is kept", field="weights")  # fmt: skip
+        raise UserError(f"router {name} gave NaN or infinite weights: the model or its input is damaged",
+                        field="weights")  # fmt: skip
     raise UserError(
         f"router {name} gave weights from {weights_nSK[:, step].min():.4g} to {weights_nSK[:, step].max():.4g}, a run "
         "keeps weights in [0, 1]: give scale=, what the gate multiplies them by, or read=", field="scale",

@@ -175,11 +175,11 @@ class PartWriter:
         }  # fmt: skip
         self._writer.write_table(pa.table(columns, schema=_SCHEMA))
 
-    def seal(self, plan: dict[str, Any]) -> None:
-        """Close the part and tell its check sum, and ``plan``: what its ribbons are made of."""
+    def seal(self, plan: dict[str, Any], notes: list[str]) -> None:
+        """Close the part and tell its check sum, ``plan`` (what its ribbons are made of), and what is to be noted."""
         self._writer.close()
         fsync_file(self.file)
-        self._meeting.tell({"sha256": file_sha256(self.file), "plan": plan})
+        self._meeting.tell({"sha256": file_sha256(self.file), "plan": plan, "notes": notes})
 
     def abort(self) -> None:
         self._writer.close()

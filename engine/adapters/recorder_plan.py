@@ -5,7 +5,7 @@ Shapes: n tokens (rows of the routers' input), S steps, K slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from engine.adapters.experts import ExpertLayer, WeightSemantics
 from engine.adapters.recorder_find import Router
 from engine.adapters.recorder_read import Call, Meaning, Reading, explain, find_reading
+from engine.adapters.recorder_verify import CLOSE, Outcome, compare
 from engine.errors import UserError
 
 Read = Callable[[nn.Module, tuple[Any, ...], Any], tuple[Tensor, Tensor]]
@@ -22,6 +23,12 @@ Raw = tuple[Router, list[Tensor], int]
 """a candidate, everything that came out of one call of it, and the rows of its input"""
 Said = tuple[Router, Call, int]
 """a router, what was kept of one call of it, and the rows of its input"""
+_OUTCOMES: dict[Outcome, str] = {
+    "agrees": "in the first forward pass each expert was called with as many tokens as these ids say",
+    "nearly": f"in the first forward pass the experts were called as these ids say, but for at most {CLOSE:.0%} (ties)",
+    "unseen": "that these are the ids that the model uses is assumed: what its experts were called with does not tell",
+}
+"""what is said of ids that were recomputed"""
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,8 @@ class Plan:
     semantics: WeightSemantics
     calls: tuple[tuple[Router, Reading], ...] = ()
     """the calls of routers in one forward pass, in order: a step each"""
+    assumed: tuple[str, ...] = ()
+    """names of the routers whose choice is recomputed and could not be compared with what the model did"""
 
     @property
     def flops_per_token(self) -> float:
@@ -57,12 +66,15 @@ class Plan:
 
 
 def decide(
-    model: nn.Module, raw: Sequence[Raw], routers: Sequence[Router], wanted: Wanted
+    model: nn.Module, raw: Sequence[Raw], routers: Sequence[Router], wanted: Wanted,
+    expert_rows: Mapping[str, Sequence[int]],
 ) -> tuple[Plan, list[Said], list[Router], list[tuple[str, str]]]:
     """The plan of the run, its first calls, the routers that count, and (name, reason) of those passed over.
 
+    ``expert_rows`` are those that each expert was called with in this pass, by the name of their list.
+
     Raises:
-        UserError: no decision can be read, or the routers do not belong together.
+        UserError: no decision can be read, it is not what the model does, or the routers do not belong together.
     """
     seen: dict[int, tuple[list[Tensor], int]] = {}
     for router, tensors, rows in raw:
@@ -99,7 +111,11 @@ def decide(
         settled.append((router, reading))
         meanings.append(meaning)
         calls.append((router, replace(call, reading=reading), rows))
-    return _plan(settled, meanings), calls, kept, passed_over
+    outcomes = compare([(router, call) for router, call, _ in calls], expert_rows)
+    for place, outcome in outcomes.items():
+        meanings[place] = replace(meanings[place], note=f"{meanings[place].note}; {_OUTCOMES[outcome]}")
+    assumed = dict.fromkeys(settled[place][0].name for place, outcome in outcomes.items() if outcome == "unseen")
+    return replace(_plan(settled, meanings), assumed=tuple(assumed)), calls, kept, passed_over
 
 
 def _choose(
@@ -140,8 +156,8 @@ def _nothing_read(model: nn.Module, raw: Sequence[Raw], passed_over: Sequence[tu
     found = "; ".join(f"{name}: {why}" for name, why in passed_over[:4])
     return UserError(
         f"{type(model).__name__} has modules that look like routers, but no decision could be read from any "
-        f"({found}); give top_k=, name them with routers=, or give read=, a function of (module, inputs, output) "
-        "that returns ids and weights", field="routers",
+        f"({found}); give top_k= or num_experts=, name them with routers=, or give read=, a function of (module, "
+        "inputs, output) that returns ids and weights", field="routers",
     )  # fmt: skip
 
 
@@ -159,6 +175,21 @@ def kept_call(tensors: Sequence[Tensor], reading: Reading, rows: int, router: Ro
 
     return Call(reading, rows_of(reading.ids, reading.top_k), rows_of(reading.weights, reading.top_k),
                 rows_of(reading.logits, reading.num_experts))  # fmt: skip
+
+
+def read_by_caller(read: Read, router: Router, module: nn.Module, args: tuple[Any, ...], output: Any) -> list[Tensor]:
+    """Ids and weights (n, K) that the caller's function makes of an output."""
+    made = read(module, args, output)
+    if not (isinstance(made, tuple) and len(made) == 2 and all(isinstance(x, Tensor) for x in made)):
+        raise UserError(f"read= gave {type(made).__name__} for {router.name}: it should give two tensors, ids and "
+                        "weights, both (…, K)", field="read")  # fmt: skip
+    ids, weights = (tensor.detach() for tensor in made)
+    if ids.shape != weights.shape or ids.dim() < 2 or ids.is_floating_point() or not weights.is_floating_point():
+        raise UserError(
+            f"read= gave ids {ids.dtype} {tuple(ids.shape)} and weights {weights.dtype} {tuple(weights.shape)} for "
+            f"{router.name}: it should give integers and floats of one shape (…, K)", field="read",
+        )  # fmt: skip
+    return [ids.reshape(-1, ids.shape[-1]), weights.reshape(-1, weights.shape[-1])]
 
 
 def other_order(router: Router, names: Sequence[str], place: int) -> UserError:

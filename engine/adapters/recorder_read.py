@@ -42,6 +42,11 @@ class Reading:
         return tuple(i for i in (self.ids, self.weights, self.logits) if i is not None)
 
     @property
+    def recomputed(self) -> bool:
+        """Whether the choice is the recorder's own, the top-k of what the router gave."""
+        return self.kind in ("logits", "probabilities")
+
+    @property
     def words(self) -> str:
         if self.kind == "ids":
             beside = "ids and weights" if self.weights is not None else "ids"
@@ -86,6 +91,10 @@ class Group:
     """(g, n, K)"""
     entropies: Tensor
     """(g, n)"""
+    wrong: Tensor | None = None
+    """(g, n), True where an id is none of the router's experts; ``ids`` holds anything there. None: cannot be"""
+    reach: Tensor | None = None
+    """(g, 2), the smallest and the largest id of each call, as they were given"""
 
 
 def tensors_of(output: Any) -> list[Tensor]:
@@ -122,12 +131,14 @@ def find_reading(
         problem = _no_ids(tensor, rows, slots, num_experts, top_k) or ""
         if problem or slots is None:
             continue
-        size = num_experts or int(tensor.max()) + 1
+        if num_experts is None:
+            return (f"it gives ids up to {int(tensor.max())} in the first forward pass, but it cannot be told of how "
+                    "many experts: give num_experts=")  # fmt: skip
         equal = [j for j in wide if _width(tensors[j], rows) == slots]
         # (logits, weights, ids) of a gate that chooses all its experts: the weights stand nearer to the ids.
-        weights = equal[-1] if equal and (slots < size or len(equal) > 1) else None
-        logits = next((j for j in wide if j != weights and _width(tensors[j], rows) == size), None)
-        return Reading("ids", size, slots, i, weights, logits, scale or 1.0)
+        weights = equal[-1] if equal and (slots < num_experts or len(equal) > 1) else None
+        logits = next((j for j in wide if j != weights and _width(tensors[j], rows) == num_experts), None)
+        return Reading("ids", num_experts, slots, i, weights, logits, scale or 1.0)
     if num_experts is None:
         return f"{problem or 'its output holds no ids'}, and it cannot be told how many experts it has"
     scores = [i for i in wide if _width(tensors[i], rows) == num_experts]
@@ -187,28 +198,25 @@ def explain(call: Call, scale: float | int | None, renormalise: bool) -> tuple[R
     A scale that stands on the gate is taken to be in its weights if they are explained so, or exceed 1.
     """
     reading = call.reading
-    if reading.kind in ("logits", "probabilities"):
-        score = "softmax" if reading.kind == "logits" else "unknown"
+    if reading.recomputed:
         of = "softmax of the logits" if reading.kind == "logits" else "probabilities"
         divided = ", divided by their sum" if renormalise else ""
         note = (
-            f"recomputed: the ids are the top {reading.top_k} of the recorded {reading.kind}, the weights the {of} at "
-            f"these ids{divided}; the model's own weights may be scaled otherwise"
+            f"recomputed: the ids are the top {reading.top_k} of the recorded {reading.kind}; that the weights are the "
+            f"{of} at these ids{divided} is assumed, as is the entropy"
         )
-        return replace(reading, entropy=True), Meaning(score, "softmax, then top-k", renormalise, False, note)
+        return replace(reading, entropy=True), Meaning("unknown", "unknown", None, None, note)
     unknown = Meaning("unknown", "unknown", None, None, "as given; no known formula explains the weights")
     if reading.kind == "callable":
         return reading, Meaning("unknown", "unknown", None, None, "ids and weights are what read= gave")
-    if reading.kind == "sparse" or call.weights is None:
-        above = call.logits is not None and reading.kind == "sparse" and float(call.logits.max()) > 1 + TOLERANCE
-        settled = scale if scale is not None and above else 1.0
-        note = "ids and weights are the scores that are not zero, as given" if reading.kind == "sparse" else (
-            "the gate gives ids only; the weights are the softmax of its logits at these ids"
-            if call.logits is not None else "the gate gives ids only")  # fmt: skip
-        score = "softmax" if reading.kind == "ids" and call.logits is not None else "unknown"
-        order = "softmax, then top-k" if score == "softmax" else "unknown"
-        meaning = Meaning(score, order, None if score == "unknown" else False, None, note)
-        return replace(reading, scale=settled, entropy=score == "softmax"), meaning
+    if reading.kind == "sparse":
+        above = call.logits is not None and float(call.logits.max()) > 1 + TOLERANCE
+        note = "ids and weights are the scores that are not zero, as given"
+        return replace(reading, scale=scale if scale is not None and above else 1.0), replace(unknown, note=note)
+    if call.weights is None:
+        note = "the gate gives ids only" + ("" if call.logits is None else (
+            "; that the weights are the softmax of its logits at these ids is assumed, as is the entropy"))  # fmt: skip
+        return replace(reading, scale=1.0, entropy=call.logits is not None), replace(unknown, note=note)
     given_nK = call.weights.float()
     for tried in dict.fromkeys((1.0, scale or 1.0)):
         meaning = _formula(call, given_nK / tried)
@@ -216,8 +224,6 @@ def explain(call: Call, scale: float | int | None, renormalise: bool) -> tuple[R
             return replace(reading, scale=tried, entropy=meaning.score_function == "softmax"), meaning
     over = float(given_nK.max()) > 1 + TOLERANCE
     return replace(reading, scale=scale if scale is not None and over else 1.0), unknown
-
-
 
 
 def _formula(call: Call, weights_nK: Tensor) -> Meaning | None:
@@ -246,7 +252,7 @@ def read_calls(calls: Sequence[Call], rows: int, renormalise: bool) -> list[Grou
     Ids are uint8 up to 256 experts, else int16 (int32 above 32,768), weights and entropies float16. An entropy is
     NaN where the softmax of the logits is not the router's distribution.
     """
-    return [Group(places, *_read_group([calls[i] for i in places], renormalise)) for places in _alike(calls, rows)]
+    return [_read_group(places, [calls[i] for i in places], renormalise) for places in _alike(calls, rows)]
 
 
 def _alike(calls: Sequence[Call], rows: int) -> list[list[int]]:
@@ -263,16 +269,23 @@ def _alike(calls: Sequence[Call], rows: int) -> list[list[int]]:
     return [group for parts in groups.values() for group in parts]
 
 
-def _read_group(calls: Sequence[Call], renormalise: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids (g, n, K), weights (g, n, K) and entropies (g, n) of calls alike."""
+def _read_group(places: list[int], calls: Sequence[Call], renormalise: bool) -> Group:
+    """The decisions of calls alike, which stand at ``places``."""
     reading = calls[0].reading
     size = reading.num_experts
     narrow = torch.uint8 if size <= 256 else torch.int16 if size <= 2**15 else torch.int32
     ids, weights, logits = (_stacked([getattr(c, name) for c in calls]) for name in ("ids", "weights", "logits"))
     recomputed = ids is None
+    wrong = reach = None
     if ids is None:
         assert logits is not None
         ids = logits.topk(reading.top_k, dim=-1).indices
+    else:
+        # Looked at before they are narrowed, where 300 would become 44; judged on the host, so that nothing waits.
+        ids = ids.long()
+        wrong = ((ids < 0) | (ids >= size)).any(dim=-1)
+        reach = torch.stack([ids.amin(dim=(1, 2)), ids.amax(dim=(1, 2))], dim=1) if ids.numel() else None
+        ids = ids.clamp(0, size - 1)  # a gather with an id that is none would end the model's own CUDA context
     probs = None
     if logits is not None and reading.kind in ("sparse", "probabilities"):
         probs = logits.float()
@@ -292,7 +305,7 @@ def _read_group(calls: Sequence[Call], renormalise: bool) -> tuple[Tensor, Tenso
         entropies = torch.special.entr(probs).sum(dim=-1)
     else:
         entropies = torch.full(ids.shape[:2], float("nan"), device=ids.device)
-    return ids.to(narrow), weights.to(torch.float16), entropies.to(torch.float16)
+    return Group(places, ids.to(narrow), weights.to(torch.float16), entropies.to(torch.float16), wrong, reach)
 
 
 def _stacked(tensors: Sequence[Tensor | None]) -> Tensor | None:

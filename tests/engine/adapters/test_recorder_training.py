@@ -16,7 +16,7 @@ import torch.multiprocessing as mp
 from torch.nn import functional as F
 
 from engine.adapters import recorder_parts
-from engine.adapters.recorder import record
+from engine.adapters.recorder import RecordingStopped, record
 from engine.errors import UserError
 from engine.store import Run
 from tests.engine.adapters.recorder_models import WIDTH, GateMoE, LinearMoE, language, tokens
@@ -146,7 +146,7 @@ def test_code_compiled_earlier_that_knows_no_hooks_is_not_recorded_silently(tmp_
     model = language(layers=1)
     compiled = torch.compile(model, backend="eager")
     compiled(tokens())
-    with pytest.raises(UserError, match="If the model was compiled before the recorder came"):  # noqa: SIM117
+    with pytest.warns(RecordingStopped, match="If the model was compiled before the recorder came"):  # noqa: SIM117
         with record(model, run="mine", runs_dir=tmp_path):  # given the model inside, its compiler unseen
             compiled(tokens())
     assert nothing_left(tmp_path, model)
@@ -172,17 +172,17 @@ def record_once(rank: int, ddp, folder: Path, case: str) -> str:
     try:
         with record(ddp, run=f"mine-{rank}" if case == "names" else "mine", runs_dir=folder) as rec:
             for i in range(2 - rank if case == "fewer" else 2):
-                rec.batch(labels=[f"rank {rank}"] * 2)
+                rec.batch(labels=[f"rank {rank}"] * (9 if case == "stops" and (rank, i) == (1, 1) else 2))
                 with contextlib.nullcontext() if case == "even" else ddp.no_sync():
                     step(ddp, tokens(2, 5, seed=10 * rank + i))
             if case == f"raise {rank}":
                 raise RuntimeError("the disk of this process is full")
-        return f"{rec.file.name} {rec.num_tokens}"
+        return f"{rec.file.name} {rec.num_tokens}" if rec.file else f"no run: {rec.problem}"
     except (UserError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
 
 
-CASES = ("even", "raise 0", "raise 1", "names", "fewer")
+CASES = ("even", "raise 0", "raise 1", "names", "fewer", "stops")
 
 
 def process(rank: int, port: int, folder: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_process_that_fails_leaves_no_run_and_tells_the_other(two, failing):
     folder, said = two
     sentences = said[f"raise {failing}"]
     assert sentences[failing] == "RuntimeError: the disk of this process is full"
-    told = f"UserError: process {failing} gave up: RuntimeError: the disk of this process is full; nothing of this run"
+    told = f"no run: process {failing} gave up: RuntimeError: the disk of this process is full; nothing of this run"
     assert sentences[1 - failing].startswith(told)
     assert list((folder / f"raise {failing}").iterdir()) == []
 
@@ -248,6 +248,15 @@ def test_processes_may_record_different_numbers_of_passes(two):
         assert run.row["num_tokens"] == 30
 
 
+def test_a_process_whose_recording_stops_trains_on_and_the_run_says_so(two):
+    folder, said = two
+    assert said["stops"] == ["mine.duckdb 20", "mine.duckdb 10"]
+    with Run.open(folder / "stops" / "mine.duckdb") as run:
+        assert run.row["num_tokens"] == 30
+        (note,) = run.info()["findings"]["notes"]
+    assert note == "process 1: the recording stopped at forward pass 1: 9 labels for 2 samples: give one for each"
+
+
 def test_a_damaged_part_is_refused(tmp_path):
     from engine.disk import HolderLock
 
@@ -255,7 +264,7 @@ def test_a_damaged_part_is_refused(tmp_path):
     writer = recorder_parts.PartWriter(meeting)
     made = _batch()
     writer.write(made)
-    writer.seal({"layers": [], "top_k": 2})
+    writer.seal({"layers": [], "top_k": 2}, [])
     manifest = recorder_parts.Meeting(tmp_path, 0, 2, HolderLock(tmp_path / "lock")).others()[0]
     (back,) = recorder_parts.read_part(tmp_path, 1, manifest["sha256"], (3, 2), 7.0)
     for name in ("module_ids", "weights", "gate_entropy", "token_id"):
