@@ -228,7 +228,9 @@ def share_chart(
          "said": _signed(row[measure], measure) + _error(row, measure), "part": numbers.percent(row["share"])}
         for row in known
     ]  # fmt: skip
-    x = alt.X("share:Q", axis=alt.Axis(title="share of each step’s modules banned", format="%", grid=False))
+    ticks = sorted({row["share"] for row in shown})
+    axis = alt.Axis(title="share of each step’s modules banned", format="%", grid=False, values=ticks)
+    x = alt.X("share:Q", axis=axis)
     y = alt.Y("value:Q", axis=alt.Axis(title=MEASURES[measure][0], tickCount=5))
     shape = alt.Shape("which:N", scale=alt.Scale(domain=list(names.values()), range=["triangle-up", "circle", "cross"]),
                       legend=alt.Legend(title="banned", orient="bottom"))  # fmt: skip

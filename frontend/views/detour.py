@@ -116,13 +116,13 @@ def _verdict(
     outputs = effect.get("outputs") or {}
     old, new = (look.client().sample(one["run"], 0) for one in (before, after))
     what = " and ".join(words_of(run, text) for text in selection.controls if text.partition(":")[0] in KINDS)
-    many = "patches" if run["modality"] == "vision" else "tokens"
-    if run["modality"] == "vision" and int(run["num_tokens"]) == int(run["num_samples"]):
-        many = "images"
     step, last = effect["after_step"], int(run["num_steps"]) - 1
     moved = effect["paths_changed_after"] if step < last else effect["paths_changed"]
     where = f"after step {step}" if step < last else "at the last step"
-    sentence = f"With {what}: {numbers.percent(moved)} of the {many} take another path {where}"
+    if effect["num_tokens"] == 1:
+        sentence = f"With {what}: the image {'takes another path' if effect['paths_changed'] else 'keeps its path'}"
+    else:
+        sentence = f"With {what}: {numbers.percent(moved)} of the {_parts(run)} take another path {where}"
     if new.get("prediction"):
         same = old["prediction"] == new["prediction"]
         sentence += (
@@ -151,6 +151,10 @@ def _verdict(
                   kwargs={"slot": "detour_after", "view": "sample"}, icon=":material/open_in_new:")  # fmt: skip
 
 
+def _parts(run: Mapping[str, Any]) -> str:
+    return "patches" if run["modality"] == "vision" else "tokens"
+
+
 def _one_side(
     run: Mapping[str, Any],
     one: Mapping[str, Any],
@@ -164,8 +168,8 @@ def _one_side(
     moved = None if effect is None else {row["token"] for row in effect["tokens"] or () if row["moved"]}
     st.subheader(word, anchor=False)
     st.caption(
-        f"{numbers.plural(len(moved), 'token')} of {numbers.count(len(sample['tokens']))} go another way; the others "
-        "are faded."
+        f"{numbers.count(len(moved))} of {numbers.count(len(sample['tokens']))} {_parts(run)} go another way; those "
+        "that do not are faded."
         if moved is not None
         else "Click a circle or a " + ("token" if sample.get("text") is not None else "patch") + " to choose it."
     )

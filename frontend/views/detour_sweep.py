@@ -74,6 +74,8 @@ def _sweep_of(run: Mapping[str, Any], selection: Selection) -> dict[str, Any] | 
 def _sweep_charts(found: Mapping[str, Any], selection: Selection) -> None:
     table = found["rows"]
     told = f"{numbers.plural(found['num_samples'], 'sample')} of {found.get('data', 'the run')}"
+    if found.get("num_targets") is not None and found["num_targets"] < found["num_samples"]:
+        told += f", the loss over the {numbers.count(found['num_targets'])} whose right answer is known"
     if len(table) < found["rows_in_all"]:
         told += f"; {len(table)} of {found['rows_in_all']} rows so far"
     losses = any(row.get("loss_change") is not None for row in table)

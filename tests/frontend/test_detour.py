@@ -1,0 +1,249 @@
+"""Detours: edits in an address, the charts of what changed, and the view over a real API and worker."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import vl_convert
+from streamlit.testing.v1 import AppTest
+
+from frontend.charts import effects
+from frontend.charts.palette import DIVERGING
+from frontend.selection import Selection, from_query, to_query
+from frontend.views.detour_edits import added, on_path_of, read_edits, said
+from tests.backend.conftest import SECRET, api_for, serving
+
+APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"
+SAMPLE = {
+    "tokens": [
+        {"token": 0, "ribbon": [[1, 2], [3, 0]]}, {"token": 1, "ribbon": [[2, 1], [0, 3]]},
+        {"token": 2, "ribbon": [[1, 2], [3, 1]]},
+    ]
+}  # fmt: skip
+
+
+# The address ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "edit", "words"),
+    [
+        ("ban:1.5", {"modules": [5], "step": 1}, "m5 banned at step 1"),
+        ("ban:all.5", {"modules": [5]}, "m5 banned at every step"),
+        ("force:0.3", {"module": 3, "step": 0}, "every token forced to m3 at step 0"),
+        ("force:0.3.0+2", {"module": 3, "step": 0, "tokens": [0, 2]}, "tokens 0, 2 forced to m3 at step 0"),
+        ("force:all.3.path1", {"module": 3, "tokens": [0, 1]}, "the tokens on the path of token 1 forced to m3"),
+        ("bias:1.5.-0.25", {"modules": [5], "value": -0.25, "step": 1}, "m5 pushed by -0.25 at step 1"),
+        ("freeze:rest", {}, "all other routers frozen"),
+        ("freeze:1", {"step": 1}, "the router of step 1 frozen"),
+        ("shuffle:all.7", {"seed": 7}, "decisions shuffled at every step"),
+        ("top_k:2", {"k": 2}, "top-2 at every step"),
+        ("swap:4", {"ribbons": [token["ribbon"] for token in SAMPLE["tokens"]]}, "the route of sample 4"),
+    ],
+)
+def test_an_edit_in_the_address_is_what_the_api_takes(text, edit, words):
+    edits, problems = read_edits([text, "alpha:0.5"], SAMPLE, lambda number: SAMPLE if number == 4 else None)
+    assert (edits, problems) == ([{"edit": text.partition(":")[0], **edit}], [])
+    assert said(text, lambda step, module: f"m{module}").startswith(words)
+    selection, wrong = from_query({"controls": text})
+    assert (selection.controls, wrong) == ((text,), [])
+    assert to_query(Selection(controls=(text,)))["controls"] == text
+
+
+@pytest.mark.parametrize("text", ["ban:x.y", "ban:1", "force:1.2.path9", "swap:5", "top_k:", "bias:1.2", "shuffle:1"])
+def test_what_means_no_edit_is_said_and_left_out(text):
+    edits, (problem,) = read_edits([text], SAMPLE, lambda number: None)
+    assert edits == []
+    assert text in problem
+
+
+def test_edits_that_cannot_stand_beside_each_other_replace_each_other():
+    assert added(("ban:1.5", "top_k:2"), "top_k:3") == ("ban:1.5", "top_k:3")
+    assert added(("ban:1.5",), "ban:1.6") == ("ban:1.5", "ban:1.6")
+    assert added(("ban:1.5",), "ban:1.5") == ("ban:1.5",)
+    assert on_path_of(SAMPLE, 1) == [0, 1]  # the order of slots is no path
+
+
+# Charts ---------------------------------------------------------------------------------------------------------
+
+LINKS = [
+    {"step": 0, "source": 1, "target": 2, "before": 0.5, "after": 0.1, "change": -0.4},
+    {"step": 0, "source": 1, "target": 3, "before": 0.0, "after": 0.4, "change": 0.4},
+    {"step": 1, "source": 3, "target": 0, "before": 0.0, "after": 0.1, "change": 0.1},
+]
+TOP5 = {
+    "before": [{"name": "cat", "probability": 0.6}, {"name": " dog", "probability": 0.3}],
+    "after": [{"name": "cat", "probability": 0.4}, {"name": "\n", "probability": 0.5}],
+}
+ROWS = [
+    {"module": module, "step": step, "name": f"m{module}", "loss_change": change, "loss_error": 0.01, "kl": abs(change),
+     "paths_changed_after": 0.2, "problem": None, "share": None, "which": None}
+    for module, step, change in [(0, 0, 0.3), (0, 1, -0.1), (0, None, 0.5), (1, 0, 0.0)]
+] + [{"module": 1, "step": None, "name": "m1", "loss_change": None, "loss_error": None, "kl": None,
+      "paths_changed_after": None, "problem": "too few are left", "share": None, "which": None}]  # fmt: skip
+SHARES = [
+    {"share": share, "which": which, "loss_change": share * place, "loss_error": None, "kl": 0.1, "module": None}
+    for share in (0.1, 0.5) for place, which in enumerate(("top", "bottom", "random"))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("theme", ["light", "dark", "print"])
+def test_every_chart_compiles_and_asks_a_question(theme):
+    for chart in (
+        effects.flow_difference_chart({"links": LINKS}, theme=theme), effects.answers_chart(TOP5, theme=theme),
+        *(effects.importance_chart(ROWS, measure=m, theme=theme) for m in effects.MEASURES),
+        effects.share_chart(SHARES, theme=theme), effects.flow_difference_chart({"links": []}, theme=theme),
+    ):  # fmt: skip
+        spec = chart.to_dict()
+        assert spec["title"]["text"].endswith("?")
+        vl_convert.vegalite_to_vega(json.dumps(spec))
+
+
+def _scales(spec: object) -> list[dict]:
+    if isinstance(spec, dict):
+        own = [spec["scale"]] if isinstance(spec.get("scale"), dict) and "range" in spec["scale"] else []
+        return own + [scale for part in spec.values() for scale in _scales(part)]
+    return [scale for part in spec for scale in _scales(part)] if isinstance(spec, list) else []
+
+
+def test_differences_have_one_diverging_scale_with_zero_in_the_middle():
+    for chart in (effects.flow_difference_chart({"links": LINKS}), effects.importance_chart(ROWS)):
+        (scale,) = [scale for scale in _scales(chart.to_dict()) if DIVERGING["light"][0] in scale["range"]]
+        low, middle, high = scale["domain"]
+        assert (middle, low) == (0, -high)
+        assert (scale["range"][0], scale["range"][2]) == DIVERGING["light"]
+
+
+def test_answers_before_and_after():
+    rows = {row["answer"]: (row["before"], row["after"]) for row in effects.answer_rows(TOP5)}
+    assert rows == {"cat": (0.6, 0.4), "\n": (None, 0.5), " dog": (0.3, None)}
+    seen = [effects.answer_words(one) for one in (" dog", "\n", "Persian cat", " ")]
+    assert seen == ["␣dog", "⏎", "Persian cat", "␣"]
+
+
+# The view -------------------------------------------------------------------------------------------------------
+
+
+def make_site(data_dir: Path) -> None:
+    """Two tiny models and a run of each: ``texts``, ``pictures``."""
+    from PIL import Image
+
+    from engine.datasets import Sample
+    from engine.tracing import load_model, trace_samples
+    from tests.checkpoints import save_tiny
+
+    rng, models = np.random.default_rng(0), data_dir / "models"
+    for modality in ("text", "vision"):
+        save_tiny(models / f"tiny-{modality}", modality, **({"context": 64} if modality == "text" else {}))
+    texts = [Sample(None, words, None, words) for words in ("the path of a token", "the path of a token", "next step")]
+    images = [
+        Sample(Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)), None, label, label)
+        for label in ("apple", "brick", "cloud")
+    ]
+    for name, model, samples in (("texts", "tiny-text", texts), ("pictures", "tiny-vision", images)):
+        trace_samples(load_model(model, [models]), samples, data_dir / "runs", run_id=name, dataset="toy")
+
+
+@contextmanager
+def detour_api(data_dir: Path) -> Iterator[str]:
+    """The address of an API over ``make_site``'s folder, with a worker that runs its jobs."""
+    from backend.settings import load_settings
+    from backend.worker import create_worker
+
+    make_site(data_dir)
+    options = {"worker_secret": SECRET, "warm_models": False, "trace_seconds": 250, "decode_seconds": 60}
+    worker = create_worker(load_settings(data_dir=data_dir, **options))
+    with serving(worker) as url, api_for(data_dir, worker_url=url, **options) as served:
+        yield str(served.client.base_url).rstrip("/")
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with detour_api(tmp_path_factory.mktemp("detour")) as url:
+        yield url
+
+
+@pytest.fixture
+def show(api: str, monkeypatch: pytest.MonkeyPatch):
+    from frontend import look
+
+    monkeypatch.setenv("TOKENPATHS_API_URL", api)
+    look.client.clear()
+
+    def draw(**query: object) -> AppTest:
+        page = AppTest.from_file(str(APP), default_timeout=120)
+        for key, value in {"view": "detour", **query}.items():
+            page.query_params[key] = str(value)
+        page.run()
+        assert not page.exception, [error.message for error in page.exception]
+        return page
+
+    yield draw
+    look.client.clear()
+
+
+def words(page: AppTest, *kinds: str) -> str:
+    return " ".join(e.value for kind in kinds or ("error", "warning", "info") for e in page.get(kind)).replace("\\", "")
+
+
+def test_a_bare_detour_invites(show):
+    page = show(run="pictures", sample=1)
+    assert not page.error
+    assert "Nothing is edited yet" in words(page)
+    assert any(button.label == "Do it" for button in page.button)
+
+
+@pytest.mark.parametrize("controls", ["ban:0.1,top_k:1", "force:1.3.0+1,freeze:rest", "swap:1"])
+@pytest.mark.parametrize("run", ["texts", "pictures"])
+def test_before_and_after(show, run, controls):
+    page = show(run=run, sample=0, controls=controls)
+    assert not page.error, words(page)
+    assert [s.value for s in page.subheader][1:3] == ["Before", "After"]
+    assert page.subheader[0].value.replace("\\", "").startswith("With ")
+    assert {"Paths changed at any step", "KL of the answers (nats)"} <= {metric.label for metric in page.metric}
+    if run == "texts":
+        assert "Which tokens become harder to predict?" in [s.value for s in page.subheader]
+
+
+def test_edits_that_cannot_be_are_a_sentence(show):
+    everything = ",".join(f"ban:0.{module}" for module in range(5))
+    assert "top-k needs 2" in words(show(run="texts", sample=0, controls=everything))
+    assert "routes can be swapped between samples of as many tokens" in words(
+        show(run="texts", sample=0, controls="swap:2")
+    )
+    assert "is no edit of this sample" in words(show(run="texts", sample=0, controls="swap:99"))
+    assert "fault of the page" not in words(show(run="texts", sample=0, controls="ban:9.99"))
+
+
+def test_a_click_on_a_circle_offers_edits(show):
+    page = show(run="pictures", sample=0, token=3, through="1.2")
+    labels = [button.label.replace("\\", "") for button in page.button]
+    assert {"Ban module 2 at step 1", "Send token 3 there at step 1"} <= set(labels)
+    page.button(key="quick_0").click().run()
+    assert page.query_params["controls"] in (["ban:1.2"], "ban:1.2")
+    assert "through" not in page.query_params
+    assert page.subheader[0].value.replace("\\", "").startswith("With module 2 banned at step 1:")
+
+
+def test_a_sweep_is_started_found_again_and_drawn(show, api):
+    from frontend import look
+
+    page = show(run="pictures", sample=0)
+    assert "Nobody has measured this run yet" in words(page, "caption")
+    page.button(key="sweep_start").click().run()
+    job = page.query_params["job"]
+    job = job[0] if isinstance(job, list) else job
+    until = time.monotonic() + 100
+    while look.client().job(job)["state"] not in ("succeeded", "failed") and time.monotonic() < until:
+        time.sleep(0.2)
+    assert look.client().job(job)["state"] == "succeeded", look.client().job(job)["problem"]
+    again = show(run="pictures", sample=0)  # tomorrow: without the job in the address
+    assert not again.error
+    assert "3 samples of toy" in words(again, "caption")
+    assert any("every row of the sweep" in expander.label for expander in again.expander)
