@@ -24,6 +24,7 @@ from engine.adapters.importers.megatron import is_megatron_line, open_megatron
 from engine.adapters.importers.parquet import open_parquet
 from engine.adapters.importers.seen import Seen
 from engine.errors import UserError
+from engine.store.checks import check_text
 from engine.store.writer import RunWriter
 from engine.trace import RunInfo
 
@@ -91,6 +92,8 @@ def _open_one(file: Path, format: str | None, asked: Asked) -> Log:
         raise UserError(f"{file}: is {FORMATS[found].what}, not {FORMATS[format].what}", field="format")
     log = FORMATS[found].open(file, asked)
     log.format = format or log.format
+    for text in (log.model, *log.shape.layers):
+        check_text(text, f"{file}: the name of the model or of a layer", field="file")
     return log
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from engine.adapters.experts import by_weight, even_weights
 from engine.errors import UserError
+from engine.store.checks import check_text
 from engine.store.pathbook import sorted_slots
 from engine.trace import SampleRecord, TraceBatch
 
@@ -230,6 +231,8 @@ def check_piece(piece: Piece, log: Log) -> None:
         _check_weights(piece, log)
     if piece.token_id is not None:
         _check_token_ids(piece)
+    for what in ("label", "text", "source"):
+        check_text(getattr(piece, what), f"{piece.where}: the {what}", field="file")
 
 
 def _check_token_ids(piece: Piece) -> None:

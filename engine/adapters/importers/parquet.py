@@ -168,6 +168,11 @@ class _Words:
         if sample is None:
             raise UserError(f"{self.where}: {names[0]!r} goes with 'sample', the sample of each token", field="file")
         starts = [0, *(np.flatnonzero(np.diff(sample)) + 1).tolist(), len(sample)]
+        for name in names:
+            kind = columns[name].type
+            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+            if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
+                raise UserError(f"{self.where}: the column {name!r} holds {kind}, it should hold words", field="file")
         for low, high in zip(starts[:-1], starts[1:], strict=True):
             said = {}
             for name in names:
