@@ -1,0 +1,63 @@
+"""A detour in a real browser: click a circle, ban it, see before and after; the address shows it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import Site
+from tests.browser.test_family_hmodel_directional import page_server
+from tests.frontend.test_detour import detour_api
+
+
+@pytest.fixture(scope="module")
+def detours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    data_dir: Path = tmp_path_factory.mktemp("detour-site")
+    with detour_api(data_dir) as api, page_server(api) as url:
+        yield Site(url, data_dir)
+
+
+@pytest.fixture
+def here(visit, detours: Site):
+    return lambda width=1280, dark=False: visit(width=width, dark=dark, on=detours)
+
+
+def test_click_a_circle_and_ban_it(here):
+    page = here().open(view="detour", run="pictures", sample=0)
+    page.heading("What if it had gone elsewhere?")
+    circle = page.page.locator(".tp-nodes circle").first
+    expect(circle).to_be_visible()
+    page.click_for(circle, "through")
+    page.click_for(page.page.get_by_role("button", name="Ban module").first, "controls")
+    assert page.query()["controls"].startswith("ban:")
+    page.heading("Before")
+    page.heading("After")
+    page.heading("Where do tokens go instead?")
+    expect(page.page.locator('[data-testid="stMetric"]').first).to_be_visible()
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_address_shows_it_again_even_on_a_telephone(here, dark):
+    edits = "ban:0.1,freeze:rest"
+    page = here(width=400, dark=dark).open(view="detour", run="texts", sample=0, controls=edits, token=1)
+    page.heading("With module 1 banned at step 0 and all other routers frozen")
+    page.heading("Which tokens become harder to predict?")
+    page.no_sideways_scroll()
+
+
+def test_an_edit_by_hand_and_its_taking_back(here):
+    page = here().open(view="detour", run="texts", sample=0)
+    page.page.get_by_role("button", name="Do it").click()
+    page.expect_query(controls="ban:all.0")
+    page.heading("After")
+    page.page.get_by_role("button", name="module 0 banned at every step").click()
+    page.expect_query(controls=None)
+    expect(page.page.get_by_text("Nothing is edited yet")).to_be_visible()
+
+
+def test_too_many_bans_are_a_sentence(here):
+    page = here().open(view="detour", run="texts", sample=0, controls="ban:0.0,ban:0.1,ban:0.2,ban:0.3,ban:0.4")
+    page.alert("top-k needs 2")
