@@ -1,17 +1,14 @@
-"""Trace a Hugging Face mixture of experts over texts: open model and tokenizer, read its gates, write a run.
+"""Trace a Hugging Face mixture of experts over texts: read its gates, write a run.
 
-A model is ``hf:<folder>`` or ``hf:<name on the hub>``. What comes from its author is data, never code: safetensors
-only, no remote code, no kernels that a configuration asks for. Files of the hub are kept in the user's own cache
-and taken from there; ``HF_HUB_OFFLINE`` is honoured.
+A model is ``hf:<folder>`` or ``hf:<name on the hub>``. Whether it can be traced: ``hf_source.py``; opening it:
+``hf_load.py``; its gates: ``hf_gates.py``, ``hf_semantics.py``, ``hf_record.py``.
 
 Shapes: B windows of T positions, n tokens, S steps, K slots, V vocabulary entries.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,23 +16,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from engine.adapters import hf_hub
 from engine.adapters.experts import FAMILY
-from engine.adapters.hf_gates import (
-    Gate,
-    GateRecorder,
-    Recorded,
-    common_semantics,
-    find_gates,
-    gate_candidates,
-    module_table,
-    no_router,
-)
-from engine.checkpoint import file_sha256
+from engine.adapters.hf_gates import Gate, common_semantics
+from engine.adapters.hf_library import HuggingFaceError, transformers_library
+from engine.adapters.hf_load import HuggingFaceModel, check_options, forward, load
+from engine.adapters.hf_record import GateRecorder, Recorded
+from engine.adapters.hf_source import NOT_TRACED, find_model, is_huggingface
 from engine.datasets import Sample
-from engine.device import pick_device
 from engine.errors import UserError
 from engine.models.losses import token_losses
 from engine.store.writer import RunWriter
@@ -43,415 +32,19 @@ from engine.tokenizer import Encoded
 from engine.trace import ModuleInfo, RunInfo, SampleRecord, TraceBatch
 from engine.tracing import TraceProgress, engine_version, new_run_id
 
-PREFIX = "hf:"
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
-)  # fmt: skip
-LONGEST_CONTEXT = 2048
-"""texts are cut into windows of so many tokens, or of what the model can take, if that is less"""
-TWIN_PARAMS = 50_000_000
-"""an untrained twin is traced beside models of at most so many parameters"""
-DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-NOT_TRACED = {
-    "diffusion_gemma": "it fills blocks of text by diffusion, so there is no next token whose loss could be kept",
-    "doge": "its experts are rows of a table, picked by product keys inside the block: no gate gives ids or weights",
-    "granite_docling": "its router weighs tiles of an image, it picks no experts",
-    "nllb-moe": "it is an encoder-decoder, and an expert that is full drops tokens: what a token does depends on the "
-                "rest of its batch",
-    "openai_privacy_filter": "it labels tokens and predicts no next one",
-    "qwen3_omni_moe": "as a whole it is opened by none of the classes for text; it takes and makes speech",
-    "switch_transformers": "it is an encoder-decoder, and an expert that is full drops tokens: what a token does "
-                           "depends on the rest of its batch",
-    "vitpose_backbone": "its experts are picked by the name of the data set, not by a router",
-}  # fmt: skip
-"""routed architectures of transformers 5.23 that are refused, and why"""
-_HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
-
-
-class HuggingFaceError(UserError):
-    """A model that cannot be had, opened or traced."""
-
-    def __init__(self, message: str, *, field: str = "model") -> None:
-        super().__init__(message, field=field)
-
-
-# What is there, before anything is loaded ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Source:
-    """A model that exists and has a router, weights not loaded."""
-
-    name: str
-    """of the hub, or of the folder"""
-    folder: Path | None
-    """None: files come from the hub, by way of the user's cache"""
-    config: Any
-    """the model's own transformers configuration"""
-    auto_class: Any
-    """which of transformers' Auto classes opens it"""
-
-    def file(self, name: str) -> Path | None:
-        """Where ``name`` lies on this disk, fetched if need be; None: the model has no such file."""
-        if self.folder is not None:
-            path = self.folder / name
-            return path if path.is_file() else None
-        return _fetch(self.name, name)
-
-
-def is_huggingface(model: str) -> bool:
-    return model.startswith(PREFIX)
-
-
-def find_model(model: str) -> Source:
-    """Look at a model's configuration: everything that can be refused before its weights are read.
-
-    Raises:
-        HuggingFaceError: no such folder or repository, a name that is none, a model that needs its author's code,
-            that makes no text, or that has no router.
-    """
-    name, folder = _place(model.removeprefix(PREFIX))
-    bare = Source(name, folder, None, None)
-    file = bare.file(CONFIG)
-    if file is None:
-        raise HuggingFaceError(f"{name} holds no {CONFIG}, so it is no Hugging Face model")
-    config = _read_config(name, file)
-    auto_class = _auto_class(name, config)
-    with torch.device("meta"), _quiet():
-        try:
-            shape = auto_class.from_config(config, trust_remote_code=False)
-        except Exception as error:  # a configuration can be wrong in as many ways as there are architectures
-            raise HuggingFaceError(f"{name}: its {CONFIG} describes no model: {_first_line(error)}") from None
-    if not gate_candidates(shape):
-        raise no_router(shape, config)
-    return Source(name, folder, config, auto_class)
-
-
-def _place(name: str) -> tuple[str, Path | None]:
-    """The name to show, and the folder, or None where it names a repository of the hub."""
-    if not name:
-        raise HuggingFaceError("hf: names no model; give hf:<folder> or hf:<name on the hub>")
-    if "\0" not in name and len(name) < 4096 and (path := Path(name).expanduser()).is_dir():
-        return path.resolve().name, path
-    if not _HUB_NAME.fullmatch(name) or ".." in name or "--" in name:
-        raise HuggingFaceError(
-            f"{name[:80]!r} is neither a folder nor a name on the hub; give a folder that exists, or owner/name "
-            "of letters, digits, '.', '-' and '_', without '..'"
-        )  # fmt: skip
-    return name, None
-
-
-def _fetch(repo: str, name: str) -> Path | None:
-    """A file of a repository from the user's cache, else from the hub; None: the repository has none of that name."""
-    try:
-        return hf_hub.fetch(repo, name, CONFIG)
-    except hf_hub.NotFetched as problem:
-        raise HuggingFaceError(f"{repo} cannot be fetched: {problem}; give the folder of a model instead, or its name "
-                               "after downloading it") from None  # fmt: skip
-
-
-def _read_config(name: str, file: Path) -> Any:
-    transformers = _transformers()
-    try:
-        plain = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise HuggingFaceError(f"{name}: {CONFIG} cannot be read: {_first_line(error)}") from None
-    if not isinstance(plain, dict) or not isinstance(plain.get("model_type"), str):
-        raise HuggingFaceError(f"{name}: {CONFIG} names no model_type, so it is no Hugging Face model")
-    _refuse_foreign_code(name, plain)
-    if plain["model_type"] not in transformers.CONFIG_MAPPING:
-        needs = ("it brings code of its own, which is never run" if "auto_map" in plain
-                 else f"transformers {transformers.__version__} does not know it")  # fmt: skip
-        raise HuggingFaceError(f"{name} is of type {plain['model_type'][:60]!r}: {needs}")
-    with _quiet():
-        try:
-            return transformers.AutoConfig.from_pretrained(file.parent, trust_remote_code=False, local_files_only=True)
-        except Exception as error:
-            raise HuggingFaceError(f"{name}: {CONFIG} cannot be used: {_first_line(error)}") from None
-
-
-def _refuse_foreign_code(name: str, values: dict[str, Any]) -> None:
-    """A configuration may name an attention or expert kernel of a repository: that would be code of its author."""
-    for key, value in values.items():
-        if isinstance(value, dict):
-            _refuse_foreign_code(name, value)
-        elif "implementation" in key and isinstance(value, str) and "/" in value:
-            raise HuggingFaceError(f"{name}: {CONFIG} asks for code ({key} = {value[:60]!r}), which is never run")
-
-
-def _auto_class(name: str, config: Any) -> Any:
-    """Which Auto class fits: for text alone where there is a choice, but for what the checkpoint was saved as."""
-    transformers = _transformers()
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL,
-    )
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as IMAGE_TEXT,
-    )
-
-    if (reason := NOT_TRACED.get(config.model_type)) is not None:
-        raise HuggingFaceError(f"{name} is of type {config.model_type!r}, which cannot be traced: {reason}")
-    kind, saved = config.model_type, (getattr(config, "architectures", None) or [None])[0]
-    choices = [(CAUSAL.get(kind), transformers.AutoModelForCausalLM),
-               (IMAGE_TEXT.get(kind), transformers.AutoModelForImageTextToText)]  # fmt: skip
-    for class_name, auto_class in choices:
-        if class_name is not None and saved in (class_name if isinstance(class_name, tuple) else (class_name,)):
-            return auto_class
-    for class_name, auto_class in choices:
-        if class_name is not None:
-            return auto_class
-    raise HuggingFaceError(
-        f"{name} is of type {kind!r}, which predicts no next token of a text (an encoder, an encoder-decoder or a "
-        "part of another model); give a causal language model"
-    )
-
-
-# Loading ------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class HuggingFaceModel:
-    """A model with its gates found, ready to be traced."""
-
-    name: str
-    model: Any
-    tokenizer: TextTokens
-    gates: list[Gate]
-    sha256: str
-    device: torch.device
-    """where inputs go"""
-    context: int
-    twin: Any = None
-    """the same architecture with other, random weights; None where the model is large"""
-    twin_gates: list[Gate] | None = None
-
-    @property
-    def modules(self) -> list[ModuleInfo]:
-        return module_table(self.gates)
-
-
-class TextTokens:
-    """A fast tokenizer: ids with the characters that they stand for.
-
-    What a tokenizer puts before a text (``<s>``) is given to the model before every window, and is no token of a
-    run: it belongs to no text.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        bare = tokenizer("a", add_special_tokens=False)["input_ids"]
-        full = tokenizer("a", add_special_tokens=True)["input_ids"]
-        starts = [i for i in range(len(full)) if full[i : i + len(bare)] == bare]
-        self.before: tuple[int, ...] = tuple(full[: starts[0]]) if starts and bare else ()
-
-    def encode(self, text: str) -> Encoded:
-        """Tokens of a text, without special ones; parts of one character share its span.
-
-        Raises:
-            UserError: the text holds lone surrogates, which no encoding can write down.
-        """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise UserError(
-                f"the text holds a lone surrogate (U+{ord(text[error.start]):04X} at character {error.start}); only "
-                "valid Unicode text can be traced", field="text",
-            ) from None  # fmt: skip
-        found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        spans = np.array(found["offset_mapping"], dtype=np.int32).reshape(-1, 2)
-        return Encoded(np.array(found["input_ids"], dtype=np.int32), spans[:, 0], spans[:, 1])
-
-    def token_texts(self) -> dict[int, str]:
-        """Readable text of every vocabulary entry; bytes that are no character become U+FFFD."""
-        number = len(self._tokenizer)
-        texts = self._tokenizer.backend_tokenizer.decode_batch([[i] for i in range(number)], skip_special_tokens=False)
-        return dict(enumerate(texts))
-
-
-def load(source: Source, device: str | None = None, dtype: str = "auto", *, twin: bool = True) -> HuggingFaceModel:
-    """Open a model and its tokenizer, and find its gates by sending a few tokens through.
-
-    ``dtype`` auto keeps the checkpoint's own. Where several GPUs are there and ``device`` is not given, layers are
-    spread over them (with accelerate installed).
-
-    Raises:
-        HuggingFaceError: pickled, missing or damaged weights, no fast tokenizer, NaN weights.
-        UserError: there is no such device, or no gate can be read.
-    """
-    check_options(device, dtype)
-    place = _placement(device)
-    files = _weight_files(source)
-    tokenizer = _tokenizer(source)
-    model = _open(source, files[0].parent, DTYPES[dtype], place)
-    _refuse_nan(source.name, model)
-    inputs_device = model.get_input_embeddings().weight.device
-    config = model.config.get_text_config()
-    gates = find_gates(model, lambda: _probe(model, inputs_device), config)
-    loaded = HuggingFaceModel(
-        name=source.name, model=model, tokenizer=tokenizer, gates=gates, sha256=weights_sha256(files),
-        device=inputs_device, context=_context(config, len(tokenizer.before)),
-    )  # fmt: skip
-    if twin and sum(p.numel() for p in model.parameters()) <= TWIN_PARAMS:
-        loaded.twin = _untrained(source, model, inputs_device)
-        loaded.twin_gates = find_gates(loaded.twin, lambda: _probe(loaded.twin, inputs_device), config)
-    return loaded
-
-
-def check_options(device: str | None, dtype: str) -> None:
-    """UserError when there is no such device or number format."""
-    if dtype not in DTYPES:
-        raise UserError(f"{dtype[:40]!r} is no number format; give {', '.join(DTYPES)}", field="dtype")
-    if device is not None:
-        pick_device(device)
-
-
-def _placement(device: str | None) -> dict[str, Any]:
-    """``device_map`` over several GPUs, else the one device to move the model to."""
-    if device is None and torch.cuda.device_count() > 1:
-        from importlib.util import find_spec
-
-        if find_spec("accelerate"):
-            return {"device_map": "auto"}
-    return {"device": pick_device(device)}
-
-
-def _weight_files(source: Source) -> list[Path]:
-    """The safetensors files of a model, fetched if need be."""
-    index = source.file(INDEX)
-    if index is None:
-        single = source.file(WEIGHTS)
-        if single is None:
-            raise HuggingFaceError(f"{source.name} holds no {WEIGHTS}{_pickles_there(source)}")
-        return [single]
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError, OSError):
-        raise HuggingFaceError(f"{source.name}: {INDEX} cannot be read: it should map names to files") from None
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise HuggingFaceError(f"{source.name}: {INDEX} names {str(name)[:80]!r}, which is no safetensors file")
-    files = [source.file(name) for name in names]
-    if not files or None in files:
-        missing = names[files.index(None)] if files else "no file"
-        raise HuggingFaceError(f"{source.name}: {missing} is missing, {INDEX} names it")
-    return [file for file in files if file is not None]
-
-
-def _pickles_there(source: Source) -> str:
-    if source.folder is None:
-        return (" in your cache or on the hub: only safetensors are read, never a pickle; a model that was fetched in "
-                "part needs the network once more")  # fmt: skip
-    found = sorted(p.name for p in source.folder.iterdir() if p.suffix in _PICKLES)
-    if not found:
-        return ", so there are no weights to load"
-    return f", only {found[0]}: a pickle may run code when it is opened; save the model as safetensors"
-
-
-def weights_sha256(files: Sequence[Path]) -> str:
-    """SHA-256 of one file, or of the names and sums of several, in order of name."""
-    if len(files) == 1:
-        return file_sha256(files[0])
-    together = hashlib.sha256()
-    for file in sorted(files, key=lambda f: f.name):
-        together.update(f"{file.name} {file_sha256(file)}\n".encode())
-    return together.hexdigest()
-
-
-def _tokenizer(source: Source) -> TextTokens:
-    if source.folder is None:
-        found = [path for name in TOKENIZER_FILES if (path := source.file(name))]
-    else:
-        found = [source.folder / name for name in TOKENIZER_FILES if (source.folder / name).is_file()]
-    if not any(path.name not in ("tokenizer_config.json", "special_tokens_map.json") for path in found):
-        raise HuggingFaceError(f"{source.name} holds no tokenizer (tokenizer.json), which is needed to read texts")
-    with _quiet():
-        try:
-            tokenizer = _transformers().AutoTokenizer.from_pretrained(
-                found[0].parent, trust_remote_code=False, local_files_only=True, use_fast=True
-            )
-        except Exception as error:
-            raise HuggingFaceError(f"{source.name}: the tokenizer cannot be opened: {_first_line(error)}") from None
-    if not getattr(tokenizer, "is_fast", False):
-        raise HuggingFaceError(
-            f"{source.name} has a slow tokenizer ({type(tokenizer).__name__}), which does not say which characters a "
-            "token stands for; a tokenizer.json is needed"
-        )
-    return TextTokens(tokenizer)
-
-
-def _open(source: Source, folder: Path, dtype: Any, place: dict[str, Any]) -> Any:
-    options = {"config": source.config, "dtype": dtype, "use_safetensors": True, "trust_remote_code": False,
-               "local_files_only": True, "output_loading_info": True}  # fmt: skip
-    if "device_map" in place:
-        options["device_map"] = place["device_map"]
-    try:
-        with _quiet():
-            model, info = _from_pretrained(source.auto_class, folder, options)
-        if "device" in place:
-            model = model.to(place["device"])
-    except torch.OutOfMemoryError:
-        raise HuggingFaceError(f"{source.name} does not fit into the memory of the device; try --dtype bfloat16, or "
-                               "--device cpu", field="device") from None  # fmt: skip
-    except Exception as error:
-        raise HuggingFaceError(f"{source.name} cannot be opened: {_first_line(error)}") from None
-    missing = sorted(info.get("missing_keys", ()))
-    if missing:
-        raise HuggingFaceError(
-            f"{source.name}: its files lack {len(missing)} of the model's weights, the first is {missing[0]}; "
-            "random numbers would stand in for them"
-        )
-    return model.eval().requires_grad_(False)
-
-
-def _from_pretrained(auto_class: Any, folder: Path, options: dict[str, Any]) -> Any:
-    """With torch's own attention where the architecture can, else its plain one: never what a configuration names."""
-    try:
-        return auto_class.from_pretrained(folder, attn_implementation="sdpa", **options)
-    except ValueError as error:
-        if "scaled_dot_product_attention" not in str(error):
-            raise
-        return auto_class.from_pretrained(folder, attn_implementation="eager", **options)
-
-
-@torch.no_grad()
-def _refuse_nan(name: str, model: nn.Module) -> None:
-    for key, parameter in model.named_parameters():
-        if parameter.is_meta or not parameter.is_floating_point() or parameter.element_size() < 2:
-            continue
-        rows = parameter if parameter.dim() > 1 else parameter.view(1, -1)
-        if not all(bool(torch.isfinite(row).all()) for row in rows.split(max(1, 2**26 // max(1, rows[0].numel())))):
-            raise HuggingFaceError(f"{name}: {key} holds NaN or infinite values; the checkpoint is damaged")
-
-
-@torch.inference_mode()
-def _probe(model: Any, device: torch.device) -> None:
-    """A few tokens, so that the gates speak."""
-    rows = model.get_input_embeddings().weight.shape[0]
-    ids = torch.arange(8, device=device).remainder(rows).view(1, -1)
-    _forward(model, ids, torch.ones_like(ids))
-
-
-def _context(config: Any, before: int) -> int:
-    longest = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
-    return max(1, min(longest or LONGEST_CONTEXT, LONGEST_CONTEXT) - before)
-
-
-def _untrained(source: Source, model: Any, device: torch.device) -> Any:
-    """The same architecture at initialisation, the null that every path statistic stands beside."""
-    state = torch.random.get_rng_state()
-    torch.manual_seed(0)
-    try:
-        with _quiet():
-            twin = source.auto_class.from_config(source.config, trust_remote_code=False, dtype=model.dtype)
-    finally:
-        torch.random.set_rng_state(state)
-    return twin.to(device).eval().requires_grad_(False)
-
-
-# Tracing ------------------------------------------------------------------------------------------------------
+__all__ = [
+    "NOT_TRACED",
+    "HuggingFaceError",
+    "HuggingFaceModel",
+    "check_options",
+    "find_model",
+    "is_huggingface",
+    "load",
+    "run_info",
+    "run_windows",
+    "text_batches",
+    "trace_texts",
+]
 
 
 def trace_texts(
@@ -493,7 +86,8 @@ def trace_texts(
 def run_info(loaded: HuggingFaceModel, run_id: str, dataset: str, split: str = "") -> RunInfo:
     """The row of table ``run``."""
     config = json.loads(loaded.model.config.to_json_string(use_diff=False))
-    about = {"transformers": _transformers().__version__, "dtype": str(loaded.model.dtype).removeprefix("torch."),
+    dtype = str(loaded.model.dtype).removeprefix("torch.")
+    about = {"transformers": transformers_library().__version__, "dtype": dtype,
              "layers": [gate.name for gate in loaded.gates]}  # fmt: skip
     return RunInfo(
         run_id=run_id, model=loaded.name, family=FAMILY, modality="text", dataset=dataset, split=split,
@@ -641,24 +235,8 @@ def _predicting(
 def _decisions(model: Any, gates: list[Gate], device: torch.device, inputs: Tensor, attended: Tensor, keep: Tensor
                ) -> tuple[Recorded, Tensor]:  # fmt: skip
     with GateRecorder(gates) as recorder:
-        logits = _forward(model, inputs.to(device), attended.to(device))
+        logits = forward(model, inputs.to(device), attended.to(device))
         return recorder.take(keep.flatten()), logits
-
-
-def _forward(model: Any, inputs: Tensor, attended: Tensor) -> Tensor:
-    """Logits of one pass.
-
-    Raises:
-        HuggingFaceError: the model's own code gave up: memory, a kernel that is not installed, a text that holds the
-            placeholder of an image.
-    """
-    try:
-        return model(input_ids=inputs, attention_mask=attended, use_cache=False).logits
-    except torch.OutOfMemoryError:
-        raise HuggingFaceError("there is not enough memory for a batch; give a smaller --batch-size, or --dtype "
-                               "bfloat16", field="batch_size") from None  # fmt: skip
-    except Exception as error:
-        raise HuggingFaceError(f"{type(model).__name__} gave up: {_first_line(error)}") from error
 
 
 def _flops(modules: Sequence[ModuleInfo], ids: np.ndarray) -> np.ndarray:
@@ -682,37 +260,3 @@ def _records(part: list[tuple[Sample, Encoded]], loss: np.ndarray) -> list[Sampl
             )
         )  # fmt: skip
     return records
-
-
-# The library --------------------------------------------------------------------------------------------------
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise HuggingFaceError('transformers is not installed; run pip install "tokenpaths[huggingface]"') from None
-    return transformers
-
-
-class _quiet:
-    """No bars and no warnings of the library for a while: what matters is said in a sentence of our own."""
-
-    def __enter__(self) -> None:
-        from transformers.utils import logging
-
-        self._level, self._bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-        logging.set_verbosity(logging.CRITICAL)
-        logging.disable_progress_bar()
-
-    def __exit__(self, *error: object) -> None:
-        from transformers.utils import logging
-
-        logging.set_verbosity(self._level)
-        if self._bars:
-            logging.enable_progress_bar()
-
-
-def _first_line(error: BaseException) -> str:
-    """The beginning of a message of some library, in one line."""
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -355,6 +355,9 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
         ('{"model_type": "of-my-own", "auto_map": {"AutoConfig": "x.Y"}}', "code of its own, which is never run"),
         ('{"model_type": "mixtral", "attn_implementation": "someone/kernel"}', "asks for code"),
         ('{"model_type": "mixtral", "sub": {"_attn_implementation": "someone/kernel"}}', "asks for code"),
+        ('{"model_type": "mixtral", "attn_implementation": {"": "someone/kernel"}}', "asks for code"),
+        ('{"model_type": "mixtral", "attn_implementation": {"text_config": ["sdpa", "a/b"]}}', "asks for code"),
+        ('{"model_type": "mixtral", "experts_implementation": {"": {"": "someone/kernel"}}}', "asks for code"),
         ('{"model_type": "t5"}', "predicts no next token"),
         ('{"model_type": "mixtral", "num_attention_heads": "many"}', r"cannot be used|describes no model"),
     ],
@@ -363,6 +366,21 @@ def test_configurations_that_cannot_be_used(tmp_path: Path, text: str, message: 
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(HuggingFaceError, match=message):
         find_model(f"hf:{tmp_path}")
+
+
+@pytest.mark.parametrize("named", ["flash_attention_2", "eager", {"": "flash_attention_3"}])
+def test_the_attention_that_a_configuration_names_is_not_used(
+    mixtral: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: Any
+) -> None:
+    loaders = [n for n in ("lazy_import_flash_attention", "load_and_register_attn_kernel")
+               if hasattr(transformers.modeling_utils, n)]  # fmt: skip
+    assert loaders, "this release loads kernels elsewhere"
+    for name in loaders:
+        monkeypatch.setattr(transformers.modeling_utils, name, lambda *a, **k: pytest.fail("a kernel was asked for"))
+    folder = changed_config(copied(mixtral, tmp_path / "named"), attn_implementation=named)
+    found = load(find_model(f"hf:{folder}"), device="cpu")
+    assert found.model.config._attn_implementation == "sdpa"
+    assert found.twin.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("model_type", NOT_TRACED)

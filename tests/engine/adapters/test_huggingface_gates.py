@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.adapters.hf_gates import Recorded, common_semantics
+from engine.adapters.hf_gates import common_semantics
+from engine.adapters.hf_record import Recorded
 from engine.adapters.huggingface import HuggingFaceModel, find_model, load, run_windows
 from tests.engine.adapters.naive_routing import (
     Seen,
