@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,19 +12,28 @@ from frontend.charts import numbers
 from frontend.charts.frame import finish, rows, titled
 from frontend.charts.palette import Theme, theme_named
 
-MOST_POINTS = 400
+MOST_POINTS = 60
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [1, 3], [10, 4])
 
 
 def curve_rows(curve: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row a point: series, x, y; of longer series every n-th point and the last."""
+    """One row a point: series, x, y. Of long series means of equally many neighbours, so that noise does not hide them;
+    x is the last of them."""
     found = []
+    stride = points_each(curve)
     for series in curve.get("series", ()):
-        points = list(zip(series["x"], series["y"], strict=True))
-        stride = max(1, -(-len(points) // MOST_POINTS))
-        kept = points[::stride] + ([points[-1]] if points and (len(points) - 1) % stride else [])
-        found += [{"series": str(series.get("name") or ""), "x": x, "y": y} for x, y in kept]
+        xs, ys = series["x"], series["y"]
+        for first in range(0, len(xs), stride):
+            part = [y for y in ys[first : first + stride] if y is not None and math.isfinite(y)]
+            y = sum(part) / len(part) if part else None
+            found.append({"series": str(series.get("name") or ""), "x": xs[min(first + stride, len(xs)) - 1], "y": y})
     return found
+
+
+def points_each(curve: Mapping[str, Any]) -> int:
+    """How many values of a series are drawn as one point."""
+    longest = max((len(series["x"]) for series in curve.get("series", ())), default=0)
+    return max(1, -(-longest // MOST_POINTS))
 
 
 def curve_chart(
@@ -51,4 +61,6 @@ def curve_chart(
     marks = {"point": {"size": 18, "filled": True, "color": look.accent}} if len(table) <= 60 else {}
     chart = alt.Chart(rows(shown)).mark_line(color=look.accent, strokeWidth=1.6, **marks).encode(**encoding)
     chart = chart.properties(width="container", height=height)
-    return finish(titled(chart, look, title, None), look)
+    each = points_each(curve)
+    means = f"Each point is the mean over {each:,} neighbours." if each > 1 else None
+    return finish(titled(chart, look, title, means), look)

@@ -50,7 +50,7 @@ def refusal() -> None:
         look.sentence(error)
 
 
-def job_panel(job: str, *, key: str = "job", frame_width: int = 224, captions: Sequence[str] = ()) -> dict[str, Any]:
+def job_panel(job: str, *, key: str = "job", frame_width: int = 160, captions: Sequence[str] = ()) -> dict[str, Any]:
     """Draw a job; while it is alive the panel draws itself again, and when it ends the whole page does, once.
 
     ``captions`` are words for the items of a batch, in the order of their frames. Returns the job as it is now;
@@ -123,7 +123,8 @@ def state_words(job: Mapping[str, Any]) -> str:
     if job["cancelling"]:
         return "Cancelled; its worker stops after the piece of work at hand."
     if job["state"] in ("running", "paused"):
-        return " ".join(filter(None, [progress_words(progress), look.ended(progress["message"])]))
+        message = look.ended(progress["message"])
+        return " ".join(filter(None, [progress_words(progress), message[:1].upper() + message[1:]]))
     when = f"{(job['finished_at'] or '')[:16].replace('T', ' ')} UTC"
     far = f" after {numbers.count(progress['done'])} {progress['unit']}" if progress["done"] else ""
     again = f", attempt {job['attempts']}" if job["attempts"] > 1 else ""

@@ -36,7 +36,7 @@ def draw(selection: Selection) -> None:
         st.fragment(_list_again, run_every=REFRESH_SECONDS, key="jobs_live")(selection)
     else:
         _list(listed, selection.job)
-    _start()
+    _start(selection)
 
 
 def _chosen(job: str) -> None:
@@ -95,7 +95,8 @@ def _rows(jobs: Sequence[Mapping[str, Any]], chosen: str | None) -> None:
                 st.caption(look.plain(_words(job)), width="content")
                 if job["state"] in job_panel.ALIVE and name != chosen:
                     job_panel.buttons(job, "list")
-            job_panel.progress_bar(job)
+            if name != chosen:
+                job_panel.progress_bar(job)
 
 
 def _words(job: Mapping[str, Any]) -> str:
@@ -103,11 +104,14 @@ def _words(job: Mapping[str, Any]) -> str:
     return job_panel.state_words(job) + why
 
 
-def _start() -> None:
+def _start(selection: Selection) -> None:
     """A form for a trace over a data set; dreams and detours start in their own views."""
     with st.expander("Trace a data set, or import a log", icon=":material/add:"):
         try:
-            models = [model for model in look.client().models() if not model.get("problem")]
+            models = sorted(
+                (model for model in look.client().models() if not model.get("problem")),
+                key=lambda model: (model["modality"] != "vision", not model.get("shipped")),
+            )
         except ApiError as error:
             look.sentence(error)
             return
@@ -115,14 +119,15 @@ def _start() -> None:
         if what == "Import":
             _start_import()
         elif models:
-            _start_trace(models)
+            _start_trace(models, selection)
         else:
             look.empty("There is no model to trace.", "Train one with `tokenpaths train`.")
 
 
-def _start_trace(models: Sequence[Mapping[str, Any]]) -> None:
+def _start_trace(models: Sequence[Mapping[str, Any]], selection: Selection) -> None:
     by_name = {model["model"]: model for model in models}
-    model = st.selectbox("Model", list(by_name), key="start_model")
+    model = selection.model if selection.model in by_name else models[0]["model"]
+    address.bound(st.selectbox, "model", "Model", model, list(by_name))
     sets = SETS[by_name[model]["modality"]]
     with look.controls():
         data = st.selectbox(

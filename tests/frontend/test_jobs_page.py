@@ -124,11 +124,13 @@ def test_a_refused_request_is_told_in_the_form(show, working: Served) -> None:
     assert "inbox" in texts(page)
 
 
-def test_curves_are_thinned_and_told_apart() -> None:
-    long = {"series": [{"name": "", "x": list(range(5000)), "y": [0.0] * 5000}]}
+def test_curves_are_averaged_and_told_apart() -> None:
+    long = {"series": [{"name": "", "x": list(range(5001)), "y": [n % 2 for n in range(5000)] + [float("nan")]}]}
     table = curve_rows(long)
-    assert len(table) <= MOST_POINTS + 1
-    assert table[-1]["x"] == 4999
+    assert len(table) <= MOST_POINTS
+    assert table[0] == {"series": "", "x": 83, "y": 0.5}
+    assert table[-1]["x"] == 5000
+    assert curve_rows({"series": [{"name": "a", "x": [3], "y": [2.0]}]}) == [{"series": "a", "x": 3, "y": 2.0}]
     chart = curve_chart(CURVE).to_dict()
     assert chart["encoding"]["strokeDash"]["scale"]["domain"] == ["S = 1", "S = 2"]
     assert next(iter(chart["datasets"].values()))[-1]["y"] is None

@@ -1,0 +1,59 @@
+"""Jobs: started on the page, watched until it is over, found again by its address, and what it made opened."""
+
+from __future__ import annotations
+
+from playwright.sync_api import expect
+
+
+def start_trace(here, limit: str) -> None:
+    here.page.get_by_text("Trace a data set, or import a log").click()
+    here.page.get_by_label("At most so many samples").fill(limit)
+    here.page.get_by_label("At most so many samples").press("Enter")
+    here.settled()
+    here.page.get_by_role("button", name="Trace it").click()
+
+
+def test_a_trace_from_its_start_to_its_run(visit):
+    here = visit().open(view="jobs", model="tiny-vision")
+    start_trace(here, "6")
+    panel = here.page.locator(".st-key-job_panel")
+    expect(panel).to_contain_text("trace: tiny-vision, bundled:scenes")
+    job = here.query()["job"]
+    assert job.startswith("trace-")
+    expect(panel.get_by_text("Done at")).to_be_visible()
+    expect(panel.get_by_role("button", name="Cancel")).to_have_count(0)
+    tomorrow = visit(width=400, dark=True).open(view="jobs", job=job)
+    expect(tomorrow.page.locator(".st-key-job_panel").get_by_text("Done at")).to_be_visible()
+    tomorrow.no_sideways_scroll()
+    tomorrow.page.get_by_role("button", name="Open the run").click()
+    expect(tomorrow.page.get_by_role("heading", name="Where do tokens go?").first).to_be_visible()
+    assert tomorrow.query()["run"].startswith("tiny-")
+
+
+def test_a_long_one_is_cancelled_tried_again_and_removed(visit):
+    here = visit().open(view="jobs", model="tiny-vision")
+    start_trace(here, "1000000")
+    panel = here.page.locator(".st-key-job_panel")
+    expect(panel.get_by_text("samples,")).to_be_visible()
+    panel.get_by_role("button", name="Cancel").click()
+    expect(panel.get_by_text("Cancelled at")).to_be_visible()
+    panel.get_by_role("button", name="Try again").click()
+    expect(panel.get_by_role("button", name="Cancel")).to_be_visible()
+    panel.get_by_role("button", name="Cancel").click()
+    expect(panel.get_by_text("attempt 2")).to_be_visible()
+    panel.get_by_role("button", name="Remove").click()
+    here.page.get_by_role("button", name="Remove it").click()
+    expect(panel).to_have_count(0)
+    here.settled()
+    assert "job" not in here.query()
+
+
+def test_what_is_wrong_with_a_request_is_said(visit):
+    here = visit().open(view="jobs", job="nobody")
+    expect(here.page.get_by_text("There is no job 'nobody'")).to_be_visible()
+    here = visit().open(view="jobs")
+    here.page.get_by_text("Trace a data set, or import a log").click()
+    here.page.get_by_text("Import", exact=True).click()
+    here.settled()
+    here.page.get_by_role("button", name="Import it").click()
+    expect(here.page.get_by_text("is no name of a file in the inbox")).to_be_visible()
