@@ -34,6 +34,8 @@ BUNDLED = {
     "hmodel": "bundled:languages",
 }  # fmt: skip
 LIMITS = {"vision": 256, "text": 5}
+SHORT = 72
+"""the texts of bundled:languages are sentences: all of them"""
 KEPT = ("step", "module", "name", "kind", "share", "which", "banned", "loss_change", "loss_error", "accuracy_change",
         "kl", "top1_changed", "paths_changed_after", "path_distance", "flow_difference", "problem")  # fmt: skip
 
@@ -51,7 +53,8 @@ def measure(name: str, folder: Path | None) -> dict[str, Any]:
     loaded = load_model(name, [SHIPPED_MODELS], device="cpu")
     config, model = loaded.checkpoint.config, loaded.model
     source = data_of(name, loaded.modality, loaded.checkpoint.validation, folder)
-    dataset = open_dataset(source, loaded.modality, limit=LIMITS[loaded.modality])
+    limit = SHORT if source == "bundled:languages" else LIMITS[loaded.modality]
+    dataset = open_dataset(source, loaded.modality, limit=limit)
     data = prepare(loaded, dataset)
     unchanged = Unchanged(loaded, data)
     table = model.module_table()
@@ -71,7 +74,8 @@ def measure(name: str, folder: Path | None) -> dict[str, Any]:
               file=sys.stderr, flush=True)  # fmt: skip
     for row in found:
         if row["module"] is not None and row["step"] is not None:
-            row["tokens_share"] = float(usage[row["step"], row["module"]] / max(1, usage[row["step"]].sum()))
+            slots = usage[row["step"]].sum()
+            row["tokens_share"] = float(usage[row["step"], row["module"]] * config.top_k / max(1, slots))
     return {
         "dataset": dataset.name, "num_samples": data.num_samples, "num_targets": base["targets"], "loss": base["loss"],
         "num_steps": config.num_steps, "seconds": round(time.monotonic() - began, 1),
@@ -143,7 +147,7 @@ def _bare(name: str) -> str:
 def _cell(change: float | None, error: float | None) -> str:
     if change is None:
         return "–"
-    told = f"{change:+.3f}".replace("-", "−")
+    told = f"{change:+.3f}".replace("-", "−") if abs(change) >= 0.0005 else "0"
     return f"({told})" if error is not None and abs(change) < 2 * error else told
 
 

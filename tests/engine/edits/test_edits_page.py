@@ -1,0 +1,46 @@
+"""``docs/edits.md``: its example runs, its requests are requests, its tables are the kept results."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from benchmarks.importance import BEGIN, END, tables
+from engine.edits.job import RerouteJob
+from engine.edits.values import KINDS
+from engine.jobs import read_request
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs" / "edits.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.+?)```", PAGE, flags=re.DOTALL)
+
+
+def test_the_example_runs(capsys):
+    (code,) = blocks("python")
+    exec(compile(code, "docs/edits.md", "exec"), {})
+    said = capsys.readouterr().out
+    assert said.startswith("['ban module 15 at step 3']")
+    assert float(said.split()[-2]) > 0  # KL
+
+
+def test_requests_are_read():
+    text, decoder, place, found = blocks("json")[0].strip(), json.JSONDecoder(), 0, []
+    while place < len(text):
+        value, end = decoder.raw_decode(text[place:])
+        found.append(read_request(RerouteJob, value["request"]))
+        place += end + len(text[place + end :]) - len(text[place + end :].lstrip())
+    assert [one.sweep for one in found] == ["modules", None]
+
+
+def test_every_edit_is_on_the_page():
+    assert re.findall(r"^\| `(\w+)` \|", PAGE, flags=re.MULTILINE) == list(KINDS)
+
+
+def test_tables_are_the_kept_results():
+    results = json.loads((ROOT / "benchmarks" / "results" / "importance.json").read_text(encoding="utf-8"))["results"]
+    shown = PAGE.split(BEGIN)[1].split(END)[0].strip()
+    assert shown == tables(results)
