@@ -318,7 +318,13 @@ def test_the_page_is_what_was_measured() -> None:
     assert text.split(BEGIN)[1].split(END)[0].strip() == page(document)
     assert set(document["results"]["architectures"]) == set(ARCHITECTURES)
     assert document["results"]["not_traced"] == NOT_TRACED
-    assert all(row["decisions_equal"] == 1 for row in document["results"]["architectures"].values())
+    assert document["results"]["unchecked"] == UNCHECKED
+    for name, reason in (UNCHECKED | NOT_TRACED).items():
+        assert f"| {name} | {reason} |" in text, "what was not checked is on the page, with the reason"
+    for row in document["results"]["architectures"].values():
+        assert (row["decisions_equal"], row["stored_decisions_equal"]) == (1, 1)
+        assert row["weights_off"] == 0
+        assert row["stored_weights_off"] < 1 / 510 + 1e-4, "8 bits, one or two slots"
 
 
 def test_the_example_of_the_page_runs(mixtral: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
