@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,8 +22,9 @@ from engine.jobs import JobContext, Progress, write_artifact
 from engine.jobs_made import check_run_name, claim_run
 
 if TYPE_CHECKING:
-    from engine.edits.effect import Measurement
-    from engine.edits.sweep import Row
+    from engine.edits.effect import Measurement, Unchanged
+    from engine.edits.prepared import PreparedSet
+    from engine.edits.sweep import Row, UsageCount
     from engine.sources.sample import Sample
     from engine.tracing import LoadedModel, TraceProgress
 
@@ -75,8 +76,8 @@ class RerouteJob:
         """Holds nothing."""
 
 
-def samples_of(request: RerouteRequest, context: JobContext, modality: str) -> tuple[list[Sample], str, str]:
-    """The samples of a request, and the name and split of their data set.
+def samples_of(request: RerouteRequest, context: JobContext, modality: str) -> tuple[Iterator[Sample], str, str]:
+    """The samples of a request, read one by one, and the name and split of their data set.
 
     Raises:
         UserError: the run holds no texts or images to be run again, or the data cannot be read.
@@ -88,10 +89,15 @@ def samples_of(request: RerouteRequest, context: JobContext, modality: str) -> t
     bundled = str(request.data).startswith(BUNDLED_PREFIX)
     source = str(request.data) if bundled else context.inbox_file(str(request.data), field="data")
     dataset = open_dataset(source, modality, limit=request.limit)  # type: ignore[arg-type]
-    return list(dataset), dataset.name, dataset.split
+    return iter(dataset), dataset.name, dataset.split
 
 
-def _samples_of_run(run_id: str, limit: int, context: JobContext) -> tuple[list[Sample], str, str]:
+def _samples_of_run(run_id: str, limit: int, context: JobContext) -> tuple[Iterator[Sample], str, str]:
+    with context.open_run(run_id) as run:
+        return _read_run(run_id, limit, context), run.row["dataset"], run.row["split"]
+
+
+def _read_run(run_id: str, limit: int, context: JobContext) -> Iterator[Sample]:
     import io
 
     from PIL import Image
@@ -100,24 +106,44 @@ def _samples_of_run(run_id: str, limit: int, context: JobContext) -> tuple[list[
     from engine.store.effects import sample_inputs
 
     with context.open_run(run_id) as run:
-        found = []
         for kept in sample_inputs(run, limit):
             image = None if kept["image"] is None else Image.open(io.BytesIO(kept["image"])).convert("RGB")
-            found.append(Sample(image=image, text=kept["text"], label=kept["label"], source=kept["source"]))
-        return found, run.row["dataset"], run.row["split"]
+            yield Sample(image=image, text=kept["text"], label=kept["label"], source=kept["source"])
+
+
+class _Reading:
+    """Samples read in slices, so that a cancel need not wait for a large data set."""
+
+    def __init__(self, request: RerouteRequest, context: JobContext, loaded: LoadedModel) -> None:
+        self._source, self.name, self.split = samples_of(request, context, loaded.modality)
+        self._loaded = loaded
+        self.samples: list[Sample] = []
+        self.data: PreparedSet | None = None
+        """None while samples are being read"""
+
+    def advance(self, ends: float) -> None:
+        """Some more samples; the last call prepares them all for the model."""
+        from engine.edits.prepared import prepare
+
+        while time.monotonic() < ends:
+            sample = next(self._source, None)
+            if sample is None:
+                self.data = prepare(self._loaded, self.samples)
+                return
+            self.samples.append(sample)
+
+    def progress(self) -> Progress:
+        return Progress(0, None, "edits", f"{len(self.samples):,} samples read")
 
 
 class Sweep:
     """Rows one after the other, each measured over all samples."""
 
     def __init__(self, request: RerouteRequest, folder: Path, context: JobContext, loaded: LoadedModel) -> None:
-        from engine.edits.effect import Unchanged
-        from engine.edits.prepared import prepare
-
         self.request, self.folder, self.loaded = request, folder, loaded
-        samples, self.data_name, _ = samples_of(request, context, loaded.modality)
-        self.data = prepare(loaded, samples)
-        self.unchanged = Unchanged(loaded, self.data)
+        self.reading = _Reading(request, context, loaded)
+        self.unchanged: Unchanged | None = None
+        self.usage: UsageCount | None = None
         state = folder / STATE
         self.done: list[dict[str, Any]] = json.loads(state.read_bytes())["rows"] if state.is_file() else []
         self.work: Measurement | None = None
@@ -130,20 +156,34 @@ class Sweep:
 
     def advance(self) -> Progress:
         """Some batches of the row at hand."""
+        from engine.edits.effect import Unchanged
+
         ends = time.monotonic() + SLICE_SECONDS
+        if self.reading.data is None:
+            self.reading.advance(ends)
+            if self.reading.data is None:
+                return self.reading.progress()
+        self.unchanged = self.unchanged or Unchanged(self.loaded, self.reading.data)
+        while self.rows is None and time.monotonic() < ends:
+            self._count(self.reading.data, self.unchanged)
         if self.rows is None:
-            self.rows = self._share_rows()
+            return Progress(0, None, "edits", "counting which modules are used most")
         while len(self.done) < len(self.rows) and time.monotonic() < ends:
             self._batch(self.rows[len(self.done)])
         return self._progress()
 
-    def _share_rows(self) -> list[Row]:
-        from engine.edits.sweep import choices_of, share_rows, usage_of
+    def _count(self, data: PreparedSet, unchanged: Unchanged) -> None:
+        """A batch of the unchanged pass; after the last the rows are known."""
+        from engine.edits.sweep import UsageCount, choices_of, share_rows
 
         model, config = self.loaded.model, self.loaded.checkpoint.config
-        usage = usage_of(self.data, self.unchanged, config.num_steps, config.num_modules)
-        choices = choices_of(model.module_table(), config.num_steps)
-        return share_rows(usage, self.request.shares, choices, model.must_leave, self.request.seed)
+        self.usage = self.usage or UsageCount(config.num_steps, config.num_modules)
+        self.usage.add(data, unchanged)
+        if self.usage.batches == len(data.batches):
+            choices = choices_of(model.module_table(), config.num_steps)
+            self.rows = share_rows(
+                self.usage.counts, self.request.shares, choices, model.must_leave, self.request.seed
+            )
 
     def _batch(self, row: Row) -> None:
         from engine.edits.effect import Measurement
@@ -153,7 +193,8 @@ class Sweep:
             if self.work is None:
                 controls = self.loaded.with_controls({"edits": list(row.edits)}).controls
                 assert controls is not None
-                self.work = Measurement(self.loaded, self.data, controls, self.unchanged)
+                assert self.reading.data is not None
+                self.work = Measurement(self.loaded, self.reading.data, controls, self.unchanged)
             self.work.advance()
             if not self.work.finished:
                 return
@@ -167,8 +208,10 @@ class Sweep:
     def _keep(self) -> None:
         from engine.edits.sweep import as_csv
 
-        document = {"sweep": self.request.sweep, "model": self.loaded.name, "data": self.data_name,
-                    "num_samples": self.data.num_samples, "num_targets": self.data.num_targets,
+        data = self.reading.data
+        assert data is not None
+        document = {"sweep": self.request.sweep, "model": self.loaded.name, "data": self.reading.name,
+                    "num_samples": data.num_samples, "num_targets": data.num_targets,
                     "rows_in_all": len(self.rows or ()), "rows": self.done}  # fmt: skip
         write_artifact(self.folder, "importance.json", json.dumps(document, allow_nan=False).encode())
         write_artifact(self.folder, "importance.csv", as_csv(self.done))
@@ -200,17 +243,11 @@ class EditedRun:
     """The effect first, then the unchanged run (where there is none yet) and the edited one, which carries it."""
 
     def __init__(self, request: RerouteRequest, folder: Path, context: JobContext, changed: LoadedModel) -> None:
-        from engine.edits.effect import Measurement
-        from engine.edits.prepared import prepare
-
         self.request, self.folder, self.context, self.changed = request, folder, context, changed
-        self.samples, self.data_name, self.split = samples_of(request, context, changed.modality)
-        assert changed.controls is not None
+        self.reading = _Reading(request, context, changed)
         state = folder / STATE
         self.effect: dict[str, Any] | None = json.loads(state.read_bytes()) if state.is_file() else None
-        self.work = None
-        if self.effect is None:
-            self.work = Measurement(changed, prepare(changed, self.samples), changed.controls)
+        self.work: Measurement | None = None
         self.parts: Generator[TraceProgress, None, Path] | None = None
         self.runs: dict[str, str] = {} if request.run is None else {"before": request.run}
         self.traced = 0
@@ -218,6 +255,10 @@ class EditedRun:
     def advance(self) -> Progress:
         """Some batches: of the effect, then of the runs."""
         ends = time.monotonic() + SLICE_SECONDS
+        if self.reading.data is None:
+            self.reading.advance(ends)
+            if self.reading.data is None:
+                return self.reading.progress()
         while time.monotonic() < ends:
             if self.effect is None:
                 self._measure()
@@ -232,10 +273,15 @@ class EditedRun:
 
     @property
     def _total(self) -> int:
-        return len(self.samples) * (2 if self.request.run is None else 1)
+        return len(self.reading.samples) * (2 if self.request.run is None else 1)
 
     def _measure(self) -> None:
-        assert self.work is not None
+        from engine.edits.effect import Measurement
+
+        if self.work is None:
+            assert self.changed.controls is not None
+            assert self.reading.data is not None
+            self.work = Measurement(self.changed, self.reading.data, self.changed.controls)
         self.work.advance()
         if self.work.finished:
             self.effect, self.work = self.work.answer(), None
@@ -251,13 +297,14 @@ class EditedRun:
         place.mkdir(exist_ok=True)
         wanted = self.request.name if which == "after" else None
         name, is_there = claim_run(
-            place, self.context, wanted, lambda: new_run_id(loaded.name, f"{which} {self.data_name}")
+            place, self.context, wanted, lambda: new_run_id(loaded.name, f"{which} {self.reading.name}")
         )
         if not is_there:
             if self.parts is None:
                 self.parts = trace_parts(
-                    loaded, self.samples, self.context.runs_dir, run_id=name, dataset=self.data_name, split=self.split,
-                    total=len(self.samples), twin=False, findings={"effect": self.effect} if which == "after" else None,
+                    loaded, self.reading.samples, self.context.runs_dir, run_id=name, dataset=self.reading.name,
+                    split=self.reading.split, total=len(self.reading.samples), twin=False,
+                    findings={"effect": self.effect} if which == "after" else None,
                 )  # fmt: skip
                 self.before_part = self.traced
             try:

@@ -108,15 +108,28 @@ def choices_of(modules: Sequence[ModuleInfo], num_steps: int) -> list[list[int]]
     ]
 
 
-def usage_of(data: PreparedSet, unchanged: Any, num_steps: int, num_modules: int) -> Int[np.ndarray, "S M"]:
-    """How many tokens chose each module at each step, unchanged."""
-    counts = np.zeros((num_steps, num_modules), dtype=np.int64)
-    for place, batch in enumerate(data):
-        ids = unchanged[place].module_ids.flatten(0, 1)
+class UsageCount:
+    """How many tokens chose each module at each step, unchanged; a batch at a time."""
+
+    def __init__(self, num_steps: int, num_modules: int) -> None:
+        self.counts: Int[np.ndarray, "S M"] = np.zeros((num_steps, num_modules), dtype=np.int64)
+        self.batches = 0
+
+    def add(self, data: PreparedSet, unchanged: Any) -> None:
+        """The next batch."""
+        batch, ids = data.batches[self.batches], unchanged[self.batches].module_ids.flatten(0, 1)
         ids = (ids if batch.valid is None else ids[batch.valid.flatten()]).numpy().astype(np.int64)
-        for step in range(num_steps):
-            counts[step] += np.bincount(ids[:, step].ravel(), minlength=num_modules)
-    return counts
+        for step, counts in enumerate(self.counts):
+            counts += np.bincount(ids[:, step].ravel(), minlength=len(counts))
+        self.batches += 1
+
+
+def usage_of(data: PreparedSet, unchanged: Any, num_steps: int, num_modules: int) -> Int[np.ndarray, "S M"]:
+    """``UsageCount`` over all of ``data``."""
+    usage = UsageCount(num_steps, num_modules)
+    for _ in data:
+        usage.add(data, unchanged)
+    return usage.counts
 
 
 def result_row(row: Row, effect: dict[str, Any] | None, problem: str | None = None) -> dict[str, Any]:

@@ -121,6 +121,16 @@ def test_without_edits_every_number_stays_what_it_was():
     assert model.plan(model.Controls()) is None
 
 
+def test_without_edits_none_of_this_code_runs(monkeypatch):
+    from engine.models import dna
+
+    for name in ("edited", "allowed_modules", "pushed", "turned_away"):
+        monkeypatch.setattr(dna, name, None)
+    assert under(model_of(), None, images()).logits.shape == (3, 5)
+    with pytest.raises(TypeError):
+        under(model_of(), [{"edit": "shuffle"}], images())
+
+
 def test_a_path_names_its_tokens():
     model, x = model_of(), images()
     plain = model.trace(x).module_ids.long()
