@@ -5,28 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import socket
-import sys
-import threading
 from pathlib import Path
-from typing import Any
 
-import huggingface_hub
 import numpy as np
 import pytest
 import torch
-import transformers
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as IMAGE_TEXT
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.adapters import hf_hub, huggingface
 from engine.adapters.hf_gates import common_semantics, find_gates
 from engine.adapters.huggingface import (
     NOT_TRACED,
-    HuggingFaceError,
     HuggingFaceModel,
     find_model,
     load,
@@ -35,51 +23,21 @@ from engine.adapters.huggingface import (
     trace_texts,
 )
 from engine.datasets import Sample
-from engine.errors import UserError
 from engine.store import Run
 from engine.store.filters import Query
 from tests.engine.adapters.naive_routing import own_decisions, watch
 from tests.engine.adapters.tiny_huggingface import (
     ARCHITECTURES,
+    SAMPLES,
     TEXTS,
     UNCHECKED,
-    VOCABULARY,
-    save_tiny,
+    copied,
+    one_batch,
     tiny_model,
     tiny_tokenizer,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
-SAMPLES = [Sample(None, text, label, f"text {i}") for i, (text, label) in enumerate(zip(TEXTS, "abab", strict=True))]
-
-
-@pytest.fixture(scope="module")
-def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("models") / "tiny-mixtral", "mixtral")
-
-
-@pytest.fixture(scope="module")
-def loaded(mixtral: Path) -> HuggingFaceModel:
-    return load(find_model(f"hf:{mixtral}"), device="cpu")
-
-
-def copied(folder: Path, target: Path) -> Path:
-    target.mkdir()
-    for file in folder.iterdir():
-        (target / file.name).write_bytes(file.read_bytes())
-    return target
-
-
-def changed_config(folder: Path, **values: Any) -> Path:
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
-    return folder
-
-
-def one_batch(loaded: HuggingFaceModel, budget: int = 4096) -> Any:
-    batches = list(text_batches(loaded, SAMPLES, budget))
-    assert len(batches) == 1
-    return batches[0][0]
 
 
 # A run ------------------------------------------------------------------------------------------------------
@@ -216,66 +174,6 @@ def test_sums_of_the_weight_files(mixtral: Path, tmp_path: Path, loaded: Hugging
     np.testing.assert_array_equal(one_batch(in_parts).module_ids, one_batch(loaded).module_ids)
 
 
-@pytest.fixture
-def hub_cache(mixtral: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's cache with ``someone/tiny`` in it, laid out as the hub's client does, and HF_HUB_OFFLINE set."""
-    commit = "0" * 40
-    repo = tmp_path / "models--someone--tiny"
-    (repo / "snapshots").mkdir(parents=True)
-    copied(mixtral, repo / "snapshots" / commit)
-    (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text(commit)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    return tmp_path
-
-
-def test_a_name_of_the_hub_is_read_from_the_users_cache(
-    hub_cache: Path, loaded: HuggingFaceModel
-) -> None:
-    found = load(find_model("hf:someone/tiny"), device="cpu", twin=False)
-    assert found.name == "someone/tiny"
-    assert found.sha256 == loaded.sha256
-    np.testing.assert_array_equal(one_batch(found).module_ids, one_batch(loaded).module_ids)
-
-
-def test_a_name_that_is_not_in_the_cache_and_no_network(hub_cache: Path) -> None:
-    said = "someone/else cannot be fetched: it is not in your cache, and the hub cannot be reached"
-    with pytest.raises(HuggingFaceError, match=said):
-        find_model("hf:someone/else")
-
-
-def test_a_hub_that_nobody_answers_for_is_asked_once_and_in_silence(
-    hub_cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The client by itself tries six times for each file, cached ones too, and prints two lines for each try."""
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    tried: list[str] = []
-    head = type(huggingface_hub.get_session()).head
-    monkeypatch.setattr(type(huggingface_hub.get_session()), "head",
-                        lambda self, url, **kw: (tried.append(str(url)), head(self, url, **kw))[1])  # fmt: skip
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", nobody)
-    with pytest.raises(HuggingFaceError, match="not in your cache, and the hub cannot be reached"):
-        find_model("hf:someone/else")
-    assert find_model("hf:someone/tiny").name == "someone/tiny"
-    assert tried == [nobody]
-    assert "Retry" not in "".join(capfd.readouterr()) + caplog.text
-
-
-def test_a_name_server_that_stays_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = threading.Event()
-    monkeypatch.setattr(hf_hub, "PATIENCE_S", -0.4)
-    monkeypatch.setattr(huggingface_hub, "get_session", lambda: answer.wait(60))
-    assert not hf_hub.reachable("http://silent.invalid")
-    answer.set()
-
-
 def test_a_gate_of_a_later_release_is_read_without_guessing(mixtral: Path) -> None:
     loaded = load(find_model(f"hf:{mixtral}"), device="cpu", twin=False)
     expected = one_batch(loaded)
@@ -290,24 +188,6 @@ def test_a_gate_of_a_later_release_is_read_without_guessing(mixtral: Path) -> No
     np.testing.assert_array_equal(found.module_ids, expected.module_ids)
     np.testing.assert_array_equal(found.weights, expected.weights)
     assert np.isnan(found.gate_entropy).all()
-
-
-def test_weights_of_an_unknown_scale_are_refused(tmp_path: Path) -> None:
-    loaded = load(find_model(f"hf:{save_tiny(tmp_path / 'v3', 'deepseek_v3')}"), device="cpu", twin=False)
-    for gate in loaded.gates:
-        gate.module.__class__ = type("LaterRouter", (type(gate.module),), {})
-    ids = torch.arange(3, 9)[None]
-    loaded.gates = find_gates(loaded.model, lambda: loaded.model(input_ids=ids), loaded.model.config)
-    with pytest.raises(UserError, match=r"LaterRouter\) gave weights from .* it is not known which scale they hold"):
-        one_batch(loaded)
-
-
-def test_a_model_that_gives_up_is_said_in_a_sentence(mixtral: Path) -> None:
-    loaded = load(find_model(f"hf:{mixtral}"), device="cpu", twin=False)
-    loaded.model.lm_head.weight.data = loaded.model.lm_head.weight.data[:, :8]
-    with pytest.raises(HuggingFaceError, match="MixtralForCausalLM gave up"):
-        one_batch(loaded)
-    assert not any(m._forward_hooks for m in loaded.model.modules()), "hooks are gone all the same"
 
 
 def test_the_page_is_what_was_measured() -> None:
@@ -335,187 +215,6 @@ def test_the_example_of_the_page_runs(mixtral: Path, tmp_path: Path, monkeypatch
     exec(compile(code, "adapters.md", "exec"), found := {})
     with Run.open(found["run_file"]) as run:
         assert run.info()["num_samples"] == 20
-
-
-# What is refused --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["owner/..", "../..x/y", "a/b/c", "owner/na me", "", "owner/--x", "o\0/x", "x" * 5000])
-def test_names_that_are_none(name: str) -> None:
-    with pytest.raises(HuggingFaceError, match="neither a folder nor a name on the hub|names no model") as caught:
-        find_model(f"hf:{name}")
-    assert caught.value.field == "model"
-
-
-def test_a_folder_without_a_model(tmp_path: Path) -> None:
-    with pytest.raises(HuggingFaceError, match=r"holds no config\.json"):
-        find_model(f"hf:{tmp_path}")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "cannot be read"),
-        ("[]", "names no model_type"),
-        ('{"model_type": "of-my-own"}', "does not know it"),
-        ('{"model_type": "of-my-own", "auto_map": {"AutoConfig": "x.Y"}}', "code of its own, which is never run"),
-        ('{"model_type": "mixtral", "attn_implementation": "someone/kernel"}', "asks for code"),
-        ('{"model_type": "mixtral", "sub": {"_attn_implementation": "someone/kernel"}}', "asks for code"),
-        ('{"model_type": "mixtral", "attn_implementation": {"": "someone/kernel"}}', "asks for code"),
-        ('{"model_type": "mixtral", "attn_implementation": {"text_config": ["sdpa", "a/b"]}}', "asks for code"),
-        ('{"model_type": "mixtral", "experts_implementation": {"": {"": "someone/kernel"}}}', "asks for code"),
-        ('{"model_type": "t5"}', "predicts no next token"),
-        ('{"model_type": "mixtral", "num_attention_heads": "many"}', r"cannot be used|describes no model"),
-    ],
-)
-def test_configurations_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(HuggingFaceError, match=message):
-        find_model(f"hf:{tmp_path}")
-
-
-@pytest.mark.parametrize("named", ["flash_attention_2", "eager", {"": "flash_attention_3"}])
-def test_the_attention_that_a_configuration_names_is_not_used(
-    mixtral: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: Any
-) -> None:
-    loaders = [n for n in ("lazy_import_flash_attention", "load_and_register_attn_kernel")
-               if hasattr(transformers.modeling_utils, n)]  # fmt: skip
-    assert loaders, "this release loads kernels elsewhere"
-    for name in loaders:
-        monkeypatch.setattr(transformers.modeling_utils, name, lambda *a, **k: pytest.fail("a kernel was asked for"))
-    folder = changed_config(copied(mixtral, tmp_path / "named"), attn_implementation=named)
-    found = load(find_model(f"hf:{folder}"), device="cpu")
-    assert found.model.config._attn_implementation == "sdpa"
-    assert found.twin.config._attn_implementation == "sdpa"
-
-
-@pytest.mark.parametrize("model_type", NOT_TRACED)
-def test_architectures_that_cannot_be_traced_say_why(tmp_path: Path, model_type: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-    with pytest.raises(HuggingFaceError, match=f"{model_type}.*, which cannot be traced: "):
-        find_model(f"hf:{tmp_path}")
-
-
-def test_every_routed_architecture_of_the_library_is_accounted_for() -> None:
-    """By the names of the classes in its files, so that a new release cannot add one unseen."""
-    routed = re.compile(r"^class \w*(Experts|Router|TopKGating|MoE|Moe|SparseMLP|CDMoE|NaiveMoe)\(", re.MULTILINE)
-    folders = Path(transformers.models.__file__).parent.glob("*/modeling_*.py")
-    found = {file.parent.name for file in folders if routed.search(file.read_text(encoding="utf-8"))}
-    kept = {*ARCHITECTURES, *UNCHECKED, *NOT_TRACED}
-    assert found - {model_type_to_module_name(kind) for kind in kept} == set()
-    openable = {kind for kind in CONFIG_MAPPING_NAMES if model_type_to_module_name(kind) in found
-                and (kind in CAUSAL or kind in IMAGE_TEXT)}  # fmt: skip
-    assert openable - kept == set()
-
-
-def test_a_model_without_a_router_before_its_weights_are_read(tmp_path: Path) -> None:
-    LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-                architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)  # fmt: skip
-    with pytest.raises(UserError, match="LlamaForCausalLM.*no router.*looked for a module called gate or router"):
-        find_model(f"hf:{tmp_path}")
-
-
-def test_a_pickle_is_never_opened(mixtral: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = copied(mixtral, tmp_path / "pickled")
-    (folder / "model.safetensors").unlink()
-    torch.save(load_file(mixtral / "model.safetensors"), folder / "pytorch_model.bin")
-    monkeypatch.setattr(torch, "load", lambda *a, **k: pytest.fail("a pickle was opened"))
-    with pytest.raises(HuggingFaceError, match=r"only pytorch_model\.bin: a pickle may run code"):
-        load(find_model(f"hf:{folder}"))
-
-
-@pytest.mark.parametrize("named", ["../elsewhere.safetensors", "weights.bin", 7])
-def test_an_index_that_names_something_else(mixtral: Path, tmp_path: Path, named: Any) -> None:
-    folder = copied(mixtral, tmp_path / "odd")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": named}}))
-    with pytest.raises(HuggingFaceError, match="is no safetensors file"):
-        load(find_model(f"hf:{folder}"))
-
-
-def test_a_missing_part(mixtral: Path, tmp_path: Path) -> None:
-    folder = copied(mixtral, tmp_path / "short")
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00002.safetensors"}}')
-    with pytest.raises(HuggingFaceError, match=r"model-00002\.safetensors is missing"):
-        load(find_model(f"hf:{folder}"))
-
-
-def test_a_truncated_file(mixtral: Path, tmp_path: Path) -> None:
-    folder = copied(mixtral, tmp_path / "cut")
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(HuggingFaceError, match="cannot be opened"):
-        load(find_model(f"hf:{folder}"))
-
-
-def test_weights_that_are_not_there(mixtral: Path, tmp_path: Path) -> None:
-    folder = copied(mixtral, tmp_path / "lacking")
-    kept = {k: v for k, v in load_file(mixtral / "model.safetensors").items() if "layers.1" not in k or "gate" not in k}
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(HuggingFaceError, match=r"lack \d+ of the model's weights.*random numbers"):
-        load(find_model(f"hf:{folder}"))
-
-
-def test_nan_weights(mixtral: Path, tmp_path: Path) -> None:
-    folder = copied(mixtral, tmp_path / "nan")
-    weights = load_file(mixtral / "model.safetensors")
-    name = next(k for k in weights if "layers.2" in k and "expert" in k)
-    weights[name].view(-1)[5] = float("nan")
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(HuggingFaceError, match=r"model\.layers\.2\.mlp\.experts.*NaN"):
-        load(find_model(f"hf:{folder}"))
-
-
-def test_a_gate_that_gives_nan_while_running(mixtral: Path, tmp_path: Path) -> None:
-    loaded = load(find_model(f"hf:{mixtral}"), device="cpu", twin=False)
-    loaded.gates[1].module.weight.data.fill_(float("nan"))
-    with pytest.raises(UserError, match=r"model\.layers\.1\.mlp\.gate gave NaN"):
-        trace_texts(loaded, SAMPLES, tmp_path, run_id="broken")
-    assert not list(tmp_path.iterdir()), "nothing is left behind"
-
-
-def test_a_missing_tokenizer(tmp_path: Path) -> None:
-    folder = save_tiny(tmp_path / "mute", "mixtral", tokenizer=False)
-    with pytest.raises(HuggingFaceError, match="holds no tokenizer"):
-        load(find_model(f"hf:{folder}"))
-
-
-def test_a_broken_tokenizer(mixtral: Path, tmp_path: Path) -> None:
-    folder = copied(mixtral, tmp_path / "broken")
-    (folder / "tokenizer.json").write_text("{")
-    with pytest.raises(HuggingFaceError, match="tokenizer cannot be opened"):
-        load(find_model(f"hf:{folder}"))
-
-
-def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
-    folder = save_tiny(tmp_path / "small", "mixtral", vocab_size=VOCABULARY - 40)
-    loaded = load(find_model(f"hf:{folder}"), device="cpu", twin=False)
-    with pytest.raises(HuggingFaceError, match=f"the model knows {VOCABULARY - 40} tokens"):
-        list(text_batches(loaded, SAMPLES, 4096))
-
-
-def test_texts_that_are_none(loaded: HuggingFaceModel) -> None:
-    for text, message in (("", "is empty"), ("\ud800", "lone surrogate"), (None, "takes texts")):
-        with pytest.raises(UserError, match=message):
-            list(text_batches(loaded, [Sample(None, text, None, "it")], 64))
-
-
-def test_options_that_are_none(mixtral: Path) -> None:
-    with pytest.raises(UserError, match="no number format"):
-        load(find_model(f"hf:{mixtral}"), dtype="int3")
-    with pytest.raises(UserError, match="no device"):
-        load(find_model(f"hf:{mixtral}"), device="abacus")
-
-
-def test_layers_that_pick_different_numbers(tmp_path: Path) -> None:
-    folder = save_tiny(tmp_path / "uneven", "hunyuan_v1_moe", moe_topk=[1, 2, 2])
-    with pytest.raises(UserError, match=r"different numbers of experts.*layers\.0\.mlp\.gate: 1"):
-        load(find_model(f"hf:{folder}"), device="cpu")
-
-
-def test_without_transformers(mixtral: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(HuggingFaceError, match=r'pip install "tokenpaths\[huggingface\]"'):
-        huggingface.find_model(f"hf:{mixtral}")
 
 
 def test_a_user_loads_the_same_checkpoint(mixtral: Path, loaded: HuggingFaceModel) -> None:

@@ -6,6 +6,7 @@ scales, which start at 0 and 1, are drawn too, so that a reader which forgets th
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+from engine.adapters.huggingface import HuggingFaceModel, text_batches
+from engine.datasets import Sample
 
 VOCABULARY = 288
 TEXTS = (
@@ -235,3 +239,25 @@ def save_tiny(folder: Path, model_type: str, *, tokenizer: bool = True, seed: in
     if tokenizer:
         tiny_tokenizer().save_pretrained(folder)
     return folder
+
+
+SAMPLES = [Sample(None, text, label, f"text {i}") for i, (text, label) in enumerate(zip(TEXTS, "abab", strict=True))]
+
+
+def copied(folder: Path, target: Path) -> Path:
+    target.mkdir()
+    for file in folder.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    return target
+
+
+def changed_config(folder: Path, **values: Any) -> Path:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+    return folder
+
+
+def one_batch(loaded: HuggingFaceModel, budget: int = 4096) -> Any:
+    batches = list(text_batches(loaded, SAMPLES, budget))
+    assert len(batches) == 1
+    return batches[0][0]
