@@ -57,6 +57,7 @@ class ImportJob:
         self.log, self.make, self.run = log, make, run
         self.counting: Generator[int, None, Log] | None = log.counting()
         self.parts: Generator[int, None, Path] | None = None
+        self.file: Path | None = None
         self.last = Progress(0, None, "tokens")
 
     @classmethod
@@ -101,10 +102,19 @@ class ImportJob:
             if self.counting is not None:
                 self._look()
             elif self._write():
-                result: dict[str, Any] = {"run": self.run, "tokens": self.last.done}
-                result |= {"note": self.log.note} if self.log.note else {}
-                return Progress(self.last.done, self.last.done, "tokens", finished=True, result=result)
+                return self._sealed()
         return self.last
+
+    def _sealed(self) -> Progress:
+        """What came out, with what the log left open."""
+        from engine.store import Run
+
+        assert self.file is not None
+        with Run.open(self.file) as run:
+            notes = run.info()["findings"].get("notes") or []
+        done = self.last.done
+        result: dict[str, Any] = {"run": self.run, "tokens": done} | ({"notes": notes} if notes else {})
+        return Progress(done, done, "tokens", finished=True, result=result)
 
     def _look(self) -> None:
         """One piece of the walk that finds how many experts there are, where the log does not say."""
@@ -121,7 +131,8 @@ class ImportJob:
         assert self.parts is not None
         try:
             self.last = Progress(next(self.parts), None, "tokens", f"making the run {self.run}")
-        except StopIteration:
+        except StopIteration as end:
+            self.file = end.value
             return True
         return False
 

@@ -3,123 +3,30 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
 import shutil
-import signal
-import socket
-import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
+from benchmarks.crew import Crew
 from engine.jobs import MOST_REPEATED
 from tests.backend.conftest import API, SECRET, problem
 from tests.jobs import counted, know_the_kinds
 
 know_the_kinds()
-ROOT = Path(__file__).resolve().parent.parent.parent
 LEASE_SECONDS = 1.0
 KILLS = 10
-
-
-class Crew:
-    """An API and workers as processes of their own, over one data folder."""
-
-    def __init__(self, data_dir: Path, **settings: object) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        chosen = {
-            "data_dir": data_dir, "port": self.port, "worker_secret": SECRET, "warm_models": "false",
-            "job_lease_seconds": LEASE_SECONDS, **settings,
-        }  # fmt: skip
-        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("TOKENPATHS_")}
-        self.environment |= {f"TOKENPATHS_{name.upper()}": str(value) for name, value in chosen.items()}
-        self.data_dir, self.log = data_dir, data_dir.parent / "processes.log"
-        self.workers: list[subprocess.Popen[bytes]] = []
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}{API}", timeout=60, trust_env=False)
-        self.api: subprocess.Popen[bytes] | None = None
-
-    def _start(self, role: str) -> subprocess.Popen[bytes]:
-        with open(self.log, "ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "tests.jobs", role], env=self.environment, cwd=ROOT, stdout=log, stderr=log
-            )
-
-    def staff(self, number: int) -> None:
-        """So many workers that live; new ones come a little later."""
-        self.workers = [one for one in self.workers if one.poll() is None]
-        while len(self.workers) < number:
-            self.workers.append(self._start("worker"))
-
-    def start_api(self) -> None:
-        self.api = self._start("api")
-        self.until(lambda: self.get("/jobs") is not None)
-
-    def get(self, path: str) -> dict[str, Any] | None:
-        """The answer; None while nobody answers."""
-        try:
-            return self.client.get(path).json()
-        except httpx.TransportError:
-            return None
-
-    def until(self, condition: Any) -> None:
-        ends = time.monotonic() + 150
-        while not condition():
-            assert time.monotonic() < ends, self.log.read_text()[-3000:]
-            time.sleep(0.03)
-
-    def submit(self, **request: object) -> str:
-        answer = self.client.post("/jobs", json={"kind": "count", "request": request})
-        assert answer.status_code == 202, answer.text
-        return str(answer.json()["job"])
-
-    def job(self, job: str) -> dict[str, Any]:
-        found = self.get(f"/jobs/{job}")
-        assert found is not None
-        return found
-
-    def over(self, job: str) -> dict[str, Any]:
-        """The job once it is over."""
-        self.until(lambda: self.job(job)["state"] in ("succeeded", "failed", "cancelled"))
-        return self.job(job)
-
-    def holder(self, job: str) -> subprocess.Popen[bytes] | None:
-        """The worker that has the job now."""
-        with sqlite3.connect(self.data_dir / "jobs.sqlite") as con:
-            (worker,) = con.execute("SELECT worker FROM job WHERE job = ?", (job,)).fetchone()
-        pid = int(worker.split("-")[-2]) if worker else 0
-        return next((one for one in self.workers if one.pid == pid and one.poll() is None), None)
-
-    def kill_holder(self, job: str) -> None:
-        """``kill -9`` of the worker that has the job."""
-        self.until(lambda: self.holder(job) is not None)
-        held = self.holder(job)
-        assert held is not None
-        held.send_signal(signal.SIGKILL)
-        held.wait()
-        self.workers.remove(held)
-
-    def close(self) -> None:
-        for process in [*self.workers, self.api]:
-            if process is not None and process.poll() is None:
-                process.kill()
-                process.wait()
-        self.client.close()
 
 
 @pytest.fixture(scope="module")
 def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
     """One for all tests: processes take seconds to start."""
-    made = Crew(tmp_path_factory.mktemp("crew") / "data")
+    made = Crew(tmp_path_factory.mktemp("crew") / "data", module="tests.jobs", job_lease_seconds=LEASE_SECONDS)
     made.staff(3)
     made.start_api()
     yield made
@@ -128,7 +35,7 @@ def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
 
 def test_ten_kills_cost_at_most_sixty_four_iterations_each_and_change_nothing(crew: Crew) -> None:
     iterations, chance = 2500, random.Random(7)
-    job = crew.submit(iterations=iterations, seconds=0.002)
+    job = crew.submit("count", iterations=iterations, seconds=0.002)
     made = crew.data_dir / "jobs" / job / "made.txt"
     crew.until(made.exists)
     for _ in range(KILLS):
@@ -150,7 +57,7 @@ def test_ten_kills_cost_at_most_sixty_four_iterations_each_and_change_nothing(cr
 
 def test_a_killed_api_costs_no_job_anything(crew: Crew) -> None:
     crew.staff(1)
-    job, waiting = crew.submit(iterations=600, seconds=0.01), crew.submit(iterations=5)
+    job, waiting = crew.submit("count", iterations=600, seconds=0.01), crew.submit("count", iterations=5)
     crew.until(lambda: crew.job(job)["progress"]["done"] > 50)
     last = max(int(line[4:]) for line in _events(crew, job) if line.startswith("id: "))
     assert crew.api is not None
@@ -180,7 +87,7 @@ def _events(crew: Crew, job: str, last_event_id: int = 0) -> list[str]:
 
 def test_a_worker_that_ends_in_order_gives_its_job_back(crew: Crew) -> None:
     crew.staff(1)
-    job = crew.submit(iterations=400, seconds=0.01)
+    job = crew.submit("count", iterations=400, seconds=0.01)
     crew.until(lambda: crew.job(job)["progress"]["done"] > 80)
     for worker in crew.workers:
         worker.terminate()
@@ -198,12 +105,12 @@ def test_a_full_disk_pauses_the_job_and_it_goes_on_by_itself(tmp_path: Path) -> 
     mount.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(mount)], capture_output=True).returncode:
         pytest.skip("this user may not mount a small disk")
-    crew = Crew(mount / "data", job_free_megabytes=2)
+    crew = Crew(mount / "data", module="tests.jobs", job_lease_seconds=LEASE_SECONDS, job_free_megabytes=2)
     crew.log = tmp_path / "processes.log"
     try:
         crew.staff(1)
         crew.start_api()
-        job = crew.submit(iterations=3000, seconds=0.002, frame_bytes=20_000)
+        job = crew.submit("count", iterations=3000, seconds=0.002, frame_bytes=20_000)
         crew.until(lambda: crew.job(job)["progress"]["done"] > 100)
         ballast = mount / "ballast"
         _fill(ballast)

@@ -162,4 +162,4 @@ def test_an_import_counts_experts_and_makes_a_run(context: JobContext, tmp_path:
     job.close()
     assert progress.finished
     assert progress.result["run"] == "served"
-    assert "4 experts a layer" in progress.result["note"]
+    assert any("4 experts a layer" in note for note in progress.result["notes"])
