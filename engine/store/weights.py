@@ -37,6 +37,8 @@ class WeightCode:
     def encode(self, weights: np.ndarray) -> np.ndarray:
         """The level (uint8) of each weight; what leaves [0, 1] by rounding is cut off."""
         weights = np.clip(np.asarray(weights, dtype=np.float32), 0, 1)
+        if weights.size > 1 and (weights == weights.flat[0]).all():  # a log without weights: 1/K throughout
+            return np.full(weights.shape, self.encode(weights.flat[:1])[0])
         if self.name == "linear":
             levels = weights * np.float32(TOP_LEVEL)
         else:

@@ -25,6 +25,9 @@ def test_codes_keep_the_order_and_0_and_1(code: WeightCode):
     drawn = np.sort(np.random.default_rng(0).random(10_000))
     assert (np.diff(code.encode(drawn).astype(int)) >= 0).all()
     assert code.encode(np.array([-1e-5, 1 + 1e-5])).tolist() == [0, 255]
+    same = code.encode(np.full((3, 2), 0.3))
+    assert (same.shape, same.dtype) == ((3, 2), np.uint8)
+    assert (same == code.encode(np.array([0.3, 1.0]))[0]).all()
     con = duckdb.connect()
     con.execute("CREATE TABLE t AS SELECT range::UTINYINT AS w FROM range(256)")
     read = con.execute(f"SELECT {code.sql('w')} FROM t ORDER BY w").fetchall()
