@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Request
 
 from backend.answers import Answers
+from backend.jobs.rows import STATES
 from backend.jobs.service import Jobs
 from backend.metrics import Metrics
 from backend.runs import RunRegistry
@@ -37,6 +39,10 @@ class Services:
         metrics = Metrics()
         registry = RunRegistry(settings.runs_dir, time_limit_s=settings.query_seconds, max_open=settings.open_runs)
         metrics.open_runs.set_function(registry.count_open)
+        jobs = Jobs(settings)
+        metrics.job_listeners.set_function(lambda: jobs.streams)
+        for state in STATES:
+            metrics.jobs.labels(state).set_function(partial(jobs.count, state))
         wait_s = settings.query_wait_seconds
         queries = Slots(
             settings.query_slots,
@@ -54,7 +60,7 @@ class Services:
             export_slots=Slots(settings.export_slots, wait_s, "other exports"),
             upload_slots=Slots(settings.upload_slots, wait_s, "other uploads"),
             worker=WorkerClient(settings),
-            jobs=Jobs(settings),
+            jobs=jobs,
         )
 
     async def close(self) -> None:

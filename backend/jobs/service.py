@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
@@ -117,6 +118,13 @@ class Jobs:
             "attempts": row.attempts,
             "request": row.request,
         }
+
+    def count(self, state: State) -> float:
+        """How many jobs are in a state; NaN where that cannot be known now."""
+        try:
+            return self.table.counts().get(state, 0)
+        except (OSError, Problem):
+            return math.nan
 
     def artifact(self, job: str, name: str) -> tuple[bytes, str]:
         """(content, tag) of a file that a job made, whatever became of the job."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from fastapi import APIRouter
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from backend import __version__
@@ -27,5 +28,6 @@ async def health(services: Shared) -> Health:
     response_class=Response,
 )
 async def metrics(services: Shared) -> Response:
-    """Counters for Prometheus: requests, seconds, answers, open runs, waiting questions."""
-    return Response(services.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    """Counters for Prometheus: requests, seconds, answers, open runs, waiting questions, jobs."""
+    text = await run_in_threadpool(services.metrics.text)  # some are asked of files
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -278,6 +278,9 @@ def test_two_hundred_listeners_that_hang_up_are_let_go(working: Served) -> None:
         assert time.monotonic() < ends, jobs.streams
         time.sleep(0.02)
     assert not jobs.watch.ears
+    metrics = working.client.get("/metrics").text
+    assert "tokenpaths_job_listeners 0.0" in metrics
+    assert 'tokenpaths_jobs{state="running"} 1.0' in metrics
     cancel(working, job)
 
 
