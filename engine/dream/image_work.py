@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from engine.jobs import JobContext
 
 SLICE_SECONDS = 0.7
+SAVE_SECONDS = 5
+"""the state is kept at least this often, where iterations are slow"""
 SHOWN_SIDE = 192
 CURVE_POINTS = 512
 
@@ -63,6 +65,7 @@ class ImageWork:
             self.history = about["history"]
             self.dreams.load(tensors)
         self.finished = False
+        self.saved_at = time.monotonic()
 
     def advance(self) -> Progress:
         """Iterations for about a second, up to the next point where all is kept."""
@@ -73,6 +76,8 @@ class ImageWork:
                 dreams.run(1)
             if dreams.iteration == stop or dreams.finished:
                 self._keep()
+            elif time.monotonic() - self.saved_at > SAVE_SECONDS:
+                self._save()
             return self._progress()
         self.finished = True
         return self._progress(self._finish())
@@ -97,7 +102,11 @@ class ImageWork:
                 name = f"frame-{iteration:06d}" + (f"-{index}" if len(self.items) > 1 else "")
                 write_artifact(self.folder, f"{name}.png", to_png(self._shown(picture, self.items[index]), SHOWN_SIDE))
         write_artifact(self.folder, "curve.json", json.dumps(self._curve()).encode())
-        save_state(self.folder, dreams.state(), self.made_for | {"history": self.history})
+        self._save()
+
+    def _save(self) -> None:
+        save_state(self.folder, self.dreams.state(), self.made_for | {"history": self.history})
+        self.saved_at = time.monotonic()
 
     def _shown(self, picture: Tensor, item: Item):
         """With the red outline of the group, where there is one."""

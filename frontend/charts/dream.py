@@ -78,7 +78,7 @@ def top_chart(
         x=alt.X("place:O", axis=alt.Axis(title="place", orient="top", labelAngle=0)),
     )
     tiles = base.mark_rect(color=look.module).encode(
-        opacity=alt.Opacity("probability:Q", scale=alt.Scale(domain=[0, 1], range=[0.06, 0.9]), legend=None),
+        opacity=alt.Opacity("probability:Q", scale=alt.Scale(domain=[0, 1], range=[0.04, 0.4]), legend=None),
         tooltip=[alt.Tooltip("picture:N"), alt.Tooltip("class:N"), alt.Tooltip("is:N", title="probability")],
     )
     words = base.transform_calculate(line="[datum['class'], datum['is']]").mark_text(
