@@ -18,6 +18,7 @@ from engine.adapters.experts import FAMILY, ExpertLayer, WeightSemantics, expert
 from engine.adapters.importers.arrays import NPY_MAGIC, PICKLE, open_npy, open_npz
 from engine.adapters.importers.base import MOST_MODULES, Asked, Log, Piece, batches
 from engine.adapters.importers.counts import OnlyCounts, find_counts, read_counts
+from engine.adapters.importers.dense import without_dense_layers
 from engine.adapters.importers.engines import is_engine_line, open_engine
 from engine.adapters.importers.llamacpp import is_csv, open_csv
 from engine.adapters.importers.megatron import is_megatron_line, open_megatron
@@ -44,9 +45,13 @@ def _open_counts(file: Path, asked: Asked) -> Log:
     raise OnlyCounts(file, read_counts(file, asked))
 
 
+def _routed(opener: Opener) -> Opener:
+    return lambda file, asked: without_dense_layers(opener(file, asked))
+
+
 FORMATS: dict[str, Format] = {
-    "npy": Format(open_npy, "a numpy array (tokens, layers, top-k)"),
-    "npz": Format(open_npz, "the neutral format as .npz"),
+    "npy": Format(_routed(open_npy), "a numpy array (tokens, layers, top-k)"),
+    "npz": Format(_routed(open_npz), "the neutral format as .npz"),
     "parquet": Format(open_parquet, "the neutral format as Parquet"),
     "vllm": Format(open_engine, "responses of vLLM, one JSON object a line"),
     "sglang": Format(open_engine, "responses of SGLang, one JSON object a line"),

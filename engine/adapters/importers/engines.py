@@ -17,6 +17,7 @@ import numpy as np
 
 from engine.adapters.importers.arrays import ids_shape
 from engine.adapters.importers.base import MOST_TOKEN_ID, Asked, Log, Piece, Shape
+from engine.adapters.importers.dense import without_dense_layers
 from engine.adapters.importers.lines import decoded, from_bytes, json_lines, nested_ids
 from engine.errors import UserError
 
@@ -40,14 +41,6 @@ def open_engine(file: Path, asked: Asked) -> Log:
     where, record = first
     model = record.get("model") if isinstance(record.get("model"), str) else None
     whole = _responses(where, record, asked)[0].ids
-    # A dense layer has no gate: engines fill its place with zeros, and no token can pick expert 0 K times.
-    routed = np.arange(whole.shape[1])
-    if whole.shape[2] > 1:
-        routed = np.flatnonzero(whole.any(axis=(0, 2)))
-    if not len(routed):
-        raise UserError(f"{where}: every id is 0, so no decision was captured; {NOT_THERE}", field="file")
-    dense = np.setdiff1d(np.arange(whole.shape[1]), routed)
-    first_where = where
 
     def read() -> Iterator[Piece]:
         known = model
@@ -68,20 +61,12 @@ def open_engine(file: Path, asked: Asked) -> Log:
                         f"response had {whole.shape[1]} of {whole.shape[2]}",
                         field="file",
                     )
-                if len(dense) and (late := piece.ids[:, dense].any(axis=(0, 2))).any():
-                    raise UserError(
-                        f"{piece.where}: layer {dense[late][0]} has decisions here, but zeros only in {first_where}; "
-                        "a layer is dense in all responses or in none, so one of them was not captured whole",
-                        field="file",
-                    )
-                yield Piece(
-                    piece.ids[:, routed], piece.where, None, piece.token_id, piece.label, piece.text, piece.source
-                )
+                yield piece
 
-    names = tuple(f"layer {layer}" for layer in routed.tolist())
-    note = f"{len(dense)} dense layers, filled with zeros by the engine, are left out" if len(dense) else ""
+    names = tuple(f"layer {layer}" for layer in range(whole.shape[1]))
     kind = "sglang" if "meta_info" in record else "vllm"
-    return Log(file, kind, Shape(names, whole.shape[2], False), asked.experts, model, note, _read=read)
+    log = Log(file, kind, Shape(names, whole.shape[2], False), asked.experts, model, _read=read)
+    return without_dense_layers(log)
 
 
 def _responses(where: str, record: dict[str, Any], asked: Asked) -> list[Piece]:

@@ -69,7 +69,23 @@ def test_a_layer_of_zeros_that_is_routed_later(tmp_path: Path):
     ids = np.insert(IDS, 0, 0, axis=1)
     ids[SAMPLES[0] :, 0] = [1, 2]
     file = write_lines(tmp_path / "log.jsonl", lines_with(ids))
-    refused(tmp_path, file, "line 2: layer 0 has decisions here, but zeros only in .*line 1; a layer is dense in all")
+    refused(tmp_path, file, "line 2: layer 0 has decisions here, but zeros only in .*line 1; a layer is dense")
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz"])
+def test_dense_layers_of_a_saved_array_are_left_out(kind: str, tmp_path: Path):
+    ids = np.insert(IDS, 1, 0, axis=1)
+    file = tmp_path / f"log.{kind}"
+    if kind == "npy":
+        np.save(file, ids)
+    else:
+        weights = np.insert(-np.sort(-WEIGHTS, axis=2), 1, 0, axis=1)
+        np.savez(file, ids=ids, weights=weights, layers=np.array(list("abcd")))
+    with imported(tmp_path, file) as run:
+        assert ribbons(run) == IDS.tolist()
+        assert notes(run)[0] == "1 dense layers, filled with zeros by the engine, are left out"
+        names = ["layer 0", "layer 2", "layer 3"] if kind == "npy" else ["a", "c", "d"]
+        assert run.info()["config"]["import"]["layers"] == names
 
 
 def test_models_are_compared_from_the_first_line_that_names_one(tmp_path: Path):
