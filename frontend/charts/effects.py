@@ -214,14 +214,13 @@ def _error(row: Mapping[str, Any], measure: str) -> str:
 def share_chart(
     table: Sequence[Mapping[str, Any]],
     *,
+    measure: str = "loss_change",
     theme: str | Theme = "light",
     title: str | None = "What if the busiest modules were gone?",
 ) -> alt.LayerChart:
-    """Change of loss against the share of each step's modules that are banned: most used, least used, at random."""
+    """A measure against the share of each step's modules that are banned: most used, least used, at random."""
     look = theme_named(theme)
-    known = [row for row in table if row.get("share") and row.get("loss_change") is not None]
-    measure = "loss_change" if known else "kl"
-    known = known or [row for row in table if row.get("share") and row.get("kl") is not None]
+    known = [row for row in table if row.get("share") and row.get(measure) is not None]
     names = {"top": "most used", "bottom": "least used", "random": "drawn at random"}
     shown = [
         {"share": row["share"], "value": row[measure], "which": names[row["which"]],

@@ -124,12 +124,11 @@ def _verdict(
     else:
         sentence = f"With {what}: {numbers.percent(moved)} of the {_parts(run)} take another path {where}"
     if new.get("prediction"):
-        same = old["prediction"] == new["prediction"]
-        sentence += (
-            f"; the answer stays {new['prediction']}" if same
-            else f"; the answer turns from {old['prediction']} to {new['prediction']}"
-        )  # fmt: skip
-        sentence += f" ({numbers.percent(old['confidence'])} → {numbers.percent(new['confidence'])})."
+        was, now = (f"{one['prediction']} ({numbers.percent(one['confidence'])})" for one in (old, new))
+        if old["prediction"] == new["prediction"]:
+            sentence += f"; the answer stays {was.removesuffix(')')} → {numbers.percent(new['confidence'])})."
+        else:
+            sentence += f"; the answer turns from {was} to {now}."
     elif effect.get("loss"):
         change = effect["loss"]["change"]
         sentence += f"; the text becomes {'harder' if change > 0 else 'easier'} to predict by "

@@ -21,6 +21,8 @@ HELP = (
     "± one standard error of the change, outputs taken as independent."
 )
 SAMPLES = (32, 64, 128, 256)
+FEW_ANSWERS = 30
+"""right answers below which a change of loss is noise: the change of the answers is shown in its place"""
 
 
 def draw(run: Mapping[str, Any], kinds: Sequence[str], selection: Selection) -> None:
@@ -75,13 +77,15 @@ def _sweep_charts(found: Mapping[str, Any], selection: Selection) -> None:
     table = found["rows"]
     told = f"{numbers.plural(found['num_samples'], 'sample')} of {found.get('data', 'the run')}"
     if found.get("num_targets") is not None and found["num_targets"] < found["num_samples"]:
-        told += f", the loss over the {numbers.count(found['num_targets'])} whose right answer is known"
+        told += f", {numbers.count(found['num_targets'])} of them with a label that the model knows"
     if len(table) < found["rows_in_all"]:
         told += f"; {len(table)} of {found['rows_in_all']} rows so far"
-    losses = any(row.get("loss_change") is not None for row in table)
+    known = found["num_targets"] if found.get("num_targets") is not None else found["num_samples"]
+    losses = known >= FEW_ANSWERS and any(row.get("loss_change") is not None for row in table)
     if found["sweep"] == "shares":
         st.caption(look.plain(told + "."))
-        look.chart(share_chart(table, theme=look.theme(), title=None))
+        measure = "loss_change" if losses else "kl"
+        look.chart(share_chart(table, measure=measure, theme=look.theme(), title=None))
     else:
         measure = st.segmented_control(
             "Show", [name for name in MEASURES if losses or name != "loss_change"],
