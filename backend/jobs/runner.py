@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,7 @@ class JobRunner:
         work.known = dict(changed_artifacts(work.folder, {}))
         names = list(work.known)
         while work.order == "go" and not self.ending.is_set():
-            progress = await self.in_thread(lambda quick=not work.pace: _slices(work, 0.0 if quick else SLICE_SECONDS))
+            progress = await self.in_thread(partial(_slices, work, SLICE_SECONDS if work.pace else 0.0))
             changes = await asyncio.to_thread(changed_artifacts, work.folder, work.known)
             work.known |= changes
             names += [name for name in changes if name not in names]

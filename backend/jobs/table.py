@@ -79,7 +79,8 @@ class JobTable:
         self, *, states: Sequence[State] = (), kinds: Sequence[str] = (), before: int | None = None, limit: int = 100
     ) -> list[JobRow]:
         """Jobs, newest first, that were submitted before number ``before``."""
-        where, values = ["number < ?"], [before if before is not None else 2**62]
+        where = ["number < ?"]
+        values: list[int | str] = [before if before is not None else 2**62]
         for column, allowed in (("state", states), ("kind", kinds)):
             if allowed:
                 where.append(f"{column} IN ({', '.join('?' * len(allowed))})")

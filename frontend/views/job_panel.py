@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import streamlit as st
@@ -262,7 +263,7 @@ def _files(job: Mapping[str, Any], key: str) -> None:
     with st.expander(numbers.plural(len(names), "file")), st.container(horizontal=True, gap="small"):
         for name in names[:MOST_FILES]:
             st.download_button(
-                look.plain(name), lambda name=name: look.client().artifact(job["job"], name), file_name=name,
+                look.plain(name), partial(look.client().artifact, job["job"], name), file_name=name,
                 key=f"{key}_file_{name}", on_click="ignore", icon=":material/download:",
             )  # fmt: skip
         if len(names) > MOST_FILES:
