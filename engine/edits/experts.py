@@ -24,7 +24,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from engine.adapters import huggingface as hf
-from engine.adapters.hf_gates import Gate, Recorded
+from engine.adapters.hf_gates import Gate
+from engine.adapters.hf_load import HuggingFaceModel
+from engine.adapters.hf_record import Recorded
 from engine.analysis.effects import RouteChange
 from engine.datasets import Sample
 from engine.edits.controls import EditControls
@@ -151,7 +153,7 @@ def check_banned(recorded: Recorded, gates: Sequence[Gate], plan: RoutePlan) -> 
 
 
 def measure_bans(
-    loaded: hf.HuggingFaceModel, samples: Iterable[Sample], edits: Sequence[Mapping[str, Any]], *, budget: int = 4096
+    loaded: HuggingFaceModel, samples: Iterable[Sample], edits: Sequence[Mapping[str, Any]], *, budget: int = 4096
 ) -> dict[str, Any]:
     """What bans change of a model over texts: the same answer as ``engine.edits.effect.measure_effect``.
 
@@ -175,7 +177,7 @@ def measure_bans(
     return effect_answer(outputs, routes, num_samples=count, text=True, edits=_read(edits))
 
 
-def usage_of_experts(loaded: hf.HuggingFaceModel, samples: Iterable[Sample], *, budget: int = 4096) -> np.ndarray:
+def usage_of_experts(loaded: HuggingFaceModel, samples: Iterable[Sample], *, budget: int = 4096) -> np.ndarray:
     """How many tokens chose each expert of each layer, unedited: (S, M), as ``engine.edits.sweep.share_rows`` takes it.
 
     Raises:
@@ -192,7 +194,7 @@ def usage_of_experts(loaded: hf.HuggingFaceModel, samples: Iterable[Sample], *, 
 
 
 def trace_banned(
-    loaded: hf.HuggingFaceModel,
+    loaded: HuggingFaceModel,
     samples: Sequence[Sample],
     runs_dir: Path,
     edits: Sequence[Mapping[str, Any]],
@@ -220,7 +222,7 @@ def _read(edits: Sequence[Mapping[str, Any]]) -> tuple[Edit, ...]:
     return read_controls_of(ExpertControls, {"edits": [dict(edit) for edit in edits]}, "moe").edits or ()
 
 
-def _windows(loaded: hf.HuggingFaceModel, samples: Iterable[Sample]) -> tuple[list[Any], int]:
+def _windows(loaded: HuggingFaceModel, samples: Iterable[Sample]) -> tuple[list[Any], int]:
     windows, count = [], 0
     for sample in samples:
         if not sample.text:

@@ -128,10 +128,10 @@ def _losses(after: Run, before: Run, pairs: list[tuple[int, int, int, int]]) -> 
     found: dict[str, Any] = {"loss": None, "accuracy": None, "perplexity": None}
     if text and "loss" in after.token_columns and "loss" in before.token_columns:
         size, start = sum(pair[2] for pair in pairs), pairs[0][3]
-        means = [_token_loss(run, first, size) for run, first in ((before, start), (after, 0))]
-        if None not in means:
-            found["loss"] = _pair(*means)
-            found["perplexity"] = _pair(*(math.exp(min(80.0, mean)) for mean in means))
+        old, new = _token_loss(before, start, size), _token_loss(after, 0, size)
+        if old is not None and new is not None:
+            found["loss"] = _pair(old, new)
+            found["perplexity"] = _pair(math.exp(min(80.0, old)), math.exp(min(80.0, new)))
         return found
     query = Query("SELECT label, prediction, loss FROM sample WHERE sample BETWEEN ? AND ? ORDER BY sample")
     rows = [

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from engine.adapters import huggingface as hf
-from engine.adapters.hf_gates import GateRecorder
+from engine.adapters.hf_load import HuggingFaceModel
+from engine.adapters.hf_record import GateRecorder
 from engine.datasets import Sample
 from engine.edits.experts import banned_experts, measure_bans, plan_bans, trace_banned, usage_of_experts
 from engine.edits.sweep import share_rows
@@ -25,18 +26,18 @@ OTHERS = ["deepseek_v3", "dbrx", "llama4_text", "phimoe", "jetmoe", "longcat_fla
 
 
 @functools.cache
-def loaded_of(model_type: str) -> hf.HuggingFaceModel:
+def loaded_of(model_type: str) -> HuggingFaceModel:
     with tempfile.TemporaryDirectory() as folder:
         source = hf.find_model(f"hf:{save_tiny(Path(folder) / model_type, model_type)}")
         return hf.load(source, device="cpu", twin=False)
 
 
-def busiest(loaded: hf.HuggingFaceModel) -> list[dict]:
+def busiest(loaded: HuggingFaceModel) -> list[dict]:
     usage = usage_of_experts(loaded, SAMPLES)[:, : loaded.gates[0].num_experts]
     return [{"edit": "ban", "modules": [int(expert)], "step": step} for step, expert in enumerate(usage.argmax(axis=1))]
 
 
-def passes(loaded: hf.HuggingFaceModel, edits: list[dict]):
+def passes(loaded: HuggingFaceModel, edits: list[dict]):
     """Ids, weights and the first gate's logits, unedited and edited; logits of the model."""
     inputs = torch.arange(3, 15).view(1, -1)
     found = []
