@@ -54,7 +54,8 @@ def refusal() -> None:
 def job_panel(job: str, *, key: str = "job", frame_width: int = 160, captions: Sequence[str] = ()) -> dict[str, Any]:
     """Draw a job; while it is alive the panel draws itself again, and when it ends the whole page does, once.
 
-    ``captions`` are words for the items of a batch, in the order of their frames. Returns the job as it is now;
+    ``captions`` are words for the items of a batch, in the order of their frames; by itself, the names of the curve's
+    series. Returns the job as it is now;
     raises NotFound where it is gone.
     """
     now = look.client().job(job)
@@ -92,8 +93,10 @@ def _draw(job: Mapping[str, Any], key: str, frame_width: int, captions: Sequence
         progress_bar(job)
         if job["problem"]:
             st.error(look.plain(look.ended(job["problem"]["detail"])), icon=":material/error:")
-        _frames(job, key, frame_width, captions)
-        _curve(job)
+        curve = _curve_of(job)
+        names = [str(series.get("name") or "") for series in curve.get("series", ())]
+        _frames(job, key, frame_width, captions or names)
+        _curve(job, curve)
         _result(job, key)
         with st.container(horizontal=True, gap="small", vertical_alignment="center"):
             buttons(job, key)
@@ -231,10 +234,15 @@ def _frames(job: Mapping[str, Any], key: str, width: int, captions: Sequence[str
         st.select_slider(unit.capitalize(), iterations, key=at, format_func=lambda one: f"{one:,}")
 
 
-def _curve(job: Mapping[str, Any]) -> None:
+def _curve_of(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What the job has drawn of its progress so far; empty where there is nothing."""
     if CURVE not in job["artifacts"]:
-        return
-    curve = json.loads(look.client().artifact(job["job"], CURVE))
+        return {}
+    curve: dict[str, Any] = json.loads(look.client().artifact(job["job"], CURVE))
+    return curve
+
+
+def _curve(job: Mapping[str, Any], curve: Mapping[str, Any]) -> None:
     if any(len(series["x"]) > 1 for series in curve.get("series", ())):
         look.chart(curve_chart(curve, theme=look.theme()))
         if job["state"] not in ALIVE:
