@@ -128,8 +128,8 @@ def _read_config(name: str, file: Path) -> Any:
             )
         except Exception as error:
             raise HuggingFaceError(f"{name}: {CONFIG} cannot be used: {first_line(error)}") from None
-    # Kernels that it names by a plain word (flash_attention_2) may not be installed, and are never needed.
-    config._attn_implementation = config._experts_implementation = None
+    # How experts are computed is the machine's matter; what attention uses is said where a model is made.
+    config._experts_implementation = None
     return config
 
 

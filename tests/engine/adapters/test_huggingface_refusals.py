@@ -85,7 +85,8 @@ def test_the_attention_that_a_configuration_names_is_not_used(
     assert loaders, "this release loads kernels elsewhere"
     for name in loaders:
         monkeypatch.setattr(transformers.modeling_utils, name, lambda *a, **k: pytest.fail("a kernel was asked for"))
-    folder = changed_config(copied(mixtral, tmp_path / "named"), attn_implementation=named)
+    folder = changed_config(copied(mixtral, tmp_path / "named"), attn_implementation=named,
+                            experts_implementation="of_another_machine")  # fmt: skip
     found = load(find_model(f"hf:{folder}"), device="cpu")
     assert found.model.config._attn_implementation == "sdpa"
     assert found.twin.config._attn_implementation == "sdpa"
