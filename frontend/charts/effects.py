@@ -133,8 +133,8 @@ def answers_chart(
 
 MEASURES = {
     "loss_change": ("change of loss (nats)", "Rose: the loss rises when the module is banned; blue: it falls."),
-    "kl": ("KL of the answers (nats)", "Darker: the answers change more when the module is banned."),
-    "paths_changed_after": ("tokens whose path changed later", "Darker: more tokens take another path afterwards."),
+    "kl": ("KL of the answers (nats)", "Stronger colour: the answers change more when the module is banned."),
+    "paths_changed_after": ("tokens whose path changed later", "Stronger colour: more tokens take another path afterwards."),
 }
 
 

@@ -93,9 +93,10 @@ def _fields(
     if kind == "force":
         step = step_picker(steps)
         module, token = module_picker(step), selection.token
-        who = {"": "every token"} | ({} if token is None else {
-            str(token): f"token {token} alone", f"path{token}": f"tokens on the path of token {token}"})  # fmt: skip
-        chosen = st.selectbox("Who", list(who), format_func=who.get, key="edit_who",
+        who = {"": "every token"}
+        if token is not None:
+            who |= {str(token): f"token {token} alone", f"path{token}": f"tokens on the path of token {token}"}
+        chosen = st.selectbox("Who", list(who), format_func=lambda one: who[one], key="edit_who",
                               help="Click a token or patch below to choose it.")  # fmt: skip
         return f"force:{step}.{module}" + (f".{chosen}" if chosen else "")
     if kind == "bias":

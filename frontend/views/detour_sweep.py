@@ -20,6 +20,7 @@ HELP = (
     "Each module is banned in turn, at each step by itself and at every step, and all samples are run again. "
     "± one standard error of the change, outputs taken as independent."
 )
+WORDS = {"modules": "each module in turn", "shares": "the busiest share of each step"}
 SAMPLES = (32, 64, 128, 256)
 FEW_ANSWERS = 30
 """right answers below which a change of loss is noise: the change of the answers is shown in its place"""
@@ -32,13 +33,13 @@ def draw(run: Mapping[str, Any], kinds: Sequence[str], selection: Selection) -> 
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="sweep_fields"):
         sweep = st.segmented_control(
             "Ban", ["modules", "shares"], default="modules", key="sweep_kind", required=True,
-            format_func={"modules": "each module in turn", "shares": "the busiest share of each step"}.get,
+            format_func=lambda kind: WORDS[kind],
         )  # fmt: skip
         limit = st.select_slider("Samples of this run", SAMPLES, 64, key="sweep_samples")
         request = {"model": run["model"], "run": run["run"], "sweep": sweep, "limit": limit}
         st.button(
             "Measure it", key="sweep_start", icon=":material/play_arrow:",
-            on_click=lambda: job_panel.submit("reroute", request),
+            on_click=job_panel.submit, args=("reroute", request),
         )  # fmt: skip
     job = _sweep_of(run, selection)
     if job is None:

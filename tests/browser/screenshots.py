@@ -61,6 +61,8 @@ def addresses(vision: str, text: str, skipping: str, model: str | None) -> dict[
         "sample-text": {"view": "sample", "run": text, "sample": 0, "token": 5},
         "compute": {"view": "compute", "run": skipping},
         "modules": {"view": "modules", "run": vision},
+        "detour-image": {"view": "detour", "run": vision, "sample": 61, "controls": "ban:1.7"},
+        "detour-text": {"view": "detour", "run": text, "sample": 3, "token": 10, "controls": "ban:0.5"},
         "try": {"view": "try"} | ({"model": model} if model else {}),
         **{f"family-{name}": {"view": "family"} | query for name, query in FAMILIES.items()},
     }
