@@ -94,11 +94,9 @@ def batch_of(
         if given.mask is not None:
             raise UserError(f"mask has shape {tuple(mask.shape)}, it should be {shape}", field="mask")
         mask = None
-    names = ("ids", "weights", "entropies", "wrong", "reach")
-    moved = [replace(group, **{name: _moved(getattr(group, name)) for name in names}) for group in groups]
     return Batch(
-        forward.number, moved, rows, shape, _to_host(token_ids), _to_host(mask), given.mask is not None,
-        _samples_of(forward, shape, rank), not batch_first, compact,
+        forward.number, [_moved(group) for group in groups], rows, shape, _to_host(token_ids), _to_host(mask),
+        given.mask is not None, _samples_of(forward, shape, rank), not batch_first, compact,
         _events([*(group.ids for group in groups), token_ids, mask]),
     )  # fmt: skip
 
@@ -140,8 +138,15 @@ def _samples_of(forward: Forward, shape: tuple[int, int], rank: int | None) -> l
     ]  # fmt: skip
 
 
-def _moved(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.to("cpu", non_blocking=True)
+def _moved(group: Group) -> Group:
+    """Start the copies of a group's tensors to the host."""
+
+    def there(tensor: Tensor) -> Tensor:
+        return tensor.to("cpu", non_blocking=True)
+
+    return Group(group.places, there(group.ids), there(group.weights), there(group.entropies),
+                 None if group.wrong is None else there(group.wrong),
+                 None if group.reach is None else there(group.reach))  # fmt: skip
 
 
 def _to_host(tensor: Tensor | None) -> Tensor | None:

@@ -76,14 +76,14 @@ def compare(calls: Sequence[tuple[Router, Call]], rows: Mapping[str, Sequence[in
     # Several routers may share one set of experts: what counts is all that reached it.
     sharing: dict[str, list[int]] = {}
     for place, (router, call) in enumerate(calls):
-        if router.experts in rows:
+        if router.experts is not None and router.experts in rows:
             sharing.setdefault(router.experts, []).append(place)
         elif call.reading.recomputed:
             outcomes[place] = "unseen"
     for name, places in sharing.items():
         recomputed = [place for place in places if calls[place][1].reading.recomputed]
         if recomputed:
-            chosen_M = sum(_counts(calls[place][1], len(rows[name])) for place in places)
+            chosen_M = torch.stack([_counts(calls[place][1], len(rows[name])) for place in places]).sum(dim=0)
             outcome = _outcome(calls[recomputed[0]][0], chosen_M, torch.tensor(rows[name]))
             outcomes |= dict.fromkeys(recomputed, outcome)
     return outcomes
