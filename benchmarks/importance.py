@@ -1,6 +1,6 @@
 """The importance of every module of the shipped checkpoints: each banned in turn, what that does to the loss.
 
-    python -m benchmarks.importance [--data FOLDER] [--models NAME …] [--page]
+    python -m benchmarks.importance [--data FOLDER] [--models NAME …] [--limit SAMPLES] [--page]
 
 Without ``--data`` every model is measured on bundled samples, for everyone to repeat. With it, models of images are
 measured on the validation file of their recipe, because few bundled pictures carry a label that they know. Figures of
@@ -48,12 +48,12 @@ def data_of(name: str, modality: str, validation: dict[str, Any], folder: Path |
     return next((data for prefix, data in BUNDLED.items() if name.startswith(prefix)), "bundled:texts")
 
 
-def measure(name: str, folder: Path | None) -> dict[str, Any]:
+def measure(name: str, folder: Path | None, limit: int | None) -> dict[str, Any]:
     """Every row of both sweeps of one model."""
     loaded = load_model(name, [SHIPPED_MODELS], device="cpu")
     config, model = loaded.checkpoint.config, loaded.model
     source = data_of(name, loaded.modality, loaded.checkpoint.validation, folder)
-    limit = SHORT if source == "bundled:languages" else LIMITS[loaded.modality]
+    limit = limit or (SHORT if source == "bundled:languages" else LIMITS[loaded.modality])
     dataset = open_dataset(source, loaded.modality, limit=limit)
     data = prepare(loaded, dataset)
     unchanged = Unchanged(loaded, data)
@@ -163,13 +163,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path)
     parser.add_argument("--models", nargs="*")
+    parser.add_argument("--limit", type=int)
     parser.add_argument("--page", action="store_true")
     options = parser.parse_args()
     file = RESULTS / "importance.json"
     results = json.loads(file.read_text())["results"] if file.is_file() else {}
     names = options.models or sorted(f.name for f in SHIPPED_MODELS.iterdir() if f.is_dir())
     for name in names if not options.page else ():
-        results[name] = measure(name, options.data)
+        results[name] = measure(name, options.data, options.limit)
         ordered = {known: results[known] for known in sorted(results)}
         report("importance", "python -m benchmarks.importance --data <folder>", ordered, quiet=True)
     results = {known: results[known] for known in sorted(results)}
