@@ -134,7 +134,7 @@ def answers_chart(
 MEASURES = {
     "loss_change": ("change of loss (nats)", "Rose: the loss rises when the module is banned; blue: it falls."),
     "kl": ("KL of the answers (nats)", "Stronger colour: the answers change more when the module is banned."),
-    "paths_changed_after": ("tokens whose path changed later", "Stronger colour: more tokens take another path afterwards."),
+    "paths_changed_after": ("tokens whose path changed later", "Stronger colour: more tokens go another way later."),
 }
 
 
