@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import Site
 from tests.browser.test_family_hmodel_directional import page_server
-from tests.frontend.test_detour import detour_api
+from tests.frontend.test_detour_page import detour_api
 
 
 @pytest.fixture(scope="module")
