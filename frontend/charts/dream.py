@@ -85,5 +85,5 @@ def top_chart(
         color=look.ink, fontSize=10, lineBreak="\n", limit=110
     ).encode(text="line:N")  # fmt: skip
     chart = alt.layer(tiles, words).properties(width="container", height=alt.Step(34))
-    lines = ["Likeliest classes with their probability;", "darker is likelier."]
+    lines = ["Likeliest classes with their probability;", "the stronger the tile, the likelier."]
     return finish(titled(chart, look, title, lines), look)
