@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -92,8 +94,16 @@ def test_bad_edits_are_refused_and_leave_no_run(tracing: Served, sentence: str) 
     assert sorted(tracing.runs_dir.iterdir()) == there
 
 
-def test_runs_that_cannot_stand_side_by_side(api: Served, shared_data_dir) -> None:
-    make_run(shared_data_dir / "runs", "vision-edited", samples=30, seed=9)
+@pytest.fixture
+def edited(shared_data_dir: Path) -> Iterator[None]:
+    """A second run of the same shape, gone afterwards: others count the runs of this folder."""
+    file = make_run(shared_data_dir / "runs", "vision-edited", samples=30, seed=9)
+    yield
+    file.unlink()
+
+
+@pytest.mark.usefixtures("edited")
+def test_runs_that_cannot_stand_side_by_side(api: Served) -> None:
     body = api.get("/runs/vision-edited/effect?of=vision&limit=3").json()
     assert body["num_samples"] == 30
     assert len(body["links"]) == 3
