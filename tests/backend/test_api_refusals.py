@@ -140,7 +140,7 @@ def test_a_near_miss_names_the_right_run(api: Served) -> None:
     assert "did you mean `vision`" in problem(api.get("/runs/visoin"), 404)["detail"]
 
 
-@pytest.mark.parametrize("path", ["/", "/api", f"{API}", f"{API}/run", f"{API}/runs/", f"{API}/jobs", "/robots.txt"])
+@pytest.mark.parametrize("path", ["/", "/api", f"{API}", f"{API}/run", f"{API}/runs/", f"{API}/job", "/robots.txt"])
 def test_unknown_addresses(api: Served, path: str) -> None:
     problem(api.client.get(path), 404)
 

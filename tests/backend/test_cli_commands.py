@@ -375,7 +375,8 @@ def children_of(process: subprocess.Popen[str]) -> dict[str, int]:
             except (OSError, IndexError):
                 continue
             if parent == process.pid:
-                found[next((w for w in ("worker", "api", "streamlit") if w in command), command)] = int(folder.name)
+                role = next((w for w in ("worker", "api", "frontend.serve") if w in command), command)
+                found[role] = int(folder.name)
     return found
 
 
@@ -429,7 +430,7 @@ def test_up_starts_the_page_too(start_up: Callable[..., subprocess.Popen[str]]) 
     url = next(line.split()[-1] for line in lines if line.split()[:1] == ["page"])
     assert httpx.get(f"{url}/_stcore/health", trust_env=False).text == "ok"
     if sys.platform.startswith("linux"):
-        pid = children_of(process)["streamlit"]
+        pid = children_of(process)["frontend.serve"]
         environment = Path(f"/proc/{pid}/environ").read_text()
         assert "TOKENPATHS_WORKER_SECRET" not in environment
         assert "TOKENPATHS_API_URL=http://127.0.0.1:" in environment
