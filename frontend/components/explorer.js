@@ -1,5 +1,5 @@
 // One sample and its small flow picture, side by side: hover or focus a token and its ribbon is drawn as a
-// line through the picture; hover a circle and the tokens that passed there light up. Clicks go to Python.
+// line through the picture; hover a circle or a ribbon and the tokens that went there light up. Clicks go to Python.
 // Everything that comes from data is written with textContent or setAttribute, never as markup.
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -23,13 +23,29 @@ function curve(x0, y0, x1, y1) {
   return `M${x0},${y0}C${middle},${y0} ${middle},${y1} ${x1},${y1}`;
 }
 
-function buildFlow(flow, parent, onNode) {
+const EASY_TO_HIT = 7;  // thin ribbons can be clicked so far beside them, in units of the picture
+
+function buildFlow(flow, parent, onNode, onLink, chosenLink) {
   const svg = draw("svg", { viewBox: `0 0 ${flow.width} ${flow.height}`, class: "tp-flow", role: "img",
     "aria-label": flow.label }, parent);
   const ribbons = draw("g", { class: "tp-links" }, svg);
-  for (const link of flow.links)
-    draw("path", { d: curve(link.x0, link.y0, link.x1, link.y1), "stroke-width": link.w }, ribbons);
+  const drawn = flow.links.map((link) => [link, draw("path", { d: curve(link.x0, link.y0, link.x1, link.y1),
+    "stroke-width": link.w, class: link.key && link.key === chosenLink ? "tp-chosen" : "" }, ribbons)]);
   const line = draw("g", { class: "tp-line" }, svg);
+  const hits = draw("g", { class: "tp-hits" }, svg);
+  // Thin ones last: beneath a broad ribbon they could not be reached.
+  for (const [link, path] of onLink ? drawn.toSorted((a, b) => b[0].w - a[0].w) : []) {
+    if (!link.key) continue;
+    const hit = draw("path", { d: path.getAttribute("d"), "stroke-width": Math.max(EASY_TO_HIT, link.w) }, hits);
+    hit.dataset.link = link.key;
+    draw("title", {}, hit).textContent = link.title;
+    for (const [event, what] of [["pointerenter", "over"], ["pointerleave", "out"]])
+      hit.addEventListener(event, () => {
+        path.classList.toggle("tp-over", what === "over");
+        onLink(what, link.key);
+      });
+    hit.addEventListener("click", () => onLink("pick", link.key));
+  }
   const circles = draw("g", { class: "tp-nodes" }, svg);
   for (const node of flow.nodes) {
     const circle = draw("circle", { cx: node.x, cy: node.y, r: Math.max(1.5, node.r),
@@ -139,13 +155,16 @@ export default function (component) {
   } else make("span", "", legend, data.hint);
 
   const right = make("div", "tp-right", root);
-  const picture = buildFlow(data.flow, right, (what, key) => {
-    if (what === "pick") return setTriggerValue("node", key);
-    const [step, module] = key.split(".").map(Number);
+  const light = (what, nodes) => {
+    const places = nodes.map((node) => node.split(".").map(Number));
     for (const [element, tokens] of elements)
-      element.classList.toggle("tp-lit", what === "over" && tokens.some((token) =>
-        (known.get(token).ribbon[step - data.first_step] || []).includes(module)));
-  });
+      element.classList.toggle("tp-lit", what === "over" && tokens.some((token) => places.every(([step, module]) =>
+        (known.get(token).ribbon[step - data.first_step] || []).includes(module))));
+  };
+  const picture = buildFlow(data.flow, right,
+    (what, key) => (what === "pick" ? setTriggerValue("node", key) : light(what, [key])),
+    data.open_links && ((what, key) => (what === "pick" ? setTriggerValue("link", key) : light(what, key.split(">")))),
+    data.chosen_link);
   make("p", "tp-quiet tp-caption", right, data.flow.caption);
   const words = make("div", "tp-readout", right);
   words.setAttribute("aria-live", "polite");

@@ -38,9 +38,15 @@ def _renderer() -> Any:
 
 
 def explorer(
-    data: Mapping[str, Any], *, key: str, on_pick: Callable[[Any], None], on_node: Callable[[str], None]
+    data: Mapping[str, Any],
+    *,
+    key: str,
+    on_pick: Callable[[Any], None],
+    on_node: Callable[[str], None],
+    on_link: Callable[[str, str], None] | None = None,
 ) -> None:
-    """Mount the component; ``on_pick`` gets a token or None, ``on_node`` a ``step.module``."""
+    """Mount the component; ``on_pick`` gets a token or None, ``on_node`` a ``step.module``, ``on_link`` the two ends
+    of a ribbon (None: ribbons cannot be chosen)."""
 
     def picked() -> None:
         value = st.session_state[key].get("pick")
@@ -52,7 +58,15 @@ def explorer(
         if value and not value.endswith(f".{OTHER}"):  # nobody can pass “other”: it is many modules
             on_node(value)
 
-    _renderer()(data=dict(data), key=key, on_pick_change=picked, on_node_change=node)
+    def linked() -> None:
+        source, _, target = str(st.session_state[key].get("link") or "").partition(">")
+        if target and on_link is not None:
+            on_link(source, target)
+
+    _renderer()(
+        data=dict(data) | {"open_links": on_link is not None}, key=key, on_pick_change=picked, on_node_change=node,
+        on_link_change=linked,
+    )  # fmt: skip
 
 
 def explorer_data(
@@ -67,6 +81,7 @@ def explorer_data(
     chosen: int | None,
     identities: Collection[int],
     kept: Callable[[Mapping[str, Any]], bool],
+    chosen_link: str | None = None,
 ) -> dict[str, Any]:
     """All that the component draws.
 
@@ -76,6 +91,8 @@ def explorer_data(
         Tint by the module of this step; None: by path CDF.
     kept
         False for a token that the page's filters leave out; it is faded.
+    chosen_link
+        ``step.source>step+1.target`` of the ribbon that stands out.
     """
     is_text = sample.get("text") is not None and sample.get("grid") is None
     grid = sample.get("grid") or {"rows": 1, "cols": 1}
@@ -88,6 +105,7 @@ def explorer_data(
         "tokens": tokens,
         "opacity": opacity,
         "chosen": chosen,
+        "chosen_link": chosen_link,
         "flow": small_flow(flow),
         "first_step": (flow.get("steps") or [0])[0],
         "colours": {
@@ -171,6 +189,9 @@ def small_flow(flow: Mapping[str, Any], *, width: float = PICTURE_WIDTH) -> dict
         ],
         "links": [
             {
+                "key": "" if OTHER in (k.source, k.target) else k.key,
+                "title": f"module {k.source} at step {k.step} → module {k.target} at step {k.step + 1}: "
+                f"{numbers.plural(k.count, 'token')}, {numbers.percent(k.share)}",
                 "x0": x[k.step],
                 "x1": x[k.step + 1],
                 "y0": round(k.y0 + top, 1),

@@ -19,9 +19,9 @@ from frontend.charts.token_losses import loss_rows, token_loss_chart
 from frontend.client import NotFound
 from frontend.components.explorer import explorer, explorer_data
 from frontend.selection import Selection
-from frontend.views import common, detour_sweep, retrace
+from frontend.views import common, detour_compare, detour_sweep, retrace
 from frontend.views.detour_build import builder, chosen_edits, words_of
-from frontend.views.detour_edits import KINDS, read_edits
+from frontend.views.detour_edits import KINDS, Link, link_of, read_edits, takes
 from frontend.views.sample import sample_picker
 
 HELP = (
@@ -78,12 +78,13 @@ def _detour(
         return
     if not edits:
         st.info(
-            "Nothing is edited yet. Click a circle (a module at a step) or a "
+            "Nothing is edited yet. Click a circle (a module at a step), a link or a "
             + ("token" if run["modality"] == "text" else "patch")
             + " below, then say above what shall be different.",
             icon=":material/alt_route:",
         )
         _one_side(run, before, None, selection, "Before")
+        detour_compare.draw(run, selection, look.client().sample(before["run"], 0), None)
         return
     after = retrace.again(run, sample, {"edits": edits}, slot="detour_after")
     if after is None:
@@ -95,6 +96,7 @@ def _detour(
         _one_side(run, before, None, selection, "Before")
     with right:
         _one_side(run, after, effect, selection, "After")
+    detour_compare.draw(run, selection, *(look.client().sample(one["run"], 0) for one in (before, after)))
     _differences(run, effect, before, after)
 
 
@@ -161,17 +163,17 @@ def _one_side(
     selection: Selection,
     word: str,
 ) -> None:
-    """The picture or text with its flow; of the edited side, what kept its path is faded."""
-    client = look.client()
+    """The picture or text with its flow; of the edited side, what kept its path is faded, and of the other, what does
+    not take the chosen link."""
+    client, link = look.client(), link_of(selection.through)
     sample = client.sample(one["run"], 0)
     moved = None if effect is None else {row["token"] for row in effect["tokens"] or () if row["moved"]}
     st.subheader(word, anchor=False)
-    st.caption(
-        f"{numbers.count(len(moved))} of {numbers.count(len(sample['tokens']))} {_parts(run)} go another way; those "
-        "that do not are faded."
-        if moved is not None
-        else "Click a circle or a " + ("token" if sample.get("text") is not None else "patch") + " to choose it."
-    )
+    st.caption(_about_side(run, sample, moved, link))
+
+    def kept(token: Mapping[str, Any]) -> bool:
+        return (link is None or takes(token, link)) if moved is None else token["token"] in moved
+
     data = explorer_data(
         sample,
         client.flow(one["run"], limit=300),
@@ -182,7 +184,8 @@ def _one_side(
         step=selection.tint if selection.tint is not None and selection.tint < int(run["num_steps"]) else None,
         chosen=selection.token if any(t["token"] == selection.token for t in sample["tokens"]) else None,
         identities=common.identities(run),
-        kept=lambda token: moved is None or token["token"] in moved,
+        kept=kept,
+        chosen_link=None if link is None else "{0}.{1}>{3}.{2}".format(*link, link[0] + 1),
     )
     data["flow"]["caption"] = data["flow"]["caption"].replace("All tokens of the run", "All tokens of this sample")
     explorer(
@@ -190,7 +193,18 @@ def _one_side(
         key=f"detour_{word}_{one['run']}",
         on_pick=lambda token: address.go_changed(token=token),
         on_node=lambda node: address.go_changed(through=(node,)),
+        on_link=lambda *ends: address.go_changed(through=() if address.current().through == ends else ends),
     )
+
+
+def _about_side(run: Mapping[str, Any], sample: Mapping[str, Any], moved: set[int] | None, link: Link | None) -> str:
+    total = numbers.count(len(sample["tokens"]))
+    if moved is not None:
+        return f"{numbers.count(len(moved))} of {total} {_parts(run)} go another way; those that do not are faded."
+    if link is not None:
+        count = sum(takes(token, link) for token in sample["tokens"])
+        return f"{numbers.count(count)} of {total} {_parts(run)} take the chosen link; the others are faded."
+    return "Click a circle, a link or a " + ("token" if sample.get("text") is not None else "patch") + " to choose it."
 
 
 def _differences(

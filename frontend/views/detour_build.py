@@ -8,15 +8,27 @@ from typing import Any
 import streamlit as st
 
 from frontend import address, look
+from frontend.charts import numbers
 from frontend.selection import Selection
 from frontend.views import common
-from frontend.views.detour_edits import EVERY, KINDS, WHAT, added, said
+from frontend.views.detour_edits import EVERY, KINDS, WHAT, Link, added, link_of, on_link, said
+
+CHOOSES_BY_TOKEN = ("dna",)
+"""families whose routers decide for each token by itself, so that some tokens can be forced and others not"""
 
 
 def name_of(run: Mapping[str, Any], step: int | None, module: int) -> str:
     """A module as people call it; ids repeat where each step has its own."""
     found = [m for m in run["modules"] if m["module"] == module and m["step"] in (None, step)]
     return f"module {module}" + (f" ({found[0]['name']})" if found and found[0]["step"] is not None else "")
+
+
+def modules_at(run: Mapping[str, Any], step: int | None) -> list[int]:
+    """What a router can choose at a step (None: at any)."""
+    return sorted({
+        m["module"] for m in run["modules"]
+        if (step is None or m["step"] in (None, step)) and not (m["step"] is not None and m["kind"] == "identity")
+    })  # fmt: skip
 
 
 def chosen_edits(run: Mapping[str, Any], selection: Selection) -> None:
@@ -48,8 +60,10 @@ def builder(
     sample: Mapping[str, Any],
 ) -> None:
     """What shall be different: quick buttons for what is clicked, and every edit by hand."""
-    node = selection.through[-1] if selection.through else None
-    if node is not None:
+    node, link = selection.through[-1] if selection.through else None, link_of(selection.through)
+    if link is not None:
+        _quick_link(run, kinds, selection, sample, link)
+    elif node is not None:
         _quick(run, kinds, selection, node)
     with st.expander("Choose an edit by hand", expanded=node is None and not selection.controls, key="edit_by_hand"):
         kind = st.segmented_control(
@@ -81,11 +95,9 @@ def _fields(
 
     def module_picker(step: Any) -> int:
         at = None if step == EVERY else int(step)
-        there = sorted({
-            m["module"] for m in run["modules"]
-            if (at is None or m["step"] in (None, at)) and not (m["step"] is not None and m["kind"] == "identity")
-        })  # fmt: skip
-        return st.selectbox("Module", there, format_func=lambda m: name_of(run, at, m), key=f"edit_module_{kind}")
+        return st.selectbox(
+            "Module", modules_at(run, at), format_func=lambda m: name_of(run, at, m), key=f"edit_module_{kind}"
+        )
 
     if kind == "ban":
         step = step_picker(steps)
@@ -141,7 +153,7 @@ def _quick(run: Mapping[str, Any], kinds: Sequence[str], selection: Selection, n
         ("ban", f"ban:{EVERY}.{module}", f"Ban {name} at every step"),
         ("force", f"force:{node}", f"Send every token there at step {step}"),
     ]
-    if token is not None:
+    if token is not None and run["family"] in CHOOSES_BY_TOKEN:
         choices += [("force", f"force:{node}.{token}", f"Send token {token} there at step {step}"),
                     ("force", f"force:{node}.path{token}", f"Send all on the path of token {token} there")]  # fmt: skip
     if common.own_modules(run):
@@ -150,7 +162,43 @@ def _quick(run: Mapping[str, Any], kinds: Sequence[str], selection: Selection, n
         for place, (kind, text, words) in enumerate(choices):
             if kind in kinds:
                 st.button(
-                    look.plain(words), key=f"quick_{place}", on_click=address.go,
-                    args=(selection.change(controls=added(selection.controls, text), through=()),),
+                    look.plain(words), key=f"quick_{place}", on_click=address.go_changed,
+                    kwargs={"controls": added(selection.controls, text)},
                 )  # fmt: skip
         st.button("Let go", key="quick_none", type="tertiary", on_click=address.go_changed, kwargs={"through": ()})
+
+
+def _quick_link(
+    run: Mapping[str, Any], kinds: Sequence[str], selection: Selection, sample: Mapping[str, Any], link: Link
+) -> None:
+    """What may be done to the tokens of the link that was clicked."""
+    step, source, target = link
+    step += 1  # where it ends
+    count, name = len(on_link(sample, link)), name_of(run, step, target)
+    them = numbers.plural(count, "patch", "patches") if run["modality"] == "vision" else numbers.plural(count, "token")
+    way = f"from {name_of(run, step - 1, source)} at step {step - 1} to {name} at step {step}"
+    st.caption(look.plain(f"The link {way}: {them} of this sample {'goes' if count == 1 else 'go'} this way."))
+
+    def do(text: str) -> None:
+        address.go_changed(controls=added(selection.controls, text))
+
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="quick_link"):
+        if "ban" in kinds:
+            st.button(
+                look.plain(f"Ban {name} at step {step}"), key="link_ban", on_click=do, args=(f"ban:{step}.{target}",),
+                help="For every token: no module is banned for some only.",
+            )  # fmt: skip
+        others = [one for one in modules_at(run, step) if one != target]
+        if "force" in kinds and run["family"] in CHOOSES_BY_TOKEN and others and count:
+            there = st.selectbox(
+                f"Send them, at step {step}, to", others, format_func=lambda m: name_of(run, step, m), key="link_to",
+                width=220, help=WHAT["force"],
+            )  # fmt: skip
+            text = f"force:{step}.{there}.from{source}-{target}"
+            st.button("Send them there", key="link_force", on_click=do, args=(text,))
+        for view, words in (("flow", "Flow"), ("paths", "Paths")):
+            st.button(
+                f"Only these tokens in {words}", key=f"link_{view}", on_click=address.go_changed,
+                kwargs={"view": view}, help="All tokens of the run that take this link, in all samples.",
+            )  # fmt: skip
+        st.button("Let go", key="link_none", type="tertiary", on_click=address.go_changed, kwargs={"through": ()})

@@ -3,6 +3,7 @@
     ban:1.5        module 5 at step 1           ban:all.5        at every step
     force:1.5      every token to module 5      force:1.5.27+28  tokens 27 and 28
     force:1.5.path27   the tokens of the sample that take token 27's path
+    force:1.5.from4-2  the tokens that went from module 4 at step 0 to module 2
     bias:1.5.0.2   0.2 added to its score       top_k:2          freeze:rest   freeze:3
     shuffle:all.0  decisions dealt out anew, seed 0              swap:12       the route of sample 12
 """
@@ -73,6 +74,9 @@ def _force(value: str, sample: Mapping[str, Any], other: Any) -> dict[str, Any] 
         return edit
     if rest[0].startswith("path"):
         tokens = on_path_of(sample, int(rest[0].removeprefix("path")))
+    elif rest[0].startswith("from"):
+        source, target = rest[0].removeprefix("from").split("-")
+        tokens = on_link(sample, (int(step) - 1, int(source), int(target)))
     else:
         tokens = [int(token) for token in rest[0].split("+")]
     return edit | {"tokens": tokens} if tokens else None
@@ -86,6 +90,34 @@ def on_path_of(sample: Mapping[str, Any], token: int) -> list[int]:
 
     wanted = next((path(one) for one in sample["tokens"] if one["token"] == token), None)
     return [one["token"] for one in sample["tokens"] if path(one) == wanted]
+
+
+Link = tuple[int, int, int]
+"""step, source, target: from (step, source) to (step + 1, target)"""
+
+
+def link_of(through: Sequence[str]) -> Link | None:
+    """The link that two circles at steps one behind the other mean; None for anything else."""
+    if len(through) != 2:
+        return None
+    (step, source), (after, target) = sorted(tuple(map(int, node.split("."))) for node in through)
+    return (step, source, target) if after == step + 1 else None
+
+
+def at_node(token: Mapping[str, Any], step: int, module: int) -> bool:
+    """Does this token visit a module at a step?"""
+    return 0 <= step < len(token["ribbon"]) and module in token["ribbon"][step]
+
+
+def takes(token: Mapping[str, Any], link: Link) -> bool:
+    """Does this token go along a link?"""
+    step, source, target = link
+    return at_node(token, step, source) and at_node(token, step + 1, target)
+
+
+def on_link(sample: Mapping[str, Any], link: Link) -> list[int]:
+    """The tokens of a sample that go along a link."""
+    return [token["token"] for token in sample["tokens"] if takes(token, link)]
 
 
 def _swap(value: str, sample: Mapping[str, Any], other: Any) -> dict[str, Any] | None:
@@ -129,6 +161,8 @@ def said(text: str, name: Callable[[int | None, int], str]) -> str:
         tokens = "every token"
         if who.startswith("path"):
             tokens = f"the tokens on the path of token {who.removeprefix('path')}"
+        elif who.startswith("from"):
+            tokens = "the tokens from module {} to module {}".format(*who.removeprefix("from").split("-"))
         elif who:
             tokens = f"token{'s' * ('+' in who)} {who.replace('+', ', ')}"
         return f"{tokens} forced to {name(at, int(module))} {where}"

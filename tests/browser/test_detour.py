@@ -39,6 +39,22 @@ def test_click_a_circle_and_ban_it(here):
     expect(page.page.locator('[data-testid="stMetric"]').first).to_be_visible()
 
 
+def test_click_a_link_and_send_its_tokens_elsewhere(here):
+    page = here().open(view="detour", run="pictures", sample=0)
+    page.heading("Before")
+    link = page.page.locator(".tp-hits path").last  # the thinnest
+    expect(link).to_be_attached()
+    key = link.get_attribute("data-link")
+    page.click_for(link, "through")
+    assert page.query()["through"] == key.replace(">", ",")
+    expect(page.page.locator(".tp-links path.tp-chosen")).to_be_visible()
+    page.heading("What becomes of the chosen one?")
+    page.click_for(page.page.get_by_role("button", name="Send them there"), "controls")
+    assert ".from" in page.query()["controls"]
+    page.heading("After")
+    expect(page.page.get_by_text("leave, 0 come.")).to_be_visible()
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_address_shows_it_again_even_on_a_telephone(here, dark):
     edits = "ban:0.1,freeze:rest"

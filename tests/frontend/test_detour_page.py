@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,8 @@ from streamlit.testing.v1 import AppTest
 from frontend.charts import effects
 from frontend.charts.palette import DIVERGING
 from frontend.selection import Selection, from_query, to_query
-from frontend.views.detour_edits import added, on_path_of, read_edits, said
+from frontend.views import detour_compare as compare
+from frontend.views.detour_edits import added, link_of, on_path_of, read_edits, said, takes
 from tests.backend.conftest import SECRET, api_for, serving
 
 APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"
@@ -38,6 +40,7 @@ SAMPLE = {
         ("ban:all.5", {"modules": [5]}, "m5 banned at every step"),
         ("force:0.3", {"module": 3, "step": 0}, "every token forced to m3 at step 0"),
         ("force:0.3.0+2", {"module": 3, "step": 0, "tokens": [0, 2]}, "tokens 0, 2 forced to m3 at step 0"),
+        ("force:1.2.from2-1", {"module": 2, "step": 1, "tokens": [2]}, "the tokens from module 2 to module 1 forced"),
         ("force:all.3.path1", {"module": 3, "tokens": [0, 1]}, "the tokens on the path of token 1 forced to m3"),
         ("bias:1.5.-0.25", {"modules": [5], "value": -0.25, "step": 1}, "m5 pushed by -0.25 at step 1"),
         ("freeze:rest", {}, "all other routers frozen"),
@@ -56,7 +59,13 @@ def test_an_edit_in_the_address_is_what_the_api_takes(text, edit, words):
     assert to_query(Selection(controls=(text,)))["controls"] == text
 
 
-@pytest.mark.parametrize("text", ["ban:x.y", "ban:1", "force:1.2.path9", "swap:5", "top_k:", "bias:1.2", "shuffle:1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ban:x.y", "ban:1", "force:1.2.path9", "swap:5", "top_k:", "bias:1.2", "shuffle:1", "force:1.2.from0-3",
+        "force:all.2.from1-3", "force:0.2.from1-3",
+    ],
+)  # fmt: skip
 def test_what_means_no_edit_is_said_and_left_out(text):
     edits, (problem,) = read_edits([text], SAMPLE, lambda number: None)
     assert edits == []
@@ -227,8 +236,94 @@ def test_a_click_on_a_circle_offers_edits(show):
     assert {"Ban module 2 at step 1", "Send token 3 there at step 1"} <= set(labels)
     page.button(key="quick_0").click().run()
     assert page.query_params["controls"] in (["ban:1.2"], "ban:1.2")
-    assert "through" not in page.query_params
+    assert page.query_params["through"] in (["1.2"], "1.2")  # still chosen, so that its before and after can be seen
     assert page.subheader[0].value.replace("\\", "").startswith("With module 2 banned at step 1:")
+    told = words(page, "markdown")
+    said = r"\d+ of 16 patches visit module 2 at step 1 before and 0 after: 0 stay, \d+ leave, 0 come\."
+    assert re.search(said, told)
+    assert "Patch r0 c3 " in told
+    assert "Answer for the image" in {metric.label for metric in page.metric}
+    taken = [f for f in page.dataframe if "of the patches that did, at step 1" in f.value.columns]
+    assert all("2" not in where.split(" + ") for where in taken[0].value.iloc[:, 0])
+
+
+def test_a_click_on_a_link_offers_edits_and_its_tokens(show):
+    from frontend import look
+
+    tokens = look.client().sample("pictures", 0)["tokens"]
+    source, target = tokens[0]["ribbon"][0][0], tokens[0]["ribbon"][1][0]
+    count = sum(source in t["ribbon"][0] and target in t["ribbon"][1] for t in tokens)
+    page = show(run="pictures", sample=0, through=f"0.{source},1.{target}")
+    link = f"from module {source} at step 0 to module {target} at step 1"
+    assert f"The link {link}: {count} patch" in words(page, "caption")
+    assert f"{count} of {len(tokens)} patches take the link" in words(page, "markdown")
+    other = page.selectbox(key="link_to").options
+    assert f"module {target}" not in other
+    page.button(key="link_force").click().run()
+    there = next(module for module in range(9) if module != target)
+    assert page.query_params["controls"] in ([f"force:1.{there}.from{source}-{target}"],
+                                             f"force:1.{there}.from{source}-{target}")  # fmt: skip
+    assert not page.error
+    told = re.search(r"(\d+) stay, (\d+) leave, (\d+) come\.", words(page, "markdown"))
+    stay, leave, come = map(int, told.groups())
+    seconds = sum(source in t["ribbon"][0] and target in t["ribbon"][1][1:] for t in tokens)
+    assert (stay, leave, come) == (seconds, count - seconds, 0)  # the first choice is replaced, not the second
+    assert leave > 0
+    page.button(key="link_paths").click().run()
+    assert page.query_params["view"] in (["paths"], "paths")
+    assert page.query_params["through"] in ([f"0.{source},1.{target}"], f"0.{source},1.{target}")
+
+
+def test_a_link_without_tokens_here_is_a_sentence(show):
+    page = show(run="texts", sample=0, through="0.99,1.98")
+    assert "0 tokens of this sample go this way" in words(page, "caption")
+    assert not page.error
+    assert not any(button.key == "link_force" for button in page.button)
+
+
+BEFORE = {
+    "text": "ab", "tokens": [
+        {"token": 0, "ribbon": [[1, 2], [3, 0]], "weights": [[0.6, 0.4], [0.9, 0.1]], "loss": 1.0, "compute": 1.0},
+        {"token": 1, "ribbon": [[2, 1], [0, 3]], "weights": [[0.6, 0.4], [0.9, 0.1]], "loss": None, "compute": 1.0},
+        {"token": 2, "ribbon": [[4, 2], [0, 2]], "weights": [[0.6, 0.4], [0.9, 0.1]], "loss": 2.0, "compute": 1.0},
+    ]}  # fmt: skip
+AFTER = {
+    "text": "ab", "tokens": [
+        {"token": 0, "ribbon": [[2, 1], [0, 4]], "weights": [[0.7, 0.3], [0.8, 0.2]], "loss": 3.0, "compute": 0.5},
+        {"token": 1, "ribbon": [[2, 1], [0, 3]], "weights": [[0.6, 0.4], [0.9, 0.1]], "loss": None, "compute": 1.0},
+        {"token": 2, "ribbon": [[1, 2], [3, 2]], "weights": [[0.6, 0.4], [0.9, 0.1]], "loss": 2.5, "compute": 1.0},
+    ]}  # fmt: skip
+
+
+def test_a_token_before_and_after():
+    old, new = BEFORE["tokens"][0], AFTER["tokens"][0]
+    assert compare.moved_steps(old, new) == [1]  # the order of slots is no path
+    assert compare.token_sentence("Token 0", old, new) == "Token 0 goes another way at step 1."
+    assert compare.token_sentence("Token 1", *[one["tokens"][1] for one in (BEFORE, AFTER)]).startswith("Token 1 keeps")
+    assert compare.step_facts(old, new, weights=True)[1] == {
+        "step": 1, "before": "3 (0.90) + 0 (0.10)", "after": "0 (0.80) + 4 (0.20)", "moved": "yes",
+    }  # fmt: skip
+    assert compare.step_facts(old, None, weights=False)[0] == {"step": 0, "modules": "1 + 2"}
+    facts = {row["what"]: (row["before"], row["after"]) for row in compare.token_facts(old, new)}
+    assert facts["Loss (nats)"] == ("1.00", "3.00")
+    assert facts["Likelihood of the next token"] == ("36.8 %", "4.98 %")
+    assert "Loss (nats)" not in {row["what"] for row in compare.token_facts(BEFORE["tokens"][1], AFTER["tokens"][1])}
+
+
+def test_a_link_before_and_after():
+    link = link_of(("1.3", "0.2"))
+    assert link == (0, 2, 3)
+    assert link_of(("0.2",)) is link_of(("0.2", "2.3")) is link_of(("0.2", "0.3")) is None
+
+    def goes(token):
+        return takes(token, link)
+
+    said = compare.group_sentence("the link", "take", "tokens", BEFORE, AFTER, goes)
+    assert said == "2 of 3 tokens take the link before and 2 after: 1 stay, 1 leave, 1 come."
+    facts = {row["what"]: (row["before"], row["after"]) for row in compare.group_facts(BEFORE, AFTER, goes)}
+    assert facts["Loss of those that did before (nats)"] == ("1.00", "3.00")
+    rows = compare.where_now(BEFORE, AFTER, goes, lambda one: str(sorted(one["ribbon"][1])))
+    assert rows == [{"where": "[0, 4]", "count": 1, "share": 0.5}, {"where": "[0, 3]", "count": 1, "share": 0.5}]
 
 
 def test_a_sweep_is_started_found_again_and_drawn(show, api):
