@@ -23,7 +23,7 @@ def data_dir(tmp_path: Path) -> Path:
 
 
 def test_a_stopped_dream_goes_on_where_it_stood(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ask = [*ASK, "--until", "2", "--iterations", "1200", "--data-dir", str(data_dir), "--device", "cpu"]
+    ask = [*ASK, "--until", "2", "--iterations", "640", "--data-dir", str(data_dir), "--device", "cpu"]
     command = [sys.executable, "-c", "import sys; from backend.cli import main; sys.exit(main(sys.argv[1:]))", *ask]
     stopped = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     until = time.monotonic() + 120
