@@ -177,7 +177,8 @@ def guarded(what: str) -> Iterator[None]:
 def plain(text: str) -> str:
     """Text from elsewhere inside Markdown: its special characters are shown as they are, `code` stays code."""
     parts = text.replace("\n", " ").split("`")
-    if len(parts) % 2 == 0:  # an odd backtick: no code then
+    # An odd backtick, or two in a row: Markdown pairs runs of equal length, so what we took for code might be none.
+    if len(parts) % 2 == 0 or "``" in text:
         parts = ["‵".join(parts)]
     return "`".join(part if place % 2 else _escaped(part) for place, part in enumerate(parts))
 

@@ -68,6 +68,19 @@ def test_text_from_elsewhere_is_no_markdown():
     assert plain("<b>[x](http://y) *z* :red[w] $a$") == "\\<b\\>\\[x\\]\\(http\\://y\\) \\*z\\* \\:red\\[w\\] \\$a\\$"
     assert plain("run `a_b` now!") == "run `a_b` now\\!"
     assert "`" not in plain("one ` only")
+    assert "`" not in plain('no column "` a ``` ![i](http://evil.example/x.png) `"')
+
+
+@given(st.text(alphabet="`a ![](<)>*_:/.\\\n&#~|$-1", max_size=30))
+def test_text_from_elsewhere_is_never_markup(text):
+    from markdown_it import MarkdownIt
+
+    for token in MarkdownIt("commonmark", {"html": True}).parse(plain(text)):
+        assert token.type in {"paragraph_open", "paragraph_close", "inline", "code_block"}, token
+        assert {part.type for part in token.children or []} <= {"text", "text_special", "code_inline"}, token
+
+
+def test_sentences_end():
     assert ended("no stop") == "no stop."
     assert ended("stop.") == "stop."
 
