@@ -145,7 +145,6 @@ class JobContext:
 
 
 @runtime_checkable
-@runtime_checkable
 class LongJob(Protocol):
     """One job at work; used by one thread at a time."""
 
@@ -164,7 +163,6 @@ class LongJob(Protocol):
         ...
 
 
-@runtime_checkable
 @runtime_checkable
 class JobKind(Protocol):
     """A class of jobs; usually its instances are the jobs."""

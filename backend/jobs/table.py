@@ -99,7 +99,7 @@ class JobTable:
         """Cancel: at once where nobody works on it, else its worker is told. Does nothing to a job that is over."""
         with self.connection.writing() as con:
             row = _get(con, job)
-            if row.ended or row.cancelling:
+            if row.ended or (row.cancelling and not self.is_abandoned(row)):
                 return row
             if row.state == "running" and not self.is_abandoned(row):
                 con.execute("UPDATE job SET cancelling = 1 WHERE job = ?", (job,))
@@ -164,7 +164,8 @@ class JobTable:
         now = self.clock()
         free = "state = 'waiting' OR (state = 'running' AND (lease_until < :now OR lease_until > :now + 2 * :lease))"
         if resume_paused:
-            free += " OR (state = 'paused' AND not_before <= :now)"
+            # Pauses are short: one that ends long after any lease would was begun before the clock was set back.
+            free += " OR (state = 'paused' AND (not_before <= :now OR not_before > :now + 2 * :lease))"
         query = f"SELECT * FROM job WHERE {free} ORDER BY queued LIMIT 1"
         values = {"now": now, "lease": self.lease_s}
         with self.connection.reading() as con:  # most of the time there is nothing, and no need to lock anybody out
@@ -237,7 +238,11 @@ class JobTable:
             return True
 
     def pause(self, lease: Lease, message: str, for_s: float) -> bool:
-        """Let go of a job that cannot go on now; it is taken up again after ``for_s`` seconds at the earliest."""
+        """Let go of a job that cannot go on now; it is taken up again after ``for_s`` seconds at the earliest.
+
+        ``for_s`` is at most the time of a lease: what lies further ahead is taken for a clock that was set back.
+        """
+        for_s = min(for_s, self.lease_s)
         state: State = "paused"
         return self._let_go(lease, state, message, not_before=self.clock() + for_s)
 

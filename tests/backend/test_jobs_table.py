@@ -72,6 +72,15 @@ def test_a_clock_that_was_set_back_holds_nothing_up(table: JobTable, clock: Cloc
     assert leased(table, "two").row.attempts == 2
 
 
+def test_a_paused_job_is_taken_up_though_the_clock_was_set_back(table: JobTable, clock: Clock) -> None:
+    job = table.submit("count", {}).job
+    table.pause(leased(table, "one"), "full", 60)
+    assert table.lease("two") is None, "a long pause is no clock set back"
+    clock.now -= 86_400
+    assert table.lease("two", resume_paused=False) is None
+    assert leased(table, "two").row.job == job
+
+
 def test_workers_that_die_at_a_job_end_it_unless_it_comes_further(table: JobTable, clock: Clock) -> None:
     job, other = table.submit("count", {}).job, table.submit("count", {}).job
     for death in range(2 * MOST_DEATHS):
@@ -104,6 +113,11 @@ def test_cancelling_reaches_the_worker_or_is_done_where_there_is_none(table: Job
     clock.now += 11
     assert table.cancel(dead).state == "cancelled"
     told = table.submit("count", {}).job
+    leased(table, "told and killed")
+    assert table.cancel(told).cancelling
+    clock.now += 11
+    assert table.cancel(told).state == "cancelled", "nobody is left whom the first cancel could reach"
+    assert table.retry(told).state == "waiting"
     leased(table, "three")
     table.cancel(told)
     clock.now += 11
