@@ -10,8 +10,10 @@ import typer
 from engine.errors import UserError
 
 if TYPE_CHECKING:
+    from backend.cli.edited import Wanted
     from backend.settings import Settings
     from engine.datasets import Dataset
+    from engine.tracing import TraceProgress
 
 
 def trace(
@@ -47,6 +49,16 @@ def trace(
         str | None,
         typer.Option(help="float32, bfloat16 or float16, for hf: models [default: as the checkpoint was saved]."),
     ] = None,
+    controls: Annotated[
+        str | None,
+        typer.Option(
+            help="What is to be different, as JSON, as in POST /traces: "
+            '{"edits": [{"edit": "ban", "modules": [3], "step": 1}]}; docs/edits.md says what a family has.'
+        ),
+    ] = None,
+    beside: Annotated[
+        bool, typer.Option("--beside", help="With --controls: trace unchanged too, and print the effect.")
+    ] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Data folder [default: the user's].")] = None,
 ) -> None:
     """Trace every token's path and keep it as one run file.
@@ -55,17 +67,21 @@ def trace(
 
     Example: tokenpaths trace --model dna-vision-top1 --data bundled:scenes
     """
+    from backend.cli.edited import name_before, say_effect, trace_beside, wanted
     from backend.settings import load_settings
 
     settings = load_settings(data_dir=data_dir)
+    ask = wanted(controls, beside)
     _refuse_taken_name(settings, run, overwrite)
+    if beside:
+        _refuse_taken_name(settings, name_before(run), overwrite)
     if model.startswith("hf:"):
         if image_column is not None:
             raise UserError("a Hugging Face model takes texts; --image-column is for images.", field="image_column")
         columns = {"text_column": text_column, "label_column": label_column}
         reading = {"limit": limit, "skip_bad": skip_bad, "passage_chars": passage_chars, **columns}
         writing = {"run_id": run, "batch_size": batch_size, "overwrite": overwrite}
-        _trace_huggingface(settings, model, data, reading, writing, device, dtype or "auto", twin)
+        _trace_huggingface(settings, model, data, reading, writing, device, dtype or "auto", twin, ask)
         return
     if dtype is not None:
         raise UserError("--dtype is for hf: models; the others run as they were trained.", field="dtype")
@@ -85,43 +101,73 @@ def trace(
     )  # fmt: skip
     with waiting(f"loading {checkpoint.name}"):
         loaded = load_model(checkpoint.path, folders, device)
+        loaded = loaded.with_controls(ask.controls) if ask else loaded
         remove_abandoned(settings.runs_dir)
+    options: dict[str, Any] = {
+        "dataset": dataset.name, "split": dataset.split, "regions": dataset.regions, "batch_size": batch_size,
+        "total": dataset.num_samples, "overwrite": overwrite,
+    }  # fmt: skip
+    before = effect = None
     with bar(f"{loaded.name} on {dataset.name}", dataset.num_samples, "samples") as progress:
-        path = trace_samples(
-            loaded, dataset, settings.runs_dir, run_id=run, dataset=dataset.name, split=dataset.split,
-            regions=dataset.regions, batch_size=batch_size, total=dataset.num_samples, twin=twin,
-            overwrite=overwrite,
-            on_progress=lambda p: progress.update(p.samples, f"{p.tokens:,} tokens"),
-        )  # fmt: skip
+
+        def told(p: TraceProgress) -> None:
+            progress.update(p.samples, f"{p.tokens:,} tokens")
+
+        if ask and ask.beside:
+            before, path, effect = trace_beside(loaded, dataset, settings.runs_dir, options, run, twin, told)
+        else:
+            # The untrained twin is the null of the model as it is, not of an edited one.
+            path = trace_samples(loaded, dataset, settings.runs_dir, run_id=run, twin=twin and ask is None,
+                                 on_progress=told, **options)  # fmt: skip
     _say_what_was_skipped(dataset)
     if loaded.classes:
         _say_what_is_unknown(path, loaded.name, loaded.classes)
+    if before is not None and effect is not None:
+        say_effect(effect)
+        typer.echo(f"run {before.stem} is in {before}")
     typer.echo(f"run {path.stem} is in {path}")
 
 
 def _trace_huggingface(
     settings: Settings, model: str, data: str, reading: dict[str, Any], writing: dict[str, Any], device: str | None,
-    dtype: str, twin: bool,
+    dtype: str, twin: bool, ask: Wanted | None,
 ) -> None:  # fmt: skip
     """A Hugging Face model over texts; what can be refused is, before weights are read or fetched."""
     from backend.cli.bars import bar, waiting
+    from backend.cli.edited import say_effect, trace_huggingface_edited
     from engine.adapters.huggingface import check_options, find_model, load, trace_texts
     from engine.datasets import open_dataset
     from engine.store import remove_abandoned
 
+    if ask is not None:
+        from engine.edits.experts import read_controls
+
+        read_controls(ask.controls)
     check_options(device, dtype)
     with waiting(f"looking at {model[3:]}"):
         source = find_model(model)
     dataset = open_dataset(data, "text", **reading)
     with waiting(f"loading {source.name}"):
-        loaded = load(source, device, dtype, twin=twin)
+        loaded = load(source, device, dtype, twin=twin and (ask is None or ask.beside))
         remove_abandoned(settings.runs_dir)
+    before = effect = None
     with bar(f"{loaded.name} on {dataset.name}", dataset.num_samples, "samples") as progress:
-        path = trace_texts(
-            loaded, dataset, settings.runs_dir, dataset=dataset.name, split=dataset.split, total=dataset.num_samples,
-            on_progress=lambda p: progress.update(p.samples, f"{p.tokens:,} tokens"), **writing,
-        )  # fmt: skip
+
+        def told(p: TraceProgress) -> None:
+            progress.update(p.samples, f"{p.tokens:,} tokens")
+
+        writing |= {"dataset": dataset.name, "split": dataset.split, "total": dataset.num_samples}
+        run = writing.pop("run_id")
+        if ask is not None:
+            before, path, effect = trace_huggingface_edited(
+                loaded, dataset, settings.runs_dir, ask, writing, run, told
+            )
+        else:
+            path = trace_texts(loaded, dataset, settings.runs_dir, run_id=run, on_progress=told, **writing)
     _say_what_was_skipped(dataset)
+    if before is not None and effect is not None:
+        say_effect(effect)
+        typer.echo(f"run {before.stem} is in {before}")
     typer.echo(f"run {path.stem} is in {path}")
 
 

@@ -11,7 +11,7 @@ Shapes: n tokens, S gates (the steps), K slots, M experts, V vocabulary entries.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field, NonNegativeInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -26,16 +27,17 @@ from torch.overrides import TorchFunctionMode
 from engine.adapters import huggingface as hf
 from engine.adapters.hf_gates import Gate
 from engine.adapters.hf_load import HuggingFaceModel
-from engine.adapters.hf_record import Recorded
 from engine.analysis.effects import RouteChange
 from engine.datasets import Sample
 from engine.edits.controls import EditControls
 from engine.edits.effect import OutputChange, effect_answer
 from engine.edits.plan import RoutePlan, Routers, plan_routes
+from engine.edits.sweep import Which, share_rows
 from engine.edits.values import Edit
 from engine.errors import UserError
 from engine.models.family import read_controls_of
 from engine.store.writer import RunWriter
+from engine.tracing import TraceProgress, new_run_id
 
 _ALL_SCORES = {
     torch.softmax, F.softmax, Tensor.softmax, torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_, F.sigmoid,
@@ -54,6 +56,47 @@ class ExpertControls(EditControls):
         ("force", "swap", "freeze", "shuffle", "top_k", "bias"),
         "the model's own code chooses; only the experts that it may choose from can be fewer",
     )
+
+    ban_share: float | None = Field(
+        default=None, gt=0, lt=1, description="In place of edits: ban this share of the experts of each layer"
+    )
+    which: Which | None = Field(default=None, description="With ban_share: top (most used), bottom or random")
+    seed: NonNegativeInt | None = Field(default=None, description="With ban_share, of the random ones")
+
+
+def read_controls(values: Mapping[str, Any]) -> ExpertControls:
+    """Controls of a model that is not ours from plain values; at least one edit.
+
+    Raises:
+        UserError: a control or an edit that it has not, or none at all; ``field`` names it.
+    """
+    controls: ExpertControls = read_controls_of(ExpertControls, dict(values), "moe")
+    if not controls.edits and controls.ban_share is None:
+        raise UserError("there is no edit; ban an expert, for example", field="controls")
+    if controls.edits and controls.ban_share is not None:
+        raise UserError("edits and ban_share both say what is banned; give one of the two", field="controls")
+    if controls.ban_share is None and (controls.which is not None or controls.seed is not None):
+        raise UserError("which and seed say what ban_share means; give ban_share too", field="controls")
+    return controls
+
+
+def edits_of(
+    loaded: HuggingFaceModel, controls: ExpertControls, samples: Sequence[Sample]
+) -> tuple[dict[str, Any], ...]:
+    """The bans that controls stand for: those given, or a share of each layer's experts by how ``samples`` use them.
+
+    Raises:
+        UserError: too few experts would be left, or an expert that is not there; a sample without text.
+    """
+    if controls.ban_share is None:
+        edits = tuple(edit.model_dump(exclude_none=True) for edit in controls.edits or ())
+    else:
+        usage = usage_of_experts(loaded, samples)
+        choices = [range(gate.num_choices) for gate in loaded.gates]
+        rows = share_rows(usage, [controls.ban_share], choices, loaded.gates[0].top_k, controls.seed or 0)
+        edits = next(row.edits for row in rows if row.which == (controls.which or "top"))
+    plan_bans(loaded.gates, edits)
+    return edits
 
 
 def plan_bans(gates: Sequence[Gate], edits: Sequence[Mapping[str, Any]] | Sequence[Edit]) -> RoutePlan:
@@ -137,15 +180,17 @@ def _masked_forward(owner: nn.Module, banned: list[int], num_choices: int) -> It
             del owner.forward
 
 
-def check_banned(recorded: Recorded, gates: Sequence[Gate], plan: RoutePlan) -> None:
+def check_banned(ids: Any, gates: Sequence[Gate], plan: RoutePlan) -> None:
     """Refuse a pass in which a gate chose a banned expert all the same (one that looks experts up, for example).
+
+    ``ids`` is what was chosen, (n, S, K).
 
     Raises:
         UserError: names the gate.
     """
     for step, (gate, part) in enumerate(zip(gates, plan.steps, strict=True)):
         for module in sorted(part.banned) if part is not None else ():
-            if bool((recorded.ids[:, step] == module).any()):
+            if bool((ids[:, step] == module).any()):
                 raise UserError(
                     f"{gate.name} ({type(gate.module).__name__}) chose expert {module} though it is banned: its choice "
                     "is not made by scores over all experts, so it cannot be edited", field="edits",
@@ -170,7 +215,7 @@ def measure_bans(
         passes = [hf._decisions(loaded.model, loaded.gates, loaded.device, inputs, attended, keep)]
         with banned_experts(loaded.gates, plan):
             passes.append(hf._decisions(loaded.model, loaded.gates, loaded.device, inputs, attended, keep))
-        check_banned(passes[1][0], loaded.gates, plan)
+        check_banned(passes[1][0].ids, loaded.gates, plan)
         before, after = (logits[keep.to(logits.device)] for _, logits in passes)
         outputs.add(before, after, targets[keep])
         routes.add(passes[0][0].ids.numpy(), passes[1][0].ids.numpy())
@@ -195,26 +240,46 @@ def usage_of_experts(loaded: HuggingFaceModel, samples: Iterable[Sample], *, bud
 
 def trace_banned(
     loaded: HuggingFaceModel,
-    samples: Sequence[Sample],
+    samples: Iterable[Sample],
     runs_dir: Path,
     edits: Sequence[Mapping[str, Any]],
     *,
-    run_id: str,
+    run_id: str | None = None,
     dataset: str = "upload",
     split: str = "",
+    batch_size: int = 64,
+    total: int | None = None,
+    overwrite: bool = False,
+    effect: Mapping[str, Any] | None = None,
+    on_progress: Callable[[TraceProgress], None] = lambda p: None,
 ) -> Path:
-    """Trace texts through a model under bans into a run that says so and carries the effect; returns its path.
+    """Trace texts through a model under bans into a run that says so; returns its path.
+
+    ``effect`` is kept with the run (``measure_bans``). ``batch_size`` counts stretches of 64 tokens. An exception on
+    the way leaves no file behind.
 
     Raises:
-        UserError: as ``measure_bans``; the run id is taken.
+        UserError: edits that do not fit the model, a gate that cannot be edited, a sample that cannot be traced, or
+            the run id is taken.
     """
-    plan, effect = plan_bans(loaded.gates, edits), measure_bans(loaded, samples, edits)
-    info = hf.run_info(loaded, run_id, dataset, split)
+    plan = plan_bans(loaded.gates, edits)
+    info = hf.run_info(loaded, run_id or new_run_id(loaded.name.rsplit("/", 1)[-1], f"after {dataset}"), dataset, split)
     controls = {"edits": json.loads(json.dumps([edit.model_dump(exclude_none=True) for edit in _read(edits)]))}
-    info = replace(info, config=info.config | {"controls": controls}, findings=info.findings | {"effect": effect})
-    with RunWriter(runs_dir, info, loaded.modules) as writer, banned_experts(loaded.gates, plan):
-        for batch, _ in hf.text_batches(replace(loaded, twin=None), samples, 4096):
+    found = {} if effect is None else {"effect": dict(effect)}
+    info = replace(info, config=info.config | {"controls": controls}, findings=info.findings | found)
+    done = tokens = 0
+    with (
+        RunWriter(runs_dir, info, loaded.modules, overwrite=overwrite) as writer,
+        banned_experts(loaded.gates, plan),
+    ):
+        # The untrained twin is the null of the model as it is, not of an edited one.
+        for batch, _ in hf.text_batches(replace(loaded, twin=None), samples, batch_size * 64):
+            check_banned(batch.module_ids, loaded.gates, plan)
             writer.write(batch)
+            done, tokens = done + len(batch.samples), tokens + batch.num_tokens
+            on_progress(TraceProgress(done, total, tokens))
+        if not done:
+            raise UserError("the data set holds no sample, so there is nothing to trace", field="data")
         return writer.seal()
 
 

@@ -33,8 +33,11 @@ def draw(run: Mapping[str, Any], selection: Selection, before: Sample, after: Sa
     if token is None and node is None and link is None:
         return
     st.subheader("What becomes of the chosen one?", anchor=False)
-    if after is None:
-        st.caption("Nothing is edited yet; an edit puts its after beside it.")
+    st.caption(
+        "Nothing is edited yet; an edit puts its after beside it."
+        if after is None
+        else "The same sample without and with the edits: only what you clicked is compared here."
+    )
     known = common.weights_known(run)
     if token is not None:
         what = _named(token)
@@ -54,7 +57,7 @@ def draw(run: Mapping[str, Any], selection: Selection, before: Sample, after: Sa
         what = f"the link from module {source} at step {step} to module {target} at step {step + 1}"
 
         def goes(one: Mapping[str, Any]) -> bool:
-            return takes(one, link)
+            return takes(one, (step, source, target))
 
         _group(what, "take", before, after, goes, lambda one: _way(one, step), "now go")
 

@@ -82,3 +82,96 @@ def test_a_failure_on_the_way_leaves_nothing(
     assert "empty" in capsys.readouterr().err
     assert not list((tmp_path / "runs").glob("*half*.duckdb"))
     assert not list((tmp_path / "runs").glob(".half*"))
+
+
+def counts_of(run: Run) -> list[dict[int, int]]:
+    """Per layer how many tokens visited each expert."""
+    cells, steps = run.usage()["usage"], run.info()["num_steps"]
+    return [{cell["module"]: cell["count"] for cell in cells if cell["step"] == step} for step in range(steps)]
+
+
+BAN = {"edits": [{"edit": "ban", "modules": [0], "step": 0}]}
+
+
+def edited(olmoe: Path, texts: Path, tmp_path: Path, controls: str, *more: str) -> list[str]:
+    options = ["--model", f"hf:{olmoe}", "--data", str(texts), "--data-dir", str(tmp_path), "--device", "cpu"]
+    return ["trace", *options, "--controls", controls, *more]
+
+
+def test_an_edited_run_and_the_unchanged_one_beside_it(
+    olmoe: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(edited(olmoe, texts, tmp_path, json.dumps(BAN), "--beside", "--run", "mine")) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("edits: ban module 0 at step 0\nloss ")
+    assert said.endswith(f"run mine is in {tmp_path / 'runs' / 'mine.duckdb'}\n")
+    with Run.open(tmp_path / "runs" / "mine-before.duckdb") as old, Run.open(tmp_path / "runs" / "mine.duckdb") as new:
+        effect, info = new.effect(old), new.info()
+        counts = [counts_of(run)[0][0] for run in (old, new)]
+        assert "controls" not in old.info()["config"]
+    assert info["config"]["controls"] == BAN
+    assert counts[0] > 0 == counts[1]
+    loss = effect["loss"]
+    assert f"loss {loss['before']:.4f} → {loss['after']:.4f} nats" in said
+    assert f"paths changed: {100 * effect['paths_changed']:.1f} % of {effect['num_tokens']} tokens" in said
+    assert f"KL {effect['outputs']['kl']:.4f} nats" in said
+    assert main(edited(olmoe, texts, tmp_path, json.dumps(BAN), "--beside", "--run", "mine")) == 2
+    (tmp_path / "runs" / "mine.duckdb").unlink()
+    assert main(edited(olmoe, texts, tmp_path, json.dumps(BAN), "--beside", "--run", "mine")) == 2
+    assert "'mine-before' already" in capsys.readouterr().err
+
+
+def test_a_share_of_each_layers_experts(olmoe: Path, texts: Path, tmp_path: Path) -> None:
+    controls = json.dumps({"ban_share": 0.25, "which": "top"})
+    assert main(edited(olmoe, texts, tmp_path, controls, "--run", "share")) == 0
+    assert main(["trace", "--model", f"hf:{olmoe}", "--data", str(texts), "--data-dir", str(tmp_path), "--run", "all",
+                 "--device", "cpu"]) == 0  # fmt: skip
+    with Run.open(tmp_path / "runs" / "share.duckdb") as run:
+        edits, after = run.info()["config"]["controls"]["edits"], counts_of(run)
+    with Run.open(tmp_path / "runs" / "all.duckdb") as run:
+        before = counts_of(run)
+    assert [edit["step"] for edit in edits] == list(range(len(before)))
+    for edit, old, new in zip(edits, before, after, strict=True):
+        assert len(edit["modules"]) == 2
+        least = min(old[module] for module in edit["modules"])
+        assert all(count <= least for module, count in old.items() if module not in edit["modules"])
+        assert not any(new[module] for module in edit["modules"])
+
+
+@pytest.mark.parametrize(
+    ("controls", "said"),
+    [
+        ('{"edits": [', "--controls is no JSON"),
+        ("[1]", "--controls is a list"),
+        ("{}", "--controls is an empty object"),
+        ('{"ban_share": NaN}', "NaN is no number of JSON"),
+        ('{"edits": [{"edit": "vanish"}]}', "a moe model has no edit 'vanish'; it has: ban"),
+        ('{"edits": [{"edit": "top_k", "k": 1}]}', "a moe model has no edit 'top_k': the model's own code chooses"),
+        ('{"alpha": 1}', "a moe model has no control 'alpha'"),
+        ('{"ban_share": 1.5}', "control ban_share is 1.5"),
+        ('{"ban_share": 0.5, "edits": [{"edit": "ban", "modules": [0]}]}', "give one of the two"),
+        ('{"which": "top"}', "there is no edit"),
+    ],
+)
+def test_controls_that_mean_nothing_are_one_line_and_code_2(
+    olmoe: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    controls: str, said: str,
+) -> None:  # fmt: skip
+    """And it is said before any weights are read."""
+    monkeypatch.setattr("engine.adapters.huggingface.load", lambda *a, **k: pytest.fail("weights were read"))
+    assert main(edited(olmoe, texts, tmp_path, controls)) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert said in lines[0]
+
+
+def test_bans_that_leave_too_few_leave_no_run(
+    olmoe: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for modules, said in ((list(range(7)), "left with 7 of 8 banned"), ([99], "there is no module 99")):
+        controls = json.dumps({"edits": [{"edit": "ban", "modules": modules}]})
+        assert main(edited(olmoe, texts, tmp_path, controls, "--beside")) == 2
+        assert said in capsys.readouterr().err
+    assert main(["trace", "--model", f"hf:{olmoe}", "--data", str(texts), "--beside", "--data-dir", str(tmp_path)]) == 2
+    assert "--beside is for --controls" in capsys.readouterr().err
+    assert not list(tmp_path.glob("runs/*"))

@@ -115,7 +115,7 @@ def test_the_effect_and_the_run_that_carries_it(tmp_path: Path) -> None:
     edits = busiest(loaded)[1:2]
     effect = measure_bans(loaded, SAMPLES, edits, budget=64)
     before = hf.trace_texts(loaded, SAMPLES, tmp_path, run_id="before")
-    after = trace_banned(loaded, SAMPLES, tmp_path, edits, run_id="after")
+    after = trace_banned(loaded, SAMPLES, tmp_path, edits, run_id="after", effect=effect)
     with Run.open(before) as old, Run.open(after) as new:
         found = new.effect(old)
         assert new.info()["config"]["controls"]["edits"][0]["modules"] == edits[0]["modules"]

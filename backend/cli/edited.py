@@ -1,0 +1,173 @@
+"""``tokenpaths trace --controls``: the edited run, and with ``--beside`` the unchanged one and the measured effect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from engine.errors import UserError
+
+if TYPE_CHECKING:
+    from engine.adapters.hf_load import HuggingFaceModel
+    from engine.datasets import Dataset, Sample
+    from engine.tracing import LoadedModel, TraceProgress
+
+MOST_BESIDE = 4096
+"""samples that are held to be measured twice"""
+EXAMPLE = '{"edits": [{"edit": "ban", "modules": [3], "step": 1}]}'
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What ``--controls`` and ``--beside`` ask for."""
+
+    controls: dict[str, Any]
+    beside: bool
+
+
+def wanted(controls: str | None, beside: bool) -> Wanted | None:
+    """The options as one; None: nothing is changed.
+
+    Raises:
+        UserError: no JSON, no object, nothing in it, or ``--beside`` alone.
+    """
+    if controls is None:
+        if beside:
+            raise UserError(f"--beside is for --controls; say what is to be changed: --controls '{EXAMPLE}'.",
+                            field="beside")  # fmt: skip
+        return None
+    try:
+        values = json.loads(controls, parse_constant=_no_constant)
+    except RecursionError:
+        raise UserError(f"--controls is nested too deeply; give JSON such as '{EXAMPLE}'.", field="controls") from None
+    except ValueError as error:
+        why = f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise UserError(f"--controls is no JSON ({why}); give one such as '{EXAMPLE}'.", field="controls") from None
+    if not isinstance(values, dict) or not values:
+        given = "an empty object" if values == {} else f"a {type(values).__name__}"
+        raise UserError(f"--controls is {given}; give a JSON object such as '{EXAMPLE}'.", field="controls")
+    return Wanted(values, beside)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def name_before(run: str | None) -> str | None:
+    """Of the unchanged run beside an edited one that was given a name."""
+    return None if run is None else f"{run}-before"
+
+
+def held(dataset: Dataset) -> list[Sample]:
+    """The samples, to be gone through more than once.
+
+    Raises:
+        UserError: too many, or none.
+    """
+    samples: list[Sample] = []
+    for sample in dataset:
+        if len(samples) == MOST_BESIDE:
+            raise UserError(f"the effect is measured over at most {MOST_BESIDE:,} samples, held in memory; give "
+                            "--limit, or leave --beside out.", field="limit")  # fmt: skip
+        samples.append(sample)
+    if not samples:
+        raise UserError("the data set holds no sample, so there is nothing to measure", field="data")
+    return samples
+
+
+def trace_beside(
+    loaded: LoadedModel, dataset: Dataset, runs_dir: Path, writing: Mapping[str, Any], run: str | None, twin: bool,
+    on_progress: Callable[[TraceProgress], None],
+) -> tuple[Path, Path, dict[str, Any]]:  # fmt: skip
+    """The effect of ``loaded.controls``, then the unchanged and the edited run; their files and the effect.
+
+    Raises:
+        UserError: as ``held``; controls that do not fit a sample.
+    """
+    from engine.edits.effect import measure_effect
+    from engine.edits.prepared import prepare
+    from engine.tracing import new_run_id, trace_samples
+
+    samples = held(dataset)
+    assert loaded.controls is not None
+    effect = measure_effect(loaded, prepare(loaded, samples), loaded.controls)
+    before = trace_samples(
+        replace(loaded, controls=None), samples, runs_dir, twin=twin, on_progress=on_progress,
+        run_id=name_before(run) or new_run_id(loaded.name, f"before {dataset.name}"), **writing,
+    )  # fmt: skip
+    after = trace_samples(
+        loaded, samples, runs_dir, twin=False, findings={"effect": effect}, on_progress=on_progress,
+        run_id=run or new_run_id(loaded.name, f"after {dataset.name}"), **writing,
+    )  # fmt: skip
+    return before, after, effect
+
+
+def trace_huggingface_edited(
+    loaded: HuggingFaceModel, dataset: Dataset, runs_dir: Path, ask: Wanted, writing: Mapping[str, Any],
+    run: str | None, on_progress: Callable[[TraceProgress], None],
+) -> tuple[Path | None, Path, dict[str, Any] | None]:  # fmt: skip
+    """A mixture of experts under bans: the unchanged run and the effect (with ``beside``), and the edited run.
+
+    Raises:
+        UserError: bans that do not fit the model, a gate that cannot be edited, as ``held``.
+    """
+    from engine.adapters.huggingface import trace_texts
+    from engine.edits.experts import edits_of, measure_bans, read_controls, trace_banned
+    from engine.tracing import new_run_id
+
+    controls = read_controls(ask.controls)
+    if controls.ban_share is None:
+        edits = edits_of(loaded, controls, [])  # refuses what does not fit before anything is read
+    samples: Any = held(dataset) if ask.beside or controls.ban_share is not None else dataset
+    if controls.ban_share is not None:
+        edits = edits_of(loaded, controls, samples)
+    options = {"run_id": run, "on_progress": on_progress, **writing}
+    if not ask.beside:
+        return None, trace_banned(loaded, samples, runs_dir, edits, **options), None
+    effect = measure_bans(loaded, samples, edits)
+    before = trace_texts(
+        loaded, samples, runs_dir, on_progress=on_progress,
+        run_id=name_before(run) or new_run_id(loaded.name.rsplit("/", 1)[-1], f"before {dataset.name}"), **writing,
+    )  # fmt: skip
+    return before, trace_banned(loaded, samples, runs_dir, edits, effect=effect, **options), effect
+
+
+def say_effect(effect: Mapping[str, Any]) -> None:
+    """The effect in a few lines (METRICS 5)."""
+    for line in effect_lines(effect):
+        typer.echo(line)
+
+
+def effect_lines(effect: Mapping[str, Any]) -> Sequence[str]:
+    """What was changed, then loss and answers, then paths; what is not known is left out."""
+    lines = ["edits: " + "; ".join(effect["edits"])] if effect.get("edits") else []
+    parts = []
+    if loss := effect.get("loss"):
+        error = f" ± {loss['error']:.4f}" if loss.get("error") else ""
+        parts.append(f"loss {loss['before']:.4f} → {loss['after']:.4f} nats ({loss['change']:+.4f}{error})")
+    if pair := effect.get("perplexity"):
+        parts.append(f"perplexity {pair['before']:.1f} → {pair['after']:.1f}")
+    if pair := effect.get("accuracy"):
+        parts.append(f"accuracy {_percent(pair['before'])} → {_percent(pair['after'])}")
+    if parts:
+        lines.append("; ".join(parts))
+    lines.append(
+        f"answers: KL {effect['kl']:.4f} nats; the likeliest changed for {_percent(effect['top1_changed'])} of "
+        f"{effect['num_outputs']:,} outputs, and {_percent(effect['top5_changed'])} of the five likeliest"
+    )
+    moved = effect["flow_difference"]
+    lines.append(
+        f"paths changed: {_percent(effect['paths_changed'])} of {effect['num_tokens']:,} tokens, behind step "
+        f"{effect['after_step']} {_percent(effect['paths_changed_after'])}; path distance "
+        f"{effect['path_distance']:.3f}" + ("" if moved is None else f"; flow that moved {_percent(moved)}")
+    )
+    return lines
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
