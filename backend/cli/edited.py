@@ -58,6 +58,19 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
+def under_controls(loaded: LoadedModel, ask: Wanted) -> LoadedModel:
+    """One of our own models, changed.
+
+    Raises:
+        UserError: controls that do not fit it, or that change nothing.
+    """
+    changed = loaded.with_controls(ask.controls)
+    if changed.controls is None or not changed.controls.given():
+        raise UserError(f"--controls changes nothing; give what is to be different, such as '{EXAMPLE}'.",
+                        field="controls")  # fmt: skip
+    return changed
+
+
 def name_before(run: str | None) -> str | None:
     """Of the unchanged run beside an edited one that was given a name."""
     return None if run is None else f"{run}-before"

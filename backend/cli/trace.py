@@ -67,7 +67,7 @@ def trace(
 
     Example: tokenpaths trace --model dna-vision-top1 --data bundled:scenes
     """
-    from backend.cli.edited import name_before, say_effect, trace_beside, wanted
+    from backend.cli.edited import name_before, say_effect, trace_beside, under_controls, wanted
     from backend.settings import load_settings
 
     settings = load_settings(data_dir=data_dir)
@@ -101,7 +101,7 @@ def trace(
     )  # fmt: skip
     with waiting(f"loading {checkpoint.name}"):
         loaded = load_model(checkpoint.path, folders, device)
-        loaded = loaded.with_controls(ask.controls) if ask else loaded
+        loaded = under_controls(loaded, ask) if ask else loaded
         remove_abandoned(settings.runs_dir)
     options: dict[str, Any] = {
         "dataset": dataset.name, "split": dataset.split, "regions": dataset.regions, "batch_size": batch_size,

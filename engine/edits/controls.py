@@ -37,7 +37,11 @@ class EditControls(Controls):
     @field_validator("edits", mode="before")
     @classmethod
     def _known(cls, given: Any) -> Any:
-        for edit in given if isinstance(given, (list, tuple)) else ():
+        if given is not None and not isinstance(given, (list, tuple)):
+            raise ValueError(f"edits is a {type(given).__name__}; give a list of edits, each with the name of one")
+        if given is not None and not given:
+            raise ValueError("the list of edits is empty, so nothing would be different; give one edit at least")
+        for edit in given or ():
             name = edit.get("edit") if isinstance(edit, dict) else getattr(edit, "edit", None)
             if name not in cls.EDITS:
                 why = f": {cls.WHY_NOT[name]}" if name in cls.WHY_NOT else ""

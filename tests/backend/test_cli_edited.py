@@ -58,6 +58,9 @@ def test_the_edited_run_alone(home: Path, capsys: pytest.CaptureFixture[str]) ->
         ('{"edits": [{"edit": "vanish"}]}', "has no edit 'vanish'"),
         ('{"edits": [{"edit": "ban", "modules": [1], "step": 99}]}', "there is no step 99"),
         ('{"alpha": 0.5}', "has no control 'alpha'"),
+        ('{"edits": {"edit": "ban"}}', "edits is a dict; give a list of edits"),
+        ('{"edits": []}', "the list of edits is empty"),
+        ('{"edits": null}', "--controls changes nothing"),
         ("[" * 100_000, "--controls is "),
     ],
 )
