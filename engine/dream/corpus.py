@@ -14,7 +14,7 @@ import torch
 
 from engine.datasets import Sample, open_dataset
 from engine.dream.objectives import Objective
-from engine.dream.text import reads_back, worth
+from engine.dream.text import reads_back, texts_a_pass, worth
 from engine.models.family import RoutedModel
 from engine.tokenizer import TextTokenizer
 
@@ -58,12 +58,18 @@ def _encoded(data: str, tokenizer: TextTokenizer) -> list[tuple[Sample, np.ndarr
     return [(sample, tokenizer.encode(sample.text or "").ids) for sample in open_dataset(data, "text")]
 
 
+def batch_of(length: int) -> int:
+    """Windows in one forward pass: at most ``BATCH``, and no more tokens than one pass takes."""
+    return min(BATCH, texts_a_pass(length))
+
+
 @torch.no_grad()
 def scores(model: RoutedModel, objective: Objective, some: list[Window]) -> Iterator[list[float]]:
-    """The objective of each window, ``BATCH`` at a time."""
+    """The objective of each window, some at a time (``batch_of``)."""
     device = next(model.parameters()).device
-    for start in range(0, len(some), BATCH):
-        ids = torch.tensor([w.ids for w in some[start : start + BATCH]], device=device)
+    batch = batch_of(len(some[0].ids)) if some else 1
+    for start in range(0, len(some), batch):
+        ids = torch.tensor([w.ids for w in some[start : start + batch]], device=device)
         yield worth(model, ids, objective, 0)[0].tolist()
 
 

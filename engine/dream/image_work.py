@@ -208,7 +208,7 @@ def _choices(
         steps = range(s) if target.form == "cumulative" else range(s - 1, s)
         objective = Choices(ids, steps, tokens, target.scores)
         for with_pixels in {"without": (False,), "with": (True,), "both": (False, True)}[target.context]:
-            name = f"S = {s}" if target.form == "cumulative" else f"step {s} alone"
+            name = f"S = {s}" if target.form == "cumulative" else f"step {s - 1} alone"
             name += ", with its pixels" if with_pixels else ""
             dream = Dream(objective, request.seed, 0, original if with_pixels else None, keep if with_pixels else None)
             items.append(Item(name, dream, group, (steps.start, steps.stop)))

@@ -8,9 +8,10 @@ Examples of ``target``: ``{"of": "choices"}`` the decisions of an image, at ever
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from engine.dream.settings import ImageSettings, TextSettings
 from engine.errors import UserError
@@ -20,6 +21,18 @@ if TYPE_CHECKING:
 
 Index = Annotated[int, Field(ge=0, le=2**31 - 1)]
 MOST_DREAMS = 64
+MOST_NAMED = 4096
+"""patches, steps or modules in one list"""
+
+
+def _different(values: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(values)) < len(values):
+        twice = next(value for value, times in Counter(values).items() if times > 1)
+        raise ValueError(f"{twice} is named more than once; name each once")
+    return values
+
+
+Indices = Annotated[tuple[Index, ...], Field(max_length=MOST_NAMED), AfterValidator(_different)]
 
 
 class _Part(BaseModel):
@@ -29,7 +42,7 @@ class _Part(BaseModel):
 class Group(_Part):
     """Whose decisions count: patches of an image, tokens of a text. One of the three; none: all."""
 
-    patches: tuple[Index, ...] | None = Field(default=None, description="these, numbered row by row from 0")
+    patches: Indices | None = Field(default=None, description="these, numbered row by row from 0")
     like: Index | None = Field(default=None, description="all that take the same path as this one")
     draw: int | None = Field(default=None, ge=1, description="so many, drawn by the seed")
 
@@ -47,7 +60,7 @@ class ChoicesTarget(_Part):
     """That an original's tokens choose as they did: O_S^T."""
 
     of: Literal["choices"]
-    until: tuple[Index, ...] | None = Field(
+    until: Indices | None = Field(
         default=None, description="S, each a dream of its own: decisions 1 … S; none: every S", min_length=1
     )
     form: Literal["cumulative", "single"] = Field(
@@ -65,7 +78,9 @@ class PathTarget(_Part):
 
     of: Literal["path"]
     rank: int | None = Field(default=None, ge=1, description="of the run")
-    ribbon: tuple[tuple[Index, ...], ...] | None = Field(default=None, description="modules of each step")
+    ribbon: Annotated[tuple[Indices, ...], Field(max_length=MOST_NAMED)] | None = Field(
+        default=None, description="modules of each step"
+    )
     scores: Literal["probs", "logits"] = "probs"
     group: Group = Group()
 
@@ -81,7 +96,7 @@ class ModuleTarget(_Part):
 
     of: Literal["module"]
     module: Index
-    steps: tuple[Index, ...] | None = Field(default=None, description="steps from 0; none: all", min_length=1)
+    steps: Indices | None = Field(default=None, description="steps from 0; none: all", min_length=1)
     scores: Literal["probs", "logits"] = "probs"
     group: Group = Group()
 
@@ -189,6 +204,9 @@ def check_request(request: DreamRequest, context: JobContext) -> None:
             _below(f"target.{name}", getattr(target, name), size, f"{name}s")
     if target.of == "connection":
         _check_connection(target, config)
+    if target.of == "class" and text:
+        raise UserError(f"{request.model} reads texts and has no classes; dream of a path or a module of it",
+                        field="target.of")  # fmt: skip
     if target.of == "class":
         _below("target.index", target.index, len(about.get("classes", [])) or config.get("num_classes", 10), "classes")
 
@@ -221,8 +239,8 @@ def _check_original(request: DreamRequest, text: bool, context: JobContext) -> N
     if request.data is not None and not request.data.startswith("bundled:"):
         raise UserError(f"data is {request.data[:80]!r}; give a bundled set such as bundled:scenes, or put the image "
                         "into the inbox", field="data")  # fmt: skip
-    if request.inbox is not None:
-        context.inbox_file(request.inbox, field="inbox")
+    if request.inbox is not None and not context.inbox_file(request.inbox, field="inbox").is_file():
+        raise UserError(f"{request.inbox!r} is a folder of the inbox; give the name of a file", field="inbox")
     needs_run = request.sample is not None or getattr(request.target, "rank", None) is not None
     if needs_run and request.run is None:
         raise UserError("a sample and a rank are those of a run; give run", field="run")
@@ -254,7 +272,7 @@ def _check_dna(request: DreamRequest, config: dict[str, Any], text: bool) -> Non
         for step in target.steps or ():
             _below("target.steps", step, steps, "steps")
     if target.of == "path" and target.ribbon is not None:
-        if len(target.ribbon) != steps or any(len(set(of_step)) != top_k for of_step in target.ribbon):
+        if len(target.ribbon) != steps or any(len(of_step) != top_k for of_step in target.ribbon):
             raise UserError(f"a path of {request.model} is {steps} steps of {top_k} different modules",
                             field="target.ribbon")  # fmt: skip
         for of_step in target.ribbon:

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MOST_ITERATIONS = 65_536
 MOST_TOKENS = 4096
+MOST_TRIED = 65_536
+"""tokens of all swaps that one round tries"""
 
 
 class ImageSettings(BaseModel):
@@ -62,5 +64,11 @@ class TextSettings(BaseModel):
             raise ValueError(
                 f"{self.starts} texts of {self.length} tokens are {self.length * self.starts:,} tokens at once; "
                 f"at most {MOST_TOKENS:,} are: take fewer starts or a smaller length"
+            )
+        if self.length * self.starts * self.candidates > MOST_TRIED:
+            raise ValueError(
+                f"{self.candidates} candidates for each of {self.starts} texts of {self.length} tokens are "
+                f"{self.length * self.starts * self.candidates:,} tokens a round; at most {MOST_TRIED:,} are: "
+                "take fewer candidates, fewer starts or a smaller length"
             )
         return self

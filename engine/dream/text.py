@@ -10,7 +10,7 @@ Source: HotFlip (Ebrahimi et al., 2018) and AutoPrompt (Shin et al., 2020) for t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -29,6 +29,8 @@ from engine.tokenizer import TextTokenizer
 MARKS = frozenset(".,;:!?")
 POOL = 8
 """of so many times as many good swaps as are tried, the second half of the tried ones is drawn"""
+PASS_TOKENS = 2048
+"""in one pass: half a second of one core for a shipped model, so that who asks for a stop need not wait long"""
 
 
 def embedding_of(model: RoutedModel) -> nn.Embedding:
@@ -62,6 +64,11 @@ def worth(
     if not fluency:
         return wanted, wanted
     return wanted, wanted + fluency * torch.stack([Fluency().value(s) for s in seen])
+
+
+def texts_a_pass(length: int) -> int:
+    """How many texts of so many tokens go through the model at once."""
+    return max(1, PASS_TOKENS // length)
 
 
 def readable_tokens(tokenizer: TextTokenizer, whole_words: bool = True) -> Bool[np.ndarray, " V"]:
@@ -100,8 +107,8 @@ class TextDreams:
         self.free_L = torch.ones(starts.shape[1], dtype=torch.bool, device=self.device)
         self.free_L[list(fixed)] = False
         self.ids = starts.to(self.device, torch.long, copy=True)
-        with torch.no_grad():
-            self.wanted, self.total = worth(model, self.ids, objective, settings.fluency)
+        parts = list(self._worths(self.ids))
+        self.wanted, self.total = (torch.cat(of_parts) for of_parts in zip(*parts, strict=True))
         self.iteration = 0
         self.curve = [self.wanted]
         self.stuck = 0
@@ -112,10 +119,17 @@ class TextDreams:
         patience = 4 * POOL
         return self.iteration >= self.settings.iterations or self.stuck >= patience
 
-    def gains(self) -> Float[Tensor, "B L V"]:
-        """First-order gain of putting each word at each position: (E_v − E_x) · ∂objective/∂E_x."""
+    def _worths(self, ids_NL: Int[Tensor, "N L"]) -> Iterator[tuple[Tensor, Tensor]]:
+        """``worth`` of texts, a pass after the other."""
+        for part in ids_NL.split(texts_a_pass(ids_NL.shape[1])):
+            with torch.no_grad():
+                found = worth(self.model, part, self.objective, self.settings.fluency)
+            yield found
+
+    def gains(self, texts: slice = slice(None)) -> Float[Tensor, "B L V"]:
+        """First-order gain of each word at each position of some texts or all: (E_v − E_x) · ∂objective/∂E_x."""
         with embeddings_kept(self.model) as kept:
-            _, total = worth(self.model, self.ids, self.objective, self.settings.fluency)
+            _, total = worth(self.model, self.ids[texts], self.objective, self.settings.fluency)
         (gradient_BLD,) = torch.autograd.grad(total.sum(), kept[0])
         table_VD = embedding_of(self.model).weight
         now_BL = (gradient_BLD * kept[0].detach()).sum(dim=-1)
@@ -123,18 +137,33 @@ class TextDreams:
 
     def round(self) -> None:
         """One swap for every text that finds one that gains."""
-        gains_BLV = self.gains()
-        gains_BLV[:, ~self.free_L] = float("-inf")
-        gains_BLV[:, :, ~self.allowed_V] = float("-inf")
-        gains_BLV.scatter_(2, self.ids.unsqueeze(2), float("-inf"))
-        tried = [self._candidates(b, gains.flatten()) for b, gains in enumerate(gains_BLV)]
-        owner = torch.tensor([b for b, some in enumerate(tried) for _ in some], device=self.device)
+        for _ in self.round_in_parts():
+            pass
+
+    def round_in_parts(self) -> Iterator[None]:
+        """``round``, with a pause after every pass; nothing changes before the last, so a round can be dropped."""
+        tried: list[list[Tensor]] = []
+        a_pass = texts_a_pass(self.ids.shape[1])
+        for start in range(0, len(self.ids), a_pass):
+            texts = slice(start, start + a_pass)
+            gains_BLV = self.gains(texts)
+            gains_BLV[:, ~self.free_L] = float("-inf")
+            gains_BLV[:, :, ~self.allowed_V] = float("-inf")
+            gains_BLV.scatter_(2, self.ids[texts].unsqueeze(2), float("-inf"))
+            for b, gains in enumerate(gains_BLV, start):
+                tried.append(self._candidates(b, gains.flatten()))
+                yield
+        found: list[tuple[Tensor, Tensor]] = []
+        if any(tried):
+            ids = torch.stack([ids for some in tried for ids in some])
+            for part in self._worths(ids):
+                found.append(part)
+                yield
         self.iteration += 1
         self.stuck += 1
-        if len(owner):
-            with torch.no_grad():
-                ids = torch.stack([ids for some in tried for ids in some])
-                wanted, total = worth(self.model, ids, self.objective, self.settings.fluency)
+        if found:
+            wanted, total = (torch.cat(of_parts) for of_parts in zip(*found, strict=True))
+            owner = torch.tensor([b for b, some in enumerate(tried) for _ in some], device=self.device)
             for b in range(len(tried)):
                 own = (owner == b).nonzero().squeeze(1)
                 if len(own) and float(total[own].max()) > float(self.total[b]):

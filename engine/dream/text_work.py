@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.dream.corpus import BATCH, best, scores, windows
+from engine.dream.corpus import batch_of, best, scores, windows
 from engine.dream.objectives import Choices, Connection, Fluency, Module, Objective, Suppression, follow_path
 from engine.dream.original import members, original_text, ribbon_of_rank
 from engine.dream.request import DreamRequest
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from engine.jobs import JobContext
 
 SLICE_SECONDS = 0.7
+SAVE_SECONDS = 5
+"""the state is kept at least this often, where rounds are slow"""
 LISTED = 20
 
 
@@ -57,6 +60,9 @@ class TextWork:
             self.dreams = self._dreams(tensors["starts"])
             self.starts = tensors.pop("starts")
             self.dreams.load(tensors)
+        self.round: Iterator[None] | None = None
+        """the round that is under way"""
+        self.saved_at = time.monotonic()
         self.finished = False
 
     def _length(self) -> int:
@@ -73,22 +79,31 @@ class TextWork:
         if self.dreams is None:
             return self._progress("looking through the bundled texts")
         while not self.dreams.finished and time.monotonic() - started < SLICE_SECONDS:
-            self.dreams.round()
-            if self.dreams.iteration % min(MOST_REPEATED, 16) == 0:
-                self._keep()
+            self._go_on()
         if not self.dreams.finished:
             return self._progress(f"best so far {float(self.dreams.wanted.max()):.3f}: {self._best_text()}")
         self._keep()
         self.finished = True
         return self._progress("done", self._finish())
 
+    def _go_on(self) -> None:
+        """A part of a round."""
+        if self.round is None:
+            self.round = self.dreams.round_in_parts()
+        for _ in self.round:
+            return
+        self.round = None
+        if self.dreams.iteration % min(MOST_REPEATED, 16) == 0 or time.monotonic() - self.saved_at > SAVE_SECONDS:
+            self._keep()
+
     def close(self) -> None:
         """What was done since the state was last kept is done again."""
 
     def _progress(self, message: str, result: dict[str, Any] | None = None) -> Progress:
-        batches = -(-len(self.windows) // BATCH)
+        batch = batch_of(self._length())
+        batches = -(-len(self.windows) // batch)
         rounds = self.settings.iterations
-        done = len(self.values) // BATCH if self.dreams is None else batches + self.dreams.iteration
+        done = len(self.values) // batch if self.dreams is None else batches + self.dreams.iteration
         if self.finished:
             done = batches + rounds
         return Progress(done, batches + rounds, "rounds", message, self.finished, result or {})
@@ -130,6 +145,7 @@ class TextWork:
         write_artifact(self.folder, "curve.json", json.dumps(curve).encode())
         about = self.made_for | {"found": self.found, "spread": self.spread}
         save_state(self.folder, self.dreams.state() | {"starts": self.starts}, about)
+        self.saved_at = time.monotonic()
 
     def _finish(self) -> dict[str, Any]:
         dreams, texts = self.dreams, []

@@ -132,7 +132,7 @@ def names_of(request: Mapping[str, Any]) -> list[str]:
     single = target.get("form") == "single"
     ends = {"without": ("",), "with": (", with its pixels",), "both": ("", ", with its pixels")}
     return [
-        (f"step {s} alone" if single else f"S = {s}") + end
+        (f"step {s - 1} alone" if single else f"S = {s}") + end
         for s in target.get("until") or range(1, MOST_STEPS)
         for end in ends[target.get("context") or "without"]
     ]

@@ -88,6 +88,8 @@ def test_names_and_texts() -> None:
     target = {"of": "choices", "until": [1, 3], "context": "both", "form": "cumulative", "group": {"draw": 2}}
     request = {"target": target, "run": "seen", "sample": 4}
     assert names_of(request) == ["S = 1", "S = 1, with its pixels", "S = 3", "S = 3, with its pixels"]
+    alone = {"target": target | {"form": "single", "context": "without"}}
+    assert names_of(alone) == ["step 0 alone", "step 2 alone"]  # S = 1 is the first step, which is step 0
     assert title_of({"request": request}) == "sample 4 of seen, a group"
     assert title_of({"request": {"target": {"of": "block", "layer": 1, "block": 2}}}) == "block 1.2"
     assert marked({"tokens": [" you", " *may", "be\n"], "targets": [1]}) == "you **\\*may**be"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 
 from engine.datasets import Sample
+from engine.dream import image_work
 from engine.dream.job import DreamJob
 from engine.dream.pictures import outlined
 from engine.dream.state import STATE
@@ -34,6 +36,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> JobContext:
 
     (folder / "inbox").mkdir()
     picture(3).save(folder / "inbox" / "mine.png")
+    (folder / "inbox" / "folder.png").mkdir()
     samples = [Sample(picture(i), None, None, f"{i}.png") for i in range(3)]
     trace_samples(load("tiny"), samples, folder / "runs", run_id="seen", twin=False)
     return JobContext(folder, (folder / "models",), load)
@@ -59,16 +62,25 @@ IMAGE = {"iterations": 70, "rate": 0.05}
 GROUP = {"of": "choices", "until": [1, 3], "group": {"patches": [4, 5, 9]}, "context": "both"}
 
 
-def test_a_dream_that_is_killed_at_any_moment_ends_as_if_it_had_not_been(context: JobContext, tmp_path: Path) -> None:
+def test_a_dream_that_is_killed_at_any_moment_ends_as_if_it_had_not_been(
+    context: JobContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = count()  # a clock that every look moves on: six or seven iterations a slice, on any machine
+    monkeypatch.setattr(image_work, "time", SimpleNamespace(monotonic=lambda: 0.1 * next(ticks)))
+    monkeypatch.setattr(image_work, "SAVE_SECONDS", 1)  # not after every slice: some work is lost
     request = ask(context, target=GROUP | {"until": [2]}, image=IMAGE, frame_every=64)
     through, killed = tmp_path / "through", tmp_path / "killed"
     through.mkdir(), killed.mkdir()
     progress = run(request, through, context)
-    chance = random.Random(1)
-    for _ in range(3):  # no close: as after kill -9
+    begun, reached = [], [0]
+    for slices in (1, 3, 3, 4, 2):  # no close: as after kill -9
         job = DreamJob.start(request, killed, context)
-        for _ in range(chance.randrange(1, 3)):
+        begun.append(job.work.dreams.iteration)
+        for _ in range(slices):
             job.advance()
+        reached.append(job.work.dreams.iteration)
+    assert begun[0] == 0 < begun[2] < begun[3] < begun[4] < 64  # from states between the start and the first frame
+    assert any(at > again for at, again in zip(reached, begun, strict=False))
     assert run(request, killed, context).result == progress.result
     for name in list_artifacts(through):
         assert (through / "artifacts" / name).read_bytes() == (killed / "artifacts" / name).read_bytes(), name
@@ -106,6 +118,9 @@ def test_every_form_of_an_image_dream_runs(context: JobContext, tmp_path: Path, 
     (item,) = run(request, tmp_path, context).result["dreams"]
     assert (item["group"] is None) == ("group" not in target)
     assert (item["matched_tokens"] is None) == (target["of"] in ("module", "class"))
+    if target.get("form") == "single":
+        (until,) = target["until"]
+        assert (item["name"], item["steps"]) == (f"step {until - 1} alone", (until - 1, until))
 
 
 def test_originals_come_from_bundled_sets_and_the_inbox(context: JobContext, tmp_path: Path) -> None:
@@ -133,12 +148,26 @@ def test_originals_come_from_bundled_sets_and_the_inbox(context: JobContext, tmp
     ({"sample": None}, "sample", "needs the original"),
     ({"data": "bundled:scenes", "row": 1}, "sample", "named twice"),
     ({"run": None, "sample": None, "data": "/etc/passwd", "row": 1}, "data", "bundled set"),
+    ({"run": None, "sample": None, "inbox": "folder.png"}, "inbox", "is a folder"),
+    ({"model": "tiny-text", "run": None, "sample": None, "target": {"of": "class", "index": 0}}, "target.of",
+     "has no classes"),
     ({"run": None, "sample": None, "data": "bundled:scenes"}, "row", "go together"),
     ({"model": "tiny-text"}, "run", "of the model tiny"),
     ({"model": "tiny-text", "run": None, "sample": None, "data": "bundled:texts", "row": 0,
       "target": {"of": "choices", "group": {"draw": 2}, "context": "with"}}, "target.context", "reads texts"),
     ({"target": {"of": "path", "rank": 10**6}}, "target.rank", "paths"),
-    ({"target": {"of": "path", "ribbon": [[0, 0], [1, 2], [3, 4]]}}, "target.ribbon", "2 different modules"),
+    ({"target": {"of": "path", "ribbon": [[1, 2], [0, 0], [3, 4]]}}, "target.path.ribbon.1", "0 is named more than"),
+    ({"target": {"of": "path", "ribbon": [[0, 1]] * 5000}}, "target.path.ribbon", "at most 4096"),
+    ({"target": {"of": "path", "ribbon": [list(range(5000))]}}, "target.path.ribbon.0", "at most 4096"),
+    ({"target": {"of": "choices", "until": [1, 2, 1]}}, "target.choices.until", "1 is named more than once"),
+    ({"target": {"of": "choices", "until": list(range(5000))}}, "target.choices.until", "at most 4096"),
+    ({"target": {"of": "choices", "group": {"patches": [3, 3]}}}, "target.choices.group.patches", "3 is named more"),
+    ({"target": {"of": "choices", "group": {"patches": list(range(5000))}}}, "target.choices.group.patches",
+     "at most 4096"),
+    ({"target": {"of": "module", "module": 0, "steps": [0] * 4000}}, "target.module.steps", "0 is named more than"),
+    ({"target": {"of": "module", "module": 0, "steps": [0] * 300_000}}, "target.module.steps", "at most 4096"),
+    ({"target": {"of": "path", "ribbon": [[0, 1, 2], [1, 2], [3, 4]]}}, "target.ribbon", "2 different modules"),
+    ({"target": {"of": "path", "ribbon": [[0, 1], [2], [3, 4]]}}, "target.ribbon", "2 different modules"),
     ({"target": {"of": "module", "module": 6}}, "target.module", "there are 6 modules"),
     ({"target": {"of": "direction", "layer": 0, "head": 0, "direction": 0}}, "target.of", "it can dream of"),
     ({"target": {"of": "class", "index": 3}}, "target.index", "there are 3 classes"),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from engine.dream import text, text_work
 from engine.dream.job import DreamJob
 from engine.dream.objectives import Choices, Connection, Fluency, Module, Suppression
 from engine.dream.seen import Need, look
@@ -91,6 +94,50 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(loaded: LoadedM
     assert torch.equal(again.curves(), through.curves())
 
 
+def test_a_round_in_parts_is_the_round_and_no_pass_is_larger_than_a_part(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make() -> TextDreams:
+        objective = Module(1, (0, 1), torch.tensor([5]), 6)
+        return TextDreams(loaded.model, loaded.tokenizer, objective, starts(loaded), SETTINGS)
+
+    whole = make()
+    whole.round(), whole.round()
+    passes = []
+    monkeypatch.setattr(text, "PASS_TOKENS", 18)  # three texts of six
+    monkeypatch.setattr(text, "worth", lambda model, ids, *rest: passes.append(ids.numel()) or worth(model, ids, *rest))
+    parted, dropped = make(), make()
+    before = {name: value.clone() for name, value in dropped.state().items()}
+    next(dropped.round_in_parts())
+    assert torch.is_grad_enabled()
+    assert all(torch.equal(value, before[name]) for name, value in dropped.state().items())
+    pauses = sum(1 for _ in parted.round_in_parts())
+    parted.round()
+    assert max(passes) == 18
+    assert pauses == 2 + 8  # two texts' candidates; 24 swaps, three at once
+    assert torch.equal(parted.ids, whole.ids)
+    torch.testing.assert_close(parted.curves(), whole.curves())
+
+
+def test_a_slice_of_a_heavy_text_dream_is_one_pass_and_not_a_round(
+    loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "PASS_TOKENS", 18)
+    ticks = count()  # every look at the clock takes longer than a slice
+    monkeypatch.setattr(text_work, "time", SimpleNamespace(monotonic=lambda: 0.6 * next(ticks)))
+    passes = []
+    monkeypatch.setattr(text, "worth", lambda model, ids, *rest: passes.append(ids.numel()) or worth(model, ids, *rest))
+    settings = {"iterations": 2, "length": 6, "starts": 2, "candidates": 12, "corpus_windows": 64}
+    request = read_request(DreamJob, {"model": "tiny-text", "target": {"of": "module", "module": 1}, "text": settings})
+    job = DreamJob.start(request, tmp_path, JobContext(tmp_path, (loaded.checkpoint.path.parent,), lambda name: loaded))
+    most = 0
+    while not job.work.finished:
+        passes.clear()
+        job.advance()
+        most = max(most, len(passes) if job.work.dreams and job.work.dreams.iteration else 0)
+    assert most == 1
+
+
 def test_whole_words_are_words(loaded: LoadedModel) -> None:
     texts, allowed = loaded.tokenizer.token_texts, readable_tokens(loaded.tokenizer)
     words = {texts[i] for i in allowed.nonzero()[0].tolist()}
@@ -157,6 +204,9 @@ def test_what_a_text_dream_cannot_do_is_refused(loaded: LoadedModel, tmp_path: P
     assert refused.value.field == "target.until"
     with pytest.raises(UserError, match="at most 4,096"):
         run({"target": {"of": "module", "module": 0}, "text": {"length": 100, "starts": 64}}, tmp_path, loaded)
+    many = {"length": 64, "starts": 64, "candidates": 64}
+    with pytest.raises(UserError, match="take fewer candidates"):
+        run({"target": {"of": "module", "module": 0}, "text": many}, tmp_path, loaded)
     with pytest.raises(UserError, match="context of 16"):
         run({"target": {"of": "module", "module": 0}, "text": {"length": 17}}, tmp_path, loaded)
 
