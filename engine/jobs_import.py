@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 from engine.disk import NAME_PATTERN
 from engine.errors import UserError
 from engine.jobs import JobContext, Progress
-from engine.jobs_made import Finished, check_run_name, claim_run
+from engine.jobs_made import Finished, check_run_name, claim_run, made_by
 
 if TYPE_CHECKING:
     from engine.adapters.importers.base import Log
@@ -91,7 +91,9 @@ class ImportJob:
         remove_abandoned(context.runs_dir)
 
         def make(counted: Log) -> Generator[int, None, Path]:
-            return importers.import_parts(counted, context.runs_dir, run, model=request.model, token_texts=texts)
+            return importers.import_parts(
+                counted, context.runs_dir, run, model=request.model, token_texts=texts, findings=made_by(folder)
+            )
 
         return cls(log, make, run)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 from engine.disk import check_name, run_file, write_atomically
@@ -12,6 +11,8 @@ from engine.errors import UserError
 from engine.jobs import JobContext, Progress
 
 CLAIM = "run.json"
+MADE_BY = "job"
+"""finding of a run: name of the job that made it"""
 
 
 def check_run_name(name: str | None, context: JobContext) -> None:
@@ -20,34 +21,43 @@ def check_run_name(name: str | None, context: JobContext) -> None:
         raise UserError(f"There is a run {name!r} already; give another name, or leave it out.", field="run")
 
 
-def claim_run(folder: Path, context: JobContext, wanted: str | None, make_name: Callable[[], str]) -> tuple[str, bool]:
+def made_by(job: Path) -> dict[str, str]:
+    """What a run must carry among its findings for the job with this folder to know it as its own."""
+    return {MADE_BY: job.name}
+
+
+def claim_run(
+    folder: Path, context: JobContext, wanted: str | None, make_name: Callable[[], str], *, job: Path | None = None
+) -> tuple[str, bool]:
     """(name of the job's run, whether the run is there already because an earlier life of the job sealed it).
+
+    ``folder`` keeps the claim; ``job`` is the job's own folder where that is another. The run is sealed with
+    ``made_by(job)`` among its findings.
 
     Raises:
         UserError: somebody else has made a run of this name since the job was submitted.
     """
     file = folder / CLAIM
     if file.is_file():
-        claim = json.loads(file.read_bytes())
-        return claim["run"], _is_newer(run_file(context.runs_dir, claim["run"]), claim["at"])
+        run = json.loads(file.read_bytes())["run"]
+        if _is_made_by(job or folder, run_file(context.runs_dir, run)):
+            return run, True
+        check_run_name(run, context)  # a job of another name may have been quicker while this one was stopped
+        return run, False
     check_run_name(wanted, context)
     run = wanted or make_name()
-    claim = {"run": run, "at": datetime.now(UTC).isoformat()}
-    write_atomically(file, json.dumps(claim).encode())
+    write_atomically(file, json.dumps({"run": run}).encode())
     return run, False
 
 
-def _is_newer(file: Path, claimed_at: str) -> bool:
-    """Whether there is a run made after the claim. It can only be ours: others refuse names that are taken."""
+def _is_made_by(job: Path, file: Path) -> bool:
+    """Whether there is a run, and this job made it."""
     if not file.is_file():
         return False
     from engine.store import Run
 
     with Run.open(file) as run:
-        created_at = datetime.fromisoformat(str(run.card()["created_at"]))
-    if created_at.tzinfo is None:
-        created_at = created_at.replace(tzinfo=UTC)
-    return created_at.timestamp() >= datetime.fromisoformat(claimed_at).timestamp() - 1
+        return run.info()["findings"].get(MADE_BY) == job.name
 
 
 class Finished:

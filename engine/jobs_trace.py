@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 from engine.disk import NAME_PATTERN
 from engine.errors import UserError
 from engine.jobs import JobContext, Progress
-from engine.jobs_made import Finished, check_run_name, claim_run
+from engine.jobs_made import Finished, check_run_name, claim_run, made_by
 
 if TYPE_CHECKING:
     from engine.datasets import Dataset
@@ -43,7 +43,8 @@ class TraceRequest(BaseModel):
     image_column: StrictStr | None = Field(None, max_length=200, description="Column with the encoded image")
     label_column: StrictStr | None = Field(None, max_length=200, description="Column with the label or domain")
     passage_chars: StrictInt | None = Field(None, ge=1, description="Cut longer texts into so many characters each")
-    batch_size: StrictInt = Field(64, ge=1, le=4096, description="Images, or stretches of 64 tokens, at once")
+    # A cancel waits for one batch.
+    batch_size: StrictInt = Field(16, ge=1, le=64, description="Images, or stretches of 64 tokens, at once")
     twin: StrictBool = Field(True, description="Trace the untrained twin too, as the null")
     skip_bad: StrictBool = Field(False, description="Leave out samples that cannot be read")
     controls: dict[str, Any] = Field(
@@ -96,6 +97,7 @@ class TraceJob:
         parts = trace_parts(
             loaded, dataset, context.runs_dir, run_id=run, dataset=dataset.name, split=dataset.split,
             regions=dataset.regions, batch_size=request.batch_size, total=dataset.num_samples, twin=request.twin,
+            findings=made_by(folder),
         )  # fmt: skip
         return cls(dataset, parts, run)
 

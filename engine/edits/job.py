@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,7 +19,7 @@ from engine.disk import write_atomically
 from engine.edits.request import RerouteRequest
 from engine.errors import UserError
 from engine.jobs import JobContext, Progress, write_artifact
-from engine.jobs_made import check_run_name, claim_run
+from engine.jobs_made import check_run_name, claim_run, made_by
 
 if TYPE_CHECKING:
     from engine.edits.effect import Measurement, Unchanged
@@ -76,8 +76,19 @@ class RerouteJob:
         """Holds nothing."""
 
 
-def samples_of(request: RerouteRequest, context: JobContext, modality: str) -> tuple[Iterator[Sample], str, str]:
-    """The samples of a request, read one by one, and the name and split of their data set.
+@dataclass(frozen=True)
+class Source:
+    """Where samples come from."""
+
+    samples: Iterator[Sample]
+    name: str
+    split: str
+    regions: tuple[str, ...] = ()
+    """names of the regions that the samples' masks mark; a run keeps no masks"""
+
+
+def samples_of(request: RerouteRequest, context: JobContext, modality: str) -> Source:
+    """The samples of a request, read one by one, and what their data set is called.
 
     Raises:
         UserError: the run holds no texts or images to be run again, or the data cannot be read.
@@ -89,12 +100,12 @@ def samples_of(request: RerouteRequest, context: JobContext, modality: str) -> t
     bundled = str(request.data).startswith(BUNDLED_PREFIX)
     source = str(request.data) if bundled else context.inbox_file(str(request.data), field="data")
     dataset = open_dataset(source, modality, limit=request.limit)  # type: ignore[arg-type]
-    return iter(dataset), dataset.name, dataset.split
+    return Source(iter(dataset), dataset.name, dataset.split, dataset.regions)
 
 
-def _samples_of_run(run_id: str, limit: int, context: JobContext) -> tuple[Iterator[Sample], str, str]:
+def _samples_of_run(run_id: str, limit: int, context: JobContext) -> Source:
     with context.open_run(run_id) as run:
-        return _read_run(run_id, limit, context), run.row["dataset"], run.row["split"]
+        return Source(_read_run(run_id, limit, context), run.row["dataset"], run.row["split"])
 
 
 def _read_run(run_id: str, limit: int, context: JobContext) -> Iterator[Sample]:
@@ -111,11 +122,38 @@ def _read_run(run_id: str, limit: int, context: JobContext) -> Iterator[Sample]:
             yield Sample(image=image, text=kept["text"], label=kept["label"], source=kept["source"])
 
 
+def _begun_for(request: RerouteRequest, loaded: LoadedModel) -> dict[str, Any]:
+    """What a state must have been begun for to be gone on with."""
+    return {"checkpoint": loaded.sha256, "request": request.model_dump(mode="json")}
+
+
+def _load_state(folder: Path, begun_for: dict[str, Any], key: str) -> Any:
+    """What an earlier life of the job kept as ``key``; None where there was none.
+
+    Raises:
+        UserError: the state is damaged, or of another request or checkpoint.
+    """
+    file = folder / STATE
+    if not file.is_file():
+        return None
+    try:
+        state = json.loads(file.read_bytes())
+        kept = state[key]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        kind = type(error).__name__
+        raise UserError(f"the saved state of this job cannot be read ({kind}); start it anew") from None
+    for name, value in begun_for.items():
+        if state.get(name) != value:
+            raise UserError(f"this job was begun with another {name}; start it anew", field="model")
+    return kept
+
+
 class _Reading:
     """Samples read in slices, so that a cancel need not wait for a large data set."""
 
     def __init__(self, request: RerouteRequest, context: JobContext, loaded: LoadedModel) -> None:
-        self._source, self.name, self.split = samples_of(request, context, loaded.modality)
+        source = samples_of(request, context, loaded.modality)
+        self._samples, self.name, self.split, self.regions = source.samples, source.name, source.split, source.regions
         self._loaded = loaded
         self.samples: list[Sample] = []
         self.data: PreparedSet | None = None
@@ -126,7 +164,7 @@ class _Reading:
         from engine.edits.prepared import prepare
 
         while time.monotonic() < ends:
-            sample = next(self._source, None)
+            sample = next(self._samples, None)
             if sample is None:
                 self.data = prepare(self._loaded, self.samples)
                 return
@@ -144,8 +182,8 @@ class Sweep:
         self.reading = _Reading(request, context, loaded)
         self.unchanged: Unchanged | None = None
         self.usage: UsageCount | None = None
-        state = folder / STATE
-        self.done: list[dict[str, Any]] = json.loads(state.read_bytes())["rows"] if state.is_file() else []
+        self.begun_for = _begun_for(request, loaded)
+        self.done: list[dict[str, Any]] = _load_state(folder, self.begun_for, "rows") or []
         self.work: Measurement | None = None
         self.rows: list[Row] | None = None
         """None until the unchanged pass has said which modules are used most (``shares`` alone needs it)"""
@@ -215,7 +253,8 @@ class Sweep:
                     "rows_in_all": len(self.rows or ()), "rows": self.done}  # fmt: skip
         write_artifact(self.folder, "importance.json", json.dumps(document, allow_nan=False).encode())
         write_artifact(self.folder, "importance.csv", as_csv(self.done))
-        write_atomically(self.folder / STATE, json.dumps({"rows": self.done}, allow_nan=False).encode())
+        state = self.begun_for | {"rows": self.done}
+        write_atomically(self.folder / STATE, json.dumps(state, allow_nan=False).encode())
 
     def _progress(self) -> Progress:
         total, done = len(self.rows or ()), len(self.done)
@@ -245,8 +284,8 @@ class EditedRun:
     def __init__(self, request: RerouteRequest, folder: Path, context: JobContext, changed: LoadedModel) -> None:
         self.request, self.folder, self.context, self.changed = request, folder, context, changed
         self.reading = _Reading(request, context, changed)
-        state = folder / STATE
-        self.effect: dict[str, Any] | None = json.loads(state.read_bytes()) if state.is_file() else None
+        self.begun_for = _begun_for(request, changed)
+        self.effect: dict[str, Any] | None = _load_state(folder, self.begun_for, "effect")
         self.work: Measurement | None = None
         self.parts: Generator[TraceProgress, None, Path] | None = None
         self.runs: dict[str, str] = {} if request.run is None else {"before": request.run}
@@ -286,7 +325,8 @@ class EditedRun:
         if self.work.finished:
             self.effect, self.work = self.work.answer(), None
             write_artifact(self.folder, "effect.json", json.dumps(self.effect, allow_nan=False).encode())
-            write_atomically(self.folder / STATE, json.dumps(self.effect, allow_nan=False).encode())
+            state = self.begun_for | {"effect": self.effect}
+            write_atomically(self.folder / STATE, json.dumps(state, allow_nan=False).encode())
 
     def _trace(self, which: str) -> None:
         """A batch of one of the two runs; the last one seals it."""
@@ -297,14 +337,16 @@ class EditedRun:
         place.mkdir(exist_ok=True)
         wanted = self.request.name if which == "after" else None
         name, is_there = claim_run(
-            place, self.context, wanted, lambda: new_run_id(loaded.name, f"{which} {self.reading.name}")
+            place, self.context, wanted, lambda: new_run_id(loaded.name, f"{which} {self.reading.name}"),
+            job=self.folder,
         )
         if not is_there:
             if self.parts is None:
+                findings = made_by(self.folder) | ({"effect": self.effect} if which == "after" else {})
                 self.parts = trace_parts(
                     loaded, self.reading.samples, self.context.runs_dir, run_id=name, dataset=self.reading.name,
-                    split=self.reading.split, total=len(self.reading.samples), twin=False,
-                    findings={"effect": self.effect} if which == "after" else None,
+                    split=self.reading.split, regions=self.reading.regions, total=len(self.reading.samples),
+                    twin=False, findings=findings,
                 )  # fmt: skip
                 self.before_part = self.traced
             try:

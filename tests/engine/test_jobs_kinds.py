@@ -148,6 +148,43 @@ def test_a_killed_trace_leaves_no_half_run_and_makes_one(tmp_path: Path, monkeyp
         assert run.card()["num_samples"] == 6
 
 
+@pytest.mark.parametrize("kind", ["trace", "import"])
+def test_a_job_that_is_tried_again_does_not_pass_off_the_run_of_another(
+    context: JobContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Two jobs that want one name: the first stops before its run is sealed, the second is quicker."""
+    from engine.tracing import load_model
+
+    context = JobContext(tmp_path, (SHIPPED_MODELS,), lambda name: load_model(name, [SHIPPED_MODELS], "cpu"))
+    line = {"prompt_token_ids": [1, 2], "routed_experts": [[[0, 3]], [[2, 1]]]}
+    (context.inbox_dir / "log.jsonl").write_text(json.dumps(line))
+    found = find_kind(kind)
+    request = read_request(found, {
+        "trace": {"model": "dna-vision-top1", "data": "bundled:scenes", "limit": 4, "batch_size": 2, "twin": False},
+        "import": {"file": "log.jsonl"},
+    }[kind] | {"run": "mine"})  # fmt: skip
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(f"engine.jobs_{kind}.SLICE_SECONDS", 0.0001)
+        first = found.start(request, folders[0], context)
+        first.close()
+    second = found.start(request, folders[1], context)
+    while not second.advance().finished:
+        pass
+    second.close()
+    assert "'mine' already" in refused(lambda: found.start(request, folders[0], context), "run")
+    assert found.start(request, folders[1], context).advance().result == {"run": "mine"}
+
+
+def test_a_trace_takes_so_few_at_once_that_a_cancel_acts() -> None:
+    kind = find_kind("trace")
+    good = {"model": "dna-vision-top1", "data": "bundled:scenes"}
+    assert read_request(kind, good).model_dump()["batch_size"] <= 16
+    assert "less than or equal to 64" in refused(lambda: read_request(kind, good | {"batch_size": 65}), "batch_size")
+
+
 def test_an_import_counts_experts_and_makes_a_run(context: JobContext, tmp_path: Path) -> None:
     lines = [{"prompt_token_ids": [1, 2], "routed_experts": [[[0, 3]], [[2, 1]]]}] * 3
     (context.inbox_dir / "log.jsonl").write_text("\n".join(json.dumps(line) for line in lines))

@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from engine.adapters.experts import FAMILY, ExpertLayer, WeightSemantics, expert_modules
 from engine.adapters.importers.arrays import NPY_MAGIC, PICKLE, open_npy, open_npz
@@ -224,12 +225,13 @@ def import_log(
 
 def import_parts(
     log: Log, runs_dir: Path, run_id: str, *, model: str | None = None, token_texts: dict[int, str] | None = None,
-    overwrite: bool = False,
+    overwrite: bool = False, findings: dict[str, Any] | None = None,
 ) -> Generator[int, None, Path]:  # fmt: skip
     """``import_log`` batch by batch: yields the tokens done so far, returns the run's file. Closing it early leaves
     nothing behind.
 
     The run's findings say ``weights_recorded`` and, in sentences, ``notes``: what was left out, guessed or is missing.
+    ``findings`` are kept beside them.
     """
     log = log.counted()
     assert log.experts is not None, "counted says how many"
@@ -247,7 +249,8 @@ def import_parts(
         top_k=log.shape.top_k,
         weight_semantics=semantics.as_json(), checkpoint_sha256="", engine_version=_version(),
         config={"import": {"format": log.format, "file": log.file.name, "layers": list(log.shape.layers)}},
-        token_texts=token_texts or {}, findings={"weights_recorded": log.shape.weights, "notes": notes},
+        token_texts=token_texts or {},
+        findings={"weights_recorded": log.shape.weights, "notes": notes} | (findings or {}),
     )  # fmt: skip
     num_layers = len(log.shape.layers)
     if num_layers * log.experts > MOST_MODULES:

@@ -179,6 +179,58 @@ def test_one_sample_beside_the_same_in_a_larger_run(home, tmp_path):
             old.effect(new)
 
 
+def test_one_edit_over_scenes_keeps_their_regions(home, tmp_path):
+    controls = {"edits": [{"edit": "ban", "modules": [0], "step": 1}]}
+    request = read_request(
+        RerouteJob, {"model": "seeing", "data": "bundled:scenes", "limit": 3, "controls": controls, "name": "scenes"}
+    )
+    progress = run_to_the_end(home, tmp_path / "job", request)
+    for name in progress.result["runs"]:
+        with Run.open(home / "runs" / f"{name}.duckdb") as run:
+            assert {token["region"] for token in run.sample(0)["tokens"]} == {"background", "boundary", "object"}
+
+
+def stopped_after(home: Path, folder: Path, request, monkeypatch) -> None:
+    """A job with a state: one row of a sweep, or the effect of an edit."""
+    from engine.edits import job
+
+    folder.mkdir()
+    monkeypatch.setattr(job, "SLICE_SECONDS", 0.0001)
+    work = RerouteJob.start(request, folder, context_of(home))
+    for _ in range(200):
+        if (folder / "state.json").is_file():
+            break
+        work.advance()
+    work.close()
+    assert (folder / "state.json").is_file()
+
+
+CHANGED = {"another checkpoint": ({}, 1), "another request": ({"limit": 2}, 0)}
+
+
+@pytest.mark.parametrize("what", CHANGED)
+@pytest.mark.parametrize("values", [{"sweep": "modules"}, {"controls": {"edits": [{"edit": "ban", "modules": [0]}]}}])
+def test_a_job_does_not_go_on_with_what_another_model_or_request_measured(
+    home, tmp_path, monkeypatch, what: str, values: dict
+):
+    changes, seed = CHANGED[what]
+    models = tmp_path / "models"
+    save_tiny(models / "tiny", "text")
+    context = JobContext(home, (models,), lambda name: load_model(name, [models], device="cpu"))
+    folder = tmp_path / "job"
+    stopped_after(home, folder, request_of(**values), monkeypatch)
+    RerouteJob.start(request_of(**values), folder, context).close()  # the same weights, so all is well
+    if seed:
+        save_tiny(models / "tiny", "text", seed=seed)
+    kept = (folder / "state.json").read_bytes()
+    with pytest.raises(UserError, match=f"begun with {what}; start it anew"):
+        RerouteJob.start(request_of(**values | changes), folder, context)
+    assert (folder / "state.json").read_bytes() == kept
+    (folder / "state.json").write_bytes(b"{")
+    with pytest.raises(UserError, match="cannot be read"):
+        RerouteJob.start(request_of(**values), folder, context)
+
+
 REFUSED = {
     "give data or run": {"run": "x", "controls": {"alpha": 1}},
     "give controls .one edit. or sweep": {},
@@ -208,6 +260,29 @@ def test_what_only_the_data_folder_knows_is_refused_when_the_job_is_submitted(ho
     request = request_of(controls={"edits": [{"edit": "ban", "modules": [0, 1, 2, 3, 4]}]})
     with pytest.raises(UserError, match="top-k needs 2"):
         RerouteJob.start(request, home, context_of(home))
+
+
+def test_the_run_of_another_job_is_not_taken_for_its_own(home, tmp_path, monkeypatch):
+    """Two jobs that want one name: the first stops before its edited run is sealed, the second is quicker."""
+    from engine.edits import job
+
+    request = request_of(controls={"edits": [{"edit": "ban", "modules": [2]}]}, name="wanted-twice")
+    folder = tmp_path / "first"
+    folder.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "SLICE_SECONDS", 0.0001)
+        first = RerouteJob.start(request, folder, context_of(home))
+        for _ in range(200):
+            if (folder / "after" / "run.json").is_file():
+                break
+            first.advance()
+        first.close()
+    assert not (home / "runs" / "wanted-twice.duckdb").exists()
+    run_to_the_end(home, tmp_path / "second", request)
+    with pytest.raises(UserError, match="There is a run 'wanted-twice' already"):
+        run_to_the_end(home, folder, request)
+    # The second, killed after it was sealed and before anybody was told, knows it as its own.
+    assert run_to_the_end(home, tmp_path / "second", request).result["run"] == "wanted-twice"
 
 
 def test_the_queue_finds_the_kind_without_torch():
