@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 from typer.main import get_command
 
@@ -31,16 +32,87 @@ def test_the_commands_of_the_page_are_commands() -> None:
         dream.make_context("dream", line[2:])
 
 
-def test_the_tables_of_the_page_are_what_was_measured() -> None:
-    speed = json.loads((ROOT / "benchmarks" / "results" / "dream_speed.json").read_text())["results"]
-    for of_size in speed.values():
-        for form in of_size["speed-up"].values():
-            for name in ("one image", "batch of eight"):
-                assert f"{form[name]['median']:.2f}×" in PAGE
-    results = json.loads((ROOT / "benchmarks" / "results" / "dreams.json").read_text())["results"]
-    for name, model in results["numbers"].items():
-        for s, row in model["by S"].items():
-            assert f"| {name} | {s} | {row['images']} | {row['matched choices']:.0%}" in PAGE
-    for name, model in results["longer"].items():
-        (row,) = model["by S"].values()
-        assert f"| {name} | {row['images']} | {row['matched choices']:.0%}" in PAGE
+def results(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())["results"]
+
+
+def rows_of(*head: str) -> list[list[str]]:
+    """Cells of the rows of the only table whose head begins with these cells."""
+    tables = re.findall(r"^\|.*\|\n\|[-|]+\|\n(?:\|.*\|\n)+", PAGE, re.MULTILINE)
+    cells = [[[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()] for table in tables]
+    (found,) = [rows for rows in cells if rows[0][: len(head)] == list(head)]
+    return found[2:]
+
+
+def kept_cells(row: dict[str, Any], *, whole_tokens: bool) -> list[str]:
+    """A row of numbers over images as the page writes it."""
+    share = "{:.0%}".format
+    chance = f" ({share(row['class kept by chance'])})" if whole_tokens else ""
+    return [
+        str(row["images"]),
+        f"{share(row['matched choices'])} ({share(row['matched choices of noise'])})",
+        *([share(row["matched tokens"])] if whole_tokens else []),
+        share(row["class kept"]) + chance, share(row["class in top 5"]), share(row["nearest original is its own"]),
+        f"{row['median place among originals']:g}",
+    ]  # fmt: skip
+
+
+def test_the_table_of_speed_is_what_was_measured() -> None:
+    names = {
+        "shipped": "dna-vision-top1, 64 px, 5 steps", "paper": "the paper's size, 224 px, 11 steps, random weights",
+    }  # fmt: skip
+    forms = ("one image", "one image, weights frozen", "batch of eight", "batch of eight, weights frozen")
+    assert rows_of("model", "dreams") == [
+        [names[size], dreams, *(f"{measured[form]['median']:.2f}×" for form in forms)]
+        for size, of_size in results("dream_speed").items()
+        for dreams, measured in of_size["speed-up"].items()
+    ]
+
+
+def test_the_table_of_three_images_is_what_was_measured() -> None:
+    def cell(dream: dict[str, Any]) -> str:
+        return f"{dream['matched choices']:.0%}, {dream['top 5'][0][0]}"
+
+    assert rows_of("model", "original") == [
+        [model, name, of_image["the model says"], *(cell(of_image["dreams"][f"cumulative {s}"]) for s in range(1, 6))]
+        for model, of_model in results("dreams")["pictures"].items()
+        for name, of_image in of_model["images"].items()
+    ]
+
+
+def test_the_tables_over_fifty_and_ten_images_are_what_was_measured() -> None:
+    kept = results("dreams")
+    assert rows_of("model", "S", "images") == [
+        [model, s, *kept_cells(row, whole_tokens=True)]
+        for model, of_model in kept["numbers"].items()
+        for s, row in of_model["by S"].items()
+    ]
+    assert rows_of("model", "images") == [
+        [model, *kept_cells(row, whole_tokens=False)]
+        for model, of_model in kept["longer"].items()
+        for row in of_model["by S"].values()
+    ]
+
+
+def test_the_sentences_on_the_claims_repeat_the_table() -> None:
+    kept = results("dreams")
+    tops = kept["numbers"].values()
+
+    def shares(name: str, s: str) -> list[str]:
+        return [f"{of_model['by S'][s][name]:.0%}".strip("%") for of_model in tops]
+
+    nearest = [
+        ", ".join(f"{of_model['by S'][s]['nearest original is its own']:.0%}".strip("%") for s in "135")
+        for of_model in tops
+    ]
+    assert "{} % and {} % at S = 1, 3, 5".format(*nearest) in PAGE
+    assert "{} % and {} % of the dreams at S = 5 are of the original's class".format(*shares("class kept", "5")) in PAGE
+    assert "(by chance {} and {} %)".format(*shares("class kept by chance", "5")) in PAGE
+    assert "{} % and {} % have it in their top five".format(*shares("class in top 5", "5")) in PAGE
+    words = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    top1, top2 = (
+        [words[round(of_model["by S"]["5"][name] * of_model["by S"]["5"]["images"])] for name in
+         ("class kept", "class in top 5")] for of_model in kept["longer"].values()
+    )  # fmt: skip
+    assert (f"keeps it in {top2[0]} of ten and has it in the top five of {top2[1]}, "
+            f"the top-1 model in {top1[0]} and {top1[1]}") in PAGE  # fmt: skip
