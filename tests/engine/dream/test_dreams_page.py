@@ -32,6 +32,22 @@ def test_the_commands_of_the_page_are_commands() -> None:
         dream.make_context("dream", line[2:])
 
 
+def test_each_example_of_a_text_dream_has_its_command() -> None:
+    (block,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    (trace,) = re.findall(r"`(tokenpaths trace [^`]*)`", PAGE)
+    commands = get_command(make_app()).commands
+    commands["trace"].make_context("trace", shlex.split(trace)[2:])
+    examples = []
+    for name, value in re.findall(r"`--(rank|direction|connection) ([0-9.]+)`", PAGE):
+        (line,) = [line for line in block.splitlines() if f"--{name} {value}" in line]
+        words = [*shlex.split(line, comments=True), "--iterations", "16"]
+        given = commands["dream"].make_context("dream", words[2:]).params
+        assert given["run"] is None or given["run"] in shlex.split(trace)
+        of = f"path of rank {value}" if name == "rank" else f"{name} {value}"
+        examples.append(f"{of} of {given['model']}")
+    assert examples == [row[0] for row in rows_of("dream of")]
+
+
 def results(name: str) -> dict[str, Any]:
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())["results"]
 
