@@ -5,6 +5,7 @@ Shapes: n tokens, S steps, K and L slots before and after, M modules.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,6 +37,16 @@ def flow_counts(module_ids: Integer[np.ndarray, "n S K"], num_modules: int) -> F
     visits = np.zeros((num_steps, n, num_modules), dtype=np.float32)
     np.put_along_axis(visits, module_ids.transpose(1, 0, 2).astype(np.int64), 1.0, axis=2)
     return np.matmul(visits[:-1].transpose(0, 2, 1), visits[1:]).astype(np.float64) / top_k**2
+
+
+def first_step(steps: Iterable[int | None]) -> int:
+    """The first step that edits change, each given by its own step; None stands for every step. 0 without an edit."""
+    return min((step or 0 for step in steps), default=0)
+
+
+def change_of(before: float, after: float) -> dict[str, float]:
+    """Two numbers and their difference, as JSON."""
+    return {"before": before, "after": after, "change": after - before}
 
 
 @dataclass

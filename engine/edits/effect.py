@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from engine.analysis.effects import RouteChange
+from engine.analysis.effects import RouteChange, change_of, first_step
 from engine.edits.prepared import Prepared, PreparedSet
 from engine.edits.values import Edit, Freeze, written
 from engine.errors import UserError
@@ -94,21 +94,16 @@ class OutputChange:
             "accuracy": None,
         }
         if n:
-            found["loss"] = _pair(self.loss[0] / n, self.loss[1] / n)
+            found["loss"] = change_of(self.loss[0] / n, self.loss[1] / n)
             spread = max(0.0, self.rise_squares / n - found["loss"]["change"] ** 2)
             found["loss"]["error"] = math.sqrt(spread / max(1, n - 1))
-            found["accuracy"] = _pair(self.correct[0] / n, self.correct[1] / n)
+            found["accuracy"] = change_of(self.correct[0] / n, self.correct[1] / n)
         return found
-
-
-def _pair(before: float, after: float) -> dict[str, float]:
-    return {"before": before, "after": after, "change": after - before}
 
 
 def first_edited_step(edits: tuple[Edit, ...] | None) -> int:
     """The first step that an edit changes by itself; 0 where an edit, or another control, holds everywhere."""
-    steps = [getattr(edit, "step", None) or 0 for edit in edits or () if not isinstance(edit, Freeze)]
-    return min(steps, default=0)
+    return first_step(getattr(edit, "step", None) for edit in edits or () if not isinstance(edit, Freeze))
 
 
 class Measurement:
@@ -166,7 +161,7 @@ def effect_answer(
         "edits": [written(edit) for edit in edits],
     }  # fmt: skip
     if text and found["loss"] is not None:
-        found["perplexity"] = _pair(*(math.exp(min(80.0, found["loss"][when])) for when in ("before", "after")))
+        found["perplexity"] = change_of(*(math.exp(min(80.0, found["loss"][when])) for when in ("before", "after")))
     return found
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.analysis.effects import RouteChange, step_distance
+from engine.analysis.effects import RouteChange, change_of, first_step, step_distance
 from engine.errors import UserError
 from engine.store.filters import Query
 from engine.store.flows import columns_sql, read_chunks, ribbons_of
@@ -48,7 +48,7 @@ def compare_runs(after: Run, before: Run, *, sample: int | None = None, limit: i
     Raises:
         UserError: runs of two models, of other samples, or of more tokens than can be compared at once.
     """
-    _check_same(after, before)
+    _check_same(after, before, whole=sample is None)
     pairs = _pairs(after, before, sample)
     config = json.loads(after.row["config"])
     change = RouteChange(after.layout.num_modules, _first_step(config))
@@ -66,13 +66,37 @@ def compare_runs(after: Run, before: Run, *, sample: int | None = None, limit: i
     return answer if sample is None else answer | {"tokens": _tokens(after, before, sample)}
 
 
-def _check_same(after: Run, before: Run) -> None:
+def _check_same(after: Run, before: Run, *, whole: bool) -> None:
+    """Refuse runs of two models; whole runs also where their samples come from two data sets."""
     for name in ("model", "modality", "num_steps", "num_modules"):
         if after.row[name] != before.row[name]:
             raise UserError(
                 f"{name} of {after.run_id} is {after.row[name]}, of {before.run_id} {before.row[name]}: an effect is "
                 "that of one model on the same inputs", field="of",
             )  # fmt: skip
+    if after.row["checkpoint_sha256"] != before.row["checkpoint_sha256"]:
+        raise UserError(
+            f"{after.run_id} and {before.run_id} are of two checkpoints of {after.row['model']}: an effect is that of "
+            "the same weights", field="of",
+        )  # fmt: skip
+    for name in ("dataset", "split") if whole else ():
+        if after.row[name] != before.row[name]:
+            raise UserError(
+                f"{name} of {after.run_id} is {after.row[name]!r}, of {before.run_id} {before.row[name]!r}: they are "
+                "not of the same inputs", field="of",
+            )  # fmt: skip
+
+
+def _check_samples(after: Run, before: Run, num_samples: int) -> None:
+    """Refuse whole runs of samples with other labels or from other sources."""
+    query = Query("SELECT source, label FROM sample WHERE sample < ? ORDER BY sample", (num_samples,))
+    for place, (mine, theirs) in enumerate(zip(after.rows(query), before.rows(query), strict=True)):
+        for name, one, other in zip(("source", "label"), mine, theirs, strict=True):
+            if one != other:
+                raise UserError(
+                    f"{name} of sample {place} is {one!r} in {after.run_id!r}, {other!r} in {before.run_id!r}: they "
+                    "are not of the same inputs", field="of",
+                )  # fmt: skip
 
 
 def _pairs(after: Run, before: Run, sample: int | None) -> list[tuple[int, int, int, int]]:
@@ -102,13 +126,15 @@ def _pairs(after: Run, before: Run, sample: int | None) -> list[tuple[int, int, 
             )  # fmt: skip
     if (total := sum(n for n, _ in mine)) > MOST_TOKENS:
         raise UserError(f"{total:,} tokens; up to {MOST_TOKENS:,} are compared at once", field="run")
+    if sample is None:
+        _check_samples(after, before, len(mine))
     return [(i, first + i, n, start) for i, ((n, _), (_, start)) in enumerate(zip(mine, theirs, strict=False))]
 
 
 def _first_step(config: dict[str, Any]) -> int:
     """The first step that an edit of this run changed by itself."""
     edits = (config.get("controls") or {}).get("edits") or []
-    return min((edit.get("step") or 0 for edit in edits if edit.get("edit") != "freeze"), default=0)
+    return first_step(edit.get("step") for edit in edits if edit.get("edit") != "freeze")
 
 
 def _ribbons(run: Run, first_row: int, size: int) -> np.ndarray:
@@ -130,8 +156,8 @@ def _losses(after: Run, before: Run, pairs: list[tuple[int, int, int, int]]) -> 
         size, start = sum(pair[2] for pair in pairs), pairs[0][3]
         old, new = _token_loss(before, start, size), _token_loss(after, 0, size)
         if old is not None and new is not None:
-            found["loss"] = _pair(old, new)
-            found["perplexity"] = _pair(math.exp(min(80.0, old)), math.exp(min(80.0, new)))
+            found["loss"] = change_of(old, new)
+            found["perplexity"] = change_of(math.exp(min(80.0, old)), math.exp(min(80.0, new)))
         return found
     query = Query("SELECT label, prediction, loss FROM sample WHERE sample BETWEEN ? AND ? ORDER BY sample")
     rows = [
@@ -140,9 +166,9 @@ def _losses(after: Run, before: Run, pairs: list[tuple[int, int, int, int]]) -> 
     known = [both for both in zip(*rows, strict=True) if both[0][2] is not None and both[1][2] is not None]
     if known:
         sides = list(zip(*known, strict=True))
-        found["loss"] = _pair(*(float(np.mean([row[2] for row in side])) for side in sides))
+        found["loss"] = change_of(*(float(np.mean([row[2] for row in side])) for side in sides))
         if not text:
-            found["accuracy"] = _pair(*(float(np.mean([row[0] == row[1] for row in side])) for side in sides))
+            found["accuracy"] = change_of(*(float(np.mean([row[0] == row[1] for row in side])) for side in sides))
     return found
 
 
@@ -155,10 +181,6 @@ def _token_loss(run: Run, first_row: int, size: int) -> float | None:
     return mean
 
 
-def _pair(before: float, after: float) -> dict[str, float]:
-    return {"before": before, "after": after, "change": after - before}
-
-
 def _tokens(after: Run, before: Run, sample: int) -> list[dict[str, Any]]:
     """Both ribbons of each token, and the steps at which they differ."""
     mine, theirs = after.sample(0), before.sample(sample)
@@ -169,6 +191,6 @@ def _tokens(after: Run, before: Run, sample: int) -> list[dict[str, Any]]:
         rows.append({
             "token": one["token"], "before": other["ribbon"], "after": one["ribbon"],
             "moved": np.nonzero(moved_S)[0].tolist(),
-            "loss": None if None in losses else _pair(*losses),
+            "loss": None if None in losses else change_of(*losses),
         })  # fmt: skip
     return rows

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.backend.conftest import Served, png, problem
 from tests.backend.test_api_traces import send
-from tests.runs import make_run
+from tests.runs import make
 
 BAN = {"edits": [{"edit": "ban", "modules": [0, 3], "step": 0}]}
 TEXT = "the cat sat on the mat and looked at the moon"
@@ -96,10 +97,28 @@ def test_bad_edits_are_refused_and_leave_no_run(tracing: Served, sentence: str) 
 
 @pytest.fixture
 def edited(shared_data_dir: Path) -> Iterator[None]:
-    """A second run of the same shape, gone afterwards: others count the runs of this folder."""
-    file = make_run(shared_data_dir / "runs", "vision-edited", samples=30, seed=9)
+    """The samples of the run ``vision`` on other routes, and runs of other inputs; gone afterwards: others count the
+    runs of this folder."""
+    folder = shared_data_dir / "runs"
+    made = make("vision-edited", samples=30, seed=1)
+    for batch in made.batches:
+        batch.module_ids[::2] = (batch.module_ids[::2] + 1) % made.info.num_modules
+    files = [made.write(folder)]
+    others = {
+        "other-weights": {"checkpoint_sha256": "1" * 64}, "other-data": {"dataset": "photos"},
+        "other-split": {"split": "train"}, "other-sources": {}, "other-labels": {},
+    }  # fmt: skip
+    for name, changes in others.items():
+        made = make(name, samples=30, seed=1)
+        for batch in made.batches:
+            for place, sample in enumerate(batch.samples):
+                source = sample.source + " again" if name == "other-sources" else sample.source
+                label = "square" if name == "other-labels" else sample.label
+                batch.samples[place] = replace(sample, source=source, label=label)
+        files.append(replace(made, info=replace(made.info, **changes)).write(folder))
     yield
-    file.unlink()
+    for file in files:
+        file.unlink()
 
 
 @pytest.mark.usefixtures("edited")
@@ -115,6 +134,12 @@ def test_runs_that_cannot_stand_side_by_side(api: Served) -> None:
         "/runs/vision/effect?of=nothing": (422, "of", "There is no run `nothing`"),
         "/runs/nothing/effect?of=vision": (404, "run", "There is no run `nothing`"),
         "/runs/vision-edited/effect?of=vision&sample=2": (422, "sample", "has 30 samples; one sample"),
+        "/runs/other-weights/effect?of=vision": (422, "of", "two checkpoints of toy-vision"),
+        "/runs/other-weights/effect?of=vision&sample=2": (422, "of", "two checkpoints of toy-vision"),
+        "/runs/other-data/effect?of=vision": (422, "of", "dataset of other-data is 'photos'"),
+        "/runs/other-split/effect?of=vision": (422, "of", "split of other-split is 'train'"),
+        "/runs/other-sources/effect?of=vision": (422, "of", "source of sample 0 is"),
+        "/runs/other-labels/effect?of=vision": (422, "of", "label of sample"),
         "/runs/vision/effect": (422, "of", "`of`"),
         "/runs/vision-edited/effect?of=vision&limit=0": (422, "limit", "`limit`"),
         "/runs/vision-edited/effect?of=vision&steps=2": (422, "steps", "steps"),
