@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import socket
 import threading
 import time
@@ -153,6 +154,11 @@ def tracing(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         with api_for(data_dir, worker_url=worker_url, **options) as served:
             served.app.state.worker = worker.state.worker
             yield served
+
+
+def hear_interrupts() -> None:
+    """For ``preexec_fn``: Ctrl-C reaches the child even where these tests run in the background, which ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def png(width: int = 40, height: int = 30, mode: str = "RGB") -> bytes:

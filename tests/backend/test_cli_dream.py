@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from backend.cli import main
+from tests.backend.conftest import hear_interrupts
 from tests.checkpoints import save_tiny
 
 ASK = ["dream", "--model", "tiny", "--data", "bundled:scenes", "--row", "3"]
@@ -25,7 +26,9 @@ def data_dir(tmp_path: Path) -> Path:
 def test_a_stopped_dream_goes_on_where_it_stood(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ask = [*ASK, "--until", "2", "--iterations", "640", "--data-dir", str(data_dir), "--device", "cpu"]
     command = [sys.executable, "-c", "import sys; from backend.cli import main; sys.exit(main(sys.argv[1:]))", *ask]
-    stopped = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    stopped = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=hear_interrupts
+    )
     until = time.monotonic() + 120
     while not list(data_dir.glob("dreams/*/state.safetensors")) and time.monotonic() < until:
         time.sleep(0.05)

@@ -15,6 +15,7 @@ import pytest
 from backend.cli import main
 from backend.jobs.service import Jobs
 from backend.settings import load_settings
+from tests.backend.conftest import hear_interrupts
 from tests.backend.test_cli_commands import ROOT, run_cli
 
 
@@ -60,6 +61,7 @@ def test_a_further_worker_does_jobs_until_it_is_stopped(jobs: Jobs, tmp_path: Pa
     with subprocess.Popen(
         [sys.executable, "-c", code, "worker", "--data-dir", str(tmp_path)],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        preexec_fn=hear_interrupts,
     ) as process:  # fmt: skip
         try:
             ends = time.monotonic() + 120
