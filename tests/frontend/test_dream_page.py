@@ -21,7 +21,7 @@ from frontend.views import dream_wishes
 from frontend.views.dream_result import marked, names_of, title_of
 from tests.backend.conftest import SECRET, Served, api_for, serving
 from tests.checkpoints import save_tiny
-from tests.frontend.test_pages import APP
+from tests.frontend.test_pages import showing
 
 RUN = {
     "run": "seen", "model": "tiny", "family": "dna", "modality": "vision", "num_steps": 3, "num_modules": 6,
@@ -115,21 +115,8 @@ def dreaming(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def show(dreaming: Served, monkeypatch: pytest.MonkeyPatch):
-    from frontend import look
-
-    monkeypatch.setenv("TOKENPATHS_API_URL", str(dreaming.client.base_url).rstrip("/"))
-    look.client.clear()
-
-    def draw(**query: object) -> AppTest:
-        page = AppTest.from_file(str(APP), default_timeout=120)
-        for key, value in query.items():
-            page.query_params[key] = str(value)
-        page.run()
-        assert not page.exception, [error.message for error in page.exception]
-        return page
-
-    yield draw
-    look.client.clear()
+    with showing(str(dreaming.client.base_url).rstrip("/"), monkeypatch) as draw:
+        yield draw
 
 
 def said(page: AppTest) -> str:

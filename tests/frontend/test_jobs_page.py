@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 from frontend.charts.curve import MOST_POINTS, curve_chart, curve_rows
 from frontend.views import job_panel
 from tests.backend.conftest import SECRET, Served, api_for, serving
-from tests.frontend.test_pages import APP
+from tests.frontend.test_pages import showing
 from tests.jobs import counted, know_the_kinds
 
 CURVE = {
@@ -39,21 +39,8 @@ def working(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture
 def show(working: Served, monkeypatch: pytest.MonkeyPatch):
     """Draw the page at an address."""
-    from frontend import look
-
-    monkeypatch.setenv("TOKENPATHS_API_URL", str(working.client.base_url).rstrip("/"))
-    look.client.clear()
-
-    def draw(**query: object) -> AppTest:
-        page = AppTest.from_file(str(APP), default_timeout=120)
-        for key, value in query.items():
-            page.query_params[key] = str(value)
-        page.run()
-        assert not page.exception, [error.message for error in page.exception]
-        return page
-
-    yield draw
-    look.client.clear()
+    with showing(str(working.client.base_url).rstrip("/"), monkeypatch) as draw:
+        yield draw
 
 
 def submitted(working: Served, **request: object) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,12 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield str(served.client.base_url).rstrip("/")
 
 
-@pytest.fixture
-def show(api: str, monkeypatch: pytest.MonkeyPatch):
-    """Draw the page at an address and give what stands on it."""
+@contextmanager
+def showing(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., AppTest]]:
+    """A function that draws the page of the API at ``url`` at an address and gives what stands on it."""
     from frontend import look
 
-    monkeypatch.setenv("TOKENPATHS_API_URL", api)
+    monkeypatch.setenv("TOKENPATHS_API_URL", url)
     look.client.clear()
 
     def draw(**query: object) -> AppTest:
@@ -45,6 +46,13 @@ def show(api: str, monkeypatch: pytest.MonkeyPatch):
 
     yield draw
     look.client.clear()
+
+
+@pytest.fixture
+def show(api: str, monkeypatch: pytest.MonkeyPatch):
+    """Draw the page at an address and give what stands on it."""
+    with showing(api, monkeypatch) as draw:
+        yield draw
 
 
 def words(page: AppTest) -> str:
