@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Generator, Iterable
-from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +23,7 @@ from engine.disk import SHIPPED_MODELS, is_name
 from engine.errors import UserError
 from engine.models.families import family_class
 from engine.models.family import Controls, RoutedModel
+from engine.parts import followed
 from engine.store.writer import RunWriter
 from engine.tokenizer import TextTokenizer
 from engine.trace import Modality, RunInfo
@@ -189,14 +189,7 @@ def trace_samples(
         batch_size=batch_size, total=total, display_side=display_side, twin=twin, overwrite=overwrite,
         findings=findings,
     )  # fmt: skip
-    with closing(parts):  # an exception in ``on_progress`` ends the writing at once
-        while True:
-            try:
-                progress = next(parts)
-            except StopIteration as end:
-                path: Path = end.value
-                return path
-            on_progress(progress)
+    return followed(parts, on_progress)
 
 
 def trace_parts(

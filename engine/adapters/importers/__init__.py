@@ -9,7 +9,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,6 +25,7 @@ from engine.adapters.importers.megatron import is_megatron_line, open_megatron
 from engine.adapters.importers.parquet import open_parquet
 from engine.adapters.importers.seen import Seen
 from engine.errors import UserError
+from engine.parts import followed
 from engine.store.checks import check_text
 from engine.store.writer import RunWriter
 from engine.trace import RunInfo
@@ -213,14 +213,7 @@ def import_log(
         UserError: the log is wrong somewhere (file and line or row are named), or the run exists.
     """
     parts = import_parts(log, runs_dir, run_id, model=model, token_texts=token_texts, overwrite=overwrite)
-    with closing(parts):  # an exception in ``on_progress`` ends the writing at once
-        while True:
-            try:
-                progress = next(parts)
-            except StopIteration as end:
-                path: Path = end.value
-                return path
-            on_progress(progress)
+    return followed(parts, on_progress)
 
 
 def import_parts(
