@@ -1,11 +1,10 @@
 """Dreams of the shipped vision checkpoints: do they take the paths, keep the class, and when does the object appear?
 
-    python -m benchmarks.dreams --data <data folder> --work <folder> [--part pictures|numbers|longer]
+    python -m benchmarks.dreams --data <data folder> --work <folder> [--part pictures|numbers]
 
 *pictures*: three bundled images at every S, cumulative and single step, and dreams from the group of one path with and
-without its pixels; PNGs go to docs/dreams. *numbers*: 50 images, one of each class, at S = 1, 3 and 5; *longer*: ten of
-them at S = 5 with more iterations. Interrupted, it goes on with the batch it was at. <data folder> holds
-``vision/tiny_imagenet_50_val.parquet``.
+without its pixels; PNGs go to docs/dreams. *numbers*: 50 images, one of each class, at every S.
+Interrupted, it goes on with the batch it was at. <data folder> holds ``vision/tiny_imagenet_50_val.parquet``.
 """
 
 from __future__ import annotations
@@ -43,15 +42,13 @@ THREE = {"a flower": ("bundled:photos", 3), "a temple": ("bundled:photos", 0), "
 """bundled images, so that their dreams may be shown beside them"""
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "dreams"
 SETTINGS = {
-    "pictures": ImageSettings(iterations=192, rate=0.002),
-    "numbers": ImageSettings(iterations=64, rate=0.002),
-    "longer": ImageSettings(iterations=512, rate=0.001),
+    "pictures": ImageSettings(),
+    "numbers": ImageSettings(iterations=512),
 }
+"""the paper's, but a quarter of its iterations where fifty images are dreamt"""
 COLOURS = 80
 """of a picture in docs: its file is a third as large"""
 NUM_IMAGES, CHUNK = 50, 10
-DREAMT = {"numbers": (NUM_IMAGES, (1, 3, 5)), "longer": (CHUNK, (5,))}
-"""images, and S: first decision, first half, all of them; the three of the pictures are dreamt at every S"""
 COMMAND = "python -m benchmarks.dreams --data <data folder> --work <folder>"
 
 
@@ -110,10 +107,10 @@ def dream(loaded: LoadedModel, dreams: list[Dream], settings: ImageSettings) -> 
     return at_work
 
 
-def chunk_of_numbers(loaded: LoadedModel, originals: Originals, first: int, part: str) -> list[dict]:
+def chunk_of_numbers(loaded: LoadedModel, originals: Originals, first: int) -> list[dict]:
     """The rows of ten images."""
-    settings = SETTINGS[part]
-    which = [(i, s) for i in range(first, first + CHUNK) for s in DREAMT[part][1]]
+    settings, steps = SETTINGS["numbers"], loaded.checkpoint.config.num_steps
+    which = [(i, s) for i in range(first, first + CHUNK) for s in range(1, steps + 1)]
     dreams = [Dream(Choices(originals.ids[i], range(s)), seed=0, number=i) for i, s in which]
     before = ImageDreams(loaded.model, dreams, settings).examine()
     done = dream(loaded, dreams, settings)
@@ -153,26 +150,26 @@ def summary(rows: list[dict], classes: int) -> dict[str, Any]:
     return {"by S": table, "classes": classes}
 
 
-def dream_all(models: list[LoadedModel], data: Path, work: Path, part: str) -> None:
+def dream_all(models: list[LoadedModel], data: Path, work: Path) -> None:
     """All chunks, the models by turns; those that lie in ``work`` already are not dreamt again."""
-    settings = SETTINGS[part]
     originals = {loaded.name: Originals.one_of_each(loaded, data, seed=0) for loaded in models}
-    for first in range(0, DREAMT[part][0], CHUNK):
+    for first in range(0, NUM_IMAGES, CHUNK):
         for loaded in models:
-            kept = chunk_file(work, loaded.name, settings, first)
+            kept = chunk_file(work, loaded.name, first)
             if not kept.is_file():
-                rows = chunk_of_numbers(loaded, originals[loaded.name], first, part)
+                rows = chunk_of_numbers(loaded, originals[loaded.name], first)
                 write_atomically(kept, json.dumps(rows).encode())
 
 
-def chunk_file(work: Path, name: str, settings: ImageSettings, first: int) -> Path:
-    return work / f"{name}-{settings.iterations}-{settings.rate}-{first}.json"
+def chunk_file(work: Path, name: str, first: int) -> Path:
+    settings = SETTINGS["numbers"]
+    return work / f"{name}-every-S-{settings.iterations}-{settings.rate}-{first}.json"
 
 
-def numbers(loaded: LoadedModel, data: Path, work: Path, part: str) -> dict[str, Any]:
-    originals, settings, rows = Originals.one_of_each(loaded, data, seed=0), SETTINGS[part], []
-    for first in range(0, DREAMT[part][0], CHUNK):
-        kept = chunk_file(work, loaded.name, settings, first)
+def numbers(loaded: LoadedModel, data: Path, work: Path) -> dict[str, Any]:
+    originals, settings, rows = Originals.one_of_each(loaded, data, seed=0), SETTINGS["numbers"], []
+    for first in range(0, NUM_IMAGES, CHUNK):
+        kept = chunk_file(work, loaded.name, first)
         rows += json.loads(kept.read_text()) if kept.is_file() else []
     right = statistics.fmean(
         loaded.classes[int(a)] == label for a, label in zip(originals.answers, originals.labels, strict=True)
@@ -244,11 +241,10 @@ def main() -> None:
     parts = (arguments.part,) if arguments.part else tuple(SETTINGS)
     for part in parts:
         models = [load_model(name, models_folders(), "cpu") for name in MODELS]
-        if part in DREAMT:
-            dream_all(models, arguments.data, arguments.work, part)
+        if part == "numbers":
+            dream_all(models, arguments.data, arguments.work)
         for name, loaded in zip(MODELS, models, strict=True):
-            dreamt = part in DREAMT
-            made = numbers(loaded, arguments.data, arguments.work, part) if dreamt else pictures(loaded)
+            made = numbers(loaded, arguments.data, arguments.work) if part == "numbers" else pictures(loaded)
             results.setdefault(part, {})[name] = made
             last = (part, name) == (parts[-1], MODELS[-1])
             report("dreams", COMMAND, results, quiet=not last)
