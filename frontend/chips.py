@@ -12,7 +12,7 @@ from frontend import address
 from frontend.selection import Selection
 
 USES = {
-    "runs": (),
+    "runs": ("q",),
     "try": ("run", "sample", "token", "paths", "through"),
     "flow": ("run", "label", "steps", "through", "paths"),
     "paths": ("run", "label", "through", "paths"),

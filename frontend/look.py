@@ -27,6 +27,8 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
 .st-key-chips button, .st-key-views button { min-height: 1.9rem; }
 .st-key-chips button { border-radius: 999px; padding: 0 .7rem; }
 .st-key-views [role="radiogroup"] { flex-wrap: wrap !important; row-gap: 2px; }
+.st-key-cards [data-testid="stColumn"] > div > [data-testid="stLayoutWrapper"] > div { padding: .35rem .8rem !important; gap: .1rem !important; }
+.st-key-cards button { min-height: 1.6rem; padding-block: 0; }
 .st-key-controls > div { min-width: 150px; flex: 1 1 160px; }
 .st-key-controls > div:has(.st-key-sample_picker) { min-width: min(100%, 330px) !important; }
 @media (max-width: 640px) {

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 VIEWS = {
-    "runs": "Runs",
+    "runs": "Start",
     "flow": "Flow",
     "paths": "Paths",
     "sample": "Sample",

@@ -59,7 +59,8 @@ def _is_there(file: Path, model: str) -> bool:
 
 
 def _shipped() -> list[tuple[str, str]]:
-    """(model, modality) of the shipped checkpoints; reads only their configurations, no torch."""
+    """(model, modality) of the shipped checkpoints; reads only their configurations, no torch. The distributed
+    architectures come last: the start page shows the newest runs first."""
     import json
 
     from engine.disk import SHIPPED_MODELS
@@ -68,7 +69,7 @@ def _shipped() -> list[tuple[str, str]]:
     for path in sorted(SHIPPED_MODELS.glob("*/config.json")):
         about = json.loads(path.read_text(encoding="utf-8"))
         found.append((path.parent.name, about["config"]["modality"]))
-    return found
+    return sorted(found, key=lambda each: (each[0].startswith("dna-"), each))
 
 
 def _trace_all(wanted: list[tuple[str, str, str]], settings: Settings) -> None:

@@ -15,7 +15,11 @@ from frontend.selection import Selection
 from frontend.views import common
 from frontend.views.family import NAMES
 
-CARDS = 12
+CARDS = 8
+"""so many, newest first, before anybody asks for all: the page then fits on one screen"""
+MOST_CARDS = 60
+PICTURE = 74
+"""height of a card's small flow picture in pixels"""
 
 
 def draw(selection: Selection) -> None:
@@ -31,18 +35,7 @@ def draw(selection: Selection) -> None:
     broken = [card for card in cards if card["status"] != "sealed"]
     _guides(whole)
     if whole:
-        st.subheader(
-            f"{numbers.plural(len(whole), 'run')}: what is there to look at",
-            anchor=False,
-            help="A run is one model traced over one data set. Columns of the small picture are steps, circles are "
-            "modules, ribbons are tokens on their way.",
-        )
-        for start in range(0, min(len(whole), CARDS), 3):
-            for column, card in zip(st.columns(3, gap="medium"), whole[start : start + 3], strict=False):
-                with column:
-                    _card(card)
-        if len(whole) > CARDS:
-            look.numbers_behind(whole[CARDS:], f"{len(whole) - CARDS} older runs")
+        _cards(whole, selection.q)
     else:
         look.empty("There is no run yet.", "Trace a model as below, or open *Try it* with one of the shipped models.")
     if broken:
@@ -50,6 +43,52 @@ def draw(selection: Selection) -> None:
     if tries:
         _tries(tries)
     _own()
+
+
+def _cards(cards: Sequence[Mapping[str, Any]], wanted: str | None) -> None:
+    """The newest runs, or all, or those whose name, model or data contain ``wanted``."""
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
+        st.subheader(
+            numbers.plural(len(cards), "run"),
+            anchor=False,
+            help="A run is one model traced over one data set. Columns of the small picture are steps, circles are "
+            "modules, ribbons are tokens on their way.",
+        )
+        if len(cards) > CARDS:
+            address.bound(
+                st.text_input,
+                "q",
+                "Find a run",
+                wanted or "",
+                placeholder="Find a run by name, model or data",
+                label_visibility="collapsed",
+                read=lambda text: text.strip() or None,
+            )
+    found = [card for card in cards if _matches(card, wanted)]
+    if not found:
+        look.empty(f"None of the {len(cards)} runs has “{look.plain(wanted or '')}” in its name, model or data.")
+        return
+    every = wanted is not None or st.session_state.get("all_runs", False)
+    shown = found[: MOST_CARDS if every else CARDS]
+    with st.container(key="cards", gap="small"):
+        for start in range(0, len(shown), 4):
+            for column, card in zip(st.columns(4, gap="small"), shown[start : start + 4], strict=False):
+                with column:
+                    _card(card)
+    if len(found) > len(shown) and not every:
+        st.button(
+            f"Show all {len(found)} runs",
+            key="show_all_runs",
+            icon=":material/expand_more:",
+            on_click=lambda: st.session_state.update(all_runs=True),
+        )
+    elif len(found) > len(shown):
+        look.numbers_behind(found[len(shown) :], f"{len(found) - len(shown)} older runs")
+
+
+def _matches(card: Mapping[str, Any], wanted: str | None) -> bool:
+    told = " ".join(str(card.get(part) or "") for part in ("run", "model", "dataset", "family", "modality"))
+    return all(word in told.casefold() for word in (wanted or "").casefold().split())
 
 
 def _guides(cards: Sequence[Mapping[str, Any]]) -> None:
@@ -113,13 +152,20 @@ def _open(**to: Any) -> None:
 
 
 def _card(card: Mapping[str, Any]) -> None:
-    with st.container(border=True):
-        st.markdown(f"**{look.plain(card['run'])}**")
+    with st.container(border=True, height="stretch", gap="small"):
+        st.button(
+            f"**{look.plain(card['run'])}**",
+            key=f"open_flow_{card['run']}",
+            type="tertiary",
+            help="Where do its tokens go?",
+            on_click=_open,
+            kwargs={"view": "flow", "run": card["run"]},
+        )
         try:
             many = (card["num_modules"] or 0) > common.MANY_MODULES and card["family"] == "moe"
-            flow = look.client().flow(card["run"], limit=150, most_modules=common.DRAWN_MODULES if many else None)
+            flow = look.client().flow(card["run"], limit=100, most_modules=common.DRAWN_MODULES if many else None)
             st.altair_chart(
-                flow_thumbnail(flow, theme=look.theme()),
+                flow_thumbnail(flow, theme=look.theme(), height=PICTURE),
                 theme=None,
                 width="stretch",
                 key=f"thumb_{card['run']}",
@@ -131,10 +177,11 @@ def _card(card: Mapping[str, Any]) -> None:
             views = {"flow": "Flow", "paths": "Paths", "sample": "Samples", "compute": "Compute"}
             if name := NAMES.get(card["family"]):
                 views["family"] = name
-            for view, words in views.items():
+            for view, words in list(views.items())[1:]:
                 st.button(
                     words,
                     key=f"open_{view}_{card['run']}",
+                    type="tertiary",
                     on_click=_open,
                     kwargs={"view": view, "run": card["run"]},
                     width="content",
@@ -142,20 +189,21 @@ def _card(card: Mapping[str, Any]) -> None:
 
 
 def card_words(card: Mapping[str, Any]) -> str:
-    """One run in two sentences."""
+    """One run in a line or two."""
     what = "image" if card.get("modality") == "vision" else "text"
-    split = f", split {card['split']}" if card.get("split") not in (None, "", "all") else ""
+    split = f" ({card['split']})" if card.get("split") not in (None, "", "all") else ""
+    steps, modules = card.get("num_steps"), card.get("num_modules")
     first = (
-        f"{card.get('model')} over {numbers.plural(card.get('num_samples'), what)} "
-        f"(data set {card.get('dataset')}{split}): "
-        f"{numbers.plural(card.get('num_tokens'), 'token')}, "
-        f"{numbers.plural(card.get('num_paths'), 'path')} through {card.get('num_steps')} steps of "
-        f"{card.get('num_modules')} modules, top-{card.get('top_k')}."
+        f"{numbers.plural(card.get('num_samples'), what)} of {card.get('dataset')}{split}, "
+        f"{numbers.plural(card.get('num_tokens'), 'token')} on {numbers.plural(card.get('num_paths'), 'path')}: "
+        f"{numbers.plural(steps, 'step')} × {numbers.plural(modules, 'module')}, top-{card.get('top_k')}."
     )
+    if card.get("model") and card["model"] not in str(card.get("run")):
+        first = f"{card['model']}: {first}"
     if card.get("accuracy") is not None:
         return first + f" Accuracy {numbers.percent(card['accuracy'])}."
     if what == "image":  # a loss over the few labels that the model knows would stand for all
-        return first + " No accuracy: the model knows few or none of the labels."
+        return first + " No accuracy: labels unknown to the model."
     return first + (f" Loss {numbers.number(card['loss'])} nats." if card.get("loss") is not None else "")
 
 
@@ -188,4 +236,8 @@ def _tries(cards: Sequence[Mapping[str, Any]]) -> None:
 
 def _own() -> None:
     st.subheader("Trace your own model", anchor=False)
-    st.code("tokenpaths trace --model dna-vision-top1 --data my_images/\ntokenpaths up", language="bash")
+    st.code(
+        "tokenpaths trace --model hf:./my-mixtral --data my-texts.jsonl   # or a shipped model over your images\n"
+        "with tokenpaths.record(model, run=\"mine\"): model(batch)         # or any PyTorch model with routers",
+        language="bash",
+    )

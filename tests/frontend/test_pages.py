@@ -125,6 +125,22 @@ def test_a_try_is_told_by_its_origin_not_by_its_size(tmp_path, monkeypatch):
     assert "open_sample_one-text" in [button.key for button in page.button]
 
 
+def test_of_many_runs_the_newest_are_shown_and_the_others_found(show, monkeypatch):
+    from frontend.views import runs
+
+    def cards(page):
+        return [b.key.removeprefix("open_flow_") for b in page.button if str(b.key).startswith("open_flow_")]
+
+    everything = cards(show())
+    assert set(everything) == {"pictures", "texts"}
+    monkeypatch.setattr(runs, "CARDS", 1)
+    page = show()
+    assert cards(page) == everything[:1]
+    assert cards(page.button("show_all_runs").click().run()) == everything
+    assert cards(show(q="PICT")) == ["pictures"]
+    assert "None of the 2 runs" in words(show(q="no such run"))
+
+
 def test_a_text_is_found_by_its_words(show):
     page = show(view="sample", run="texts", q="no such words here")
     assert "these words" in words(page)

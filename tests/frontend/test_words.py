@@ -102,7 +102,7 @@ def test_a_label_that_the_model_never_learnt_judges_nothing():
 def test_a_card_gives_no_loss_for_the_few_labels_that_a_model_knows():
     card = {"model": "m", "modality": "vision", "dataset": "scenes", "split": "all", "num_samples": 240}
     told = card_words({**card, "accuracy": None, "loss": 3.83})
-    assert "240 images (data set scenes)" in told
+    assert "240 images of scenes" in told
     assert "No accuracy" in told
     assert "nats" not in told
     assert "Accuracy 50.0 %" in card_words({**card, "accuracy": 0.5, "loss": 3.83})
