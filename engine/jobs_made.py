@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from engine.disk import check_name, run_file, write_atomically
 from engine.errors import UserError
@@ -19,6 +20,23 @@ def check_run_name(name: str | None, context: JobContext) -> None:
     """UserError where ``name`` is no name or a run has it already; None is fine."""
     if name is not None and run_file(context.runs_dir, check_name(name, "name of a run", field="run")).exists():
         raise UserError(f"There is a run {name!r} already; give another name, or leave it out.", field="run")
+
+
+def check_model_controls(found: dict[str, Any], controls: dict[str, Any] | None) -> None:
+    """Refuse controls that do not fit the model whose ``config.json`` is ``found``; reads no weights.
+
+    Raises:
+        UserError: ``field`` begins with ``controls``.
+    """
+    from engine.edits.fits import check_controls
+
+    try:
+        config = found.get("config")
+        check_controls(str(found.get("family")), config if isinstance(config, dict) else {}, controls)
+    except UserError as error:
+        if error.field != "model":
+            error.field = f"controls.{error.field}" if error.field else "controls"
+        raise
 
 
 def made_by(job: Path) -> dict[str, str]:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 from engine.disk import NAME_PATTERN
 from engine.errors import UserError
 from engine.jobs import JobContext, Progress
-from engine.jobs_made import Finished, check_run_name, claim_run, made_by
+from engine.jobs_made import Finished, check_model_controls, check_run_name, claim_run, made_by
 
 if TYPE_CHECKING:
     from engine.datasets import Dataset
@@ -64,11 +64,13 @@ class TraceJob:
 
     @classmethod
     def check(cls, request: TraceRequest, context: JobContext) -> None:
-        """Refuse an unknown model, missing data and a taken name."""
+        """Refuse an unknown model, missing data, a taken name and controls that do not fit the model."""
         from engine.datasets import BUNDLED
 
-        modality = context.model_config(request.model).get("config", {}).get("modality")
+        found = context.model_config(request.model)
+        modality = found.get("config", {}).get("modality")
         check_run_name(request.run, context)
+        check_model_controls(found, request.controls)
         if not request.data.startswith(BUNDLED_PREFIX):
             context.inbox_file(request.data, field="data")
         elif BUNDLED.get(request.data) != modality:

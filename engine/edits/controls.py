@@ -1,14 +1,64 @@
-"""How a family offers edits: a control ``edits`` that refuses what the family has not, and says what it has."""
+"""What may be changed of a trained model, as values; and how a family offers edits. No torch here.
+
+The control ``edits`` refuses what the family has not, and says what it has.
+"""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from engine.edits.values import KINDS, MOST_EDITS, Edit
 from engine.errors import UserError
-from engine.models.family import Controls
+
+
+class Controls(BaseModel):
+    """What may be changed of a trained model when it is run: None leaves a field as the model was trained.
+
+    A family that has such controls gives a subclass whose fields carry bounds and descriptions: the
+    page draws a slider for each.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def given(self) -> dict[str, Any]:
+        """The fields that were set."""
+        return self.model_dump(exclude_none=True)
+
+
+def _edit_problem(error: Any) -> str:
+    """A sentence for an edit that cannot be read."""
+    message = error["msg"].removeprefix("Value error, ")
+    if len(error["loc"]) < 2:
+        return message if error["type"] == "value_error" else f"edits: {message}"
+    place, *rest = error["loc"][1:]
+    where = ".".join(str(part) for part in rest[1:])
+    if error["type"] == "value_error" and not where:
+        return f"edit {place}: {message}"
+    given = str(error["input"])[:40]
+    return f"edit {place}{' ' * bool(rest)}{rest[0] if rest else ''}: {where + ' ' * bool(where)}is {given}: {message}"
+
+
+def read_controls_of(controls: type[Any], values: dict[str, Any] | None, family: str) -> Any:
+    """An instance of a class of controls from plain values.
+
+    Raises:
+        UserError: a control that it has not, or a value outside its bounds; ``field`` names it.
+    """
+    try:
+        return controls(**(values or {}))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=True)[0]
+        name = ".".join(str(part) for part in first["loc"]) or "controls"
+        if first["loc"][:1] == ("edits",):
+            place = [str(part) for at, part in enumerate(first["loc"]) if at != 2]  # without the kind of edit
+            raise UserError(_edit_problem(first), field=".".join(place)) from None
+        if first["type"] == "extra_forbidden":
+            # What all families share stands last.
+            known = ", ".join(sorted(controls.model_fields, key=lambda field: field == "edits")) or "none"
+            raise UserError(f"a {family} model has no control {name!r}; it has: {known}", field=name) from None
+        raise UserError(f"control {name} is {str(first['input'])[:40]}: {first['msg']}", field=name) from None
 
 
 def _which(schema: dict[str, Any], controls: type[EditControls]) -> None:

@@ -19,7 +19,7 @@ from engine.disk import write_atomically
 from engine.edits.request import RerouteRequest
 from engine.errors import UserError
 from engine.jobs import JobContext, Progress, write_artifact
-from engine.jobs_made import check_run_name, claim_run, made_by
+from engine.jobs_made import check_model_controls, check_run_name, claim_run, made_by
 
 if TYPE_CHECKING:
     from engine.edits.effect import Measurement, Unchanged
@@ -41,11 +41,12 @@ class RerouteJob:
 
     @classmethod
     def check(cls, request: RerouteRequest, context: JobContext) -> None:
-        """Refuse an unknown model, missing data, data of the other modality, a taken name, and no edit at all."""
+        """Refuse an unknown model, missing data, data of the other modality, a taken name, edits that do not fit."""
         from engine.datasets import BUNDLED
 
         modality = context.model_config(request.model).get("config", {}).get("modality")
         check_run_name(request.name, context)
+        check_fit(request, context)
         if request.run is not None:
             with context.open_run(request.run) as run:
                 if run.row["modality"] != modality:
@@ -74,6 +75,22 @@ class RerouteJob:
 
     def close(self) -> None:
         """Holds nothing."""
+
+
+def check_fit(request: RerouteRequest, context: JobContext) -> None:
+    """Refuse controls that do not fit the model, and a sweep where nothing can be banned; no weights are read.
+
+    Raises:
+        UserError: ``field`` is ``sweep``, or ``controls`` with what of it is at fault.
+    """
+    from engine.edits.family_controls import FAMILY_CONTROLS
+
+    found = context.model_config(request.model)
+    family = str(found.get("family"))
+    if request.sweep is None:
+        check_model_controls(found, request.controls)
+    elif family in FAMILY_CONTROLS and "ban" not in FAMILY_CONTROLS[family].EDITS:
+        raise UserError(f"modules of a {family} model cannot be banned", field="sweep")
 
 
 @dataclass(frozen=True)

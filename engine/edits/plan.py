@@ -176,6 +176,7 @@ def _check_step(plan: StepPlan, step: int, routers: Routers, top_k: int) -> None
                 f"module {force.module} is banned at step {step} and tokens are forced to it; do one of the two",
                 field="edits",
             )
+    _check_forces(plan.forced, step)
     if plan.given is None:
         return
     for token, slots in enumerate(plan.given):
@@ -189,6 +190,33 @@ def _check_step(plan: StepPlan, step: int, routers: Routers, top_k: int) -> None
                 f"the route given sends token {token} to module {min(plan.banned & set(slots))} at step {step}, "
                 "which is banned; do one of the two", field="edits",
             )  # fmt: skip
+
+
+def _check_forces(forced: Sequence[Force], step: int) -> None:
+    """Edits hold in any order, so no token may be sent to two modules at once."""
+    for place, one in enumerate(forced):
+        for other in forced[:place]:
+            if one.module != other.module and (both := _meant_by_both(one, other)):
+                raise UserError(
+                    f"{both} forced to module {other.module} and to module {one.module} at step {step}; "
+                    "do one of the two", field="edits",
+                )  # fmt: skip
+
+
+def _meant_by_both(one: Force, other: Force) -> str:
+    """Tokens that two forces surely share, as words; empty where there are none, or only a sample could tell."""
+    if one.tokens is not None and other.tokens is not None:
+        shared = sorted(set(one.tokens) & set(other.tokens))
+        return f"token {shared[0]} is" if shared else ""
+    if one.path is not None and other.path is not None:
+        same = all(sorted(a) == sorted(b) for a, b in zip(one.path, other.path, strict=False))
+        return "the tokens of one path are" if same else ""
+    for chosen, everyone in ((one, other), (other, one)):
+        if everyone.tokens is None and everyone.path is None:
+            if chosen.tokens is not None:
+                return f"token {chosen.tokens[0]} is"
+            return "the tokens of a path are" if chosen.path is not None else "every token is"
+    return ""
 
 
 def _check_left(parts: Sequence[StepPlan | None], routers: Routers, top_k: int) -> None:

@@ -6,15 +6,12 @@ No module has a learnable bias (Distributed Neural Architectures, appendix A.1).
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Kind = Literal["transformer", "attention", "mlp", "identity"]
-KINDS: tuple[Kind, ...] = ("transformer", "attention", "mlp", "identity")
+from engine.models.kinds import Kind
 
 
 class SelfAttention(nn.Module):

@@ -18,11 +18,12 @@ import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
-from engine.edits.controls import only_those
-from engine.edits.plan import RoutePlan, Routers, plan_routes
+from engine.edits.family_controls import DiPaCoControls
+from engine.edits.fits import dipaco_plan
+from engine.edits.plan import RoutePlan
 from engine.errors import UserError
 from engine.models.blocks import Block
-from engine.models.dipaco_config import DiPaCoConfig, DiPaCoControls
+from engine.models.dipaco_config import DiPaCoConfig
 from engine.models.dipaco_edits import edited_scores, open_paths, swapped_paths
 from engine.models.dipaco_router import Base, DiPaCoRouter, Rerouter, nearest
 from engine.models.family import RoutedModel, Traced
@@ -360,9 +361,7 @@ class DiPaCo(RoutedModel):
         Raises:
             UserError: edits that do not fit this model, or that leave no path.
         """
-        edits = getattr(controls, "edits", None)
-        only_those(edits, "a path is chosen for a whole text or chunk")
-        plan = plan_routes(edits, Routers(tuple(tuple(range(k)) for k in self.config.levels), top_k=1))
+        plan = dipaco_plan(self.config.levels, getattr(controls, "edits", None))
         if plan is not None and not bool(open_paths(plan, self.path_modules).any()):
             raise UserError("these edits leave no path: force one module of a level", field="edits")
         return plan

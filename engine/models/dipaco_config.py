@@ -1,4 +1,4 @@
-"""What a DiPaCo is made of, by value, and what may be changed of a trained one.
+"""What a DiPaCo is made of, by value.
 
 Shapes: P paths, S levels. Source: DiPaCo, sections 2.3, 2.6 and 4.2.
 """
@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Int
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
-
-from engine.edits.controls import EditControls
 
 
 class DiPaCoConfig(BaseModel):
@@ -104,24 +102,3 @@ class DiPaCoConfig(BaseModel):
                 rerouter=False, reroute_every=None,
             )
         )  # fmt: skip
-
-
-class DiPaCoControls(EditControls):
-    """What the page and the API may change of one trace.
-
-    In an edit a step is a level: the best of the paths that avoid a banned module (or lead through a forced one) is
-    taken; a bias is added to the score of every path through a module.
-    """
-
-    FAMILY: ClassVar[str] = "dipaco"
-    EDITS: ClassVar[tuple[str, ...]] = ("ban", "force", "swap", "bias")
-    WHY_NOT: ClassVar[dict[str, str]] = {
-        "freeze": "the router reads a base model of its own, so its choice is the same whatever the modules do",
-        "shuffle": "one path is chosen for a whole text or chunk, so there are no tokens to deal choices out to",
-        "top_k": "a text takes one path",
-    }
-
-    reroute_every: int | None = Field(
-        None, ge=4, le=1024, description="W: choose the path again every W tokens; unset: once for the whole text"
-    )
-    path: int | None = Field(None, ge=0, description="send every text down this path, whatever the router says")

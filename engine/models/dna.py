@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 from engine.edits.apply import allowed_modules, edited, pushed, turned_away
 from engine.edits.controls import DNAControls
-from engine.edits.plan import RoutePlan, Routers, plan_routes
-from engine.errors import UserError
+from engine.edits.fits import dna_plan
+from engine.edits.plan import RoutePlan
 from engine.models.bank import grouped_step, naive_step
 from engine.models.blocks import Block
 from engine.models.dna_config import DNAConfig
@@ -32,8 +32,6 @@ from engine.routing import Decision, module_counts, route, route_expert_choice, 
 from engine.trace import ModuleInfo
 
 EXECUTIONS = {"grouped": grouped_step, "naive": naive_step}
-WHERE_MODULES_CHOOSE = ("ban", "freeze", "shuffle")
-"""the edits that mean something where each module takes its tokens (router "expert")"""
 
 
 @dataclass(frozen=True)
@@ -278,11 +276,7 @@ class DNA(RoutedModel):
         Raises:
             UserError: an edit that does not fit this model; see ``engine.edits.plan``.
         """
-        edits = getattr(controls, "edits", None)
-        config = self.config
-        if edits and config.router == "expert":
-            _check_expert_edits(edits, config)
-        return plan_routes(edits, Routers(tuple(map(config.choices_of, range(config.steps))), config.top_k))
+        return dna_plan(self.config, getattr(controls, "edits", None))
 
     def top_k_under(self, controls: Controls) -> int:
         """K of the ribbons that ``controls`` lead to."""
@@ -327,25 +321,3 @@ class DNA(RoutedModel):
                 skip_speed=config.skip_speed,
                 reference=config.skip_reference,
             )
-
-
-def _check_expert_edits(edits: Any, config: DNAConfig) -> None:
-    """Where modules take their tokens, a token has no choice that could be moved."""
-    for place, edit in enumerate(edits):
-        if edit.edit not in WHERE_MODULES_CHOOSE:
-            raise UserError(
-                f"edit {edit.edit!r} changes what a token chooses; here each module takes its tokens. This model has: "
-                + ", ".join(WHERE_MODULES_CHOOSE), field=f"edits.{place}",
-            )  # fmt: skip
-        for step in range(config.steps) if edit.edit == "ban" and edit.step is None else ():
-            _check_not_idle(edit, step, place, config)
-        if edit.edit == "ban" and edit.step is not None and edit.step < config.steps:
-            _check_not_idle(edit, edit.step, place, config)
-
-
-def _check_not_idle(edit: Any, step: int, place: int, config: DNAConfig) -> None:
-    if idle := set(edit.modules) & set(config.sides_of(step)[1]):
-        raise UserError(
-            f"module {min(idle)} is an identity: it stands for the tokens that no module takes, so a ban would leave "
-            "them without one; ban working modules", field=f"edits.{place}.modules",
-        )  # fmt: skip

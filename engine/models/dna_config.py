@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from engine.models.blocks import Kind
+from engine.models.kinds import Kind
 
 
 class DNAConfig(BaseModel):

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxtyping import Bool, Float, Integer
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel
 from torch import Tensor, nn
 
-from engine.errors import UserError
+from engine.edits.controls import Controls, read_controls_of
 from engine.trace import ModuleInfo
 
 
@@ -42,20 +42,6 @@ class Traced:
     """gated routers: weight of each direction of each head"""
     blocks: Float[Tensor, "B R P"] | None = None
     """threshold routers: firing rate of each block at each threshold step, 0 where it was silent"""
-
-
-class Controls(BaseModel):
-    """What may be changed of a trained model when it is run: None leaves a field as the model was trained.
-
-    A family that has such controls gives a subclass whose fields carry bounds and descriptions: the
-    page draws a slider for each.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    def given(self) -> dict[str, Any]:
-        """The fields that were set."""
-        return self.model_dump(exclude_none=True)
 
 
 class RoutedModel(nn.Module):
@@ -136,37 +122,3 @@ class RoutedModel(nn.Module):
     def training_numbers(self, routing: Any) -> dict[str, float]:
         """What the training log notes beside the losses."""
         return {}
-
-
-def _edit_problem(error: Any) -> str:
-    """A sentence for an edit that cannot be read."""
-    message = error["msg"].removeprefix("Value error, ")
-    if len(error["loc"]) < 2:
-        return message if error["type"] == "value_error" else f"edits: {message}"
-    place, *rest = error["loc"][1:]
-    where = ".".join(str(part) for part in rest[1:])
-    if error["type"] == "value_error" and not where:
-        return f"edit {place}: {message}"
-    given = str(error["input"])[:40]
-    return f"edit {place}{' ' * bool(rest)}{rest[0] if rest else ''}: {where + ' ' * bool(where)}is {given}: {message}"
-
-
-def read_controls_of(controls: type[Any], values: dict[str, Any] | None, family: str) -> Any:
-    """An instance of a class of controls from plain values.
-
-    Raises:
-        UserError: a control that it has not, or a value outside its bounds; ``field`` names it.
-    """
-    try:
-        return controls(**(values or {}))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=True)[0]
-        name = ".".join(str(part) for part in first["loc"]) or "controls"
-        if first["loc"][:1] == ("edits",):
-            place = [str(part) for at, part in enumerate(first["loc"]) if at != 2]  # without the kind of edit
-            raise UserError(_edit_problem(first), field=".".join(place)) from None
-        if first["type"] == "extra_forbidden":
-            # What all families share stands last.
-            known = ", ".join(sorted(controls.model_fields, key=lambda field: field == "edits")) or "none"
-            raise UserError(f"a {family} model has no control {name!r}; it has: {known}", field=name) from None
-        raise UserError(f"control {name} is {str(first['input'])[:40]}: {first['msg']}", field=name) from None

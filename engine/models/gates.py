@@ -8,21 +8,17 @@ Source: "Directional Routing in Transformers", section 2 (rules), sections 3, 4 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
-from pydantic import Field
 from torch import Tensor
 
-from engine.edits.controls import EditControls, only_those
-from engine.edits.plan import RoutePlan, Routers, plan_routes
+from engine.edits.family_controls import DirectionalFields
+from engine.edits.fits import directional_plan
+from engine.edits.plan import RoutePlan
 from engine.errors import UserError
+from engine.models.directional_config import DirectionalConfig, Pooling
 
-if TYPE_CHECKING:
-    from engine.models.directional import DirectionalConfig
-
-Pooling = Literal["sequence", "prefix"]
 OFF, NEUTRAL, FULL = 0.0, 0.5, 1.0
 """gate values of the interventions: nothing is removed, half of it, all of it"""
 
@@ -176,37 +172,12 @@ class Interventions:
         return gates
 
 
-class DirectionalControls(EditControls):
+class DirectionalControls(DirectionalFields):
     """What the page and the API may change of one trace.
 
     In an edit a step is a layer, a module below H·K a direction that is removed, the others the same direction left
     alone: banned, it is never removed (or never left alone); forced, always.
     """
-
-    FAMILY: ClassVar[str] = "directional"
-    EDITS: ClassVar[tuple[str, ...]] = ("ban", "force", "freeze")
-    WHY_NOT: ClassVar[dict[str, str]] = {
-        "swap": "a route is a gate for each direction; give another text's as the control gates",
-        "shuffle": "a layer decides for the whole text, so there are no tokens to deal decisions out to",
-        "top_k": "every gate acts, none is picked",
-        "bias": "a gate can be set by hand: give the control gate",
-    }
-
-    gate: float | None = Field(None, ge=0, le=1, description="Value of the gates: 0 routing off, 0.5 neutral, 1 full")
-    gate_layer: int | None = Field(None, ge=0, description="The layer whose gates take that value; unset: every layer")
-    gate_head: int | None = Field(None, ge=0, description="The head whose gates take it; unset: every head")
-    gate_direction: int | None = Field(None, ge=0, description="The direction whose gates take it; unset: every one")
-    knocked_out: tuple[tuple[int, int], ...] | None = Field(
-        None, description="Heads that add nothing, each as [layer, head]"
-    )
-    gates: tuple[tuple[tuple[float, ...], ...], ...] | None = Field(
-        None,
-        description="Gates of another input, by layer, head and direction, in place of this one's: what "
-        "GET /runs/{run}/gates gives of a sample or a label",
-    )
-    pooling: Pooling | None = Field(
-        None, description="What the routers read: the whole sequence, or only what stands before (causal)"
-    )
 
     def interventions(self, config: DirectionalConfig | None = None) -> Interventions:
         """The same as an intervention; ``config`` is needed to read edits (``freeze`` is the model's own business).
@@ -225,24 +196,9 @@ class DirectionalControls(EditControls):
             edits += gate_edits(self.plan(config), config)
         return Interventions(edits, self.knocked_out or (), _foreign(self.gates), pooling=self.pooling)
 
-
     def plan(self, config: DirectionalConfig) -> RoutePlan | None:
-        """What each layer does differently.
-
-        Raises:
-            UserError: edits that do not fit the model, a direction that could neither be removed nor left alone.
-        """
-        only_those(self.edits, "a layer decides for the whole text")
-        both = tuple(range(config.num_modules))
-        plan = plan_routes(self.edits, Routers((both,) * config.layers, config.top_k))
-        for layer, step in enumerate(plan.steps if plan else ()):
-            for module in sorted(step.banned if step else ()):
-                if module + config.top_k in step.banned:
-                    raise UserError(
-                        f"direction {module} of layer {layer} could neither be removed (module {module}) nor left "
-                        f"alone (module {module + config.top_k}); ban one of the two", field="edits",
-                    )  # fmt: skip
-        return plan
+        """What each layer does differently; UserError for edits that do not fit the model."""
+        return directional_plan(config, self.edits)
 
 
 def gate_edits(plan: RoutePlan | None, config: DirectionalConfig) -> tuple[GateEdit, ...]:

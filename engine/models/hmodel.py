@@ -27,14 +27,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.edits.controls import only_those
-from engine.edits.plan import RoutePlan, Routers, plan_routes
+from engine.edits.family_controls import HModelControls
+from engine.edits.fits import hmodel_plan
+from engine.edits.plan import RoutePlan
 from engine.errors import UserError
 from engine.models.blocks import Block
 from engine.models.family import Controls, RoutedModel, Traced
 from engine.models.hmodel_config import PRIMARY, HiddenLayerConfig, HModelConfig, InputName
 from engine.models.hmodel_controls import (
-    HModelControls,
     RouteSettings,
     edit_logits,
     given_connections,
@@ -219,10 +219,7 @@ class HModel(RoutedModel):
         Raises:
             UserError: edits that do not fit this model.
         """
-        edits = getattr(controls, "edits", None)
-        only_those(edits, "a layer sends to all positions")
-        layers = tuple(range(self.config.num_modules))
-        return plan_routes(edits, Routers((layers,) * self.config.iterations, self.must_leave))
+        return hmodel_plan(self.config, getattr(controls, "edits", None))
 
     def top_k_under(self, controls: Controls) -> int:
         """The chain has one layer a step; refuses edits that do not fit."""

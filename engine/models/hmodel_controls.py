@@ -8,43 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
-from pydantic import Field
 from torch import Tensor
 
-from engine.edits.controls import EditControls
 from engine.edits.plan import RoutePlan
 from engine.errors import UserError
 from engine.models.hmodel_config import HModelConfig
-
-
-class HModelControls(EditControls):
-    """The live controls: they replace the configuration's values for one call.
-
-    A step of an edit is the iteration at which the layer would run, the first being step 0: a banned layer is sent
-    nothing, a forced one everything, a bias moves the logit of the connection to it.
-    """
-
-    FAMILY: ClassVar[str] = "hmodel"
-    EDITS: ClassVar[tuple[str, ...]] = ("ban", "force", "bias")
-    WHY_NOT: ClassVar[dict[str, str]] = {
-        "swap": "a route is a matrix of weights here; give another sample's as the control connections",
-        "freeze": "a route is a matrix of weights here; give the unedited run's as the control connections",
-        "shuffle": "a layer sends to all others at once, so there are no single choices to deal out",
-        "top_k": "there is a control of that name",
-    }
-
-    alpha: float | None = Field(default=None, ge=0.01, le=10, description="α: small makes connections all or nothing")
-    alpha_rate: float | None = Field(default=None, ge=0.1, le=10, description="factor of α at every iteration")
-    top_k: int | None = Field(default=None, ge=1, description="connections kept of each layer's outgoing ones")
-    connections: tuple[tuple[tuple[float, ...], ...], ...] | None = Field(
-        default=None,
-        description="connections of another sample by iteration, source and target, in place of this one's: what "
-        "GET /runs/{run}/edges gives of a sample or a label",
-    )
 
 
 @dataclass(frozen=True)

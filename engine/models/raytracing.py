@@ -12,16 +12,15 @@ Source: "Ray-Tracing for Conditionally Activated Neural Networks", sections 2 an
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.edits.controls import EditControls
-from engine.edits.plan import Routers, plan_routes
+from engine.edits.family_controls import RayTracingControls
+from engine.edits.fits import raytracing_plan
 from engine.errors import UserError
 from engine.models.family import Controls, RoutedModel, Traced
 from engine.models.raytracing_relax import EXECUTIONS, RayTracingOutput
@@ -40,29 +39,6 @@ class FeatureExtractor(nn.Sequential):
             if i in config.conv_pools:
                 layers.append(nn.MaxPool2d(2))
         super().__init__(*layers, nn.Flatten())
-
-
-class RayTracingControls(EditControls):
-    """Where the relaxation of a trained network ends; with both, at one threshold step for every sample.
-
-    In an edit a step is a layer, a module a block of it; a banned block never fires.
-    """
-
-    FAMILY: ClassVar[str] = "raytracing"
-    EDITS: ClassVar[tuple[str, ...]] = ("ban",)
-    WHY_NOT: ClassVar[dict[str, str]] = {
-        "force": "a block below the threshold has nothing to send",
-        "swap": "a block fires when enough signal reaches it, nobody sends it there",
-        "freeze": "there is no router: a block fires when enough signal reaches it",
-        "shuffle": "an image is one token, so there are no decisions to deal out",
-        "top_k": "every block above the threshold fires; give theta_out or theta_steps",
-        "bias": "there is no choice that could be pushed; give theta_out or theta_steps",
-    }
-
-    theta_out: float | None = Field(
-        default=None, gt=0, le=1000, description="θ_out, the signal at the output at which a sample stops"
-    )
-    theta_steps: int | None = Field(default=None, ge=1, le=1000, description="most threshold steps")
 
 
 class OnFeatures(nn.Module):
@@ -274,19 +250,13 @@ class RayTracing(OnFeatures, RoutedModel):
         Raises:
             UserError: there is no such layer or block, or none would be left.
         """
-        blocks = tuple(range(self.config.blocks))
-        plan = plan_routes(getattr(controls, "edits", None), Routers((blocks,) * self.config.layers, self.must_leave))
+        plan = raytracing_plan(self.config, getattr(controls, "edits", None))
         if plan is None:
             return None
         banned = torch.zeros(self.config.layers, self.config.blocks, dtype=torch.bool, device=self.input_weight.device)
         for layer, step in enumerate(plan.steps):
             if step is not None:
                 banned[layer, sorted(step.banned)] = True
-        if banned.all():
-            raise UserError(
-                f"all {self.config.num_blocks} blocks are banned, so nothing could reach the output; ban fewer",
-                field="edits",
-            )
         return banned.flatten()
 
     def top_k_under(self, controls: Controls) -> int:

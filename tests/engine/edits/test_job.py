@@ -14,10 +14,13 @@ from engine.edits.job import RerouteJob
 from engine.edits.sweep import choices_of, module_rows, share_rows
 from engine.errors import UserError
 from engine.jobs import JobContext, find_kind, read_request
+from engine.jobs_trace import TraceJob
 from engine.store import Run
 from engine.trace import ModuleInfo
 from engine.tracing import load_model
 from tests.checkpoints import WORDS, save_tiny
+
+MODELS = Path(__file__).resolve().parents[3] / "data" / "models"
 
 
 @pytest.fixture(scope="module")
@@ -262,6 +265,62 @@ def test_what_only_the_data_folder_knows_is_refused_when_the_job_is_submitted(ho
         RerouteJob.start(request, home, context_of(home))
 
 
+FITS_NOT = {
+    "top-k needs 2": ("controls.edits", [{"edit": "ban", "modules": [0, 1, 2, 3, 4]}]),
+    "there is no step 9; this model has the steps 0 to 2": (
+        "controls.edits.0.step", [{"edit": "ban", "modules": [1], "step": 9}]),
+    "has no edit 'bann'": ("controls.edits", [{"edit": "bann", "modules": [1]}]),
+    "the list of edits is empty": ("controls.edits", []),
+    "is banned at step 1 and tokens are forced to it": (
+        "controls.edits", [{"edit": "ban", "modules": [2]}, {"edit": "force", "module": 2, "step": 1}]),
+    "every token is forced to module 2 and to module 3 at step 1": (
+        "controls.edits", [{"edit": "force", "module": 2}, {"edit": "force", "module": 3, "step": 1}]),
+    "token 4 is forced to module 2 and to module 3 at step 1": (
+        "controls.edits", [{"edit": "force", "module": 2, "step": 1, "tokens": [1, 4]},
+                           {"edit": "force", "module": 3, "step": 1, "tokens": [4, 5]}]),
+}
+
+
+@pytest.mark.parametrize("sentence", FITS_NOT)
+def test_edits_that_do_not_fit_are_refused_when_the_job_is_submitted(home, sentence):
+    """The context holds no models: config.json says enough."""
+    where, edits = FITS_NOT[sentence]
+    context = JobContext(home, (home / "models",))
+    with pytest.raises(UserError, match=sentence) as refused:
+        RerouteJob.check(request_of(controls={"edits": edits}), context)
+    assert refused.value.field == where
+    loaded = load_model("tiny", [home / "models"], device="cpu")
+    with pytest.raises(UserError, match=sentence):
+        loaded.with_controls({"edits": edits})  # what is refused is what would have failed
+    trace = read_request(TraceJob, {"model": "tiny", "data": "words.jsonl", "controls": {"edits": edits}})
+    with pytest.raises(UserError, match=sentence):
+        TraceJob.check(trace, context)
+
+
+def test_edits_of_another_family_are_refused_when_the_job_is_submitted(tmp_path):
+    """Over the shipped configurations: what fits is let through, an edit of another family is not."""
+    (tmp_path / "inbox").mkdir()
+    (tmp_path / "inbox" / "one.txt").write_text(WORDS)
+    context = JobContext(tmp_path, (MODELS,))
+    for model, other in {
+        "hmodel-languages": "shuffle", "dipaco-2x2": "freeze", "directional-text": "bias", "raytracing-digits": "force",
+    }.items():
+        data = "bundled:digits" if model.startswith("ray") else "one.txt"
+
+        def request(edit, model=model, data=data):
+            return request_of(model=model, data=data, controls={"edits": [edit]})
+
+        RerouteJob.check(request({"edit": "ban", "modules": [1], "step": 0}), context)
+        for edit, sentence in (({"edit": other, "module": 1}, f"has no edit '{other}'"),
+                               ({"edit": "ban", "modules": [1], "step": 99}, "there is no step 99")):
+            with pytest.raises(UserError, match=sentence) as refused:
+                RerouteJob.check(request(edit), context)
+            assert refused.value.field.startswith("controls.edits")
+    with pytest.raises(UserError, match="has no control 'zzz'") as refused:
+        RerouteJob.check(request_of(model="directional-text", data="one.txt", controls={"zzz": 1}), context)
+    assert refused.value.field == "controls.zzz"
+
+
 def test_the_run_of_another_job_is_not_taken_for_its_own(home, tmp_path, monkeypatch):
     """Two jobs that want one name: the first stops before its edited run is sealed, the second is quicker."""
     from engine.edits import job
@@ -287,5 +346,5 @@ def test_the_run_of_another_job_is_not_taken_for_its_own(home, tmp_path, monkeyp
 
 def test_the_queue_finds_the_kind_without_torch():
     assert find_kind("reroute") is RerouteJob
-    code = "import sys, engine.edits.job; sys.exit('torch' in sys.modules)"
+    code = "import sys, engine.edits.job, engine.edits.fits; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
