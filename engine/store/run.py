@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.analysis.tokens import module_units
 from engine.errors import UserError
-from engine.store import answers, effects, experts, queries, soft
+from engine.store import answers, effects, experts, queries, similar, soft
 from engine.store.checks import check_text
 from engine.store.errors import NoSuchThing
 from engine.store.export import BATCH_ROWS, FORMATS, TABLES, encode, export_query
@@ -196,6 +196,8 @@ class Run:
                 counter.add(*ribbons_of(self.layout, columns))
         return counter.num_tokens, counter.flow_arrays(), counter.usage_rows()
 
+    count = _count
+
     def paths(
         self,
         *,
@@ -372,6 +374,28 @@ class Run:
         if rows[0][0] is None:
             raise NoSuchThing(f"sample {sample} of run {self.run_id!r} has no image", field="sample")
         return bytes(rows[0][0])
+
+    def similar_samples(self, sample: int, *, limit: int = 12) -> dict[str, Any]:
+        """Samples whose tokens load the modules of each step most alike, nearest first."""
+        return similar.similar_samples(self, sample, limit)
+
+    def similar_tokens(
+        self, sample: int, token: int, *, limit: int = 8, each: int = 12, seed: int = 0
+    ) -> dict[str, Any]:
+        """The ribbons nearest to a token's by path distance, and tokens that take them."""
+        return similar.similar_tokens(self, sample, token, limit=limit, each=each, seed=seed)
+
+    def map(self, method: str = "pca", *, limit: int = 2000, thumbnails: bool = False) -> dict[str, Any]:
+        """Samples on the plane in which their path profiles differ most."""
+        return similar.map_of(self, method, limit=limit, thumbnails=thumbnails)
+
+    def compare(
+        self, other: Run, measure: str = "reuse", *, limit: int = 12, links: int = 200, points: int = 2000
+    ) -> dict[str, Any]:
+        """Run ``other`` beside this one over the samples that both have."""
+        from engine.store.compare import compare  # pandas, only for who asks
+
+        return compare(self, other, measure, limit=limit, links=links, points=points)
 
     def distribution(
         self, measure: str, per: str = "sample", bins: int = 40, label: str | None = None

@@ -1,0 +1,129 @@
+"""Which sample of one run is which sample of another: by source, checked by content; else by content; else by place."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.store import queries
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from engine.store.run import Run
+
+MOST_PICTURES = 256
+"""pairs whose pictures are looked at where their bytes differ"""
+SMALL_SIDE = 8
+SAME_PICTURE = 0.12
+"""mean difference of two small grey pictures, 0 … 1, up to which they are taken for one"""
+_COLUMNS = (
+    "sample, source, label, num_tokens, first_row, compute, reuse, loss, grid_rows, grid_cols, "
+    "left(text, 160) AS snippet, image IS NOT NULL AS has_image, "
+    "CASE WHEN text IS NOT NULL THEN md5(text) WHEN image IS NOT NULL THEN md5(image) END AS content"
+)
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Pairs of samples, one row each, in the order of the first run."""
+
+    pairs: pd.DataFrame
+    """columns as in ``_COLUMNS`` with the suffixes _a and _b"""
+    by: str | None
+    """source, content or place; None: nothing can be paired"""
+    only_a: int
+    only_b: int
+    different: int
+    """of the same source, but not the same content"""
+
+    @property
+    def whole(self) -> bool:
+        """Whether each sample of both runs has its partner."""
+        return not self.only_a and not self.only_b
+
+    def as_json(self) -> dict[str, Any]:
+        """The counts, and how the samples were paired in a sentence."""
+        return {
+            "by": self.by, "num": len(self.pairs), "only_a": self.only_a, "only_b": self.only_b,
+            "different": self.different,
+        }  # fmt: skip
+
+
+def match_samples(a: Run, b: Run) -> Matched:
+    """Pairs of the samples of two runs.
+
+    Samples of one source (of several, the k-th with the k-th) belong together where their texts, or pictures, are the
+    same; pictures of two models may be cut differently, so those that differ are compared small and grey. Where
+    sources are missing or have nothing in common, equal texts or pictures belong together. Where there is neither
+    source nor content, samples belong together by their place, if both runs are of one data set and all lengths agree.
+    """
+    left, right = (_samples(run) for run in (a, b))
+    for by in ("source", "content"):
+        if left[by].isna().any() or right[by].isna().any():
+            continue
+        pairs = _joined(left, right, by)
+        different = 0
+        if by == "source":
+            same = _same_content(a, b, pairs)
+            different, pairs = int((~same).sum()), pairs[same]
+        if len(pairs):
+            return _matched(pairs, left, right, by, different)
+    alike = a.row["dataset"] == b.row["dataset"] and a.row["split"] == b.row["split"]
+    blank = left["source"].isna().all() and left["content"].isna().all()
+    if alike and blank and len(left) == len(right) and (left["num_tokens"] == right["num_tokens"]).all():
+        pairs = left.add_suffix("_a").join(right.add_suffix("_b"))
+        return _matched(pairs, left, right, "place", 0)
+    return _matched(left.iloc[:0].add_suffix("_a").join(right.iloc[:0].add_suffix("_b")), left, right, None, 0)
+
+
+def _samples(run: Run) -> pd.DataFrame:
+    with run.cursor() as cursor:
+        return cursor.execute(f"SELECT {_COLUMNS} FROM sample ORDER BY sample").df()
+
+
+def _matched(pairs: pd.DataFrame, left: pd.DataFrame, right: pd.DataFrame, by: str | None, different: int) -> Matched:
+    pairs = pairs.sort_values("sample_a", kind="stable").reset_index(drop=True)
+    return Matched(pairs, by, len(left) - len(pairs), len(right) - len(pairs), different)
+
+
+def _joined(left: pd.DataFrame, right: pd.DataFrame, by: str) -> pd.DataFrame:
+    """The k-th sample of a key beside the k-th of the other run."""
+    sides = [
+        frame.assign(key=frame[by], place=frame.groupby(by).cumcount()).set_index(["key", "place"])
+        for frame in (left, right)
+    ]
+    return sides[0].add_suffix("_a").join(sides[1].add_suffix("_b"), how="inner").reset_index(drop=True)
+
+
+def _same_content(a: Run, b: Run, pairs: pd.DataFrame) -> np.ndarray:
+    """Whether each pair of one source shows the same; True where one side keeps neither text nor picture."""
+    same = (pairs["content_a"] == pairs["content_b"]) | pairs["content_a"].isna() | pairs["content_b"].isna()
+    same = same.to_numpy(dtype=bool, copy=True)
+    doubtful = np.flatnonzero(~same & pairs["has_image_a"].to_numpy(bool) & pairs["has_image_b"].to_numpy(bool))
+    if not len(doubtful):
+        return same
+    looked = doubtful[np.unique(np.linspace(0, len(doubtful) - 1, MOST_PICTURES).astype(int))]
+    small = [
+        _small_pictures(run, pairs[f"sample_{side}"].to_numpy()[looked].tolist())
+        for run, side in ((a, "a"), (b, "b"))
+    ]
+    alike = np.abs(small[0] - small[1]).mean(axis=(1, 2)) <= SAME_PICTURE
+    same[looked] = alike
+    if len(looked) < len(doubtful) and alike.all():  # one data set, cut in another way
+        same[doubtful] = True
+    return same
+
+
+def _small_pictures(run: Run, numbers: list[int]) -> np.ndarray:
+    """(n, 8, 8) grey values in [0, 1] of these samples, in their order."""
+    from PIL import Image
+
+    found = {}
+    for number, png in run.rows(queries.some_samples(sorted(set(numbers)), "sample, image")):
+        picture = Image.open(io.BytesIO(png), formats=["PNG"]).convert("L")
+        found[number] = np.asarray(picture.resize((SMALL_SIDE, SMALL_SIDE), Image.Resampling.BOX)) / 255
+    return np.stack([found[number] for number in numbers])

@@ -1,0 +1,286 @@
+"""Samples with a similar path profile, tokens on similar ribbons, and the map of samples.
+
+Rows of ``path`` are compared, not tokens: what a token shares with others is worked out once for its path.
+
+Shapes: n samples, P paths, S steps, K slots, D = S·M length of a profile.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.analysis.maps import pca
+from engine.analysis.similar import nearest, profile_distance, profiles, ribbon_distance
+from engine.errors import UserError
+from engine.store import queries
+from engine.store.errors import NoSuchThing
+from engine.store.filters import Query, check_page
+from engine.store.hydrate import nested_ribbon, open_picture, sample_answer
+from engine.store.samples import path_examples
+
+if TYPE_CHECKING:
+    from engine.store.run import Run
+
+MOST_SIMILAR = 200
+MOST_PATHS = 50
+MOST_EACH = 60
+CHUNK_CELLS = 1 << 23
+"""cells of a piece of the profiles: 64 MB while it is counted"""
+MAPPED_CELLS = 1 << 25
+MOST_MAPPED = 5000
+MOST_THUMBNAILS = 600
+THUMBNAIL_SIDE = 48
+CHUNK_PATHS = 65_536
+
+
+def similar_samples(run: Run, sample: int, limit: int = 12) -> dict[str, Any]:
+    """The samples whose tokens load the modules of each step most like this one's, nearest first.
+
+    Distance: Hellinger, root mean square over steps, 0 … 1 (``engine.analysis.similar``); of equal ones the earlier.
+
+    Raises:
+        NoSuchThing: the run has no such sample.
+        UserError: the run has one sample only.
+    """
+    check_page(limit, 0, MOST_SIMILAR)
+    num_samples = int(run.row["num_samples"])
+    if not 0 <= sample < num_samples:
+        raise run.no_sample(sample)
+    if num_samples < 2:
+        raise UserError(f"run {run.run_id!r} has one sample: there is none to compare it with", field="sample")
+    ((own,),) = [list(piece) for _, piece in _profiles(run, np.array([sample]))]
+    distance = np.empty(num_samples)
+    for numbers, piece in _profiles(run, np.arange(num_samples)):
+        distance[numbers] = profile_distance(own, piece)
+    distance[sample] = np.inf
+    chosen = nearest(distance, min(limit, num_samples - 1))
+    head = {row[0]: sample_answer(row) for row in run.rows(_some_heads(chosen.tolist()))}
+    others = np.delete(distance, sample)
+    return {
+        "run": run.run_id,
+        "sample": sample,
+        "of_samples": num_samples,
+        "median_distance": float(np.median(others)),
+        "num_identical": int((others == 0).sum()),
+        "similar": [head[number] | {"distance": float(distance[number])} for number in chosen.tolist()],
+    }
+
+
+def similar_tokens(run: Run, sample: int, token: int, *, limit: int = 8, each: int = 12, seed: int = 0
+                   ) -> dict[str, Any]:  # fmt: skip
+    """The ribbons nearest to a token's by path distance, its own first, and tokens that take them.
+
+    Exact over all distinct paths; of equally near ones the more frequent first. ``apart`` counts paths and tokens at
+    each distance, ``each`` tokens are drawn of every listed path.
+
+    Raises:
+        NoSuchThing: the run has no such sample or token.
+    """
+    check_page(limit, 0, MOST_PATHS)
+    if not 1 <= each <= MOST_EACH:
+        raise UserError(f"each is {each}, it should be 1 to {MOST_EACH}", field="each")
+    layout = run.layout
+    own = _ribbon_of(run, sample, token)
+    own_SK = own.reshape(layout.num_steps, layout.top_k)
+    distances, ranks, counts = [], [], []
+    for rank_P, count_P, ribbons_PV in _paths(run):
+        distances.append(ribbon_distance(own_SK, ribbons_PV.reshape(len(rank_P), *own_SK.shape)))
+        ranks.append(rank_P)
+        counts.append(count_P)
+    distance, rank, count = (np.concatenate(parts) for parts in (distances, ranks, counts))
+    chosen = nearest(distance, limit)  # rows come in the order of rank
+    found = []
+    for place in chosen.tolist():
+        examples = path_examples(run, int(rank[place]), each, seed)
+        there_SK = np.array(examples["ribbon"])
+        differs = ~np.array([set(one) == set(other) for one, other in zip(own_SK.tolist(), there_SK.tolist(),
+                                                                          strict=True)])  # fmt: skip
+        examples["examples"] = [
+            one for one in examples["examples"] if (one["sample"], one["token"]) != (sample, token)
+        ]
+        del examples["run"]
+        found.append(
+            examples | {"distance": float(distance[place] / layout.top_k), "differs": np.flatnonzero(differs).tolist()}
+        )
+    steps = np.unique(distance)
+    return {
+        "run": run.run_id,
+        "sample": sample,
+        "token": token,
+        "ribbon": nested_ribbon(own.tolist(), layout),
+        "rank": int(rank[distance == 0][0]),
+        "num_paths": len(rank),
+        "apart": [
+            {"distance": float(one / layout.top_k), "num_paths": int((distance == one).sum()),
+             "num_tokens": int(count[distance == one].sum()) - int(one == 0)}
+            for one in steps.tolist()
+        ],
+        "paths": found,
+    }  # fmt: skip
+
+
+def map_of(run: Run, method: str = "pca", *, limit: int = 2000, thumbnails: bool = False) -> dict[str, Any]:
+    """Samples on the plane in which their path profiles differ most, with the share that each axis explains.
+
+    At most ``limit`` samples, an even draw; with ``thumbnails`` small pictures of up to 600 of them, as data URIs.
+
+    Raises:
+        UserError: another method than ``pca`` (t-SNE takes long: it is a job), one sample, or all profiles alike.
+    """
+    if method != "pca":
+        known = " (t-SNE takes a while: POST /jobs with the kind `map`)" if method.casefold() in ("tsne", "t-sne") \
+            else ""  # fmt: skip
+        raise UserError(f"method is {method[:40]!r}, it should be pca{known}", field="method")
+    numbers, values = mapped_profiles(run, limit)
+    plane = pca(values)
+    return map_answer(
+        run, "pca", numbers, plane.points, thumbnails=thumbnails, explained=list(plane.explained)
+    )  # fmt: skip
+
+
+def mapped_profiles(run: Run, limit: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers (n,) and profiles (n, D) of at most ``limit`` samples of a run, drawn evenly where there are more.
+
+    Raises:
+        UserError: fewer than three samples, or all of them alike: there is nothing to draw.
+    """
+    check_page(limit, 0, MOST_MAPPED)
+    num_samples, width = int(run.row["num_samples"]), run.layout.num_steps * run.layout.num_modules
+    if num_samples < 3:
+        raise UserError(
+            f"run {run.run_id!r} has {num_samples} {'sample' if num_samples == 1 else 'samples'}: a map needs three",
+            field="run",
+        )
+    most = max(3, min(limit, MAPPED_CELLS // width))
+    numbers = np.arange(num_samples)
+    if num_samples > most:
+        numbers = np.sort(np.random.default_rng(seed).choice(num_samples, most, replace=False))
+    values = np.concatenate([piece for _, piece in _profiles(run, numbers)])
+    if np.ptp(values, axis=0).max() < 1e-6:
+        raise UserError(
+            f"all samples of run {run.run_id!r} load the same modules equally, so a map would be one point", field="run"
+        )
+    return numbers, values
+
+
+def map_answer(
+    run: Run, method: str, numbers: np.ndarray, points: np.ndarray, *, thumbnails: bool, **more: Any
+) -> dict[str, Any]:
+    """A map as the API gives it: one point a sample with its label, snippet and, where wanted, thumbnail."""
+    heads = {row[0]: sample_answer(row) for row in run.rows(_some_heads(numbers.tolist()))}
+    pictures = _thumbnails(run, numbers) if thumbnails else {}
+    names = ("label", "prediction", "snippet", "source", "compute", "reuse", "has_image")
+    return {
+        "run": run.run_id,
+        "method": method,
+        "num_samples": len(numbers),
+        "of_samples": int(run.row["num_samples"]),
+        "explained": None,
+        **more,
+        "points": [
+            {"sample": number, "x": float(x), "y": float(y), **{name: heads[number][name] for name in names},
+             "thumbnail": pictures.get(number)}
+            for number, (x, y) in zip(numbers.tolist(), points.tolist(), strict=True)
+        ],
+    }  # fmt: skip
+
+
+def _thumbnails(run: Run, numbers: np.ndarray) -> dict[int, str]:
+    """Small pictures by sample, as data URIs; an even draw of at most ``MOST_THUMBNAILS``."""
+    places = np.unique(np.linspace(0, len(numbers) - 1, MOST_THUMBNAILS).astype(int))
+    found = {}
+    for number, png in run.rows(queries.some_samples(numbers[places].tolist(), "sample, image")):
+        if png is None:
+            continue
+        picture = open_picture(png)
+        picture.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+        buffer = io.BytesIO()
+        picture.save(buffer, format="WEBP", quality=60)
+        found[number] = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    return found
+
+
+def _profiles(run: Run, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Profiles of these samples (rising), piece by piece: their numbers and (n, D) float32."""
+    layout = run.layout
+    width = layout.num_steps * layout.num_modules
+    size = max(1, CHUNK_CELLS // width)
+    for start in range(0, len(numbers), size):
+        piece = numbers[start : start + size]
+        first, last = int(piece[0]), int(piece[-1])
+        only = "" if last - first + 1 == len(piece) else " AND sample IN (SELECT unnest(?::INTEGER[]))"
+        columns = run.arrays(
+            Query(
+                "SELECT sample, path_id, count(*) AS count FROM token WHERE sample BETWEEN ? AND ?"
+                f"{only} GROUP BY sample, path_id",
+                (first, last, piece.tolist()) if only else (first, last),
+            )
+        )
+        path_P, place_R = np.unique(columns["path_id"], return_inverse=True)
+        ribbons_PV = _ribbons(run, path_P)
+        place_R = place_R.reshape(-1)
+        sample_R = np.searchsorted(piece, columns["sample"])
+        counts = profiles(
+            sample_R, columns["count"].astype(np.int64), ribbons_PV[place_R], num_samples=len(piece),
+            num_steps=layout.num_steps, num_modules=layout.num_modules,
+        )  # fmt: skip
+        yield piece, counts
+
+
+def _ribbons(run: Run, path_ids: np.ndarray) -> np.ndarray:
+    """(P, V) ribbons of these paths (rising ids)."""
+    few = len(path_ids) * 4 < run.row["num_paths"]
+    only = " WHERE path_id IN (SELECT unnest(?::INTEGER[]))" if few else ""
+    query = Query(f"SELECT path_id, ribbon FROM path{only}", (path_ids.tolist(),) if few else ())
+    table = np.empty((len(path_ids), run.layout.visits), dtype=run.layout.id_dtype)
+    for columns, ribbons in _with_ribbons(run, query):
+        place = np.searchsorted(path_ids, columns["path_id"])
+        known = (place < len(path_ids)) & (path_ids[np.minimum(place, len(path_ids) - 1)] == columns["path_id"])
+        table[place[known]] = ribbons[known]
+    return table
+
+
+def _paths(run: Run) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """rank, count and ribbon (P, V) of all paths in the order of rank, piece by piece."""
+    for columns, ribbons in _with_ribbons(run, Query("SELECT rank, count, ribbon FROM path ORDER BY rank")):
+        yield columns["rank"].astype(np.int64), columns["count"].astype(np.int64), ribbons
+
+
+def _with_ribbons(run: Run, query: Query) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
+    """Rows of ``path`` with their lists as one array, without a Python object for each of them."""
+    with run.cursor() as cursor:
+        for batch in cursor.execute(query.sql, list(query.parameters)).to_arrow_reader(CHUNK_PATHS):
+            if not batch.num_rows:
+                continue
+            columns = {name: batch.column(name).to_numpy(zero_copy_only=False)
+                       for name in batch.schema.names if name != "ribbon"}  # fmt: skip
+            flat = batch.column("ribbon").flatten().to_numpy(zero_copy_only=False)
+            yield columns, flat.reshape(batch.num_rows, run.layout.visits)
+
+
+def _ribbon_of(run: Run, sample: int, token: int) -> np.ndarray:
+    """(V,) the ribbon of one token."""
+    rows = run.rows(queries.one_sample(sample)) if 0 <= sample < 2**31 else []
+    if not rows:
+        raise run.no_sample(sample)
+    ((num_tokens, first_row),) = run.rows(Query("SELECT num_tokens, first_row FROM sample WHERE sample = ?", (sample,)))
+    if not 0 <= token < num_tokens:
+        raise NoSuchThing(
+            f"sample {sample} of run {run.run_id!r} has the tokens 0 to {num_tokens - 1}, not {token}", field="token"
+        )
+    ((ribbon,),) = run.rows(
+        Query("SELECT ribbon FROM path JOIN token USING (path_id) WHERE token.rowid = ?", (first_row + token,))
+    )
+    return np.array(ribbon, dtype=np.int64)
+
+
+def _some_heads(numbers: list[int]) -> Query:
+    """The rows of ``queries.sample_page`` of these samples."""
+    page = queries.sample_page(Query("sample IN (SELECT unnest(?::INTEGER[]))", (numbers,)), "sample", False,
+                               max(1, len(numbers)), 0)  # fmt: skip
+    return page
