@@ -6,9 +6,11 @@ Settings come from the environment and the settings file, so that no secret stan
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
+import threading
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -18,6 +20,8 @@ from backend.settings import Settings, load_settings
 from engine.errors import UserError
 
 GRACE_SECONDS = 5
+LATER = ("engine.analysis.power_law", "PIL.Image")
+"""what the API's answers need now and then; loaded while nobody waits, else the first reader does (SciPy: 0.5 s)"""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
@@ -51,6 +55,12 @@ def make_app(role: str, settings: Settings) -> tuple[ASGIApp, str, int]:
     return create_app(settings), settings.host, settings.port
 
 
+def load() -> None:
+    """Import what later answers need."""
+    for name in LATER:
+        importlib.import_module(name)
+
+
 def main(arguments: list[str]) -> int:
     """Serve until told to stop; 2 for wrong settings, with one line on stderr."""
     if arguments not in (["api"], ["worker"]):
@@ -65,6 +75,8 @@ def main(arguments: list[str]) -> int:
         print(f"tokenpaths: {error}", file=sys.stderr)
         return 2
     server = server_of(app, host, port)
+    if arguments == ["api"]:
+        threading.Thread(target=load, name="loading", daemon=True).start()
     try:
         server.run()
     except KeyboardInterrupt:
