@@ -14,12 +14,12 @@ from frontend.selection import Selection
 USES = {
     "runs": ("q",),
     "try": ("run", "sample", "token", "paths", "through"),
-    "flow": ("run", "label", "steps", "through", "paths"),
+    "flow": ("run", "label", "other", "steps", "through", "paths"),
     "paths": ("run", "label", "through", "paths"),
     "sample": ("run", "label", "q", "through", "paths", "sample", "token"),
     "compute": ("run", "label"),
     "modules": ("run", "label", "through"),
-    "family": ("run", "label", "sample"),
+    "family": ("run", "label", "other", "sample"),
     "dream": ("run", "label", "q", "sample", "token", "job"),
     "detour": ("run", "label", "sample", "token", "through", "job"),
     "jobs": ("job",),
@@ -49,6 +49,8 @@ def chips(selection: Selection) -> list[Chip]:
         add("run", f"run: {selection.run}", run=None)
     if selection.label is not None:
         add("label", f"label: {selection.label}", label=None)
+    if selection.other is not None:
+        add("other", "beside all labels" if selection.other == "*" else f"beside: {selection.other}", other=None)
     if selection.q is not None:
         add("q", f"contains “{selection.q}”", q=None)
     if selection.steps:

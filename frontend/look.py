@@ -27,7 +27,8 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
 .st-key-chips button, .st-key-views button { min-height: 1.9rem; }
 .st-key-chips button { border-radius: 999px; padding: 0 .7rem; }
 .st-key-views [role="radiogroup"] { flex-wrap: wrap !important; row-gap: 2px; }
-.st-key-cards [data-testid="stColumn"] > div > [data-testid="stLayoutWrapper"] > div { padding: .35rem .8rem !important; gap: .1rem !important; }
+.st-key-cards [data-testid="stColumn"] > div > [data-testid="stLayoutWrapper"] > div {
+  padding: .35rem .8rem !important; gap: .1rem !important; }
 .st-key-cards button { min-height: 1.6rem; padding-block: 0; }
 .st-key-controls > div { min-width: 150px; flex: 1 1 160px; }
 .st-key-controls > div:has(.st-key-sample_picker) { min-width: min(100%, 330px) !important; }
@@ -45,6 +46,10 @@ HELP = {
         "Circle area ∝ tokens of the module at the step. Ribbon width ∝ flow (step, module) → (step+1, module): the "
         "number of tokens that go that way; with K > 1 each of the K² pairs counts 1/K², so that a step's links "
         "always sum to the number of tokens."
+    ),
+    "contrast": (
+        "Δ of a module at a step = f(A) − f(B), f = share of the tokens of a label that visit it. Of a link likewise: "
+        "the share of tokens that go that way. 0 = both alike."
     ),
     "paths": (
         "Path of a token: the modules it took, step by step. Rank 1 is the most frequent path of the run, ties in "

@@ -21,7 +21,7 @@ from frontend.charts.flow import (
 )
 from frontend.charts.layout import MOST_LINKS, flow_layout
 from frontend.selection import Selection, to_query
-from frontend.views import common
+from frontend.views import common, flow_beside
 
 MANY_STEPS = 32
 MERGE_STEPS = [0.0, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0]
@@ -33,6 +33,9 @@ def draw(selection: Selection) -> None:
     if run is None:
         return
     _controls(run, selection)
+    if selection.other is not None:
+        flow_beside.draw(run, selection)
+        return
     flow = look.client().flow(run["run"], **common.flow_question(run, selection, limit=MOST_LINKS))
     look.heading("Where do tokens go?", _words(run, flow), "flow")
     if not flow["num_tokens"]:
@@ -62,6 +65,7 @@ def _controls(run: Mapping[str, Any], selection: Selection) -> None:
     with look.controls():
         common.run_picker(run)
         common.label_picker(run, selection)
+        flow_beside.picker(run, selection)
         _step_pickers(run, selection)
         address.bound(
             st.select_slider,

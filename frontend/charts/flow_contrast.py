@@ -1,0 +1,158 @@
+"""Where do tokens of one kind go, and those of another? The flow picture of a difference, zero in the middle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import altair as alt
+
+from frontend.charts import numbers
+from frontend.charts.flow import _domain, _labels, _step_axis
+from frontend.charts.frame import finish, rows, tip, titled
+from frontend.charts.layout import OTHER, flow_layout, ribbon_outline
+from frontend.charts.palette import Theme, diverging_scale, theme_named
+
+
+def flow_contrast(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Two answers of ``/flow`` over the same steps and modules as one difference of shares.
+
+    ``{num_tokens: [first, second], steps, nodes, links}``; of each node and link ``before`` is the share of the
+    second's tokens and ``after`` that of the first's: ``change`` = after − before in [−1, 1], more than 0 where the
+    first go more often. A link that one of the two answers has cut off counts as 0 there.
+    """
+    pair = (second, first)
+    nodes: dict[tuple[int, int], dict[str, Any]] = {}
+    links: dict[tuple[int, int, int], dict[str, Any]] = {}
+    for name, flow in zip(("before", "after"), pair, strict=True):
+        total = float(flow.get("num_tokens") or 0) or 1.0
+        for node in flow.get("nodes") or []:
+            key = (int(node["step"]), int(node["module"]))
+            kept = {"step": key[0], "module": key[1], "name": node.get("name"), "kind": node.get("kind")}
+            nodes.setdefault(key, {**kept, "before": 0.0, "after": 0.0})[name] = float(node["count"]) / total
+        for link in flow.get("links") or []:
+            of = (int(link["step"]), int(link["source"]), int(link["target"]))
+            kept = dict(zip(("step", "source", "target"), of, strict=True))
+            links.setdefault(of, {**kept, "before": 0.0, "after": 0.0})[name] = float(link["count"]) / total
+    for row in (*nodes.values(), *links.values()):
+        row["change"] = row["after"] - row["before"]
+    return {
+        "num_tokens": [first.get("num_tokens"), second.get("num_tokens")],
+        "steps": sorted({int(s) for flow in pair for s in flow.get("steps") or []}),
+        "own_modules": bool(first.get("own_modules")),
+        "nodes": [nodes[key] for key in sorted(nodes)],
+        "links": sorted(links.values(), key=lambda row: -abs(row["change"])),
+    }
+
+
+def contrast_words(contrast: Mapping[str, Any], first: str, second: str) -> str:
+    """The largest difference at one module, as a sentence."""
+    most = max(contrast["nodes"], key=lambda row: abs(row["change"]), default=None)
+    if most is None or abs(most["change"]) < 0.0005:
+        return f"{first} and {second} visit the same modules at every step."
+    what = "skip it" if most["kind"] == "identity" else f"visit module {most['module']}"
+    return (
+        f"They differ most at step {most['step']}: {numbers.percent(most['after'])} of the tokens of {first} {what}, "
+        f"{numbers.percent(most['before'])} of those of {second}."
+    )
+
+
+def flow_contrast_chart(
+    contrast: Mapping[str, Any],
+    *,
+    names: tuple[str, str] = ("first", "second"),
+    theme: str | Theme = "light",
+    title: str | None = "Where do they part?",
+    most_links: int = 150,
+) -> alt.LayerChart:
+    """Draw an answer of ``flow_contrast``: circles sized by the mean of both shares, ribbons by how much they differ,
+    both coloured by the difference."""
+    look = theme_named(theme)
+    drawn = {
+        "num_tokens": 1.0, "steps": contrast["steps"], "own_modules": contrast.get("own_modules"),
+        "nodes": [{**n, "count": (n["before"] + n["after"]) / 2} for n in contrast["nodes"]],
+        "links": [{**k, "count": abs(k["change"])} for k in contrast["links"]],
+    }  # fmt: skip
+    layout = flow_layout(drawn, most_links=most_links)
+    node_of = {(n["step"], n["module"]): n for n in contrast["nodes"]}
+    link_of = {(k["step"], k["source"], k["target"]): k for k in contrast["links"]}
+    most = max((abs(row["change"]) for row in (*contrast["nodes"], *contrast["links"])), default=0.0) or 1.0
+    x = alt.X("x:Q", scale=alt.Scale(domain=_domain(layout), nice=False, zero=False), axis=_step_axis(layout))
+    y = alt.Y("y:Q", scale=alt.Scale(domain=[layout.height, 0], nice=False, zero=False), axis=None)
+
+    def told(row: Mapping[str, Any]) -> dict[str, str]:
+        sign = "+" if row["change"] > 0 else ""
+        return {
+            "after": numbers.percent(row["after"]), "before": numbers.percent(row["before"]),
+            "by": f"{sign}{numbers.number(100 * row['change'])} points",
+        }  # fmt: skip
+
+    ribbons = [
+        {
+            "x": link.step, "y": round(link.y0, 2), "outline": ribbon_outline(link), "change": row["change"],
+            "from": f"{link.step}.{link.source}", "to": f"{link.step + 1}.{link.target}", **told(row),
+        }
+        for link in reversed(layout.links)
+        for row in [link_of[link.step, link.source, link.target]]
+    ]  # fmt: skip
+    first, last = _domain(layout)
+    shape = alt.ExprRef(
+        f"replace(replace(datum.outline, regexp('a', 'g'), {0.5 / (last - first):.6f} * width), "
+        f"regexp('b', 'g'), {1 / (last - first):.6f} * width)"
+    )
+    scale = diverging_scale(most, look, middle=look.identity)
+    legend = alt.Legend(
+        title=f"less often ← {names[0]} → more often", orient="bottom",
+        labelExpr="datum.value === 0 ? 'alike' : format(datum.value, '+.0%')", gradientLength=200,
+        gradientThickness=10, titleLimit=420, values=[-most, 0, most],
+    )  # fmt: skip
+    colour = alt.Color("change:Q", scale=scale, legend=legend)
+    columns = {f"tokens of {names[0]}": "after", f"tokens of {names[1]}": "before", "difference": "by"}
+    flows = (
+        alt.Chart(rows(ribbons))
+        # Size 4: an outline is drawn at half the square root of it.
+        .mark_point(filled=True, size=4, shape=shape, strokeWidth=0, opacity=0.75,
+                    tooltip=tip({"from step.module": "from", "to step.module": "to", **columns}))
+        .encode(x=x, y=y, color=colour)
+    )  # fmt: skip
+    dots = [
+        {
+            "x": n.step, "y": n.y, "count": n.count, "change": row["change"], "module": n.module, "name": n.name,
+            "words": f"step {n.step}, module {n.module}: {told(row)['after']} of {names[0]}, "
+            f"{told(row)['before']} of {names[1]}", **told(row),
+        }
+        for n in layout.nodes
+        if n.count > 0 and n.module != OTHER
+        for row in [node_of[n.step, n.module]]
+    ]  # fmt: skip
+    span = max(1, (layout.steps[-1] - layout.steps[0]) if layout.steps else 1)
+    limit = alt.ExprRef(f"pow(min({2 * layout.radius:.2f}, 0.8 * width / {span + 0.9}), 2)")
+    circles = (
+        alt.Chart(rows(dots))
+        .mark_circle(opacity=1, strokeWidth=1, stroke=look.background,
+                     tooltip=tip({"step": "x", "module": "module", "name": "name", **columns}))
+        .encode(
+            x=x, y=y, color=colour, description="words:N",
+            size=alt.Size("count:Q", legend=None, scale=alt.Scale(
+                type="linear", domain=[0, layout.largest], range=[0, limit], nice=False)),
+        )
+    )  # fmt: skip
+    chart = alt.layer(_labels(layout, look, x, y), flows, circles).properties(width="container", height=layout.height)
+    return finish(titled(chart, look, title, colour_words(*names)), look)
+
+
+def colour_words(first: str, second: str) -> str:
+    """What colours, areas and widths of the picture mean."""
+    return (
+        f"Rose: tokens of {first} go there more often than those of {second}; blue: less often. Circle area: the mean "
+        "of both shares; ribbon width: the difference."
+    )
+
+
+def contrast_rows(contrast: Mapping[str, Any], names: tuple[str, str], what: str) -> list[dict[str, Any]]:
+    """The numbers behind it: ``what`` is nodes or links."""
+    keys = ("step", "module", "name") if what == "nodes" else ("step", "source", "target")
+    return [
+        {**{key: row[key] for key in keys}, names[0]: row["after"], names[1]: row["before"], "change": row["change"]}
+        for row in contrast[what]
+    ]

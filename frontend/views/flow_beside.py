@@ -1,0 +1,79 @@
+"""Two labels on the Flow view: side by side, and as a difference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from frontend import address, look
+from frontend.charts.flow import flow_chart
+from frontend.charts.flow_contrast import (
+    colour_words,
+    contrast_rows,
+    contrast_words,
+    flow_contrast,
+    flow_contrast_chart,
+)
+from frontend.charts.layout import MOST_LINKS
+from frontend.selection import Selection
+from frontend.views import common
+
+ALL = "*"
+"""in the address: beside all labels together"""
+
+
+def picker(run: Mapping[str, Any], selection: Selection) -> None:
+    """A second label, or all of them, to look at beside the first."""
+    labels = [row["label"] for row in run["labels"] if row["label"] is not None]
+    if len(labels) < 2:
+        return
+    options = ["", ALL, *labels]
+    if selection.other is not None and selection.other not in options:
+        options.append(selection.other)
+    address.bound(
+        st.selectbox,
+        "other",
+        "Beside",
+        selection.other or "",
+        options,
+        format_func=lambda label: {"": "nothing", ALL: "all labels"}.get(label, label),
+        read=lambda label: label or None,
+        help="A second label: both flows side by side, and where they differ.",
+    )
+
+
+def draw(run: Mapping[str, Any], selection: Selection) -> None:
+    """Both flows and their difference."""
+    other = None if selection.other == ALL else selection.other
+    if other == selection.label:
+        look.heading("Where do they part?", "")
+        look.empty(f"Both sides are {_name(other)}.", "Choose another label, or nothing, under *Beside*.")
+        return
+    names = (_name(selection.label), _name(other))
+    sides = (selection, selection.change(label=other))
+    flows = [look.client().flow(run["run"], **common.flow_question(run, s, limit=MOST_LINKS)) for s in sides]
+    empty = [name for name, flow in zip(names, flows, strict=True) if not flow["num_tokens"]]
+    if empty:
+        look.heading("Where do they part?", "")
+        look.empty(f"No token of {' or of '.join(empty)} passes all of these filters.", "Let go of a chip above.")
+        return
+    contrast = flow_contrast(*flows)
+    look.heading("Where do they part?", look.plain(contrast_words(contrast, *names)), "contrast")
+    look.chart(flow_contrast_chart(contrast, names=names, theme=look.theme(), title=None))
+    st.caption(look.plain(colour_words(*names)))
+    if any(flow["other"] for flow in flows):
+        st.caption(f"Only the {MOST_LINKS} largest flows of each side are compared.")
+    for column, name, flow in zip(st.columns(2, gap="medium"), names, flows, strict=True):
+        with column:
+            st.subheader(look.plain(f"{name}: {flow['num_tokens']:,} tokens"), anchor=False, help=look.HELP["flow"])
+            look.chart(flow_chart(flow, theme=look.theme(), title=None, interactive=False))
+    percent = st.column_config.NumberColumn(format="percent")
+    columns = {names[0]: percent, names[1]: percent, "change": percent}
+    look.numbers_behind(contrast_rows(contrast, names, "nodes"), "circles", **columns)
+    look.numbers_behind(contrast_rows(contrast, names, "links"), "ribbons", **columns)
+
+
+def _name(label: str | None) -> str:
+    return "all labels" if label is None else label

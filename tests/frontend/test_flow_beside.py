@@ -1,0 +1,54 @@
+"""Two labels side by side: the difference by hand, and the page."""
+
+from __future__ import annotations
+
+import pytest
+
+from frontend.charts.flow_contrast import contrast_rows, contrast_words, flow_contrast, flow_contrast_chart
+from tests.frontend.test_pages import api, show, words  # noqa: F401 (fixtures)
+
+
+def flow(num_tokens: int, stay: float, cross: float) -> dict:
+    """One step of two modules: ``stay`` tokens go 0 → 0, ``cross`` 0 → 1."""
+    nodes = [(0, 0, stay + cross), (0, 1, 0.0), (1, 0, stay), (1, 1, cross)]
+    links = [(0, 0, 0, stay), (0, 0, 1, cross)]
+    return {
+        "num_tokens": num_tokens, "steps": [0, 1], "own_modules": False, "other": [],
+        "nodes": [{"step": s, "module": m, "name": f"block {m}", "kind": "mlp", "count": c} for s, m, c in nodes],
+        "links": [{"step": s, "source": a, "target": b, "count": c} for s, a, b, c in links if c],
+    }  # fmt: skip
+
+
+def test_the_difference_is_of_shares_by_hand():
+    made = flow_contrast(flow(10, 8, 2), flow(100, 50, 50))
+    at = {(n["step"], n["module"]): (n["after"], n["before"], n["change"]) for n in made["nodes"]}
+    assert at[1, 0] == pytest.approx((0.8, 0.5, 0.3))
+    assert at[1, 1] == pytest.approx((0.2, 0.5, -0.3))
+    assert at[0, 0][2] == pytest.approx(0.0)
+    assert {(k["source"], k["target"]): round(k["change"], 6) for k in made["links"]} == {(0, 0): 0.3, (0, 1): -0.3}
+    assert contrast_words(made, "cats", "dogs").startswith("They differ most at step 1: 80.0 % of the tokens of cats")
+    assert [set(row) >= {"cats", "dogs", "change"} for row in contrast_rows(made, ("cats", "dogs"), "links")]
+
+
+def test_a_flow_that_only_one_has_counts_from_nothing():
+    made = flow_contrast(flow(10, 10, 0), flow(10, 0, 10))
+    assert sorted(k["change"] for k in made["links"]) == [-1.0, 1.0]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_equal_flows_are_drawn_without_a_scale_of_nothing(theme):
+    made = flow_contrast(flow(10, 8, 2), flow(10, 8, 2))
+    assert "same modules" in contrast_words(made, "a", "b")
+    text = flow_contrast_chart(made, theme=theme).to_json()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+
+
+def test_the_page_shows_both_and_says_when_it_cannot(show):  # noqa: F811
+    page = show(view="flow", run="pictures")
+    labels = [label for label in page.selectbox("in_label").options if label != "all labels"]
+    page = show(view="flow", run="pictures", label=labels[0], other=labels[1])
+    told = [caption.value for caption in page.caption]
+    assert any("differ most" in text or "same modules" in text for text in told)
+    assert len(page.subheader) >= 2
+    assert "Both sides" in words(show(view="flow", run="pictures", label=labels[0], other=labels[0]))
