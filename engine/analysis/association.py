@@ -18,6 +18,9 @@ class Association:
     nmi: float
     null_mean: float
     null_std: float
+    null_low: float
+    """95 % of the shuffles lie between this and ``null_high``"""
+    null_high: float
     p_value: float
     shuffles: int
     num_tokens: int
@@ -89,6 +92,8 @@ def association(
         nmi=observed,
         null_mean=float(null.mean()) if shuffles else 0.0,
         null_std=float(null.std()) if shuffles else 0.0,
+        null_low=float(np.quantile(null, 0.025)) if shuffles else 0.0,
+        null_high=float(np.quantile(null, 0.975)) if shuffles else 0.0,
         p_value=(1 + at_least) / (1 + shuffles),
         shuffles=shuffles,
         num_tokens=len(paths),

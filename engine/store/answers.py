@@ -230,8 +230,9 @@ def fits(fit_rows: Sequence[tuple], point_rows: Sequence[tuple]) -> dict[str, An
     """Rank–frequency of the run and of its two nulls; ``untrained`` is None without a twin."""
     points: dict[str, list[dict[str, Any]]] = defaultdict(list)
     totals = {row[0]: row[2] for row in fit_rows}
-    for kind, rank, count in point_rows:
-        points[kind].append({"rank": rank, "count": count, "share": count / totals[kind]})
+    for kind, rank, count, cdf in point_rows:
+        point = {"rank": rank, "count": count, "share": count / totals[kind]}
+        points[kind].append(point if cdf is None else {**point, "cdf": cdf})
     names = ("num_paths", "num_tokens", "effective_paths", "slope", "r2")
     found = {row[0]: {**dict(zip(names, row[1:], strict=True)), "points": points[row[0]]} for row in fit_rows}
     return {kind: found.get(kind) for kind in ("observed", "untrained", "independent")}

@@ -173,8 +173,11 @@ def path_fits() -> Query:
 
 
 def path_points() -> Query:
-    """kind, rank, count, at most 200 a kind."""
-    return Query("SELECT kind, rank, count FROM path_point ORDER BY kind, rank")
+    """kind, rank, count, cdf (of the run's own paths, else NULL), at most 200 a kind."""
+    return Query(
+        "SELECT kind, rank, point.count, CASE WHEN kind = 'observed' THEN path.cdf END FROM path_point AS point "
+        "LEFT JOIN path USING (rank) ORDER BY kind, rank"
+    )
 
 
 def count_histogram(kind: str) -> Query:

@@ -123,6 +123,12 @@ def path_examples(run: Run, rank: int, limit: int, seed: int) -> dict[str, Any]:
     }
 
 
+def shown_tokens(run: Run, rowids: list[int]) -> list[dict[str, Any]]:
+    """Patches, or tokens in their contexts, of rising rows of table ``token``."""
+    pairs = run.rows(queries.some_tokens(rowids, "sample, token")) if rowids else []
+    return _patches(run, pairs) if run.row["modality"] == "vision" else _contexts(run, pairs)
+
+
 def _places(run: Run, pairs: list[tuple[int, int]], first_rows: dict[int, int], columns: str) -> list[tuple]:
     """``sample, token`` and ``columns`` of these tokens, in their order."""
     rowids = [first_rows[sample] + token for sample, token in pairs]

@@ -1,0 +1,140 @@
+"""What paths know: NMI(π; property) of each property that the tokens of a run have, beside a permutation null.
+
+Worked out on the same hash sample of tokens as the associations in the run's file, so the numbers agree.
+Properties of a sample (its label, the prediction) are shuffled over whole samples, all others over tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.analysis.association import association
+from engine.analysis.words import CLASSES, Words, is_kind, word_class
+from engine.store.filters import Query
+from engine.store.sketch import mix
+from engine.store.travellers import Travellers, travellers
+
+if TYPE_CHECKING:
+    from engine.store.run import Run
+
+KNOWN_TOKENS = 20_000
+SHUFFLES = 200
+SEED = 0
+CELLS = 3
+"""the picture is cut into CELLS × CELLS places"""
+
+
+@dataclass(frozen=True)
+class Property:
+    """One thing that may be told of a token: (n,) codes, −1 where it is not known."""
+
+    name: str
+    codes_n: np.ndarray
+    of_samples: bool = False
+    """all tokens of a sample share it"""
+
+
+def what_paths_know(run: Run) -> dict[str, Any]:
+    """The answer of ``Run.knowledge``."""
+    found = travellers(run)
+    drawn = _hash_sample(found)
+    known, unknown = [], []
+    for one in _properties(run, found):
+        codes = one.codes_n[drawn]
+        here = codes >= 0
+        values = int(len(np.unique(codes[here])))
+        if values < 2:
+            what = "is not known" if values == 0 else "is the same everywhere"
+            unknown.append({"property": one.name, "reason": f"{_WORDS[one.name]} {what}"})
+            continue
+        result = association(
+            found.path_n[drawn][here],
+            codes[here],
+            groups=found.sample_n[drawn][here] if one.of_samples else None,
+            shuffles=SHUFFLES,
+            seed=SEED,
+        )
+        known.append({
+            "property": one.name, "values": values, "shuffled": "samples" if one.of_samples else "tokens",
+            "nmi": result.nmi, "null_mean": result.null_mean, "null_low": result.null_low,
+            "null_high": result.null_high, "p_value": result.p_value, "num_tokens": result.num_tokens,
+        })  # fmt: skip
+    reason = None
+    if len(found.rank_P) < 2:
+        reason = "all tokens take one and the same path, which can tell nothing about them"
+    elif not known:
+        reason = "nothing that differs between tokens was recorded: no labels, token ids, places or texts"
+    return {
+        "run": run.run_id,
+        "shuffles": SHUFFLES,
+        "seed": SEED,
+        "counted": {**found.counted, "num_tokens": len(drawn), "exact": len(drawn) == found.counted["of_tokens"]},
+        "cells": CELLS,
+        "properties": [] if reason else sorted(known, key=lambda row: row["null_high"] - row["nmi"]),
+        "unknown": unknown,
+        "reason": reason,
+    }
+
+
+_WORDS = {
+    "label": "the label",
+    "prediction": "the prediction of the sample",
+    "token_id": "the token id",
+    "predicted_id": "the predicted next token",
+    "region": "the region of the picture",
+    "place": "the place in the picture",
+    "position": "the position in the text",
+    "word_class": "the kind of word",
+    "sentence_end": "whether a sentence ends",
+}
+
+
+def _hash_sample(found: Travellers) -> np.ndarray:
+    """Indices of the ``KNOWN_TOKENS`` tokens with the smallest hashes of their place in the run, in that order."""
+    hashes = mix(found.columns["place"].astype(np.uint64), SEED)
+    if len(hashes) > KNOWN_TOKENS:
+        some = np.argpartition(hashes, KNOWN_TOKENS)[:KNOWN_TOKENS]
+        return some[np.argsort(hashes[some], kind="stable")]
+    return np.argsort(hashes, kind="stable")
+
+
+def _properties(run: Run, found: Travellers) -> list[Property]:
+    """Every property of the run's modality; those that it did not record are all −1."""
+    nothing = np.full(found.num_tokens, -1, dtype=np.int64)
+    rows = run.rows(Query("SELECT sample, prediction, grid_rows, grid_cols, label FROM sample ORDER BY sample"))
+    rows = [rows[int(number)] for number in found.samples_N] if len(rows) > found.num_samples else rows
+    properties = [Property("label", found.label_N[found.sample_n], of_samples=True)]
+    if any(row[1] is not None and row[1] != row[4] for row in rows):
+        classes = {name: code for code, name in enumerate(sorted({row[1] for row in rows if row[1] is not None}))}
+        codes_N = np.array([classes.get(row[1], -1) for row in rows], dtype=np.int64)
+        properties.append(Property("prediction", codes_N[found.sample_n], of_samples=True))
+    if run.row["modality"] == "vision":
+        properties.append(Property("region", found.columns.get("region", nothing)))
+        properties.append(Property("place", _places(found, rows)))
+        return properties
+    properties += [Property(name, found.columns.get(name, nothing)) for name in ("token_id", "predicted_id")]
+    properties.append(Property("position", np.frexp(found.columns["token"] + 1.0)[1].astype(np.int64)))
+    words = found.words or found.pieces
+    classes_W = [CLASSES.index(word_class(name)) if name else -1 for name in words.names] if words else []
+    properties.append(Property("word_class", _of_words(words, classes_W, nothing)))
+    ends = found.pieces or words
+    ends_W = [int(is_kind(name, "sentence_end")) for name in ends.names] if ends else []
+    properties.append(Property("sentence_end", _of_words(ends, ends_W, nothing)))
+    return properties
+
+
+def _of_words(words: Words | None, values_W: list[int], nothing: np.ndarray) -> np.ndarray:
+    return nothing if words is None else np.array(values_W, dtype=np.int64)[words.codes_n]
+
+
+def _places(found: Travellers, rows: list[tuple]) -> np.ndarray:
+    """Which of CELLS × CELLS equal cells of its picture each patch lies in, row by row; −1 without a grid."""
+    grid_N2 = np.array([[row[2] or 0, row[3] or 0] for row in rows], dtype=np.int64)[found.sample_n]
+    row_n, col_n = (found.columns[name].astype(np.int64) for name in ("grid_row", "col"))
+    inside = (grid_N2 > 0).all(axis=1) & (row_n >= 0) & (col_n >= 0)
+    sizes = np.maximum(grid_N2, 1)
+    place = row_n * CELLS // sizes[:, 0] * CELLS + col_n * CELLS // sizes[:, 1]
+    return np.where(inside, place, -1)

@@ -1,0 +1,218 @@
+"""The tokens of a run with their paths in memory, for questions that no summary answers.
+
+Up to ``MOST_TOKENS`` tokens (and ``MOST_BYTES`` of ribbons) are all of them; of larger runs a seeded draw of whole
+samples, because tokens of one sample are alike and intervals need to see that. ``counted`` of each answer says how
+many of how many.
+
+Shapes: n tokens in reading order, N samples, P distinct paths in the order of their ranks, S steps, K slots.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.analysis.words import Words, coded, words_of_tokens
+from engine.store.filters import Query
+from engine.store.schema import Layout
+from engine.store.sketch import mix
+
+if TYPE_CHECKING:
+    from engine.store.run import Run
+
+MOST_TOKENS = 1_000_000
+MOST_BYTES = 64 * 2**20
+SEED = 0
+KEPT_RUNS = 3
+"""runs whose tokens stay in memory for the next question"""
+
+
+@dataclass
+class Travellers:
+    """Tokens, the paths they take and the samples they belong to; arrays are never changed."""
+
+    run: weakref.ref[Run]
+    """weak: what is kept here must not keep a closed run open"""
+    columns: dict[str, np.ndarray]
+    """(n,): place (row of table ``token``), token, token_id, predicted_id, grid_row, col, region, char_start,
+    char_end; −1 where unknown, a column that the run does not have is absent"""
+    sample_n: np.ndarray
+    """index into the samples below"""
+    samples_N: np.ndarray
+    """numbers of the samples"""
+    label_N: np.ndarray
+    """label_id; −1 without a label"""
+    path_n: np.ndarray
+    """index into the paths below"""
+    rank_P: np.ndarray
+    compute_P: np.ndarray
+    reuse_P: np.ndarray
+    ribbon_PSK: np.ndarray
+    counted: dict[str, Any]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.path_n)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.samples_N)
+
+    def chosen_at(self, step: int, modules_I: np.ndarray, mask_n: np.ndarray | None = None) -> np.ndarray:
+        """(N, I) tokens of each sample that choose each of these modules at ``step``, in any slot; those of
+        ``mask_n`` only."""
+        sample_n, path_n = self.sample_n, self.path_n
+        if mask_n is not None:
+            sample_n, path_n = sample_n[mask_n], path_n[mask_n]
+        ids_PK = self.ribbon_PSK[:, step]
+        width = len(modules_I)
+        place_M = np.full(int(ids_PK.max(initial=0)) + 1, -1, dtype=np.int64)
+        place_M[modules_I] = np.arange(width)
+        total = np.zeros(self.num_samples * width, dtype=np.int64)
+        for slot in range(ids_PK.shape[1]):
+            place_n = place_M[ids_PK[:, slot]][path_n]
+            here = place_n >= 0
+            total += np.bincount(sample_n[here].astype(np.int64) * width + place_n[here], minlength=len(total))
+        return total.reshape(self.num_samples, width)
+
+    def per_sample(self, mask_n: np.ndarray | None = None) -> np.ndarray:
+        """(N,) tokens of each sample, those of ``mask_n``."""
+        chosen = self.sample_n if mask_n is None else self.sample_n[mask_n]
+        return np.bincount(chosen, minlength=self.num_samples)
+
+    @cached_property
+    def has_texts(self) -> bool:
+        """Whether tokens have characters in a text."""
+        return "char_start" in self.columns and bool((self.columns["char_start"] >= 0).any()) and any(self._texts)
+
+    @cached_property
+    def words(self) -> Words | None:
+        """The word that each token stands in; None where the run has no texts."""
+        if not self.has_texts:
+            return None
+        start, end = self.columns["char_start"], self.columns["char_end"]
+        return words_of_tokens(self._texts, self.sample_n, start, end)
+
+    @cached_property
+    def pieces(self) -> Words | None:
+        """The characters of each token itself; None where the run knows neither texts nor a vocabulary."""
+        ids_n = self.columns.get("token_id")
+        texts = dict(self._rows("SELECT token_id, text FROM token_text"))
+        if ids_n is not None and texts and (ids_n >= 0).any():
+            ids, codes_n = np.unique(ids_n, return_inverse=True)
+            return Words(tuple(texts.get(int(i)) or "" for i in ids), codes_n.reshape(-1).astype(np.int64))
+        if not self.has_texts:
+            return None
+        low, high = self.columns["char_start"].tolist(), self.columns["char_end"].tolist()
+        return coded([self._texts[s][a:b] for s, a, b in zip(self.sample_n.tolist(), low, high, strict=True)])
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        found = dict(self._rows("SELECT sample, text FROM sample WHERE text IS NOT NULL"))
+        return [found.get(int(number), "") for number in self.samples_N]
+
+    def _rows(self, sql: str) -> list[tuple]:
+        run = self.run()
+        assert run is not None, "asked after its run was let go of"
+        return run.rows(Query(sql))
+
+
+_KEPT: weakref.WeakKeyDictionary[Run, Travellers] = weakref.WeakKeyDictionary()
+_LOCK = threading.Lock()
+
+
+def travellers(run: Run) -> Travellers:
+    """The tokens of ``run``, read once and kept while it is open and few others were asked since."""
+    with _LOCK:
+        found = _KEPT.pop(run, None)
+        if found is not None:
+            _KEPT[run] = found
+            return found
+    # Read without the lock: two that ask at once both read, which is harmless.
+    found = read_travellers(run)
+    with _LOCK:
+        while len(_KEPT) >= KEPT_RUNS:
+            _KEPT.pop(next(iter(_KEPT)))
+        _KEPT[run] = found
+    return found
+
+
+def read_travellers(run: Run, most: int | None = None) -> Travellers:
+    """All tokens, or those of a seeded draw of samples with at most about ``most`` tokens."""
+    layout = run.layout
+    fit = MOST_BYTES // (layout.visits * layout.id_dtype.itemsize)
+    most = min(MOST_TOKENS, fit) if most is None else most
+    rows = run.arrays(Query("SELECT sample, num_tokens, coalesce(label_id, -1) AS label FROM sample ORDER BY sample"))
+    samples_N, sizes = rows["sample"].astype(np.int64), rows["num_tokens"].astype(np.int64)
+    chosen, condition = np.arange(len(samples_N)), Query("true")
+    if sizes.sum() > most:
+        order = np.argsort(mix(samples_N, SEED), kind="stable")
+        # A sample longer than all that may be read is read from its beginning.
+        chosen = np.sort(order[: int(np.searchsorted(np.cumsum(np.minimum(sizes[order], most)), most)) + 1])
+        condition = Query("token < ? AND sample IN (SELECT unnest(?))", (most, samples_N[chosen].tolist()))
+    tokens = _tokens(run, condition)
+    path_ids, path_n = _compact(tokens.pop("path_id"))
+    rank_P, compute_P, reuse_P, ribbon_PSK, order = _paths(run, layout, path_ids, condition)
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    numbers = samples_N[chosen]
+    return Travellers(
+        run=weakref.ref(run),
+        sample_n=np.searchsorted(numbers, tokens.pop("sample")).astype(np.int32),
+        columns=tokens,
+        samples_N=numbers,
+        label_N=rows["label"].astype(np.int64)[chosen],
+        path_n=place[path_n].astype(np.int32),
+        rank_P=rank_P,
+        compute_P=compute_P,
+        reuse_P=reuse_P,
+        ribbon_PSK=ribbon_PSK,
+        counted={
+            "num_tokens": len(path_n),
+            "of_tokens": int(sizes.sum()),
+            "num_samples": len(numbers),
+            "of_samples": len(samples_N),
+            "exact": len(path_n) == int(sizes.sum()),
+        },
+    )
+
+
+def _compact(path_ids_n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct path ids, rising, and the index of each token's; path ids are small whole numbers."""
+    present = np.flatnonzero(np.bincount(path_ids_n))
+    index = np.zeros(int(present[-1]) + 1, dtype=np.int32)
+    index[present] = np.arange(len(present))
+    return present, index[path_ids_n]
+
+
+def _tokens(run: Run, condition: Query) -> dict[str, np.ndarray]:
+    names = ("token_id", "predicted_id", "col", "region", "char_start", "char_end")
+    known = [f"coalesce({name}::INTEGER, -1) AS {name}" for name in names if name in run.token_columns]
+    if "row" in run.token_columns:
+        known.append("coalesce(row::INTEGER, -1) AS grid_row")
+    columns = ", ".join(["rowid::BIGINT AS place", "sample", "token", "path_id", *known])
+    return run.arrays(
+        Query(f"SELECT {columns} FROM token WHERE {condition.sql} ORDER BY rowid", condition.parameters)
+    )
+
+
+def _paths(run: Run, layout: Layout, path_ids: np.ndarray, condition: Query) -> tuple[np.ndarray, ...]:
+    """rank, compute, reuse and ribbon by rank, and the order that brings ``path_ids`` there."""
+    where = "true"
+    if len(path_ids) < run.row["num_paths"]:
+        where = f"path_id IN (SELECT path_id FROM token WHERE {condition.sql})"
+    with run.cursor() as cursor:
+        table = cursor.execute(
+            f"SELECT path_id, rank, compute, reuse, ribbon FROM path WHERE {where} ORDER BY rank",
+            list(condition.parameters) if where != "true" else [],
+        ).to_arrow_table()
+    flat = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in table.column("ribbon").chunks]
+    ribbons = np.concatenate(flat).reshape(-1, layout.num_steps, layout.top_k)
+    order = np.searchsorted(path_ids, table.column("path_id").to_numpy())
+    rank, compute, reuse = (table.column(name).to_numpy() for name in ("rank", "compute", "reuse"))
+    return rank, compute, reuse, ribbons, order
