@@ -13,7 +13,21 @@ from backend.docs_page import docs_router
 from backend.head import HeadAsGet
 from backend.metrics import Measured
 from backend.paging import refuse_unknown_keys
-from backend.routes import effects, experts, exports, jobs, models, paths, runs, samples, service, soft, traces
+from backend.routes import (
+    compare,
+    effects,
+    experts,
+    exports,
+    jobs,
+    models,
+    paths,
+    runs,
+    samples,
+    service,
+    similar,
+    soft,
+    traces,
+)
 from backend.security import Guard
 from backend.services import Services
 from backend.settings import Settings, require_safe_bind
@@ -59,7 +73,7 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     app.include_router(service.router)
     app.include_router(docs_router())
-    for part in (runs, paths, samples, soft, experts, effects, exports, models, traces, jobs):
+    for part in (runs, paths, samples, similar, soft, experts, effects, compare, exports, models, traces, jobs):
         app.include_router(part.router, prefix=PREFIX)
     app.add_middleware(HeadAsGet)
     app.add_middleware(Measured, metrics=services.metrics)

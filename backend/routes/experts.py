@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -11,6 +10,7 @@ from starlette.responses import Response
 
 from backend.answers import Answer, as_json
 from backend.routes.parameters import ABOUT_A_RUN, MAX_INT, LabelFilter, RunName, SampleNumber
+from backend.routes.series import runs_of_series
 from backend.schemas import CoActivation, Repetition, Saturation, Specialisation, TokenSlice
 from backend.services import Services, Shared
 
@@ -95,22 +95,7 @@ async def show_saturation(request: Request, services: Shared, run: RunName) -> R
 
 
 def _saturation(services: Services, run_id: str) -> dict[str, Any]:
-    """Opens the runs of the data folder that may belong to the same series, and asks those that do."""
     from engine.analysis.saturation import of_series
-    from engine.store.experts import no_series, series_of
 
-    with ExitStack() as stack:
-        asked = stack.enter_context(services.registry.lease(run_id))
-        series = series_of(asked)
-        if series is None:
-            raise no_series(run_id)
-        members = [asked]
-        for card in services.registry.cards():
-            if card["status"] != "sealed" or card["run"] == run_id or card["family"] != asked.row["family"]:
-                continue
-            with ExitStack() as tried:
-                other = tried.enter_context(services.registry.lease(card["run"]))
-                if (series_of(other) or ("", 0))[0] == series[0]:
-                    members.append(other)
-                    stack.push(tried.pop_all())
+    with runs_of_series(services, run_id) as members:
         return of_series(members, run_id)
