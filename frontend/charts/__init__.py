@@ -8,6 +8,7 @@
 'Where do tokens go?'
 """
 
+from frontend.charts.again import remember_all
 from frontend.charts.chunks import rerouting_chart, strip_chart
 from frontend.charts.co_activation import co_activation_chart
 from frontend.charts.connections import distance_chart, graph_chart
@@ -71,3 +72,5 @@ __all__ = [
     "variance_chart",
     "word_chart",
 ]
+
+remember_all(__name__, __path__, globals())  # each chart remembers its call, for print; see ``again``

@@ -1,0 +1,86 @@
+"""Drawing a picture again: each chart remembers the call that made it.
+
+A page shows a chart in the colours and the width of its window. For print the same function is called once more with
+another theme, so that there is one version of every picture, and the answers that it was drawn from are the data behind
+it. ``frontend.charts`` wraps its functions when it is imported: who adds a chart function need not think of this.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+_KEPT = "_tokenpaths_call"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a chart function."""
+
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    """by name, without those that were left at their default"""
+
+    @property
+    def name(self) -> str:
+        """Of the picture, for a file: ``rank-frequency`` of ``rank_frequency_chart``."""
+        return self.function.__name__.removesuffix("_chart").replace("_", "-")
+
+    def answers(self) -> dict[str, Any]:
+        """The tables that were drawn: what of the arguments is a mapping or a list of mappings."""
+        return {name: value for name, value in self.arguments.items() if _is_table(value)}
+
+    def redraw(self, **changes: Any) -> Any:
+        """The same picture with other arguments; those that the function does not have are left out, and one that is
+        ``...`` goes back to its default."""
+        known = inspect.signature(self.function).parameters
+        given = {**self.arguments, **{name: value for name, value in changes.items() if name in known}}
+        return self.function(**{name: value for name, value in given.items() if value is not ...})
+
+
+def call_of(chart: Any) -> Call | None:
+    """The call that made ``chart``; None where it was changed afterwards or is not from here."""
+    found = getattr(chart, "__dict__", {}).get(_KEPT)
+    return found if isinstance(found, Call) else None
+
+
+def remember_all(package: str, folders: Iterable[str], names: dict[str, Any]) -> None:
+    """``remember`` for all modules of a package; its own ``names`` then mean the same functions."""
+    for found in pkgutil.iter_modules(folders):
+        module = importlib.import_module(f"{package}.{found.name}")
+        remember(module)
+        names.update({name: vars(module)[name] for name in names if name.endswith("_chart") and name in vars(module)})
+
+
+def remember(module: ModuleType) -> None:
+    """Let every chart function of ``module`` (named ``…_chart``, with a ``theme``) leave its call on its chart."""
+    for name, function in list(vars(module).items()):
+        own = inspect.isfunction(function) and function.__module__ == module.__name__
+        if own and name.endswith("_chart") and not name.startswith("_"):
+            signature = inspect.signature(function)
+            if "theme" in signature.parameters and not hasattr(function, "__wrapped__"):
+                setattr(module, name, _remembering(function, signature))
+
+
+def _remembering(function: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def draw(*arguments: Any, **named: Any) -> Any:
+        chart = function(*arguments, **named)
+        given = signature.bind(*arguments, **named).arguments
+        # An attribute of the object itself: Altair would take a plain one for a part of the chart.
+        object.__setattr__(chart, _KEPT, Call(function, dict(given)))
+        return chart
+
+    return draw
+
+
+def _is_table(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return True
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(row, Mapping) for row in value)
