@@ -72,6 +72,18 @@ class Grouping(Shape):
     reason: str | None = Field(description="Why there is none")
 
 
+class DifferentNode(Shape):
+    """A module at a step, and the share of the tokens that it got in both runs."""
+
+    step: int
+    module: int
+    name: str
+    kind: str
+    before: Share = Field(description="In `a`")
+    after: Share = Field(description="In `b`")
+    change: float
+
+
 class StepLoads(Shape):
     """How evenly both runs load the modules of a step; absent where a run does not have the step."""
 
@@ -90,7 +102,11 @@ class FlowDifference(Shape):
     reason: str | None = Field(description="Why flows cannot be subtracted")
     same_numbering: bool = Field(description="Whether module 3 of one is module 3 of the other")
     note: str | None
-    links: list[MovedLink] = Field(description="Largest change first")
+    num_tokens: list[int] = Field(description="Tokens of the paired samples in `a` and in `b`; empty with a reason")
+    steps: list[int]
+    own_modules: bool = Field(description="Whether modules belong to their step")
+    nodes: list[DifferentNode]
+    links: list[MovedLink] = Field(description="`before`: share in `a`; `after`: share in `b`; largest change first")
     loads: list[StepLoads]
 
 

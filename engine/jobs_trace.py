@@ -46,6 +46,7 @@ class TraceRequest(BaseModel):
     # A cancel waits for one batch.
     batch_size: StrictInt = Field(16, ge=1, le=64, description="Images, or stretches of 64 tokens, at once")
     twin: StrictBool = Field(True, description="Trace the untrained twin too, as the null")
+    untrained: StrictBool = Field(False, description="Trace the untrained twin itself, as a run of its own to compare")
     skip_bad: StrictBool = Field(False, description="Leave out samples that cannot be read")
     controls: dict[str, Any] = Field(
         default_factory=dict, description="What to change of the model, see `controls` of GET /models/{model}"
@@ -82,9 +83,11 @@ class TraceJob:
         """Load the model, open the data, begin a run."""
         from engine.datasets import open_dataset
         from engine.store import remove_abandoned
-        from engine.tracing import new_run_id, trace_parts
+        from engine.tracing import as_untrained, new_run_id, trace_parts
 
         loaded = context.load_model(request.model).with_controls(request.controls)
+        if request.untrained:
+            loaded = as_untrained(loaded)
         bundled = request.data.startswith(BUNDLED_PREFIX)
         dataset = open_dataset(
             request.data if bundled else context.inbox_file(request.data, field="data"),
@@ -98,7 +101,8 @@ class TraceJob:
         remove_abandoned(context.runs_dir)
         parts = trace_parts(
             loaded, dataset, context.runs_dir, run_id=run, dataset=dataset.name, split=dataset.split,
-            regions=dataset.regions, batch_size=request.batch_size, total=dataset.num_samples, twin=request.twin,
+            regions=dataset.regions, batch_size=request.batch_size, total=dataset.num_samples,
+            twin=request.twin and not request.untrained,
             findings=made_by(folder),
         )  # fmt: skip
         return cls(dataset, parts, run)

@@ -159,6 +159,19 @@ def untrained_twin(loaded: LoadedModel, seed: int = 0) -> RoutedModel:
     return twin
 
 
+def as_untrained(loaded: LoadedModel, seed: int = 0) -> LoadedModel:
+    """The untrained twin as a model of its own, to be traced and set beside the trained one sample by sample.
+
+    Raises:
+        UserError: ``loaded`` is under controls; the twin is that of the model as it is.
+    """
+    if loaded.controls is not None and loaded.controls.given():
+        raise UserError("an untrained twin has no edits; leave the controls out", field="untrained")
+    blank = replace(loaded.checkpoint, validation={})
+    return replace(loaded, name=f"{loaded.name}-untrained", checkpoint=blank, model=untrained_twin(loaded, seed),
+                   sha256="")  # fmt: skip
+
+
 def trace_samples(
     loaded: LoadedModel,
     samples: Iterable[Sample],

@@ -42,6 +42,9 @@ def trace(
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Images, or stretches of 64 tokens, at once.", min=1)] = 64,
     twin: Annotated[bool, typer.Option(help="Trace the untrained twin too, as the null.")] = True,
+    untrained: Annotated[
+        bool, typer.Option("--untrained", help="Trace the untrained twin itself, as a run of its own to compare with.")
+    ] = False,
     skip_bad: Annotated[bool, typer.Option(help="Leave out samples that cannot be read, and say which.")] = False,
     overwrite: Annotated[bool, typer.Option(help="Replace a run of the same name.")] = False,
     device: Annotated[str | None, typer.Option(help="cuda, mps or cpu [default: the best there is].")] = None,
@@ -75,6 +78,8 @@ def trace(
     _refuse_taken_name(settings, run, overwrite)
     if beside:
         _refuse_taken_name(settings, name_before(run), overwrite)
+    if untrained and (ask or model.startswith("hf:")):
+        raise UserError("--untrained is for models of this program as they are, without --controls.", field="untrained")
     if model.startswith("hf:"):
         if image_column is not None:
             raise UserError("a Hugging Face model takes texts; --image-column is for images.", field="image_column")
@@ -88,7 +93,7 @@ def trace(
     from backend.cli.bars import bar, waiting
     from engine.datasets import open_dataset
     from engine.store import remove_abandoned
-    from engine.tracing import find_checkpoint, load_model, trace_samples
+    from engine.tracing import as_untrained, find_checkpoint, load_model, trace_samples
 
     folders = settings.all_models_dirs
     checkpoint = find_checkpoint(model, folders)
@@ -102,6 +107,7 @@ def trace(
     with waiting(f"loading {checkpoint.name}"):
         loaded = load_model(checkpoint.path, folders, device)
         loaded = under_controls(loaded, ask) if ask else loaded
+        loaded = as_untrained(loaded) if untrained else loaded
         remove_abandoned(settings.runs_dir)
     options: dict[str, Any] = {
         "dataset": dataset.name, "split": dataset.split, "regions": dataset.regions, "batch_size": batch_size,
@@ -117,8 +123,8 @@ def trace(
             before, path, effect = trace_beside(loaded, dataset, settings.runs_dir, options, run, twin, told)
         else:
             # The untrained twin is the null of the model as it is, not of an edited one.
-            path = trace_samples(loaded, dataset, settings.runs_dir, run_id=run, twin=twin and ask is None,
-                                 on_progress=told, **options)  # fmt: skip
+            twin = twin and ask is None and not untrained
+            path = trace_samples(loaded, dataset, settings.runs_dir, run_id=run, twin=twin, on_progress=told, **options)
     _say_what_was_skipped(dataset)
     if loaded.classes:
         _say_what_is_unknown(path, loaded.name, loaded.classes)

@@ -314,7 +314,8 @@ def _flow(a: Run, b: Run, matched: Matched, limit: int) -> dict[str, Any]:
     reason = _bank_differs(a, b)
     answer = {
         "difference": None, "reason": reason, "same_numbering": reason is None and same_numbering(a, b),
-        "note": None, "links": [], "loads": steps,
+        "note": None, "num_tokens": [], "steps": [], "own_modules": a.bank.own_modules, "nodes": [], "links": [],
+        "loads": steps,
     }  # fmt: skip
     if reason is not None:
         return answer
@@ -324,6 +325,8 @@ def _flow(a: Run, b: Run, matched: Matched, limit: int) -> dict[str, Any]:
             "difference may be one of numbers alone. The loads by step do not depend on them."
         )
     before, after = (_links(run, matched, side) for run, side in ((a, "a"), (b, "b")))
+    totals = [_num_tokens(run, matched, side) for run, side in ((a, "a"), (b, "b"))]
+    answer |= {"num_tokens": totals, "steps": list(range(num_steps[0])), "nodes": _nodes(a, usages, totals)}
     keys = np.unique(np.concatenate([before[0], after[0]]))
     shares = np.zeros((2, len(keys)))
     for row, (key, share) in zip(shares, (before, after), strict=True):
@@ -353,6 +356,22 @@ def _usage(run: Run, matched: Matched, side: str) -> list[np.ndarray]:
     num_steps = run.layout.num_steps
     rows = run.rows(queries.sealed_usage(None)) if condition is None else run.count(condition, 0, num_steps)[2]
     return answers.counts_of_step(rows, run.bank, num_steps)
+
+
+def _num_tokens(run: Run, matched: Matched, side: str) -> int:
+    """Tokens of the paired samples."""
+    return int(matched.pairs[f"num_tokens_{side}"].sum())
+
+
+def _nodes(a: Run, usages: Sequence[list[np.ndarray]], totals: Sequence[int]) -> list[dict[str, Any]]:
+    """Share of the tokens at each module of each step in both runs, of modules that one of them used."""
+    return [
+        a.bank.head(step, module)
+        | {"before": int(n) / totals[0], "after": int(m) / totals[1], "change": int(m) / totals[1] - int(n) / totals[0]}
+        for step in range(a.layout.num_steps)
+        for module, n, m in zip(a.bank.offered(step), usages[0][step], usages[1][step], strict=True)
+        if n or m
+    ]
 
 
 def _links(run: Run, matched: Matched, side: str) -> tuple[np.ndarray, np.ndarray]:
