@@ -656,6 +656,7 @@ class Change(Shape):
     before: float
     after: float
     change: float
+    error: float | None = Field(None, description="Standard error of `change`, where each output was measured")
 
 
 class Likely(Shape):
@@ -714,8 +715,9 @@ class Effect(Shape):
     num_tokens: Count
     controls: dict[str, Any] | None = Field(description="What was changed, as POST /traces takes it")
     after_step: int = Field(description="The first edited step")
+    after_steps: list[int] = Field(description="The steps behind it that no edit changes by itself")
     paths_changed: Share = Field(description="Share of tokens that visit other modules at any step")
-    paths_changed_after: Share = Field(description="… at a step behind the first edited one")
+    paths_changed_after: Share | None = Field(description="… at one of `after_steps`; null where there is none")
     path_distance: float = Field(description="Mean over tokens of Σ over steps of 1 − |S ∩ S′| / K")
     flow_difference: float | None = Field(
         description="½ Σ |f′ − f| / T, mean over pairs of steps: 0 the same flow, 1 none in common; null for one step"

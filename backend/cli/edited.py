@@ -175,11 +175,17 @@ def effect_lines(effect: Mapping[str, Any]) -> Sequence[str]:
     )
     moved = effect["flow_difference"]
     lines.append(
-        f"paths changed: {_percent(effect['paths_changed'])} of {effect['num_tokens']:,} tokens, behind step "
-        f"{effect['after_step']} {_percent(effect['paths_changed_after'])}; path distance "
+        f"paths changed: {_percent(effect['paths_changed'])} of {effect['num_tokens']:,} tokens{_behind(effect)}; "
+        "path distance "
         f"{effect['path_distance']:.3f}" + ("" if moved is None else f"; flow that moved {_percent(moved)}")
     )
     return lines
+
+
+def _behind(effect: Mapping[str, Any]) -> str:
+    """“, behind step 2 12.0 %”; nothing where every step behind the first edited one is edited too."""
+    moved = effect["paths_changed_after"]
+    return "" if moved is None else f", behind step {effect['after_step']} {_percent(moved)}"
 
 
 def _percent(share: float) -> str:

@@ -19,6 +19,7 @@ from backend.problems import Problem, busy, disk_full, from_user_error
 from backend.settings import Settings
 from engine.errors import UserError
 from engine.jobs import JobContext, find_kind, list_artifacts, read_request
+from engine.jobs_title import job_title
 
 PING_SECONDS = 15.0
 LEAST_FREE_BYTES = 1_000_000
@@ -98,6 +99,7 @@ class Jobs:
         return {
             "job": row.job,
             "kind": row.kind,
+            "title": job_title(row.kind, row.request),
             "state": row.state,
             "cancelling": row.cancelling,
             "place": places.get(row.job) if row.state == "waiting" else None,

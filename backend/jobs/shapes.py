@@ -37,6 +37,7 @@ class Job(Shape):
 
     job: str = Field(description="Name of the job, its address under /jobs")
     kind: str = Field(description="`trace`, `dream`, `reroute` or `import`")
+    title: str = Field(description="What it is about, in a short sentence, made from `request`")
     state: StateName = Field(
         description="`paused`: it cannot go on now, for example because the disk is full, and will by itself"
     )

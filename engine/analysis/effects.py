@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Integer
@@ -39,9 +40,13 @@ def flow_counts(module_ids: Integer[np.ndarray, "n S K"], num_modules: int) -> F
     return np.matmul(visits[:-1].transpose(0, 2, 1), visits[1:]).astype(np.float64) / top_k**2
 
 
-def first_step(steps: Iterable[int | None]) -> int:
-    """The first step that edits change, each given by its own step; None stands for every step. 0 without an edit."""
-    return min((step or 0 for step in steps), default=0)
+def edited_steps(steps: Iterable[int | None]) -> frozenset[int] | None:
+    """The steps that edits change by themselves, each given by its own step; None: every step.
+
+    None among ``steps`` stands for every step, and so does no edit at all: another control holds everywhere.
+    """
+    found = set(steps)
+    return None if not found or None in found else frozenset(step for step in found if step is not None)
 
 
 def change_of(before: float, after: float) -> dict[str, float]:
@@ -54,8 +59,9 @@ class RouteChange:
     """Sums over the tokens of two runs, batch by batch."""
 
     num_modules: int
-    first: int = 0
-    """the first edited step: what changed at the steps behind it is what the edit caused"""
+    edited: frozenset[int] | None = None
+    """the steps that edits change by themselves; None: every step"""
+    num_steps: int = 0
     num_tokens: int = 0
     changed: int = 0
     changed_after: int = 0
@@ -82,7 +88,8 @@ class RouteChange:
         moved_nS: Bool[np.ndarray, "n S"] = distance_nS > 0
         self.num_tokens += len(before)
         self.changed += int(moved_nS.any(axis=1).sum())
-        self.changed_after += int(moved_nS[:, self.first + 1 :].any(axis=1).sum())
+        self.num_steps = before.shape[1]
+        self.changed_after += int(moved_nS[:, self.after_steps].any(axis=1).sum())
         self.distance += float(distance_nS.sum())
         if (before.shape[1] - 1) * self.num_modules**2 <= LARGEST_GRID:
             both = [flow_counts(ids, self.num_modules) for ids in (before, after)]
@@ -90,14 +97,21 @@ class RouteChange:
                 (both[0], both[1]) if self.flows is None else (self.flows[0] + both[0], self.flows[1] + both[1])
             )
 
-    def answer(self) -> dict[str, float | int | None]:
-        """Shares and means over the tokens."""
+    @property
+    def after_steps(self) -> list[int]:
+        """The steps behind the first edited one that no edit changes by itself: what moved there, an edit caused."""
+        edited = self.edited
+        return [] if not edited else [step for step in range(min(edited) + 1, self.num_steps) if step not in edited]
+
+    def answer(self) -> dict[str, Any]:
+        """Shares and means over the tokens; ``paths_changed_after`` is None where no step is left to look at."""
         n = max(1, self.num_tokens)
         return {
             "num_tokens": self.num_tokens,
-            "after_step": self.first,
+            "after_step": min(self.edited or (0,)),
+            "after_steps": self.after_steps,
             "paths_changed": self.changed / n,
-            "paths_changed_after": self.changed_after / n,
+            "paths_changed_after": self.changed_after / n if self.after_steps else None,
             "path_distance": self.distance / n,
             "flow_difference": self.flow_difference(),
         }

@@ -8,7 +8,7 @@ Shapes: R rows (images, or tokens of texts), C classes or vocabulary entries, n 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from engine.analysis.effects import RouteChange, change_of, first_step
+from engine.analysis.effects import RouteChange, change_of, edited_steps
 from engine.edits.prepared import Prepared, PreparedSet
-from engine.edits.values import Edit, Freeze, written
+from engine.edits.values import Edit, written
 from engine.errors import UserError
 from engine.models.family import Controls, Traced
 from engine.trace_batches import run_model
@@ -101,9 +101,11 @@ class OutputChange:
         return found
 
 
-def first_edited_step(edits: tuple[Edit, ...] | None) -> int:
-    """The first step that an edit changes by itself; 0 where an edit, or another control, holds everywhere."""
-    return first_step(getattr(edit, "step", None) for edit in edits or () if not isinstance(edit, Freeze))
+def steps_edited(given: Mapping[str, Any]) -> frozenset[int] | None:
+    """The steps that controls change by themselves; None where an edit, or another control, holds everywhere."""
+    if set(given) - {"edits"}:
+        return None
+    return edited_steps(edit.get("step") for edit in given.get("edits") or () if edit["edit"] != "freeze")
 
 
 class Measurement:
@@ -120,7 +122,7 @@ class Measurement:
         self._unchanged = unchanged or Unchanged(loaded, data)
         self._edits: tuple[Edit, ...] = getattr(controls, "edits", None) or ()
         self._outputs = OutputChange()
-        self._routes = RouteChange(loaded.checkpoint.config.num_modules, first_edited_step(self._edits))
+        self._routes = RouteChange(loaded.checkpoint.config.num_modules, steps_edited(controls.given()))
         self._last: tuple[Tensor, Tensor] | None = None
         self.done = 0
         """batches"""

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from engine.adapters import huggingface as hf
 from engine.adapters.hf_gates import Gate
 from engine.adapters.hf_load import HuggingFaceModel
-from engine.analysis.effects import RouteChange
+from engine.analysis.effects import RouteChange, edited_steps
 from engine.datasets import Sample
 from engine.edits.controls import EditControls
 from engine.edits.effect import OutputChange, effect_answer
@@ -206,9 +206,9 @@ def measure_bans(
         UserError: edits that do not fit the model, a gate that cannot be edited, no text.
     """
     plan = plan_bans(loaded.gates, edits)
-    steps = [edit.get("step") or 0 for edit in edits]
     outputs = OutputChange()
-    routes = RouteChange(max(gate.num_choices for gate in loaded.gates), min(steps))
+    edited = edited_steps(edit.get("step") for edit in edits)
+    routes = RouteChange(max(gate.num_choices for gate in loaded.gates), edited)
     windows, count = _windows(loaded, samples)
     for part in hf._alike(windows, budget, len(loaded.tokenizer.before)):
         inputs, attended, keep, targets = hf._padded([windows[i] for i in part], loaded.tokenizer.before)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.analysis.effects import RouteChange, change_of, first_step, step_distance
+from engine.analysis.effects import RouteChange, change_of, edited_steps, step_distance
 from engine.errors import UserError
 from engine.store.filters import Query
 from engine.store.flows import columns_sql, read_chunks, ribbons_of
@@ -51,7 +51,7 @@ def compare_runs(after: Run, before: Run, *, sample: int | None = None, limit: i
     _check_same(after, before, whole=sample is None)
     pairs = _pairs(after, before, sample)
     config = json.loads(after.row["config"])
-    change = RouteChange(after.layout.num_modules, _first_step(config))
+    change = RouteChange(after.layout.num_modules, _edited_steps(config))
     first_row, num_tokens = pairs[0][3], sum(pair[2] for pair in pairs)
     for start in range(0, num_tokens, 65_536):
         size = min(65_536, num_tokens - start)
@@ -131,10 +131,12 @@ def _pairs(after: Run, before: Run, sample: int | None) -> list[tuple[int, int, 
     return [(i, first + i, n, start) for i, ((n, _), (_, start)) in enumerate(zip(mine, theirs, strict=False))]
 
 
-def _first_step(config: dict[str, Any]) -> int:
-    """The first step that an edit of this run changed by itself."""
-    edits = (config.get("controls") or {}).get("edits") or []
-    return first_step(edit.get("step") for edit in edits if edit.get("edit") != "freeze")
+def _edited_steps(config: dict[str, Any]) -> frozenset[int] | None:
+    """The steps that the edits of this run changed by themselves; None: every step."""
+    controls = config.get("controls") or {}
+    if set(controls) - {"edits"}:
+        return None
+    return edited_steps(edit.get("step") for edit in controls.get("edits") or () if edit.get("edit") != "freeze")
 
 
 def _ribbons(run: Run, first_row: int, size: int) -> np.ndarray:

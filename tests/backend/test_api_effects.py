@@ -34,6 +34,7 @@ def test_one_call_gives_the_run_and_what_changed(tracing: Served) -> None:
     body = found.json()
     assert body["outputs"]["kl"] == pytest.approx(effect["kl"])
     assert body["controls"] == BAN | {"edits": [{**BAN["edits"][0]}]}
+    assert body["after_steps"] == [1, 2]
     for name in ("paths_changed", "paths_changed_after", "path_distance", "flow_difference"):
         assert body[name] == pytest.approx(effect[name])
     ribbons = [
@@ -58,6 +59,12 @@ def test_texts_have_losses_token_by_token(tracing: Served) -> None:
     assert body["paths_changed_after"] == 0  # the routers behind are frozen
     assert {t["token"] for t in body["tokens"] if t["moved"]} <= {0, 2}
     assert len(after["effect"]["top5"]["before"]) == 5
+    assert after["effect"]["loss"]["error"] > 0
+    everywhere = {"edits": [{"edit": "force", "module": 1}]}
+    after = send(tracing, "tiny-text", text=TEXT, controls=json.dumps(everywhere)).json()
+    body = tracing.get(f"/runs/{after['run']}/effect?of={before}&sample=0").json()
+    assert body["paths_changed"] > 0
+    assert (body["after_steps"], body["paths_changed_after"]) == ([], None)  # every step is forced: none is behind
 
 
 def test_the_route_of_another_sample_fits_into_a_request(tracing: Served) -> None:
@@ -128,7 +135,8 @@ def test_runs_that_cannot_stand_side_by_side(api: Served) -> None:
     assert len(body["links"]) == 3
     assert body["outputs"] is None
     assert body["tokens"] is None
-    assert 0 < body["paths_changed_after"] <= body["paths_changed"] <= 1
+    assert 0 < body["paths_changed"] <= 1
+    assert body["paths_changed_after"] is None  # nobody knows which step was edited
     refused = {
         "/runs/vision/effect?of=text": (422, "of", "an effect is that of one model"),
         "/runs/vision/effect?of=nothing": (422, "of", "There is no run `nothing`"),

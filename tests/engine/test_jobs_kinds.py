@@ -23,6 +23,7 @@ from engine.jobs import (
     register,
     write_artifact,
 )
+from engine.jobs_title import job_title
 from tests.jobs import CountJob, CountRequest, counted
 
 
@@ -200,3 +201,25 @@ def test_an_import_counts_experts_and_makes_a_run(context: JobContext, tmp_path:
     assert progress.finished
     assert progress.result["run"] == "served"
     assert any("4 experts a layer" in note for note in progress.result["notes"])
+
+
+def test_jobs_of_one_kind_have_titles_of_their_own() -> None:
+    """Whatever differs in a request differs in its title, and a request of another version has one too."""
+    edit = {"edits": [{"edit": "force", "module": 2, "step": 1, "tokens": [4, 5]}]}
+    ban = {"edits": [{"edit": "ban", "modules": [3]}]}
+    one = {"model": "tiny", "run": "seen", "limit": 64}
+    titles = [
+        job_title(kind, request)
+        for kind, request in (
+            ("reroute", one | {"controls": edit}), ("reroute", one | {"controls": ban}),
+            ("reroute", one | {"controls": {"alpha": 0.1}}), ("reroute", one | {"sweep": "modules"}),
+            ("reroute", one | {"sweep": "shares", "shares": [0.5]}), ("reroute", one | {"controls": ban, "limit": 1}),
+            ("reroute", one | {"controls": ban, "run": None, "data": "bundled:texts"}),
+            ("trace", {"model": "tiny", "data": "bundled:texts"}), ("trace", {"model": "big", "data": "bundled:texts"}),
+            ("trace", {"model": "tiny", "data": "bundled:texts", "controls": ban}), ("import", {"file": "a.npz"}),
+        )
+    ]  # fmt: skip
+    assert len(set(titles)) == len(titles)
+    assert titles[0] == "Force 2 tokens to module 2 at step 1: tiny over 64 samples of seen"
+    assert titles[5] == "Ban module 3 at every step: tiny over one sample of seen"
+    assert job_title("reroute", {"controls": {"edits": [{"edit": "gone"}]}}) == "Gone: a model over its data"

@@ -10,7 +10,7 @@ import torch
 
 from engine.analysis.effects import RouteChange, flow_counts, step_distance
 from engine.datasets import Sample
-from engine.edits.effect import OutputChange, Unchanged, first_edited_step, measure_effect
+from engine.edits.effect import OutputChange, Unchanged, measure_effect, steps_edited
 from engine.edits.prepared import prepare
 from engine.edits.values import Ban, Freeze, TopK
 from engine.errors import UserError
@@ -22,7 +22,7 @@ def test_routes_by_hand():
     """Three tokens, three steps, top-1: one keeps its path, one leaves at step 0 and returns, one leaves at the end."""
     before = np.array([[[0], [1], [2]], [[0], [1], [2]], [[3], [1], [0]]])
     after = np.array([[[0], [1], [2]], [[4], [1], [2]], [[3], [1], [1]]])
-    change = RouteChange(num_modules=5, first=0)
+    change = RouteChange(num_modules=5, edited=frozenset({0}))
     change.add(before, after)
     answer = change.answer()
     assert answer["paths_changed"] == pytest.approx(2 / 3)
@@ -46,7 +46,7 @@ def test_routes_batch_by_batch_equal_a_loop_over_tokens():
     rng = np.random.default_rng(0)
     before = rng.random((40, 4, 6)).argsort(axis=2)[:, :, :2]
     after = np.where(rng.random((40, 4, 1)) < 0.7, before, rng.random((40, 4, 6)).argsort(axis=2)[:, :, :2])
-    change = RouteChange(6, first=1)
+    change = RouteChange(6, edited=frozenset({1}))
     for part in (slice(0, 13), slice(13, 40)):
         change.add(before[part], after[part])
     moved = [[set(b) != set(a) for b, a in zip(x, y, strict=True)] for x, y in zip(before, after, strict=True)]
@@ -107,10 +107,32 @@ def test_outputs_equal_a_loop_over_rows():
         OutputChange().add(before, after * float("nan"), targets)
 
 
-def test_the_first_edited_step():
-    assert first_edited_step((Ban(modules=(1,), step=3), Ban(modules=(0,), step=2), Freeze(step=0))) == 2
-    assert first_edited_step((Ban(modules=(1,), step=3), TopK(k=2))) == 0
-    assert first_edited_step(None) == 0
+def test_a_step_that_an_edit_changes_by_itself_is_not_behind_it():
+    """One token that moves at step 2, another at step 3, a third at both; top-1 over five steps."""
+    before = np.zeros((3, 5, 1), dtype=int)
+    after = before.copy()
+    after[0, 2] = after[1, 3] = after[2, 2:4] = 1
+
+    def behind(**edits):
+        change = RouteChange(2, **edits)
+        change.add(before, after)
+        answer = change.answer()
+        return answer["after_step"], answer["after_steps"], answer["paths_changed_after"]
+
+    assert behind(edited=frozenset({1})) == (1, [2, 3, 4], 1.0)
+    assert behind(edited=frozenset({1, 3})) == (1, [2, 4], pytest.approx(2 / 3))  # the second moves where it is edited
+    assert behind(edited=frozenset({4})) == (4, [], None)
+    assert behind(edited=None) == (0, [], None)  # every step is edited, so nothing is behind
+
+
+def test_the_steps_that_controls_change_by_themselves():
+    def steps(*edits, **others):
+        return steps_edited(others | ({"edits": [edit.model_dump() for edit in edits]} if edits else {}))
+
+    assert steps(Ban(modules=(1,), step=3), Ban(modules=(0,), step=2), Freeze(step=0)) == {2, 3}
+    assert steps(Ban(modules=(1,), step=3), TopK(k=2)) is None
+    assert steps(Ban(modules=(1,), step=3), alpha=0.1) is None
+    assert steps(alpha=0.1) is None
 
 
 def _pictures():
