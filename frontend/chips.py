@@ -18,7 +18,7 @@ USES = {
     "paths": ("run", "label", "through", "paths"),
     "sample": ("run", "label", "q", "through", "paths", "sample", "token"),
     "compute": ("run", "label"),
-    "modules": ("run", "label", "through"),
+    "modules": ("run", "label", "module", "through"),
     "family": ("run", "label", "other", "sample"),
     "dream": ("run", "label", "q", "sample", "token", "job"),
     "detour": ("run", "label", "sample", "token", "through", "job"),
@@ -55,6 +55,9 @@ def chips(selection: Selection) -> list[Chip]:
         add("q", f"contains “{selection.q}”", q=None)
     if selection.steps:
         add("steps", f"steps {selection.steps[0]}–{selection.steps[1] - 1}", steps=None)
+    if selection.module is not None:
+        step, module = selection.module.split(".")
+        add("module", f"module {module} at step {step}", module=None)
     for node in selection.through:
         step, module = node.split(".")
         add(

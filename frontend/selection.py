@@ -76,6 +76,8 @@ class Selection:
     merge: float | None = None
     """Flow and Family: modules below this share of tokens are merged into “other”, per cent; None: by itself, where
     there are too many to draw"""
+    module: str | None = None
+    """Modules: ``step.module`` whose page is open"""
     words: str = "input"
     """Family, experts: whether an expert's words are input, next or predicted tokens"""
     controls: tuple[str, ...] = ()
@@ -192,6 +194,12 @@ def _nodes(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(parts))
 
 
+def _node(text: str) -> str:
+    if not _NODE.fullmatch(text):
+        raise ValueError
+    return text
+
+
 def _gate(text: str) -> str:
     if not re.fullmatch(r"\d{1,4}\.\d{1,4}\.\d{1,4}", text):
         raise ValueError
@@ -237,6 +245,7 @@ _READERS = {
     "other": lambda text: text[:500] or None,
     "gate": _gate,
     "merge": _between(0, 100),
+    "module": _node,
     "words": _one_of("input", "next", "predicted"),
     "controls": _changes,
     "dream": _changes,

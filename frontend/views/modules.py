@@ -11,7 +11,7 @@ from frontend import address, look
 from frontend.charts import numbers
 from frontend.charts.usage import MOST_MARKED, OVERLOADED, dead_modules, load_chart, overloaded, top_k_chart
 from frontend.selection import Selection
-from frontend.views import common
+from frontend.views import common, module_page
 
 
 def draw(selection: Selection) -> None:
@@ -35,10 +35,12 @@ def draw(selection: Selection) -> None:
         look.chart(
             load_chart(usage, theme=look.theme(), title=None),
             key=f"load_{run['run']}_{selection.label}_{selection.through}",
-            on_pick=lambda _name, node: address.go(address.current().toggle_through(node)),
+            on_pick=lambda _name, node: address.go(address.current().toggle_through(node).change(module=node)),
             pick=("node",),
         )
-        st.caption("Click a cell to keep only tokens that pass there, in *Flow*, *Paths* and *Sample*.")
+        st.caption(
+            "Click a cell: what this module is for, below; *Flow*, *Paths* and *Sample* keep only its tokens."
+        )
         look.numbers_behind(usage["usage"], "cells")
     with right:
         look.heading(
@@ -52,6 +54,7 @@ def draw(selection: Selection) -> None:
         look.numbers_behind([{**row, "dead": ", ".join(map(str, row["dead"]))} for row in usage["steps"]], "steps")
         st.subheader("Dead and overloaded", anchor=False)
         _extremes(run, usage, common.own_modules(run))
+    module_page.draw(run, usage, selection)
     _associations(run)
     look.numbers_behind(
         [{**module, "step": "any" if module["step"] is None else module["step"]} for module in run["modules"]],

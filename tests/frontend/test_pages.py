@@ -125,6 +125,17 @@ def test_a_try_is_told_by_its_origin_not_by_its_size(tmp_path, monkeypatch):
     assert "open_sample_one-text" in [button.key for button in page.button]
 
 
+def test_a_module_has_a_page_of_its_own(show):
+    page = show(view="modules", run="texts", module="1.1")
+    headers = [header.value for header in page.header]
+    assert "What is module 1 at step 1 for?" in headers
+    asked = [subheader.value for subheader in page.subheader]
+    assert {"Whom does it serve?", "Which words come here?", "What breaks without it?"} <= set(asked)
+    page = page.button("module_flow").click().run()
+    assert page.query_params["through"] in ("1.1", ["1.1"])
+    assert "no module 77 at step 1" in words(show(view="modules", run="texts", module="1.77"))
+
+
 def test_of_many_runs_the_newest_are_shown_and_the_others_found(show, monkeypatch):
     from frontend.views import runs
 
