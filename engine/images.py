@@ -79,7 +79,7 @@ def decode_upload(data: bytes) -> Image.Image:
     Format and number of pixels are checked before anything is decoded. Raises ``ImageError`` and
     nothing else. Colour profiles are ignored; 16-bit greys keep their 8 high bits.
     """
-    kind = _sniff(data)
+    kind = sniffed(data)
     if kind == "WEBP":  # Pillow allocates a WebP canvas on open: look at the size before that
         size = _webp_size(data)
         if size is not None:
@@ -177,8 +177,8 @@ def _square(image: Image.Image, size: int) -> Image.Image:
     return square.resize((size, size), Image.Resampling.BICUBIC)
 
 
-def _sniff(data: bytes) -> str:
-    """The accepted format that the first bytes announce; file names are not trusted."""
+def sniffed(data: bytes) -> str:
+    """The accepted format that the first bytes announce, ``ImageError`` else; file names are not trusted."""
     if not data:
         raise ImageError(f"The picture is empty (0 bytes); give {_ACCEPTED}.")
     for magic, kind in _MAGIC:

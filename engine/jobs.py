@@ -31,6 +31,7 @@ from pydantic import BaseModel
 
 from engine.disk import is_name, write_atomically
 from engine.errors import UserError
+from engine.request_fields import field_path, fields_beside, in_words
 
 if TYPE_CHECKING:
     from engine.store import Run
@@ -46,6 +47,7 @@ KINDS: dict[str, str] = {
     "dream": "engine.dream.job:DreamJob",
     "reroute": "engine.edits.job:RerouteJob",
     "import": "engine.jobs_import:ImportJob",
+    "map": "engine.jobs_map:MapJob",
 }
 """name of a kind → where its class is; imported only when a job of the kind is asked for"""
 
@@ -233,14 +235,15 @@ def read_request(kind: JobKind, values: object) -> BaseModel:
         return kind.Request.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "request"
+        where = field_path(kind.Request, first["loc"]) or "request"
         if first["type"] == "extra_forbidden":
             raise UserError(
-                f"A {kind.kind} job has no `{where[:80]}`; {_nearest(where, kind.Request.model_fields)}", field=where
+                f"A {kind.kind} job has no `{where[:80]}`; "
+                + _nearest(str(first["loc"][-1]), fields_beside(kind.Request, first["loc"])), field=where
             ) from None
         given = first.get("input")
         shown = f"; given {str(given)[:80]!r}" if isinstance(given, (str, int, float, bool)) else ""
-        raise UserError(f"`{where}`: {first['msg'].removeprefix('Value error, ')}{shown}.", field=where) from None
+        raise UserError(f"`{where}`: {in_words(first)}{shown}.", field=where) from None
 
 
 def is_artifact_name(name: str) -> bool:

@@ -86,6 +86,27 @@ class TextTokenizer:
         text: str = self._tokenizer.decode(ids)
         return text
 
+    def spans(self, ids: list[int]) -> list[list[int]]:
+        """Where in ``decode(ids)`` each token stands: [start, end) in characters.
+
+        Tokens that hold parts of one character share its range; of bytes that are no character some have no width.
+        Found from the front: the characters that are whole after each token; the bytes that follow belong to the next
+        whole one.
+        """
+        text, begun, waiting = self.decode(ids), 0, 0
+        found: list[list[int]] = []
+        again = self.encode(text)
+        if again.ids.tolist() == ids:
+            return [list(span) for span in zip(again.start.tolist(), again.end.tolist(), strict=True)]
+        for count in range(1, len(ids) + 1):
+            waiting += 1  # tokens since the last whole character
+            so_far = self.decode(ids[:count]) if count < len(ids) else text
+            if so_far.endswith("\ufffd") and not text.startswith(so_far):
+                continue  # a part of a character; which one, a later token says
+            found += [[begun, len(so_far)]] * waiting
+            begun, waiting = len(so_far), 0
+        return found
+
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         return [np.array(e.ids, dtype=np.int32) for e in self._tokenizer.encode_batch(texts)]
 

@@ -33,6 +33,8 @@ SAVE_SECONDS = 5
 """the state is kept at least this often, where iterations are slow"""
 SHOWN_SIDE = 192
 CURVE_POINTS = 512
+MOST_TOLD = 12
+"""dreams that a message of progress tells of"""
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,12 @@ class ImageWork:
 
     def _progress(self, result: dict[str, Any] | None = None) -> Progress:
         last, total = self.history[-1], self.request.image.iterations
-        worth = ", ".join(f"{found['objective']:.3g}" for found in last["items"])
-        message = f"objective {worth} at iteration {last['iteration']:,}"
+        pairs = zip(self.items, last["items"], strict=True)
+        named = [f"{item.name}: {found['objective']:.3g}" for item, found in pairs]
+        if len(named) == 1:
+            named = [f"{last['items'][0]['objective']:.3g}"]
+        more = f" … and {len(named) - MOST_TOLD} more" if len(named) > MOST_TOLD else ""
+        message = f"objective {'; '.join(named[:MOST_TOLD])}{more} at iteration {last['iteration']:,}"
         return Progress(self.dreams.iteration, total, "iterations", message, self.finished, result or {})
 
     def _keep(self) -> None:
@@ -201,7 +207,7 @@ def _choices(
     every = tuple(range(1, config.num_steps + 1))
     keep = patch_mask(group or (), config.grid, config.patch_size)
     if target.context != "without" and bool(keep.all()):
-        raise UserError("every patch of the image is in the group, so with its pixels nothing is left to dream",
+        raise UserError("Every patch of the image is in the group, so with its pixels nothing is left to dream",
                         field="target.context")  # fmt: skip
     items = []
     for s in dict.fromkeys(target.until or every):

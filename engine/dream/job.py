@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.dream.request import DreamRequest, check_request
+from engine.dream.check import check_request
+from engine.dream.request import DreamRequest
 from engine.jobs import JobContext, Progress
 
 if TYPE_CHECKING:

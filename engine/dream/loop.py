@@ -50,7 +50,7 @@ class ImageDreams:
     def __init__(self, model: RoutedModel, dreams: Sequence[Dream], settings: ImageSettings) -> None:
         config = model.config
         if config.modality != "vision":
-            raise UserError(f"a {model.family} model for texts has no image to dream", field="model")
+            raise UserError(f"A {model.family} model for texts has no image to dream", field="model")
         self.model, self.dreams, self.settings = model, list(dreams), settings
         self.device = next(model.parameters()).device
         self.side, self.channels = config.image_size, config.channels
@@ -143,7 +143,7 @@ class ImageDreams:
             UserError: the state is of other dreams.
         """
         if state["spectrum"].shape != self.spectrum.shape:
-            raise UserError(f"the saved state holds dreams of shape {tuple(state['spectrum'].shape)}; these are of "
+            raise UserError(f"The saved state holds dreams of shape {tuple(state['spectrum'].shape)}; these are of "
                             f"{tuple(self.spectrum.shape)}", field="state")  # fmt: skip
         for name in ("spectrum", "mean", "square"):
             setattr(self, name, state[name].to(self.device).clone())

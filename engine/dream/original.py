@@ -6,7 +6,6 @@ Shapes: T tokens, S steps, K slots.
 from __future__ import annotations
 
 import io
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +14,10 @@ from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor
 
-from engine.datasets import open_dataset
 from engine.disk import write_atomically
-from engine.dream.request import DreamRequest, Group, check_group
-from engine.errors import UserError
+from engine.dream.check import check_group
+from engine.dream.request import DreamRequest, Group
+from engine.dream.source import find_text, row_of
 from engine.images import decode_upload, model_view
 from engine.tracing import LoadedModel
 
@@ -49,7 +48,7 @@ def _find_image(request: DreamRequest, context: JobContext) -> Image.Image:
             return decode_upload(run.image(request.sample))
     if request.inbox is not None:
         return decode_upload(context.inbox_file(request.inbox, field="inbox").read_bytes())
-    image = _row(request, "vision").image
+    image = row_of(request, "vision").image
     assert image is not None, "a vision set yields images"
     return image
 
@@ -58,31 +57,8 @@ def original_text(request: DreamRequest, folder: Path, context: JobContext) -> s
     """The text that the request names."""
     file = folder / TEXT_FILE
     if not file.is_file():
-        write_atomically(file, _find_text(request, context).encode())
+        write_atomically(file, find_text(request, context).encode())
     return file.read_text(encoding="utf-8")
-
-
-def _find_text(request: DreamRequest, context: JobContext) -> str:
-    if request.sample is not None:
-        with context.open_run(request.run) as run:
-            text = run.sample(request.sample)["text"]
-        if not text:
-            raise UserError(f"the run {request.run} keeps no text of sample {request.sample}", field="sample")
-        return text
-    if request.inbox is not None:
-        try:
-            return context.inbox_file(request.inbox, field="inbox").read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise UserError(f"{request.inbox!r} is no UTF-8 text", field="inbox") from None
-    return _row(request, "text").text or ""
-
-
-def _row(request: DreamRequest, modality: str):
-    dataset = open_dataset(request.data, modality)  # type: ignore[arg-type]
-    if request.row >= (dataset.num_samples or 0):
-        raise UserError(f"row is {request.row}, but {request.data} has {dataset.num_samples} rows, numbered from 0",
-                        field="row")  # fmt: skip
-    return next(islice(iter(dataset), request.row, None))
 
 
 def ribbon_of_rank(request: DreamRequest, context: JobContext) -> Int[Tensor, "S K"]:
@@ -92,15 +68,21 @@ def ribbon_of_rank(request: DreamRequest, context: JobContext) -> Int[Tensor, "S
     return torch.tensor(found[0]["ribbon"], dtype=torch.long).view(len(found[0]["ribbon"]), -1)
 
 
-def members(group: Group, ids: Int[Tensor, "T S K"] | None, num_tokens: int, seed: int) -> list[int] | None:
-    """The tokens of a group; None: all. ``ids`` are the original's choices."""
-    check_group(group, num_tokens, "tokens")
+def members(group: Group, ids: Int[Tensor, "T S K"] | None, num_tokens: int, seed: int, first: int = 0
+            ) -> list[int] | None:  # fmt: skip
+    """The tokens of a group, counted from the dream's first; None: all.
+
+    ``ids`` are the choices of the tokens that are dreamt; the first of them is number ``first`` of the original, and
+    the group names its tokens by their numbers there.
+    """
+    check_group(group, range(first, first + num_tokens), "tokens that are dreamt")
     if group.patches is not None:
-        return sorted(set(group.patches))
+        return sorted(number - first for number in set(group.patches))
     if group.draw is not None:
         generator = torch.Generator().manual_seed(seed)
         return sorted(torch.randperm(num_tokens, generator=generator)[: group.draw].tolist())
     if group.like is not None:
+        assert ids is not None, "a request with like has an original"
         paths = ids.sort(dim=-1).values.flatten(1)
-        return (paths == paths[group.like]).all(dim=1).nonzero().squeeze(1).tolist()
+        return (paths == paths[group.like - first]).all(dim=1).nonzero().squeeze(1).tolist()
     return None

@@ -63,13 +63,13 @@ def look(model: RoutedModel, inputs: Tensor, needs: Sequence[Need]) -> list[Seen
         if isinstance(model, family):
             return reader(model, inputs, needs)
     known = ", ".join(sorted(family.family for family in READERS))
-    raise UserError(f"a {model.family} model cannot be dreamed with: its decisions are made once for a whole text, "
+    raise UserError(f"A {model.family} model cannot be dreamed with: its decisions are made once for a whole text, "
                     f"without a gradient; families that can: {known}", field="model")  # fmt: skip
 
 
 def _look_dna(model: DNA, inputs: Tensor, needs: Sequence[Need]) -> list[Seen]:
     if model.config.router == "expert":
-        raise UserError("with router 'expert' modules choose tokens, not tokens modules; such a model cannot be "
+        raise UserError("With router 'expert' modules choose tokens, not tokens modules; such a model cannot be "
                         "dreamed with", field="model")  # fmt: skip
     h = model.enter(inputs)
     tokens = h.shape[1]

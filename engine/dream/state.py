@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from engine.disk import write_atomically
+from engine.dream.request import DreamRequest
 from engine.errors import UserError
 
 STATE = "state.safetensors"
@@ -37,8 +39,16 @@ def load_state(folder: Path, made_for: dict[str, Any]) -> tuple[dict[str, Tensor
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         kind = type(error).__name__
-        raise UserError(f"the saved state of this dream cannot be read ({kind}); start it anew") from None
+        raise UserError(f"The saved state of this dream cannot be read ({kind}); start it anew") from None
     for name, value in made_for.items():
-        if about.get(name) != value:
-            raise UserError(f"this dream was begun with another {name}; start it anew", field="model")
+        if (_as_now(about.get(name)) if name == "request" else about.get(name)) != value:
+            raise UserError(f"This dream was begun with another {name}; start it anew", field="model")
     return tensors, about
+
+
+def _as_now(request: Any) -> Any:
+    """A request as this version writes it: fields that have come since are at their defaults."""
+    try:
+        return json.loads(DreamRequest.model_validate(request).model_dump_json())
+    except ValidationError:
+        return None

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.dream.corpus import batch_of, best, scores, windows
+from engine.dream.corpus import best, scores, windows
 from engine.dream.objectives import Choices, Connection, Fluency, Module, Objective, Suppression, follow_path
 from engine.dream.original import members, original_text, ribbon_of_rank
 from engine.dream.request import DreamRequest
 from engine.dream.seen import Need, look
+from engine.dream.source import stretch_of
 from engine.dream.state import load_state, save_state
 from engine.dream.text import TextDreams, reads_back, written
 from engine.errors import UserError
@@ -77,7 +78,7 @@ class TextWork:
             else:
                 self.values += part
         if self.dreams is None:
-            return self._progress("looking through the bundled texts")
+            return self._progress("")
         while not self.dreams.finished and time.monotonic() - started < SLICE_SECONDS:
             self._go_on()
         if not self.dreams.finished:
@@ -100,13 +101,15 @@ class TextWork:
         """What was done since the state was last kept is done again."""
 
     def _progress(self, message: str, result: dict[str, Any] | None = None) -> Progress:
-        batch = batch_of(self._length())
-        batches = -(-len(self.windows) // batch)
-        rounds = self.settings.iterations
-        done = len(self.values) // batch if self.dreams is None else batches + self.dreams.iteration
+        """First the stretches of the corpus are counted, then the rounds; the messages say which of the two it is."""
+        if self.dreams is None:
+            looking = f"first part of two: looking through the bundled texts, then {self.settings.iterations:,} rounds"
+            return Progress(len(self.values), len(self.windows), "stretches", looking)
+        done, rounds = self.dreams.iteration, self.settings.iterations
         if self.finished:
-            done = batches + rounds
-        return Progress(done, batches + rounds, "rounds", message, self.finished, result or {})
+            early = f"no swap helped any more after {done:,} of {rounds:,} rounds"
+            return Progress(done, done, "rounds", early if done < rounds else message, True, result or {})
+        return Progress(done, rounds, "rounds", f"swapping words: {message}")
 
     def _best_text(self) -> str:
         return repr(written(self.tokenizer, self.dreams.ids[int(self.dreams.wanted.argmax())]).strip())
@@ -125,7 +128,7 @@ class TextWork:
         ]
         starts = [torch.tensor(s.window.ids) for s in kept[: self.settings.starts]]
         if not starts:
-            raise UserError(f"no stretch of {self._length()} tokens of {self.corpus} can start a dream; "
+            raise UserError(f"No stretch of {self._length()} tokens of {self.corpus} can start a dream; "
                             "give a smaller length", field="text.length")  # fmt: skip
         self.starts = torch.stack(starts)
         self.dreams = self._dreams(self.starts)
@@ -177,8 +180,9 @@ class TextWork:
         return Need(self.objective.need.steps, output=True)
 
     def _shown(self, ids: Any) -> dict[str, Any]:
-        texts = self.tokenizer.token_texts
-        return {"text": self.tokenizer.decode(list(ids)), "tokens": [texts[i] for i in ids], "targets": self.targets}
+        text, texts = self.tokenizer.decode(list(ids)), self.tokenizer.token_texts
+        return {"text": text, "tokens": [texts[i] for i in ids], "spans": self.tokenizer.spans(list(ids)),
+                "targets": self.targets}  # fmt: skip
 
     def _objective(self, context: JobContext) -> Objective:
         """Paths and modules are wanted of the last token (or the group), connections and directions of the text."""
@@ -190,9 +194,6 @@ class TextWork:
         if target.of == "choices":
             return self._choices(context)
         length = self.settings.length
-        if target.group.like is not None:
-            raise UserError("like needs an original's paths; name the tokens of the dream by patches",
-                            field="target.group")  # fmt: skip
         self.targets = members(target.group, None, length, self.request.seed) or [length - 1]
         tokens = torch.tensor(self.targets, device=device)
         if target.of == "module":
@@ -202,20 +203,17 @@ class TextWork:
         return follow_path(ribbon.long().to(device), length, tokens=tokens, of=target.scores)
 
     def _choices(self, context: JobContext) -> Objective:
-        """Another text whose tokens take the paths of the original's, which is cut to the dream's length."""
+        """A text whose tokens take the paths that a stretch of the original takes with all that stands before it."""
         target, config = self.request.target, self.loaded.checkpoint.config
-        if target.until is not None and len(target.until) > 1:
-            raise UserError(f"until names {len(target.until)} S; a text dream is one search, so give one",
-                            field="target.until")  # fmt: skip
-        text = original_text(self.request, self.folder, context)
-        ids = torch.from_numpy(self.tokenizer.encode(text).ids).long()[: self.settings.length]
-        if not len(ids):
-            raise UserError("the original is empty; a text dream needs at least one token of it", field="sample")
+        every = torch.from_numpy(self.tokenizer.encode(original_text(self.request, self.folder, context)).ids).long()
+        stretch = stretch_of(self.request, len(every))
+        ids = every[stretch.start : stretch.stop]
+        read = every[max(0, stretch.stop - config.context) : stretch.stop]
         with torch.no_grad():
-            traced = self.loaded.model.trace(ids[None].to(self.loaded.device))
-        own = traced.module_ids[0].long()
-        self.original_ids = ids
-        self.targets = members(target.group, own.cpu(), len(ids), self.request.seed)
+            traced = self.loaded.model.trace(read[None].to(self.loaded.device))
+        own = traced.module_ids[0, len(read) - len(ids) :].long()
+        self.original_ids, self.first = ids, stretch.start
+        self.targets = members(target.group, own.cpu(), len(ids), self.request.seed, stretch.start)
         s = (target.until or (config.num_steps,))[0]
         steps = range(s) if target.form == "cumulative" else range(s - 1, s)
         tokens = None if self.targets is None else torch.tensor(self.targets, device=self.loaded.device)

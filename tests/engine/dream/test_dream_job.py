@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from itertools import count
@@ -16,7 +17,7 @@ from engine.datasets import Sample
 from engine.dream import image_work
 from engine.dream.job import DreamJob
 from engine.dream.pictures import outlined
-from engine.dream.state import STATE
+from engine.dream.state import STATE, load_state, save_state
 from engine.errors import UserError
 from engine.jobs import JobContext, list_artifacts, read_request
 from engine.tracing import load_model, trace_samples
@@ -37,6 +38,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> JobContext:
     (folder / "inbox").mkdir()
     picture(3).save(folder / "inbox" / "mine.png")
     (folder / "inbox" / "folder.png").mkdir()
+    (folder / "inbox" / "story.txt").write_text("the path of a")
     samples = [Sample(picture(i), None, None, f"{i}.png") for i in range(3)]
     trace_samples(load("tiny"), samples, folder / "runs", run_id="seen", twin=False)
     return JobContext(folder, (folder / "models",), load)
@@ -134,17 +136,21 @@ def test_originals_come_from_bundled_sets_and_the_inbox(context: JobContext, tmp
         assert image.size == (32, 32)
 
 
+TEXT = {"model": "tiny-text", "run": None, "sample": None, "data": "bundled:texts", "row": 0}
+
+
 @pytest.mark.parametrize(("changes", "field", "words"), [
     ({"target": {"of": "choices", "until": [4]}}, "target.until", "decides 3 times"),
     ({"target": {"of": "choices", "until": [0]}}, "target.until", "give 1 … 3"),
-    ({"target": {"of": "choices", "group": {"patches": []}}}, "target.choices.group", "empty"),
-    ({"target": {"of": "choices", "group": {"patches": [16]}}}, "target.group", "there are 16 patches"),
+    ({"target": {"of": "choices", "group": {"patches": []}}}, "target.group", "empty"),
+    ({"target": {"of": "choices", "group": {"patches": [16]}}}, "target.group",
+     "The group names 16, but the patches of the image are numbered 0 to 15"),
     ({"target": {"of": "choices", "group": {"draw": 17}}}, "target.group", "cannot be drawn"),
-    ({"target": {"of": "choices", "group": {"like": 1, "draw": 2}}}, "target.choices.group", "one of patches"),
+    ({"target": {"of": "choices", "group": {"like": 1, "draw": 2}}}, "target.group", "one of patches"),
     ({"target": {"of": "choices", "context": "with"}}, "target.context", "nothing is left"),
     ({"image": {"iterations": 10**9}}, "image.iterations", "65536"),
     ({"image": {"rate": float("nan")}}, "image.rate", ""),
-    ({"sample": 3}, "sample", "there are 3 samples"),
+    ({"sample": 3}, "sample", "samples of the run are numbered 0 to 2"),
     ({"sample": None}, "sample", "needs the original"),
     ({"data": "bundled:scenes", "row": 1}, "sample", "named twice"),
     ({"run": None, "sample": None, "data": "/etc/passwd", "row": 1}, "data", "bundled set"),
@@ -156,22 +162,44 @@ def test_originals_come_from_bundled_sets_and_the_inbox(context: JobContext, tmp
     ({"model": "tiny-text", "run": None, "sample": None, "data": "bundled:texts", "row": 0,
       "target": {"of": "choices", "group": {"draw": 2}, "context": "with"}}, "target.context", "reads texts"),
     ({"target": {"of": "path", "rank": 10**6}}, "target.rank", "paths"),
-    ({"target": {"of": "path", "ribbon": [[1, 2], [0, 0], [3, 4]]}}, "target.path.ribbon.1", "0 is named more than"),
-    ({"target": {"of": "path", "ribbon": [[0, 1]] * 5000}}, "target.path.ribbon", "at most 4096"),
-    ({"target": {"of": "path", "ribbon": [list(range(5000))]}}, "target.path.ribbon.0", "at most 4096"),
-    ({"target": {"of": "choices", "until": [1, 2, 1]}}, "target.choices.until", "1 is named more than once"),
-    ({"target": {"of": "choices", "until": list(range(5000))}}, "target.choices.until", "at most 4096"),
-    ({"target": {"of": "choices", "group": {"patches": [3, 3]}}}, "target.choices.group.patches", "3 is named more"),
-    ({"target": {"of": "choices", "group": {"patches": list(range(5000))}}}, "target.choices.group.patches",
-     "at most 4096"),
-    ({"target": {"of": "module", "module": 0, "steps": [0] * 4000}}, "target.module.steps", "0 is named more than"),
-    ({"target": {"of": "module", "module": 0, "steps": [0] * 300_000}}, "target.module.steps", "at most 4096"),
+    ({"target": {"of": "path", "ribbon": [[1, 2], [0, 0], [3, 4]]}}, "target.ribbon.1", "0 is named more than"),
+    ({"target": {"of": "path", "ribbon": [[0, 1]] * 5000}}, "target.ribbon", "at most 4,096"),
+    ({"target": {"of": "path", "ribbon": [list(range(5000))]}}, "target.ribbon.0", "at most 4,096"),
+    ({"target": {"of": "choices", "until": [1, 2, 1]}}, "target.until", "1 is named more than once"),
+    ({"target": {"of": "choices", "until": list(range(5000))}}, "target.until", "at most 4,096"),
+    ({"target": {"of": "choices", "group": {"patches": [3, 3]}}}, "target.group.patches", "3 is named more"),
+    ({"target": {"of": "choices", "group": {"patches": list(range(5000))}}}, "target.group.patches",
+     "at most 4,096"),
+    ({"target": {"of": "module", "module": 0, "steps": [0] * 4000}}, "target.steps", "0 is named more than"),
+    ({"target": {"of": "module", "module": 0, "steps": [0] * 300_000}}, "target.steps", "at most 4,096"),
     ({"target": {"of": "path", "ribbon": [[0, 1, 2], [1, 2], [3, 4]]}}, "target.ribbon", "2 different modules"),
     ({"target": {"of": "path", "ribbon": [[0, 1], [2], [3, 4]]}}, "target.ribbon", "2 different modules"),
-    ({"target": {"of": "module", "module": 6}}, "target.module", "there are 6 modules"),
+    ({"target": {"of": "module", "module": 6}}, "target.module", "modules are numbered 0 to 5"),
     ({"target": {"of": "direction", "layer": 0, "head": 0, "direction": 0}}, "target.of", "it can dream of"),
-    ({"target": {"of": "class", "index": 3}}, "target.index", "there are 3 classes"),
+    ({"target": {"of": "class", "index": 3}}, "target.index", "classes are numbered 0 to 2"),
     ({"run": "nowhere"}, "run", "nowhere"),
+    ({"model": "nope"}, "model", "no model 'nope'"),
+    ({"run": None, "sample": None, "data": "bundled:nope", "row": 1}, "data", "there are bundled:scenes"),
+    ({"run": None, "sample": None, "data": "bundled:texts", "row": 1}, "data", "for text models"),
+    ({"model": "tiny-text", "run": None, "sample": None, "data": "bundled:photos", "row": 1}, "data", "for vision"),
+    ({"run": None, "sample": None, "data": "bundled:photos", "row": 10**5}, "row",
+     "Row is 100000, but the rows of bundled:photos are numbered 0 to 119"),
+    ({"run": None, "sample": None, "inbox": "story.txt"}, "inbox", "is no image for tiny"),
+    ({"model": "tiny-text", "run": None, "sample": None, "inbox": "mine.png"}, "inbox", "a PNG image"),
+    ({"target": {"of": "choices", "group": {"draw": 16}, "context": "with"}}, "target.context", "nothing is left"),
+    ({"target": {"of": "choices", "first": 2}}, "target.first", "takes images"),
+    ({"target": {"of": "module", "module": 0, "steps": [3]}}, "target.steps", "steps are numbered 0 to 2"),
+    (TEXT | {"target": {"of": "choices", "until": [1, 2]}}, "target.until", "give one"),
+    (TEXT | {"target": {"of": "choices", "first": 10**6}}, "target.first", "tokens of this text are numbered 0 to"),
+    (TEXT | {"target": {"of": "choices", "group": {"patches": [12]}}}, "target.group", "dreamt are numbered 0 to 11"),
+    (TEXT | {"target": {"of": "choices", "first": 5, "group": {"like": 4}}}, "target.group", "are numbered 5 to 16"),
+    (TEXT | {"target": {"of": "choices", "group": {"draw": 13}}}, "target.group", "cannot be drawn from 12 tokens"),
+    ({"model": "tiny-text", "run": None, "sample": None, "inbox": "story.txt",
+      "target": {"of": "choices", "group": {"patches": [9]}}}, "target.group", "are numbered 0 to"),
+    ({"model": "tiny-text", "run": None, "sample": None, "target": {"of": "module", "module": 0, "group": {"like": 0}},
+      "data": "bundled:texts", "row": 0}, "target.group", "by patches"),
+    ({"model": "tiny-text", "run": None, "sample": None,
+      "target": {"of": "module", "module": 0, "group": {"patches": [12]}}}, "target.group", "numbered 0 to 11"),
 ])  # fmt: skip
 def test_what_cannot_be_dreamed_is_refused_by_name(context: JobContext, changes: dict, field: str, words: str) -> None:
     with pytest.raises(UserError, match=words) as refused:
@@ -189,8 +217,31 @@ def test_a_state_of_another_request_or_a_broken_one_is_refused(context: JobConte
         DreamJob.start(ask(context, target=target, image={"iterations": 2}), tmp_path, context)
 
 
+def test_a_state_from_before_a_field_came_is_gone_on_with(context: JobContext, tmp_path: Path) -> None:
+    request = ask(context, target={"of": "choices", "until": [1]}, image={"iterations": 2})
+    run(request, tmp_path, context)
+    made_for = {"request": json.loads(request.model_dump_json()), "checkpoint": context.load_model("tiny").sha256}
+    tensors, about = load_state(tmp_path, made_for)
+    del about["request"]["target"]["first"]
+    save_state(tmp_path, tensors, about)
+    assert DreamJob.start(request, tmp_path, context).work.dreams.iteration == 2
+    about["request"]["target"]["scores"] = "logits"
+    save_state(tmp_path, tensors, about)
+    with pytest.raises(UserError, match="begun with another request"):
+        DreamJob.start(request, tmp_path, context)
+
+
+def test_progress_names_each_dream(context: JobContext, tmp_path: Path) -> None:
+    job = DreamJob.start(ask(context, target=GROUP, image=IMAGE), tmp_path, context)
+    assert re.fullmatch(
+        r"objective S = 1: [\d.]+; S = 1, with its pixels: [\d.]+; S = 3: [\d.]+; S = 3, with its pixels: [\d.]+ "
+        r"at iteration \d+", job.advance().message,
+    )  # fmt: skip
+    job.close()
+
+
 def test_requests_are_checked_without_torch() -> None:
-    code = "import sys; import engine.dream.job; sys.exit('torch' in sys.modules)"
+    code = "import sys; import engine.dream.job, engine.dream.source; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -48,6 +48,41 @@ def test_each_example_of_a_text_dream_has_its_command() -> None:
     assert examples == [row[0] for row in rows_of("dream of")]
 
 
+def in_bold(shown: dict[str, Any]) -> str:
+    """A dreamed text as the table writes it: the wanted tokens bold, white space single."""
+    wanted, pieces = set(shown["targets"] or ()), []
+    for place, token in enumerate(shown["tokens"]):
+        core = token.strip()
+        pieces.append(token.replace(core, f"**{core}**") if place in wanted and core else token)
+    return " ".join("".join(pieces).split())
+
+
+def test_the_table_of_texts_is_what_was_measured() -> None:
+    kept = results("text_dreams")
+    cells = {row[0]: row[1:] for row in rows_of("dream of")}
+    assert len(cells) == len(kept)
+    for name, row in kept.items():
+        model = re.search(r"--model (\S+)", row["command"])[1]
+        value = re.search(rf"--{name} (\S+)", row["command"])[1]
+        of = f"path of rank {value}" if name == "rank" else f"{name} {value}"
+        over, best, dreamed = cells[f"{of} of {model}"]
+        assert over == f"{row['corpus']['mean']:.2f}, {row['corpus']['p99']:.2f}"
+        digits = len(best.split()[0]) - 2
+        assert best == f"{row['best stretch']['objective']:.{digits}f} {in_bold(row['best stretch'])}"
+        written = re.split(r"; (?=\d)", dreamed)
+        assert written == [f"{one['objective']:.{digits}f} {in_bold(one)}" for one in row["dreamed"][: len(written)]]
+        assert row["command"].startswith("tokenpaths dream ")
+
+
+def test_what_is_said_of_the_text_dreams_is_what_was_measured() -> None:
+    dreamed = results("text_dreams")["rank"]["dreamed"]
+    assert len(dreamed) == 8
+    assert {round(one["matched_choices"] * 6) for one in dreamed} == {4, 5}
+    assert not any(one["matched_tokens"] for one in dreamed)
+    said = "In none of the eight texts dreamed for the path does the wanted token take all of it: "
+    assert f"{said}four or five of its six" in PAGE
+
+
 def results(name: str) -> dict[str, Any]:
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())["results"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -196,6 +197,59 @@ def test_the_job_finds_texts_of_a_path_and_of_an_original(loaded: LoadedModel, t
     )  # fmt: skip
     assert original["dreams"][0]["targets"] == [1, 3]
     assert 0 <= original["dreams"][0]["matched_tokens"] <= 1
+
+
+def test_a_stretch_in_the_middle_has_the_paths_that_it_takes_in_the_whole_text(
+    loaded: LoadedModel, tmp_path: Path
+) -> None:
+    (tmp_path / "inbox").mkdir()
+    (tmp_path / "inbox" / "story.txt").write_text("back again to the start of the next step , the path of a token")
+    ids = torch.from_numpy(loaded.tokenizer.encode((tmp_path / "inbox" / "story.txt").read_text()).ids).long()
+    asked = {"of": "choices", "until": [3], "first": 4, "group": {"patches": [5, 8]}}
+    result = run({"target": asked, "inbox": "story.txt"}, tmp_path, loaded)
+    assert result["original"]["text"] == loaded.tokenizer.decode(ids[4:9].tolist())
+    assert result["dreams"][0]["targets"] == [1, 4]  # tokens 5 and 8 of the original
+    (tmp_path / "again").mkdir()
+    values = {"model": "tiny-text", "target": asked, "inbox": "story.txt", "text": {"length": 5}}
+    request = read_request(DreamJob, values)
+    work = DreamJob.start(request, tmp_path / "again", JobContext(tmp_path, (loaded.checkpoint.path.parent,),
+                                                                  lambda name: loaded)).work  # fmt: skip
+    whole = loaded.model.trace(ids[None, :9]).module_ids[0].long()
+    assert torch.equal(work.objective.module_ids, whole[4:])
+    assert not torch.equal(whole[4:], loaded.model.trace(ids[None, 4:9]).module_ids[0].long())  # it makes a difference
+
+
+def test_the_look_through_the_corpus_and_the_rounds_are_counted_apart(
+    loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = count()
+    monkeypatch.setattr(text_work, "time", SimpleNamespace(monotonic=lambda: 0.6 * next(ticks)))
+    monkeypatch.setattr("engine.dream.corpus.BATCH", 50)
+    settings = {"iterations": 2, "length": 5, "starts": 2, "candidates": 6, "corpus_windows": 64}
+    request = read_request(DreamJob, {"model": "tiny-text", "target": {"of": "module", "module": 1}, "text": settings})
+    job = DreamJob.start(request, tmp_path, JobContext(tmp_path, (loaded.checkpoint.path.parent,), lambda name: loaded))
+    seen = [job.advance()]
+    while not seen[-1].finished:
+        seen.append(job.advance())
+    assert (seen[0].done, seen[0].total, seen[0].unit) == (50, 64, "stretches")
+    assert re.search("first part of two.*then 2 rounds", seen[0].message)
+    rounds = [progress for progress in seen if progress.unit == "rounds"]
+    assert [progress.done for progress in rounds] == sorted(progress.done for progress in rounds)
+    assert (rounds[-1].done, rounds[-1].total) == (2, 2)
+    assert "swapping words" in rounds[0].message
+
+
+def test_spans_are_where_tokens_stand_and_bytes_of_one_character_share_them(loaded: LoadedModel) -> None:
+    for words in ("naïve path", "Привет 🙂 of", "語"):
+        ids = loaded.tokenizer.encode(words).ids.tolist()
+        assert len(ids) > len(set(map(tuple, loaded.tokenizer.spans(ids))))  # some character has several tokens
+        for span, piece in zip(loaded.tokenizer.spans(ids), ids, strict=True):
+            own = loaded.tokenizer.decode([piece])
+            assert "\ufffd" in own or words[span[0] : span[1]] == own
+        for cut in range(1, len(ids)):  # a character cut in two no longer reads back; every token still has its place
+            text, spans = loaded.tokenizer.decode(ids[:cut]), loaded.tokenizer.spans(ids[:cut])
+            assert (len(spans), spans[-1][1]) == (cut, len(text))
+            assert all(0 <= a <= b for a, b in spans)
 
 
 def test_what_a_text_dream_cannot_do_is_refused(loaded: LoadedModel, tmp_path: Path) -> None:

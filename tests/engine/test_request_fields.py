@@ -1,0 +1,27 @@
+"""Faults of nested requests: their field as the sender wrote it, the names of its own level, sentences about lists."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.dream.job import DreamJob
+from engine.errors import UserError
+from engine.jobs import read_request
+
+
+@pytest.mark.parametrize(("target", "field", "words"), [
+    ({"of": "choices", "untill": [3]}, "target.untill", "did you mean 'until'? There are: context, first, form, group"),
+    ({"of": "choices", "group": {"patch": [3]}}, "target.group.patch", "did you mean 'patches'? There are: draw, like"),
+    ({"of": "direction", "direction": 1, "layer": "x", "head": 0}, "target.layer", "given 'x'"),  # a field like its tag
+    ({"of": "direction", "direction": 1, "layer": 1}, "target.head", "required"),
+    ({"of": "path", "ribbon": [[0], [-1]]}, "target.ribbon.1.0", "greater than or equal to 0"),
+    ({"of": "choices", "until": []}, "target.until", "the list is empty; name at least one, or leave it out"),
+    ({"of": "choices", "until": list(range(5000))}, "target.until", "the list has 5,000; at most 4,096 are taken"),
+    ({"of": "dance"}, "target", "'dance'"),
+])  # fmt: skip
+def test_a_nested_fault_is_named_as_it_was_written(target: dict, field: str, words: str) -> None:
+    with pytest.raises(UserError) as refused:
+        read_request(DreamJob, {"model": "tiny", "target": target})
+    assert refused.value.field == field
+    assert words in str(refused.value)
+    assert "Tuple" not in str(refused.value)
