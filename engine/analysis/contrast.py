@@ -29,8 +29,8 @@ class Contrast:
 
 
 def wilson(
-    share: Float[np.ndarray, " I"], size: Real[np.ndarray, " I"]
-) -> tuple[Float[np.ndarray, " I"], Float[np.ndarray, " I"]]:
+    share: Float[np.ndarray, "*I"], size: Real[np.ndarray, "*I"]
+) -> tuple[Float[np.ndarray, "*I"], Float[np.ndarray, "*I"]]:
     """Both ends of Wilson's 95 % interval of a share of ``size`` independent draws (1927); size may be a fraction."""
     size = np.maximum(size, 1e-9)
     middle = (share + Z**2 / (2 * size)) / (1 + Z**2 / size)

@@ -17,7 +17,7 @@ from engine.errors import UserError
 from engine.store import answers, effects, experts, knowledge, queries, search, similar, soft, specific
 from engine.store.checks import check_text
 from engine.store.errors import NoSuchThing
-from engine.store.export import BATCH_ROWS, FORMATS, TABLES, encode, export_query
+from engine.store.export import check_export, export, tables_of
 from engine.store.filters import (
     Filters,
     Query,
@@ -287,8 +287,8 @@ class Run:
         paths: Sequence[int] = (),
         through: Sequence[tuple[int, int]] = (),
         ranks: tuple[int, int] | None = None,
-        compute: tuple[float, float] | None = None,
-        reuse: tuple[float, float] | None = None,
+        compute: tuple[int | float, int | float] | None = None,
+        reuse: tuple[int | float, int | float] | None = None,
         least: int = 10,
         limit: int = 20,
         examples: int = 30,
@@ -449,20 +449,19 @@ class Run:
         """Moments, quantiles and histogram of compute, reuse, loss or gate_entropy per sample or token."""
         return distribution_of(self, measure, per, bins, label, self.label_id(label))
 
-    def export(self, table: str, file_format: str) -> Iterator[bytes]:
-        """A table as a csv, parquet or arrow file, in pieces; the time limit does not apply."""
-        if table not in TABLES:
-            raise NoSuchThing(f"there is no table {table[:40]!r}, there are {', '.join(TABLES)}", field="table")
-        if self.row["schema_version"] < 2 and table in (soft_table.table for soft_table in soft.SOFT_TABLES.values()):
-            raise NoSuchThing(f"run {self.run_id!r} was made before there was a table {table!r}", field="table")
-        check_choice(file_format, FORMATS, "format")
-        query = export_query(table, self.layout, self.token_columns, flat=file_format == "csv")
-        return self._export(query, file_format)
+    def tables(self) -> dict[str, Any]:
+        """The tables that ``export`` can give, with their number of rows and what they hold."""
+        return {"run": self.run_id, "tables": tables_of(self)}
 
-    def _export(self, query: Query, file_format: str) -> Iterator[bytes]:
-        with self._connection.cursor(limited=False) as cursor:
-            reader = cursor.execute(query.sql, list(query.parameters)).to_arrow_reader(BATCH_ROWS)
-            yield from encode(reader, file_format)
+    def export(self, table: str, file_format: str) -> Iterator[bytes]:
+        """A table as a csv, parquet or arrow file, in pieces; the time limit does not apply.
+
+        Raises:
+            NoSuchThing: there is no such table, or the run was made before there was one.
+            UserError: the format is none of the three.
+        """
+        check_export(self, table, file_format)
+        return export(self, table, file_format)
 
     def rows(self, query: Query) -> list[tuple]:
         """All rows of one question; for the other files of this package."""
@@ -474,13 +473,13 @@ class Run:
         """All columns of one question as numpy arrays; for the other files of this package."""
         return self._connection.arrays(query.sql, query.parameters)
 
-    def cursor(self) -> Any:
+    def cursor(self, *, limited: bool = True) -> Any:
         """A cursor of the file, for the other files of this package; a context manager."""
-        return self._connection.cursor()
+        return self._connection.cursor(limited=limited)
 
-    def chunks(self, query: Query, num_rows: int) -> Iterator[dict[str, np.ndarray]]:
+    def chunks(self, query: Query, num_rows: int, *, limited: bool = True) -> Iterator[dict[str, np.ndarray]]:
         """Columns without NULLs, ``num_rows`` rows at a time; for the other files of this package."""
-        with self._connection.cursor() as cursor:
+        with self._connection.cursor(limited=limited) as cursor:
             for batch in cursor.execute(query.sql, list(query.parameters)).to_arrow_reader(num_rows):
                 if batch.num_rows:
                     names = batch.schema.names

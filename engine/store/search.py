@@ -18,7 +18,6 @@ from engine.analysis.words import KINDS, Words, check_pattern, fitting, of_kind
 from engine.errors import UserError
 from engine.store.checks import check_text
 from engine.store.filters import Filters, check_choice, check_filters, check_page
-from engine.store.hydrate import nested_ribbon
 from engine.store.samples import shown_tokens
 from engine.store.travellers import Travellers, travellers
 
@@ -48,9 +47,9 @@ class Wanted:
     """(step, module)"""
     ranks: tuple[int, int] | None = None
     """first and last rank"""
-    compute: tuple[float, float] | None = None
+    compute: tuple[int | float, int | float] | None = None
     """least and most"""
-    reuse: tuple[float, float] | None = None
+    reuse: tuple[int | float, int | float] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The question as the answer repeats it."""
@@ -89,7 +88,7 @@ def search_tokens(run: Run, wanted: Wanted, *, least: int, limit: int, examples:
     return {
         **answer,
         "num_paths": int(len(np.unique(found.path_n[chosen]))),
-        "paths": _paths(run, found, mask_n, least, limit),
+        "paths": _paths(found, mask_n, least, limit),
         "modules": modules,
         "modules_reason": reason,
         "examples": [
@@ -181,7 +180,7 @@ def _top_words(words: Words | None, chosen: np.ndarray) -> list[dict[str, Any]]:
     return [{"word": words.names[i], "count": int(counts[i])} for i in order.tolist() if counts[i]]
 
 
-def _paths(run: Run, found: Travellers, mask_n: np.ndarray, least: int, limit: int) -> list[dict[str, Any]]:
+def _paths(found: Travellers, mask_n: np.ndarray, least: int, limit: int) -> list[dict[str, Any]]:
     """The paths of these tokens, most taken first: their share here, in the run, and the lift of one on the other."""
     size = len(found.rank_P)
     here_P, all_P = (np.bincount(p, minlength=size) for p in (found.path_n[mask_n], found.path_n))
@@ -199,7 +198,7 @@ def _paths(run: Run, found: Travellers, mask_n: np.ndarray, least: int, limit: i
     return [
         {
             "rank": int(found.rank_P[i]),
-            "ribbon": nested_ribbon(found.ribbon_PSK[i].reshape(-1), run.layout),
+            "ribbon": found.ribbon_PSK[i].tolist(),
             "count": int(here_P[i]),
             "share": float(share[k]),
             "of": int(all_P[i]),

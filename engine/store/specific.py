@@ -16,7 +16,6 @@ import numpy as np
 from engine.analysis.contrast import wilson
 from engine.errors import UserError
 from engine.store.filters import check_choice, check_page
-from engine.store.hydrate import nested_ribbon
 from engine.store.travellers import Travellers, travellers
 
 if TYPE_CHECKING:
@@ -134,8 +133,7 @@ def _row(
     share = np.array([tokens / total])
     low, high = wilson(share, counts.size_I[i : i + 1])
     if of == "path":
-        flat = found.ribbon_PSK[i].reshape(-1)
-        head = {"rank": int(found.rank_P[i]), "ribbon": nested_ribbon(flat, run.layout)}
+        head = {"rank": int(found.rank_P[i]), "ribbon": found.ribbon_PSK[i].tolist()}
     else:
         head = run.bank.head(*(int(part) for part in counts.things[i]))
     return {
