@@ -197,3 +197,16 @@ def test_a_cell_of_the_load_map_filters(visit):
     expect(here.page.get_by_text("untrained").first).to_be_visible()
     here.mark("module: 1;").click()
     expect(here.chip("passes module 1")).to_be_visible()
+
+
+def test_the_next_sample_by_key_but_not_while_somebody_writes(visit):
+    here = visit().open(view="sample", run="pictures", sample=1)
+    expect(here.page.get_by_text("What happened inside").first).to_be_visible()
+    here.page.keyboard.press("n")
+    here.expect_query(sample="2")
+    here.page.keyboard.press("p")
+    here.expect_query(sample="1")
+    here.page.get_by_role("combobox").last.click()
+    here.page.keyboard.type("n")
+    here.page.keyboard.press("Escape")
+    here.expect_query(sample="1")
