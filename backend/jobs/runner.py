@@ -51,10 +51,14 @@ class Working:
     """artifacts that were told about, as they looked then"""
     pace: deque[tuple[float, int]] = field(default_factory=deque)
     """(when, units done) of the last half minute"""
+    unit: str = ""
 
-    def rate(self, done: int) -> float | None:
-        """Units a second over the last half minute of this attempt."""
+    def rate(self, done: int, unit: str = "") -> float | None:
+        """Units a second over the last half minute of this attempt; of a new unit anew."""
         now = time.monotonic()
+        if unit != self.unit:
+            self.pace.clear()
+            self.unit = unit
         self.pace.append((now, done))
         while len(self.pace) > 2 and self.pace[0][0] < now - RATE_SECONDS:
             self.pace.popleft()
@@ -179,7 +183,7 @@ class JobRunner:
             changes = await asyncio.to_thread(changed_artifacts, work.folder, work.known)
             work.known |= changes
             names += [name for name in changes if name not in names]
-            rate = work.rate(progress.done)
+            rate = work.rate(progress.done, progress.unit)
             order = await asyncio.to_thread(self.table.report, work.lease, progress, rate, names)
             names = []
             if order != "lost" and progress.finished:
