@@ -12,6 +12,9 @@ import streamlit as st
 
 from frontend.charts.palette import DARK, LIGHT, Theme
 from frontend.client import ApiError, Client
+from frontend.formulas import COLUMNS, HELP
+
+__all__ = ["HELP"]
 
 log = logging.getLogger("tokenpaths.page")
 
@@ -40,59 +43,6 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
 }
 @media (prefers-reduced-motion: reduce) { * { animation: none !important; transition: none !important; } }
 </style>"""
-
-HELP = {
-    "flow": (
-        "Circle area ∝ tokens of the module at the step. Ribbon width ∝ flow (step, module) → (step+1, module): the "
-        "number of tokens that go that way; with K > 1 each of the K² pairs counts 1/K², so that a step's links "
-        "always sum to the number of tokens."
-    ),
-    "contrast": (
-        "Δ of a module at a step = f(A) − f(B), f = share of the tokens of a label that visit it. Of a link likewise: "
-        "the share of tokens that go that way. 0 = both alike."
-    ),
-    "paths": (
-        "Path of a token: the modules it took, step by step. Rank 1 is the most frequent path of the run, ties in "
-        "the order of their module ids. CDF of a rank = share of tokens on paths of rank ≤ it. Slope: least "
-        "squares of log frequency on log rank."
-    ),
-    "nulls": (
-        "Untrained twin: the same architecture with fresh weights on the same data. Independent steps: each step's "
-        "choices shuffled over tokens. A slope near −1 is found in random models too, so look at the distance "
-        "from the nulls."
-    ),
-    "law": (
-        "p(count = x) ∝ x^−α for x ≥ x_min, fitted to the counts of the paths by discrete maximum likelihood; x_min "
-        "makes the Kolmogorov–Smirnov distance smallest. p: share of 100 data sets drawn from the law that lie further "
-        "from their own fit; at most 0.1 refuses it. Lognormal: Vuong’s test on the same tail, positive ratio = power "
-        "law better. (Clauset, Shalizi, Newman 2009.) A rank–frequency slope s goes with α = 1 + 1/|s|."
-    ),
-    "compute": (
-        "compute of a token = active (non-identity) slots / (S·K); 1 = never skipped. "
-        "Of a sample: the mean over its tokens."
-    ),
-    "reuse": ("reuse of a token = 1 − distinct active modules / active visits. Of a sample: the mean over its tokens."),
-    "cdf": (
-        "CDF of a path = share of the run's tokens on paths at least as frequent. "
-        "Near 0 % = one of the most frequent paths."
-    ),
-    "topk": (
-        "effective top-k of a step = (Σ c²)^α / Σ c^(2α), α = 1.5, c = tokens per module; "
-        "range 1 … M^(α−1). The paper's 1/IPR."
-    ),
-    "load": (
-        "utilisation of a module = its tokens · M / all choices at the step (1 = fair share, 0 = dead). "
-        "MaxVio = highest utilisation − 1. Load entropy = H(c/Σc)/ln M."
-    ),
-    "nmi": (
-        "NMI(path; attribute), 0 … 1: how much the path tells about the attribute, beside 200 shuffles of the "
-        "attribute (mean ± standard deviation), a label over whole samples. p = share of shuffles at least as high."
-    ),
-    "loss": "Cross-entropy of the right next token (or of the label), in nats.",
-    "gate_entropy": "Entropy of the router's probabilities over all modules, in nats, mean over steps.",
-}
-"""formulas of the project's metrics, for help marks"""
-
 
 def theme() -> Theme:
     """The theme of the browser's page."""
@@ -148,9 +98,16 @@ def numbers_behind(rows: Sequence[dict[str, Any]], what: str, **columns: Any) ->
         return
     with table:
         if rows:
-            st.dataframe(list(rows), hide_index=True, width="stretch", column_config=columns or None)
+            st.dataframe(list(rows), hide_index=True, width="stretch", column_config=_explained(rows[0], columns))
         else:
             st.write("Nothing to list.")
+
+
+def _explained(row: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a table's columns, each metric with its formula as help."""
+    told = {name: dict(st.column_config.Column(help=COLUMNS[name])) for name in row if name in COLUMNS}
+    return told | {name: {**told.get(name, {}), **{k: v for k, v in dict(given).items() if v is not None}}
+                   for name, given in columns.items()}  # fmt: skip
 
 
 def empty(sentence: str, todo: str = "") -> None:

@@ -123,3 +123,17 @@ def test_cut_context_begins_and_ends_at_a_word():
     assert cut_end(" short\n\n") == " short"
     assert cut_start("a\n\n  \nb ") == "a\nb "
     assert cut_start("x" * CONTEXT) == "… " + "x" * CONTEXT
+
+
+def test_tables_explain_their_metrics_and_keep_their_formats():
+    from streamlit.column_config import NumberColumn
+
+    from frontend import look
+    from frontend.formulas import COLUMNS
+
+    percent = NumberColumn(format="percent")
+    made = look._explained({"share": 0.5, "cdf": 0.1, "anything": 1}, {"share": percent})
+    assert made["cdf"]["help"] == COLUMNS["cdf"]
+    assert made["share"]["help"] == COLUMNS["share"]
+    assert made["share"]["type_config"]["format"] == "percent"
+    assert "anything" not in made
