@@ -19,10 +19,12 @@ from backend.routes import (
     experts,
     exports,
     jobs,
+    knowledge,
     models,
     paths,
     runs,
     samples,
+    searches,
     service,
     similar,
     soft,
@@ -73,7 +75,8 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     app.include_router(service.router)
     app.include_router(docs_router())
-    for part in (runs, paths, samples, similar, soft, experts, effects, compare, exports, models, traces, jobs):
+    about_runs = (runs, paths, knowledge, samples, similar, soft, experts, effects, compare, exports)
+    for part in (*about_runs, models, traces, jobs, searches):
         app.include_router(part.router, prefix=PREFIX)
     app.add_middleware(HeadAsGet)
     app.add_middleware(Measured, metrics=services.metrics)

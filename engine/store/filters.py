@@ -79,6 +79,26 @@ def parse_through(text: str | None) -> tuple[tuple[int, int], ...]:
     return tuple((int(step), int(module)) for step, module in pairs)
 
 
+def parse_ranks(text: str | None) -> tuple[int, int] | None:
+    """``"1:100"`` -> (1, 100), the ranks 1 to 100; None and "" -> None."""
+    if not text:
+        return None
+    match = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", text)
+    if not match:
+        raise UserError(f"ranks is {text[:40]!r}, it should look like 1:100 (the ranks 1 to 100)", field="ranks")
+    return int(match[1]), int(match[2])
+
+
+def parse_bounds(text: str | None, field: str) -> tuple[float, float] | None:
+    """``"0.5:1"`` -> (0.5, 1.0), from least to most; None and "" -> None."""
+    if not text:
+        return None
+    match = re.fullmatch(r"([0-9]{0,3}\.?[0-9]{1,12}):([0-9]{0,3}\.?[0-9]{1,12})", text)
+    if not match:
+        raise UserError(f"{field} is {text[:40]!r}, it should look like 0.5:1 (from a half to one)", field=field)
+    return float(match[1]), float(match[2])
+
+
 def check_filters(filters: Filters, layout: Layout, num_paths: int) -> None:
     """UserError when a filter names what the run does not have."""
     check_text(filters.label, "label", field="label")
