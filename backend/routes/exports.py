@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from backend.answers import etag_of, is_fresh, sealed_headers, wants_any
 from backend.routes.parameters import ABOUT_A_RUN, RunName
+from backend.schemas_export import TableList
 from backend.services import Shared
 
 router = APIRouter(prefix="/runs/{run}/export", tags=["runs"], responses=ABOUT_A_RUN)
@@ -54,6 +55,12 @@ class Streamed(Response):
 async def _until_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+@router.get("", response_model=TableList)
+async def list_tables(request: Request, services: Shared, run: RunName) -> Response:
+    """The tables of the run that can be exported, with their number of rows; empty ones are left out."""
+    return await services.answers.about_run(request, run, TableList, lambda opened: opened.tables())
 
 
 @router.get(

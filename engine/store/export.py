@@ -1,47 +1,123 @@
-"""Tables of a run as CSV, Parquet or Arrow, streamed batch by batch.
+"""Tables of a run as CSV, Parquet or Arrow, streamed a range of rows at a time.
 
-Weights leave as numbers in [0, 1], labels as names; pictures and search keys stay behind.
+Weights leave as numbers in [0, 1], labels as names, paths as ranks. A range is read, encoded and forgotten, so that
+memory does not grow with the table: only ``token`` keeps the rank of each path (4 bytes a path). Between two ranges
+no question is open, so a reader that stalls or leaves holds nothing in DuckDB.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-from engine.store.filters import Query
+from engine.store.errors import NoSuchThing
+from engine.store.filters import Query, check_choice
 from engine.store.schema import Layout
 
+if TYPE_CHECKING:
+    from engine.store.run import Run
+
 FORMATS = ("csv", "parquet", "arrow")
-TABLES = (
-    "run", "module", "label", "region", "token_text", "sample", "token", "path", "path_member", "flow",
-    "usage", "step_summary", "null_path", "null_usage", "path_fit", "association",
-    "edge", "gate", "block",
-)  # fmt: skip
+TABLES = {
+    "run": "the run itself, one row",
+    "module": "what a router can pick: step, name, kind, parameters, FLOPs",
+    "label": "labels with their samples and tokens",
+    "region": "names of the regions of patches",
+    "token_text": "readable text of the vocabulary ids",
+    "sample": "samples with label, prediction, loss, compute, reuse and text",
+    "image": "pictures of the samples as PNG (CSV: in base 64)",
+    "token": "every token: place, loss, compute, reuse, rank of its path, modules and weights of each step",
+    "path": "every path: rank, modules of each step, count, CDF, compute, reuse",
+    "path_member": "who takes which path, in the order of ranks",
+    "flow": "tokens from module to module between steps, of all and of each label",
+    "usage": "tokens of each module at each step, of all and of each label",
+    "step_summary": "mean gate entropy of each step, of all and of each label",
+    "null_path": "paths of the untrained twin and of independent steps",
+    "null_usage": "usage of the untrained twin and of independent steps",
+    "path_fit": "slopes of rank and frequency, of the run and of its nulls",
+    "path_point": "points of the rank–frequency curves",
+    "association": "what paths know: NMI beside its shuffles",
+    "histogram": "sealed distributions of loss and gate entropy, as JSON",
+    "finding": "what is known of the model and of its soft decisions, as JSON",
+    "edge": "soft connections of each sample (H-Model)",
+    "gate": "gates of each sample (Directional Routing)",
+    "block": "firing rates of each sample (RayTracing)",
+    "axis": "names along the axes of soft decisions",
+    "soft_shape": "sizes of the axes of soft decisions",
+    "soft_summary": "mean and deviation of soft decisions, of all and of each label",
+}
 BATCH_ROWS = 65_536
+BATCH_BYTES = 2**24
+"""of a range, about, where rows are wide"""
+_SAMPLE_BYTES, _IMAGE_BYTES = 4096, 65_536
+"""guesses for one text and for one picture"""
+_BY_LABEL = ("flow", "usage", "step_summary", "soft_summary")
+
+
+def tables_of(run: Run) -> list[dict[str, Any]]:
+    """The tables that a run holds, those without rows left out: ``table``, ``num_rows``, ``what``."""
+    there = _existing(run)
+    counts = [(table, run.rows(_size(table))[0][0]) for table in TABLES if _source(table) in there]
+    return [{"table": table, "num_rows": count, "what": TABLES[table]} for table, count in counts if count]
+
+
+def check_export(run: Run, table: str, file_format: str) -> None:
+    """NoSuchThing for a table that there is not, UserError for a format that there is not."""
+    if table not in TABLES:
+        raise NoSuchThing(f"there is no table {table[:40]!r}, there are {', '.join(TABLES)}", field="table")
+    check_choice(file_format, FORMATS, "format")
+    if _source(table) not in _existing(run):
+        raise NoSuchThing(f"run {run.run_id!r} was made before there was a table {table!r}", field="table")
+
+
+def export(run: Run, table: str, file_format: str) -> Iterator[bytes]:
+    """The bytes of a table as a file, a piece for each range of rows; see ``check_export`` for what may be asked."""
+    return encode(table_batches(run, table, flat=file_format == "csv"), file_format)
+
+
+def table_batches(run: Run, table: str, *, flat: bool = False) -> Iterator[pa.Table]:
+    """The rows of a table, a range at a time and at least one (perhaps empty); ``flat`` makes lists and bytes text."""
+    query = export_query(table, run.layout, run.token_columns, flat=flat)
+    rows = _range_rows(table, run.layout)
+    ranks = _ranks(run) if table == "token" else None
+    with run.cursor(limited=False) as cursor:
+        total = cursor.execute(f"SELECT count(*) FROM {_source(table)}").fetchall()[0][0]
+        for start in range(0, max(total, 1), rows):
+            cursor.execute(query.sql, [start, start + rows - 1])
+            found = cursor.to_arrow_reader(rows).read_all().drop_columns(["place"])
+            yield found if ranks is None else _with_ranks(found, ranks)
 
 
 def export_query(table: str, layout: Layout, token_columns: Collection[str], *, flat: bool) -> Query:
-    """The rows of ``table``; ``flat`` turns lists and BLOBs into text, for CSV."""
+    """The rows of ``table`` from a first to a last row number (two parameters), in the order of the file.
+
+    Columns: ``place``, then those of the export. The path of a token is still its ``path_id``.
+    """
+    source, labels = _source(table), ""
     if table == "sample":
-        return Query("SELECT * EXCLUDE (label_id, first_row, search, image) FROM sample ORDER BY sample")
-    if table in ("flow", "usage", "step_summary"):
-        return Query(
-            f"SELECT t.* EXCLUDE (label_id), label.label FROM {table} AS t LEFT JOIN label USING (label_id) "
-            "ORDER BY t.label_id, t.*"
-        )
-    if table == "path":
-        flattened = " REPLACE (array_to_string(ribbon, ' ') AS ribbon)" if flat else ""
-        return Query(f"SELECT * EXCLUDE (path_id, first_member){flattened} FROM path ORDER BY rank")
-    if table == "token":
-        return _token_query(layout, token_columns, flat)
-    return Query(f"SELECT * FROM {table}")
+        columns = "t.* EXCLUDE (label_id, first_row, search, image, place)"
+    elif table == "image":
+        columns = "t.sample, " + ("base64(t.image) AS image" if flat else "t.image")
+    elif table in _BY_LABEL:
+        columns, labels = "t.* EXCLUDE (label_id, place), label.label", " LEFT JOIN label USING (label_id)"
+    elif table == "path":
+        flattened = " REPLACE (array_to_string(t.ribbon, ' ') AS ribbon)" if flat else ""
+        columns = f"t.* EXCLUDE (path_id, first_member, place){flattened}"
+    elif table == "token":
+        columns, labels = _token_columns(layout, token_columns, flat), " LEFT JOIN label USING (label_id)"
+    else:
+        columns = "t.* EXCLUDE (place)"
+    ranged = f"(SELECT rowid AS place, * FROM {source} WHERE rowid BETWEEN ? AND ?) AS t"
+    where = " WHERE t.image IS NOT NULL" if table == "image" else ""
+    return Query(f"SELECT t.place, {columns} FROM {ranged}{labels}{where} ORDER BY t.place")
 
 
-def _token_query(layout: Layout, token_columns: Collection[str], flat: bool) -> Query:
+def _token_columns(layout: Layout, token_columns: Collection[str], flat: bool) -> str:
     if layout.packed:
         ribbons = ["hex(t.ids) AS ids", "hex(t.weights) AS weights"] if flat else ["t.ids", "t.weights"]
     else:
@@ -49,21 +125,56 @@ def _token_query(layout: Layout, token_columns: Collection[str], flat: bool) -> 
         ribbons += [f"{layout.weights.sql('t.' + name)}::FLOAT AS {name}" for name in layout.weight_columns()]
     hidden = {"label_id", "path_id", "ids", "weights", *layout.module_columns(), *layout.weight_columns()}
     plain = [f"t.{name}" for name in token_columns if name not in hidden]
-    names = ", ".join([*plain, "label.label", "path.rank", *ribbons])
-    return Query(
-        f"SELECT {names} FROM token AS t JOIN path USING (path_id) LEFT JOIN label USING (label_id) "
-        "ORDER BY t.sample, t.token"
-    )
+    return ", ".join([*plain, "label.label", "t.path_id AS rank", *ribbons])
 
 
-def encode(reader: pa.RecordBatchReader, file_format: str) -> Iterator[bytes]:
-    """The bytes of a file in ``file_format``, a piece per batch."""
+def _ranks(run: Run) -> np.ndarray:
+    """(P,) int32, the rank of each path by its ``path_id``. A join would sort or build all paths for every range."""
+    ranks = np.zeros(run.row["num_paths"], dtype=np.int32)
+    for part in run.chunks(Query("SELECT path_id, rank FROM path"), BATCH_ROWS, limited=False):
+        ranks[part["path_id"]] = part["rank"]
+    return ranks
+
+
+def _with_ranks(rows: pa.Table, ranks: np.ndarray) -> pa.Table:
+    place = rows.schema.get_field_index("rank")
+    return rows.set_column(place, "rank", pa.array(ranks[rows["rank"].to_numpy()], pa.int32()))
+
+
+def _source(table: str) -> str:
+    return "sample" if table == "image" else table
+
+
+def _size(table: str) -> Query:
+    return Query("SELECT count(image) FROM sample" if table == "image" else f"SELECT count(*) FROM {table}")
+
+
+def _range_rows(table: str, layout: Layout) -> int:
+    """Rows of one range: about ``BATCH_BYTES``, at most ``BATCH_ROWS``."""
+    ribbon = layout.visits * (2 * layout.id_dtype.itemsize + 4)
+    width = {"sample": _SAMPLE_BYTES, "image": _IMAGE_BYTES, "token": ribbon, "path": ribbon}.get(table, 1)
+    return max(1, min(BATCH_ROWS, BATCH_BYTES // width))
+
+
+def _existing(run: Run) -> set[str]:
+    return {name for (name,) in run.rows(Query("SELECT table_name FROM duckdb_tables() WHERE database_name = 'r'"))}
+
+
+def encode(tables: Iterator[pa.Table], file_format: str) -> Iterator[bytes]:
+    """The bytes of a file in ``file_format``, a piece for each of ``tables``, which have one schema."""
     sink = io.BytesIO()
-    with _writer(file_format, sink, reader.schema) as write:
-        for batch in reader:
-            write.write_batch(batch)
+    try:
+        first = next(tables)
+        with _writer(file_format, sink, first.schema) as write:
+            write.write_table(first)
+            del first
             yield _drain(sink)
-    yield _drain(sink)
+            for rows in tables:
+                write.write_table(rows)
+                yield _drain(sink)
+        yield _drain(sink)
+    finally:
+        tables.close()  # type: ignore[attr-defined]  # a reader that left: its cursor closes now, not some time later
 
 
 def _writer(file_format: str, sink: io.BytesIO, schema: pa.Schema) -> Any:

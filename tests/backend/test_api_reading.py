@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from backend import schemas
+from backend import schemas, schemas_export
 from engine.store import QueryTimeout, Run
 from tests.backend.conftest import API, Serve, Served, problem
 from tests.runs import make_run
@@ -37,6 +37,7 @@ EVERY_GET: list[tuple[str, type[schemas.Shape]]] = [
     ("/distributions/reuse?per=token&bins=7", schemas.Distribution),
     ("/distributions/gate_entropy?per=token", schemas.Distribution),
     ("/distributions/loss", schemas.Distribution),
+    ("/export", schemas_export.TableList),
 ]
 
 

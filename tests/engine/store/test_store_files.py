@@ -223,7 +223,8 @@ def test_every_table_leaves_in_every_format(case: Case, file_format: str):
             rows = pa.ipc.open_stream(data).read_all()
         sizes = {"token": len(case.naive.keys), "path": len(case.naive.ranked), "run": 1}
         assert rows.num_rows == sizes.get(table, rows.num_rows)
-        assert not {"image", "search", "label_id"} & set(rows.column_names) or table == "label"
+        assert not {"search", "label_id"} & set(rows.column_names) or table == "label"
+        assert ("image" in rows.column_names) == (table == "image")
 
 
 def test_exported_tokens_are_the_tokens(text: Case):
