@@ -1,0 +1,58 @@
+"""What a patch looks like, told without a network: how busy it is, and where in the image it lies.
+
+Shapes: n images of H × W pixels, R rows and C columns of patches.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Bool, Float, UInt8
+
+TENTH = 0.1
+"""part of all patches that counts as busiest, and as flattest"""
+
+
+def patch_contrast(images: UInt8[np.ndarray, "n H W 3"], rows: int, cols: int) -> Float[np.ndarray, "n T"]:
+    """Standard deviation of the grey values (0 … 1) inside each patch, in reading order, T = rows · cols.
+
+    The grey value is the mean of the three colours. Images whose sides are no multiples of the grid are cut at
+    rounded places, so that every pixel belongs to exactly one patch; a patch of no pixels has contrast 0.
+    """
+    n, height, width, _ = images.shape
+    grey = images.mean(axis=3) / 255.0
+    made = np.zeros((n, rows * cols))
+    tops, lefts = (np.linspace(0, side, k + 1).round().astype(int) for side, k in ((height, rows), (width, cols)))
+    for row in range(rows):
+        for col in range(cols):
+            inside = grey[:, tops[row] : tops[row + 1], lefts[col] : lefts[col + 1]]
+            if inside.size:
+                made[:, row * cols + col] = inside.std(axis=(1, 2))
+    return made
+
+
+def busiest(contrast: Float[np.ndarray, " p"], share: float = TENTH) -> Bool[np.ndarray, " p"]:
+    """The ``share`` of all patches with the highest contrast; ties all count, patches without any contrast never."""
+    if not len(contrast):
+        return np.zeros(0, dtype=bool)
+    return (contrast >= np.quantile(contrast, 1 - share)) & (contrast > 0)
+
+
+def flattest(contrast: Float[np.ndarray, " p"], share: float = TENTH) -> Bool[np.ndarray, " p"]:
+    """The ``share`` of all patches with the lowest contrast; ties all count."""
+    if not len(contrast):
+        return np.zeros(0, dtype=bool)
+    return contrast <= np.quantile(contrast, share)
+
+
+def at_border(rows: int, cols: int) -> Bool[np.ndarray, " T"]:
+    """Patches that touch the image's edge, in reading order."""
+    made = np.ones((rows, cols), dtype=bool)
+    made[1:-1, 1:-1] = False
+    return made.ravel()
+
+
+def at_centre(rows: int, cols: int) -> Bool[np.ndarray, " T"]:
+    """Patches of the middle half of the rows and of the columns, in reading order."""
+    made = np.zeros((rows, cols), dtype=bool)
+    made[rows // 4 : rows - rows // 4, cols // 4 : cols - cols // 4] = True
+    return made.ravel()
