@@ -62,6 +62,7 @@ class Client:
         self.url = (url or os.environ.get("TOKENPATHS_API_URL") or DEFAULT_URL).rstrip("/")
         token = token if token is not None else os.environ.get("TOKENPATHS_TOKEN", "")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.has_token = bool(token)
         self._kept: OrderedDict[str, tuple[str, Any]] = OrderedDict()
         self._lock = threading.Lock()
         try:
@@ -122,6 +123,14 @@ class Client:
     def distribution(self, run: str, measure: str, **query: Any) -> dict[str, Any]:
         return self._get(f"/runs/{_part(run)}/distributions/{_part(measure)}", query)
 
+    def tables(self, run: str) -> dict[str, Any]:
+        """The tables of a run that can be exported, with their rows and what they hold."""
+        return self._get(f"/runs/{_part(run)}/export")
+
+    def export(self, run: str, table: str, form: str) -> bytes:
+        """A whole table as a file; not kept, it may be large."""
+        return self._send("GET", f"/runs/{_part(run)}/export/{_part(table)}.{_part(form)}").content
+
     def export_url(self, run: str, table: str, form: str) -> str:
         return f"{self.url}/api/v1/runs/{_part(run)}/export/{_part(table)}.{form}"
 
@@ -154,6 +163,26 @@ class Client:
     def effect(self, run: str, *, of: str, sample: int | None = None, limit: int = 200) -> dict[str, Any]:
         """What an edited run changed of the unchanged run ``of``."""
         return self._get(f"/runs/{_part(run)}/effect", {"of": of, "sample": sample, "limit": limit})
+
+    def compare(self, a: str, b: str, **query: Any) -> dict[str, Any]:
+        """Run ``b`` beside run ``a``; query: measure, limit, links, points."""
+        return self._get("/compare", {"a": a, "b": b, **query})
+
+    def series(self, run: str) -> dict[str, Any]:
+        """The numbers of all checkpoints of the training that a run belongs to."""
+        return self._get(f"/runs/{_part(run)}/series")
+
+    def similar_samples(self, run: str, sample: int, *, limit: int = 12) -> dict[str, Any]:
+        """Samples whose tokens load the modules of each step most like those of one."""
+        return self._get(f"/runs/{_part(run)}/samples/{int(sample)}/similar", {"limit": limit})
+
+    def similar_tokens(self, run: str, sample: int, token: int, **query: Any) -> dict[str, Any]:
+        """The ribbons nearest to a token's, and tokens that take them; query: limit, each, seed."""
+        return self._get(f"/runs/{_part(run)}/tokens/similar", {"sample": sample, "token": token, **query})
+
+    def map(self, run: str, **query: Any) -> dict[str, Any]:
+        """Samples on the plane of their path profiles; query: limit, thumbnails."""
+        return self._get(f"/runs/{_part(run)}/map", query)
 
     def delete(self, run: str) -> None:
         self._send("DELETE", f"/runs/{_part(run)}")

@@ -10,6 +10,7 @@ import streamlit as st
 from frontend import address, look
 from frontend.charts import numbers
 from frontend.selection import Selection
+from frontend.views.export import export_popover
 
 TRIED = "try"
 """split of a run of one sample, made on the page or by ``POST /traces``: somebody's try; lists show those apart"""
@@ -53,6 +54,7 @@ def run_picker(run: Mapping[str, Any]) -> None:
     if run["run"] not in names:
         names.insert(0, run["run"])
     address.bound(st.selectbox, "run", "Run", run["run"], names, help="One model traced over one data set.")
+    export_popover(run)
 
 
 def label_picker(run: Mapping[str, Any], selection: Selection) -> None:

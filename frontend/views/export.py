@@ -1,0 +1,65 @@
+"""Whole tables of a run as files: CSV, Parquet or Arrow, for a spreadsheet, a notebook or a colleague."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import streamlit as st
+
+from frontend import look
+from frontend.charts import numbers
+from frontend.client import Client
+
+FORMS = {"csv": "CSV", "parquet": "Parquet", "arrow": "Arrow"}
+THROUGH_THE_PAGE = 200_000
+"""rows; larger tables go from the API to the browser without passing through the page's memory"""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def export_popover(run: Mapping[str, Any]) -> None:
+    """A button beside the run's name; what it offers is asked for when it is opened."""
+    key = f"export_{run['run']}"
+    panel = st.popover(
+        "Export", icon=":material/download:", key=key, on_change="rerun", help="Whole tables of this run as files."
+    )
+    if not panel.open:
+        return
+    with panel, look.guarded("the tables of this run"):
+        _offer(look.client(), str(run["run"]), key)
+
+
+def _offer(client: Client, run: str, key: str) -> None:
+    tables = {row["table"]: row for row in client.tables(run)["tables"]}
+    table = st.selectbox(
+        "Table",
+        list(tables),
+        index=list(tables).index("path") if "path" in tables else 0,
+        key=f"{key}_table",
+        format_func=lambda name: f"{name}: {numbers.plural(tables[name]['num_rows'], 'row')}",
+    )
+    st.caption(look.plain(tables[table]["what"].capitalize() + "."))
+    form = st.segmented_control("Format", list(FORMS), default="csv", key=f"{key}_form", format_func=FORMS.get) or "csv"
+    name = f"{run}-{table}.{form}"
+    if tables[table]["num_rows"] <= THROUGH_THE_PAGE:
+        st.download_button(
+            f"Download {name}",
+            partial(client.export, run, table, form),
+            file_name=name,
+            key=f"{key}_{table}_{form}",
+            on_click="ignore",
+            icon=":material/download:",
+        )
+    elif within_reach(client, st.context.url):
+        st.link_button(f"Download {name}", client.export_url(run, table, form), icon=":material/download:")
+    else:
+        st.caption("This table is too large to pass through the page. At the machine that has the run:")
+    st.code(f"tokenpaths export {run} {table} -o {name}", language="bash")
+
+
+def within_reach(client: Client, page_url: str | None) -> bool:
+    """Whether the visitor's browser can ask the API by itself: page and API on its own machine, and no token."""
+    hosts = [urlsplit(url or "").hostname for url in (client.url, page_url)]
+    return not client.has_token and all(host in LOOPBACK for host in hosts)
