@@ -14,7 +14,21 @@ import streamlit as st  # noqa: E402
 from frontend import address, look  # noqa: E402
 from frontend.chips import chips_row  # noqa: E402
 from frontend.selection import VIEWS, Selection  # noqa: E402
-from frontend.views import compute, detour, dream, family, flow, jobs, modules, paths, runs, sample, tryit  # noqa: E402
+from frontend.views import (  # noqa: E402
+    compare,
+    compute,
+    detour,
+    dream,
+    family,
+    flow,
+    jobs,
+    modules,
+    paths,
+    runs,
+    sample,
+    sample_map,
+    tryit,
+)
 
 DRAW = {
     "runs": runs.draw,
@@ -23,6 +37,8 @@ DRAW = {
     "sample": sample.draw,
     "compute": compute.draw,
     "modules": modules.draw,
+    "compare": compare.draw,
+    "map": sample_map.draw,
     "family": family.draw,
     "detour": detour.draw,
     "dream": dream.draw,

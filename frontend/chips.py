@@ -19,6 +19,8 @@ USES = {
     "sample": ("run", "label", "q", "through", "paths", "sample", "token"),
     "compute": ("run", "label"),
     "modules": ("run", "label", "module", "through"),
+    "compare": ("run", "against", "label"),
+    "map": ("run", "label", "sample", "job"),
     "family": ("run", "label", "other", "sample"),
     "dream": ("run", "label", "q", "sample", "token", "job"),
     "detour": ("run", "label", "sample", "token", "through", "job"),
@@ -47,6 +49,8 @@ def chips(selection: Selection) -> list[Chip]:
 
     if selection.run:
         add("run", f"run: {selection.run}", run=None)
+    if selection.against:
+        add("against", f"beside: {selection.against}", against=None)
     if selection.label is not None:
         add("label", f"label: {selection.label}", label=None)
     if selection.other is not None:

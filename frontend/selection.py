@@ -17,6 +17,8 @@ VIEWS = {
     "sample": "Sample",
     "compute": "Compute & reuse",
     "modules": "Modules",
+    "compare": "Compare",
+    "map": "Map",
     "family": "Family",
     "dream": "Dream",
     "detour": "Detour",
@@ -71,6 +73,8 @@ class Selection:
     """Family: the layer that is looked at"""
     other: str | None = None
     """Family: a second label beside ``label``"""
+    against: str | None = None
+    """Compare: the second run"""
     gate: str | None = None
     """Family, Directional: ``layer.head.direction`` whose words are shown"""
     merge: float | None = None
@@ -89,10 +93,13 @@ class Selection:
 
     def change(self, **changes: Any) -> Selection:
         """A copy with other values. What only made sense before the change is dropped: another run forgets
-        label, filters, sample; another sample forgets the token; another measure forgets the bar."""
+        label, filters, sample; another sample forgets the token; another measure forgets the bar; another view forgets
+        the job."""
         if "run" in changes and changes["run"] != self.run:
-            kept = {"view": self.view, "opacity": self.opacity, "model": self.model}
+            kept = {"view": self.view, "opacity": self.opacity, "model": self.model, "against": self.against}
             return replace(Selection(**kept), **changes)
+        if "view" in changes and changes["view"] != self.view:
+            changes = {"job": None, **changes}  # a job belongs to the view that started it
         if "sample" in changes and changes["sample"] != self.sample:
             changes = {"token": None, "first": 0, **changes}
         if any(name in changes and changes[name] != getattr(self, name) for name in ("measure", "per", "label")):
@@ -243,6 +250,7 @@ _READERS = {
     "light": _natural,
     "layer": _natural,
     "other": lambda text: text[:500] or None,
+    "against": _name,
     "gate": _gate,
     "merge": _between(0, 100),
     "module": _node,

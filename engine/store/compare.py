@@ -160,7 +160,7 @@ def _no_correlation(x: np.ndarray, y: np.ndarray, measure: str, name_x: str, nam
     if not len(x):
         return f"no sample has {measure} in both"
     if len(x) < 4:
-        return f"{len(x)} {'sample has' if len(x) == 1 else 'samples have'} {measure} in both; it takes four"
+        return f"{len(x)} {'sample has' if len(x) == 1 else 'samples have'} {measure} in both; a correlation takes four"
     for values, name in ((x, name_x), (y, name_y)):
         if is_flat(values):
             return f"{measure} of {name} is {values[0]:.3g} for every sample"
@@ -172,11 +172,11 @@ def _within(run: Run, pairs: pd.DataFrame, side: str) -> dict[str, Any]:
     reuse = pairs[f"reuse_{side}"].to_numpy(dtype=np.float64, na_value=np.nan)
     skip = 1 - pairs[f"compute_{side}"].to_numpy(dtype=np.float64, na_value=np.nan)
     known = np.isfinite(reuse) & np.isfinite(skip)
-    reason = _no_correlation(skip[known], reuse[known], "skip", run.run_id, run.run_id)
-    if reason is None and is_flat(reuse[known]):
-        reason = f"reuse of {run.run_id} is {reuse[known][0]:.3g} for every sample"
-    found = pearson(skip[known], reuse[known]) if reason is None else None
-    return {"run": run.run_id, "num": int(known.sum()), "pearson": asdict(found) if found else None, "reason": reason}
+    skip, reuse = skip[known], reuse[known]
+    reason = _no_correlation(skip, skip, "skip", run.run_id, run.run_id)
+    reason = reason or _no_correlation(reuse, reuse, "reuse", run.run_id, run.run_id)
+    found = pearson(skip, reuse) if reason is None else None
+    return {"run": run.run_id, "num": len(skip), "pearson": asdict(found) if found else None, "reason": reason}
 
 
 def _most(

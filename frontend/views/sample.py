@@ -13,7 +13,7 @@ from frontend.charts.patches import data_url
 from frontend.charts.token_flow import MOST_ROWS, TOKEN_PICK, Shade, token_flow_chart, token_label, token_rows
 from frontend.components.explorer import MOST_LINKS, explorer, explorer_data
 from frontend.selection import Selection
-from frontend.views import common
+from frontend.views import common, similar
 
 LISTED = 300
 CELLS: dict[Shade, str] = {
@@ -77,7 +77,9 @@ def show(run: Mapping[str, Any], selection: Selection, number: int) -> None:
     _explorer(run, selection, sample, chosen, opacity, tint)
     if chosen is not None:
         _about_token(run, sample, chosen)
+        similar.like_this_token(run, number, chosen)
     _token_flow(run, selection, sample, chosen)
+    similar.like_this_sample(run, number)
 
 
 def sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:

@@ -1,0 +1,280 @@
+"""Two runs side by side: a scatter with its diagonal, how evenly both load their modules, numbers over a training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import altair as alt
+
+from frontend.charts import numbers
+from frontend.charts.frame import as_vectors, finish, rows, tip, titled
+from frontend.charts.palette import Theme, theme_named
+
+SAMPLE_PICK = "sample"
+"""name of the selection of ``pair_chart``; its field is the sample's number in the first run"""
+MEASURES = {"reuse": "reuse", "compute": "compute", "skip": "skip (1 − compute)", "loss": "loss (nats)"}
+SUMMARY = {
+    "num_samples": "samples",
+    "num_tokens": "tokens",
+    "num_paths": "different paths",
+    "effective_paths": "effective paths, exp H",
+    "mean_compute": "compute, mean over tokens",
+    "mean_reuse": "reuse, mean over tokens",
+    "loss": "loss (nats)",
+    "accuracy": "accuracy",
+    "effective_top_k": "effective top-k, mean over steps",
+    "max_violation": "MaxVio, mean over steps",
+    "load_entropy": "load entropy, mean over steps",
+}
+"""what a row of the summary is called"""
+_COUNTS = ("num_samples", "num_tokens", "num_paths")
+
+
+def correlation_of(answer: Mapping[str, Any], measure: str | None = None) -> Mapping[str, Any]:
+    """The row of a measure in an answer of ``/compare``; by itself the measure that was asked for."""
+    return next(row for row in answer["correlations"] if row["measure"] == (measure or answer["measure"]))
+
+
+def coefficient_words(found: Mapping[str, float] | None) -> str:
+    """“0.412 (0.301 … 0.513)”."""
+    if found is None:
+        return "–"
+    r, low, high = (numbers.number(found[key]).replace("-", "−") for key in ("r", "low", "high"))
+    return f"{r} ({low} … {high})"
+
+
+def pair_words(answer: Mapping[str, Any], names: tuple[str, str]) -> str:
+    """What the scatter says, in a sentence: how far one run foretells the other, with the interval."""
+    row = correlation_of(answer)
+    measure = row["measure"]
+    if row["pearson"] is None:
+        return f"No correlation of {measure} can be given: {row['reason']}."
+    found = row["pearson"]
+    if found["low"] <= 0 <= found["high"]:
+        verdict = f"{measure.capitalize()} of a sample in {names[0]} says nothing certain about {measure} in {names[1]}"
+    else:
+        size = abs(found["r"])
+        how = "hardly" if size < 0.1 else "weakly" if size < 0.3 else "moderately" if size < 0.6 else "strongly"
+        way = "more" if found["r"] > 0 else "less"
+        verdict = f"Samples with more {measure} in {names[0]} {how} tend to {way} of it in {names[1]}"
+    return (
+        f"{verdict}: Pearson’s r = {coefficient_words(found)}, Spearman’s {coefficient_words(row['spearman'])}, 95 % "
+        f"intervals, {numbers.plural(row['num'], 'sample')}."
+    )
+
+
+def mean_words(answer: Mapping[str, Any], names: tuple[str, str]) -> str:
+    """Which of the two has more on average."""
+    row = correlation_of(answer)
+    if row["mean_a"] is None or row["mean_b"] is None:
+        return ""
+    first, second = numbers.apart([row["mean_a"], row["mean_b"]])
+    return f"Mean {row['measure']}: {first} in {names[0]}, {second} in {names[1]}."
+
+
+def pair_chart(
+    answer: Mapping[str, Any],
+    *,
+    names: tuple[str, str] = ("a", "b"),
+    theme: str | Theme = "light",
+    chosen: str | None = None,
+    title: str | None = "Do the same samples stand out in both?",
+    height: int = 380,
+) -> alt.LayerChart:
+    """Draw the ``points`` of an answer of ``/compare``: one point a sample, on the dashed diagonal where both agree.
+
+    ``names`` of the runs stand at the axes; samples of the ``chosen`` label get the accent.
+    """
+    look, measure = theme_named(theme), str(answer["measure"])
+    table = [
+        {
+            "sample": row["sample"], "a": row["a"], "b": row["b"], "on": chosen is not None and row["label"] == chosen,
+            "one": numbers.number(row["a"]), "other": numbers.number(row["b"]), "label": row["label"] or "no label",
+            "words": f"sample {row['sample']}: {numbers.number(row['a'])} and {numbers.number(row['b'])}",
+        }
+        for row in answer["points"]
+    ]  # fmt: skip
+    values = [row[side] for row in table for side in ("a", "b")] or [0.0, 1.0]
+    low, high = min(values), max(values)
+    room = 0.04 * (high - low) or 0.05
+    scale = alt.Scale(domain=[low - room, high + room], nice=False, zero=False)
+    name = MEASURES.get(measure, measure)
+    x = alt.X("a:Q", scale=scale, axis=alt.Axis(title=_axis(name, names[0]), tickCount=5, titleLimit=420))
+    y = alt.Y("b:Q", scale=scale, axis=alt.Axis(title=_axis(name, names[1]), tickCount=5, titleLimit=height))
+    diagonal = (
+        alt.Chart(rows([{"a": low - room, "b": low - room}, {"a": high + room, "b": high + room}]))
+        .mark_line(color=look.muted, strokeDash=[5, 3], strokeWidth=1.5, clip=True, aria=False)
+        .encode(x=x, y=y)
+    )
+    pick = alt.selection_point(name=SAMPLE_PICK, fields=["sample"], on="click", clear=False, empty=False)
+    paint = alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module))
+    points = (
+        alt.Chart(rows(sorted(table, key=lambda row: row["on"])))
+        .mark_point(
+            filled=True, size=34 if len(table) <= 500 else 22, opacity=0.75 if len(table) <= 200 else 0.5,
+            cursor="pointer",
+            tooltip=tip({"sample": "sample", "label": "label", f"in {_plain(names[0])}": "one",
+                         f"in {_plain(names[1])}": "other"}),
+        )
+        .encode(x=x, y=y, color=paint, description="words:N")
+        .add_params(pick)
+    )  # fmt: skip
+    chart = alt.layer(diagonal, points).properties(width="container", height=height)
+    subtitle = ["One point: one sample. Dashed: equal in both.", pair_words(answer, names)]
+    return as_vectors(finish(titled(chart, look, title, subtitle), look), len(table))
+
+
+def _axis(measure: str, name: str) -> str:
+    return f"{measure} in {name if len(name) <= 34 else name[:33] + '…'}"
+
+
+def _plain(name: str) -> str:
+    """A name inside an expression of a chart."""
+    return name.replace("\\", "").replace("'", "’")
+
+
+def load_rows(answer: Mapping[str, Any], names: tuple[str, str]) -> list[dict[str, Any]]:
+    """The numbers of each step in both runs; None where a run does not have the step."""
+    return [
+        {
+            "step": row["step"],
+            f"load entropy, {names[0]}": row.get("load_entropy_a"),
+            f"load entropy, {names[1]}": row.get("load_entropy_b"),
+            f"effective top-k, {names[0]}": row.get("effective_top_k_a"),
+            f"effective top-k, {names[1]}": row.get("effective_top_k_b"),
+            "difference of the loads": row.get("difference"),
+        }
+        for row in answer["flow"]["loads"]
+    ]
+
+
+def load_words(answer: Mapping[str, Any], names: tuple[str, str]) -> str:
+    """Which run loads its modules more evenly, and at which step they differ most."""
+    steps = [row for row in answer["flow"]["loads"] if row.get("difference") is not None]
+    if not steps:
+        return "The runs have no step in common."
+    means = [sum(row[f"load_entropy_{side}"] for row in steps) / len(steps) for side in "ab"]
+    most = max(steps, key=lambda row: row["difference"])
+    first, second = numbers.apart(means)
+    if first == second:
+        even = f"Both load their modules equally evenly (load entropy {first})."
+    else:
+        more = names[0] if means[0] > means[1] else names[1]
+        even = f"{more} spreads tokens more evenly (mean load entropy {first} in {names[0]}, {second} in {names[1]})."
+    if most["difference"] < 5e-4:
+        return even
+    return even + (
+        f" They differ most at step {most['step']}: {numbers.percent(most['difference'])} of the choices would have to "
+        "move for one load, sorted by size, to become the other."
+    )
+
+
+def load_chart(
+    answer: Mapping[str, Any],
+    *,
+    names: tuple[str, str] = ("a", "b"),
+    theme: str | Theme = "light",
+    title: str | None = "How evenly does each step load its modules?",
+) -> alt.LayerChart:
+    """Load entropy of each step in both runs: 1 = all modules get the same, 0 = one gets everything."""
+    look = theme_named(theme)
+    table = [
+        {
+            "step": row["step"], "value": row[f"load_entropy_{side}"], "run": name,
+            "said": numbers.number(row[f"load_entropy_{side}"]), "top": numbers.number(row[f"effective_top_k_{side}"]),
+        }
+        for row in answer["flow"]["loads"]
+        for side, name in zip("ab", names, strict=True)
+        if row.get(f"load_entropy_{side}") is not None
+    ]  # fmt: skip
+    spans = [
+        {"step": row["step"], "low": row["load_entropy_a"], "high": row["load_entropy_b"]}
+        for row in answer["flow"]["loads"] if row.get("difference") is not None
+    ]  # fmt: skip
+    last = max((row["step"] for row in table), default=1)
+    x = alt.X("step:Q", scale=alt.Scale(domain=[-0.3, last + 0.3], nice=False),
+              axis=alt.Axis(title="step", format="d", tickMinStep=1, grid=False))  # fmt: skip
+    y = alt.Y("value:Q", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(title="load entropy, 1 = even", tickCount=5))
+    between = (
+        alt.Chart(rows(spans)).mark_rule(color=look.identity, strokeWidth=2, aria=False)
+        .encode(x=x, y=alt.Y("low:Q"), y2="high:Q")
+    )  # fmt: skip
+    marks = (
+        alt.Chart(rows(table))
+        .mark_point(size=90, strokeWidth=2, opacity=1,
+                    tooltip=tip({"step": "step", "run": "run", "load entropy": "said", "effective top-k": "top"}))
+        .encode(
+            x=x, y=y, stroke=alt.value(look.module),
+            fill=alt.condition(alt.datum.run == names[1], alt.value(look.module), alt.value(look.background)),
+            shape=alt.Shape("run:N", scale=alt.Scale(domain=list(names), range=["circle", "diamond"]),
+                            legend=alt.Legend(title=None, orient="bottom", labelLimit=260, direction="vertical")),
+        )
+    )  # fmt: skip
+    chart = alt.layer(between, marks).properties(width="container", height=240)
+    return finish(titled(chart, look, title, load_words(answer, names)), look)
+
+
+def summary_rows(answer: Mapping[str, Any], names: tuple[str, str]) -> list[dict[str, Any]]:
+    """The numbers of both runs as words, one row a number; a run's untrained twin only where one is known and is not
+    the other run itself."""
+    models = [str(answer[side]["model"]) for side in "ab"]
+    twins = {
+        side: any(row[f"untrained_{side}"] is not None for row in answer["summary"]) and other != f"{own}-untrained"
+        for side, own, other in zip("ab", models, reversed(models), strict=True)
+    }
+    table = []
+    for row in answer["summary"]:
+        if row["a"] is None and row["b"] is None:
+            continue
+        shown = {"what": SUMMARY.get(row["name"], row["name"])}
+        for side, name in zip("ab", names, strict=True):
+            shown[name] = _said(row["name"], row[side])
+            if twins[side]:
+                shown[f"{name}, untrained"] = _said(row["name"], row[f"untrained_{side}"])
+        table.append(shown)
+    return table
+
+
+def _said(name: str, value: float | None) -> str:
+    if name in _COUNTS:
+        return numbers.count(value)
+    return numbers.percent(value) if name == "accuracy" else numbers.number(value)
+
+
+def training_rows(training: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row a checkpoint, for a table."""
+    return [
+        {"iteration": row["iteration"], "run": row["run"],
+         **{words: row[name] for name, words in SUMMARY.items() if row.get(name) is not None}}
+        for row in training["points"]
+    ]  # fmt: skip
+
+
+def training_chart(
+    training: Mapping[str, Any],
+    measure: str = "mean_reuse",
+    *,
+    theme: str | Theme = "light",
+    chosen: Sequence[str] = (),
+    title: str | None = "How did it change over training?",
+) -> alt.LayerChart:
+    """Draw one number of an answer of ``/series`` over the iterations; ``chosen`` runs get the accent."""
+    look = theme_named(theme)
+    table = [
+        {"iteration": row["iteration"], "value": row[measure], "run": row["run"], "on": row["run"] in chosen,
+         "said": _said(measure, row[measure])}
+        for row in training["points"] if row.get(measure) is not None
+    ]  # fmt: skip
+    x = alt.X("iteration:Q", scale=alt.Scale(zero=False, padding=12),
+              axis=alt.Axis(title="iteration", format=",d", grid=False, tickCount=6))  # fmt: skip
+    y = alt.Y("value:Q", scale=alt.Scale(zero=False, padding=10),
+              axis=alt.Axis(title=SUMMARY[measure], tickCount=5))  # fmt: skip
+    base = alt.Chart(rows(table)).encode(x=x, y=y)
+    line = base.mark_line(color=look.link, strokeWidth=2, aria=False)
+    marks = base.mark_point(
+        filled=True, size=80, opacity=1,
+        tooltip=tip({"run": "run", "iteration": "iteration", SUMMARY[measure]: "said"}),
+    ).encode(color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module)))  # fmt: skip
+    chart = alt.layer(line, marks).properties(width="container", height=240)
+    return finish(titled(chart, look, title, "One point: one checkpoint of the training."), look)

@@ -1,0 +1,133 @@
+"""Samples on a plane: near ones load the modules of each step alike. A thumbnail or snippet on hover."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import altair as alt
+
+from frontend.charts import numbers
+from frontend.charts.frame import as_vectors, finish, rows, titled
+from frontend.charts.palette import Theme, theme_named
+
+TITLE = "Which samples take similar routes?"
+SAMPLE_PICK = "sample"
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-left", "stroke")
+"""one a label, where there are no more labels than shapes"""
+NO_LABEL = "no label"
+
+
+def map_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The numbers behind the points, for a table."""
+    names = ("sample", "label", "prediction", "x", "y", "compute", "reuse", "source")
+    return [{name: row.get(name) for name in names} for row in answer["points"]]
+
+
+def map_words(answer: Mapping[str, Any]) -> str:
+    """What is drawn, and how much of the differences the plane shows."""
+    shown, total = int(answer["num_samples"]), int(answer["of_samples"])
+    samples = numbers.plural(shown, "sample") if shown == total else (
+        f"{numbers.count(shown)} of {numbers.plural(total, 'sample')}, an even draw"
+    )  # fmt: skip
+    if answer.get("explained"):
+        first, second = answer["explained"][:2]
+        share = f"The plane shows {numbers.percent(first + second)} of what makes them different."
+    else:
+        share = "Neighbours are kept near each other; distances between clusters, and the axes, mean nothing."
+    return f"One point: one sample. Near ones load the same modules at the same steps. {samples}. {share}"
+
+
+def sample_map_chart(
+    answer: Mapping[str, Any],
+    *,
+    theme: str | Theme = "light",
+    chosen: str | None = None,
+    sample: int | None = None,
+    title: str | None = TITLE,
+    height: int = 520,
+) -> alt.LayerChart:
+    """Draw an answer of ``/map`` or the artifact of a map job.
+
+    Up to eight labels have a shape each and a name in the middle of their samples. The ``chosen`` label gets the
+    accent against the rest, the chosen ``sample`` a ring.
+    """
+    look = theme_named(theme)
+    labels = [label for label, _ in Counter(row.get("label") for row in answer["points"]).most_common() if label]
+    few = 1 < len(labels) <= len(SHAPES)
+    table = [
+        {
+            "sample": row["sample"], "x": row["x"], "y": row["y"], "label": row.get("label") or NO_LABEL,
+            "on": chosen is not None and row.get("label") == chosen, "here": row["sample"] == sample,
+            "image": row.get("thumbnail") or "", "text": _short(row.get("snippet") or row.get("source") or ""),
+            "words": f"sample {row['sample']}, {row.get('label') or NO_LABEL}",
+        }
+        for row in answer["points"]
+    ]  # fmt: skip
+    shares = list(answer.get("explained") or [])
+    x, y = (
+        alt.X("x:Q", scale=alt.Scale(zero=False, padding=18), axis=_axis("first", shares[:1], look)),
+        alt.Y("y:Q", scale=alt.Scale(zero=False, padding=18), axis=_axis("second", shares[1:2], look)),
+    )
+    pick = alt.selection_point(name=SAMPLE_PICK, fields=["sample"], on="click", clear=False, empty=False)
+    tooltip = [alt.Tooltip("sample:Q"), alt.Tooltip("label:N")]
+    if any(row["image"] for row in table):
+        tooltip.append(alt.Tooltip("image:N"))  # Vega draws what is called so
+    if any(row["text"] for row in table):
+        tooltip.append(alt.Tooltip("text:N", title="sample is"))
+    quiet = 0.35 if chosen is not None else 0.7
+    points = (
+        alt.Chart(rows(sorted(table, key=lambda row: row["on"])))
+        .mark_point(filled=not few, size=64 if len(table) <= 400 else 30, strokeWidth=1.5, cursor="pointer")
+        .encode(
+            x=x, y=y, tooltip=tooltip, description="words:N",
+            color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module)),
+            opacity=alt.when("datum.on").then(alt.value(0.95)).otherwise(alt.value(quiet)),
+        )
+        .add_params(pick)
+    )  # fmt: skip
+    if few:
+        domain = [*labels, NO_LABEL]
+        points = points.encode(shape=alt.Shape(
+            "label:N", scale=alt.Scale(domain=domain, range=[*SHAPES[: len(labels)], "wedge"]),
+            legend=alt.Legend(title=None, orient="top", columns=4, symbolSize=80, labelLimit=110, values=labels),
+        ))  # fmt: skip
+    ring = alt.Chart(rows(row for row in table if row["here"])).mark_point(
+        shape="circle", size=300, color=look.accent, strokeWidth=2.5, filled=False, aria=False
+    )
+    layers = [points, ring.encode(x=x, y=y)]
+    if few or chosen is not None:
+        layers += _names(table, labels if few else [str(chosen)], look, x, y)
+    chart = alt.layer(*layers).properties(width="container", height=height)
+    return as_vectors(finish(titled(chart, look, title, map_words(answer)), look), len(table))
+
+
+def _names(
+    table: list[dict[str, Any]], labels: list[str], look: Theme, x: alt.X, y: alt.Y
+) -> list[alt.Chart]:
+    """The name of each label at the mean place of its samples."""
+    middles = []
+    for label in labels:
+        of = [row for row in table if row["label"] == label]
+        if of:
+            middles.append({"label": label, **{axis: sum(row[axis] for row in of) / len(of) for axis in "xy"}})
+    base = alt.Chart(rows(middles)).encode(x=x, y=y, text="label:N")
+    size = look.font_size + 1
+    halo = base.mark_text(fontSize=size, fontWeight=700, stroke=look.background, strokeWidth=4, color=look.background,
+                          opacity=0.8, aria=False)  # fmt: skip
+    return [halo, base.mark_text(fontSize=size, fontWeight=700, color=look.ink, aria=False)]
+
+
+def _axis(which: str, share: list[float], look: Theme) -> alt.Axis:
+    """An axis of a principal component; without one (t-SNE) none, its numbers would mean nothing."""
+    if not share:
+        return alt.Axis(title=None, labels=False, ticks=False, grid=False, domain=True, domainColor=look.grid)
+    return alt.Axis(title=f"{which} component, {numbers.percent(share[0])} of the variance", tickCount=5,
+                    titleLimit=380)  # fmt: skip
+
+
+def _short(text: str) -> str:
+    """One line of a snippet."""
+    text = " ".join(text.split())
+    return text if len(text) <= 90 else text[:89] + "…"

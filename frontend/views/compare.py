@@ -1,0 +1,324 @@
+"""What differs between these two? A second run over the same samples, sample by sample, flow by flow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+
+from frontend import address, look
+from frontend.charts import compare as charts
+from frontend.charts import numbers
+from frontend.charts.flow_contrast import colour_words, contrast_rows, contrast_words, flow_contrast_chart
+from frontend.charts.patches import data_url
+from frontend.client import ApiError, NotFound
+from frontend.components.wall import wall
+from frontend.selection import Selection
+from frontend.views import common, job_panel
+
+BUNDLED = ("scenes", "photos", "texts", "digits", "languages")
+SHOWN = ("reuse", "compute", "loss")
+"""measures to choose; skip is 1 − compute, so its scatter would be the same upside down"""
+MOST_MOVED = 12
+SHORT = 26
+HELP = (
+    "Pearson’s r of the samples’ values with the 95 % interval of Fisher’s z, tanh(atanh r ± 1.96/√(n−3)); Spearman’s "
+    "is that of the ranks, its error by Bonett and Wright. Reuse, compute and loss of a sample: means over its tokens."
+)
+GROUPING_HELP = (
+    "Adjusted mutual information of the paths of the same tokens in both runs: (I − E I) / (mean of both H − E I), E "
+    "over random permutations. 0: as by chance; 1: tokens on one path in one run are on one path in the other."
+)
+FLOW_HELP = (
+    "½ Σ |f′ − f| over all links, f the share of the paired samples’ tokens; mean over pairs of steps. 0: the same "
+    "flow, 1: no link in common."
+)
+LOAD_HELP = "Load entropy = H(c/Σc)/ln M of the tokens c of each module: 1 = all get the same, 0 = one gets everything."
+
+
+def draw(selection: Selection) -> None:
+    run = common.chosen_run(selection)
+    if run is None:
+        return
+    cards = partners(run, common.readable_runs())
+    against = selection.against or (cards[0]["run"] if cards else None)
+    _controls(run, selection, cards, against)
+    if against is None:
+        look.heading("What differs between these two?", "")
+        look.empty(
+            f"There is no other run over the samples of {run['run']}.",
+            "Trace another model over the same data, or this model untrained.",
+        )
+        _offer_twin(run, cards)
+        _training(run, selection)
+        return
+    measure = selection.measure if selection.measure in SHOWN else "reuse"
+    try:
+        answer = look.client().compare(run["run"], against, measure=measure, limit=MOST_MOVED, links=2000)
+    except ApiError as error:
+        look.heading("What differs between these two?", "")
+        look.sentence(error)
+        _offer_twin(run, cards)
+        _training(run, selection)
+        return
+    names = short_names(run["run"], against)
+    look.heading("What differs between these two?", look.plain(answer["matched"]["sentence"]))
+    telling = _telling(answer, measure)
+    if telling != measure:
+        why = charts.correlation_of(answer)["reason"]
+        st.caption(look.plain(look.ended(f"Shown is {telling}, because {why}")))
+        answer = look.client().compare(run["run"], against, measure=telling, limit=MOST_MOVED, links=2000)
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        _scatter(answer, names, selection)
+    with right:
+        _summary(answer, names)
+        _grouping(answer, names)
+    _moved(run, answer, names)
+    _flow(answer, names)
+    _training(run, selection)
+    _offer_twin(run, cards)
+
+
+def partners(run: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Runs that may be over the same samples, the likeliest first: same data, then own untrained twin, then others."""
+    found = [
+        card for card in cards
+        if card["run"] != run["run"] and card["modality"] == run["modality"] and card["dataset"] == run["dataset"]
+        and common.is_try(card) == common.is_try(run)
+    ]  # fmt: skip
+    return sorted(found, key=lambda card: (
+        card["num_samples"] != run["num_samples"], card["family"] != run["family"],
+        str(card["model"]).removesuffix("-untrained") != run["model"], str(card["run"]),
+    ))  # fmt: skip
+
+
+def short_names(one: str, other: str) -> tuple[str, str]:
+    """Names of two runs without what both begin with, where that leaves words that tell them apart."""
+    parts = one.split("-"), other.split("-")
+    common_start = 0
+    while common_start < min(map(len, parts)) - 1 and parts[0][common_start] == parts[1][common_start]:
+        common_start += 1
+    short = ["-".join(words[common_start:]) for words in parts]
+    if common_start and all(len(word) >= 3 for word in short):
+        return short[0], short[1]
+    return one, other
+
+
+def _controls(
+    run: Mapping[str, Any], selection: Selection, cards: Sequence[Mapping[str, Any]], against: str | None
+) -> None:
+    names = [card["run"] for card in cards]
+    if against is not None and against not in names:
+        names.insert(0, against)
+    with look.controls():
+        common.run_picker(run)
+        if names:
+            address.bound(
+                st.selectbox, "against", "Beside", against, names,
+                help="Another run over the same samples: another model, another checkpoint, the untrained twin.",
+            )  # fmt: skip
+        else:
+            st.selectbox("Beside", ["no other run over these samples"], disabled=True)
+        measure = selection.measure if selection.measure in SHOWN else "reuse"
+        address.bound(
+            st.segmented_control, "measure", "Measure", measure, list(SHOWN), read=lambda value: value or measure
+        )
+        common.label_picker(run, selection)
+        if against is not None:
+            st.button(
+                "Swap", icon=":material/swap_horiz:", help="The second run first.", on_click=_swap,
+                args=(run["run"], against),
+            )  # fmt: skip
+
+
+def _swap(run: str, against: str) -> None:
+    now = address.current()
+    address.go(now.change(run=against, against=run, measure=now.measure))
+
+
+def _telling(answer: Mapping[str, Any], measure: str) -> str:
+    """The wanted measure, or the first that differs between samples where this one does not."""
+    known = {row["measure"]: row for row in answer["correlations"]}
+    return next((name for name in (measure, *SHOWN) if known[name]["pearson"] is not None), measure)
+
+
+def _scatter(answer: Mapping[str, Any], names: tuple[str, str], selection: Selection) -> None:
+    st.subheader("Do the same samples stand out in both?", anchor=False, help=HELP)
+    row = charts.correlation_of(answer)
+    st.write(look.plain(charts.pair_words(answer, names)))
+    if not answer["points"]:
+        look.empty(f"No sample has {answer['measure']} in both runs.", "Choose another measure.")
+    else:
+        st.caption(look.plain(" ".join(filter(None, [
+            "One point: one sample. Dashed: equal in both. Click one to open it.", charts.mean_words(answer, names),
+            f"{numbers.count(len(answer['points']))} of {numbers.count(answer['points_of'])} are drawn."
+            if len(answer["points"]) < answer["points_of"] else "",
+        ]))))  # fmt: skip
+        look.chart(
+            charts.pair_chart(answer, names=names, theme=look.theme(), chosen=selection.label, title=None),
+            key=f"pairs_{answer['a']['run']}_{answer['b']['run']}_{row['measure']}_{selection.label}",
+            on_pick=lambda _name, number: _open(answer["a"]["run"], int(number)),
+            pick=(charts.SAMPLE_PICK,),
+        )
+    table = [
+        {
+            "measure": one["measure"], "Pearson’s r (95 %)": charts.coefficient_words(one["pearson"]),
+            "Spearman’s (95 %)": charts.coefficient_words(one["spearman"]), "samples": one["num"],
+            f"mean, {names[0]}": numbers.number(one["mean_a"]), f"mean, {names[1]}": numbers.number(one["mean_b"]),
+            "why none": one["reason"] or "",
+        }
+        for one in answer["correlations"]
+    ]  # fmt: skip
+    look.numbers_behind(table, "correlations of all measures")
+    look.numbers_behind(answer["points"], "samples")
+    for one, name in zip(answer["within"], names, strict=True):
+        if one["pearson"]:
+            words = charts.coefficient_words(one["pearson"])
+            st.caption(look.plain(f"Skip against reuse inside {name}: Pearson’s r = {words}."))
+
+
+def _open(run: str, sample: int) -> None:
+    address.go(Selection(view="sample", run=run, sample=sample))
+
+
+def _summary(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
+    st.subheader("Both runs in numbers", anchor=False, help=f"{look.HELP['topk']} {look.HELP['load']}")
+    st.dataframe(
+        charts.summary_rows(answer, names), hide_index=True, width="stretch",
+        column_config={"what": st.column_config.TextColumn("", width="medium")},
+    )  # fmt: skip
+
+
+def _grouping(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
+    st.subheader("Do both put the same tokens on one path?", anchor=False, help=GROUPING_HELP)
+    found = answer["grouping"]
+    if found["ami"] is None:
+        st.write(look.plain(f"That cannot be told: {found['reason']}."))
+        return
+    size = found["ami"]
+    verdict = (
+        "Hardly more than by chance" if size < 0.05 else "A little" if size < 0.25 else "To a good part"
+        if size < 0.6 else "Largely" if size < 0.95 else "Yes, nearly all"
+    )  # fmt: skip
+    st.write(look.plain(
+        f"{verdict}: adjusted mutual information {numbers.number(size)} (0 = by chance, 1 = the same groups), over "
+        f"{numbers.plural(found['num_tokens'], 'token')}. NMI {numbers.number(found['nmi'])}; groups of these sizes "
+        f"put together at random have {numbers.number(found['expected_nmi'])}."
+    ))  # fmt: skip
+
+
+def _moved(run: Mapping[str, Any], answer: Mapping[str, Any], names: tuple[str, str]) -> None:
+    measure = answer["measure"]
+    st.subheader(f"Which samples differ most in {measure}?", anchor=False)
+    if not answer["most"]:
+        look.empty(f"No sample differs in {measure}.")
+        return
+    a, b = answer["a"]["run"], answer["b"]["run"]
+    where = st.segmented_control(
+        "A click opens the sample in", [a, b], default=a, key=f"open_in_{a}_{b}",
+        format_func=lambda name: names[0] if name == a else names[1],
+    ) or a  # fmt: skip
+    st.caption(look.plain(f"Left: {measure} in {names[0]}; right: in {names[1]}. Largest difference first."))
+    pictures = any(row["has_image"] for row in answer["most"])
+    items = []
+    for row in answer["most"]:
+        number = row["sample"] if where == a else row["partner"]
+        values = " → ".join(numbers.number(row[side]) for side in "ab")
+        label = f"{row['label']}, " if row["label"] else ""
+        item: dict[str, Any] = {"sample": number, "title": f"sample {number}: {label}{values}", "caption": values}
+        if row["has_image"]:
+            item["image"] = data_url(look.client().image(a, row["sample"]))
+        else:
+            item["snippet"] = row["snippet"] or row["source"] or f"sample {row['sample']}"
+        items.append(item)
+    wall(
+        items, key=f"moved_{a}_{b}_{measure}_{where}", kind="sample" if pictures else "text",
+        on_open=lambda one: _open(str(where), int(one["sample"])),
+    )  # fmt: skip
+    look.numbers_behind(
+        [{"sample": r["sample"], "partner": r["partner"], "label": r["label"], names[0]: r["a"], names[1]: r["b"],
+          "difference": r["difference"], "source": r["source"]} for r in answer["most"]],
+        "samples that differ most",
+    )  # fmt: skip
+
+
+def _flow(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
+    flow = answer["flow"]
+    if flow["reason"] is None:
+        st.subheader("Where do their tokens part?", anchor=False, help=FLOW_HELP)
+        sides = (names[1], names[0])  # what the second has more of is drawn as more
+        st.write(look.plain(
+            f"{numbers.percent(flow['difference'])} of the tokens take another link from step to step. "
+            f"{contrast_words(flow, *sides)}"
+        ))  # fmt: skip
+        if flow["note"]:
+            st.caption(look.plain(flow["note"]))
+        look.chart(flow_contrast_chart(flow, names=sides, theme=look.theme(), title=None))
+        st.caption(look.plain(colour_words(*sides)))
+        percent = st.column_config.NumberColumn(format="percent")
+        columns = {sides[0]: percent, sides[1]: percent, "change": percent}
+        look.numbers_behind(contrast_rows(flow, sides, "nodes"), "circles", **columns)
+        look.numbers_behind(contrast_rows(flow, sides, "links"), "ribbons", **columns)
+    st.subheader("How evenly does each step load its modules?", anchor=False, help=LOAD_HELP)
+    if flow["reason"] is not None:
+        why = flow["reason"]
+        st.caption(look.plain(f"Their flows cannot be subtracted ({why}), so their loads stand side by side."))
+    st.write(look.plain(charts.load_words(answer, names)))
+    look.chart(charts.load_chart(answer, names=names, theme=look.theme(), title=None))
+    look.numbers_behind(charts.load_rows(answer, names), "steps")
+
+
+def _training(run: Mapping[str, Any], selection: Selection) -> None:
+    """The checkpoints of the training that the run belongs to; nothing where it belongs to none."""
+    if not isinstance(run["config"].get("series"), dict):
+        return
+    try:
+        training = look.client().series(run["run"])
+    except NotFound:
+        return
+    st.subheader("How did it change over training?", anchor=False)
+    points = training["points"]
+    if len(points) < 2:
+        look.empty(f"{run['run']} is the only checkpoint of {training['series']} here.", "Trace another one.")
+        return
+    known = [name for name in charts.SUMMARY if name not in ("num_samples", "num_tokens")
+             and any(row.get(name) is not None for row in points)]  # fmt: skip
+    measure = st.selectbox("Number", known, index=known.index("effective_paths"), format_func=charts.SUMMARY.get,
+                           key="training_number")  # fmt: skip
+    look.chart(
+        charts.training_chart(
+            training, measure, theme=look.theme(), chosen=[run["run"], str(selection.against)], title=None
+        )
+    )
+    look.numbers_behind(charts.training_rows(training), "checkpoints")
+
+
+def _offer_twin(run: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -> None:
+    """A button that traces the model untrained over the same data, where this program can."""
+    twin = f"{run['model']}-untrained"
+    there = any(card["model"] == twin for card in cards)
+    if there or run["dataset"] not in BUNDLED or str(run["model"]).endswith("-untrained"):
+        return
+    try:
+        models = [row["model"] for row in look.client().models()]
+    except ApiError:  # no worker: nothing can be traced
+        return
+    if run["model"] not in models:
+        return
+    job_panel.refusal()
+    st.button(
+        "Trace its untrained twin to compare with", icon=":material/casino:", key="trace_twin",
+        help="The same architecture with fresh weights over the same samples, as a run of its own. A job of seconds "
+        "to minutes.",
+        on_click=_trace_twin, args=(run["model"], run["dataset"], f"{run['run'][:53]}-untrained", run["num_samples"]),
+    )  # fmt: skip
+
+
+def _trace_twin(model: str, dataset: str, name: str, num_samples: int) -> None:
+    job = job_panel.submit(
+        "trace", {"model": model, "data": f"bundled:{dataset}", "untrained": True, "twin": False, "run": name}
+    )
+    if job is not None:
+        address.go_changed(view="jobs", job=job)
