@@ -15,7 +15,8 @@ from engine.jobs import ARTIFACTS, is_artifact_name, list_artifacts
 def job_dir(data_dir: Path, job: str) -> Path:
     """The folder of a job; Problem 404 for what cannot be the name of one."""
     if not is_name(job):
-        raise Problem(404, "no-such-job", f"There is no job {job[:80]!r}; GET /api/v1/jobs lists them.", field="job")
+        said = f"There is no job {job[:80]!r}; it was removed, or has another name."
+        raise Problem(404, "no-such-job", said, field="job")
     return data_dir / "jobs" / job
 
 

@@ -338,7 +338,8 @@ def seconds_left(done: int, total: int | None, rate: float | None) -> float | No
 def _get(con: sqlite3.Connection, job: str) -> JobRow:
     found = con.execute("SELECT * FROM job WHERE job = ?", (job,)).fetchone()
     if found is None:
-        raise Problem(404, "no-such-job", f"There is no job {job[:80]!r}; GET /api/v1/jobs lists them.", field="job")
+        said = f"There is no job {job[:80]!r}; it was removed, or has another name."
+        raise Problem(404, "no-such-job", said, field="job")
     return job_row(found)
 
 

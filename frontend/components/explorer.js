@@ -25,37 +25,61 @@ function curve(x0, y0, x1, y1) {
 
 const EASY_TO_HIT = 7;  // thin ribbons can be clicked so far beside them, in units of the picture
 
+// A group of shapes that act like buttons: one of them is a stop of the tab key, arrows lead to the next ones, Enter
+// and space do what a click does, and what has the focus lights up as under the pointer.
+function asButtons(shapes) {
+  shapes.forEach(([shape, label, act], index) => {
+    shape.setAttribute("role", "button");
+    shape.setAttribute("aria-label", label);
+    shape.setAttribute("tabindex", index === 0 ? "0" : "-1");
+    shape.addEventListener("pointerenter", () => act("over"));
+    shape.addEventListener("pointerleave", () => act("out"));
+    shape.addEventListener("focus", () => act("over"));
+    shape.addEventListener("blur", () => act("out"));
+    shape.addEventListener("click", () => act("pick"));
+    shape.addEventListener("keydown", (event) => {
+      const move = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+      if (event.key === "Enter" || event.key === " ") {
+        event.preventDefault();
+        act("pick");
+      } else if (move !== undefined && shapes[index + move]) {
+        event.preventDefault();
+        shape.setAttribute("tabindex", "-1");
+        shapes[index + move][0].setAttribute("tabindex", "0");
+        shapes[index + move][0].focus();
+      }
+    });
+  });
+}
+
 function buildFlow(flow, parent, onNode, onLink, chosenLink) {
-  const svg = draw("svg", { viewBox: `0 0 ${flow.width} ${flow.height}`, class: "tp-flow", role: "img",
+  const svg = draw("svg", { viewBox: `0 0 ${flow.width} ${flow.height}`, class: "tp-flow", role: "group",
     "aria-label": flow.label }, parent);
   const ribbons = draw("g", { class: "tp-links" }, svg);
   const drawn = flow.links.map((link) => [link, draw("path", { d: curve(link.x0, link.y0, link.x1, link.y1),
     "stroke-width": link.w, class: link.key && link.key === chosenLink ? "tp-chosen" : "" }, ribbons)]);
   const line = draw("g", { class: "tp-line" }, svg);
   const hits = draw("g", { class: "tp-hits" }, svg);
+  const links = [];
   // Thin ones last: beneath a broad ribbon they could not be reached.
   for (const [link, path] of onLink ? drawn.toSorted((a, b) => b[0].w - a[0].w) : []) {
     if (!link.key) continue;
     const hit = draw("path", { d: path.getAttribute("d"), "stroke-width": Math.max(EASY_TO_HIT, link.w) }, hits);
     hit.dataset.link = link.key;
     draw("title", {}, hit).textContent = link.title;
-    for (const [event, what] of [["pointerenter", "over"], ["pointerleave", "out"]])
-      hit.addEventListener(event, () => {
-        path.classList.toggle("tp-over", what === "over");
-        onLink(what, link.key);
-      });
-    hit.addEventListener("click", () => onLink("pick", link.key));
+    links.push([hit, link.title, (what) => {
+      if (what !== "pick") path.classList.toggle("tp-over", what === "over");
+      onLink(what, link.key);
+    }]);
   }
+  asButtons(links);
   const circles = draw("g", { class: "tp-nodes" }, svg);
-  for (const node of flow.nodes) {
+  asButtons(flow.nodes.map((node) => {
     const circle = draw("circle", { cx: node.x, cy: node.y, r: Math.max(1.5, node.r),
-      class: node.skip ? "tp-skip" : "" }, circles);
-    const title = draw("title", {}, circle);
-    title.textContent = node.title;
-    circle.addEventListener("pointerenter", () => onNode("over", node.key));
-    circle.addEventListener("pointerleave", () => onNode("out", node.key));
-    circle.addEventListener("click", () => onNode("pick", node.key));
-  }
+      class: node.hollow ? "tp-hollow" : node.skip ? "tp-skip" : "" }, circles);
+    draw("title", {}, circle).textContent = node.title;
+    return [circle, node.title, (what) => onNode(what, node.key)];
+  }));
   const dots = draw("g", { class: "tp-dots" }, svg);
   const words = draw("g", { class: "tp-words" }, svg);
   for (const step of flow.steps) {

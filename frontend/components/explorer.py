@@ -25,6 +25,9 @@ _HERE = Path(__file__).parent
 PICTURE_WIDTH = 560
 MOST_LINKS = 300
 """of the small picture; it shows the shape of the flow, the numbers are in the Flow view"""
+MOST_HOLLOW = 400
+"""circles of a picture for editing; above that, modules that nobody visits are left out"""
+HOLLOW_RADIUS = 3.5
 
 
 @lru_cache(maxsize=1)
@@ -82,6 +85,8 @@ def explorer_data(
     identities: Collection[int],
     kept: Callable[[Mapping[str, Any]], bool],
     chosen_link: str | None = None,
+    of: str = "run",
+    modules: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """All that the component draws.
 
@@ -93,11 +98,15 @@ def explorer_data(
         False for a token that the page's filters leave out; it is faded.
     chosen_link
         ``step.source>step+1.target`` of the ribbon that stands out.
+    of
+        What ``num_paths``, the ranks and the flow are counted over: ``run`` or ``sample``.
+    modules
+        Everything that may be chosen: what nobody visits gets a small hollow circle, so that it can be clicked.
     """
     is_text = sample.get("text") is not None and sample.get("grid") is None
     grid = sample.get("grid") or {"rows": 1, "cols": 1}
     tokens = [
-        _token(t, theme, num_paths, opacity if is_text else 1.0, step, identities) | {"faded": not kept(t)}
+        _token(t, theme, num_paths, opacity if is_text else 1.0, step, identities, of) | {"faded": not kept(t)}
         for t in sample["tokens"]
     ]
     data: dict[str, Any] = {
@@ -106,7 +115,7 @@ def explorer_data(
         "opacity": opacity,
         "chosen": chosen,
         "chosen_link": chosen_link,
-        "flow": small_flow(flow),
+        "flow": small_flow(with_unvisited(flow, modules), of=of, unvisited=bool(modules)),
         "first_step": (flow.get("steps") or [0])[0],
         "colours": {
             "accent": theme.accent,
@@ -115,8 +124,12 @@ def explorer_data(
             "module": theme.module,
             "link": theme.link,
         },
-        "legend": {"left": "frequent path", "right": "rare path", "stops": list(theme.cdf)} if step is None else None,
-        "hint": f"Tint and number: the module taken at step {step}; grey: skipped.",
+        "legend": {"left": "frequent path", "right": "rare path", "stops": list(theme.cdf)}
+        if step is None and num_paths > 1
+        else None,
+        "hint": f"Tint and number: the module taken at step {step}; grey: skipped."
+        if step is not None
+        else f"All {'patches' if not is_text else 'tokens'} take one path.",
         "invitation": ("Point at a token" if is_text else "Point at a patch") + " to see its path; click to keep it.",
         "image": image,
         "alt": f"sample {sample['sample']}, {sample.get('label') or 'no label'}",
@@ -130,7 +143,26 @@ def explorer_data(
     return data
 
 
-def token_words(token: Mapping[str, Any], num_paths: int, identities: Collection[int]) -> tuple[str, str]:
+def with_unvisited(flow: Mapping[str, Any], modules: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The flow with a node of count 0 for each of ``modules`` that no token visits; large flows stay as they are."""
+    steps = flow.get("steps") or []
+    merged = any(node["module"] == OTHER for node in flow["nodes"])
+    offered = [m for m in modules if m["step"] is None or m["kind"] != "identity"]
+    if merged or sum(len(steps) if m["step"] is None else 1 for m in offered) > MOST_HOLLOW:
+        return flow
+    there = {(node["step"], node["module"]) for node in flow["nodes"]}
+    hollow = [
+        {"step": step, "module": m["module"], "name": m["name"], "kind": m["kind"], "count": 0, "share": 0.0}
+        for m in offered
+        for step in (steps if m["step"] is None else [m["step"]])
+        if step in steps and (step, m["module"]) not in there
+    ]
+    return {**flow, "nodes": [*flow["nodes"], *hollow]}
+
+
+def token_words(
+    token: Mapping[str, Any], num_paths: int, identities: Collection[int], of: str = "run"
+) -> tuple[str, str]:
     """What a newcomer wants to know of one token: a head, and two sentences."""
     what = (
         f"Patch {token_label(token)}"
@@ -140,9 +172,10 @@ def token_words(token: Mapping[str, Any], num_paths: int, identities: Collection
     steps = len(token["ribbon"])
     skipped = sum(all(int(m) in identities for m in modules) for modules in token["ribbon"])
     head = f"{what}: modules {numbers.ribbon_words(token['ribbon'])}"
+    here, everybody = (" in this sample", "its tokens") if of == "sample" else ("", "all tokens")
     words = (
-        f"Path of rank {numbers.count(token['rank'])} of {numbers.count(num_paths)}: "
-        f"{numbers.percent(token['cdf'])} of all tokens are on paths at least as frequent (CDF). "
+        f"Path of rank {numbers.count(token['rank'])} of {numbers.count(num_paths)}{here}: "
+        f"{numbers.percent(token['cdf'])} of {everybody} are on paths at least as frequent (CDF). "
         f"Skipped {skipped} of {steps} steps; compute {numbers.percent(token['compute'])}, reuse "
         f"{numbers.percent(token['reuse'])}."
     )
@@ -151,24 +184,29 @@ def token_words(token: Mapping[str, Any], num_paths: int, identities: Collection
     return head, words
 
 
-def small_flow(flow: Mapping[str, Any], *, width: float = PICTURE_WIDTH) -> dict[str, Any]:
-    """The flow picture in pixels of a fixed box, for the component to scale."""
+def small_flow(
+    flow: Mapping[str, Any], *, width: float = PICTURE_WIDTH, of: str = "run", unvisited: bool = False
+) -> dict[str, Any]:
+    """The flow picture in pixels of a fixed box, for the component to scale; ``of`` the run or one sample."""
     per_step = Counter(node["step"] for node in flow["nodes"])
     ids = {node["module"] for node in flow["nodes"]}
     rows_count = max(per_step.values(), default=1) if flow.get("own_modules") else len(ids)
     layout = flow_layout(flow, height=float(min(430, max(200, 20 * rows_count))), most_links=MOST_LINKS)
     steps = layout.steps or [0]
-    left, right, top = 34.0, 16.0, 18.0
+    reach = min(layout.radius, 0.42 * (width - 50.0) / max(1, len(steps) - 1)) + 3.0
+    left, right, top = max(34.0, 22.0 + reach), max(16.0, reach), 18.0  # circles at both ends are seen whole
     gap = (width - left - right) / max(1, len(steps) - 1)
     radius = min(1.0, 0.42 * gap / layout.radius)
     x = {step: round(left + gap * place, 1) for place, step in enumerate(steps)}
     names = {node.module: node for node in layout.nodes}
     thin = max(1, -(-len(layout.row_of) * 12 // int(layout.height)))
     every = max(1, -(-len(steps) // 14))
+    whose = "this sample" if of == "sample" else "the run"
+    hollow = unvisited and any(n.count <= 0 for n in layout.nodes)
     return {
         "width": width,
         "height": layout.height + top + 4,
-        "label": "Flow of all tokens of the run, and the chosen path as a line",
+        "label": f"Flow of all tokens of {whose}, and the chosen path as a line",
         "x": [x[step] for step in steps],
         "y": {str(m): round(y + top, 1) for m, y in layout.row_of.items()}
         | ({f"{s}.{m}": round(y + top, 1) for (s, m), y in layout.place.items()} if layout.own else {}),
@@ -178,14 +216,15 @@ def small_flow(flow: Mapping[str, Any], *, width: float = PICTURE_WIDTH) -> dict
                 "key": n.key,
                 "x": x[n.step],
                 "y": round(n.y + top, 1),
-                "r": round(n.radius * radius, 2),
+                "r": round(n.radius * radius, 2) if n.count > 0 else HOLLOW_RADIUS,
                 "skip": n.kind in ("identity", "other"),
+                "hollow": n.count <= 0,
                 "title": f"step {n.step}, "
                 + (n.name if n.other else f"module {n.module} ({n.kind})")
                 + f": {numbers.count(n.count)} tokens, {numbers.percent(n.share)}",
             }
             for n in layout.nodes
-            if n.count > 0 and n.step in x
+            if n.step in x and (n.count > 0 or (unvisited and not n.other))
         ],
         "links": [
             {
@@ -202,8 +241,9 @@ def small_flow(flow: Mapping[str, Any], *, width: float = PICTURE_WIDTH) -> dict
             if k.step in x and k.step + 1 in x
         ],
         "steps": [{"x": x[step], "label": str(step)} for step in steps[::every]],
-        "caption": "All tokens of the run. Columns: steps. "
+        "caption": f"All tokens of {whose}. Columns: steps. "
         + ("In each the busiest module stands at the top. " if layout.own else "Rows: modules. ")
+        + ("Hollow: nobody goes there. " if hollow else "")
         + "Line: the path of the token pointed at.",
         "rows": [
             {"y": round(y + top, 1), "label": {"identity": "skip", "other": "other"}.get(names[m].kind, str(m))}
@@ -224,15 +264,16 @@ def _token(
     opacity: float,
     step: int | None,
     identities: Collection[int],
+    of: str,
 ) -> dict[str, Any]:
     modules: Sequence[int] = token["ribbon"][step] if step is not None and step < len(token["ribbon"]) else []
     fill = (
         module_colour(int(modules[0]), int(modules[0]) in identities, theme)
         if modules
-        else cdf_colour(token["cdf"], theme)
+        else cdf_colour(token["cdf"] if num_paths > 1 else 0.0, theme)  # the only path is not a rare one
     )
     fill = mix(fill, theme.background, opacity)
-    head, words = token_words(token, num_paths, identities)
+    head, words = token_words(token, num_paths, identities, of)
     return {
         "token": token["token"],
         "row": token.get("row"),

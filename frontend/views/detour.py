@@ -26,9 +26,12 @@ from frontend.views.sample import sample_picker
 
 HELP = (
     "Beside the unchanged run, on the same input. Paths changed: share of tokens that visit other modules at a step "
-    "behind the first edited one. KL(unchanged ‖ edited) of the output distribution, mean over outputs. Flow that "
-    "moved = ½ Σ |f′ − f| / T, mean over pairs of steps: 0 = the same flow, 1 = no link in common."
+    "behind the first edited one that no edit changes by itself. KL(unchanged ‖ edited) of the output distribution, "
+    "mean over outputs. Flow that moved = ½ Σ |f′ − f| / T, mean over pairs of steps: 0 = the same flow, 1 = no link "
+    "in common."
 )
+ERROR = "± one standard error, the tokens taken as independent of each other."
+RANKS = "Paths are counted within this one sample: ranks and colours here are not those of the run."
 MOST_LINKS = 120
 
 
@@ -68,7 +71,8 @@ def _detour(
     if sample.get("text") is None and not sample.get("has_image"):
         look.empty("This run keeps neither text nor image, so its samples cannot be run again.", "Choose another run.")
         return
-    edits, problems = read_edits(selection.controls, sample, lambda other: _other(run, other))
+    others = (model.get("controls") or {}).get("properties") or {}
+    edits, problems = read_edits(selection.controls, sample, lambda other: _other(run, other), others)
     for problem in problems:
         st.warning(look.plain(problem), icon=":material/link_off:")
     chosen_edits(run, selection)
@@ -118,13 +122,10 @@ def _verdict(
     outputs = effect.get("outputs") or {}
     old, new = (look.client().sample(one["run"], 0) for one in (before, after))
     what = " and ".join(words_of(run, text) for text in selection.controls if text.partition(":")[0] in KINDS)
-    step, last = effect["after_step"], int(run["num_steps"]) - 1
-    moved = effect["paths_changed_after"] if step < last else effect["paths_changed"]
-    where = f"after step {step}" if step < last else "at the last step"
     if effect["num_tokens"] == 1:
         sentence = f"With {what}: the image {'takes another path' if effect['paths_changed'] else 'keeps its path'}"
     else:
-        sentence = f"With {what}: {numbers.percent(moved)} of the {_parts(run)} take another path {where}"
+        sentence = f"With {what}: {moved_words(effect, _parts(run))}"
     if new.get("prediction"):
         was, now = (f"{one['prediction']} ({numbers.percent(one['confidence'])})" for one in (old, new))
         if old["prediction"] == new["prediction"]:
@@ -133,14 +134,19 @@ def _verdict(
             sentence += f"; the answer turns from {was} to {now}."
     elif effect.get("loss"):
         change = effect["loss"]["change"]
-        sentence += f"; the text becomes {'harder' if change > 0 else 'easier'} to predict by "
-        sentence += f"{numbers.number(abs(change))} nats a token."
+        error = ((outputs.get("loss") or {}).get("error")) or 0.0
+        if abs(change) <= 2 * error:
+            sentence += "; how hard the text is to predict changes by no more than chance would."
+        else:
+            sentence += f"; the text becomes {'harder' if change > 0 else 'easier'} to predict by "
+            sentence += f"{numbers.number(abs(change))} nats a token."
     st.subheader(look.plain(sentence), anchor=False, help=HELP)
     with st.container(horizontal=True, gap="large", key="effect_numbers"):
         for name, words in (("loss", "Loss (nats)"), ("perplexity", "Perplexity")):
             if pair := effect.get(name):
-                st.metric(words, f"{numbers.number(pair['before'])} → {numbers.number(pair['after'])}",
-                          width="content")  # fmt: skip
+                st.metric(words, " → ".join(numbers.apart([pair["before"], pair["after"]])), width="content")
+        if pair := effect.get("loss"):
+            st.metric("Change of loss (nats)", change_words(pair, outputs.get("loss")), width="content", help=ERROR)
         st.metric("Paths changed at any step", numbers.percent(effect["paths_changed"]), width="content")
         st.metric("Flow that moved", numbers.percent(effect["flow_difference"]), width="content")
         if outputs:
@@ -150,6 +156,28 @@ def _verdict(
                           width="content")  # fmt: skip
         st.button("Open the edited run", on_click=retrace.keep, args=(after["run"],),
                   kwargs={"slot": "detour_after", "view": "sample"}, icon=":material/open_in_new:")  # fmt: skip
+
+
+def moved_words(effect: Mapping[str, Any], parts: str) -> str:
+    """How many tokens go another way behind the edit, and at which steps that was counted (METRICS 5)."""
+    steps = effect["after_steps"]
+    if not steps:
+        told = numbers.percent(effect["paths_changed"])
+        return f"{told} of the {parts} take another path, at steps that are edited themselves"
+    moved = f"{numbers.percent(effect['paths_changed_after'])} of the {parts} take another path"
+    if len(steps) == 1:
+        return f"{moved} behind the edit, at step {steps[0]}"
+    whole = steps == list(range(steps[0], steps[-1] + 1))
+    return f"{moved} behind the edit, at steps " + (
+        f"{steps[0]} to {steps[-1]}" if whole and len(steps) > 2 else ", ".join(map(str, steps))
+    )
+
+
+def change_words(pair: Mapping[str, Any], measured: Mapping[str, Any] | None) -> str:
+    """“+0.0123 ± 0.0045”; without an error where nothing was measured row by row."""
+    change, error = pair["change"], (measured or {}).get("error")
+    told = ("−" if change < 0 else "+" if change > 0 else "") + numbers.number(abs(change))
+    return told + (f" ± {numbers.number(error, 2)}" if error else "")
 
 
 def _parts(run: Mapping[str, Any]) -> str:
@@ -185,9 +213,12 @@ def _one_side(
         chosen=selection.token if any(t["token"] == selection.token for t in sample["tokens"]) else None,
         identities=common.identities(run),
         kept=kept,
+        of="sample",
+        modules=run["modules"],
         chosen_link=None if link is None else "{0}.{1}>{3}.{2}".format(*link, link[0] + 1),
     )
-    data["flow"]["caption"] = data["flow"]["caption"].replace("All tokens of the run", "All tokens of this sample")
+    if word == "Before":
+        st.caption(RANKS)
     explorer(
         data,
         key=f"detour_{word}_{one['run']}",

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 EVERY = "all"
@@ -35,17 +35,26 @@ WHAT = {
 
 
 def read_edits(
-    given: Sequence[str], sample: Mapping[str, Any], other: Callable[[int], Mapping[str, Any] | None]
+    given: Sequence[str],
+    sample: Mapping[str, Any],
+    other: Callable[[int], Mapping[str, Any] | None],
+    controls: Collection[str] = (),
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Edits for the API, and a sentence for each part of the address that means none.
 
-    ``sample`` is the unchanged one (its tokens say who is on a path), ``other`` gives a sample by number.
+    ``sample`` is the unchanged one (its tokens say who is on a path), ``other`` gives a sample by number;
+    ``controls`` are the names of the model's other controls, which the Family view changes.
     """
     edits, problems = [], []
     for text in given:
         kind, _, value = text.partition(":")
         if kind not in KINDS:
-            continue  # a control of another view
+            problems.append(
+                f"The address also says {text[:60]!r}: that is changed in the Family view, here only edits count."
+                if kind in controls
+                else f"The address says {text[:60]!r}, which is no edit; it was left out. There are {', '.join(KINDS)}."
+            )
+            continue
         try:
             edit = _READERS[kind](value, sample, other)
         except (ValueError, KeyError, IndexError):
@@ -146,6 +155,31 @@ def _bias(value: str, sample: Mapping[str, Any], other: Any) -> dict[str, Any]:
 _READERS = {
     "ban": _ban, "force": _force, "swap": _swap, "freeze": _freeze, "shuffle": _shuffle, "top_k": _top_k, "bias": _bias,
 }  # fmt: skip
+
+
+def in_address(edit: Mapping[str, Any]) -> list[str] | None:
+    """An edit of the API as an address says it; None where no address can.
+
+    >>> in_address({"edit": "ban", "modules": [3, 5], "step": 1}), in_address({"edit": "swap", "ribbons": []})
+    (['ban:1.3', 'ban:1.5'], None)
+    """
+    kind, step = edit.get("edit"), EVERY if edit.get("step") is None else edit["step"]
+    who = "" if edit.get("tokens") is None else "." + "+".join(map(str, edit["tokens"]))
+    if edit.get("path") is not None or len(who) > 150:
+        return None
+    if kind == "ban":
+        return [f"ban:{step}.{module}{who}" for module in edit["modules"]]
+    if kind == "force":
+        return [f"force:{step}.{edit['module']}{who}"]
+    if kind == "freeze":
+        return ["freeze:rest" if step == EVERY else f"freeze:{step}"]
+    if kind == "shuffle":
+        return [f"shuffle:{step}.{edit.get('seed', 0)}"]
+    if kind == "top_k":
+        return [f"top_k:{edit['k']}"]
+    if kind == "bias":
+        return [f"bias:{step}.{module}.{edit['value']:g}" for module in edit["modules"]]
+    return None
 
 
 def said(text: str, name: Callable[[int | None, int], str]) -> str:

@@ -46,7 +46,7 @@ def draw(run: Mapping[str, Any], kinds: Sequence[str], selection: Selection) -> 
         job_panel.refusal()
         st.caption("Nobody has measured this run yet. It takes minutes; the page may be closed meanwhile.")
         return
-    if selection.job is not None:
+    if selection.job == job["job"]:
         job = job_panel.job_panel(job["job"], key="sweep")
     if "importance.json" not in job["artifacts"]:
         return
@@ -55,13 +55,16 @@ def draw(run: Mapping[str, Any], kinds: Sequence[str], selection: Selection) -> 
 
 
 def _sweep_of(run: Mapping[str, Any], selection: Selection) -> dict[str, Any] | None:
-    """The job of the address, else the newest sweep of this model and run."""
+    """The sweep of the address, else the newest one of this model and run."""
     if selection.job is not None:
         try:
-            return look.client().job(selection.job)
+            job = look.client().job(selection.job)
         except NotFound as error:
             look.sentence(error)
             return None
+        if job["kind"] == "reroute" and job["request"].get("sweep"):
+            return job
+        _not_a_sweep(job)
     try:
         jobs = look.client().jobs(kind="reroute", most=50)["jobs"]
     except ApiError:
@@ -72,6 +75,16 @@ def _sweep_of(run: Mapping[str, Any], selection: Selection) -> dict[str, Any] | 
         and (job["request"].get("run") == run["run"]) and "importance.json" in job["artifacts"]
     ]  # fmt: skip
     return mine[0] if mine else None
+
+
+def _not_a_sweep(job: Mapping[str, Any]) -> None:
+    """A job that this view has no place for is left alone, and said to be."""
+    st.info(
+        look.plain(f"The job of this address ({job_panel.job_title(job)}) is no sweep over modules, so it is not shown "
+                   "here."), icon=":material/link_off:",
+    )  # fmt: skip
+    st.button("Look at it in Jobs", key="sweep_other_job", on_click=address.go_changed,
+              kwargs={"view": "jobs", "job": job["job"]})  # fmt: skip
 
 
 def _sweep_charts(found: Mapping[str, Any], selection: Selection) -> None:

@@ -15,6 +15,7 @@ from frontend.charts import numbers
 from frontend.charts.curve import curve_chart, curve_rows
 from frontend.client import ApiError, NotFound
 from frontend.selection import Selection
+from frontend.views.job_places import places
 
 REFRESH_SECONDS = 1.5
 ALIVE = ("waiting", "running", "paused")
@@ -92,7 +93,7 @@ def _draw(job: Mapping[str, Any], key: str, frame_width: int, captions: Sequence
         st.caption(look.plain(state_words(job)))
         progress_bar(job)
         if job["problem"]:
-            st.error(look.plain(look.ended(job["problem"]["detail"])), icon=":material/error:")
+            st.error(look.plain(why(job)), icon=":material/error:")
         curve = _curve_of(job)
         names = [str(series.get("name") or "") for series in curve.get("series", ())]
         _frames(job, key, frame_width, captions or names)
@@ -106,10 +107,24 @@ def _draw(job: Mapping[str, Any], key: str, frame_width: int, captions: Sequence
 
 
 def job_title(job: Mapping[str, Any]) -> str:
-    """A job in a few words: its kind and what it is about."""
-    request = job["request"]
-    about = [str(request[name]) for name in ("model", "run", "data", "file") if request.get(name)]
-    return f"{job['kind']}: {', '.join(about)}" if about else str(job["kind"])
+    """A job in a short sentence: what it does, and with what."""
+    return str(job["title"])
+
+
+def why(job: Mapping[str, Any]) -> str:
+    """Why a job failed, as a sentence of its own; empty where it did not."""
+    told = look.ended(job["problem"]["detail"]) if job["problem"] else ""
+    return told[:1].upper() + told[1:]
+
+
+def open_buttons(job: Mapping[str, Any], key: str, *, most: int | None = None) -> None:
+    """Buttons to where the result of a finished job lives; ``most`` of them."""
+    for place, (words, selection) in enumerate(places(job)[:most]):
+        run = f" {selection.run}" if selection.view == "flow" and most is None else ""
+        st.button(
+            look.plain(words + run), key=f"{key}_open_{job['job']}_{place}", icon=":material/arrow_forward:",
+            type="primary" if place == 0 and most is None else "secondary", on_click=address.go, args=(selection,),
+        )  # fmt: skip
 
 
 def state_badge(job: Mapping[str, Any]) -> None:
@@ -250,14 +265,10 @@ def _curve(job: Mapping[str, Any], curve: Mapping[str, Any]) -> None:
 
 
 def _result(job: Mapping[str, Any], key: str) -> None:
-    """What came out: runs as links, the rest as it is."""
-    result = dict(job["result"] or {})
-    runs = [str(run) for run in [result.pop("run", None), *(result.pop("runs", None) or [])] if run]
-    for run in dict.fromkeys(runs):
-        st.button(
-            look.plain(f"Open the run {run}"), key=f"{key}_open_{run}", icon=":material/arrow_forward:", type="primary",
-            on_click=address.go, args=(Selection(view="flow", run=run),),
-        )  # fmt: skip
+    """What came out: links to where it is seen, the rest as it is."""
+    result = {name: value for name, value in (job["result"] or {}).items() if name not in ("run", "runs")}
+    with st.container(horizontal=True, gap="small"):
+        open_buttons(job, key)
     if result:
         with st.expander("What came out"):
             st.json(result)
@@ -275,4 +286,4 @@ def _files(job: Mapping[str, Any], key: str) -> None:
                 key=f"{key}_file_{name}", on_click="ignore", icon=":material/download:",
             )  # fmt: skip
         if len(names) > MOST_FILES:
-            st.caption(f"… and {len(names) - MOST_FILES:,} more; GET /api/v1/jobs/{job['job']} names them all.")
+            st.caption(f"… and {len(names) - MOST_FILES:,} more in the folder of the job.")

@@ -88,20 +88,24 @@ def _rows(jobs: Sequence[Mapping[str, Any]], chosen: str | None) -> None:
         with st.container(border=True, gap="xsmall"):
             with st.container(horizontal=True, vertical_alignment="center", gap="small"):
                 job_panel.state_badge(job)
+                # Coloured as links are: a bare word does not look as if it could be clicked.
+                title = look.plain(job_panel.job_title(job))
                 st.button(
-                    look.plain(job_panel.job_title(job)), key=f"open_{name}", type="tertiary", disabled=name == chosen,
-                    on_click=address.go_changed, kwargs={"view": "jobs", "job": name}, help=look.plain(name),
+                    title if name == chosen else f":primary[{title}]", key=f"open_{name}", type="tertiary",
+                    disabled=name == chosen, on_click=address.go_changed, kwargs={"view": "jobs", "job": name},
+                    help=look.plain(name),
                 )  # fmt: skip
                 st.caption(look.plain(_words(job)), width="content")
                 if job["state"] in job_panel.ALIVE and name != chosen:
                     job_panel.buttons(job, "list")
+                if name != chosen:
+                    job_panel.open_buttons(job, "list", most=1)
             if name != chosen:
                 job_panel.progress_bar(job)
 
 
 def _words(job: Mapping[str, Any]) -> str:
-    why = f" {look.ended(job['problem']['detail'])}" if job["problem"] else ""
-    return job_panel.state_words(job) + why
+    return " ".join(filter(None, (job_panel.state_words(job), job_panel.why(job))))
 
 
 def _start(selection: Selection) -> None:

@@ -120,6 +120,13 @@ def changes(selection: Selection, controls: Sequence[Control]) -> dict[str, Any]
     return found
 
 
+def not_understood(selection: Selection, controls: Sequence[Control]) -> list[str]:
+    """The parts of the address's controls that ``changes`` leaves out."""
+    by_name = {one.name: one for one in controls}
+    parts = [(text, *text.partition(":")[::2]) for text in selection.controls]
+    return [text for text, name, value in parts if name not in by_name or by_name[name].read(value) is None]
+
+
 def changed(selection: Selection, name: str, value: Any, trained: Any = None) -> tuple[str, ...]:
     """The address's controls with one of them at another value."""
     kept = tuple(one for one in selection.controls if one.partition(":")[0] != name)
@@ -128,7 +135,10 @@ def changed(selection: Selection, name: str, value: Any, trained: Any = None) ->
 
 def widgets(controls: Sequence[Control], given: Mapping[str, Any], *, disabled: Sequence[str] = ()) -> None:
     """A slider for what has an order and a trained value, buttons for a few values, else a list. All of them
-    write the address."""
+    write the address; what it says beside them is told."""
+    for text in not_understood(address.current(), controls):
+        told = f"The address says {text[:60]!r}, which changes nothing here; it was left out."
+        st.warning(look.plain(told), icon=":material/link_off:")
     for one in controls:
         options = [written(value) for value in one.values]
         buttons = one.trained is None and len(options) <= 4

@@ -18,7 +18,8 @@ from frontend.charts import effects
 from frontend.charts.palette import DIVERGING
 from frontend.selection import Selection, from_query, to_query
 from frontend.views import detour_compare as compare
-from frontend.views.detour_edits import added, link_of, on_path_of, read_edits, said, takes
+from frontend.views.detour import change_words, moved_words
+from frontend.views.detour_edits import added, in_address, link_of, on_path_of, read_edits, said, takes
 from tests.backend.conftest import SECRET, api_for, serving
 
 APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"
@@ -51,8 +52,12 @@ SAMPLE = {
     ],
 )
 def test_an_edit_in_the_address_is_what_the_api_takes(text, edit, words):
-    edits, problems = read_edits([text, "alpha:0.5"], SAMPLE, lambda number: SAMPLE if number == 4 else None)
+    edits, problems = read_edits([text], SAMPLE, lambda number: SAMPLE if number == 4 else None)
     assert (edits, problems) == ([{"edit": text.partition(":")[0], **edit}], [])
+    if (back := in_address(edits[0])) is not None:
+        assert read_edits(back, SAMPLE, lambda number: None) == (edits, [])
+    else:
+        assert "swap" in text
     assert said(text, lambda step, module: f"m{module}").startswith(words)
     selection, wrong = from_query({"controls": text})
     assert (selection.controls, wrong) == ((text,), [])
@@ -70,6 +75,29 @@ def test_what_means_no_edit_is_said_and_left_out(text):
     edits, (problem,) = read_edits([text], SAMPLE, lambda number: None)
     assert edits == []
     assert text in problem
+
+
+def test_what_is_no_edit_at_all_is_said():
+    edits, problems = read_edits(["zzz:1", "alpha:0.5", "ban:0.1"], SAMPLE, lambda number: None, ("alpha", "edits"))
+    assert [edit["edit"] for edit in edits] == ["ban"]
+    assert "'zzz:1', which is no edit; it was left out. There are ban, force" in problems[0]
+    assert "'alpha:0.5': that is changed in the Family view" in problems[1]
+
+
+def test_the_headline_says_which_steps_were_counted():
+    def said(after_steps, after):
+        effect = {"after_steps": after_steps, "paths_changed_after": after, "paths_changed": 0.5}
+        return moved_words(effect, "patches")
+
+    assert said([2, 3, 4], 0.25) == "25.0 % of the patches take another path behind the edit, at steps 2 to 4"
+    assert said([2, 4], 0.25).endswith("at steps 2, 4")
+    assert said([4], 0.25).endswith("at step 4")
+    assert said([], None) == "50.0 % of the patches take another path, at steps that are edited themselves"
+
+
+def test_a_change_of_loss_has_its_error():
+    assert change_words({"change": -0.00123}, {"error": 0.00045}) == "−0.00123 ± 0.00045"
+    assert change_words({"change": 0.5}, None) == "+0.500"
 
 
 def test_edits_that_cannot_stand_beside_each_other_replace_each_other():
@@ -218,6 +246,34 @@ def test_before_and_after(show, run, controls):
     assert {"Paths changed at any step", "KL of the answers (nats)"} <= {metric.label for metric in page.metric}
     if run == "texts":
         assert "Which tokens become harder to predict?" in [s.value for s in page.subheader]
+
+
+def test_what_the_address_changes_in_vain_is_a_sentence(show):
+    page = show(run="texts", sample=0, controls="zzz:1,ban:0.1")
+    assert "'zzz:1', which is no edit" in words(page)
+    assert [s.value for s in page.subheader][1:3] == ["Before", "After"]  # the rest holds
+
+
+def test_small_changes_of_loss_can_be_seen(show):
+    page = show(run="texts", sample=0, controls="force:1.3.0,freeze:rest")
+    told = {metric.label: metric.value.replace("\\", "") for metric in page.metric}
+    before, after = told["Loss (nats)"].split(" → ")
+    assert before != after
+    assert re.fullmatch(r"[+−][\d.]+ ± [\d.]+", told["Change of loss (nats)"])
+
+
+def test_the_job_of_another_view_is_left_alone(show):
+    from frontend import look
+
+    request = {"model": "tiny-vision", "run": "pictures", "sample": 0, "target": {"of": "choices"}}
+    dream = look.client().submit_job("dream", request)
+    page = show(run="pictures", sample=0, job=dream["job"])
+    assert "is no sweep over modules, so it is not shown here" in words(page)
+    assert "Dream of sample 0 of pictures" in words(page)
+    look.client().cancel_job(dream["job"])
+    page.button(key="sweep_other_job").click().run()
+    assert page.query_params["view"] in (["jobs"], "jobs")
+    assert page.query_params["job"] in ([dream["job"]], dream["job"])
 
 
 def test_edits_that_cannot_be_are_a_sentence(show):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 
@@ -9,7 +10,9 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from frontend.charts.curve import MOST_POINTS, curve_chart, curve_rows
+from frontend.selection import Selection, from_query, to_query
 from frontend.views import job_panel
+from frontend.views.job_places import places
 from tests.backend.conftest import SECRET, Served, api_for, serving
 from tests.frontend.test_pages import showing
 from tests.jobs import counted, know_the_kinds
@@ -100,6 +103,53 @@ def test_a_failed_job_says_why_and_a_missing_one_too(show, working: Served) -> N
     until(working, job, "failed")
     assert "It was asked to fail here" in texts(show(view="jobs", job=job))
     assert "There is no job" in texts(show(view="jobs", job="nobody"))
+
+
+def test_jobs_of_one_kind_are_told_apart_and_look_like_links(show, working: Served) -> None:
+    jobs = [submitted(working, iterations=number) for number in (3, 4)]
+    for job in jobs:
+        until(working, job, "succeeded")
+    labels = [show(view="jobs").button(key=f"open_{job}").label for job in jobs]
+    assert all(label.startswith(":primary[Count") for label in labels)
+    assert "iterations 3" in labels[0]
+    assert "iterations 4" in labels[1]
+
+
+def test_a_failure_is_a_sentence_of_its_own(show, working: Served) -> None:
+    job = submitted(working, iterations=9, fail_at=3)
+    until(working, job, "failed")
+    told = [c.value.replace("\\", "") for c in show(view="jobs").caption if "It was asked to fail here" in c.value]
+    assert told
+    assert all(re.search(r"UTC( after 3 iterations)?\. It was asked", one) for one in told)
+    problem = {"detail": "the model has no step 9"}
+    assert job_panel.why({"problem": problem}) == "The model has no step 9."
+
+
+def done(kind: str, request: dict, result: dict | None = None, state: str = "succeeded") -> dict:
+    return {"job": "it", "kind": kind, "state": state, "request": request, "result": result}
+
+
+def test_a_finished_job_leads_to_where_its_result_lives() -> None:
+    ban = {"edits": [{"edit": "ban", "modules": [3], "step": 1}, {"edit": "freeze"}]}
+    both = {"run": "after", "runs": ["before", "after"]}
+    shown = {
+        "dream": places(done("dream", {"run": "seen", "sample": 4})),
+        "trace": places(done("trace", {"model": "tiny"}, {"run": "new"})),
+        "sweep": places(done("reroute", {"run": "seen", "sweep": "modules"})),
+        "edit": places(done("reroute", {"data": "x", "controls": ban}, both)),
+        "alpha": places(done("reroute", {"data": "x", "controls": {"alpha": 0.1}}, both)),
+        "failed": places(done("trace", {"model": "tiny"}, None, state="failed")),
+    }
+    first = {name: found[0][1] for name, found in shown.items() if found}
+    assert first == {
+        "dream": Selection(view="dream", run="seen", sample=4, job="it"),
+        "trace": Selection(view="flow", run="new"),
+        "sweep": Selection(view="detour", run="seen", job="it"),
+        "edit": Selection(view="detour", run="before", sample=0, controls=("ban:1.3", "freeze:rest")),
+        "alpha": Selection(view="flow", run="after"),
+    }
+    assert all(from_query(to_query(selection)) == (selection, []) for selection in first.values())
+    assert [words for words, _ in shown["edit"]] == ["Open in Detour", "Open the edited run", "Open the unchanged run"]
 
 
 def test_a_refused_request_is_told_in_the_form(show, working: Served) -> None:

@@ -61,6 +61,13 @@ def test_another_sample_forgets_the_token():
     assert Selection(sample=1, token=5).change(sample=1, token=6).token == 6
 
 
+def test_another_view_forgets_the_job_unless_it_is_told_one():
+    dreaming = Selection(view="dream", run="a", job="dream-1")
+    assert dreaming.change(view="detour") == Selection(view="detour", run="a")
+    assert dreaming.change(view="jobs", job="dream-1").job == "dream-1"
+    assert dreaming.change(view="dream", sample=2).job == "dream-1"
+
+
 def test_clicking_twice_lets_go():
     once = Selection().toggle_through("2.7")
     assert once.through == ("2.7",)

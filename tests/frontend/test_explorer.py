@@ -1,0 +1,69 @@
+"""What the component with a sample and its small flow is given: pure tables, no browser."""
+
+from __future__ import annotations
+
+import pytest
+
+from frontend.charts.palette import theme_named
+from frontend.components.explorer import MOST_HOLLOW, explorer_data, small_flow, with_unvisited
+
+MODULES = [{"step": None, "module": m, "name": f"t{m}", "kind": "transformer"} for m in range(4)]
+
+
+def flow_of(counts: dict[tuple[int, int], int], steps: int) -> dict:
+    total = sum(count for (step, _), count in counts.items() if step == 0)
+    nodes = [
+        {"step": s, "module": m, "name": f"t{m}", "kind": "transformer", "count": c, "share": c / total}
+        for (s, m), c in counts.items()
+    ]
+    return {"steps": list(range(steps)), "nodes": nodes, "links": [], "other": [], "num_tokens": total}
+
+
+@pytest.mark.parametrize("steps", [2, 3, 12, 64])
+def test_every_circle_is_inside_the_picture(steps: int) -> None:
+    """All tokens at one module: the largest circles that there are, in the first and the last column too."""
+    picture = small_flow(flow_of({(s, 0): 100 for s in range(steps)}, steps))
+    assert len(picture["nodes"]) == steps
+    for node in picture["nodes"]:
+        assert node["r"] > 1
+        assert node["r"] <= node["x"] <= picture["width"] - node["r"] - 1, "cut off at the side"
+        assert node["r"] <= node["y"] <= picture["height"] - node["r"]
+        if node["x"] == picture["x"][0]:
+            assert node["x"] - node["r"] > 18, "a circle lies on the numbers of the rows"
+
+
+def test_modules_that_nobody_visits_are_hollow_where_a_picture_is_for_editing() -> None:
+    flow = flow_of({(0, 0): 5, (0, 2): 1, (1, 2): 6}, 2)
+    keys = {node["key"]: node["hollow"] for node in small_flow(with_unvisited(flow, MODULES), unvisited=True)["nodes"]}
+    assert keys == {f"{s}.{m}": (s, m) not in {(0, 0), (0, 2), (1, 2)} for s in range(2) for m in range(4)}
+    own = [m | {"step": 1} for m in MODULES] + [{"step": 0, "module": 7, "name": "left out", "kind": "identity"}]
+    found = {(node["step"], node["module"]) for node in with_unvisited(flow, own)["nodes"]}
+    assert found == {(0, 0), (0, 2), (1, 0), (1, 1), (1, 2), (1, 3)}  # each at its step alone; no identity of a step
+    assert {node["key"] for node in small_flow(flow)["nodes"]} == {"0.0", "0.2", "1.2"}
+    many = [MODULES[0] | {"module": m} for m in range(MOST_HOLLOW)]
+    assert with_unvisited(flow, many) is flow
+
+
+def data_of(num_paths: int, cdf: float, **options: object) -> dict:
+    token = {"token": 0, "row": 0, "col": 0, "ribbon": [[0], [2]], "weights": [[1.0], [1.0]], "rank": num_paths,
+             "cdf": cdf, "compute": 1.0, "reuse": 0.0, "loss": None, "text": None}  # fmt: skip
+    sample = {"sample": 0, "label": None, "text": None, "grid": {"rows": 1, "cols": 1}, "tokens": [token]}
+    return explorer_data(
+        sample, flow_of({(0, 0): 1, (1, 2): 1}, 2), theme=theme_named("light"), image=None, num_paths=num_paths,
+        opacity=1.0, step=None, chosen=None, identities=(), kept=lambda token: True, **options,
+    )  # fmt: skip
+
+
+def test_the_only_path_is_not_coloured_as_a_rare_one() -> None:
+    frequent, rare = data_of(2, 0.0), data_of(2, 1.0)
+    only = data_of(1, 1.0)
+    assert rare["tokens"][0]["fill"] != frequent["tokens"][0]["fill"] == only["tokens"][0]["fill"]
+    assert rare["legend"]
+    assert only["legend"] is None
+    assert only["hint"] == "All patches take one path."
+
+
+def test_ranks_of_one_sample_are_said_to_be_that() -> None:
+    assert "in this sample: 100 % of its tokens" in data_of(3, 1.0, of="sample")["tokens"][0]["words"]
+    assert "of 3: 100 % of all tokens" in data_of(3, 1.0)["tokens"][0]["words"]
+    assert "All tokens of this sample." in data_of(3, 1.0, of="sample")["flow"]["caption"]
