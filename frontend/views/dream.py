@@ -10,11 +10,13 @@ import streamlit as st
 from frontend import address, look
 from frontend.charts import numbers
 from frontend.charts.patches import data_url
-from frontend.client import NotFound
+from frontend.client import ApiError, NotFound
 from frontend.components.explorer import MOST_LINKS, explorer, explorer_data
 from frontend.selection import Selection
 from frontend.views import common
-from frontend.views.dream_result import draw_gallery, draw_result, names_of
+from frontend.views.dream_cost import cost_words, pace
+from frontend.views.dream_gallery import draw_gallery
+from frontend.views.dream_result import draw_result, names_of, title_of
 from frontend.views.dream_wishes import (
     AT,
     GROUPS,
@@ -22,10 +24,13 @@ from frontend.views.dream_wishes import (
     at_of,
     iterations_of,
     kinds_of,
+    longest,
     members,
     missing,
     picked,
     request_of,
+    selection_of,
+    stretch,
     toggled,
     wishes,
     with_wish,
@@ -34,14 +39,14 @@ from frontend.views.job_panel import job_panel, refusal, submit
 from frontend.views.sample import sample_picker
 
 QUESTION = "What would a perfect traveller of this path look like?"
-SECONDS = {"vision": 0.02, "text": 0.6}
-"""of one core for an iteration of one dream of a shipped model, about"""
+KIND_WORDS = {"reroute": "a detour", "trace": "a trace", "import": "an import"}
 
 
 def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
+    job = _dream_of(selection, run)
     kinds = kinds_of(run)
     with look.controls():
         common.run_picker(run)
@@ -51,6 +56,7 @@ def draw(selection: Selection) -> None:
         number = sample_picker(run, selection) if kinds and wished["of"] == "choices" else None
     what = "The image" if run["modality"] == "vision" else "The text"
     look.heading(QUESTION, f"{what} that makes the routers decide as wished, found by following their gradient.")
+    earlier = _earlier(run)
     if not kinds:
         look.empty(
             f"The model of this run ({run['family']}) cannot dream: its decisions have no gradient to follow.",
@@ -59,61 +65,118 @@ def draw(selection: Selection) -> None:
     elif wished["of"] == "choices" and number is None:
         look.empty("No sample has this label or these words.", "Let go of a chip above.")
     else:
-        _ask(run, selection, wished, number)
-    if selection.job is None:
+        _ask(run, selection, wished, number, pace(earlier))
+    if job is None:
         refusal()
     else:
-        _job(selection)
-    draw_gallery(run, selection)
+        _job(selection, run, job, number)
+    draw_gallery(run, selection, earlier)
 
 
-def _job(selection: Selection) -> None:
-    """The dream of the address, with its figure on top once it is done."""
-    figure = st.container()
+def _dream_of(selection: Selection, run: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The dream of the address; a job of another kind is said and left alone, a dream of another model brings its run.
+
+    None where there is none to show."""
+    if selection.job is None:
+        return None
     try:
-        captions = names_of(look.client().job(str(selection.job))["request"])
-        job = job_panel(str(selection.job), captions=captions)
+        job = look.client().job(selection.job)
     except NotFound:
         st.warning("The dream of this address is gone; it was removed.", icon=":material/link_off:")
-        return
-    if job["state"] == "succeeded" and job["kind"] == "dream":
+        return None
+    if job["kind"] != "dream":
+        kind = KIND_WORDS.get(job["kind"], f"a job of the kind {job['kind']}")
+        st.info(look.plain(f"The job of this address, {job['job']}, is {kind} and no dream; the Jobs view shows it."),
+                icon=":material/info:")  # fmt: skip
+        return None
+    if job["request"].get("model") != run["model"]:
+        own = [one for one in look.client().runs() if one["model"] == job["request"].get("model")]
+        if own:
+            address.go(selection_of(job, own[0]["run"]))
+            st.rerun()
+    return job
+
+
+def _earlier(run: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Finished dreams of the run's model, newest first."""
+    try:
+        jobs = look.client().jobs(kind="dream", most=60)["jobs"]
+    except ApiError as error:
+        look.sentence(error)
+        return []
+    return [job for job in jobs if job["state"] == "succeeded" and job["request"].get("model") == run["model"]]
+
+
+def _job(selection: Selection, run: Mapping[str, Any], job: Mapping[str, Any], number: int | None) -> None:
+    """The dream of the address, with its figure on top once it is done."""
+    figure = st.container()
+    own = selection_of(job, run["run"])
+    of_it = number if own.sample is None else own.sample
+    now = (run["run"], request_of(run, wishes(selection, run), number, selection.token))
+    if now != (own.run, request_of(run, wishes(own, run), of_it, own.token)):
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            words = f"Below: {title_of(job)}. What is wished above has not been dreamt yet."
+            st.caption(look.plain(words), width="content")
+            st.button("Back to its wishes", key="dream_own", icon=":material/undo:", on_click=address.go, args=(own,))
+    if job["request"].get("row") is not None or job["request"].get("inbox"):
+        st.caption(look.plain(f"Its original is no sample of a run, and stands in the figure: {title_of(job)}."))
+    job = job_panel(job["job"], captions=names_of(job["request"]))
+    if job["state"] == "succeeded":
         with figure:
             draw_result(job)
 
 
-def _ask(run: Mapping[str, Any], selection: Selection, wished: Mapping[str, str], number: int | None) -> None:
+def _ask(
+    run: Mapping[str, Any], selection: Selection, wished: Mapping[str, str], number: int | None, measured: float | None
+) -> None:
     left, right = st.columns([3, 2], gap="large") if number is not None else (None, st.container())
-    chosen = selection.token
+    chosen, image, among = selection.token, run["modality"] == "vision", None
     if left is not None:
         with left:
             sample = common.with_text(look.client().sample(run["run"], int(number)))
             if chosen is not None and chosen >= len(sample["tokens"]):
                 chosen = None
-            _explorer(run, sample, wished, chosen)
+            among = None if image else stretch(wished, len(sample["tokens"]))
+            _explorer(run, sample, wished, chosen, among)
     with right:
         _choices(run, wished) if wished["of"] == "choices" else _other(run, wished)
+        if not image:
+            _length(run, wished, len(sample["tokens"]) if left is not None else None)
+        given = int(wished["iterations"])
         _wish(
-            st.select_slider, "iterations", "Iterations" if run["modality"] == "vision" else "Rounds of swaps",
-            int(wished["iterations"]), list(iterations_of(run)), format_func=lambda n: f"{n:,}",
-            help="The paper takes 2,048 iterations. Shorter dreams are rougher." if run["modality"] == "vision"
+            st.select_slider, "iterations", "Iterations" if image else "Rounds of swaps", given,
+            sorted({*iterations_of(run), given}), format_func=lambda n: f"{n:,}",
+            help="The paper takes 2,048 iterations. Shorter dreams are rougher." if image
             else "In each round the gradient proposes words, and the one that really helps most is taken.",
         )  # fmt: skip
-        todo = missing(wished, chosen, run["modality"])
+        todo = missing(wished, chosen, run["modality"], among)
         st.button(
             "Dream", type="primary", icon=":material/bedtime:", key="dream_go", disabled=bool(todo),
             on_click=lambda: submit("dream", request_of(run, wished, number, chosen)),
         )  # fmt: skip
-        st.caption(todo or _cost(run, wished))
+        length = len(among) if among is not None else int(wished["length"])
+        st.caption(todo or cost_words(image, given, _dreams(run, wished), length, measured))
 
 
-def _cost(run: Mapping[str, Any], wished: Mapping[str, str]) -> str:
-    several = 1
-    if wished["of"] == "choices" and run["modality"] == "vision":
-        several = int(run["num_steps"]) if wished["until"] == "0" else 1
-        several *= 2 if wished["context"] == "both" and wished["group"] != "all" else 1
-    seconds = SECONDS[run["modality"]] * int(wished["iterations"]) * several
-    dreams = "one dream" if several == 1 else f"{several} dreams as one batch"
-    return f"{dreams.capitalize()}, about {numbers.number(max(1, seconds))} s of one core for a shipped model."
+def _length(run: Mapping[str, Any], wished: Mapping[str, str], num_tokens: int | None) -> None:
+    """Which stretch of the original is dreamt, or how long the dream is."""
+    most = longest(run)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        if num_tokens is not None:
+            chosen = stretch(wished, num_tokens)
+            _wish(st.number_input, "first", "From token", chosen.start, 0, max(0, num_tokens - 1),
+                  help="The dream takes the paths of a stretch of the text: so many tokens from this one on.")
+        _wish(st.number_input, "length", "Tokens of the dream", int(wished["length"]), 1, most)
+    if num_tokens is not None:
+        st.caption(f"Dreamt: tokens {chosen.start} to {chosen.stop - 1} of 0 to {num_tokens - 1}, in full colour.")
+
+
+def _dreams(run: Mapping[str, Any], wished: Mapping[str, str]) -> int:
+    """How many dreams the wishes make."""
+    if wished["of"] != "choices" or run["modality"] != "vision":
+        return 1
+    pair = 2 if wished["context"] == "both" and wished["group"] != "all" else 1
+    return pair * (int(run["num_steps"]) if wished["until"] == "0" else 1)
 
 
 def _choices(run: Mapping[str, Any], wished: Mapping[str, str]) -> None:
@@ -163,13 +226,25 @@ def _other(run: Mapping[str, Any], wished: Mapping[str, str]) -> None:
             _wish(st.selectbox, "step", "At step", step, [-1, *range(steps)],
                   format_func=lambda s: "every step" if s < 0 else f"step {s}")  # fmt: skip
         elif of == "class":
-            classes = max(1, int(run["config"].get("num_classes") or 10))
-            _wish(st.number_input, "index", "Class, by its number", _inside(wished["index"], 0, classes - 1), 0,
-                  classes - 1)  # fmt: skip
+            _class(run, wished)
         else:
             _at(run, wished, of)
     if of in ("path", "module"):
         _scores(wished)
+
+
+def _class(run: Mapping[str, Any], wished: Mapping[str, str]) -> None:
+    """By its name where the model has names."""
+    try:
+        names = list((look.client().model(run["model"]).get("config") or {}).get("classes") or ())
+    except ApiError:  # no worker, or the model is gone: the numbers are known without it
+        names = []
+    last = (len(names) or max(1, int(run["config"].get("num_classes") or 10))) - 1
+    chosen = _inside(wished["index"], 0, last)
+    if names:
+        _wish(st.selectbox, "index", "Class", chosen, list(range(len(names))), format_func=lambda c: names[c])
+    else:
+        _wish(st.number_input, "index", f"Class, 0 to {last}: the model has no names for them", chosen, 0, last)
 
 
 def _at(run: Mapping[str, Any], wished: Mapping[str, str], of: str) -> None:
@@ -206,9 +281,14 @@ def _scores(wished: Mapping[str, str]) -> None:
     )  # fmt: skip
 
 
-def _explorer(run: Mapping[str, Any], sample: Mapping[str, Any], wished: Mapping[str, str], chosen: int | None) -> None:
-    """The original, its group in full colour; a click chooses."""
+def _explorer(
+    run: Mapping[str, Any], sample: Mapping[str, Any], wished: Mapping[str, str], chosen: int | None,
+    among: range | None = None,
+) -> None:  # fmt: skip
+    """The original, its group in full colour, of a text the group's part of the stretch; a click chooses."""
     group = members(wished, sample["tokens"], chosen)
+    if among is not None and (group or wished["group"] in ("all", "drawn")):
+        group = set(among) if group is None else group & set(among)
     image = data_url(look.client().image(run["run"], sample["sample"])) if sample.get("has_image") else None
     data = explorer_data(
         sample, look.client().flow(run["run"], limit=MOST_LINKS, **common.merging(run, Selection())),
@@ -222,7 +302,7 @@ def _explorer(run: Mapping[str, Any], sample: Mapping[str, Any], wished: Mapping
     )  # fmt: skip
     if wished["group"] == "picked" and picked(wished):
         st.caption(f"Clicked: {', '.join(map(str, picked(wished)))}. Click one again to let it go.")
-    elif group:
+    elif group and wished["group"] == "path":
         what = "patch" if run["modality"] == "vision" else "token"
         st.caption(f"The group: {numbers.plural(len(group), what, what + 'es' if what == 'patch' else 'tokens')}.")
 

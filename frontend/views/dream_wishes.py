@@ -18,9 +18,15 @@ TOKEN_GROUPS = {
 DEFAULTS: dict[str, str] = {
     "of": "", "group": "all", "picked": "", "draw": "8", "until": "0", "form": "cumulative", "context": "without",
     "scores": "probs", "iterations": "", "module": "0", "step": "-1", "index": "0", "at": "0.0.0", "rank": "1",
+    "first": "0", "length": "12",
 }  # fmt: skip
 IMAGE_ITERATIONS = (64, 128, 256, 512, 1024, 2048)
 TEXT_ITERATIONS = (16, 32, 64, 128)
+MOST_ITERATIONS = 65_536
+MOST_LENGTH = 96
+"""tokens of a text dream that the page offers; longer ones are for the command line"""
+MOST_WRITTEN = 200
+"""characters of one wish in the address"""
 KINDS = {
     ("dna", "vision"): {
         "choices": "the choices of this image", "path": "a path of the run", "module": "a module", "class": "a class",
@@ -51,10 +57,63 @@ def wishes(selection: Selection, run: Mapping[str, Any]) -> dict[str, str]:
         found["of"] = next(iter(kinds), "")
     if found["group"] not in GROUPS:
         found["group"] = "all"
-    steps = iterations_of(run)
-    if found["iterations"] not in map(str, steps):
-        found["iterations"] = str(steps[2] if run["modality"] == "vision" else steps[1])
+    if not 0 < _number(found["iterations"]) <= MOST_ITERATIONS:
+        found["iterations"] = str(iterations_of(run)[2 if run["modality"] == "vision" else 1])
+    found["length"] = str(min(max(1, _number(found["length"])), longest(run)))
     return found
+
+
+def longest(run: Mapping[str, Any]) -> int:
+    """Tokens of the longest text that is offered to be dreamt."""
+    return min(MOST_LENGTH, int((run.get("config") or {}).get("context") or MOST_LENGTH))
+
+
+def stretch(wished: Mapping[str, str], num_tokens: int) -> range:
+    """The tokens of the original that a text dream repeats."""
+    first = min(_number(wished["first"]), max(0, num_tokens - 1))
+    return range(first, min(first + max(1, _number(wished["length"])), num_tokens))
+
+
+def wishes_of(request: Mapping[str, Any], image: bool) -> tuple[str, ...]:
+    """The wishes that a dream was asked for with, as the address has them; what the page cannot wish is left out."""
+    target = request["target"]
+    of, group = target["of"], target.get("group") or {}
+    settings = request.get("image" if image else "text") or {}
+    found: dict[str, object] = {"of": of, "scores": target.get("scores"), "iterations": settings.get("iterations")}
+    if not image:
+        found |= {"length": settings.get("length"), "first": target.get("first")}
+    until, steps = target.get("until") or (), target.get("steps") or ()
+    if of == "choices":
+        clicked = ".".join(map(str, group.get("patches") or ()))
+        found |= {
+            "until": until[0] if len(until) == 1 else None, "form": target.get("form"),
+            "context": target.get("context"), "draw": group.get("draw"),
+            "group": "path" if group.get("like") is not None else "picked" if group.get("patches") else
+            "drawn" if group.get("draw") else None,
+            "picked": clicked if len(clicked) <= MOST_WRITTEN else None,
+        }  # fmt: skip
+    found |= {"rank": target.get("rank"), "module": target.get("module"), "index": target.get("index")}
+    found["step"] = steps[0] if of == "module" and len(steps) == 1 else None
+    if of in AT:
+        found["at"] = ".".join(str(target[name]) for name in AT[of])
+        found["module"] = None
+    wished: tuple[str, ...] = ()
+    for name, value in found.items():
+        wished = with_wish(wished, name, "" if value is None else value)
+    return wished
+
+
+def selection_of(job: Mapping[str, Any], run: str | None = None) -> Selection:
+    """Where a dream is looked at: its run (``run`` where it names none), its sample, its wishes.
+
+    The Dream view finds a run of its model where there is none."""
+    request = job["request"]
+    dreams = (job.get("result") or {}).get("dreams") or [{}]
+    group = request["target"].get("group") or {}
+    return Selection(
+        view="dream", run=request.get("run") or run, sample=request.get("sample"), token=group.get("like"),
+        dream=wishes_of(request, "text" not in dreams[0]), job=job["job"],
+    )  # fmt: skip
 
 
 def iterations_of(run: Mapping[str, Any]) -> tuple[int, ...]:
@@ -89,11 +148,19 @@ def members(wished: Mapping[str, str], tokens: Sequence[Mapping[str, Any]], chos
     return None
 
 
-def missing(wished: Mapping[str, str], chosen: int | None, modality: str) -> str:
-    """What must still be chosen before the dream can begin, as a sentence; empty when nothing must."""
+def missing(wished: Mapping[str, str], chosen: int | None, modality: str, among: range | None = None) -> str:
+    """What must still be chosen before the dream can begin, as a sentence; empty when nothing must.
+
+    ``among``: the tokens of a text that are dreamt; None where all are."""
     what = "patch" if modality == "vision" else "token"
     if wished["of"] != "choices":
         return ""
+    group = {"path": [] if chosen is None else [chosen], "picked": picked(wished)}.get(wished["group"], [])
+    if among is not None and (outside := [token for token in group if token not in among]):
+        return (f"Token {outside[0]} is not among those that are dreamt, {among.start} to {among.stop - 1}: choose "
+                "other tokens, or another stretch.")  # fmt: skip
+    if among is not None and wished["group"] == "drawn" and _number(wished["draw"]) > len(among):
+        return f"{wished['draw']} tokens cannot be drawn from the {len(among)} that are dreamt."
     if wished["group"] == "path" and chosen is None:
         return f"Click a {what}: the dream follows the path that it takes."
     if wished["group"] == "picked" and not picked(wished):
@@ -109,13 +176,17 @@ def request_of(run: Mapping[str, Any], wished: Mapping[str, str], sample: int | 
     request: dict[str, Any] = {"model": run["model"], "target": target}
     iterations = {"iterations": int(wished["iterations"])}
     request["image" if run["modality"] == "vision" else "text"] = iterations
-    if run["modality"] == "vision":
+    if run["modality"] == "text":
+        iterations["length"] = int(wished["length"])
+    else:
         request["frame_every"] = max(64, int(wished["iterations"]) // 16 // 64 * 64)
     if of in ("choices", "path", "module"):
         target["scores"] = wished["scores"]
     if of == "choices":
         request |= {"run": run["run"], "sample": sample}
         target |= {"form": wished["form"], "group": _group(wished, chosen)}
+        if run["modality"] == "text":
+            target["first"] = _number(wished["first"])
         if run["modality"] == "vision" and wished["group"] != "all":
             target["context"] = wished["context"]
         steps = int(run["num_steps"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,14 +17,20 @@ from engine.datasets import Sample
 from engine.dream.job import DreamJob
 from engine.jobs import read_request
 from engine.tracing import load_model, trace_samples
+from frontend.charts.curve import curve_chart, curve_rows, name_rows
 from frontend.charts.dream import match_chart, match_rows, top_chart, top_rows
+from frontend.charts.dream_figure import figure_html, figure_rows
 from frontend.selection import Selection, from_query, to_query
 from frontend.views import dream_wishes
+from frontend.views.dream_cost import cost_words, expected_of, pace, text_seconds
+from frontend.views.dream_gallery import gallery_item
 from frontend.views.dream_result import marked, names_of, title_of
+from frontend.views.dream_wishes import selection_of
 from tests.backend.conftest import SECRET, Served, api_for, serving
 from tests.checkpoints import save_tiny
 from tests.frontend.test_pages import showing
 
+ROOT = Path(__file__).resolve().parents[2]
 RUN = {
     "run": "seen", "model": "tiny", "family": "dna", "modality": "vision", "num_steps": 3, "num_modules": 6,
     "num_paths": 9, "num_tokens": 48, "num_samples": 3,
@@ -86,13 +94,124 @@ def test_charts_say_what_matches_and_what_is_seen() -> None:
 
 def test_names_and_texts() -> None:
     target = {"of": "choices", "until": [1, 3], "context": "both", "form": "cumulative", "group": {"draw": 2}}
-    request = {"target": target, "run": "seen", "sample": 4}
-    assert names_of(request) == ["S = 1", "S = 1, with its pixels", "S = 3", "S = 3, with its pixels"]
+    assert names_of({"target": target}) == ["S = 1", "S = 1, with its pixels", "S = 3", "S = 3, with its pixels"]
     alone = {"target": target | {"form": "single", "context": "without"}}
     assert names_of(alone) == ["step 0 alone", "step 2 alone"]  # S = 1 is the first step, which is step 0
-    assert title_of({"request": request}) == "sample 4 of seen, a group"
-    assert title_of({"request": {"target": {"of": "block", "layer": 1, "block": 2}}}) == "block 1.2"
+    assert title_of({"job": "d", "title": "Dream of sample 4 of seen: S = 3"}) == "Sample 4 of seen: S = 3"
     assert marked({"tokens": [" you", " *may", "be\n"], "targets": [1]}) == "you **\\*may**be"
+
+
+def test_bytes_of_one_character_are_one_piece() -> None:
+    dream = {"tokens": [" a", "\ufffd", "\ufffd", "b"], "text": " aéb", "targets": [2],
+             "spans": [[0, 2], [2, 3], [2, 3], [3, 4]]}  # fmt: skip
+    assert marked(dream) == "a**é**b"
+    assert marked(dream | {"spans": None}) == "aéb"  # a result of before: never half a character
+
+
+@pytest.mark.parametrize(("run", "given"), [
+    (RUN, ("group:path", "context:both", "until:2", "form:single", "scores:logits")),
+    (RUN, ("group:picked", "picked:3.1")), (RUN, ("group:drawn", "draw:5", "iterations:100")),
+    (RUN, ("of:class", "index:2")),
+    (RUN, ("of:module", "module:2", "step:1")), (RUN, ("of:path", "rank:4")),
+    (RUN | {"modality": "text"}, ("of:choices", "first:7", "length:20", "group:picked", "picked:8")),
+    (RUN | {"modality": "text"}, ("of:module", "module:1", "length:5")),
+    (RUN | {"family": "raytracing"}, ("of:block", "at:1.2")),
+])  # fmt: skip
+def test_an_earlier_dream_brings_its_sample_and_wishes_back(run: dict, given: tuple[str, ...]) -> None:
+    wished = dream_wishes.wishes(Selection(dream=given), run)
+    request = dream_wishes.request_of(run, wished, 2, 6)
+    kept = read_request(DreamJob, request).model_dump(mode="json")
+    result = {"dreams": [{"text": ""} if run["modality"] == "text" else {}]}
+    at = dream_wishes.selection_of({"job": "dream-1", "request": kept, "result": result}, "seen")
+    assert (at.view, at.run, at.job) == ("dream", "seen", "dream-1")
+    assert at.sample == (2 if wished["of"] == "choices" else None)
+    assert from_query(to_query(at)) == (at, [])
+    assert dream_wishes.request_of(run, dream_wishes.wishes(at, run), 2, at.token) == request
+
+
+def test_a_text_says_which_tokens_are_dreamt_and_refuses_others() -> None:
+    run = RUN | {"modality": "text"}
+    given = ("of:choices", "first:7", "length:20", "group:picked", "picked:3")
+    wished = dream_wishes.wishes(Selection(dream=given), run)
+    assert dream_wishes.stretch(wished, 57) == range(7, 27)
+    assert dream_wishes.stretch(wished, 12) == range(7, 12)
+    assert dream_wishes.stretch(wished, 3) == range(2, 3)
+    assert "Token 3 is not among" in dream_wishes.missing(wished, None, "text", range(7, 27))
+    assert not dream_wishes.missing(wished | {"picked": "8"}, None, "text", range(7, 27))
+    drawn = wished | {"group": "drawn", "draw": "21"}
+    assert "cannot be drawn" in dream_wishes.missing(drawn, None, "text", range(7, 27))
+
+
+def test_pairs_are_two_rows_under_the_same_columns() -> None:
+    dreams = [
+        {"name": f"S = {s}" + (", with its pixels" if kept else ""), "context": kept, "image": f"dream-{s}{kept}.png",
+         "top": [["<b>brick</b>", 0.5]], "matched_choices": 0.75, "group": [1]}
+        for s in (1, 2) for kept in (False, True)
+    ]  # fmt: skip
+    result = {"original": {"image": "original.png", "top": [["apple", 0.9]]}, "dreams": dreams}
+    original, found = figure_rows(result)
+    assert (original.name, original.lines) == ("original", ("apple, 90.0 %",))
+    assert [[cell.name for cell in row] for row in found.values()] == [["S = 1", "S = 2"]] * 2
+    assert [cell.item["context"] for cell in found["the group keeps its original pixels"]] == [True, True]
+    urls = {item["image"]: f"data:{item['image']}" for item in [result["original"], *dreams]}
+    html = figure_html(result, urls)
+    assert "<b>brick</b>" not in html
+    assert html.count("<img") == 5
+    for s, column in ((1, 2), (2, 3)):
+        for kept, row in ((False, 2), (True, 4)):
+            place = html[: html.index(f"data:dream-{s}{kept}.png")].rindex("<figure")
+            assert f"grid-column:{column};grid-row:{row}" in html[place:][:80]
+    alone = figure_rows({"original": None, "dreams": dreams[:1]})
+    assert (alone[0], list(alone[1])) == (None, [""])
+
+
+def test_many_curves_are_named_at_their_ends_and_none_looks_like_another() -> None:
+    series = [{"name": f"S = {s}", "x": [1, 2, 3], "y": [0.1, 0.2, 0.3 + s / 1000]} for s in range(1, 12)]
+    for theme in ("light", "dark"):
+        drawn = curve_chart({"x": "iteration", "y": "objective", "series": series}, theme=theme).to_dict()
+        lines, words = drawn["layer"]
+        told = drawn["datasets"][words["data"]["name"]]
+        assert {row["name"] for row in told} == {f"S = {s}" for s in range(1, 12)}
+        assert len(set(lines["encoding"]["color"]["scale"]["range"])) == 11
+        assert "strokeDash" not in lines["encoding"]
+    height = drawn["height"]
+    at = sorted(row["at"] for row in name_rows(curve_rows({"series": series}), height))
+    gap = (0.311 - 0.1) * 13 / height
+    assert all(b - a >= gap * 0.999 for a, b in zip(at, at[1:], strict=False))
+    pairs = [{"name": "S = 1" + end, "x": [1, 2], "y": [0, 1]} for end in ("", ", with its pixels")]
+    lines = curve_chart({"series": pairs}).to_dict()["layer"][0]
+    assert len(lines["encoding"]["strokeDash"]["scale"]["domain"]) == 2
+
+
+def test_the_estimate_is_that_of_the_dreams_that_were_made_here() -> None:
+    kept = json.loads((ROOT / "benchmarks" / "results" / "text_dreams.json").read_text())["results"]
+    for row in kept.values():  # of one core: half to twice what was measured of each shipped text model
+        rounds = int(row["command"].split("--iterations ")[1])
+        scan, swaps = text_seconds(rounds, 12, {"corpus_windows": row["corpus"]["windows"]})
+        assert 0.5 < row["seconds"]["corpus"] / scan < 2
+        assert 0.5 < row["seconds"]["rounds"] / swaps < 2
+    job = {
+        "state": "succeeded", "attempts": 1, "started_at": "2026-01-01T00:00:00+00:00", "progress": {},
+        "finished_at": "2026-01-01T00:01:00+00:00", "result": {"dreams": [{}, {}]},
+        "request": {"image": {"iterations": 500}},
+    }  # fmt: skip
+    assert expected_of(job) == pytest.approx(20)
+    assert pace([job, job | {"attempts": 2, "finished_at": "2026-01-02T00:00:00+00:00"}]) == pytest.approx(3)
+    assert pace([]) is None
+    assert "about 60 s by the time that earlier dreams" in cost_words(True, 500, 2, 12, 3.0)
+    words = cost_words(False, 32, 1, 12, None)
+    assert words.startswith("Two parts: looking through the bundled texts, about 17 s, then at most 32 rounds")
+
+
+def test_the_gallery_shows_the_last_picture_or_the_best_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    fetch = SimpleNamespace(artifact=lambda job, name: asked.append((job, name)) or b"png")
+    monkeypatch.setattr("frontend.views.dream_gallery.look.client", lambda: fetch)
+    job = {"job": "d", "title": "Dream of class 1", "artifacts": ["dream-2.png", "dream-10.png", "original.png"]}
+    assert gallery_item(3, job)["caption"] == "Class 1"
+    assert asked == [("d", "dream-10.png")]
+    text = {"job": "d", "title": "Dream", "artifacts": [], "result": {"dreams": [{"text": " you may "}]}}
+    assert gallery_item(0, text)["snippet"] == "you may"
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +261,30 @@ def test_a_dream_is_asked_for_shown_and_found_again(dreaming: Served, show) -> N
     assert "Red: the group" in said(again)
     gallery = show(view="dream", run="seen", sample=0)
     assert "Earlier dreams" in said(gallery)
-    assert any("sample 1 of seen, a group" in button.label for button in gallery.button)
+    own = selection_of(found)
+    assert (own.run, own.sample) == ("seen", 1)
+    assert {"of:choices", *wishes.split(",")} == set(own.dream)
+    other = show(view="dream", run="seen", sample=0, dream=wishes, job=job)  # another sample beside the same dream
+    assert "has not been dreamt yet" in said(other)
+    other.button("dream_own").click().run()
+    assert other.query_params["sample"] in ("1", ["1"])
+    assert "has not been dreamt yet" not in said(other)
+
+
+def test_a_job_that_is_no_dream_is_said_and_left_alone(dreaming: Served, show) -> None:
+    body = {"kind": "trace", "request": {"model": "tiny", "data": "bundled:scenes", "limit": 1}}
+    job = dreaming.client.post("/api/v1/jobs", json=body).json()["job"]
+    page = show(view="dream", run="seen", sample=0, job=job)
+    assert "is a trace and no dream" in said(page)
+    assert not page.get("exception")
+    assert not any(button.key and button.key.startswith("job_cancel") for button in page.button)
+
+
+def test_classes_are_offered_by_name(show) -> None:
+    page = show(view="dream", run="seen", dream="of:class,index:1")
+    (box,) = [box for box in page.selectbox if box.label == "Class"]
+    assert box.options == ["apple", "brick", "cloud"]
+    assert box.value == 1
 
 
 def test_a_group_that_is_still_to_be_clicked_keeps_the_button_shut(show) -> None:
