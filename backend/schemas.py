@@ -204,6 +204,9 @@ class FitPoint(Shape):
     rank: Rank
     count: int
     share: Share
+    cdf: float | None = Field(
+        None, description="Share of tokens on paths of this rank or a more frequent one; of the run's own paths only"
+    )
 
 
 class Fit(Shape):

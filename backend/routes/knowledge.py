@@ -17,7 +17,10 @@ Bounds = Annotated[
     str | None,
     Query(max_length=40, description="Only tokens whose path has this between both, 0 to 1", examples=["0.5:1"]),
 ]
-Kind = Literal["punctuation", "sentence_end", "number", "capitalised", "function_word", "ends_in_s", "whitespace"]
+Kind = Literal[
+    "punctuation", "sentence_end", "number", "capitalised", "function_word", "ends_in_s", "whitespace",
+    "edge", "flat", "border", "centre",
+]  # fmt: skip
 
 
 @router.get("/paths/knowledge", response_model=Knowledge)
@@ -63,7 +66,10 @@ async def search_tokens(
     ] = None,
     kind: Annotated[
         Kind | None,
-        Query(description="Kind of word; `ends_in_s`: most plural nouns, some verbs; `function_word`: English"),
+        Query(
+            description="Kind of word (`ends_in_s`: most plural nouns, some verbs; `function_word`: English) or of "
+            "patch (`edge`, `flat`: the tenth with the highest and the lowest contrast; `border`, `centre`: by place)"
+        ),
     ] = None,
     reading: Annotated[
         Literal["word", "token"],

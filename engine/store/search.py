@@ -18,6 +18,7 @@ from engine.analysis.words import KINDS, Words, check_pattern, fitting, of_kind
 from engine.errors import UserError
 from engine.store.checks import check_text
 from engine.store.filters import Filters, check_choice, check_filters, check_page
+from engine.store.patch_kinds import PATCH_KINDS, measured, patches_of_kind
 from engine.store.samples import shown_tokens
 from engine.store.travellers import Travellers, travellers
 
@@ -65,7 +66,7 @@ def search_tokens(run: Run, wanted: Wanted, *, least: int, limit: int, examples:
         raise UserError(f"examples is {examples}, it should be 0 to {MOST_EXAMPLES}", field="examples")
     if least < 1:
         raise UserError(f"least is {least}, it should be at least 1 token", field="least")
-    found = travellers(run)
+    found = measured(run, travellers(run), wanted.kind)
     words = _words(run, found, wanted)
     mask_n = token_mask(run, found, wanted, words)
     chosen = np.flatnonzero(mask_n)
@@ -104,7 +105,13 @@ def _check(run: Run, wanted: Wanted) -> None:
     check_text(wanted.q, "q", field="q")
     check_choice(wanted.reading, READINGS, "reading")
     if wanted.kind is not None:
-        check_choice(wanted.kind, KINDS, "kind")
+        check_choice(wanted.kind, (*KINDS, *PATCH_KINDS), "kind")
+        if (wanted.kind in PATCH_KINDS) != (run.row["modality"] == "vision"):
+            here, fits = ("texts", KINDS) if wanted.kind in PATCH_KINDS else ("images", PATCH_KINDS)
+            raise UserError(
+                f"kind is {wanted.kind!r}, but run {run.run_id!r} is one of {here}: use one of {', '.join(fits)}",
+                field="kind",
+            )
     check_filters(Filters(wanted.label, wanted.paths, wanted.through), run.layout, run.row["num_paths"])
     run.label_id(wanted.label)
     for name, top in (("ranks", None), ("compute", 1.0), ("reuse", 1.0)):
@@ -122,12 +129,15 @@ def _words(run: Run, found: Travellers, wanted: Wanted) -> Words | None:
     """What ``q`` and ``kind`` are looked for in; None where the run has nothing of the sort."""
     words = found.words if wanted.reading == "word" else found.pieces
     words = words or found.pieces
-    if words is None and (check_pattern(wanted.q) or wanted.kind):
+    of_words = wanted.kind is not None and wanted.kind not in PATCH_KINDS
+    if words is None and (check_pattern(wanted.q) or of_words):
         field = "q" if check_pattern(wanted.q) else "kind"
-        what = "of images" if run.row["modality"] == "vision" else "whose words were not recorded"
+        vision = run.row["modality"] == "vision"
+        what = "of images" if vision else "whose words were not recorded"
+        more = ", reuse or kind of patch" if vision else " or reuse"
         raise UserError(
             f"run {run.run_id!r} is one {what}, so its tokens have no words; ask by label, path, module, rank, "
-            "compute or reuse",
+            f"compute{more}",
             field=field,
         )
     return words
@@ -148,6 +158,8 @@ def token_mask(run: Run, found: Travellers, wanted: Wanted, words: Words | None)
     mask_n = mask_P[found.path_n]
     if (label_id := run.label_id(wanted.label)) is not None:
         mask_n &= (found.label_N == label_id)[found.sample_n]
+    if wanted.kind in PATCH_KINDS:
+        mask_n &= patches_of_kind(run, found, wanted.kind)
     pattern = check_pattern(wanted.q)
     if words is not None and (pattern or wanted.kind):
         mask_W = np.ones(len(words.names), dtype=bool)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,8 @@ class Travellers:
     reuse_P: np.ndarray
     ribbon_PSK: np.ndarray
     counted: dict[str, Any]
+    kept: dict[str, Any] = field(default_factory=dict)
+    """what other questions worked out of these tokens"""
 
     @property
     def num_tokens(self) -> int:
@@ -62,6 +64,23 @@ class Travellers:
     @property
     def num_samples(self) -> int:
         return len(self.samples_N)
+
+    def of_samples(self, chosen: np.ndarray) -> Travellers:
+        """The tokens of some samples, given by rising indices; paths keep their places."""
+        place = np.full(self.num_samples, -1, dtype=np.int32)
+        place[chosen] = np.arange(len(chosen), dtype=np.int32)
+        keep = place[self.sample_n] >= 0
+        counted = {**self.counted, "num_tokens": int(keep.sum()), "num_samples": len(chosen)}
+        return replace(
+            self,
+            columns={name: values[keep] for name, values in self.columns.items()},
+            sample_n=place[self.sample_n[keep]],
+            samples_N=self.samples_N[chosen],
+            label_N=self.label_N[chosen],
+            path_n=self.path_n[keep],
+            counted={**counted, "exact": counted["num_tokens"] == counted["of_tokens"]},
+            kept={},
+        )
 
     def chosen_at(self, step: int, modules_I: np.ndarray, mask_n: np.ndarray | None = None) -> np.ndarray:
         """(N, I) tokens of each sample that choose each of these modules at ``step``, in any slot; those of

@@ -239,3 +239,50 @@ def test_points_of_the_curve_know_their_cdf(case: Case):
     for point in fit["observed"]["points"]:
         assert point["cdf"] == pytest.approx(case.naive.cdf[case.naive.ranked[point["rank"] - 1]])
     assert all("cdf" not in point for point in fit["independent"]["points"])
+
+
+@pytest.fixture
+def pictures(request: pytest.FixtureRequest) -> Case:
+    """A run of labelled pictures."""
+    return request.getfixturevalue("_cases")["top1"]
+
+
+def test_kinds_of_patches_are_told_from_pixels_and_places(pictures, monkeypatch):
+    import io
+
+    from PIL import Image
+
+    from engine.store import patch_kinds, travellers
+
+    made = pictures.naive.made
+    row, col = (np.concatenate([getattr(b, name) for b in made.batches]) for name in ("row", "col"))
+    contrast = []
+    for sample in made.samples:
+        grey = np.asarray(Image.open(io.BytesIO(sample.image)).convert("RGB")).mean(axis=2) / 255
+        contrast += [grey[8 * r : 8 * r + 8, 8 * c : 8 * c + 8].std() for r in range(8) for c in range(8)]
+    contrast = np.array(contrast)
+    expected = {
+        "edge": (contrast >= np.quantile(contrast, 0.9)) & (contrast > 0),
+        "flat": contrast <= np.quantile(contrast, 0.1),
+        "border": (row == 0) | (row == 7) | (col == 0) | (col == 7),
+        "centre": (abs(row - 3.5) < 2) & (abs(col - 3.5) < 2),
+    }
+    for kind, mask in expected.items():
+        found = pictures.run.search_tokens(kind=kind, examples=4)
+        assert found["found"]["num_tokens"] == mask.sum(), kind
+        assert all(mask[64 * e["sample"] + e["token"]] for e in found["examples"])
+    # Of many pictures some are looked at, and the answer says so.
+    monkeypatch.setattr(patch_kinds, "MOST_PICTURES", 5)
+    travellers._KEPT.clear()
+    found = pictures.run.search_tokens(kind="edge")
+    travellers._KEPT.clear()
+    assert (found["counted"]["num_samples"], found["counted"]["exact"]) == (5, False)
+    assert found["counted"]["num_tokens"] == 5 * 64
+    assert found["found"]["low"] < found["found"]["share"] < found["found"]["high"]
+
+
+def test_kinds_belong_to_texts_or_to_pictures(texts, pictures):
+    for case, kind in ((texts, "edge"), (pictures, "punctuation")):
+        with pytest.raises(UserError, match="use one of") as caught:
+            case.run.search_tokens(kind=kind)
+        assert caught.value.field == "kind"
