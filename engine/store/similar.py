@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image
 
 from engine.analysis.maps import pca
 from engine.analysis.similar import nearest, profile_distance, profiles, ribbon_distance
@@ -199,6 +200,8 @@ def _thumbnails(run: Run, numbers: np.ndarray) -> dict[int, str]:
             continue
         picture = open_picture(png)
         picture.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+        if (larger := THUMBNAIL_SIDE // max(picture.size)) > 1:  # digits of eight pixels could not be seen
+            picture = picture.resize((picture.width * larger, picture.height * larger), Image.Resampling.NEAREST)
         buffer = io.BytesIO()
         picture.save(buffer, format="WEBP", quality=60)
         found[number] = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
