@@ -9,13 +9,13 @@ from typing import Any
 import streamlit as st
 
 from frontend import address
-from frontend.selection import Selection
+from frontend.selection import KINDS, Selection
 
 USES = {
     "runs": ("q",),
     "try": ("run", "sample", "token", "paths", "through"),
     "flow": ("run", "label", "other", "steps", "through", "paths"),
-    "paths": ("run", "label", "through", "paths"),
+    "paths": ("run", "label", "find", "kind", "ranks", "compute", "reuse", "through", "paths"),
     "sample": ("run", "label", "q", "through", "paths", "sample", "token"),
     "compute": ("run", "label"),
     "modules": ("run", "label", "module", "through"),
@@ -57,6 +57,15 @@ def chips(selection: Selection) -> list[Chip]:
         add("other", "beside all labels" if selection.other == "*" else f"beside: {selection.other}", other=None)
     if selection.q is not None:
         add("q", f"contains “{selection.q}”", q=None)
+    if selection.find is not None:
+        add("find", f"tokens like “{selection.find}”", find=None)
+    if selection.kind is not None:
+        add("kind", KINDS[selection.kind], kind=None)
+    if selection.ranks is not None:
+        add("ranks", f"ranks {selection.ranks[0]:,}–{selection.ranks[1]:,}", ranks=None)
+    for name in ("compute", "reuse"):
+        if (bounds := getattr(selection, name)) is not None:
+            add(name, f"{name} {bounds[0]:g}–{bounds[1]:g}", **{name: None})
     if selection.steps:
         add("steps", f"steps {selection.steps[0]}–{selection.steps[1] - 1}", steps=None)
     if selection.module is not None:

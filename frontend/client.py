@@ -103,6 +103,18 @@ class Client:
         """A power law of path counts, with its p-value; takes seconds for runs with many paths."""
         return self._get(f"/runs/{_part(run)}/paths/law", {"draws": draws})
 
+    def knowledge(self, run: str) -> dict[str, Any]:
+        """What paths know of each property, beside shuffles."""
+        return self._get(f"/runs/{_part(run)}/paths/knowledge")
+
+    def specific(self, run: str, **query: Any) -> dict[str, Any]:
+        """Paths or modules most specific to a label; query: of, label, least, limit."""
+        return self._get(f"/runs/{_part(run)}/specific", query)
+
+    def search_tokens(self, run: str, **query: Any) -> dict[str, Any]:
+        """Tokens by word, kind and filters, with their paths and modules; query as of ``/tokens/search``."""
+        return self._get(f"/runs/{_part(run)}/tokens/search", query)
+
     def examples(self, run: str, rank: int, *, limit: int = 60, seed: int = 0) -> dict[str, Any]:
         return self._get(f"/runs/{_part(run)}/paths/{int(rank)}/examples", {"limit": limit, "seed": seed})
 
@@ -243,6 +255,20 @@ class Client:
     def artifact(self, job: str, name: str) -> bytes:
         """A file that a job has made so far."""
         return self._get(f"/jobs/{_part(job)}/artifacts/{_part(name)}", raw=True)
+
+    # -- saved searches -----------------------------------------------------------------------
+    def searches(self) -> list[dict[str, Any]]:
+        """Saved searches by name: {name, query, saved_at}."""
+        return self._get("/searches")["searches"]
+
+    def save_search(self, name: str, query: Mapping[str, str]) -> dict[str, Any]:
+        """Keep an address of the page under a name."""
+        body = json.dumps({"query": dict(query)}).encode()
+        headers = {"content-type": "application/json"}
+        return self._json(self._send("PUT", f"/searches/{_part(name)}", content=body, headers=headers))
+
+    def delete_search(self, name: str) -> None:
+        self._send("DELETE", f"/searches/{_part(name)}")
 
     # -- plumbing -----------------------------------------------------------------------------
     def _collect(self, path: str, name: str, query: Mapping[str, Any], most: int) -> dict[str, Any]:

@@ -27,6 +27,23 @@ VIEWS = {
 }
 MEASURES = ("compute", "reuse", "loss", "gate_entropy")
 ORDERS = ("rank", "compute", "reuse")
+WORD_KINDS = {
+    "punctuation": "punctuation",
+    "sentence_end": "ends of sentences",
+    "number": "numbers",
+    "capitalised": "capitalised words",
+    "function_word": "function words (English)",
+    "ends_in_s": "words that end in -s (most plurals)",
+    "whitespace": "blanks and line breaks",
+}
+PATCH_KINDS = {
+    "edge": "busy patches (the tenth with the highest contrast)",
+    "flat": "flat patches (the tenth with the lowest contrast)",
+    "border": "patches at the border",
+    "centre": "patches in the middle",
+}
+KINDS = {**WORD_KINDS, **PATCH_KINDS}
+"""kinds of words and patches as the API names them → in words"""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _NODE = re.compile(r"\d{1,4}\.\d{1,6}")
 _CHANGE = re.compile(r"[a-z_]{1,40}:[A-Za-z0-9_.+-]{1,200}")
@@ -65,6 +82,17 @@ class Selection:
     """Paths: which examples are drawn"""
     q: str | None = None
     """Sample: text to look for"""
+    find: str | None = None
+    """Paths: a word or pattern; which paths do its tokens take?"""
+    kind: str | None = None
+    """Paths: tokens of this kind of word or patch"""
+    reading: str = "word"
+    """Paths: ``find`` and ``kind`` are told from whole words, or from a token's own characters"""
+    ranks: tuple[int, int] | None = None
+    """Paths: tokens on paths of these ranks, both ends included"""
+    compute: tuple[float, float] | None = None
+    """Paths: tokens with a compute between both"""
+    reuse: tuple[float, float] | None = None
     model: str | None = None
     """Try it: the chosen model"""
     light: int | None = None
@@ -127,8 +155,8 @@ def to_query(selection: Selection) -> dict[str, str]:
         value = getattr(selection, one.name)
         if value == one.default or value is None:
             continue
-        if one.name == "steps":
-            value = f"{value[0]}:{value[1]}"
+        if one.name in ("steps", "ranks", "compute", "reuse"):
+            value = f"{value[0]:g}:{value[1]:g}" if isinstance(value[0], float) else f"{value[0]}:{value[1]}"
         elif isinstance(value, tuple):
             value = ",".join(map(str, value))
         elif isinstance(value, float):
@@ -194,6 +222,20 @@ def _steps(text: str) -> tuple[int, int]:
     return first, last
 
 
+def _rank_range(text: str) -> tuple[int, int]:
+    first, last = (_natural(part) for part in text.split(":"))
+    if not 1 <= first <= last:
+        raise ValueError
+    return first, last
+
+
+def _bounds(text: str) -> tuple[float, float]:
+    low, high = (float(part) if re.fullmatch(r"[0-9.]{1,12}", part) else -1.0 for part in text.split(":"))
+    if not 0 <= low <= high <= 1:
+        raise ValueError
+    return low, high
+
+
 def _nodes(text: str) -> tuple[str, ...]:
     parts = text.split(",")
     if len(parts) > 32 or not all(_NODE.fullmatch(part) for part in parts):
@@ -246,6 +288,12 @@ _READERS = {
     "first": _natural,
     "seed": _natural,
     "q": lambda text: text[:200] or None,
+    "find": lambda text: text[:200].strip() or None,
+    "kind": _one_of(*KINDS),
+    "reading": _one_of("word", "token"),
+    "ranks": _rank_range,
+    "compute": _bounds,
+    "reuse": _bounds,
     "model": _name,
     "light": _natural,
     "layer": _natural,
