@@ -28,6 +28,7 @@ from engine.store.filters import (
     token_condition,
 )
 from engine.store.flows import FlowCounter, countable_in_sql, read_chunks, ribbons_of
+from engine.store.frames import Frames
 from engine.store.hydrate import sample_answer
 from engine.store.measures import distribution_of, existing_measures
 from engine.store.open_file import Connection
@@ -462,6 +463,11 @@ class Run:
         """
         check_export(self, table, file_format)
         return export(self, table, file_format)
+
+    @property
+    def frames(self) -> Frames:
+        """The same questions answered as pandas data frames: ``run.frames.paths()``, ``run.frames.table("token")``."""
+        return Frames(self)
 
     def rows(self, query: Query) -> list[tuple]:
         """All rows of one question; for the other files of this package."""
