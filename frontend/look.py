@@ -10,6 +10,7 @@ from typing import Any
 import altair as alt
 import streamlit as st
 
+from frontend import save
 from frontend.charts.palette import DARK, LIGHT, Theme
 from frontend.client import ApiError, Client
 from frontend.formulas import COLUMNS, HELP
@@ -33,6 +34,9 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
 .st-key-cards [data-testid="stColumn"] > div > [data-testid="stLayoutWrapper"] > div {
   padding: .35rem .8rem !important; gap: .1rem !important; }
 .st-key-cards button { min-height: 1.6rem; padding-block: 0; }
+[class*="st-key-save_"] { margin-top: -1.15rem; align-items: flex-end; }
+[class*="st-key-save_"] button { min-height: 1.4rem; padding: 0 .25rem; }
+[class*="st-key-save_"] button p { font-size: .78rem; }
 .st-key-controls > div { min-width: 150px; flex: 1 1 160px; }
 .st-key-controls > div:has(.st-key-sample_picker) { min-width: min(100%, 330px) !important; }
 @media (max-width: 640px) {
@@ -68,9 +72,11 @@ def heading(question: str, words: str, help_key: str | None = None) -> None:
 
 
 def chart(drawing: alt.TopLevelMixin, *, key: str | None = None, on_pick: Any = None, pick: Sequence[str] = ()) -> None:
-    """Show a chart; ``on_pick(name, values)`` hears of clicks on the selections named in ``pick``."""
+    """Show a chart and its menu (``save``); ``on_pick(name, values)`` hears of clicks on the selections of ``pick``."""
+    drawn = save.without_own_menu(drawing)
     if on_pick is None:
-        st.altair_chart(drawing, theme=None, width="stretch")
+        st.altair_chart(drawn, theme=None, width="stretch")
+        save.menu(drawing)
         return
 
     def picked() -> None:
@@ -83,7 +89,8 @@ def chart(drawing: alt.TopLevelMixin, *, key: str | None = None, on_pick: Any = 
                     on_pick(name, f"{value['step']}.{value['module']}")
                     return
 
-    st.altair_chart(drawing, theme=None, width="stretch", key=key, on_select=picked, selection_mode=list(pick))
+    st.altair_chart(drawn, theme=None, width="stretch", key=key, on_select=picked, selection_mode=list(pick))
+    save.menu(drawing)
 
 
 MANY_ROWS = 1000

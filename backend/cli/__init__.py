@@ -15,6 +15,7 @@ from backend.cli.demo import demo
 from backend.cli.doctor import doctor
 from backend.cli.dream import dream
 from backend.cli.export import export
+from backend.cli.figures import figures
 from backend.cli.imports import import_log
 from backend.cli.jobs import jobs_app, worker
 from backend.cli.ls import ls
@@ -40,7 +41,7 @@ def make_app() -> typer.Typer:
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
-    for command in (up, worker, demo, trace, dream, train, ls, export, doctor):
+    for command in (up, worker, demo, trace, dream, train, ls, export, figures, doctor):
         app.command()(command)
     app.command("import")(import_log)  # a word that Python keeps for itself
     app.add_typer(jobs_app(), name="jobs")

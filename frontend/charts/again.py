@@ -55,7 +55,9 @@ def remember_all(package: str, folders: Iterable[str], names: dict[str, Any]) ->
     for found in pkgutil.iter_modules(folders):
         module = importlib.import_module(f"{package}.{found.name}")
         remember(module)
-        names.update({name: vars(module)[name] for name in names if name.endswith("_chart") and name in vars(module)})
+        for name, function in vars(module).items():  # two modules may have functions of one name
+            if name in names and getattr(function, "__wrapped__", None) is names[name]:
+                names[name] = function
 
 
 def remember(module: ModuleType) -> None:

@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape, quoteattr
 from frontend.charts.palette import PRINT, Theme
 
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_NARROW, _WIDE = set("iljtfrI.,:;'|!()[]{}-/\\ \"`1"), set("mwMW@%—…")
+_NARROW, _WIDE = set("iljtfrI.,:;'|!()[]{}-/\\ \"`1"), set("mwMW@%—…→←")
 _SIZE = re.compile(r'<svg[^>]*?\swidth="([\d.]+)(?:pt)?"\s+height="([\d.]+)(?:pt)?"')
 _ROOT_SIZE = re.compile(r'(<svg[^>]*?)\swidth="[^"]*"\s+height="[^"]*"')
 _IDS = re.compile(r'\bid="([^"]+)"')
@@ -99,7 +99,7 @@ class Canvas:
     ) -> None:  # fmt: skip
         self._parts.append(
             f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" fill="{fill}" '
-            f'stroke="{stroke}" stroke-width="{stroke_width:g}" opacity="{opacity:g}"/>'
+            f'stroke="{stroke}" stroke-width="{stroke_width:g}" fill-opacity="{opacity:g}"/>'
         )
         self._reach(y + height)
 

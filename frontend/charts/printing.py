@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,8 +32,9 @@ def print_spec(chart: Any, width: float, height: float | None = None) -> dict[st
             spec["height"] = height
     spec.pop("usermeta", None)
     spec["padding"] = 2
-    _finer(spec)
-    spec.setdefault("config", {}).setdefault("axis", {}).update({"gridWidth": 0.5, "domainWidth": 0.5, "tickWidth": 0.5})
+    _finer(spec, 0.45 * width)
+    lines = dict.fromkeys(("gridWidth", "domainWidth", "tickWidth"), 0.5)
+    spec.setdefault("config", {}).setdefault("axis", {}).update(lines)
     return spec
 
 
@@ -41,11 +43,12 @@ _SMALLER = 0.4
 _THINNER = 0.6
 
 
-def _finer(part: Any) -> None:
-    """Smaller points and shorter symbols of legends, in place; outlines (points with a shape of their own) stay."""
+def _finer(part: Any, longest: float) -> None:
+    """Smaller points and legends of at most ``longest`` points, in place; outlines (points with a shape of their own)
+    stay."""
     if isinstance(part, list):
         for one in part:
-            _finer(one)
+            _finer(one, longest)
     if not isinstance(part, dict):
         return
     mark = part.get("mark")
@@ -60,9 +63,11 @@ def _finer(part: Any) -> None:
         _scale(mark, "strokeWidth", _THINNER)
     if isinstance(part.get("legend"), dict):
         _scale(part["legend"], "symbolSize", _SMALLER)
+        if isinstance(part["legend"].get("gradientLength"), int | float):
+            part["legend"]["gradientLength"] = min(longest, part["legend"]["gradientLength"])
     for name, one in part.items():
         if name not in ("values", "datasets"):
-            _finer(one)
+            _finer(one, longest)
 
 
 def _scale(part: dict[str, Any], name: str, factor: float) -> None:
@@ -70,11 +75,23 @@ def _scale(part: dict[str, Any], name: str, factor: float) -> None:
         part[name] *= factor
 
 
+_OPACITY = re.compile(r'<path [^>]*?\sopacity="([\d.]+)"[^>]*/>')
+
+
+def _flat(path: re.Match[str]) -> str:
+    """A transparent path as transparent paint: as a layer of its own each takes a bitmap of the whole sheet to draw,
+    minutes for a thousand ribbons."""
+    found = path[0]
+    if "fill-opacity" in found or "stroke-opacity" in found:
+        return found
+    return found.replace(f' opacity="{path[1]}"', f' fill-opacity="{path[1]}" stroke-opacity="{path[1]}"')
+
+
 def svg_of(spec: dict[str, Any]) -> str:
     """The SVG document of a Vega-Lite chart, its size in points."""
     import vl_convert
 
-    svg = clean(vl_convert.vegalite_to_svg(spec))
+    svg = _OPACITY.sub(_flat, clean(vl_convert.vegalite_to_svg(spec)))
     width, height = size_of(svg)
     return svg.replace(f'width="{width:g}" height="{height:g}"', f'width="{width:g}pt" height="{height:g}pt"', 1)
 
@@ -88,7 +105,7 @@ def png_of(svg: str, dots_per_inch: int = DOTS_PER_INCH) -> bytes:
     plain = svg.replace(f'width="{width:g}pt" height="{height:g}pt"', f'width="{width:g}" height="{height:g}"', 1)
     drawn = vl_convert.svg_to_png(plain, scale=dots_per_inch / 72, ppi=72)
     out = io.BytesIO()
-    Image.open(io.BytesIO(drawn)).convert("RGB").save(out, "PNG", optimize=True, dpi=(dots_per_inch, dots_per_inch))
+    Image.open(io.BytesIO(drawn)).convert("RGB").save(out, "PNG", dpi=(dots_per_inch, dots_per_inch))
     return out.getvalue()
 
 

@@ -1,0 +1,114 @@
+"""Small things that several figures need of a run."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from frontend.figures.figure import NotHere, Source
+
+SAMPLE_COLUMNS = ("sample", "label", "prediction", "confidence", "loss", "num_tokens", "compute", "reuse",
+                  "num_distinct_paths", "source")  # fmt: skip
+PAGE = 1000
+"""rows that one question may give"""
+
+
+def is_vision(info: Mapping[str, Any]) -> bool:
+    return info["modality"] == "vision"
+
+
+def identities(info: Mapping[str, Any]) -> list[int]:
+    """Ids of modules that do nothing."""
+    return sorted({int(module["module"]) for module in info["modules"] if module["kind"] == "identity"})
+
+
+def all_differ(info: Mapping[str, Any]) -> bool:
+    """Has nearly every token a path of its own? Ranks say nothing then."""
+    return info["num_steps"] > 1 and info["num_paths"] > max(100, 0.9 * info["num_tokens"])
+
+
+def png_url(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
+
+
+def with_pictures(source: Source, info: Mapping[str, Any]) -> bool:
+    """Whether the run holds the images of its samples."""
+    if not is_vision(info):
+        return False
+    first = source.samples(limit=1)["samples"]
+    return bool(first) and bool(first[0]["has_image"])
+
+
+def need_pictures(source: Source, info: Mapping[str, Any], what: str) -> None:
+    if not is_vision(info):
+        raise NotHere(f"{what} is of images, and this run is of texts.")
+    if not with_pictures(source, info):
+        raise NotHere(f"{what} needs images, and this run was recorded without them.")
+
+
+def ranks_shown(source: Source, num_paths: int, wanted: Sequence[int], most: int, least: int) -> list[int]:
+    """The wanted ranks, or 1, 2, 4, 8 … as far as a path has ``least`` travellers; the first always."""
+    if wanted:
+        beyond = [rank for rank in wanted if not 1 <= rank <= num_paths]
+        if beyond:
+            raise NotHere(f"This run has paths of rank 1 to {num_paths:,}, not {beyond[0]:,}.")
+        return list(wanted)[:most]
+    ranks, rank = [], 1
+    while rank <= num_paths and len(ranks) < most:
+        if ranks and source.examples(rank, limit=1)["count"] < least:
+            break
+        ranks.append(rank)
+        rank *= 2
+    return ranks
+
+
+def every_sample(source: Source, most: int = 20_000) -> list[dict[str, Any]]:
+    """All samples of the run, the first ``most`` of very many."""
+    found: list[dict[str, Any]] = []
+    offset: int | None = 0
+    while offset is not None and len(found) < most:
+        page = source.samples(limit=PAGE, offset=offset)
+        found += page["samples"]
+        offset = page["next"]
+    return found
+
+
+def sample_rows(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The numbers of samples, without their contents."""
+    return [{name: row.get(name) for name in SAMPLE_COLUMNS} for row in samples]
+
+
+def bands(ordered: Sequence[Any], each: int, seed: int) -> list[tuple[str, list[Any]]]:
+    """Of things ordered from most to least: ``each`` drawn from the top 1 %, from 49–51 % and from the bottom 1 %.
+
+    A band holds at least one thing, and at least ``each`` where there are enough for three bands that do not touch.
+    """
+    num = len(ordered)
+    size = max(1, -(-num // 100))
+    middle = max(1, -(-num // 50))
+    if num >= 3 * each:
+        size, middle = max(size, each), max(middle, each)
+    elif num < 3:
+        return [("all", list(ordered))]
+    start = max(size, (num - middle) // 2)
+    parts = [
+        (_band_name("top", size, num, 0.01), ordered[:size]),
+        (_band_name("middle", middle, num, 0.02), ordered[start : min(start + middle, num - size)]),
+        (_band_name("bottom", size, num, 0.01), ordered[num - size :]),
+    ]
+    rng = np.random.default_rng(seed)
+    return [
+        (name, [part[i] for i in sorted(rng.choice(len(part), min(each, len(part)), replace=False))])
+        for name, part in parts
+        if part
+    ]
+
+
+def _band_name(place: str, size: int, num: int, share: float) -> str:
+    """“top 1 %”, or “top 4 of 90” where one per cent is fewer than are shown."""
+    if size > max(1, -(-num // round(1 / share))):
+        return f"{place} {size} of {num}"
+    return {"top": "top 1 %", "middle": "49–51 %", "bottom": "bottom 1 %"}[place]

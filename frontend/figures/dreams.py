@@ -1,0 +1,80 @@
+"""Dreams of the run's model: figures 4, 5, 14 and 15 of the paper, from dreams that are finished."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from frontend.charts import numbers
+from frontend.figures import common, walls
+from frontend.figures.figure import Figure, NotHere, Source, Wishes
+
+MOST = 4
+"""dreams in one figure, the newest first"""
+
+
+def steps(source: Source, wishes: Wishes) -> list[Figure]:
+    """Figures 4 and 14: dreams of the decisions up to step S, and of step S alone."""
+    return _figure("fig4-dreams", "What does the model dream up to each step?", "4", source, wishes, group=False)
+
+
+def groups(source: Source, wishes: Wishes) -> list[Figure]:
+    """Figures 5 and 15: dreams of a group of patches, with and without its own pixels."""
+    return _figure("fig5-groups", "What does one group of patches hold?", "5", source, wishes, group=True)
+
+
+def _figure(key: str, question: str, number: str, source: Source, wishes: Wishes, *, group: bool) -> list[Figure]:
+    info = source.info()
+    if not common.is_vision(info):
+        raise NotHere(f"Figure {number} is of images, and this run is of texts; *Dream* on the page dreams texts.")
+    found = [dream for dream in wishes.dreams.found if _of_choices(dream) and _has_group(dream) == group][:MOST]
+    if not found:
+        what = "of a group of its patches" if group else "of an image of this run"
+        command = wishes.dreams.command and wishes.dreams.command + " --like 0 --context both" * group
+        more = f"; this makes one: {command}" if command else ""
+        raise NotHere(f"There is no finished dream {what} by {info['model']}{more}.")
+    rows, table = [], []
+    for dream in found:
+        result, pictures = dream["result"], []
+        if result.get("original"):
+            pictures.append((_url(dream, result["original"]["image"]), f"original: {_says(result['original'])}"))
+        for one in result["dreams"]:
+            pictures.append((_url(dream, one["image"]), f"{one['name']}: {_says(one)}"))
+            table.append(
+                {"dream": dream["title"], "name": one["name"], "objective": one["objective"],
+                 "matched_choices": one.get("matched_choices"), "matched_tokens": one.get("matched_tokens"),
+                 "sees": (one.get("top") or [[None]])[0][0], "probability": (one.get("top") or [[None, None]])[0][1]}
+            )  # fmt: skip
+        rows.append((dream["title"], pictures))
+    matched = [row["matched_choices"] for row in table if row["matched_choices"] is not None]
+    words = (
+        f"From {numbers.percent(min(matched))} to {numbers.percent(max(matched))} of the wanted choices are taken."
+        if matched
+        else ""
+    )
+    return [
+        Figure(
+            key, question,
+            "The original and its dreams, each with the class that the model sees in it. "
+            + ("Red: the group whose decisions were maximised. " if group else "") + words,
+            {"dreams": len(table), "matched_choices": matched}, {"dreams": table}, ("dream",),
+            sheet=walls.strips(rows), columns=2,
+        )
+    ]  # fmt: skip
+
+
+def _of_choices(dream: Mapping[str, Any]) -> bool:
+    dreams = dream["result"].get("dreams") or []
+    return bool(dreams) and "image" in dreams[0] and dreams[0].get("matched_choices") is not None
+
+
+def _has_group(dream: Mapping[str, Any]) -> bool:
+    return any(one.get("group") for one in dream["result"]["dreams"])
+
+
+def _url(dream: Mapping[str, Any], name: str) -> str:
+    return common.png_url(dream["pictures"][name])
+
+
+def _says(one: Mapping[str, Any]) -> str:
+    return f"{one['top'][0][0]}, {numbers.percent(one['top'][0][1])}" if one.get("top") else "no class"

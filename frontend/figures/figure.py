@@ -1,0 +1,96 @@
+"""What a figure is: a question, a picture, its numbers in words and its data. A ``Source`` gives the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+class Source(Protocol):
+    """Answers about one run, in the shapes of the REST API: ``engine.store.Run`` is one."""
+
+    def info(self) -> dict[str, Any]: ...
+    def flow(self, **query: Any) -> dict[str, Any]: ...
+    def paths(self, **query: Any) -> dict[str, Any]: ...
+    def fit(self) -> dict[str, Any]: ...
+    def law(self, draws: int = 100, seed: int = 0) -> dict[str, Any]: ...
+    def examples(self, rank: int, limit: int = 60, seed: int = 0) -> dict[str, Any]: ...
+    def usage(self, label: str | None = None) -> dict[str, Any]: ...
+    def samples(self, **query: Any) -> dict[str, Any]: ...
+    def sample(self, sample: int) -> dict[str, Any]: ...
+    def image(self, sample: int) -> bytes: ...
+    def compare(self, other: Any, measure: str = "reuse") -> dict[str, Any]: ...
+    def distribution(self, measure: str, per: str = "sample", bins: int = 40) -> dict[str, Any]: ...
+
+
+class NotHere(Exception):
+    """Why a run does not allow a figure: one sentence for a person."""
+
+
+@dataclass(frozen=True)
+class Dreams:
+    """Finished dreams of the run's model: {title, result, pictures: name → PNG}."""
+
+    found: Sequence[Mapping[str, Any]] = ()
+    command: str = ""
+    """what makes one"""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What is drawn where there is a choice."""
+
+    seed: int = 0
+    sample: int | None = None
+    """of the whole token flow and of the tinted image; None: chosen by the figure"""
+    ranks: tuple[int, ...] = ()
+    """of the paths whose travellers are shown; empty: 1, 2, 4, 8 …"""
+    law_draws: int = 100
+    other: Source | None = None
+    """a second run over the same samples"""
+    dreams: Dreams = Dreams()
+    dream_samples: int = 3
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One picture, ready to be written."""
+
+    key: str
+    """of its file: ``fig2-flow``"""
+    question: str
+    caption: str
+    """what is drawn, with the exact numbers"""
+    numbers: Mapping[str, Any]
+    tables: Mapping[str, Rows]
+    """the data behind it, by name"""
+    formulas: tuple[str, ...] = ()
+    """keys of ``frontend.formulas.HELP``"""
+    draw: Callable[[str], Any] | None = None
+    """theme → chart"""
+    sheet: Callable[[float], str] | None = None
+    """width in points → SVG, for what is no chart"""
+    columns: int = 1
+    """columns of a page that it is wide"""
+    height: float | None = None
+    """points, of a chart that has no height of its own"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A figure of the paper: where else it is shown, and what makes it."""
+
+    name: str
+    """what ``--only`` takes"""
+    paper: tuple[str, ...]
+    """numbers in the paper, the name's own included"""
+    shows: str
+    make: Callable[[Source, Wishes], list[Figure]] = field(repr=False)
+    view: str = ""
+    """of the page, as a query"""
+    rest: str = ""
+    test: str = ""
+    """that checks its numbers"""

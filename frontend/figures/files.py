@@ -1,0 +1,117 @@
+"""Figures as files: SVG, PNG, the data as CSV, and an index with captions, exact numbers and where they come from."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from xml.etree import ElementTree
+
+from frontend.charts.printing import GUTTER_MM, png_of, points, print_spec, printed
+from frontend.charts.tables import csv_of
+from frontend.figures.figure import Figure, Kind
+from frontend.formulas import HELP
+
+FORMATS = ("svg", "png", "csv", "json")
+INDEX = ("index.md", "index.json")
+MADE_BY = "tokenpaths figures"
+
+
+@dataclass
+class Index:
+    """What was drawn, and what was not and why."""
+
+    about: Mapping[str, Any]
+    """run, model, checkpoint_sha256, version, command"""
+    drawn: list[dict[str, Any]] = field(default_factory=list)
+    left_out: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, kind: Kind, figures: Sequence[Figure], why: str, files: Mapping[str, Sequence[str]]) -> None:
+        """The figures of one kind with the names of their files, or the sentence why there are none."""
+        if not figures:
+            self.left_out.append({"figure": kind.name, "paper": list(kind.paper), "shows": kind.shows, "why": why})
+        for figure in figures:
+            self.drawn.append(
+                {"figure": figure.key, "paper": list(kind.paper), "question": figure.question,
+                 "files": list(files[figure.key]), "caption": figure.caption, "numbers": plain(figure.numbers),
+                 "formulas": [name for name in figure.formulas if name in HELP], "view": kind.view, "rest": kind.rest}
+            )  # fmt: skip
+
+    def as_json(self) -> str:
+        formulas = {name: HELP[name] for row in self.drawn for name in row["formulas"]}
+        document = {"made_by": MADE_BY, **self.about, "figures": self.drawn, "not_drawn": self.left_out,
+                    "formulas": formulas}  # fmt: skip
+        return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+    def as_markdown(self) -> str:
+        """For people: a section a figure, the formulas, and what is missing."""
+        about = self.about
+        lines = [f"# Figures of {about['run']}", ""]
+        lines += [f"- {name.replace('_', ' ')}: `{value}`" for name, value in about.items() if value not in (None, "")]
+        for row in self.drawn:
+            picture = next((name for name in row["files"] if name.endswith((".svg", ".png"))), None)
+            lines += ["", f"## {row['figure']}: {row['question']}", ""]
+            lines += [f"![{row['question']}]({picture})", ""] * bool(picture)
+            lines += [escaped(row["caption"]), "", f"Paper: figure {', '.join(row['paper'])}. Files: "
+                      + ", ".join(f"[{name}]({name})" for name in row["files"]) + "."]  # fmt: skip
+            if row["numbers"]:
+                shown = ((name, json.dumps(value, ensure_ascii=False)) for name, value in row["numbers"].items())
+                lines += ["", "| number | value |", "|---|---|"]
+                lines += [f"| {escaped(name)} | {escaped(value)} |" for name, value in shown]
+            lines += [f"\n*{name}*: {escaped(HELP[name])}" for name in row["formulas"]]
+        if self.left_out:
+            lines += ["", "## Not drawn", ""]
+            for row in self.left_out:
+                lines.append(f"- **{row['figure']}** ({escaped(row['shows'])}): {escaped(row['why'])}")
+        return "\n".join(lines) + "\n"
+
+
+def files_of(figure: Figure, formats: Sequence[str], column_mm: float) -> dict[str, bytes]:
+    """Name → contents of all files of one figure, ``column_mm`` wide for each column of its page."""
+    width = points(column_mm if figure.columns == 1 else 2 * column_mm + GUTTER_MM)
+    files: dict[str, bytes] = {}
+    if {"svg", "png"} & set(formats):
+        svg = figure.sheet(width) if figure.sheet else printed(_chart(figure), width, height=figure.height)
+        ElementTree.fromstring(svg)  # what is written can be read
+        if "svg" in formats:
+            files[f"{figure.key}.svg"] = svg.encode()
+        if "png" in formats:
+            files[f"{figure.key}.png"] = png_of(svg)
+    tables = {name: table for name, table in figure.tables.items() if table}
+    if "csv" in formats:
+        for name, table in tables.items():
+            ending = f"-{name.replace(' ', '-')}" if len(tables) > 1 else ""
+            files[f"{figure.key}{ending}.csv"] = csv_of(table).encode()
+    if "json" in formats:
+        shown = {name: [_without_pictures(row) for row in table] for name, table in tables.items()}
+        document = {"figure": figure.key, "caption": figure.caption, "numbers": figure.numbers, "tables": shown}
+        if figure.draw is not None:
+            document["vega_lite"] = print_spec(_chart(figure), width, figure.height)
+        files[f"{figure.key}.json"] = (json.dumps(plain(document), ensure_ascii=False, allow_nan=False) + "\n").encode()
+    return files
+
+
+def _chart(figure: Figure) -> Any:
+    assert figure.draw is not None
+    return figure.draw("print")
+
+
+def _without_pictures(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in ("patch", "image", "url")}
+
+
+def plain(value: Any) -> Any:
+    """For JSON: numbers of NumPy become Python's, what is not finite becomes null."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def escaped(text: str) -> str:
+    """Text from elsewhere inside Markdown: shown as it is, on one line."""
+    return "".join("\\" + letter if letter in "\\`*_[]<>|#" else letter for letter in " ".join(str(text).split()))

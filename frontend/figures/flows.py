@@ -1,0 +1,164 @@
+"""Where tokens go and how modules share the work: figures 2, 8, 9 (left), 10, 13, 18 and 19 of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from frontend.charts import numbers
+from frontend.charts.flow import hidden_words, link_rows, merged_words, moves_of, node_rows
+from frontend.charts.module_counts import module_rows
+from frontend.charts.printing import printed
+from frontend.charts.token_flow import token_rows
+from frontend.figures import common, walls
+from frontend.figures.figure import Figure, NotHere, Source, Wishes
+
+MANY_MODULES, DRAWN_MODULES = 48, 12
+"""a run whose steps have more modules of their own is drawn with the small ones of each step merged"""
+ROWS = 48
+"""of a whole token flow: tokens one below the other; so many again stand beside them"""
+_ROW_POINTS = 11.0
+
+
+def flow_answer(source: Source, info: Mapping[str, Any]) -> dict[str, Any]:
+    """All nodes and links, the small modules of a large mixture of experts merged."""
+    own = any(module["step"] is not None for module in info["modules"])
+    return source.flow(most_modules=DRAWN_MODULES) if own and info["num_modules"] > MANY_MODULES else source.flow()
+
+
+def flow(source: Source, wishes: Wishes) -> list[Figure]:
+    """Figures 2, 8 and 10: circles and links, and effective top-k."""
+    from frontend.charts import flow_chart, top_k_chart
+
+    info, usage = source.info(), source.usage()
+    answer = flow_answer(source, info)
+    modules = sum(node["count"] > 0 for node in answer["nodes"])
+    words = [
+        f"{numbers.plural(answer['num_tokens'], 'token')} through {numbers.plural(info['num_steps'], 'step')} of "
+        f"{numbers.count(info['num_modules'])} modules, top-{info['top_k']}. Circle area: tokens of the module, "
+        "ribbon width: tokens that go that way, grey: identity modules.",
+        *merged_words(answer),
+        *hidden_words(answer["other"], moves_of(answer)),
+    ]
+    if info["num_steps"] == 1:
+        words.append("With one step there are no ribbons.")
+    found = [
+        Figure(
+            "fig2-flow", "Where do tokens go?", " ".join(words),
+            {"num_tokens": answer["num_tokens"], "circles": modules, "ribbons": len(answer["links"]),
+             "not_drawn_links": sum(row["num_links"] for row in answer["other"])},
+            {"nodes": node_rows(answer), "links": link_rows(answer)}, ("flow",),
+            draw=lambda theme: flow_chart(answer, theme=theme, title=None, interactive=theme != "print"), columns=2,
+        )
+    ]  # fmt: skip
+    known = [row for row in usage["steps"] if row["effective_top_k"] is not None]
+    twin = any(row.get("untrained_effective_top_k") is not None for row in known)
+    if known:
+        listed = ", ".join(numbers.number(row["effective_top_k"]) for row in known)
+        found.append(
+            Figure(
+                "fig2-top-k", "How widely does each step choose?",
+                f"Effective top-k per step (α = 1.5): {listed}. "
+                + ("Dashed: the untrained twin." if twin else "This run has no untrained twin to compare with."),
+                {f"step {row['step']}": row["effective_top_k"] for row in known},
+                {"steps": [{name: row.get(name) for name in ("step", "effective_top_k", "untrained_effective_top_k",
+                                                             "load_entropy", "max_violation")} for row in known]},
+                ("topk", "load"),
+                draw=lambda theme: top_k_chart(usage, theme=theme, title=None, height=130),
+            )
+        )  # fmt: skip
+    return found
+
+
+def module_counts(source: Source, wishes: Wishes) -> list[Figure]:
+    """Figure 13: tokens per module, dead ones marked; per step as a heat map."""
+    from frontend.charts import load_chart
+    from frontend.charts.module_counts import module_count_chart
+
+    usage = source.usage()
+    table = module_rows(usage)
+    dead = [row["module"] for row in table if row["count"] == 0]
+    most = max(table, key=lambda row: row["count"])
+    own = len({(cell["step"], cell["module"]) for cell in usage["usage"]}) and all(
+        row["steps"] == 1 for row in table
+    ) and len(usage["steps"]) > 1  # fmt: skip
+    words = f"Module {most['module']} has the most, {numbers.plural(most['count'], 'visit')}. " + (
+        f"Dead: {', '.join(map(str, dead))}." if dead else "No module is dead."
+    )
+    figures = [
+        Figure(
+            "fig13-load-per-step", "How is the work shared between modules, step by step?",
+            "Utilisation of each module at each step (1 = a fair share); ×: no token ever came. " + words,
+            {"dead": dead, "max_violation": [row["max_violation"] for row in usage["steps"]]},
+            {"cells": usage["usage"], "steps": usage["steps"]}, ("load",),
+            draw=lambda theme: load_chart(usage, theme=theme, title=None),
+            height=None if len(table) > 40 else 11.0 * len(table) + 60,
+        )
+    ]  # fmt: skip
+    if not own:
+        figures.insert(
+            0,
+            Figure(
+                "fig13-module-counts", "How many tokens did each module get?",
+                f"Visits of {numbers.plural(len(table), 'module')} over all steps; grey: identity modules, where a "
+                "visit is a skipped step. " + words,
+                {"dead": dead, "visits": sum(row["count"] for row in table)}, {"modules": table}, ("load",),
+                draw=lambda theme: module_count_chart(usage, theme=theme, title=None, height=130),
+            ),
+        )  # fmt: skip
+    return figures
+
+
+def token_flow(source: Source, wishes: Wishes) -> list[Figure]:
+    """Figures 9 (left), 18 and 19: every token of one text on its way through the steps."""
+    info = source.info()
+    if common.is_vision(info):
+        raise NotHere("Figures 9 (left), 18 and 19 follow the tokens of a text, and this run is of images.")
+    number = wishes.sample if wishes.sample is not None else _readable(source)
+    sample = source.sample(number)
+    if not sample["tokens"]:
+        raise NotHere(f"Sample {number} of this run has no tokens.")
+    known = bool(info["weight_semantics"].get("weights_recorded", True))
+    shade = ("weight" if known else "overlap") if common.all_differ(info) else "cdf"
+    # A cell names its modules: with few steps of one module, three columns of tokens fit on a page.
+    beside = max(1, min(3, round(24 / (info["num_steps"] * min(2, info["top_k"])))))
+    shown = min(beside * ROWS, len(sample["tokens"]))
+    parts = [_part(sample, first, min(ROWS, shown - first), common.identities(info), shade)
+             for first in range(0, shown, ROWS)]  # fmt: skip
+    colour = {
+        "cdf": "colour: the CDF of its whole path; grey: a skipped step",
+        "weight": "colour: the weight of that module (nearly every token has a path of its own)",
+        "overlap": "colour: share of modules that the token before took too (this run holds no weights)",
+    }[shade]
+    return [
+        Figure(
+            "fig18-token-flow", "Which module did each token take at each step?",
+            f"Sample {number}" + (f" ({sample['label']})" if sample.get("label") else "")
+            + f": {numbers.count(shown)} of {numbers.plural(len(sample['tokens']), 'token')}, one row a token, one "
+            f"column a step; cell: the module taken, {colour}. "
+            f"{numbers.plural(sample['num_distinct_paths'], 'different path')} in this text.",
+            {"sample": number, "num_tokens": len(sample["tokens"]), "num_distinct_paths": sample["num_distinct_paths"]},
+            {"tokens": [row | {"text": token.get("text"), "ribbon": token["ribbon"], "weights": token["weights"]}
+                        for row, token in zip(token_rows(sample), sample["tokens"], strict=True)]}, ("cdf",),
+            sheet=walls.side_by_side(parts), columns=2 if len(parts) > 1 or info["num_steps"] > 8 else 1,
+        )
+    ]  # fmt: skip
+
+
+def _readable(source: Source) -> int:
+    """The first sample whose whole text fits the figure, else the first one with tokens."""
+    samples = source.samples(limit=500)["samples"]
+    fitting = [row for row in samples if ROWS // 2 <= row["num_tokens"] <= 2 * ROWS] or [
+        row for row in samples if row["num_tokens"] >= 1
+    ]
+    return int(fitting[0]["sample"]) if fitting else 0
+
+
+def _part(sample: Mapping[str, Any], first: int, num: int, skips: list[int], shade: Any) -> Callable[[float], str]:
+    from frontend.charts import token_flow_chart
+
+    def draw(width: float) -> str:
+        chart = token_flow_chart(sample, theme="print", first=first, most=num, identities=skips, shade=shade)
+        return printed(chart, width, height=_ROW_POINTS * num)
+
+    return draw

@@ -1,0 +1,145 @@
+"""Which paths exist, and who takes them: figures 1c, 1d, 1e, 1f, 3, 9R and 17 of the paper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from frontend.charts import numbers
+from frontend.charts.palette import PRINT
+from frontend.charts.patches import patch_rows
+from frontend.charts.paths import fit_words, law_words
+from frontend.figures import common, walls
+from frontend.figures.figure import Figure, NotHere, Source, Wishes
+
+PATCHES, TOKENS, IMAGES = 60, 24, 4
+_LEAST = 12
+"""travellers that a path needs for its patches or tokens to be looked at"""
+
+
+def rank_frequency(source: Source, wishes: Wishes) -> list[Figure]:
+    """Figure 1c, d: rank and frequency with fit, untrained twin and independent steps."""
+    from frontend.charts import rank_frequency_chart
+
+    fit = source.fit()
+    observed = fit["observed"]
+    if observed["num_paths"] <= 1:
+        raise NotHere("All tokens of this run take one and the same path, so there is no curve to draw.")
+    law = source.law(draws=wishes.law_draws, seed=wishes.seed)
+    nulls = (("untrained", "Untrained twin"), ("independent", "Independent steps"))
+    parts = {"observed": "This run"} | {key: name for key, name in nulls if fit.get(key)}
+    words = [fit_words(name, fit[key]) for key, name in parts.items()]
+    words += ["This run has no untrained twin to compare with."] * (not fit.get("untrained"))
+    found: dict[str, Any] = {}
+    for key in parts:
+        found |= {f"{key}.{name}": fit[key].get(name) for name in ("num_paths", "num_tokens", "slope", "r2")}
+        if law.get(key):
+            names = ("alpha", "alpha_error", "x_min", "num_tail", "ks", "p_value", "reason")
+            found |= {f"{key}.law.{name}": law[key].get(name) for name in names if law[key].get(name) is not None}
+            beside = law[key].get("lognormal") or {}
+            found |= {f"{key}.lognormal.{name}": beside.get(name) for name in ("ratio", "p_value") if beside}
+    table = [{"whose": key, **point} for key in parts for point in fit[key]["points"]]
+    return [
+        Figure(
+            "fig1cd-paths", "Which paths exist, and how often is each taken?",
+            "Share of tokens on a path by the rank of the path, both axes logarithmic. " + " ".join(words) + " "
+            + law_words(law["observed"], wishes.law_draws),
+            found, {"points": table, "power law": law["observed"].get("curve") or []}, ("paths", "nulls", "law"),
+            draw=lambda theme: rank_frequency_chart(fit, law=law["observed"], theme=theme, title=None, height=190),
+        )
+    ]  # fmt: skip
+
+
+def tinted(source: Source, wishes: Wishes) -> list[Figure]:
+    """Figure 1e: images whose patches are tinted by the CDF of their path."""
+    info = source.info()
+    common.need_pictures(source, info, "Figure 1e")
+    if common.all_differ(info):
+        raise NotHere("Nearly every patch of this run has a path of its own, so the colour of a path says nothing.")
+    total = int(info["num_samples"])
+    chosen = [wishes.sample] if wishes.sample is not None else _spread(total, IMAGES)
+    shown, table = [], []
+    for number in chosen:
+        sample = source.sample(number)
+        if not sample.get("grid"):
+            continue
+        rows = patch_rows(sample, theme=PRINT)
+        title = f"sample {number}" + (f", {sample['label']}" if sample.get("label") else "")
+        shown.append((title, common.png_url(source.image(number)), sample["grid"], rows))
+        table += [
+            {"sample": number, "label": sample.get("label")}
+            | {name: token.get(name) for name in ("token", "row", "col", "rank", "cdf", "ribbon", "compute", "reuse")}
+            for token in sample["tokens"]
+        ]
+    if not shown:
+        raise NotHere("The tokens of this run are whole images rather than patches, so there is nothing to tint.")
+    return [
+        Figure(
+            "fig1e-tinted", "What happened inside this image?",
+            f"{numbers.plural(len(shown), 'image')}, and the same with each patch in the colour of its path’s CDF: "
+            f"dark patches take frequent paths, bright ones rare ones. There are {numbers.count(info['num_paths'])}.",
+            {"samples": [row[0] for row in shown], "num_paths": info["num_paths"]}, {"patches": table}, ("cdf",),
+            sheet=walls.tinted_images(shown), columns=2 if len(shown) > 2 else 1,
+        )
+    ]  # fmt: skip
+
+
+def tokens_of_ranks(source: Source, wishes: Wishes) -> list[Figure]:
+    """Figures 1f and 9 (right): tokens that follow the path of a rank."""
+    info = source.info()
+    if common.is_vision(info):
+        raise NotHere("Figures 1f and 9 (right) show tokens of texts, and this run is of images: see figure 3.")
+    blocks, table = [], []
+    for rank in common.ranks_shown(source, info["num_paths"], wishes.ranks, 9, _LEAST):
+        found = source.examples(rank, limit=TOKENS, seed=wishes.seed)
+        words = [one.get("text") or _named(one) for one in found["examples"]]
+        head = (f"rank {numbers.count(rank)}: {numbers.plural(found['count'], 'token')}, "
+                f"{numbers.percent(found['share'])}; modules {numbers.ribbon_words(found['ribbon'])}")  # fmt: skip
+        blocks.append((head, found["cdf"], words))
+        about = {name: found[name] for name in ("rank", "count", "share", "cdf", "ribbon")}
+        table += [about | dict(one) for one in found["examples"]]
+    return [
+        Figure(
+            "fig1f-tokens", "Which tokens share a path?",
+            f"Up to {TOKENS} tokens drawn at random (seed {wishes.seed}) from those on the path of each rank; colour: "
+            "the path’s CDF. " + "; ".join(head for head, _, _ in blocks) + ".",
+            {"ranks": sorted({row["rank"] for row in table})}, {"tokens": table}, ("paths", "cdf"),
+            sheet=walls.blocks_of_tokens(blocks), columns=2,
+        )
+    ]  # fmt: skip
+
+
+def patches_of_ranks(source: Source, wishes: Wishes) -> list[Figure]:
+    """Figures 3 and 17: sixty random patches of a path."""
+    info = source.info()
+    common.need_pictures(source, info, "Figure 3")
+    blocks, table = [], []
+    for rank in common.ranks_shown(source, info["num_paths"], wishes.ranks, 6, _LEAST):
+        found = source.examples(rank, limit=PATCHES, seed=wishes.seed)
+        cut = [one for one in found["examples"] if one.get("patch")]
+        if not cut:
+            continue
+        head = (f"rank {numbers.count(rank)}, {numbers.percent(found['share'])} of patches; "
+                f"modules {numbers.ribbon_words(found['ribbon'], most=24)}")  # fmt: skip
+        blocks.append((head, found["cdf"], cut))
+        about = {name: found[name] for name in ("rank", "count", "share", "cdf", "ribbon")}
+        table += [about | {key: value for key, value in one.items() if key != "patch"} for one in cut]
+    if not blocks:
+        raise NotHere("The tokens of this run are whole images rather than patches, so no patch can be cut out.")
+    return [
+        Figure(
+            "fig3-patches", "Which patches share a path?",
+            f"Up to {PATCHES} patches drawn at random (seed {wishes.seed}) from all that follow the path of each rank: "
+            + "; ".join(head for head, _, _ in blocks) + ".",
+            {"ranks": sorted({row["rank"] for row in table})}, {"patches": table}, ("paths", "cdf"),
+            sheet=walls.blocks_of_patches(blocks), columns=2,
+        )
+    ]  # fmt: skip
+
+
+def _spread(total: int, most: int) -> list[int]:
+    """Samples evenly over the run: its labels often stand one after the other."""
+    return sorted({(2 * place + 1) * total // (2 * min(most, total)) for place in range(min(most, total))})
+
+
+def _named(one: dict[str, Any]) -> str:
+    return f"#{one['token_id']}" if one.get("token_id") is not None else f"token {one['token']}"

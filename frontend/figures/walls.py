@@ -1,0 +1,167 @@
+"""Sheets of pictures and of tokens: what the paper shows beside its charts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from frontend.charts.canvas import Canvas, text_width
+from frontend.charts.palette import PRINT, cdf_colour, ink_on, mix
+from frontend.charts.token_flow import visible
+
+GAP = 1.5
+
+
+def scale_of_cdf(sheet: Canvas, x: float, y: float, width: float = 90.0) -> None:
+    """The legend of path colours: frequent at the left, rare at the right."""
+    cells = 30
+    for cell in range(cells):
+        sheet.rect(x + width * cell / cells, y, width / cells + 0.2, 6, fill=cdf_colour(cell / (cells - 1), PRINT))
+    sheet.text(x, y + 15, "0 %", colour=PRINT.muted)
+    sheet.text(x + width / 2, y + 15, "path CDF", colour=PRINT.ink, anchor="middle")
+    sheet.text(x + width, y + 15, "100 %", colour=PRINT.muted, anchor="end")
+
+
+def tinted_images(
+    samples: Sequence[tuple[str, str, Mapping[str, int], Sequence[Mapping[str, Any]]]], opacity: float = 0.75
+) -> Callable[[float], str]:
+    """Images above, the same with their patches tinted below.
+
+    Each sample is its title, its picture as a data URL, its grid {rows, cols} and its patches {row, col, fill}.
+    """
+
+    def draw(width: float) -> str:
+        sheet = Canvas(width)
+        each = (width - GAP * (len(samples) - 1)) / max(3, len(samples))
+        for place, (title, url, grid, patches) in enumerate(samples):
+            x, high = place * (each + GAP), each * grid["rows"] / grid["cols"]
+            sheet.text(x, 8, _cut(title, each))
+            sheet.image(x, 12, each, high, url, title)
+            top = 12 + high + GAP
+            sheet.image(x, top, each, high, url)
+            cell_w, cell_h = each / grid["cols"], high / grid["rows"]
+            for patch in patches:
+                sheet.rect(x + patch["col"] * cell_w, top + patch["row"] * cell_h, cell_w, cell_h,
+                           fill=patch["fill"], stroke=PRINT.background, stroke_width=0.3, opacity=opacity)  # fmt: skip
+        scale_of_cdf(sheet, 0, sheet.height + 6)
+        return sheet.svg()
+
+    return draw
+
+
+def blocks_of_patches(
+    blocks: Sequence[tuple[str, float | None, Sequence[Mapping[str, Any]]]],
+) -> Callable[[float], str]:
+    """Blocks of patches, two beside each other; each has a title, its path's CDF if it is of one path,
+    and examples {patch, sample, …}."""
+
+    def draw(width: float) -> str:
+        sheet, beside, across = Canvas(width), min(2, len(blocks)), 10
+        block = (width - 10 * (beside - 1)) / 2 if len(blocks) > 1 else min(width, 260.0)
+        side = (block - GAP * (across - 1)) / across
+        tops = [0.0] * beside
+        for number, (title, cdf, examples) in enumerate(blocks):
+            column = number % beside
+            x, y = column * (block + 10), tops[column]
+            room = 0 if cdf is None else 11
+            if cdf is not None:
+                sheet.rect(x, y + 2, 7, 7, fill=cdf_colour(cdf, PRINT))
+            y = sheet.lines(x + room, y + 8.5, title, block - room, most=2) - 6
+            for place, one in enumerate(examples):
+                told = f"sample {one['sample']}, row {one.get('row')}, column {one.get('col')}"
+                sheet.image(x + place % across * (side + GAP), y + place // across * (side + GAP), side, side,
+                            one["patch"], told)  # fmt: skip
+            tops[column] = y + -(-len(examples) // across) * (side + GAP) + 6
+            if column == beside - 1:
+                tops = [max(tops)] * beside
+        return sheet.svg()
+
+    return draw
+
+
+def blocks_of_tokens(blocks: Sequence[tuple[str, float | None, Sequence[str]]]) -> Callable[[float], str]:
+    """Tokens of each path on the colour of its CDF, or on grey where there is no one path."""
+
+    def draw(width: float) -> str:
+        sheet, y = Canvas(width), 0.0
+        for title, cdf, tokens in blocks:
+            fill = PRINT.grid if cdf is None else mix(cdf_colour(cdf, PRINT), PRINT.background, 0.85)
+            ink = ink_on(fill)
+            y = sheet.lines(0, y + 9, title, width, most=2, bold=True) - 8
+            x, y = 0.0, y + 2
+            for token in tokens:
+                word = visible(token) or "–"
+                wide = min(width, text_width(word, 8) + 5)
+                if x + wide > width:
+                    x, y = 0.0, y + 12
+                sheet.rect(x, y, wide, 10.5, fill=fill)
+                sheet.text(x + wide / 2, y + 8, word, colour=ink, anchor="middle")
+                x += wide + GAP
+            y += 17
+        return sheet.svg()
+
+    return draw
+
+
+def rows_of_samples(rows: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Callable[[float], str]:
+    """One line of samples a band: pictures {url, caption} beside each other, or texts {text, caption} below."""
+
+    def draw(width: float) -> str:
+        sheet, y = Canvas(width), 0.0
+        most = max((len(members) for _, members in rows), default=1)
+        each = (width - 4 * (most - 1)) / max(4, most)
+        for title, members in rows:
+            sheet.text(0, y + 8, title, bold=True)
+            y += 12
+            if members and members[0].get("url"):
+                for place, one in enumerate(members):
+                    x = place * (each + 4)
+                    sheet.image(x, y, each, each, one["url"], one["caption"])
+                    sheet.text(x, y + each + 9, _cut(one["caption"], each), colour=PRINT.muted)
+                y += each + 18
+            else:
+                for one in members:
+                    y = sheet.lines(0, y + 8, one["caption"], width, most=1, colour=PRINT.muted) - 8
+                    y = sheet.lines(8, y + 8, one["text"], width - 8, most=3) - 4
+                y += 4
+        return sheet.svg()
+
+    return draw
+
+
+def strips(rows: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> Callable[[float], str]:
+    """Lines of pictures, each with its words below: an original and its dreams."""
+
+    def draw(width: float) -> str:
+        sheet, y = Canvas(width), 0.0
+        most = max((len(pictures) for _, pictures in rows), default=1)
+        each = (width - 4 * (most - 1)) / max(4, most)
+        for title, pictures in rows:
+            y = sheet.lines(0, y + 8, title, width, most=2, bold=True) - 6
+            deepest = y
+            for place, (url, words) in enumerate(pictures):
+                x = place * (each + 4)
+                sheet.image(x, y, each, each, url, words)
+                deepest = max(deepest, sheet.lines(x, y + each + 9, words, each, most=2, colour=PRINT.muted))
+            y = deepest
+        return sheet.svg()
+
+    return draw
+
+
+def side_by_side(parts: Sequence[Callable[[float], str]], gutter: float = 10.0) -> Callable[[float], str]:
+    """Sheets or charts in columns of equal width."""
+
+    def draw(width: float) -> str:
+        sheet, each = Canvas(width), (width - gutter * (len(parts) - 1)) / len(parts)
+        for place, part in enumerate(parts):
+            sheet.nest(place * (each + gutter), 0, part(each))
+        return sheet.svg()
+
+    return draw
+
+
+def _cut(words: str, width: float) -> str:
+    while len(words) > 1 and text_width(words, 8) > width:
+        words = words[:-2].rstrip() + "…"
+    return words

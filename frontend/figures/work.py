@@ -1,0 +1,195 @@
+"""Where the work is spent: figures 6, 7, 11, 12, 16 and 20 of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from frontend.charts import numbers
+from frontend.charts.distributions import MEASURES, bin_rows, correlation_words, distribution_words
+from frontend.figures import common, walls
+from frontend.figures.figure import Figure, NotHere, Source, Wishes
+
+SHOWN = {True: 6, False: 3}
+"""samples of a band: images, texts"""
+PATCHES, TOKENS = 30, 30
+_MOMENTS = ("num", "mean", "std", "min", "q01", "median", "q99", "max")
+
+
+def compute_per_sample(source: Source, wishes: Wishes) -> list[Figure]:
+    """Figures 6 and 11: compute per sample, and samples of the top 1 %, 49–51 % and bottom 1 %."""
+    info, found = source.info(), _spread(source, "compute", "sample")
+    samples = sorted(common.every_sample(source), key=lambda row: -row["compute"])
+    return [
+        _histogram("fig6-compute", found, "Compute per sample (1 = never skipped a module).", ("compute",)),
+        _bands("fig6-samples", source, info, samples, "compute", wishes),
+    ]
+
+
+def compute_per_token(source: Source, wishes: Wishes) -> list[Figure]:
+    """Figures 16 and 20: compute per patch or token, and patches or tokens of high, middle and low compute."""
+    info, found = source.info(), _spread(source, "compute", "token")
+    what = "patch" if common.is_vision(info) else "token"
+    figures = [_histogram("fig16-compute", found, f"Compute per {what} (1 = never skipped a module).", ("compute",))]
+    groups = [(name, *_travellers(source, path, wishes.seed)) for name, path in _levels(source, found)]
+    table = [{"level": name, "compute": compute} | {key: value for key, value in one.items() if key != "patch"}
+             for name, compute, members in groups for one in members]  # fmt: skip
+    heads = [(f"{name}: compute {numbers.number(compute)}", members) for name, compute, members in groups]
+    whose = "Tokens" if what == "token" else "Patches"
+    words = f"{whose} drawn at random (seed {wishes.seed}) from paths of the most, the median and the least compute. "
+    words += "; ".join(head for head, _ in heads) + "."
+    common_parts = (
+        "Which tokens get more work?" if what == "token" else "Which patches get more work?", words,
+        {name: compute for name, compute, _ in groups}, {"tokens": table}, ("compute",),
+    )  # fmt: skip
+    if what == "patch" and all(one.get("patch") for _, _, members in groups for one in members):
+        sheet = walls.blocks_of_patches([(head, None, members) for head, members in heads])
+        figures.append(Figure("fig16-patches", *common_parts, sheet=sheet, columns=2))
+    elif what == "token":
+        blocks = [(head, None, [one.get("text") or f"#{one.get('token_id')}" for one in members])
+                  for head, members in heads]  # fmt: skip
+        figures.append(Figure("fig16-tokens", *common_parts, sheet=walls.blocks_of_tokens(blocks), columns=2))
+    return figures
+
+
+def reuse(source: Source, wishes: Wishes) -> list[Figure]:
+    """Figures 7 and 12: reuse per sample, its examples, skip against reuse, and reuse in two runs."""
+    from frontend.charts import skip_reuse_chart
+    from frontend.charts.compare import pair_chart, pair_words
+
+    info, found = source.info(), _spread(source, "reuse", "sample")
+    samples = common.every_sample(source)
+    figures = [
+        _histogram("fig7-reuse", found, "Module reuse per sample (0 = no module twice).", ("reuse",)),
+        _bands("fig7-samples", source, info, sorted(samples, key=lambda row: -row["reuse"]), "reuse", wishes),
+    ]
+    table = [{"sample": row["sample"], "label": row["label"], "skip": 1 - row["compute"], "reuse": row["reuse"]}
+             for row in samples if row["compute"] is not None and row["reuse"] is not None]  # fmt: skip
+    if np.ptp([row["skip"] for row in table]) > 1e-12:
+        pearson = numbers.correlation([row["skip"] for row in table], [row["reuse"] for row in table])
+        figures.append(
+            Figure(
+                "fig7-skip-reuse", "Do samples that skip more also reuse more?",
+                "One point a sample. " + correlation_words(table), dict(pearson or {}), {"samples": table},
+                ("compute", "reuse"),
+                draw=lambda theme: skip_reuse_chart(samples, theme=theme, title=None, height=170),
+            )
+        )  # fmt: skip
+    if wishes.other is not None:
+        answer = source.compare(wishes.other, "reuse")
+        names = (answer["a"]["run"], answer["b"]["run"])
+        row = next(one for one in answer["correlations"] if one["measure"] == "reuse")
+        if not answer["points"]:
+            raise NotHere(f"No sample of {names[0]} and {names[1]} has reuse in both.")
+        figures.append(
+            Figure(
+                "fig7-beside", "Do the same samples reuse modules in both runs?",
+                f"{answer['matched']['sentence']} One point a sample; dashed: equal in both. "
+                + pair_words(answer, names),
+                {"pearson": row["pearson"], "spearman": row["spearman"], "num": row["num"]},
+                {"samples": answer["points"]}, ("reuse",),
+                draw=lambda theme: pair_chart(answer, names=names, theme=theme, title=None, height=190),
+            )
+        )  # fmt: skip
+    return figures
+
+
+def _spread(source: Source, measure: str, per: str) -> dict[str, Any]:
+    """The distribution; NotHere where there is none to speak of."""
+    found = source.distribution(measure, per=per, bins=40)
+    name = MEASURES[measure][0]
+    if not found["num"]:
+        raise NotHere(f"No {per} of this run has {name}.")
+    low, high = found["min"], found["max"]
+    if high - low <= 1e-9 * max(1.0, abs(high)):
+        whose = f"The only {per}" if found["num"] == 1 else f"Each of the {numbers.plural(found['num'], per)}"
+        why = ": no token ever skipped a step" if measure == "compute" and high == 1 else ""
+        raise NotHere(
+            f"{whose} of this run has {name} {numbers.number(high)}{why}, so there is no distribution to draw."
+        )
+    return found
+
+
+def _histogram(key: str, found: Mapping[str, Any], head: str, formulas: tuple[str, ...]) -> Figure:
+    from frontend.charts import histogram_chart
+
+    name = MEASURES[found["measure"]][0]
+    return Figure(
+        key, f"How is {name} spread over {found['per']}s?",
+        f"{head} {distribution_words(found)} Dashed: the mean.", {name: found[name] for name in _MOMENTS},
+        {"bins": bin_rows(found)}, formulas,
+        draw=lambda theme: histogram_chart(found, theme=theme, title=None, height=120),
+    )  # fmt: skip
+
+
+def _bands(
+    key: str, source: Source, info: Mapping[str, Any], ordered: Sequence[Mapping[str, Any]], measure: str,
+    wishes: Wishes,
+) -> Figure:  # fmt: skip
+    """Samples of three bands of a measure, as pictures or as the beginnings of texts."""
+    pictures = common.with_pictures(source, info)
+    drawn = common.bands(ordered, SHOWN[pictures], wishes.seed)
+    rows, table = [], []
+    for name, members in drawn:
+        shown = []
+        for row in members:
+            told = f"{row.get('label') or 'sample ' + str(row['sample'])} · {numbers.number(row[measure])}"
+            if pictures:
+                shown.append({"url": common.png_url(source.image(row["sample"])), "caption": told})
+            else:
+                text = row.get("snippet") or row.get("source") or f"sample {row['sample']}"
+                shown.append({"text": text, "caption": f"sample {row['sample']} · {told}"})
+        rows.append((f"{name} by {measure}", shown))
+        table += [{"band": name} | row for row in common.sample_rows(members)]
+    listed = "; ".join(
+        f"{name}: {', '.join(numbers.number(row[measure]) for row in members)}" for name, members in drawn
+    )
+    return Figure(
+        key, f"Which samples have much, middling and little {measure}?",
+        f"Samples drawn at random (seed {wishes.seed}) from the most, the middle and the least {measure} among "
+        f"{numbers.plural(len(ordered), 'sample')}. {measure.capitalize()}: {listed}.",
+        {f"{name}, mean": float(np.mean([row[measure] for row in members])) for name, members in drawn},
+        {"samples": table}, (measure,), sheet=walls.rows_of_samples(rows), columns=2,
+    )  # fmt: skip
+
+
+def _levels(source: Source, found: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    """Paths of the most, the median and the least compute; all tokens of a path have the same."""
+    first = source.paths(order="compute", limit=100)
+    num = first["num_paths"]
+
+    def page(offset: int, limit: int = 100) -> list[Mapping[str, Any]]:
+        return source.paths(order="compute", limit=limit, offset=max(0, offset))["paths"]
+
+    low, high, median = 0, num - 1, found["median"]
+    while low < high:  # the first path whose compute is at most the median's
+        middle = (low + high) // 2
+        if page(middle, 1)[0]["compute"] > median + 1e-9:
+            low = middle + 1
+        else:
+            high = middle
+    parts = {"most": first["paths"], "median": page(low), "least": page(num - 100)[::-1]}
+    levels: list[tuple[str, list[Mapping[str, Any]]]] = []
+    seen: set[float] = set()
+    for name, members in parts.items():
+        level = members[0]["compute"]
+        if level not in seen:
+            seen.add(level)
+            levels.append((name, [path for path in members if abs(path["compute"] - level) < 1e-9]))
+    return levels
+
+
+def _travellers(source: Source, paths: Sequence[Mapping[str, Any]], seed: int) -> tuple[float, list[dict[str, Any]]]:
+    """Up to ``PATCHES`` tokens, from up to twelve of the paths, the more frequent the likelier."""
+    counts = np.array([path["count"] for path in paths], dtype=float)
+    rng = np.random.default_rng(seed)
+    chosen = rng.choice(len(paths), min(12, len(paths)), replace=False, p=counts / counts.sum())
+    found: list[dict[str, Any]] = []
+    for place, index in enumerate(sorted(chosen)):
+        left = PATCHES - len(found)
+        each = -(-left // (len(chosen) - place))
+        got = source.examples(paths[index]["rank"], limit=max(1, each), seed=seed)
+        found += [{"rank": got["rank"], **one} for one in got["examples"]]
+    return paths[0]["compute"], found[:PATCHES]
