@@ -44,6 +44,9 @@ def dream(
     class_index: Annotated[int | None, typer.Option("--class", help="A class by its number.", min=0)] = None,
     iterations: Annotated[int | None, typer.Option(help="How many [default: 2048 for images, 64 for texts].")] = None,
     rate: Annotated[float | None, typer.Option(help="Adam's rate for images [default: 0.001].")] = None,
+    first: Annotated[
+        int | None, typer.Option(help="Of a text's choices: the token that the dream begins with.", min=0)
+    ] = None,
     length: Annotated[int | None, typer.Option(help="Tokens of a dreamed text [default: 12].")] = None,
     fluency: Annotated[float | None, typer.Option(help="Weight of how well a text reads [default: 0.05].")] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same dream.", min=0)] = 0,
@@ -71,9 +74,10 @@ def dream(
     target = _target(rank, module, step, direction, connection, block, class_index)
     if target["of"] == "choices":
         target |= {"until": until or None, "form": "single" if single else "cumulative", "context": context}
-    elif until or single or context != "without":
-        raise UserError(f"--until, --single and --context are for the choices of an original, not for a dream of "
-                        f"a {target['of']}.", field="until")  # fmt: skip
+        target |= {"first": first}
+    elif until or single or first is not None or context != "without":
+        raise UserError("--until, --single, --first and --context are for the choices of an original, not for a dream "
+                        f"of a {target['of']}.", field="until")  # fmt: skip
     if target["of"] in ("choices", "path", "module"):
         target |= {"group": _given(group), "scores": scores}
     values = _given({"model": model, "run": run, "sample": sample, "data": data, "row": row, "target": _given(target)})
@@ -97,11 +101,15 @@ def _dream(request: Any, folder: Path, about: JobContext) -> None:
         job = DreamJob.start(request, folder, about)
     try:
         progress = job.advance()
-        with bar(f"dream of {request.model}", progress.total, progress.unit) as shown:
-            while not progress.finished:
-                shown.update(progress.done, progress.message)
-                progress = job.advance()
-            shown.update(progress.done)
+        finished = False
+        while not finished:  # a bar for each thing that is counted: stretches, then rounds
+            unit = progress.unit
+            with bar(f"dream of {request.model}", progress.total, unit) as shown:
+                while not progress.finished and progress.unit == unit:
+                    shown.update(progress.done, progress.message)
+                    progress = job.advance()
+                finished = progress.finished
+                shown.update(progress.done if progress.unit == unit else shown.total or shown.done)
     except KeyboardInterrupt:
         typer.echo(f"Stopped; the same command goes on in {folder}", err=True)
         raise

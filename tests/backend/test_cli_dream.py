@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -42,10 +43,24 @@ def test_a_stopped_dream_goes_on_where_it_stood(data_dir: Path, capsys: pytest.C
     assert (folder / "artifacts" / "result.json").is_file()
 
 
+def test_a_text_dream_counts_its_two_parts_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_tiny(tmp_path / "models" / "tiny-text", "text")
+    ask = ["dream", "--model", "tiny-text", "--data", "bundled:texts", "--row", "0", "--until", "2", "--first", "3",
+           "--length", "4", "--iterations", "2", "--data-dir", str(tmp_path), "--device", "cpu"]  # fmt: skip
+    assert main(ask) == 0
+    told = capsys.readouterr()
+    assert "% of the tokens match" in told.out
+    (folder,) = tmp_path.glob("dreams/*")
+    result = json.loads((folder / "artifacts" / "result.json").read_text())
+    assert (result["request"]["target"]["first"], len(result["original"]["tokens"])) == (3, 4)
+
+
 @pytest.mark.parametrize(("extra", "words"), [
     (["--until", "4"], "decides 3 times"),
     (["--patches", ""], "the group is empty"),
     (["--patches", "a,b"], "whole numbers"),
+    (["--first", "2"], "takes images"),
+    (["--first", "2", "--class", "1"], "are for the choices of an original"),
     (["--rank", "1", "--module", "2"], "different dreams"),
     (["--direction", "1.2"], "layer.head.direction"),
     (["--step", "1"], "is for --module"),

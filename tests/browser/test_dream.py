@@ -32,14 +32,14 @@ def test_clicked_patches_are_dreamed_and_the_address_brings_the_dream_back(visit
     shown = here.page.locator(".st-key-dream_strip img")
     expect(shown).to_have_count(3)
     expect(here.page.get_by_text("Red: the group").first).to_be_visible()
-    here.mark("S = 2")
     here.no_sideways_scroll()
     again = visit(width=400, dark=True).open(here.page.evaluate("location.href"))
     expect(again.page.locator(".st-key-dream_strip img")).to_have_count(3)
     again.no_sideways_scroll()
     again.open(view="dream", run=run, sample=0)
-    again.page.locator(".st-key-dream_gallery button").first.click()
+    again.page.locator(".st-key-dream_gallery .wall button").first.click()
     again.expect_query(job=here.query()["job"])
+    assert "picked:5" in again.query()["dream"]  # its own wishes came with it
 
 
 def test_a_model_of_nobody_cannot_dream_and_the_page_says_why(visit):
