@@ -16,6 +16,7 @@ from frontend.charts.distributions import histogram_chart, label_chart, skip_reu
 from frontend.charts.experts import dead_chart, domain_chart, load_band_chart, slice_chart, word_chart
 from frontend.charts.flow import flow_chart, flow_thumbnail
 from frontend.charts.gates import gate_chart, pca_chart, specialist_chart, variance_chart
+from frontend.charts.knowledge import contrast_chart, knowledge_chart
 from frontend.charts.light_costs import class_block_chart, class_chart, difficulty_chart, sharpening_chart, used_chart
 from frontend.charts.lights import fired_chart, network_chart, share_chart
 from frontend.charts.palette import THEMES, cdf_colour, cdf_scale
@@ -35,6 +36,7 @@ __all__ = [
     "class_block_chart",
     "class_chart",
     "co_activation_chart",
+    "contrast_chart",
     "dead_chart",
     "difficulty_chart",
     "distance_chart",
@@ -45,6 +47,7 @@ __all__ = [
     "gate_chart",
     "graph_chart",
     "histogram_chart",
+    "knowledge_chart",
     "label_chart",
     "label_path_chart",
     "load_band_chart",

@@ -11,11 +11,12 @@ import altair as alt
 from frontend.charts import numbers
 from frontend.charts.frame import finish, rows, titled
 from frontend.charts.palette import Theme, cdf_legend, cdf_scale, theme_named
+from frontend.charts.path_law import law_words as law_words
 
 TITLE = "Which paths exist, and how often is each taken?"
 RANK_PICK = "rank"
 OBSERVED, FITTED, UNTRAINED, INDEPENDENT = "this run", "straight line", "untrained twin", "independent steps"
-LAW = "power law"
+LAW, NULL_LAWS = "power law", "power laws of the others"
 
 
 def rank_frequency_chart(
@@ -30,8 +31,8 @@ def rank_frequency_chart(
     """Draw an answer of ``/paths/fit`` ({observed, untrained | null, independent}).
 
     Each is {num_paths, num_tokens, slope, r2, points: [{rank, count, share, cdf?}]}. ``law`` is the answer of
-    ``/paths/law`` for the run itself ({curve: [{rank, share}]}). ``chosen`` ranks get a ring in the accent colour.
-    Points are coloured by CDF where the answer has it.
+    ``/paths/law`` ({observed, untrained, independent}, each {curve: [{rank, share}]}), or its part for the run alone.
+    ``chosen`` ranks get a ring in the accent colour. Points are coloured by CDF where the answer has it.
     """
     look, observed = theme_named(theme), fit["observed"]
     parts = [fit[key] for key in ("observed", "untrained", "independent") if fit.get(key)]
@@ -58,12 +59,16 @@ def rank_frequency_chart(
             domain=False,
         ),
     )
-    curve = (law or {}).get("curve") or []
+    laws = law if law and "observed" in law else {"observed": law}
+    curve = (laws.get("observed") or {}).get("curve") or []
+    null_curves = [c for key in ("untrained", "independent") if fit.get(key) and (c := _curve(laws.get(key), fit[key]))]
     names = [OBSERVED, FITTED] + [LAW] * bool(curve)
     names += [UNTRAINED] * bool(fit.get("untrained")) + [INDEPENDENT] * bool(fit.get("independent"))
+    names += [NULL_LAWS] * bool(null_curves)
     layers = [_nulls(fit, look, x, y, names)]
     if line := fitted_line(observed):
         layers.append(_fitted(line, FITTED, look, x, y, names))
+    layers += [_fitted(one, NULL_LAWS, look, x, y, names) for one in null_curves]
     layers = [_points_legend(look), *layers, _points(observed, look, x, y, set(chosen))]
     if curve:  # above the points that it follows
         layers.append(_fitted(curve, LAW, look, x, y, names))
@@ -90,34 +95,6 @@ def fit_words(name: str, fit: Mapping[str, Any]) -> str:
     )
 
 
-def law_words(law: Mapping[str, Any], draws: int = 100) -> str:
-    """The law of the run's path counts, whether they follow it, and whether a lognormal does better.
-
-    ``draws``: data sets that were drawn for the p-value.
-    """
-    if law.get("alpha") is None:
-        return f"No power law is fitted: {law.get('reason') or 'it was not asked for'}."
-    alpha = f"α = {numbers.number(law['alpha'])} ± {numbers.number(law['alpha_error'], 2)}"
-    words = (
-        f"Power law by maximum likelihood: {alpha}, for the {numbers.count(law['num_tail'])} of "
-        f"{numbers.plural(law['num_paths'], 'path')} taken by at least {numbers.plural(law['x_min'], 'token')}."
-    )
-    if (p := law.get("p_value")) is not None:
-        told = "the counts are not a pure power law" if p <= 0.1 else "a power law is plausible"
-        words += f" Goodness of fit {f'p = {numbers.number(p, 2)}' if p else f'p < {1 / draws:g}'}: {told}."
-    return words + _beside_words(law.get("lognormal"))
-
-
-def _beside_words(beside: Mapping[str, Any] | None) -> str:
-    if not beside:
-        return ""
-    p = "p < 0.001" if beside["p_value"] < 0.001 else f"p = {numbers.number(beside['p_value'], 2)}"
-    ratio = f"likelihood ratio {numbers.number(beside['ratio']).replace('-', '−')}, {p}"
-    if beside["p_value"] > 0.1:
-        return f" A lognormal fits about as well ({ratio})."
-    return f" A lognormal fits {'worse' if beside['ratio'] > 0 else 'better'} ({ratio})."
-
-
 def fitted_line(fit: Mapping[str, Any]) -> list[dict[str, float]]:
     """Two ends of the least-squares line. The API gives its slope; the line passes through the mean of
     the points in log–log, as every least-squares line does (the points are log-spaced: an approximation
@@ -142,6 +119,12 @@ def fitted_line(fit: Mapping[str, Any]) -> list[dict[str, float]]:
             log_rank = (floor - intercept) / slope
         ends.append({"rank": 10**log_rank, "share": 10 ** (intercept + slope * log_rank)})
     return ends
+
+
+def _curve(law: Mapping[str, Any] | None, fit: Mapping[str, Any]) -> list[Mapping[str, float]]:
+    """A law's curve where there are data: what it says of shares below one token would stretch the axis."""
+    least = 0.5 / fit["num_tokens"]
+    return [point for point in (law or {}).get("curve") or [] if point["share"] >= least]
 
 
 def _nulls(fit: Mapping[str, Any], look: Theme, x: alt.X, y: alt.Y, names: list[str]) -> alt.Chart:
@@ -235,7 +218,7 @@ def _points_legend(look: Theme) -> alt.Chart:
 
 
 def _colours(names: list[str], look: Theme) -> alt.Color:
-    paint = {OBSERVED: look.ink, FITTED: look.ink, LAW: look.accent, UNTRAINED: look.muted, INDEPENDENT: look.identity}
+    paint = {FITTED: look.ink, LAW: look.accent, UNTRAINED: look.muted, INDEPENDENT: look.identity, NULL_LAWS: look.ink}
     shown = [name for name in names if name != OBSERVED]
     return alt.Color(
         "what:N",
@@ -253,7 +236,7 @@ def _colours(names: list[str], look: Theme) -> alt.Color:
 
 
 def _dashes(names: list[str]) -> alt.StrokeDash:
-    paint = {FITTED: [6, 4], LAW: [1, 0], UNTRAINED: [1, 0], INDEPENDENT: [2, 3]}
+    paint = {FITTED: [6, 4], LAW: [1, 0], UNTRAINED: [1, 0], INDEPENDENT: [1, 0], NULL_LAWS: [1.5, 3]}
     shown = [name for name in names if name != OBSERVED]
     return alt.StrokeDash("what:N", scale=alt.Scale(domain=shown, range=[paint[name] for name in shown]))
 

@@ -1,0 +1,205 @@
+"""What paths know: NMI of each property beside its null; and how searched tokens differ from the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import altair as alt
+
+from frontend.charts import numbers
+from frontend.charts.frame import finish, rows, tip, titled
+from frontend.charts.palette import Theme, theme_named
+
+PROPERTIES = {
+    "label": "label of the sample",
+    "prediction": "prediction for the sample",
+    "token_id": "token id",
+    "predicted_id": "predicted next token",
+    "word_class": "kind of word",
+    "sentence_end": "end of a sentence",
+    "position": "position in the text",
+    "region": "region of the picture",
+    "place": "place in the picture",
+}
+"""properties as the API names them → in words"""
+NULL = "95 % of shuffles"
+MORE, LESS, UNSURE = "more than the other tokens", "less than the others", "not surely different"
+SHOWN = 14
+_ROW = 30
+
+
+def known(row: Mapping[str, Any]) -> bool:
+    """Whether paths tell more of a property than 95 % of its shuffles do."""
+    return row["p_value"] <= 0.05
+
+
+def knowledge_words(answer: Mapping[str, Any]) -> str:
+    """One sentence: what paths know, what they do not."""
+    yes = [PROPERTIES[row["property"]] for row in answer["properties"] if known(row)]
+    no = [PROPERTIES[row["property"]] for row in answer["properties"] if not known(row)]
+    told = f"Paths know more than chance of: {', '.join(yes)}." if yes else "Paths know none of these beyond chance."
+    return told + (f" No more than chance: {', '.join(no)}." if no and yes else "")
+
+
+def knowledge_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The table behind the chart."""
+    return [
+        {
+            "property": PROPERTIES[row["property"]],
+            "values": row["values"],
+            "NMI": row["nmi"],
+            "shuffled, mean": row["null_mean"],
+            "shuffled, 2.5 %": row["null_low"],
+            "shuffled, 97.5 %": row["null_high"],
+            "p": row["p_value"],
+            "shuffled over": row["shuffled"],
+            "tokens": row["num_tokens"],
+        }
+        for row in answer["properties"]
+    ]
+
+
+def knowledge_chart(
+    answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "What do paths know?"
+) -> alt.LayerChart:
+    """Draw an answer of ``/paths/knowledge``: a dot for NMI, a bar for 95 % of the shuffles."""
+    look = theme_named(theme)
+    table = [
+        {
+            "name": PROPERTIES[row["property"]],
+            "nmi": row["nmi"],
+            "low": row["null_low"],
+            "high": row["null_high"],
+            "mean": row["null_mean"],
+            "what": "NMI, more than chance" if known(row) else "NMI, no more than chance",
+            "told": numbers.number(row["nmi"]),
+            "null": f"{numbers.number(row['null_low'])} – {numbers.number(row['null_high'])}",
+            "p": numbers.number(row["p_value"], 2),
+            "over": f"whole {row['shuffled']}" if row["shuffled"] == "samples" else "tokens",
+        }
+        for row in answer["properties"]
+    ]
+    told = tip({"property": "name", "NMI": "told", "95 % of shuffles": "null", "p": "p", "shuffled over": "over"})
+    y = alt.Y("name:N", sort=[row["name"] for row in table], axis=alt.Axis(title=None, labelLimit=170, ticks=False))
+    scale = alt.Scale(domainMin=0, nice=True)
+    x = alt.X("nmi:Q", scale=scale, axis=alt.Axis(title="NMI of path and property", tickCount=5))
+    domain = ["NMI, more than chance", "NMI, no more than chance", NULL]
+    base = alt.Chart(rows(table))
+    legend = alt.Legend(title=None, orient="top", symbolSize=90, columns=2, labelLimit=220)
+    colour = alt.Color(
+        "what:N", scale=alt.Scale(domain=domain, range=[look.ink, look.muted, look.identity]), legend=legend
+    )
+    # Shuffles lie close together: the bar has a width of its own, or nobody would see it.
+    tick = base.mark_tick(thickness=4, height=14, color=look.identity).encode(x=alt.X("mean:Q", scale=scale), y=y)
+    dots = base.mark_point(filled=True, size=110, opacity=1, tooltip=told).encode(x=x, y=y, color=colour)
+    # Shuffles often lie close together: the tick keeps a short bar in sight.
+    bar = base.transform_calculate(what=f"'{NULL}'").mark_rule(strokeWidth=12, tooltip=told).encode(
+        x=alt.X("low:Q", scale=scale), x2="high:Q", y=y, color=colour
+    )  # fmt: skip
+    chart = alt.layer(bar, tick, dots).properties(width="container", height=_ROW * max(2, len(table)))
+    return finish(titled(chart, look, title, knowledge_words(answer)), look)
+
+
+def contrast_words(answer: Mapping[str, Any]) -> str:
+    """The module that sets these tokens apart most surely, in a sentence."""
+    row = next((row for row in answer["modules"] if _sure(row)), None)
+    if row is None:
+        return answer.get("modules_reason") or "No module is chosen more, or less, often than by the other tokens."
+    way = "more" if row["delta"] > 0 else "less"
+    return (
+        f"They choose module {row['module']} at step {row['step']} {way} often than the other tokens: "
+        f"{numbers.percent(row['share'])} of them, {numbers.percent(row['share_of_others'])} of the others."
+    )
+
+
+def contrast_chart(
+    answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "Which modules do they prefer?"
+) -> alt.LayerChart:
+    """Draw ``modules`` of an answer of ``/tokens/search``: Δ with its 95 % interval, a rule at 0."""
+    look = theme_named(theme)
+    table = [
+        {
+            "name": f"step {row['step']} · module {row['module']}",
+            "delta": 100 * row["delta"],
+            "low": None if row["low"] is None else 100 * row["low"],
+            "high": None if row["high"] is None else 100 * row["high"],
+            "what": MORE if _sure(row) and row["delta"] > 0 else LESS if _sure(row) else UNSURE,
+            "here": numbers.percent(row["share"]),
+            "others": numbers.percent(row["share_of_others"]),
+            "is": row["name"],
+        }
+        for row in answer["modules"][:SHOWN]
+    ]
+    told = tip({"module": "name", "name": "is", "of these tokens": "here", "of the others": "others"})
+    y = alt.Y("name:N", sort=[row["name"] for row in table], axis=alt.Axis(title=None, labelLimit=170, ticks=False))
+    x = alt.X("delta:Q", axis=alt.Axis(title="Δ, percentage points: share of these − share of the others", tickCount=5))
+    colour = alt.Color(
+        "what:N",
+        scale=alt.Scale(domain=[MORE, LESS, UNSURE], range=[look.ink, look.link, look.identity]),
+        legend=alt.Legend(title=None, orient="top", symbolSize=90, columns=2, labelLimit=240),
+    )
+    base = alt.Chart(rows(table))
+    zero = alt.Chart(rows([{"zero": 0}])).mark_rule(color=look.muted, strokeDash=[3, 3]).encode(x="zero:Q")
+    spans = base.mark_rule(strokeWidth=3).encode(x=alt.X("low:Q"), x2="high:Q", y=y, color=colour)
+    dots = base.mark_point(filled=True, size=90, opacity=1, tooltip=told).encode(x=x, y=y, color=colour)
+    chart = alt.layer(zero, spans, dots).properties(width="container", height=_ROW * max(2, len(table)))
+    return finish(titled(chart, look, title, contrast_words(answer)), look)
+
+
+def _sure(row: Mapping[str, Any]) -> bool:
+    return row["low"] is not None and (row["low"] > 0 or row["high"] < 0)
+
+
+def preferred_path(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The path that sets these tokens apart: many of them take it, and surely more often than all tokens do (largest
+    share · ln of the lift's lower end, its part of their divergence); None where none is sure."""
+    able = [row for row in answer["paths"] if row["low"] is not None and row["low"] > 1]
+    return max(able, key=lambda row: row["share"] * math.log(row["low"]), default=None)
+
+
+def search_words(answer: Mapping[str, Any], what: str) -> str:
+    """How many tokens were found, and the path that they prefer."""
+    found, counted = answer["found"], answer["counted"]
+    told = (
+        f"{numbers.plural(found['num_tokens'], 'token')} ({numbers.percent(found['share'])}) of "
+        f"{numbers.plural(found['num_samples'], 'sample')} are {what}; they take "
+        f"{numbers.plural(answer['num_paths'], 'path')}."
+    )
+    if not counted["exact"]:
+        told += (
+            f" Counted on {numbers.count(counted['num_tokens'])} of {numbers.plural(counted['of_tokens'], 'token')}, "
+            f"in {numbers.plural(counted['num_samples'], 'whole sample')} drawn by hash: in the run the share lies "
+            f"between {numbers.percent(found['low'])} and {numbers.percent(found['high'])} (95 %)."
+        )
+    return told
+
+
+def preferred_words(answer: Mapping[str, Any]) -> str:
+    """“They prefer path 3: 55.0 % of them take it, 27.2 times as often as all tokens (25.6 – 28.8).”"""
+    best = preferred_path(answer)
+    if best is None:
+        return "None of their paths is surely taken more often than by all tokens."
+    return (
+        f"They prefer the path of rank {best['rank']:,}: {numbers.percent(best['share'])} of them take it, "
+        f"{numbers.number(best['lift'])} times as often as all tokens do (95 %: {numbers.number(best['low'])} to "
+        f"{numbers.number(best['high'])})."
+    )
+
+
+def taken_rows(paths: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The table of their paths; shares in per cent."""
+    return [
+        {
+            "rank": row["rank"],
+            "path": numbers.ribbon_words(row["ribbon"]),
+            "tokens": row["count"],
+            "share": 100 * row["share"],
+            "of all": 100 * row["share_of_all"],
+            "lift": row["lift"],
+            "from": row["low"],
+            "to": row["high"],
+        }
+        for row in paths
+    ]
