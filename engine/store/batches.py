@@ -1,5 +1,8 @@
 """From a TraceBatch to Arrow tables of ``token`` and ``sample``: arrays only, no loop over tokens.
 
+A table has columns of its own, which follow from the batch alone and are all that a shard holds, and numbered
+ones, which follow from what came before it in the run.
+
 Shapes: n tokens, B samples, S steps, K slots, V = S·K.
 """
 
@@ -15,6 +18,7 @@ from engine.store.schema import Layout
 from engine.store.soft import soft_arrays
 from engine.trace import SampleRecord, TraceBatch
 
+WHOLE_COLUMNS = ("token_id", "predicted_id", "row", "col", "char_start", "char_end", "region")
 _FOLDED_FIELDS = ("label", "prediction", "source", "text")
 
 
@@ -28,7 +32,9 @@ class CompactBatch:
     weights: np.ndarray
     """(n, V) uint8, levels of the layout's code"""
     gate_entropy: np.ndarray
-    """(n, S) float32 nats, NaN where unknown"""
+    """(n,) float32 nats, mean over the steps, NaN where unknown"""
+    entropy_sums: dict[str | None, np.ndarray]
+    """label -> (2, S): tokens whose gate entropy is known, and its sum in nats, at each step"""
     flops: np.ndarray
     """(n,) float32"""
     loss: np.ndarray | None
@@ -51,21 +57,64 @@ class CompactBatch:
 def compact(batch: TraceBatch, layout: Layout, columns: Collection[str]) -> CompactBatch:
     """Copy what will be stored, in the small types it is stored in; ``columns`` are those of ``token``."""
     n = batch.num_tokens
-    names = ("token_id", "predicted_id", "row", "col", "char_start", "char_end", "region")
+    entropy_nS = np.asarray(batch.gate_entropy, dtype=np.float32)
     return CompactBatch(
         samples=list(batch.samples),
         ids=np.array(batch.module_ids, dtype=layout.id_dtype, order="C"),
         weights=layout.weights.encode(batch.weights).reshape(n, layout.visits),
-        gate_entropy=np.array(batch.gate_entropy, dtype=np.float32),
+        gate_entropy=entropy_nS.mean(axis=1),
+        entropy_sums=_entropy_sums(entropy_nS, batch.samples),
         flops=np.array(batch.flops, dtype=np.float32),
         loss=None if batch.loss is None else np.array(batch.loss, dtype=np.float32),
         whole={
             name: np.array(values, dtype=np.int32)
-            for name in names
+            for name in WHOLE_COLUMNS
             if name in columns and (values := getattr(batch, name)) is not None
         },
         soft=soft_arrays(batch),
     )
+
+
+def _entropy_sums(entropy_nS: np.ndarray, samples: Sequence[SampleRecord]) -> dict[str | None, np.ndarray]:
+    """``CompactBatch.entropy_sums``: samples without label first, then labels as they come."""
+    labels = [sample.label for sample in samples]
+    label_n = np.repeat(np.arange(len(samples)), [sample.num_tokens for sample in samples])
+    if len(set(labels)) > 1:
+        first_with = {label: i for i, label in reversed(list(enumerate(labels)))}
+        label_n = np.array([first_with[label] for label in labels])[label_n]
+    else:
+        label_n[:] = 0
+    groups = np.unique(label_n).tolist()
+    sums = {}
+    for group in sorted(groups, key=lambda i: (labels[i] is not None, i)):
+        rows = entropy_nS[label_n == group]
+        known = ~np.isnan(rows)
+        sums[labels[group]] = np.stack([known.sum(axis=0), np.where(known, rows, 0.0).sum(axis=0, dtype=np.float64)])
+    return sums
+
+
+def own_token_columns(batch: CompactBatch, layout: Layout, first_sample: int) -> dict[str, pa.Array | np.ndarray]:
+    """Columns of ``token`` that follow from the batch alone; ``sample`` counts from ``first_sample``."""
+    n, lengths = batch.num_tokens, batch.lengths
+    starts = np.cumsum(lengths) - lengths
+    arrays = {
+        "sample": np.repeat(np.arange(first_sample, first_sample + len(lengths), dtype=np.int32), lengths),
+        "token": (np.arange(n) - np.repeat(starts, lengths)).astype(np.int32),
+        **{name: _minus_one_is_null(values) for name, values in batch.whole.items()},
+        "gate_entropy": _nan_is_null(batch.gate_entropy),
+        "flops": batch.flops,
+    }
+    if batch.loss is not None:
+        arrays["loss"] = _nan_is_null(batch.loss)
+    ids_nV = batch.ids.reshape(n, layout.visits)
+    if layout.packed:
+        arrays["ids"] = _blobs(ids_nV)
+        arrays["weights"] = _blobs(batch.weights)
+    else:
+        # Transposed once, every column is contiguous and goes to Arrow without another copy.
+        arrays |= dict(zip(layout.module_columns(), np.ascontiguousarray(ids_nV.T), strict=True))
+        arrays |= dict(zip(layout.weight_columns(), np.ascontiguousarray(batch.weights.T), strict=True))
+    return arrays
 
 
 def token_table(
@@ -79,30 +128,31 @@ def token_table(
     reuse: np.ndarray,
 ) -> pa.Table:
     """Rows of ``token``; ``label_ids`` (B,) with −1 = none, the other arrays (n,)."""
-    n, lengths = batch.num_tokens, batch.lengths
-    starts = np.cumsum(lengths) - lengths
-    arrays = {
-        "sample": np.repeat(np.arange(first_sample, first_sample + len(lengths), dtype=np.int32), lengths),
-        "token": (np.arange(n) - np.repeat(starts, lengths)).astype(np.int32),
-        "label_id": _minus_one_is_null(np.repeat(label_ids.astype(np.int32), lengths)),
+    return pa.table({
+        **own_token_columns(batch, layout, first_sample),
+        "label_id": _minus_one_is_null(np.repeat(label_ids.astype(np.int32), batch.lengths)),
         "path_id": path_ids,
-        **{name: _minus_one_is_null(values) for name, values in batch.whole.items()},
         "compute": compute.astype(np.float32),
         "reuse": reuse.astype(np.float32),
-        "gate_entropy": _nan_is_null(batch.gate_entropy.mean(axis=1)),
-        "flops": batch.flops,
+    })  # fmt: skip
+
+
+def own_sample_columns(batch: CompactBatch, first_sample: int) -> dict[str, pa.Array | np.ndarray]:
+    """Columns of ``sample`` that follow from the batch alone; ``sample`` counts from ``first_sample``."""
+    samples, lengths = batch.samples, batch.lengths
+    return {
+        "sample": np.arange(first_sample, first_sample + len(lengths), dtype=np.int32),
+        "label": pa.array([s.label for s in samples], pa.string()),
+        "prediction": pa.array([s.prediction for s in samples], pa.string()),
+        "confidence": pa.array([s.confidence for s in samples], pa.float64()),
+        "loss": pa.array(sample_losses(batch, np.cumsum(lengths) - lengths), pa.float64()),
+        "num_tokens": lengths.astype(np.int32),
+        "text": pa.array([s.text for s in samples], pa.string()),
+        "image": pa.array([s.image for s in samples], pa.binary()),
+        "grid_rows": pa.array([s.grid[0] if s.grid else None for s in samples], pa.int32()),
+        "grid_cols": pa.array([s.grid[1] if s.grid else None for s in samples], pa.int32()),
+        "source": pa.array([s.source for s in samples], pa.string()),
     }
-    if batch.loss is not None:
-        arrays["loss"] = _nan_is_null(batch.loss)
-    ids_nV = batch.ids.reshape(n, layout.visits)
-    if layout.packed:
-        arrays["ids"] = _blobs(ids_nV)
-        arrays["weights"] = _blobs(batch.weights)
-    else:
-        # Transposed once, every column is contiguous and goes to Arrow without another copy.
-        arrays |= dict(zip(layout.module_columns(), np.ascontiguousarray(ids_nV.T), strict=True))
-        arrays |= dict(zip(layout.weight_columns(), np.ascontiguousarray(batch.weights.T), strict=True))
-    return pa.table(arrays)
 
 
 def sample_table(
@@ -121,28 +171,15 @@ def sample_table(
     owner_n = np.repeat(np.arange(len(lengths)), lengths)
     pairs = np.unique(owner_n * (int(path_ids.max()) + 1) + path_ids)
     distinct = np.bincount(pairs // (int(path_ids.max()) + 1), minlength=len(lengths))
-    mean_losses = sample_losses(batch, starts)
-    return pa.table(
-        {
-            "sample": np.arange(first_sample, first_sample + len(lengths), dtype=np.int32),
-            "label_id": _minus_one_is_null(label_ids.astype(np.int32)),
-            "label": pa.array([s.label for s in samples], pa.string()),
-            "prediction": pa.array([s.prediction for s in samples], pa.string()),
-            "confidence": pa.array([s.confidence for s in samples], pa.float64()),
-            "loss": pa.array(mean_losses, pa.float64()),
-            "num_tokens": lengths.astype(np.int32),
-            "first_row": first_row + starts,
-            "compute": np.add.reduceat(compute, starts) / lengths,
-            "reuse": np.add.reduceat(reuse, starts) / lengths,
-            "num_distinct_paths": distinct.astype(np.int32),
-            "text": pa.array([s.text for s in samples], pa.string()),
-            "search": pa.array([search_key(s) for s in samples], pa.string()),
-            "image": pa.array([s.image for s in samples], pa.binary()),
-            "grid_rows": pa.array([s.grid[0] if s.grid else None for s in samples], pa.int32()),
-            "grid_cols": pa.array([s.grid[1] if s.grid else None for s in samples], pa.int32()),
-            "source": pa.array([s.source for s in samples], pa.string()),
-        }
-    )
+    return pa.table({
+        **own_sample_columns(batch, first_sample),
+        "label_id": _minus_one_is_null(label_ids.astype(np.int32)),
+        "first_row": first_row + starts,
+        "compute": np.add.reduceat(compute, starts) / lengths,
+        "reuse": np.add.reduceat(reuse, starts) / lengths,
+        "num_distinct_paths": distinct.astype(np.int32),
+        "search": pa.array([search_key(s) for s in samples], pa.string()),
+    })  # fmt: skip
 
 
 def sample_losses(batch: CompactBatch, starts: np.ndarray) -> Sequence[float | None]:

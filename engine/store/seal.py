@@ -9,7 +9,7 @@ Shapes: P distinct paths, S steps, K slots, V = S·K, M modules.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -52,6 +52,14 @@ INDEPENDENT_BYTES = 256 * 2**20
 (26 million of ten steps), and its ``num_tokens`` says so"""
 
 
+_STAGES = (
+    "ranking paths", "paths", "tokens of each path", "flows and usage", "nulls", "what paths know",
+    "sample and histograms", "findings",
+)  # fmt: skip
+NUM_STAGES = len(_STAGES) + 1
+"""the last one, writing to the disk, is the writer's"""
+
+
 @dataclass(frozen=True)
 class Totals:
     """What the writer summed up on the way."""
@@ -75,19 +83,32 @@ def build_summaries(
     modules: Sequence[ModuleInfo],
     layout: Layout,
     totals: Totals,
+    on_stage: Callable[[str, int, int], None],
 ) -> None:
-    """Fill every table but ``token`` and ``sample``; the caller commits."""
+    """Fill every table but ``token`` and ``sample``; the caller commits. ``on_stage`` as ``RunWriter.seal``."""
+
+    def stage(number: int) -> None:
+        on_stage(_STAGES[number], number, NUM_STAGES)
+
+    stage(0)
     order = totals.book.ranked()
     _small_tables(con, info, modules, totals)
     _label_table(con, totals)
+    stage(1)
     _path_table(con, layout, totals, order)
+    stage(2)
     _member_table(con)
+    stage(3)
     _flow_and_usage(con, layout, totals.labels)
     _step_summary(con, totals)
+    stage(4)
     _nulls(con, layout, totals, order)
+    stage(5)
     _associations(con, totals.sketch, order)
+    stage(6)
     _sample_of_tokens(con, totals.book.num_tokens)
     _histograms(con)
+    stage(7)
     totals.soft.write(con, info.axes)
     write_findings(con, info, totals.soft.shapes)
     _run_row(con, info, totals)

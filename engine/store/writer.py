@@ -11,7 +11,7 @@ import contextlib
 import queue
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -34,7 +34,7 @@ from engine.store.schema import (
     create_tables,
     token_columns,
 )
-from engine.store.seal import Totals, build_summaries, insert_rows
+from engine.store.seal import NUM_STAGES, Totals, build_summaries, insert_rows
 from engine.store.sketch import TokenSketch
 from engine.store.soft import CREATE_SOFT, SOFT_TABLES, SoftSums, soft_rows
 from engine.store.weights import code_for
@@ -43,6 +43,8 @@ from engine.trace import ModuleInfo, RunInfo, TraceBatch
 QUEUE_BATCHES = 4
 DUCKDB_MEGABYTES = 2000
 ASSOCIATION_TOKENS = 20_000
+_Item = CompactBatch | tuple[np.ndarray, np.ndarray | None]
+"""a batch, or ribbons of the twin and how often each was seen (None: once)"""
 FLUSH_TOKENS = 65_536
 """tokens that wait in memory for one insert; a run that never has so many gets a file of small blocks"""
 
@@ -79,7 +81,7 @@ class RunWriter:
         self._state = "open"
         self._failure: BaseException | None = None
         self._aborting = threading.Event()
-        self._queue: queue.Queue[CompactBatch | np.ndarray | None] = queue.Queue(maxsize=QUEUE_BATCHES)
+        self._queue: queue.Queue[_Item | None] = queue.Queue(maxsize=QUEUE_BATCHES)
         try:
             remove_partial(self.partial_file)
             self._filler = _Filler(self.partial_file, info, self.modules)
@@ -101,15 +103,27 @@ class RunWriter:
         if batch.num_tokens:
             self._put(compact(batch, self._filler.layout, self._filler.token_columns))
 
-    def write_twin(self, module_ids: np.ndarray) -> None:
-        """Count ribbons (n, S, K) of the untrained twin; only their frequencies are kept."""
+    def write_compact(self, batch: CompactBatch) -> None:
+        """``write`` of what was compacted and checked before: a batch of a shard. Raises as ``write``."""
+        self._check_open()
+        check_ribbons(batch.ids, self.info, self._filler.available)
+        if batch.num_tokens:
+            self._put(batch)
+
+    def write_twin(self, module_ids: np.ndarray, times: np.ndarray | None = None) -> None:
+        """Count ribbons (n, S, K) of the untrained twin, each as often as ``times`` (n,) says (None: once).
+
+        Only their frequencies are kept.
+        """
         self._check_open()
         check_ribbons(np.asarray(module_ids), self.info, self._filler.available)
         if len(module_ids):
-            self._put(np.array(module_ids, dtype=self._filler.layout.id_dtype, order="C"))
+            self._put((np.array(module_ids, dtype=self._filler.layout.id_dtype, order="C"), times))
 
-    def seal(self) -> Path:
+    def seal(self, on_stage: Callable[[str, int, int], None] = lambda name, done, of: None) -> Path:
         """Finish: summaries, checkpoint, fsync, rename to ``<runs_dir>/<run_id>.duckdb``.
+
+        ``on_stage(name, done, of)`` is told before each stage what comes, how many are done, and of how many.
 
         Raises:
             UserError: no sample was written, or the name was taken meanwhile.
@@ -123,7 +137,7 @@ class RunWriter:
             if self._filler.num_samples == 0:
                 raise UserError("nothing was traced: a run needs at least one sample")
             with _disk_trouble():
-                self._filler.finish()
+                self._filler.finish(on_stage)
             self._refuse_existing()
             with _disk_trouble():
                 rename_durably(self.partial_file, self.file)
@@ -177,7 +191,7 @@ class RunWriter:
         if self._failure is not None:
             raise WriterFailed(f"run {self.info.run_id!r} could not be written: {self._failure}") from self._failure
 
-    def _put(self, item: CompactBatch | np.ndarray | None) -> None:
+    def _put(self, item: _Item | None) -> None:
         while True:
             try:
                 self._queue.put(item, timeout=0.5)
@@ -196,7 +210,7 @@ class RunWriter:
                 if isinstance(item, CompactBatch):
                     self._filler.add(item)
                 else:
-                    self._filler.twin.add(item)
+                    self._filler.twin.add(*item)
             except Exception as error:
                 self._failure = error
 
@@ -264,7 +278,9 @@ class _Filler:
             self._hold(SOFT_TABLES[kind].table, soft_rows(kind, values, self.num_samples))
             self.soft.add(kind, values, common["label_ids"])
         label_ids_n = np.repeat(common["label_ids"], batch.lengths)
-        self._sum_entropy(batch.gate_entropy, label_ids_n)
+        for label, part in batch.entropy_sums.items():
+            label_id = -1 if label is None else self.labels[label]
+            self.entropy[label_id] = self.entropy.get(label_id, 0) + part
         unknown = np.full(batch.num_tokens, -1, dtype=np.int32)
         self.sketch.add(
             first_row,
@@ -293,14 +309,6 @@ class _Filler:
         """(P,) compute or reuse by path_id; one number for all where every visit is to a module of its own."""
         return np.broadcast_to(np.float64(constant), (self.book.num_paths,)) if self._no_reuse else measured.values
 
-    def _sum_entropy(self, entropy_nS: np.ndarray, label_ids_n: np.ndarray) -> None:
-        """Add up gate entropy per label and step: rows (known tokens, sum in nats) of shape (2, S)."""
-        for label_id in np.unique(label_ids_n):
-            rows = entropy_nS[label_ids_n == label_id]
-            known = ~np.isnan(rows)
-            part = np.stack([known.sum(axis=0), np.where(known, rows, 0.0).sum(axis=0, dtype=np.float64)])
-            self.entropy[int(label_id)] = self.entropy.get(int(label_id), 0) + part
-
     def _hold(self, table: str, rows: pa.Table) -> None:
         self._pending[table].append(rows)
 
@@ -313,8 +321,8 @@ class _Filler:
                 insert_rows(self.con, table, parts.pop(0))
         self._pending_tokens = 0
 
-    def finish(self) -> None:
-        """Build the summaries and close the file, complete and checkpointed."""
+    def finish(self, on_stage: Callable[[str, int, int], None]) -> None:
+        """Build the summaries and close the file, complete and checkpointed; ``on_stage`` as ``RunWriter.seal``."""
         self._flush(SMALL_BLOCK_BYTES)
         assert self.con is not None
         totals = Totals(
@@ -328,7 +336,8 @@ class _Filler:
             num_samples=self.num_samples,
             soft=self.soft,
         )
-        build_summaries(self.con, self.info, self.modules, self.layout, totals)
+        build_summaries(self.con, self.info, self.modules, self.layout, totals, on_stage)
+        on_stage("writing to the disk", NUM_STAGES - 1, NUM_STAGES)
         self.con.execute("COMMIT")
         self.con.execute("CHECKPOINT")
         self.con.close()
