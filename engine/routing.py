@@ -35,7 +35,7 @@ def route(
     top_k: int,
     bias: Float[Tensor, " M"] | None = None,
     *,
-    allowed: Bool[Tensor, " M"] | None = None,
+    allowed: Bool[Tensor, " M"] | Bool[Tensor, "N M"] | None = None,
     renormalise: bool = False,
 ) -> Decision:
     """Choose ``top_k`` modules for every token.
@@ -44,14 +44,15 @@ def route(
     probabilities of the chosen modules, so no gradient and no scale ever passes through it.
     The softmax is computed in float32 whatever the dtype of ``logits``.
 
-    ``allowed`` is a connectivity mask: the other modules have probability 0 and are never chosen.
+    ``allowed`` is a connectivity mask, the same for all tokens or one for each: the other modules have probability 0
+    and are never chosen.
     With ``renormalise`` the K weights are divided by their sum, as in Mixtral (Jiang et al., 2024),
     where a softmax over the K largest logits is the same thing; without, it is Switch (Fedus et al., 2022).
 
     Raises:
         ValueError: ``top_k`` is not between 1 and the number of modules that may be chosen.
     """
-    num_modules = logits.shape[-1] if allowed is None else int(allowed.sum())
+    num_modules = logits.shape[-1] if allowed is None else int(allowed.sum(dim=-1).min())
     if not 1 <= top_k <= num_modules:
         raise ValueError(
             f"top_k is {top_k}, but a router over {num_modules} modules can choose "

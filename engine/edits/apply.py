@@ -12,20 +12,37 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from engine.edits.plan import StepPlan
-from engine.edits.values import Force
+from engine.edits.values import Ban, Force
 from engine.errors import UserError
 from engine.routing import Decision
 
 
-def allowed_modules(choices: tuple[int, ...], num_modules: int, plan: StepPlan, device: torch.device
-                    ) -> Bool[Tensor, " M"] | None:  # fmt: skip
-    """The connectivity mask of an edited step; None where every module may be chosen."""
+def allowed_modules(
+    choices: tuple[int, ...],
+    num_modules: int,
+    plan: StepPlan,
+    device: torch.device,
+    shape: tuple[int, int] = (1, 1),
+    valid: Bool[Tensor, "B T"] | None = None,
+    unedited: list[Decision] | None = None,
+) -> Bool[Tensor, " M"] | Bool[Tensor, "N M"] | None:
+    """The connectivity mask of an edited step, of each token where bans hold for some; None where all is allowed.
+
+    The rest is as in ``edited``.
+    """
     left = [module for module in choices if module not in plan.banned]
-    if len(left) == num_modules:
+    if len(left) == num_modules and not plan.banned_for:
         return None
     mask = torch.zeros(num_modules, dtype=torch.bool, device=device)
     mask[left] = True
-    return mask
+    if not plan.banned_for:
+        return mask
+    mask_NM = mask.repeat(shape[0] * shape[1], 1)
+    for ban in plan.banned_for:
+        gone = torch.zeros(num_modules, dtype=torch.bool, device=device)
+        gone[list(ban.modules)] = True
+        mask_NM &= ~(_meant(ban, shape, valid, unedited).to(device).unsqueeze(1) & gone)
+    return mask_NM
 
 
 def pushed(bias: Float[Tensor, " M"], plan: StepPlan) -> Float[Tensor, " M"]:
@@ -123,13 +140,13 @@ def _forced(decision: Decision, force: Force, shape: tuple[int, int], valid: Ten
     return replace(decision, module_ids=torch.cat([first_N.unsqueeze(1), ids_NK[:, 1:]], dim=1))
 
 
-def _meant(force: Force, shape: tuple[int, int], valid: Tensor | None, unedited: list[Decision] | None
+def _meant(edit: Ban | Force, shape: tuple[int, int], valid: Tensor | None, unedited: list[Decision] | None
            ) -> Bool[Tensor, " N"]:  # fmt: skip
     batch, tokens = shape
-    if force.path is not None:
+    if edit.path is not None:
         assert unedited is not None
         same_N = torch.ones(batch * tokens, dtype=torch.bool)
-        for slots, decision in zip(force.path, unedited, strict=True):
+        for slots, decision in zip(edit.path, unedited, strict=True):
             own_NK = decision.module_ids.sort(dim=1).values.cpu()
             if own_NK.shape[1] != len(slots):
                 raise UserError(
@@ -138,12 +155,13 @@ def _meant(force: Force, shape: tuple[int, int], valid: Tensor | None, unedited:
             same_N &= (own_NK == torch.tensor(sorted(slots))).all(dim=1)
         return same_N
     mask_BT = torch.ones(batch, tokens, dtype=torch.bool)
-    if force.tokens is not None:
+    if edit.tokens is not None:
         longest = max(_lengths(shape, valid))
-        if (last := max(force.tokens)) >= longest:
+        if (last := max(edit.tokens)) >= longest:
+            done = "forced" if isinstance(edit, Force) else "banned from a module"
             raise UserError(
-                f"token {last} cannot be forced: this sample has {longest} tokens, 0 to {longest - 1}", field="edits"
+                f"token {last} cannot be {done}: this sample has {longest} tokens, 0 to {longest - 1}", field="edits"
             )
         mask_BT = torch.zeros_like(mask_BT)
-        mask_BT[:, list(force.tokens)] = True
+        mask_BT[:, list(edit.tokens)] = True
     return mask_BT.flatten()

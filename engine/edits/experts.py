@@ -29,7 +29,7 @@ from engine.adapters.hf_gates import Gate
 from engine.adapters.hf_load import HuggingFaceModel
 from engine.analysis.effects import RouteChange, edited_steps
 from engine.datasets import Sample
-from engine.edits.controls import EditControls
+from engine.edits.controls import EditControls, only_those
 from engine.edits.effect import OutputChange, effect_answer
 from engine.edits.plan import RoutePlan, Routers, plan_routes
 from engine.edits.sweep import Which, share_rows
@@ -109,6 +109,7 @@ def plan_bans(gates: Sequence[Gate], edits: Sequence[Mapping[str, Any]] | Sequen
         raise UserError("there is no edit; ban an expert, for example", field="edits")
     plain = [edit if isinstance(edit, Mapping) else edit.model_dump() for edit in edits]
     controls = read_controls_of(ExpertControls, {"edits": plain}, "moe")
+    only_those(controls.edits, "a gate of another program is given one mask for all tokens")
     choices = tuple(tuple(range(gate.num_choices)) for gate in gates)
     plan = plan_routes(controls.edits, Routers(choices, gates[0].top_k))
     assert plan is not None

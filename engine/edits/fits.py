@@ -82,6 +82,7 @@ def directional_plan(config: DirectionalConfig, edits: Edits) -> RoutePlan | Non
 
 def raytracing_plan(config: RayTracingConfig, edits: Edits) -> RoutePlan | None:
     """The blocks of each layer that never fire; UserError where none at all would be left."""
+    only_those(edits, "an image is one token")
     # Signals pass by a layer without blocks: none of its own has to be left.
     plan = plan_routes(edits, Routers((tuple(range(config.blocks)),) * config.layers, 0))
     if plan is not None and all(step is not None and len(step.banned) == config.blocks for step in plan.steps):
@@ -91,8 +92,9 @@ def raytracing_plan(config: RayTracingConfig, edits: Edits) -> RoutePlan | None:
     return plan
 
 
-def _check_expert_edits(edits: Sequence[Edit], config: DNAConfig) -> None:
+def _check_expert_edits(edits: tuple[Edit, ...], config: DNAConfig) -> None:
     """Where modules take their tokens, a token has no choice that could be moved."""
+    only_those(edits, "each module takes its tokens")
     for place, edit in enumerate(edits):
         if edit.edit not in WHERE_MODULES_CHOOSE:
             raise UserError(

@@ -5,7 +5,7 @@ Shapes: T tokens, S steps, K slots.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.edits.values import Ban, Bias, Edit, Force, Freeze, Shuffle, Swap, TopK, written
@@ -31,6 +31,9 @@ class StepPlan:
     """What one step does differently."""
 
     banned: frozenset[int] = frozenset()
+    """for every token"""
+    banned_for: tuple[Ban, ...] = ()
+    """bans that hold for some tokens only"""
     bias: tuple[tuple[int, float], ...] = ()
     """(module, what is added to its score)"""
     forced: tuple[Force, ...] = ()
@@ -57,7 +60,8 @@ class RoutePlan:
     def needs_unedited(self) -> bool:
         """Whether the decisions of the unedited pass have to be known."""
         return any(
-            plan is not None and (plan.frozen or any(force.path is not None for force in plan.forced))
+            plan is not None
+            and (plan.frozen or any(edit.path is not None for edit in (*plan.forced, *plan.banned_for)))
             for plan in self.steps
         )
 
@@ -105,7 +109,7 @@ def _check_places(edit: Edit, routers: Routers, field: str) -> None:
                 f"{written(edit)}: there is no module {module}{at}; it may be one of {_range(there)}",
                 field=f"{field}.{'module' if isinstance(edit, Force) else 'modules'}",
             )
-    if isinstance(edit, Force) and edit.path is not None and len(edit.path) != routers.num_steps:
+    if isinstance(edit, (Ban, Force)) and edit.path is not None and len(edit.path) != routers.num_steps:
         raise UserError(
             f"the path has {len(edit.path)} steps; a ribbon of this model has {routers.num_steps}",
             field=f"{field}.path",
@@ -123,14 +127,17 @@ def _of_step(edits: Sequence[Edit], step: int, routers: Routers) -> StepPlan | N
     banned: set[int] = set()
     bias: dict[int, float] = {}
     forced: list[Force] = []
+    banned_for: list[Ban] = []
     given, shuffled = None, None
     for place, edit in enumerate(edits):
         if getattr(edit, "step", None) not in (None, step):
             continue
         here = set(routers.choices[step])
         match edit:
-            case Ban(modules=modules):
+            case Ban(modules=modules) if edit.for_all:
                 banned |= here & set(modules)
+            case Ban(modules=modules) if here & set(modules):
+                banned_for.append(edit)
             case Bias(modules=modules, value=value):
                 for module in here & set(modules):
                     bias[module] = bias.get(module, 0.0) + value
@@ -146,9 +153,11 @@ def _of_step(edits: Sequence[Edit], step: int, routers: Routers) -> StepPlan | N
                 given = tuple(ribbon[step] for ribbon in ribbons)
             case Shuffle(seed=seed):
                 shuffled = seed
-    if not (banned or bias or forced or given is not None or shuffled is not None):
+    if not (banned or banned_for or bias or forced or given is not None or shuffled is not None):
         return None
-    return StepPlan(frozenset(banned), tuple(sorted(bias.items())), tuple(forced), given, False, shuffled)
+    return StepPlan(
+        frozenset(banned), tuple(banned_for), tuple(sorted(bias.items())), tuple(forced), given, False, shuffled
+    )
 
 
 def _check_ribbons(ribbons: tuple, routers: Routers, field: str) -> None:
@@ -176,6 +185,12 @@ def _check_step(plan: StepPlan, step: int, routers: Routers, top_k: int) -> None
                 f"module {force.module} is banned at step {step} and tokens are forced to it; do one of the two",
                 field="edits",
             )
+        for ban in plan.banned_for:
+            if force.module in ban.modules and (both := _meant_by_both(force, ban)):
+                raise UserError(
+                    f"{both} forced to module {force.module} at step {step} and banned from it; do one of the two",
+                    field="edits",
+                )
     _check_forces(plan.forced, step)
     if plan.given is None:
         return
@@ -185,9 +200,10 @@ def _check_step(plan: StepPlan, step: int, routers: Routers, top_k: int) -> None
                 f"the route given for token {token} has {len(slots)} modules at step {step}; top-k is {top_k}",
                 field="edits",
             )
-        if plan.banned & set(slots):
+        banned = plan.banned.union(*(b.modules for b in plan.banned_for if b.tokens is not None and token in b.tokens))
+        if banned & set(slots):
             raise UserError(
-                f"the route given sends token {token} to module {min(plan.banned & set(slots))} at step {step}, "
+                f"the route given sends token {token} to module {min(banned & set(slots))} at step {step}, "
                 "which is banned; do one of the two", field="edits",
             )  # fmt: skip
 
@@ -203,8 +219,8 @@ def _check_forces(forced: Sequence[Force], step: int) -> None:
                 )  # fmt: skip
 
 
-def _meant_by_both(one: Force, other: Force) -> str:
-    """Tokens that two forces surely share, as words; empty where there are none, or only a sample could tell."""
+def _meant_by_both(one: Ban | Force, other: Ban | Force) -> str:
+    """Tokens that two edits surely share, as words; empty where there are none, or only a sample could tell."""
     if one.tokens is not None and other.tokens is not None:
         shared = sorted(set(one.tokens) & set(other.tokens))
         return f"token {shared[0]} is" if shared else ""
@@ -212,7 +228,7 @@ def _meant_by_both(one: Force, other: Force) -> str:
         same = all(sorted(a) == sorted(b) for a, b in zip(one.path, other.path, strict=False))
         return "the tokens of one path are" if same else ""
     for chosen, everyone in ((one, other), (other, one)):
-        if everyone.tokens is None and everyone.path is None:
+        if everyone.for_all:
             if chosen.tokens is not None:
                 return f"token {chosen.tokens[0]} is"
             return "the tokens of a path are" if chosen.path is not None else "every token is"
@@ -223,13 +239,26 @@ def _check_left(parts: Sequence[StepPlan | None], routers: Routers, top_k: int) 
     """Every token keeps as many modules as it needs."""
     for step, choices in enumerate(routers.choices):
         plan = parts[step]
-        left = len(set(choices) - plan.banned) if plan is not None else len(choices)
+        left = len(choices) if plan is None else min(len(set(choices) - banned) for banned in _banned_at_worst(plan))
         if left < top_k:
             banned = f" with {len(choices) - left} of {len(choices)} banned" if left < len(choices) else ""
             raise UserError(
                 f"step {step} has {left} module{'s' * (left != 1)} left{banned}, and top-k needs {top_k}; "
                 + ("ban fewer" if banned else "give a smaller k"), field="edits",
             )  # fmt: skip
+
+
+def _banned_at_worst(plan: StepPlan) -> Iterator[frozenset[int]]:
+    """What single tokens may lose: all may be on any one path, and a token may be named by several bans."""
+    tokens = {token for ban in plan.banned_for for token in ban.tokens or ()}
+    paths = {tuple(map(tuple, map(sorted, ban.path))) for ban in plan.banned_for if ban.path is not None}
+    for token in (None, *tokens):
+        for path in (None, *paths):
+            yield plan.banned.union(*(
+                ban.modules for ban in plan.banned_for
+                if (ban.tokens is not None and token in ban.tokens)
+                or (ban.path is not None and tuple(map(tuple, map(sorted, ban.path))) == path)
+            ))  # fmt: skip
 
 
 def _frozen(edits: Sequence[Edit], parts: list[StepPlan | None], *, changed_k: bool) -> list[StepPlan | None]:

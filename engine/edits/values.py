@@ -23,20 +23,9 @@ class _Edit(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Ban(_Edit):
-    """Modules that are never chosen: their probability is 0, the others share it as the router says."""
+class _ForSome(_Edit):
+    """An edit that may hold for some tokens only; the others route freely."""
 
-    edit: Literal["ban"] = "ban"
-    modules: tuple[NonNegativeInt, ...] = Field(min_length=1, description="modules that nobody may choose")
-    step: NonNegativeInt | None = Field(default=None, description="at this step; unset: at every step")
-
-
-class Force(_Edit):
-    """A module that tokens must visit: it takes the place, and the weight, of their first choice."""
-
-    edit: Literal["force"] = "force"
-    module: NonNegativeInt
-    step: NonNegativeInt | None = Field(default=None, description="at this step; unset: at every step")
     tokens: tuple[NonNegativeInt, ...] | None = Field(
         default=None, min_length=1, description="positions in the sample; unset: every token"
     )
@@ -45,10 +34,31 @@ class Force(_Edit):
     )
 
     @model_validator(mode="after")
-    def _one_choice(self) -> Force:
+    def _one_choice(self) -> _ForSome:
         if self.tokens is not None and self.path is not None:
             raise ValueError("tokens and path both say which tokens are meant; give one of the two")
         return self
+
+    @property
+    def for_all(self) -> bool:
+        """Whether it holds for every token."""
+        return self.tokens is None and self.path is None
+
+
+class Ban(_ForSome):
+    """Modules that are never chosen: their probability is 0, the others share it as the router says."""
+
+    edit: Literal["ban"] = "ban"
+    modules: tuple[NonNegativeInt, ...] = Field(min_length=1, description="modules that may not be chosen")
+    step: NonNegativeInt | None = Field(default=None, description="at this step; unset: at every step")
+
+
+class Force(_ForSome):
+    """A module that tokens must visit: it takes the place, and the weight, of their first choice."""
+
+    edit: Literal["force"] = "force"
+    module: NonNegativeInt
+    step: NonNegativeInt | None = Field(default=None, description="at this step; unset: at every step")
 
 
 class Swap(_Edit):
@@ -106,7 +116,7 @@ def check_length(edits: tuple[Edit, ...] | None, num_tokens: int, context: int) 
             raise UserError(
                 f"{written(edit)}: the text has {num_tokens} tokens and is read in windows of {context}, so positions "
                 f"mean nothing in it; give a text of at most {context} tokens, or choose the tokens by path",
-                field=f"edits.{place}.{'tokens' if isinstance(edit, Force) else 'ribbons'}",
+                field=f"edits.{place}.{'ribbons' if isinstance(edit, Swap) else 'tokens'}",
             )
 
 
@@ -115,10 +125,9 @@ def written(edit: Any) -> str:
     where = " at every step" if getattr(edit, "step", None) is None else f" at step {edit.step}"
     match edit:
         case Ban(modules=modules):
-            return f"ban {_modules(modules)}{where}"
-        case Force(module=module, tokens=tokens, path=path):
-            who = "every token" if tokens is None else f"{len(tokens)} token{'s' * (len(tokens) != 1)}"
-            return f"force {who if path is None else 'the tokens of a path'} to module {module}{where}"
+            return f"ban {_modules(modules)}{'' if edit.for_all else ' for ' + _who(edit)}{where}"
+        case Force(module=module):
+            return f"force {_who(edit)} to module {module}{where}"
         case Swap():
             return "the route of another sample"
         case Freeze(step=step):
@@ -130,6 +139,12 @@ def written(edit: Any) -> str:
         case Bias(modules=modules, value=value):
             return f"bias {value:+g} for {_modules(modules)}{where}"
     raise TypeError(f"{type(edit).__name__} is no edit")
+
+
+def _who(edit: _ForSome) -> str:
+    if edit.path is not None:
+        return "the tokens of a path"
+    return "every token" if edit.tokens is None else f"{len(edit.tokens)} token{'s' * (len(edit.tokens) != 1)}"
 
 
 def _modules(modules: tuple[int, ...]) -> str:

@@ -24,6 +24,7 @@ from engine.edits.fits import dna_plan
 from engine.edits.plan import RoutePlan
 from engine.models.bank import grouped_step, naive_step
 from engine.models.blocks import Block
+from engine.models.device_step import device_step
 from engine.models.dna_config import DNAConfig
 from engine.models.family import Controls, RoutedModel, Traced
 from engine.models.losses import linear_cross_entropy
@@ -31,7 +32,7 @@ from engine.record import compact_decisions, dna_module_table, token_flops
 from engine.routing import Decision, module_counts, route, route_expert_choice, updated_bias
 from engine.trace import ModuleInfo
 
-EXECUTIONS = {"grouped": grouped_step, "naive": naive_step}
+EXECUTIONS = {"grouped": grouped_step, "device": device_step, "naive": naive_step}
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class ConvStem(nn.Module):
 class DNA(RoutedModel):
     """A distributed neural architecture for images or for text.
 
-    ``execution`` is "grouped" (fast) or "naive" (readable); both give the same numbers.
+    ``execution`` is "grouped" (fast), "device" (for a GPU: no host synchronisation) or "naive" (readable); all give
+    the same numbers.
     """
 
     family = "dna"
@@ -105,7 +107,7 @@ class DNA(RoutedModel):
             }
         return self.WEIGHT_SEMANTICS | changed
 
-    def __init__(self, config: DNAConfig, execution: Literal["grouped", "naive"] = "grouped") -> None:
+    def __init__(self, config: DNAConfig, execution: Literal["grouped", "device", "naive"] = "grouped") -> None:
         super().__init__()
         self.config = config
         self.execution = execution
@@ -191,7 +193,10 @@ class DNA(RoutedModel):
             allowed, bias, top_k = None, self.bias[step], config.top_k
             if plan is not None:
                 assert edits is not None
-                allowed = allowed_modules(config.choices_of(step), config.num_modules, plan, logits.device)
+                allowed = allowed_modules(
+                    config.choices_of(step), config.num_modules, plan, logits.device, (h.shape[0], h.shape[1]), valid,
+                    unedited,
+                )  # fmt: skip
                 bias, top_k = pushed(bias, plan), edits.top_k
             elif config.choices is not None:
                 allowed = torch.zeros(config.num_modules, dtype=torch.bool, device=logits.device)

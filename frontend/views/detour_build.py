@@ -99,18 +99,15 @@ def _fields(
             "Module", modules_at(run, at), format_func=lambda m: name_of(run, at, m), key=f"edit_module_{kind}"
         )
 
-    if kind == "ban":
-        step = step_picker(steps)
-        return f"ban:{step}.{module_picker(step)}"
-    if kind == "force":
+    if kind in ("ban", "force"):
         step = step_picker(steps)
         module, token = module_picker(step), selection.token
         who = {"": "every token"}
-        if token is not None:
+        if token is not None and run["family"] in CHOOSES_BY_TOKEN:
             who |= {str(token): f"token {token} alone", f"path{token}": f"tokens on the path of token {token}"}
-        chosen = st.selectbox("Who", list(who), format_func=lambda one: who[one], key="edit_who",
+        chosen = st.selectbox("Who", list(who), format_func=lambda one: who[one], key=f"edit_who_{kind}",
                               help="Click a token or patch below to choose it.")  # fmt: skip
-        return f"force:{step}.{module}" + (f".{chosen}" if chosen else "")
+        return f"{kind}:{step}.{module}" + (f".{chosen}" if chosen else "")
     if kind == "bias":
         step = step_picker(steps)
         module = module_picker(step)
@@ -154,7 +151,8 @@ def _quick(run: Mapping[str, Any], kinds: Sequence[str], selection: Selection, n
         ("force", f"force:{node}", f"Send every token there at step {step}"),
     ]
     if token is not None and run["family"] in CHOOSES_BY_TOKEN:
-        choices += [("force", f"force:{node}.{token}", f"Send token {token} there at step {step}"),
+        choices += [("ban", f"ban:{node}.{token}", f"Ban {name} at step {step} for token {token} alone"),
+                    ("force", f"force:{node}.{token}", f"Send token {token} there at step {step}"),
                     ("force", f"force:{node}.path{token}", f"Send all on the path of token {token} there")]  # fmt: skip
     if common.own_modules(run):
         choices.pop(1)
@@ -186,8 +184,11 @@ def _quick_link(
         if "ban" in kinds:
             st.button(
                 look.plain(f"Ban {name} at step {step}"), key="link_ban", on_click=do, args=(f"ban:{step}.{target}",),
-                help="For every token: no module is banned for some only.",
+                help="For every token, also those that come from elsewhere.",
             )  # fmt: skip
+            if run["family"] in CHOOSES_BY_TOKEN and count:
+                st.button("Ban it for them alone", key="link_ban_them", on_click=do,
+                          args=(f"ban:{step}.{target}.from{source}-{target}",), help=WHAT["ban"])  # fmt: skip
         others = [one for one in modules_at(run, step) if one != target]
         if "force" in kinds and run["family"] in CHOOSES_BY_TOKEN and others and count:
             there = st.selectbox(

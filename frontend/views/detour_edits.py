@@ -1,6 +1,7 @@
 """Edits of routes in an address: ``controls=ban:1.5,force:2.7.27+28``, and the same as the API takes them. Pure.
 
     ban:1.5        module 5 at step 1           ban:all.5        at every step
+    ban:1.5.27+28  for tokens 27 and 28 only; path27 and from4-2 as below
     force:1.5      every token to module 5      force:1.5.27+28  tokens 27 and 28
     force:1.5.path27   the tokens of the sample that take token 27's path
     force:1.5.from4-2  the tokens that went from module 4 at step 0 to module 2
@@ -71,14 +72,18 @@ def _place(text: str) -> dict[str, int]:
     return {} if text == EVERY else {"step": int(text)}
 
 
-def _ban(value: str, sample: Mapping[str, Any], other: Any) -> dict[str, Any]:
-    step, module = value.split(".")
-    return {"modules": [int(module)], **_place(step)}
+def _ban(value: str, sample: Mapping[str, Any], other: Any) -> dict[str, Any] | None:
+    step, module, *rest = value.split(".")
+    return _for_some({"modules": [int(module)], **_place(step)}, step, rest, sample)
 
 
 def _force(value: str, sample: Mapping[str, Any], other: Any) -> dict[str, Any] | None:
     step, module, *rest = value.split(".")
-    edit: dict[str, Any] = {"module": int(module), **_place(step)}
+    return _for_some({"module": int(module), **_place(step)}, step, rest, sample)
+
+
+def _for_some(edit: dict[str, Any], step: str, rest: Sequence[str], sample: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The edit with the tokens that ``rest`` chooses; None where it chooses none of this sample."""
     if not rest:
         return edit
     if rest[0].startswith("path"):
@@ -189,17 +194,11 @@ def said(text: str, name: Callable[[int | None, int], str]) -> str:
     where = "at every step" if step == EVERY else f"at step {step}"
     at = int(step) if step.isdigit() else None
     if kind == "ban":
-        return f"{name(at, int(rest))} banned {where}"
+        module, _, who = rest.partition(".")
+        return f"{name(at, int(module))} banned {'for ' + _who(who) + ' ' if who else ''}{where}"
     if kind == "force":
         module, _, who = rest.partition(".")
-        tokens = "every token"
-        if who.startswith("path"):
-            tokens = f"the tokens on the path of token {who.removeprefix('path')}"
-        elif who.startswith("from"):
-            tokens = "the tokens from module {} to module {}".format(*who.removeprefix("from").split("-"))
-        elif who:
-            tokens = f"token{'s' * ('+' in who)} {who.replace('+', ', ')}"
-        return f"{tokens} forced to {name(at, int(module))} {where}"
+        return f"{_who(who)} forced to {name(at, int(module))} {where}"
     if kind == "bias":
         module, _, amount = rest.partition(".")
         return f"{name(at, int(module))} pushed by {amount} {where}"
@@ -209,6 +208,15 @@ def said(text: str, name: Callable[[int | None, int], str]) -> str:
         "shuffle": f"decisions shuffled {where}",
         "top_k": f"top-{value} at every step",
     }[kind]
+
+
+def _who(who: str) -> str:
+    """The tokens of a ban or a force in words."""
+    if who.startswith("path"):
+        return f"the tokens on the path of token {who.removeprefix('path')}"
+    if who.startswith("from"):
+        return "the tokens from module {} to module {}".format(*who.removeprefix("from").split("-"))
+    return f"token{'s' * ('+' in who)} {who.replace('+', ', ')}" if who else "every token"
 
 
 def added(given: Sequence[str], text: str) -> tuple[str, ...]:

@@ -39,6 +39,9 @@ SAMPLE = {
     [
         ("ban:1.5", {"modules": [5], "step": 1}, "m5 banned at step 1"),
         ("ban:all.5", {"modules": [5]}, "m5 banned at every step"),
+        ("ban:1.5.0+2", {"modules": [5], "step": 1, "tokens": [0, 2]}, "m5 banned for tokens 0, 2 at step 1"),
+        ("ban:1.1.from2-1", {"modules": [1], "step": 1, "tokens": [2]}, "m1 banned for the tokens from module 2"),
+        ("ban:all.5.path1", {"modules": [5], "tokens": [0, 1]}, "m5 banned for the tokens on the path of token 1"),
         ("force:0.3", {"module": 3, "step": 0}, "every token forced to m3 at step 0"),
         ("force:0.3.0+2", {"module": 3, "step": 0, "tokens": [0, 2]}, "tokens 0, 2 forced to m3 at step 0"),
         ("force:1.2.from2-1", {"module": 2, "step": 1, "tokens": [2]}, "the tokens from module 2 to module 1 forced"),

@@ -60,13 +60,20 @@ def by_hand(model: DNA, x: torch.Tensor, edits: list[dict], unedited: np.ndarray
     all_ids = []
     for step in range(model.config.steps):
         here = [e for e in edits if e.get("step", step) == step]
-        banned = {m for e in here if e["edit"] == "ban" for m in e["modules"]}
+
+        def banned(b, t, here=here):
+            return {
+                m for e in here if e["edit"] == "ban" and t in e.get("tokens", range(tokens))
+                and ("path" not in e or all(set(unedited[b, t, s]) == set(p) for s, p in enumerate(e["path"])))
+                for m in e["modules"]
+            }  # fmt: skip
+
         bias = model.bias[step].double().numpy().copy()
         for e in here:
             if e["edit"] == "bias":
                 bias[list(e["modules"])] += e["value"]
         logits = (h @ model.routers[step].weight.T).double().numpy()
-        picked = [[chosen(logits[b, t], bias, top_k, banned) for t in range(tokens)] for b in range(batch)]
+        picked = [[chosen(logits[b, t], bias, top_k, banned(b, t)) for t in range(tokens)] for b in range(batch)]
         for e in here:
             for b in range(batch):
                 if e["edit"] == "swap":
@@ -92,6 +99,7 @@ def by_hand(model: DNA, x: torch.Tensor, edits: list[dict], unedited: np.ndarray
 CASES = {
     "ban at a step": [{"edit": "ban", "modules": [1], "step": 1}],
     "ban everywhere": [{"edit": "ban", "modules": [0, 4]}],
+    "ban for some": [{"edit": "ban", "modules": [1, 2], "tokens": [0, 3, 15]}, {"edit": "ban", "modules": [4]}],
     "force all": [{"edit": "force", "module": 2, "step": 0}],
     "force some": [{"edit": "force", "module": 3, "tokens": [0, 5, 15]}],
     "bias": [{"edit": "bias", "modules": [5], "value": 0.3, "step": 2}, {"edit": "bias", "modules": [5], "value": -2}],
@@ -143,6 +151,21 @@ def test_a_path_names_its_tokens():
     assert meant[1, 4]
     assert (traced.module_ids[:, :, 1][meant] == 5).any(dim=-1).all()
     torch.testing.assert_close(traced.logits, logits, atol=2e-5, rtol=1e-4)
+
+
+def test_a_ban_for_the_tokens_of_a_path_leaves_the_others_free():
+    model, x = model_of(), images()
+    plain = model.trace(x).module_ids.long()
+    ribbon = plain[1, 4].tolist()
+    gone = ribbon[1][0]
+    edits = [{"edit": "ban", "modules": [gone], "step": 1, "path": ribbon}]
+    logits, ids = by_hand(model, x, edits, plain.numpy())
+    traced = under(model, edits, x)
+    assert torch.equal(traced.module_ids.long(), ids)
+    torch.testing.assert_close(traced.logits, logits, atol=2e-5, rtol=1e-4)
+    meant = (plain.sort(dim=-1).values == torch.tensor(ribbon).sort(dim=-1).values).all(dim=(2, 3))
+    assert not (traced.module_ids[:, :, 1][meant] == gone).any()
+    assert (traced.module_ids[:, :, 1][~meant] == gone).any(), "it is banned for more than was asked"
 
 
 def test_a_frozen_router_keeps_its_ribbon_though_states_change():
@@ -209,6 +232,13 @@ REFUSED = {
     r"step 1 has 1 module left with 5 of 6 banned, and top-k needs 2": [
         {"edit": "ban", "modules": [0, 1, 2], "step": 1}, {"edit": "ban", "modules": [3, 4]},
     ],
+    r"step 2 has 1 module left with 5 of 6 banned": [
+        {"edit": "ban", "modules": [0, 1, 2], "tokens": [3, 4], "step": 2},
+        {"edit": "ban", "modules": [3, 4], "tokens": [4, 5]},
+    ],
+    r"token 4 is forced to module 1 at step 0 and banned from it": [
+        {"edit": "ban", "modules": [1], "tokens": [4]}, {"edit": "force", "module": 1, "tokens": [2, 4], "step": 0}],
+    r"token 16 cannot be banned from a module": [{"edit": "ban", "modules": [1], "tokens": [16]}],
     r"has no edit 'teleport'; it has: " + ", ".join(KINDS): [{"edit": "teleport"}],
     r"there is no step 3; this model has the steps 0 to 2": [{"edit": "ban", "modules": [0], "step": 3}],
     r"there is no module 6; it may be one of 0 to 5": [{"edit": "force", "module": 6}],
