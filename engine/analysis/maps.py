@@ -75,7 +75,7 @@ def squared_distances(values: Float[np.ndarray, "n D"]) -> Float[np.ndarray, "n 
     return squared
 
 
-def joint_probabilities(squared: Float[np.ndarray, "n n"], perplexity: float) -> Float[np.ndarray, "n n"]:
+def joint_probabilities(squared: Float[np.ndarray, "n n"], perplexity: int | float) -> Float[np.ndarray, "n n"]:
     """P of t-SNE: how likely i and j are neighbours, symmetric, sum 1.
 
     Each row's width is found by bisection such that 2^entropy of its neighbours is ``perplexity``; a row whose
@@ -118,7 +118,7 @@ class TSNE:
     iteration: int = 0
 
     @classmethod
-    def begin(cls, values: Float[np.ndarray, "n D"], perplexity: float, seed: int = 0) -> TSNE:
+    def begin(cls, values: Float[np.ndarray, "n D"], perplexity: int | float, seed: int = 0) -> TSNE:
         """Start at the two principal components, scaled down, with a little noise to part equal points."""
         start = pca(values).points
         scale = float(start[:, 0].std())

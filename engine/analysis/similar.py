@@ -30,16 +30,18 @@ def profiles(
     ``sample_R`` counts from 0; ``count_R`` tokens of the sample are on the path ``ribbons_RV``. A sample without
     tokens stays zero.
     """
-    size = num_steps * num_modules
-    counts = np.zeros(num_samples * size, dtype=np.float64)
     top_k = ribbons_RV.shape[1] // num_steps
-    for visit in range(ribbons_RV.shape[1]):
-        place = (sample_R.astype(np.int64) * num_steps + visit // top_k) * num_modules + ribbons_RV[:, visit]
-        counts += np.bincount(place, count_R, counts.size)
-    counts_nSM = counts.reshape(num_samples, num_steps, num_modules)
+    counts_nSM = np.zeros((num_samples, num_steps, num_modules), dtype=np.float32)
+    first_R = sample_R.astype(np.int64) * num_modules
+    for step in range(num_steps):  # a step at a time: what is counted stays in the cache
+        of_step = np.zeros(num_samples * num_modules)
+        for visit in range(step * top_k, (step + 1) * top_k):
+            of_step += np.bincount(first_R + ribbons_RV[:, visit], count_R, len(of_step))
+        counts_nSM[:, step] = of_step.reshape(num_samples, num_modules)
     total_nS1 = counts_nSM.sum(axis=2, keepdims=True)
     shares_nSM = np.divide(counts_nSM, total_nS1, out=counts_nSM, where=total_nS1 > 0)
-    return np.sqrt(shares_nSM / (2 * num_steps)).reshape(num_samples, size).astype(np.float32)
+    shares_nSM /= 2 * num_steps
+    return np.sqrt(shares_nSM, out=shares_nSM).reshape(num_samples, num_steps * num_modules)
 
 
 def profile_distance(one: Float[np.ndarray, " D"], many: Float[np.ndarray, "n D"]) -> Float[np.ndarray, " n"]:

@@ -224,12 +224,14 @@ def _profiles(run: Run, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.nd
                 (first, last, piece.tolist()) if only else (first, last),
             )
         )
-        path_P, place_R = np.unique(columns["path_id"], return_inverse=True)
-        ribbons_PV = _ribbons(run, path_P)
-        place_R = place_R.reshape(-1)
+        place_of = np.zeros(int(columns["path_id"].max(initial=-1)) + 1, dtype=np.int64)  # path ids are dense
+        place_of[columns["path_id"]] = 1
+        path_P = np.flatnonzero(place_of)
+        place_of[path_P] = np.arange(len(path_P))
+        ribbons_RV = _ribbons(run, path_P)[place_of[columns["path_id"]]]
         sample_R = np.searchsorted(piece, columns["sample"])
         counts = profiles(
-            sample_R, columns["count"].astype(np.int64), ribbons_PV[place_R], num_samples=len(piece),
+            sample_R, columns["count"].astype(np.int64), ribbons_RV, num_samples=len(piece),
             num_steps=layout.num_steps, num_modules=layout.num_modules,
         )  # fmt: skip
         yield piece, counts
