@@ -10,18 +10,22 @@ iterating, a few at a time. Pickles and URLs are never opened.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
 
+from engine.blocks import shard_rows
 from engine.errors import UserError
 from engine.images import REGIONS
 from engine.sources.files import FileSource
+from engine.sources.identity import identity_of
 from engine.sources.passages import passage_spans
 from engine.sources.sample import LabelIndex, Sample, Source
 from engine.trace import Modality
@@ -73,7 +77,9 @@ class Dataset:
         self.name, self.split, self.modality = name, split, modality
         self._source, self._skip_bad, self._passage_chars = source, skip_bad, passage_chars
         self._limit = limit
-        self._rows = spread_rows(source.index, limit, seed)
+        self._rows = self._all_rows = spread_rows(source.index, limit, seed)
+        self.first_place = 0
+        """place of the first row; more than 0 in a shard"""
         self.num_samples: int | None = None if passage_chars else len(self._rows)
         codes = np.unique(source.index.codes[self._rows])
         self.labels: tuple[str, ...] = tuple(source.index.names[code] for code in codes if code >= 0)
@@ -87,13 +93,48 @@ class Dataset:
             samples = islice(_passages(samples, self._passage_chars), self._limit)
         return samples
 
+    @property
+    def num_places(self) -> int:
+        """Rows of the whole data set that were asked for, in a shard too."""
+        return len(self._all_rows)
+
+    def shard(self, shard: int, of: int, block: int) -> Dataset:
+        """The rows of shard ``shard`` = 1 … ``of``, cut between blocks of ``block`` rows; it may be empty.
+
+        Raises:
+            UserError: ``limit`` counts passages, which only a walk through all rows can do.
+        """
+        if self._passage_chars and self._limit:
+            raise UserError(
+                "a limit on passages counts from the first text on, which a shard does not read; "
+                "leave out --limit, or cut the data set before",
+                field="limit",
+            )
+        first, stop = shard_rows(self.num_places, block, shard, of)
+        part = copy.copy(self)
+        part._rows, part.first_place = self._all_rows[first:stop], first
+        part.num_samples = None if self._passage_chars else stop - first
+        return part
+
+    @property
+    def stop_place(self) -> int:
+        """Place behind the last row."""
+        return self.first_place + len(self._rows)
+
+    def identity(self) -> str:
+        """SHA-256 (hex) that tells this data set from others, the same for all its shards (see ``identity_of``)."""
+        index = self._source.index
+        how = {"name": self.name, "modality": self.modality, "passages": self._passage_chars}
+        how |= {name: getattr(self._source, name, None) for name in ("_text_column", "_content")}
+        return identity_of(self._all_rows, index.names, index.codes, getattr(self._source, "paths", ()), how)
+
     def _good(self) -> Iterator[Sample]:
         self.problems, self.num_skipped = [], 0
-        any_good = False
-        for sample in self._source.read(self._rows.tolist()):
+        any_good = len(self._rows) < self.num_places  # a shard may be empty
+        for place, sample in enumerate(self._source.read(self._rows.tolist()), self.first_place):
             if isinstance(sample, Sample):
                 any_good = True
-                yield sample
+                yield replace(sample, place=place)
             elif not self._skip_bad:
                 raise sample
             else:
@@ -264,4 +305,4 @@ def _passages(samples: Iterator[Sample], longest: int) -> Iterator[Sample]:
             yield sample
             continue
         for start, end in passage_spans(text, longest):
-            yield Sample(None, text[start:end], sample.label, f"{sample.source}, characters {start}–{end}")
+            yield replace(sample, text=text[start:end], source=f"{sample.source}, characters {start}–{end}")

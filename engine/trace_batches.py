@@ -14,6 +14,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
+from engine.blocks import block_rows, with_breaks
 from engine.datasets import Sample
 from engine.device import mixed_precision
 from engine.edits.values import check_length
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 
 def _chunks(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
     part: list[Sample] = []
-    for sample in samples:
+    for sample, new_block in with_breaks(samples, block_rows("vision", size)):
+        if part and new_block:
+            yield part
+            part = []
         part.append(sample)
         if len(part) == size:
             yield part
@@ -172,7 +176,10 @@ def text_batches(loaded: LoadedModel, twin: RoutedModel | None, samples: Iterabl
     budget = max(config.context, size * 64)
     part: list[tuple[Sample, Any]] = []
     held = 0
-    for sample in samples:
+    for sample, new_block in with_breaks(samples, block_rows("text", size)):
+        if part and new_block:
+            yield _text_batch(loaded, twin, part, budget)
+            part, held = [], 0
         if sample.text is None:
             raise UserError(f"{sample.source or 'the sample'} is an image; this model takes texts", field="text")
         encoded = loaded.tokenizer.encode(sample.text)

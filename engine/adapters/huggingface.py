@@ -24,6 +24,7 @@ from engine.adapters.hf_library import HuggingFaceError, transformers_library
 from engine.adapters.hf_load import HuggingFaceModel, check_options, forward, load
 from engine.adapters.hf_record import GateRecorder, Recorded
 from engine.adapters.hf_source import NOT_TRACED, find_model, is_huggingface
+from engine.blocks import block_rows, with_breaks
 from engine.datasets import Sample
 from engine.errors import UserError
 from engine.models.losses import token_losses
@@ -120,12 +121,16 @@ def text_batches(loaded: HuggingFaceModel, samples: Iterable[Sample], budget: in
                  ) -> Iterator[tuple[TraceBatch, np.ndarray | None]]:  # fmt: skip
     """Texts are cut into windows of the model's context; windows of like length share a forward pass.
 
-    ``budget`` tokens, padding counted, go through the model at once (or one window, if that is longer).
+    ``budget`` tokens, padding counted, go through the model at once (or one window, if that is longer), and no
+    batch reaches over the end of a block of rows (see ``engine.blocks``).
     """
     part: list[tuple[Sample, Encoded]] = []
     held = 0
     known = loaded.model.get_input_embeddings().weight.shape[0]
-    for sample in samples:
+    for sample, new_block in with_breaks(samples, block_rows("text", max(1, budget // 64))):
+        if part and new_block:
+            yield _batch(loaded, part, budget)
+            part, held = [], 0
         if sample.text is None:
             raise UserError(f"{sample.source or 'the sample'} is an image; this model takes texts", field="text")
         encoded = loaded.tokenizer.encode(sample.text)

@@ -49,6 +49,7 @@ class FileSource:
 
     def __init__(self, root: Path, files: Sequence[Path], labels: Sequence[str | None], kind: str) -> None:
         self.root, self.files, self.kind = root, list(files), kind
+        self.paths = self.files
         self.index = LabelIndex.of(labels)
 
     @classmethod

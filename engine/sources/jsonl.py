@@ -31,6 +31,7 @@ class JsonlSource:
         self, file: Path, text_column: str | None, label_column: str | None, *, skip_bad: bool = False
     ) -> None:
         self.file = file
+        self.paths = [file]
         self._text_column: str | None = None
         self._label_column: str | None = None
         labels: list[str | None] = []

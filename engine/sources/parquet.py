@@ -37,7 +37,7 @@ class ParquetSource:
     ) -> None:
         self.kind = kind
         self._files = [_open(file) for file in files]
-        self._paths = list(files)
+        self._paths = self.paths = list(files)
         schema = self._files[0].schema_arrow
         for path, file in zip(files, self._files, strict=True):
             if file.schema_arrow.names != schema.names:

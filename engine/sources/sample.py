@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -26,6 +26,8 @@ class Sample:
     """file name or row that it came from, for people"""
     mask: UInt8[np.ndarray, "H W"] | None = None
     """0 background, 1 object; same height and width as ``image``"""
+    place: int | None = field(default=None, compare=False)
+    """which of the data set's rows it came from, counted before any was left out; batches are cut by it"""
 
 
 @dataclass(frozen=True)
