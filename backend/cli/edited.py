@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,11 +114,22 @@ def trace_beside(
         replace(loaded, controls=None), samples, runs_dir, twin=twin, on_progress=on_progress,
         run_id=name_before(run) or new_run_id(loaded.name, f"before {dataset.name}"), **writing,
     )  # fmt: skip
-    after = trace_samples(
-        loaded, samples, runs_dir, twin=False, findings={"effect": effect}, on_progress=on_progress,
-        run_id=run or new_run_id(loaded.name, f"after {dataset.name}"), **writing,
-    )  # fmt: skip
+    with _taken_back(before):
+        after = trace_samples(
+            loaded, samples, runs_dir, twin=False, findings={"effect": effect}, on_progress=on_progress,
+            run_id=run or new_run_id(loaded.name, f"after {dataset.name}"), **writing,
+        )  # fmt: skip
     return before, after, effect
+
+
+@contextmanager
+def _taken_back(before: Path) -> Iterator[None]:
+    """Delete the unchanged run where the edited one, which it is for, does not come about."""
+    try:
+        yield
+    except BaseException:
+        before.unlink(missing_ok=True)
+        raise
 
 
 def trace_huggingface_edited(
@@ -147,7 +159,9 @@ def trace_huggingface_edited(
         loaded, samples, runs_dir, on_progress=on_progress,
         run_id=name_before(run) or new_run_id(loaded.name.rsplit("/", 1)[-1], f"before {dataset.name}"), **writing,
     )  # fmt: skip
-    return before, trace_banned(loaded, samples, runs_dir, edits, effect=effect, **options), effect
+    with _taken_back(before):
+        after = trace_banned(loaded, samples, runs_dir, edits, effect=effect, **options)
+    return before, after, effect
 
 
 def say_effect(effect: Mapping[str, Any]) -> None:

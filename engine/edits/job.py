@@ -295,6 +295,16 @@ class Sweep:
         self.work = None
 
 
+def _is_unchanged(run_id: str | None, context: JobContext, loaded: LoadedModel) -> bool:
+    """Whether a run is of these weights as they were trained, so that an edited run may stand beside it."""
+    if run_id is None:
+        return False
+    with context.open_run(run_id) as run:
+        same = run.row["checkpoint_sha256"] == loaded.sha256
+        config = json.loads(run.row["config"])
+    return bool(same and not config.get("controls"))
+
+
 class EditedRun:
     """The effect first, then the unchanged run (where there is none yet) and the edited one, which carries it."""
 
@@ -305,7 +315,7 @@ class EditedRun:
         self.effect: dict[str, Any] | None = _load_state(folder, self.begun_for, "effect")
         self.work: Measurement | None = None
         self.parts: Generator[TraceProgress, None, Path] | None = None
-        self.runs: dict[str, str] = {} if request.run is None else {"before": request.run}
+        self.runs: dict[str, str] = {"before": request.run} if _is_unchanged(request.run, context, changed) else {}
         self.traced = 0
 
     def advance(self) -> Progress:
@@ -329,7 +339,7 @@ class EditedRun:
 
     @property
     def _total(self) -> int:
-        return len(self.reading.samples) * (2 if self.request.run is None else 1)
+        return len(self.reading.samples) * (1 if self.runs.get("before") == self.request.run else 2)
 
     def _measure(self) -> None:
         from engine.edits.effect import Measurement

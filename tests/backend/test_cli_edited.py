@@ -76,6 +76,23 @@ def test_what_cannot_be_is_one_line_and_code_2(
     assert not list(home.glob("runs/*"))
 
 
+def test_a_failure_after_the_unchanged_run_leaves_none_behind(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The edited run is the second one; the first is of no use without it."""
+    from engine import tracing
+
+    made = tracing.trace_samples
+
+    def trace_samples(loaded, samples, runs_dir, **options):
+        if loaded.controls is not None:
+            assert list(home.glob("runs/*")), "the unchanged run comes first"
+            raise UserError("the disk is on fire")
+        return made(loaded, samples, runs_dir, **options)
+
+    monkeypatch.setattr(tracing, "trace_samples", trace_samples)
+    assert trace(home, "tiny-text", "bundled:texts", "--controls", json.dumps(BAN), "--beside", "--run", "r") == 2
+    assert not list(home.glob("runs/*"))
+
+
 def test_too_many_samples_to_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edited, "MOST_BESIDE", 2)
     assert edited.held([1, 2]) == [1, 2]  # type: ignore[arg-type]

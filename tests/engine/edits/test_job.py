@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.edits.job import RerouteJob
+from engine.edits.job import RerouteJob, samples_of
 from engine.edits.sweep import choices_of, module_rows, share_rows
 from engine.errors import UserError
 from engine.jobs import JobContext, find_kind, read_request
@@ -156,6 +156,26 @@ def test_one_edit_leaves_two_runs_and_the_effect_between_them(home, tmp_path):
         RerouteJob, {"model": "tiny", "run": before, "controls": {"edits": edits}, "limit": 3}))  # fmt: skip
     assert again.result["runs"][0] == before
     assert again.result["effect"]["loss"]["change"] == pytest.approx(outputs["loss"]["change"], abs=1e-5)
+
+
+def test_a_run_of_other_weights_or_of_edits_is_not_taken_for_the_unchanged_one(home, tmp_path):
+    """Its samples are run again all the same: an unchanged run of these weights is made beside the edited one."""
+    from engine.tracing import trace_samples
+
+    save_tiny(home / "models" / "other", "text", seed=5)
+    data = list(samples_of(request_of(sweep="modules"), context_of(home), "text").samples)
+    loaded = {name: context_of(home).load_model(name) for name in ("tiny", "other")}
+    edit = {"edits": [{"edit": "ban", "modules": [0], "step": 1}]}
+    trace_samples(loaded["other"], data, home / "runs", run_id="of-other", twin=False)
+    trace_samples(loaded["tiny"].with_controls(edit), data, home / "runs", run_id="of-edits", twin=False)
+    for place, source in enumerate(("of-other", "of-edits")):
+        request = read_request(RerouteJob, {"model": "tiny", "run": source, "controls": edit, "limit": 2})
+        before, after = run_to_the_end(home, tmp_path / str(place), request).result["runs"]
+        assert before not in ("of-other", "of-edits")
+        with Run.open(home / "runs" / f"{before}.duckdb") as old, Run.open(home / "runs" / f"{after}.duckdb") as new:
+            assert old.row["checkpoint_sha256"] == new.row["checkpoint_sha256"] == loaded["tiny"].sha256
+            assert "controls" not in old.info()["config"]
+            assert new.effect(old)["paths_changed"] > 0
 
 
 def test_one_sample_beside_the_same_in_a_larger_run(home, tmp_path):
