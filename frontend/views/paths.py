@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,17 +9,13 @@ import streamlit as st
 
 from frontend import address, look
 from frontend.charts import numbers
-from frontend.charts.paths import RANK_PICK, fit_words, law_words, path_rows, rank_frequency_chart
-from frontend.charts.token_flow import visible
-from frontend.components.wall import wall
+from frontend.charts.path_law import WHO, law_rows, verdict_words
+from frontend.charts.paths import RANK_PICK, path_rows, rank_frequency_chart
 from frontend.selection import ORDERS, Selection
-from frontend.views import common
+from frontend.views import common, path_examples, path_knowledge, path_search
 
 MOST_ROWS = 200
 EXAMPLES = 60
-CONTEXT = 60
-"""characters that the API gives on each side of a token; as many as that were cut"""
-BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 def draw(selection: Selection) -> None:
@@ -38,6 +33,9 @@ def draw(selection: Selection) -> None:
             list(ORDERS),
             format_func={"rank": "frequency", "compute": "compute", "reuse": "reuse"}.get,
         )
+    path_search.bar(run, selection)
+    with look.guarded("the search"):
+        path_search.answer(run, selection)
     left, right = st.columns([1, 1], gap="large")
     with left:
         judge = _curve(run, selection)
@@ -53,6 +51,8 @@ def draw(selection: Selection) -> None:
         )
     with look.guarded("the goodness of fit"):
         judge()
+    with look.guarded("what paths know"):
+        path_knowledge.draw(run, selection)
 
 
 def _curve(run: Mapping[str, Any], selection: Selection) -> Callable[[], None]:
@@ -71,39 +71,54 @@ def _curve(run: Mapping[str, Any], selection: Selection) -> Callable[[], None]:
             "That happens with one sample of one token, or with a router that has collapsed: see *Modules*.",
         )
         return lambda: None
-    law = look.client().law(run["run"], draws=0)["observed"]
+    laws = look.client().law(run["run"], draws=0)
     look.chart(
-        rank_frequency_chart(fit, law=law, theme=look.theme(), chosen=selection.paths, title=None),
+        rank_frequency_chart(fit, law=laws, theme=look.theme(), chosen=selection.paths, title=None),
         key=f"curve_{selection.paths}_{run['run']}",
         on_pick=_picked,
         pick=(RANK_PICK,),
     )
-    lines = [fit_words("This run", observed)]
-    lines += (
-        [fit_words("Untrained twin", fit["untrained"])]
-        if fit.get("untrained")
-        else ["This run has no untrained twin to compare with."]
-    )
-    lines += [fit_words("Independent steps", fit["independent"])] if fit.get("independent") else []
+    verdict = st.empty()
+    verdict.markdown(f"**{look.plain(verdict_words(laws['observed']))}**", help=look.HELP["law"])
+    table = st.empty()
+    _law_table(table, fit, laws)
+    alone = "This run has no untrained twin to compare with: it was traced without one."
+    notes = [] if fit.get("untrained") else [alone]
     if common.all_differ(run):
-        lines.append(
+        notes.append(
             f"Almost every token has a path of its own: {numbers.count(run['num_steps'])} steps × "
             f"{numbers.count(run['top_k'])} of {numbers.count(run['num_modules'])} modules make more paths than there "
             "are tokens. Look at single steps in Flow and Family."
         )
-    st.caption("  \n".join(look.plain(line) for line in lines), help=look.HELP["nulls"])
-    verdict = st.empty()
-    verdict.caption(look.plain(law_words(law)), help=look.HELP["law"])
+    if notes:
+        st.caption("  \n".join(look.plain(line) for line in notes), help=look.HELP["nulls"])
     if selection.label or selection.through:
         st.caption("The curve shows the whole run; the filters above apply to the table.")
     look.numbers_behind(observed["points"], "points of the curve")
 
     def judge() -> None:
-        if law.get("alpha") is not None:
-            judged = look.client().law(run["run"])["observed"]
-            verdict.caption(look.plain(law_words(judged)), help=look.HELP["law"])
+        if any((laws.get(key) or {}).get("alpha") is not None for key in WHO):
+            judged = look.client().law(run["run"])
+            verdict.markdown(f"**{look.plain(verdict_words(judged['observed']))}**", help=look.HELP["law"])
+            _law_table(table, fit, judged)
 
     return judge
+
+
+def _law_table(place: Any, fit: Mapping[str, Any], laws: Mapping[str, Any]) -> None:
+    """The run, its twin and the null: slope, exponent and how well each law does."""
+    place.dataframe(
+        law_rows(fit, laws),
+        hide_index=True,
+        width="stretch",
+        column_config={
+            "whose": st.column_config.TextColumn("whose", pinned=True, help=look.HELP["nulls"]),
+            "α": st.column_config.TextColumn("α", help=look.HELP["law"]),
+            "ratio to lognormal": st.column_config.TextColumn(
+                "against lognormal", help="Vuong’s ratio on the same tail: negative = the lognormal fits better."
+            ),
+        },
+    )
 
 
 def _table(run: Mapping[str, Any], selection: Selection) -> None:
@@ -188,76 +203,7 @@ def _examples(run: Mapping[str, Any], rank: int, selection: Selection) -> None:
         )
     if not examples:
         look.empty("This path has no examples.")
-    elif "patch" in examples[0]:
-        examples_of_patches(examples, f"patches_{rank}")
     else:
-        examples_of_text(examples)
+        path_examples.draw(examples, str(rank))
     rows = [{name: value for name, value in one.items() if name != "patch"} for one in examples]
     look.numbers_behind(rows, f"examples of path {rank:,}")
-
-
-def examples_of_patches(examples: list[dict[str, Any]], key: str) -> None:
-    """A wall of patches; each says where it is from, and a click opens its sample."""
-
-    def open_sample(value: Mapping[str, Any]) -> None:
-        address.go_changed(view="sample", sample=int(value["sample"]), token=int(value["token"]))
-
-    wall(
-        [
-            {
-                "image": one["patch"],
-                "sample": one["sample"],
-                "token": one["token"],
-                "title": (
-                    f"sample {one['sample']}, {one.get('label') or 'no label'}, row {one.get('row')}, "
-                    f"column {one.get('col')}"
-                ),
-            }
-            for one in examples
-        ],
-        key=key,
-        on_open=open_sample,
-    )
-
-
-def examples_of_text(examples: list[dict[str, Any]]) -> None:
-    """Tokens in their context, the token marked. Plain text: nothing in it can become markup."""
-
-    def open_sample(value: Mapping[str, Any]) -> None:
-        address.go_changed(view="sample", sample=int(value["sample"]), token=int(value["token"]))
-
-    wall(
-        [
-            {
-                "before": cut_start(one.get("before") or ""),
-                "text": common.named(one),
-                "after": cut_end(one.get("after") or ""),
-                "shown": visible(common.named(one)),
-                "sample": one["sample"],
-                "token": one["token"],
-                "title": f"sample {one['sample']}, {one.get('label') or 'no label'}, token {one['token']}",
-            }
-            for one in examples
-        ],
-        key=f"contexts_{examples[0]['sample']}_{examples[0]['token']}_{len(examples)}",
-        on_open=open_sample,
-        kind="context",
-    )
-
-
-def cut_start(before: str) -> str:
-    """Context that was cut begins at a word, after an ellipsis; blank lines go."""
-    cut, before = len(before) >= CONTEXT, BLANK_LINES.sub("\n", before)
-    if not cut:
-        return before.lstrip("\n")
-    head, gap, tail = before.partition(" ")
-    return "… " + (tail if gap and len(head) < CONTEXT // 2 else before).lstrip()
-
-
-def cut_end(after: str) -> str:
-    """The same at the other end."""
-    cut, after = len(after) >= CONTEXT, BLANK_LINES.sub("\n", after)
-    if not cut:
-        return after.rstrip()
-    head, gap, tail = after.rpartition(" ")
-    return (head if gap and len(tail) < CONTEXT // 2 else after).rstrip() + " …"

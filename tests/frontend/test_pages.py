@@ -155,9 +155,3 @@ def test_of_many_runs_the_newest_are_shown_and_the_others_found(show, monkeypatc
 def test_a_text_is_found_by_its_words(show):
     page = show(view="sample", run="texts", q="no such words here")
     assert "these words" in words(page)
-
-
-def test_the_paths_view_judges_the_power_law(show):
-    said = " ".join(caption.value for caption in show(view="paths", run="pictures").caption).replace("\\", "")
-    assert "Power law by maximum likelihood: α =" in said
-    assert "Goodness of fit p " in said

@@ -10,7 +10,7 @@ from frontend.charts import numbers
 from frontend.charts.running_text import text_pieces
 from frontend.look import ended, plain
 from frontend.views.compute import all_alike
-from frontend.views.paths import CONTEXT, cut_end, cut_start
+from frontend.views.path_examples import CONTEXT, cut_end, cut_start
 from frontend.views.runs import card_words
 from frontend.views.sample import verdict
 

@@ -1,0 +1,127 @@
+"""The Paths view: the search, its answer, saved searches, the power laws and what paths know; without a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.backend.conftest import api_for
+from tests.frontend.test_pages import showing, words
+from tests.runs import make_run
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("paths-page")
+
+
+@pytest.fixture(scope="module")
+def api(data_dir: Path) -> Iterator[str]:
+    """The address of an API over runs that can be searched, and over ones that say nothing."""
+    make_run(data_dir / "runs", "pictures", samples=12, seed=1)
+    make_run(data_dir / "runs", "texts", "text", samples=14, top_k=2, seed=2)
+    make_run(data_dir / "runs", "bare", samples=1, steps=1, modules=1, identities=0, labels=False, twin=False)
+    make_run(data_dir / "runs", "unlabelled", "text", samples=3, labels=False, twin=False)
+    with api_for(data_dir) as served:
+        yield str(served.client.base_url).rstrip("/")
+
+
+@pytest.fixture
+def show(api: str, monkeypatch: pytest.MonkeyPatch):
+    with showing(api, monkeypatch) as draw:
+        yield draw
+
+
+def said(page) -> str:
+    """Everything that stands on the page as text."""
+    kinds = ("markdown", "caption", "header", "subheader", "info", "error")
+    return " ".join(element.value for kind in kinds for element in page.get(kind)).replace("\\", "")
+
+
+def test_a_word_is_searched_and_its_paths_are_told(show):
+    page = show(view="paths", run="texts", find="the")
+    told = said(page)
+    assert "Which paths do these tokens take?" in told
+    assert "are “the”; they take" in told
+    assert "Words: the (" in told
+    assert "Which modules do they prefer?" in told
+    assert not page.error
+    assert page.text_input(key="in_find").value == "the"
+
+
+def test_the_search_field_writes_the_address(show):
+    page = show(view="paths", run="texts")
+    page.text_input(key="in_find").set_value("  m* ").run()
+    assert page.query_params["find"] in ("m*", ["m*"])
+    page.selectbox(key="in_kind").set_value("function_word").run()
+    assert page.query_params["kind"] in ("function_word", ["function_word"])
+    assert "No token is" in words(page) or "function words" in said(page)
+    page.number_input(key="in_ranks_1").set_value(5).run()
+    assert page.query_params["ranks"] in ("1:5", ["1:5"])
+    assert not page.exception
+
+
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [({"run": "texts", "find": "zzz"}, "No token is “zzz”"), ({"run": "texts", "find": "a b"}, "one word at a time"),
+     ({"run": "pictures", "kind": "number"}, "is one of images"), ({"run": "texts", "find": "*"}, "every word fits"),
+     ({"run": "bare", "ranks": "1:1"}, "no others to compare"), ({"run": "texts", "ranks": "9:1"}, "is not understood"),
+     ({"run": "bare"}, "one and the same path"), ({"run": "unlabelled"}, "has no labels")],
+)  # fmt: skip
+def test_what_cannot_be_told_is_a_sentence(show, query, sentence):
+    told = words(show(view="paths", **query)).replace("\\", "")
+    assert sentence in told
+    assert "fault of the page" not in told
+
+
+@pytest.mark.parametrize("kind", ["edge", "centre"])
+def test_patches_are_searched_by_kind(show, kind):
+    page = show(view="paths", run="pictures", kind=kind)
+    assert "they take" in said(page)
+    assert not page.error
+
+
+def test_a_search_is_saved_opened_and_forgotten(show, data_dir):
+    page = show(view="paths", run="texts", find="the", label="english")
+    page.text_input(key="search_name").set_value("every The!").run()
+    page.button(key="save_search").click().run()
+    assert (data_dir / "searches" / "every-The.json").exists()
+    other = show(view="flow", run="pictures")
+    assert "find" not in other.query_params
+    other = show(view="paths", run="pictures")
+    other.button(key="open_search_every-The").click().run()
+    assert {key: other.query_params[key] for key in ("run", "find", "label")} in (
+        {"run": "texts", "find": "the", "label": "english"},
+        {"run": ["texts"], "find": ["the"], "label": ["english"]},
+    )
+    other.button(key="drop_search_every-The").click().run()
+    assert not (data_dir / "searches" / "every-The.json").exists()
+
+
+def test_the_power_laws_of_run_twin_and_null_stand_beside_each_other(show):
+    page = show(view="paths", run="pictures")
+    told = said(page)
+    assert "A pure power law is " in told
+    table = next(frame.value for frame in page.dataframe if "log–log slope" in frame.value.columns)
+    assert list(table["whose"]) == ["this run", "untrained twin", "independent steps"]
+    assert table["verdict"].str.contains("lognormal|No power law").all()
+
+
+def test_what_paths_know_is_drawn_and_said(show):
+    for run, known in (("pictures", "place in the picture"), ("texts", "token id")):
+        page = show(view="paths", run=run)
+        told = said(page)
+        assert "What do paths know?" in told
+        assert "200 shuffles with a fixed seed" in told
+        assert known in told
+        assert "is the most specific of" in told
+
+
+def test_names_of_searches():
+    from frontend.views.path_search import name_of
+
+    assert [name_of(words) for words in (" plural nouns ", "naïve", "…", "x" * 90)] == [
+        "plural-nouns", "na-ve", "", "x" * 64,
+    ]  # fmt: skip
