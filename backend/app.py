@@ -22,6 +22,7 @@ from backend.routes import (
     knowledge,
     models,
     paths,
+    report,
     runs,
     samples,
     searches,
@@ -75,7 +76,7 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     app.include_router(service.router)
     app.include_router(docs_router())
-    about_runs = (runs, paths, knowledge, samples, similar, soft, experts, effects, compare, exports)
+    about_runs = (runs, paths, knowledge, samples, similar, soft, experts, effects, compare, exports, report)
     for part in (*about_runs, models, traces, jobs, searches):
         app.include_router(part.router, prefix=PREFIX)
     app.add_middleware(HeadAsGet)

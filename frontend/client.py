@@ -143,6 +143,10 @@ class Client:
         """A whole table as a file; not kept, it may be large."""
         return self._send("GET", f"/runs/{_part(run)}/export/{_part(table)}.{_part(form)}").content
 
+    def report(self, run: str) -> bytes:
+        """The whole run as one HTML page; made when asked for, not kept."""
+        return self._send("GET", f"/runs/{_part(run)}/report").content
+
     def export_url(self, run: str, table: str, form: str) -> str:
         return f"{self.url}/api/v1/runs/{_part(run)}/export/{_part(table)}.{form}"
 

@@ -19,12 +19,7 @@ from engine.errors import UserError
 if TYPE_CHECKING:
     from backend.settings import Settings
     from engine.store import Run
-    from frontend.figures import Dreams, Kind, Wishes
-
-MOST_DREAMS = 60
-DREAM_SHOWS = 8
-"""dreams whose pictures are read, the newest first"""
-
+    from frontend.figures import Kind, Wishes
 
 def figures(
     run: Annotated[str, typer.Option(help="Name of the run, as `tokenpaths ls` shows it.")],
@@ -46,6 +41,7 @@ def figures(
     Example: tokenpaths figures --run scenes-dna-vision-top2-skip --out figures --only fig2,fig6
     """
     from backend.cli.dream import dream as dream_of
+    from backend.kept_dreams import dreams_of
     from backend.settings import load_settings
     from frontend.figures import Wishes, chosen
 
@@ -55,7 +51,7 @@ def figures(
         raise UserError(f"{error}.", field="only") from None
     formats, column_mm, wanted = _formats(format), millimetres(width), _ranks(ranks)
     settings = load_settings(data_dir=data_dir)
-    with _opened(settings, run, beside) as (source, other), figures_folder(out) as folder:
+    with opened(settings, run, beside) as (source, other), figures_folder(out) as folder:
         info = source.info()
         if sample is not None and sample >= info["num_samples"]:
             raise UserError(f"Run {run} has samples 0 to {info['num_samples'] - 1}, not {sample}.", field="sample")
@@ -110,7 +106,7 @@ def _draw(
 
 
 @contextmanager
-def _opened(settings: Settings, run: str, beside: str | None) -> Iterator[tuple[Run, Run | None]]:
+def opened(settings: Settings, run: str, beside: str | None) -> Iterator[tuple[Run, Run | None]]:
     """The run, and the one beside it; a missing one is a sentence."""
     from backend.problems import Problem
     from backend.runs import RunRegistry
@@ -183,40 +179,6 @@ def _earlier(out: Path) -> set[str]:
             "folder with --out.", field="out",
         )  # fmt: skip
     return there
-
-
-def dreams_of(settings: Settings, info: Mapping[str, Any]) -> Dreams:
-    """Finished image dreams of the run's model with the same weights, the newest first."""
-    from engine.dream.title import dream_title
-    from frontend.figures import Dreams
-
-    command = f"`tokenpaths dream --model {info['model']} --run {info['run']} --sample 0`"
-    results = [
-        file
-        for parent in (settings.data_dir / "dreams", settings.data_dir / "jobs")
-        for file in parent.glob("*/artifacts/result.json")
-    ]
-    found: list[dict[str, Any]] = []
-    for file in sorted(results, key=_age)[:MOST_DREAMS]:
-        try:
-            result = json.loads(file.read_text("utf-8"))
-            same = result["model"] == info["model"] and result["checkpoint_sha256"] == info["checkpoint_sha256"]
-            names = [one["image"] for one in result["dreams"] if "image" in one]
-            if not same or not names or len(found) == DREAM_SHOWS:
-                continue
-            names += [result["original"]["image"]] if result.get("original") else []
-            pictures = {name: (file.parent / Path(name).name).read_bytes() for name in names}
-            found.append({"title": dream_title(result["request"]), "result": result, "pictures": pictures})
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # a job that writes just now, or a folder of something else
-    return Dreams(found, command.strip("`"))
-
-
-def _age(file: Path) -> float:
-    try:
-        return -file.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def millimetres(text: str) -> float:

@@ -1,4 +1,4 @@
-"""Whole tables of a run as files: CSV, Parquet or Arrow, for a spreadsheet, a notebook or a colleague."""
+"""A run as files: whole tables for a spreadsheet, a notebook or a colleague, and all of it as one HTML page."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ def export_popover(run: Mapping[str, Any]) -> None:
     """A button beside the run's name; what it offers is asked for when it is opened."""
     key = f"export_{run['run']}"
     panel = st.popover(
-        "Export", icon=":material/download:", key=key, on_change="rerun", help="Whole tables of this run as files."
+        "Export", icon=":material/download:", key=key, on_change="rerun", help="This run as files: tables, or one page."
     )
     if not panel.open:
         return
     with panel, look.guarded("the tables of this run"):
         _offer(look.client(), str(run["run"]), key)
+        _offer_report(look.client(), str(run["run"]), key)
 
 
 def _offer(client: Client, run: str, key: str) -> None:
@@ -57,6 +58,15 @@ def _offer(client: Client, run: str, key: str) -> None:
     else:
         st.caption("This table is too large to pass through the page. At the machine that has the run:")
     st.code(f"tokenpaths export {run} {table} -o {name}", language="bash")
+
+
+def _offer_report(client: Client, run: str, key: str) -> None:
+    """The whole page of a run in one file; made when it is clicked, in some seconds."""
+    st.caption("Or the whole run as one page: charts to point at, examples, tables and formulas, to open offline.")
+    st.download_button(
+        f"Download {run}.html", partial(client.report, run), file_name=f"{run}.html", mime="text/html",
+        key=f"{key}_report", on_click="ignore", icon=":material/article:",
+    )  # fmt: skip
 
 
 def within_reach(client: Client, page_url: str | None) -> bool:

@@ -1,0 +1,234 @@
+"""One run as one HTML page that needs nothing else: charts to point at, examples, tables, and the formulas.
+
+Everything is inside: the scripts of Vega, the data, the pictures. The page forbids itself any request by its own
+content security policy. Text from elsewhere is escaped; it is never markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from frontend.charts import numbers
+from frontend.charts.canvas import clean
+from frontend.charts.paths import path_rows
+from frontend.charts.printing import points
+from frontend.charts.tables import csv_of
+from frontend.figures import KINDS, Figure, Kind, Source, Wishes, draw_figures
+from frontend.figures.common import sample_rows
+from frontend.figures.files import plain
+from frontend.formulas import HELP
+
+_HERE = Path(__file__).parent
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:; "
+    "base-uri 'none'; form-action 'none'"
+)
+"""unsafe-eval: Vega makes functions of its expressions"""
+MOST_ROWS, MOST_CSV_BYTES = 300, 2_000_000
+CARD = {
+    "model": "model", "family": "family", "dataset": "data set", "split": "split", "num_samples": "samples",
+    "num_tokens": "tokens", "num_steps": "steps", "num_modules": "modules", "top_k": "top-k", "num_paths": "paths",
+    "accuracy": "accuracy", "loss": "loss (nats)", "created_at": "traced at",
+    "checkpoint_sha256": "checkpoint, SHA-256", "engine_version": "version",
+}  # fmt: skip
+
+
+def report(
+    source: Source, *, version: str, refusals: tuple[type[Exception], ...] = (), wishes: Wishes | None = None
+) -> str:
+    """The page of a run. ``refusals`` are errors whose text says why a figure cannot be drawn."""
+    info, counter = source.info(), itertools.count()
+    parts, contents, missing = [], [], []
+    for kind, figures, why in draw_figures(source, wishes or Wishes(), KINDS, refusals):
+        if why:
+            numbered = f"figure {escape(', '.join(kind.paper))}"
+            missing.append(f"<li><b>{escape(kind.shows)}</b> ({numbered}): {_text(why)}</li>")
+            continue
+        contents.append((kind.name, figures[0].question))
+        parts.append(_section(kind, figures, counter))
+    contents += [("knows", "Do paths know what they carry?"), ("tables", "Tables")]
+    body = [
+        f"<h1>{_text(info['run'])}</h1>", f"<p>{_text(_in_words(info))}</p>", _card(info),
+        "<nav aria-label='contents'><ol>",
+        *(f"<li><a href='#{name}'>{_text(words)}</a></li>" for name, words in contents), "</ol></nav>",
+        *parts, _family(source, info, counter), _knows(info), _tables(source, info),
+        f"<h2>Not drawn</h2><ul class='why'>{''.join(missing)}</ul>" if missing else "",
+        f"<p class='why'>Made by Tokenpaths {_text(version)} from one run file; nothing on this page is loaded from "
+        "elsewhere.</p>",
+    ]  # fmt: skip
+    return _PAGE.format(
+        policy=POLICY, title=_text(info["run"]), style=_file("report.css"), body="\n".join(body),
+        library=_library(), script=_file("report.js"),
+    )  # fmt: skip
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title} – Tokenpaths</title>
+<style>{style}</style></head>
+<body>
+{body}
+<script type="module">{library}
+{script}</script>
+</body></html>
+"""
+
+
+@lru_cache(maxsize=1)
+def _library() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script; made once a process, in about a second."""
+    import vl_convert
+
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+@lru_cache(maxsize=4)
+def _file(name: str) -> str:
+    return (_HERE / name).read_text("utf-8")
+
+
+def _section(kind: Kind, figures: Sequence[Figure], counter: Any) -> str:
+    head = f"<section id='{kind.name}'><h2>{_text(figures[0].question)}</h2>"
+    paper = f"<p class='paper'>Figure {escape(', '.join(kind.paper))} of the DNA paper: {escape(kind.shows)}.</p>"
+    drawn = [_figure(figure, counter, first=number == 0) for number, figure in enumerate(figures)]
+    return head + paper + "".join(drawn) + "</section>"
+
+
+def _figure(figure: Figure, counter: Any, *, first: bool) -> str:
+    """A picture with its caption, its numbers, its data and its formulas."""
+    narrow = " narrow" if figure.columns == 1 else ""
+    if figure.sheet is not None:
+        width = points(89 if figure.columns == 1 else 183)
+        named = f"role='img' aria-label='{_text(figure.question)}'"
+        picture = f"<div class='sheet{narrow}' {named}>{figure.sheet(width)}</div>"
+    else:
+        assert figure.draw is not None
+        picture = _chart(figure.draw("light"), counter, narrow)
+    title = "" if first else f"<h3>{_text(figure.question)}</h3>"
+    told = [{"number": name, "value": value} for name, value in plain(figure.numbers).items()]
+    return (
+        f"{title}<figure>{picture}<figcaption>{_text(figure.caption)}</figcaption></figure>"
+        + "".join(f"<p class='why'><b>{escape(name)}</b>: {_text(HELP[name])}</p>" for name in figure.formulas
+                  if name in HELP)
+        + _details("Exact numbers", told)
+        + "".join(_details(f"Data: {name}", table, f"{figure.key}-{name}.csv") for name, table in figure.tables.items())
+    )  # fmt: skip
+
+
+def _chart(chart: Any, counter: Any, narrow: str = "") -> str:
+    """A box for a chart and its Vega-Lite as JSON, of which nothing can end the script element."""
+    number = next(counter)
+    spec = json.dumps(plain(chart.to_dict()), ensure_ascii=False, allow_nan=False)
+    spec = clean(spec).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return (
+        f"<div class='chart{narrow}' data-chart='spec-{number}'></div>"
+        f"<script type='application/json' id='spec-{number}'>{spec}</script>"
+    )
+
+
+def _details(title: str, table: Sequence[Mapping[str, Any]], file_name: str = "") -> str:
+    """A table that opens on a click; the whole of it as a CSV file where that is not too large."""
+    if not table:
+        return ""
+    link = ""
+    if file_name:
+        data = csv_of(table).encode()
+        if len(data) <= MOST_CSV_BYTES:
+            url = "data:text/csv;base64," + base64.b64encode(data).decode("ascii")
+            name = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in file_name)
+            link = f"<p><a download='{name}' href='{url}'>{numbers.plural(len(table), 'row')} as CSV</a></p>"
+    some = f" (the first {MOST_ROWS} of {numbers.count(len(table))})" if len(table) > MOST_ROWS else ""
+    return f"<details><summary>{_text(title)}{some}</summary>{link}{_table(table[:MOST_ROWS])}</details>"
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in ("patch", "image")]
+    head = "".join(f"<th scope='col'>{_text(name)}</th>" for name in names)
+    body = "".join("<tr>" + "".join(_cell(name, row.get(name)) for name in names) + "</tr>" for row in rows)
+    return f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _cell(name: str, value: Any) -> str:
+    value = plain(value)
+    if value is None:
+        return "<td>–</td>"
+    if isinstance(value, bool | int | float):
+        told = numbers.count(value) if isinstance(value, int) else numbers.number(value, 4)
+        return f"<td class='number' title='{value!r}'>{told}</td>"
+    if name == "ribbon" and isinstance(value, list):
+        value = numbers.ribbon_words(value)
+    told = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"<td class='text'>{_text(told[:600])}</td>"
+
+
+def _in_words(info: Mapping[str, Any]) -> str:
+    summary = info["summary"]
+    return (
+        f"{info['model']} over {numbers.plural(info['num_samples'], 'sample')} of {info['dataset']}: "
+        f"{numbers.plural(info['num_tokens'], 'token')} on {numbers.plural(info['num_paths'], 'path')}, effectively "
+        f"{numbers.number(summary['effective_paths'])}; mean compute {numbers.percent(summary['mean_compute'])}, mean "
+        f"reuse {numbers.percent(summary['mean_reuse'])}."
+    )
+
+
+def _card(info: Mapping[str, Any]) -> str:
+    rows = "".join(
+        f"<tr><th scope='row'>{words}</th>{_cell(name, info[name])}</tr>"
+        for name, words in CARD.items()
+        if info.get(name) not in (None, "")
+    )
+    return f"<div class='scroll'><table>{rows}</table></div>"
+
+
+def _family(source: Any, info: Mapping[str, Any], counter: Any) -> str:
+    """Connections of an H-Model, gates of Directional Routing: the mean over all samples."""
+    from frontend.charts import gate_chart, graph_chart
+
+    charts = {"edges": ("Which layers talk to each other?", graph_chart),
+              "gates": ("Which directions are switched on?", gate_chart)}  # fmt: skip
+    parts = []
+    for name, (question, draw) in charts.items():
+        if name in info.get("soft", ()):
+            chart = draw(source.soft(name), theme="light", title=None)
+            parts.append(f"<section><h2>{question}</h2><p class='paper'>Mean over all samples.</p>"
+                         f"<figure>{_chart(chart, counter)}</figure></section>")  # fmt: skip
+    return "".join(parts)
+
+
+def _knows(info: Mapping[str, Any]) -> str:
+    rows = [row for row in info["associations"] if row.get("nmi") is not None]
+    told = _table(rows) if rows else "<p>This run has neither labels nor regions nor token ids that differ.</p>"
+    return (
+        f"<section id='knows'><h2>Do paths know what they carry?</h2><p class='why'>{_text(HELP['nmi'])}</p>{told}"
+        "</section>"
+    )
+
+
+def _tables(source: Source, info: Mapping[str, Any]) -> str:
+    tables = {
+        "Most frequent paths": path_rows(source.paths(limit=200)["paths"]),
+        "Samples": sample_rows(source.samples(limit=500)["samples"]),
+        "Labels": info["labels"],
+        "Modules": info["modules"],
+    }
+    more = f"<p class='why'>Every row: <code>tokenpaths export {_text(info['run'])} path -o paths.csv</code></p>"
+    inside = "".join(_details(name, table, f"{name.lower()}.csv") for name, table in tables.items())
+    config = _text(json.dumps(info["config"], ensure_ascii=False, indent=1))
+    return (
+        f"<section id='tables'><h2>Tables</h2>{inside}<details><summary>Configuration of the model</summary>"
+        f"<pre>{config}</pre></details>{more}</section>"
+    )
+
+
+def _text(words: Any) -> str:
+    return escape(clean(str(words)), quote=True)
