@@ -188,6 +188,11 @@ def preferred_words(answer: Mapping[str, Any]) -> str:
     )
 
 
+def span(low: float | None, high: float | None) -> str:
+    """Both ends of an interval: “25.6 – 28.8”."""
+    return "–" if low is None or high is None else f"{numbers.number(low)} – {numbers.number(high)}"
+
+
 def taken_rows(paths: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The table of their paths; shares in per cent."""
     return [
@@ -198,8 +203,7 @@ def taken_rows(paths: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "share": 100 * row["share"],
             "of all": 100 * row["share_of_all"],
             "lift": row["lift"],
-            "from": row["low"],
-            "to": row["high"],
+            "95 %": span(row["low"], row["high"]),
         }
         for row in paths
     ]

@@ -72,12 +72,12 @@ def law_rows(fit: Mapping[str, Any], laws: Mapping[str, Any], draws: int = 100) 
             {
                 "whose": who,
                 "paths": numbers.count(curve["num_paths"]),
-                "log–log slope": _signed(curve.get("slope")),
+                "slope": _signed(curve.get("slope")),
                 "α": f"{numbers.number(law['alpha'])} ± {error}" if fitted else "–",
-                "from tokens": numbers.count(law.get("x_min")),
-                "paths in the tail": numbers.count(law.get("num_tail")),
                 "p": "–" if p is None else numbers.number(p, 2) if p else f"< {1 / draws:g}",
-                "ratio to lognormal": _signed(beside["ratio"]) if beside else "–",
+                "lognormal": _signed(beside["ratio"]) if beside else "–",
+                "x_min": numbers.count(law.get("x_min")),
+                "tail": numbers.count(law.get("num_tail")),
                 "verdict": verdict_words(law, draws),
             }
         )

@@ -9,7 +9,7 @@ import streamlit as st
 
 from frontend import address, look
 from frontend.charts import numbers
-from frontend.charts.knowledge import PROPERTIES, knowledge_chart, knowledge_rows, knowledge_words
+from frontend.charts.knowledge import PROPERTIES, knowledge_chart, knowledge_rows, knowledge_words, span
 from frontend.selection import Selection
 from frontend.views import common
 
@@ -95,7 +95,7 @@ def _table(answer: Mapping[str, Any], of: str, selection: Selection) -> None:
         {
             **({"rank": row["rank"]} if of == "path" else {"step": row["step"], "module": row["module"]}),
             "label": row["label"], "share": 100 * row["share"],
-            "lift": row["lift"], "from": row["low"], "to": row["high"],
+            "lift": row["lift"], "95 %": span(row["low"], row["high"]),
             "tokens": row["count"], "of": row["of"], "samples": row["num_samples"],
         }
         for row in answer["rows"]
@@ -111,12 +111,12 @@ def _table(answer: Mapping[str, Any], of: str, selection: Selection) -> None:
         else:
             address.go(address.current().toggle_through(f"{row['step']}.{row['module']}"))
 
-    times = st.column_config.NumberColumn(format="%.2f ×")
     st.dataframe(
         rows, key=key, hide_index=True, width="stretch", height=min(390, 38 + 35 * max(1, len(rows))),
         column_config={
             "share": st.column_config.NumberColumn("share", format="%.1f %%"),
-            "lift": st.column_config.NumberColumn("lift", format="%.2f ×", help=SPECIFIC), "from": times, "to": times,
+            "lift": st.column_config.NumberColumn("lift", format="%.2f ×", help=SPECIFIC),
+            "95 %": st.column_config.TextColumn("95 %", help=SPECIFIC),
             "tokens": st.column_config.NumberColumn("tokens of it", format="localized"),
             "of": st.column_config.NumberColumn("all here", format="localized"),
         },

@@ -230,7 +230,6 @@ def _taken(found: Mapping[str, Any], selection: Selection) -> None:
         "Tick rows to see everyone on them below."
     )
     percent = st.column_config.NumberColumn(format="%.2f %%")
-    times = st.column_config.NumberColumn(format="%.2f ×")
     key = f"taken_{_key(selection)}_{selection.paths}"
 
     def ticked() -> None:
@@ -245,7 +244,8 @@ def _taken(found: Mapping[str, Any], selection: Selection) -> None:
             "path": st.column_config.TextColumn("path (module per step)", width="medium"),
             "tokens": st.column_config.NumberColumn("of these", format="localized"),
             "share": percent, "of all": percent,
-            "lift": st.column_config.NumberColumn("lift", format="%.2f ×", help=LIFT), "from": times, "to": times,
+            "lift": st.column_config.NumberColumn("lift", format="%.2f ×", help=LIFT),
+            "95 %": st.column_config.TextColumn("95 %", help=LIFT),
         },
         on_select=ticked, selection_mode="multi-row",
         selection_default={"selection": {"rows": [i for i, row in enumerate(rows) if row["rank"] in selection.paths]}},

@@ -113,10 +113,14 @@ def _law_table(place: Any, fit: Mapping[str, Any], laws: Mapping[str, Any]) -> N
         width="stretch",
         column_config={
             "whose": st.column_config.TextColumn("whose", pinned=True, help=look.HELP["nulls"]),
+            "slope": st.column_config.TextColumn("log–log slope", help=look.HELP["paths"]),
             "α": st.column_config.TextColumn("α", help=look.HELP["law"]),
-            "ratio to lognormal": st.column_config.TextColumn(
-                "against lognormal", help="Vuong’s ratio on the same tail: negative = the lognormal fits better."
+            "p": st.column_config.TextColumn("p", help="Goodness of fit; at most 0.1 refuses the power law."),
+            "lognormal": st.column_config.TextColumn(
+                "vs lognormal", help="Vuong’s ratio on the same tail: negative = the lognormal fits better."
             ),
+            "x_min": st.column_config.TextColumn("from", help="The law holds for paths of at least so many tokens."),
+            "tail": st.column_config.TextColumn("paths there"),
         },
     )
 

@@ -104,7 +104,7 @@ def test_the_power_laws_of_run_twin_and_null_stand_beside_each_other(show):
     page = show(view="paths", run="pictures")
     told = said(page)
     assert "A pure power law is " in told
-    table = next(frame.value for frame in page.dataframe if "log–log slope" in frame.value.columns)
+    table = next(frame.value for frame in page.dataframe if "verdict" in frame.value.columns)
     assert list(table["whose"]) == ["this run", "untrained twin", "independent steps"]
     assert table["verdict"].str.contains("lognormal|No power law").all()
 
