@@ -125,7 +125,7 @@ def test_a_power_law_and_its_rival_are_those_of_the_powerlaw_package():
         ratio, p_value = fixed.distribution_compare("power_law", "lognormal", normalized_ratio=True)
     assert (ours.alpha, ours.ks) == pytest.approx((fixed.power_law.alpha, fixed.power_law.D), abs=2e-3)
     assert ours.x_min == free.xmin
-    assert ours.alpha_error == pytest.approx(fixed.power_law.sigma, rel=0.02)
+    assert ours.alpha_error == pytest.approx(fixed.power_law.standard_err, rel=0.02)
     beside = against_lognormal(Histogram.of(counts), ours)
     assert (beside.ratio, beside.p_value) == pytest.approx((ratio, p_value), abs=0.05)
     # A law is refused where it should be: geometric counts of the same mean, against SciPy's own test of that law.
@@ -160,13 +160,13 @@ def test_the_permutation_null_is_that_of_scipy():
     rng = np.random.default_rng(5)
     labels = rng.integers(0, 3, 240)
     paths = np.where(rng.random(240) < 0.15, labels, rng.integers(0, 12, 240))
-    ours = association(paths, labels, shuffles=2000, seed=6)
+    ours = association(paths, labels, shuffles=1000, seed=6)
     theirs = scipy.stats.permutation_test(
         (paths, labels), lambda a, b: normalized_mutual_info_score(b, a), permutation_type="pairings",
-        alternative="greater", n_resamples=2000, rng=np.random.default_rng(7),
+        alternative="greater", n_resamples=1000, rng=np.random.default_rng(7),
     )  # fmt: skip
     assert ours.nmi == pytest.approx(theirs.statistic)
-    assert ours.p_value == pytest.approx(theirs.pvalue, abs=0.02)
+    assert ours.p_value == pytest.approx(theirs.pvalue, abs=0.03)
     assert ours.null_mean == pytest.approx(theirs.null_distribution.mean(), rel=0.02)
     assert ours.null_std == pytest.approx(theirs.null_distribution.std(), rel=0.1)
     low, high = np.quantile(theirs.null_distribution, [0.025, 0.975])
