@@ -50,14 +50,19 @@ def spearman(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> Correlat
     The error is that of Bonett and Wright (Psychometrika 65, 2000): ranks are not normal, so Fisher's own is too
     narrow. None as for ``pearson``.
     """
-    from scipy.stats import rankdata
-
     if len(x) < FEWEST or is_flat(x) or is_flat(y):
         return None
-    found = pearson(rankdata(x), rankdata(y))
+    found = pearson(_ranks(x), _ranks(y))
     if found is None:
         return None
     return _with_interval(found.r, math.sqrt((1 + found.r**2 / 2) / (len(x) - 3)))
+
+
+def _ranks(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """Rank of each value from 1 on; equal values share the mean of theirs."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(count)
+    return (last - (count - 1) / 2)[place.reshape(-1)]
 
 
 def _with_interval(r: float, error: float) -> Correlation:
@@ -93,7 +98,7 @@ def agreement(one: Integer[np.ndarray, " n"], other: Integer[np.ndarray, " n"]) 
     if len(one) != len(other) or not len(one):
         raise ValueError(f"{len(one)} and {len(other)} tokens cannot be set side by side")
     n = len(one)
-    code_n, code_m = (np.unique(groups, return_inverse=True)[1].reshape(-1).astype(np.int64) for groups in (one, other))
+    code_n, code_m = _codes(one), _codes(other)
     sizes_P, sizes_Q = np.bincount(code_n), np.bincount(code_m)
     joint = np.unique(code_n * len(sizes_Q) + code_m, return_counts=True)[1]
     entropy_P, entropy_Q = _entropy(sizes_P, n), _entropy(sizes_Q, n)
@@ -105,6 +110,16 @@ def agreement(one: Integer[np.ndarray, " n"], other: Integer[np.ndarray, " n"]) 
     room = mean - expected
     ami = None if room < 1e-9 * max(1.0, mean) else (mutual - expected) / room
     return Agreement(min(1.0, mutual / mean), ami, min(1.0, expected / mean))
+
+
+def _codes(groups: Integer[np.ndarray, " n"]) -> Integer[np.ndarray, " n"]:
+    """Groups numbered 0, 1, 2 …; without sorting where their numbers are small, as ids of paths are."""
+    least, most = int(groups.min()), int(groups.max())
+    if most - least > 4 * len(groups):
+        return np.unique(groups, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    there = np.zeros(most - least + 1, dtype=np.int64)
+    there[groups - least] = 1
+    return (np.cumsum(there) - 1)[groups - least]
 
 
 def _entropy(counts: Integer[np.ndarray, " P"], total: int) -> float:

@@ -80,12 +80,14 @@ def compare(
         "grouping": _grouping(a, b, pairs),
         "flow": _flow(a, b, matched, links),
         "points": [
-            {"sample": int(pairs["sample_a"].iat[i]), "partner": int(pairs["sample_b"].iat[i]),
-             "a": float(values_a[i]), "b": float(values_b[i]), "label": _text(pairs["label_a"].iat[i])}
-            for i in shown
+            {"sample": sample, "partner": partner, "a": float(values_a[i]), "b": float(values_b[i]),
+             "label": _text(label)}
+            for i, sample, partner, label in zip(
+                shown.tolist(), *(pairs[name].iloc[shown].tolist() for name in ("sample_a", "sample_b", "label_a")),
+                strict=True)
         ],
         "points_of": int(known.sum()),
-        "most": _most(pairs, values_a, values_b, known, limit),
+        "most": _most(a, pairs, values_a, values_b, known, limit),
     }  # fmt: skip
 
 
@@ -180,19 +182,22 @@ def _within(run: Run, pairs: pd.DataFrame, side: str) -> dict[str, Any]:
 
 
 def _most(
-    pairs: pd.DataFrame, values_a: np.ndarray, values_b: np.ndarray, known: np.ndarray, limit: int
+    run: Run, pairs: pd.DataFrame, values_a: np.ndarray, values_b: np.ndarray, known: np.ndarray, limit: int
 ) -> list[dict[str, Any]]:
     """The samples that differ most, largest |b − a| first; those that do not differ are left out."""
     change = np.where(known, values_b - values_a, 0.0)
     order = np.argsort(-np.abs(change), kind="stable")[:limit]
+    order = order[np.abs(change[order]) > 1e-9]
+    if not len(order):
+        return []
+    snippets = dict(run.rows(queries.some_samples(pairs["sample_a"].iloc[order].tolist(), "sample, left(text, 160)")))
     return [
         {
             "sample": int(row.sample_a), "partner": int(row.sample_b), "a": float(values_a[i]),
             "b": float(values_b[i]), "difference": float(change[i]), "label": _text(row.label_a),
-            "source": _text(row.source_a), "snippet": _text(row.snippet_a), "has_image": bool(row.has_image_a),
+            "source": _text(row.source_a), "snippet": snippets[row.sample_a], "has_image": bool(row.has_image_a),
         }
-        for i, row in zip(order, pairs.iloc[order].itertuples(), strict=True)
-        if abs(change[i]) > 1e-9
+        for i, row in zip(order.tolist(), pairs.iloc[order].itertuples(), strict=True)
     ]  # fmt: skip
 
 
@@ -200,7 +205,7 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def numbers_of(run: Run) -> dict[str, float | None]:
+def numbers_of(run: Run) -> dict[str, float | int | None]:
     """One number a measure for a whole run; those of load are means over steps."""
     observed = run.fit()["observed"]
     steps = run.usage()["steps"]
@@ -213,7 +218,7 @@ def numbers_of(run: Run) -> dict[str, float | None]:
     }  # fmt: skip
 
 
-def _untrained_numbers(run: Run) -> dict[str, float | None]:
+def _untrained_numbers(run: Run) -> dict[str, float | int | None]:
     """The same of the untrained twin that was traced beside the run, as far as a run keeps them; empty without one."""
     twin, rows = run.fit()["untrained"], run.rows(queries.null_usage("untrained"))
     if twin is None or not rows:
@@ -273,7 +278,7 @@ def _grouping(a: Run, b: Run, pairs: pd.DataFrame) -> dict[str, Any]:
 def _tokens(run: Run, pairs: pd.DataFrame, side: str) -> tuple[np.ndarray, np.ndarray]:
     """path_id and token_id (−1: unknown) of the tokens of these samples, sample after sample."""
     known = "coalesce(token_id, -1)" if "token_id" in run.token_columns else "-1"
-    columns = run.arrays(Query(f"SELECT path_id, {known} AS token_id FROM token ORDER BY rowid"))
+    columns = run.arrays(Query(f"SELECT path_id, {known} AS token_id FROM token"))  # in the order of rowid
     first, length = (pairs[f"{name}_{side}"].to_numpy(dtype=np.int64) for name in ("first_row", "num_tokens"))
     rows = np.repeat(first - np.cumsum(length) + length, length) + np.arange(int(length.sum()))
     return columns["path_id"][rows], columns["token_id"][rows]

@@ -22,7 +22,7 @@ SAME_PICTURE = 0.12
 """mean difference of two small grey pictures, 0 … 1, up to which they are taken for one"""
 _COLUMNS = (
     "sample, source, label, num_tokens, first_row, compute, reuse, loss, grid_rows, grid_cols, "
-    "left(text, 160) AS snippet, image IS NOT NULL AS has_image, "
+    "image IS NOT NULL AS has_image, "
     "CASE WHEN text IS NOT NULL THEN md5(text) WHEN image IS NOT NULL THEN md5(image) END AS content"
 )
 

@@ -45,7 +45,7 @@ def naive_joint(squared: np.ndarray, perplexity: float) -> np.ndarray:
             return weight / weight.sum()
 
         def error(log_beta: float) -> float:
-            p = row(log_beta)  # noqa: B023
+            p = row(log_beta)
             return float(-(p[p > 0] * np.log(p[p > 0])).sum() - np.log(perplexity))
 
         chances[i, np.arange(num) != i] = row(brentq(error, -20, 20))
