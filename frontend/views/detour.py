@@ -87,6 +87,7 @@ def _detour(
             + " below, then say above what shall be different.",
             icon=":material/alt_route:",
         )
+        st.caption(RANKS)
         _one_side(run, before, None, selection, "Before")
         detour_compare.draw(run, selection, look.client().sample(before["run"], 0), None)
         return
@@ -95,6 +96,7 @@ def _detour(
         return
     effect = look.client().effect(after["run"], of=before["run"], sample=0, limit=MOST_LINKS)
     _verdict(run, selection, effect, before, after)
+    st.caption(RANKS)
     left, right = st.columns(2, gap="large")
     with left:
         _one_side(run, before, None, selection, "Before")
@@ -161,6 +163,8 @@ def _verdict(
 def moved_words(effect: Mapping[str, Any], parts: str) -> str:
     """How many tokens go another way behind the edit, and at which steps that was counted (METRICS 5)."""
     steps = effect["after_steps"]
+    if not effect["paths_changed"]:
+        return f"all {parts} keep their paths"
     if not steps:
         told = numbers.percent(effect["paths_changed"])
         return f"{told} of the {parts} take another path, at steps that are edited themselves"
@@ -217,8 +221,6 @@ def _one_side(
         modules=run["modules"],
         chosen_link=None if link is None else "{0}.{1}>{3}.{2}".format(*link, link[0] + 1),
     )
-    if word == "Before":
-        st.caption(RANKS)
     explorer(
         data,
         key=f"detour_{word}_{one['run']}",

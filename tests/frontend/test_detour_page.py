@@ -95,6 +95,8 @@ def test_the_headline_says_which_steps_were_counted():
     assert said([2, 3, 4], 0.25) == "25.0 % of the patches take another path behind the edit, at steps 2 to 4"
     assert said([2, 4], 0.25).endswith("at steps 2, 4")
     assert said([4], 0.25).endswith("at step 4")
+    assert moved_words({"after_steps": [1], "paths_changed": 0.0, "paths_changed_after": 0.0}, "patches") == (
+        "all patches keep their paths")
     assert said([], None) == "50.0 % of the patches take another path, at steps that are edited themselves"
 
 
