@@ -1,5 +1,6 @@
 # make demo   trace the bundled samples, start the page    make bench  the claims about speed
 # make test   install what the tests need, run them all    make check  lint, import directions
+# make test-faults   the faults that take long: processes killed, disks filled, 10,000 requests (docs/reliability.md)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,7 +12,7 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test bench check browser clean
+.PHONY: demo test test-faults bench check browser clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/tokenpaths demo --data-dir $(DATA)
@@ -19,6 +20,9 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-test browser
 	$(BIN)/python -m pytest
+
+test-faults: $(VENV)/.installed-test browser
+	$(BIN)/python -m pytest -m slow_fault tests/faults
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check engine backend frontend tests benchmarks tokenpaths.py

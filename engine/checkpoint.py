@@ -19,6 +19,7 @@ from engine.disk import atomic_file, write_atomically
 from engine.errors import UserError
 from engine.models.families import family_class
 from engine.models.family import RoutedModel
+from engine.models.sizes import check_sizes
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -94,6 +95,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         about = json.loads(path.read_text(encoding="utf-8"))
         family = about["family"]
         config = family_class(family).Config(**about["config"])
+        check_sizes(config.model_dump())
         classes, validation, training = _rest(about, config)
     except UserError as error:
         raise CheckpointError(f"{folder.name}: {error}") from None
@@ -143,8 +145,13 @@ def build_model(checkpoint: Checkpoint, device: torch.device | str = "cpu") -> R
     for name, tensor in state.items():
         if not torch.isfinite(tensor).all():
             raise CheckpointError(f"{checkpoint.name}: {name} holds NaN or infinite values")
-    with torch.device("meta"):
-        model = family_class(checkpoint.family)(checkpoint.config)
+    try:
+        with torch.device("meta"):
+            model = family_class(checkpoint.family)(checkpoint.config)
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(
+            f"{checkpoint.name}: {CONFIG} describes a model that cannot be built ({_first_line(error)})"
+        ) from None
     expected = {name: _kind_of(t) for name, t in model.state_dict().items()}
     given = {name: _kind_of(t) for name, t in state.items()}
     if expected != given:

@@ -156,6 +156,19 @@ def tracing(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
             yield served
 
 
+@pytest.fixture(scope="module")
+def working(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Iterator[Served]:
+    """An API and a worker, both of which know the kind ``count``."""
+    from backend.worker import create_worker
+    from tests.jobs import know_the_kinds
+
+    know_the_kinds()
+    options = {"data_dir": tmp_path_factory.mktemp("jobs"), "worker_secret": SECRET, "warm_models": False}
+    options |= {"models_dirs": (models_dir,), "trace_seconds": 250}
+    with serving(create_worker(load_settings(**options))) as url, api_for(worker_url=url, **options) as served:
+        yield served
+
+
 def hear_interrupts() -> None:
     """For ``preexec_fn``: Ctrl-C reaches the child even where these tests run in the background, which ignores it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -2,63 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import random
-import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from backend.settings import load_settings
-from backend.worker import create_worker
-from tests.backend.conftest import API, SECRET, Serve, Served, api_for, problem, serving
+from tests.backend.conftest import API, Serve, Served, problem
+from tests.backend.jobs_over_rest import cancel, events_of, submit, until
 from tests.jobs import counted, know_the_kinds
 
 know_the_kinds()
-
-
-@pytest.fixture(scope="module")
-def working(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Iterator[Served]:
-    """An API and a worker, both of which know the kind ``count``."""
-    options = {"data_dir": tmp_path_factory.mktemp("jobs"), "worker_secret": SECRET, "warm_models": False}
-    options |= {"models_dirs": (models_dir,), "trace_seconds": 250}
-    with serving(create_worker(load_settings(**options))) as url, api_for(worker_url=url, **options) as served:
-        yield served
-
-
-def submit(served: Served, **request: Any) -> str:
-    answer = served.client.post(f"{API}/jobs", json={"kind": "count", "request": request})
-    assert answer.status_code == 202, answer.text
-    assert answer.headers["location"] == f"{API}/jobs/{answer.json()['job']}"
-    return str(answer.json()["job"])
-
-
-def until(served: Served, job: str, *states: str) -> dict[str, Any]:
-    """The job once it is in one of ``states``."""
-    ends = time.monotonic() + 120
-    while (found := served.get(f"/jobs/{job}").json())["state"] not in states:
-        assert time.monotonic() < ends, found
-        time.sleep(0.03)
-    return found
-
-
-def cancel(served: Served, job: str) -> None:
-    served.client.delete(f"{API}/jobs/{job}")
-    until(served, job, "cancelled", "succeeded", "failed")
-
-
-def events_of(text: str) -> list[tuple[int, str, dict[str, Any]]]:
-    """(id, event, data) of a whole stream."""
-    found = []
-    for block in text.split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
-        if fields:
-            found.append((int(fields["id"]), fields["event"], json.loads(fields["data"])))
-    return found
 
 
 def test_a_job_from_its_submission_to_its_result(working: Served) -> None:
@@ -125,28 +79,6 @@ def test_the_list_has_pages_states_and_kinds(working: Served) -> None:
     problem(working.client.get(f"{API}/jobs", params={"state": "failed", "next": page["next"]}), 422, "next")
 
 
-def test_of_a_hundred_jobs_fifty_are_cancelled_and_fifty_finish(working: Served) -> None:
-    first = submit(working, iterations=9000, seconds=0.01)
-    until(working, first, "running")
-    jobs = [submit(working, iterations=20 + number) for number in range(100)]
-    places = {row["job"]: row["place"] for row in working.get("/jobs?state=waiting&limit=1000").json()["jobs"]}
-    assert [places[job] for job in jobs] == list(range(1, 101))
-    dropped = set(random.Random(0).sample(jobs, 50))
-    for job in dropped:
-        assert working.client.delete(f"{API}/jobs/{job}").json()["state"] == "cancelled", "at once: nobody works on it"
-    kept = [job for job in jobs if job not in dropped]
-    assert [working.get(f"/jobs/{job}").json()["place"] for job in kept] == list(range(1, 51))
-    cancel(working, first)
-    ended = {job: until(working, job, "succeeded", "failed", "cancelled") for job in jobs}
-    assert {job for job in jobs if ended[job]["state"] == "cancelled"} == dropped
-    for number, job in enumerate(jobs):
-        if job not in dropped:
-            assert ended[job]["state"] == "succeeded"
-            assert ended[job]["result"] == {"value": counted(20 + number)}
-    began = [ended[job]["started_at"] for job in kept]
-    assert began == sorted(began), "the queue keeps its order"
-
-
 @pytest.mark.parametrize("running", [True, False])
 def test_eight_clients_cancel_at_once(working: Served, running: bool) -> None:
     job = submit(working, iterations=9000, seconds=0.01)
@@ -170,29 +102,6 @@ def test_eight_clients_cancel_at_once(working: Served, running: bool) -> None:
     assert states.count("cancelled") == 1
     assert working.client.delete(f"{API}/jobs/{meant}").json()["state"] == "cancelled", "and again, later"
     cancel(working, job)
-
-
-def test_a_cancelled_job_keeps_its_files_and_goes_on_when_tried_again(working: Served) -> None:
-    job = submit(working, iterations=300, seconds=0.01)
-    while "frame-000064.png" not in working.get(f"/jobs/{job}").json()["artifacts"]:
-        time.sleep(0.02)
-    frame = working.get(f"/jobs/{job}/artifacts/frame-000064.png")  # while it runs
-    assert frame.headers["content-type"] == "image/png"
-    cancel(working, job)
-    again = working.get(f"/jobs/{job}/artifacts/frame-000064.png")
-    assert again.content == frame.content
-    assert again.headers["etag"] == frame.headers["etag"]
-    fresh = working.get(f"/jobs/{job}/artifacts/frame-000064.png", headers={"if-none-match": again.headers["etag"]})
-    assert (fresh.status_code, fresh.content) == (304, b"")
-    assert working.client.head(f"{API}/jobs/{job}/artifacts/curve.json").status_code == 200
-    folder = working.settings.data_dir / "jobs" / job
-    assert not list(folder.rglob("*.tmp"))
-    answer = working.client.post(f"{API}/jobs/{job}/retry")
-    assert (answer.status_code, answer.json()["state"]) == (202, "waiting")
-    assert until(working, job, "succeeded")["result"] == {"value": counted(300)}
-    made = (folder / "made.txt").read_text().split()
-    assert len(made) <= 300 + 64
-    problem(working.client.post(f"{API}/jobs/{job}/retry"), 409)
 
 
 @pytest.mark.parametrize("name", ["state.json", "made.txt", "..%2fstate.json", "%2e%2e%2fstate.json", ".lock",
@@ -234,54 +143,6 @@ def test_only_a_job_that_is_over_can_be_removed(working: Served) -> None:
     problem(working.client.delete(f"{API}/jobs/{job}?remove=true"), 404)
     problem(working.get(f"/jobs/{job}/events"), 404)
     problem(working.get(f"/jobs/{job}/artifacts/curve.json"), 404)
-
-
-def test_events_resume_after_the_last_that_was_seen(working: Served) -> None:
-    job = submit(working, iterations=200, seconds=0.005)
-    seen: list[tuple[int, str, dict[str, Any]]] = []
-    with working.client.stream("GET", f"{API}/jobs/{job}/events") as stream:
-        assert stream.headers["content-type"].startswith("text/event-stream")
-        text = ""
-        for chunk in stream.iter_text():
-            text += chunk
-            if "frame-000064" in text:
-                break
-    seen = events_of(text[: text.rindex("\n\n") + 2])
-    rest = working.get(f"/jobs/{job}/events", headers={"last-event-id": str(seen[-1][0])})
-    more = events_of(rest.text)
-    ids = [number for number, _, _ in seen + more]
-    assert ids == sorted(set(ids)), "each once, in order"
-    assert [data["state"] for _, kind, data in seen + more if kind == "state"] == ["waiting", "running", "succeeded"]
-    names = {data["name"] for _, kind, data in seen + more if kind == "artifact"}
-    assert names == set(until(working, job, "succeeded")["artifacts"])
-    assert more[-1][2]["result"] == {"value": counted(200)}
-    last = {"last-event-id": str(more[-1][0])}
-    assert working.get(f"/jobs/{job}/events", headers=last).status_code == 204, "nothing more will come"
-    problem(working.get(f"/jobs/{job}/events", headers={"last-event-id": "-1"}), 422)
-
-
-def test_two_hundred_listeners_that_hang_up_are_let_go(working: Served) -> None:
-    job = submit(working, iterations=9000, seconds=0.01)
-    until(working, job, "running")
-    jobs, url = working.app.state.services.jobs, working.client.base_url
-    request = f"GET {API}/jobs/{job}/events HTTP/1.1\r\nHost: {url.host}:{url.port}\r\n\r\n".encode()
-    sockets = [socket.create_connection((url.host, url.port)) for _ in range(200)]
-    for one in sockets:
-        one.sendall(request)
-    ends = time.monotonic() + 60
-    while jobs.streams < 200:
-        assert time.monotonic() < ends, jobs.streams
-        time.sleep(0.02)
-    for one in sockets:
-        one.close()
-    while jobs.streams:
-        assert time.monotonic() < ends, jobs.streams
-        time.sleep(0.02)
-    assert not jobs.watch.ears
-    metrics = working.client.get("/metrics").text
-    assert "tokenpaths_job_listeners 0.0" in metrics
-    assert 'tokenpaths_jobs{state="running"} 1.0' in metrics
-    cancel(working, job)
 
 
 def test_too_many_listeners_and_too_many_jobs_are_told_to_come_back(serve: Serve) -> None:

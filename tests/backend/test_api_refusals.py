@@ -8,49 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.backend.conftest import API, Served, problem, raw
-
-TRAVERSALS = [
-    "..",
-    ".",
-    "../vision",
-    "..%2fvision",
-    "%2e%2e%2fvision",
-    "..%5cvision",
-    "%2fetc%2fpasswd",
-    "vision%00",
-    "vision%0a",
-    "vision.duckdb",
-    "-vision",
-    "_vision",
-    "a" * 65,
-    "vi%20sion",
-    "CON",
-    "nul",
-    "%c3%a9",
-    "%ff%fe",
-    "~root",
-    "file:%2f%2f%2fetc%2fpasswd",
-    "http:%2f%2fevil.example%2fx",
-]
-
-
-@pytest.mark.parametrize("name", TRAVERSALS)
-def test_no_name_leaves_the_folder(api: Served, name: str) -> None:
-    """Sent as raw bytes, so that no client tidies the path first."""
-    for method in ("GET", "DELETE"):
-        for tail in ("", "/flow", "/samples/0/image", "/export/path.csv"):
-            if method == "DELETE" and tail:
-                continue
-            path = f"{API}/runs/{name}{tail}".encode()
-            answer = raw(
-                api, method.encode() + b" " + path + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-            )
-            status = int(answer.split()[1])
-            assert status in (404, 405, 422), answer
-            assert b"application/problem+json" in answer
-            assert b"root:" not in answer
-    assert sorted(file.stem for file in api.runs_dir.glob("*.duckdb")) == ["text", "top2", "vision"]
+from tests.backend.conftest import API, Served, problem
 
 
 @pytest.mark.parametrize(

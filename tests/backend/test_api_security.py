@@ -9,7 +9,7 @@ import pytest
 
 from backend.settings import load_settings, require_safe_bind
 from engine.errors import UserError
-from tests.backend.conftest import API, TOKEN, Serve, Served, problem, raw
+from tests.backend.conftest import API, TOKEN, Serve, Served, problem
 
 HOSTILE_HOSTS = [
     "evil.example",
@@ -39,18 +39,6 @@ HOSTILE_ORIGINS = [
 ]
 
 
-@pytest.mark.parametrize("host", HOSTILE_HOSTS)
-def test_other_host_names_are_refused(api: Served, host: str) -> None:
-    """DNS rebinding: a name that is not ours gets 400, health included."""
-    for path in ("/healthz", f"{API}/runs"):
-        problem(api.client.get(path, headers={"host": host}), 400)
-
-
-def test_two_host_headers_are_refused(api: Served) -> None:
-    request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\nConnection: close\r\n\r\n"
-    assert raw(api, request).startswith(b"HTTP/1.1 400 ")
-
-
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:8000"])
 def test_own_host_names_are_welcome(api: Served, host: str) -> None:
     assert api.client.get("/healthz", headers={"host": host}).status_code == 200
@@ -60,14 +48,6 @@ def test_more_host_names_by_setting(serve: Serve) -> None:
     served = serve(allowed_hosts="paths.example.com other.example")
     assert served.client.get("/healthz", headers={"host": "Paths.example.com:443"}).status_code == 200
     problem(served.client.get("/healthz", headers={"host": "evil.example"}), 400)
-
-
-@pytest.mark.parametrize("headers", HOSTILE_ORIGINS)
-@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
-def test_other_sites_change_nothing(api: Served, method: str, headers: dict[str, str]) -> None:
-    before = sorted(api.runs_dir.iterdir())
-    problem(api.client.request(method, f"{API}/runs/vision", headers=headers), 403)
-    assert sorted(api.runs_dir.iterdir()) == before
 
 
 def test_own_site_and_programs_may_delete(serve: Serve) -> None:
@@ -90,45 +70,6 @@ def test_reading_by_other_sites(api: Served) -> None:
     cross = {"sec-fetch-site": "cross-site"}
     problem(api.get("/runs", headers=cross | {"sec-fetch-mode": "no-cors"}), 403)
     assert api.get("/runs", headers=cross | {"sec-fetch-mode": "navigate"}).status_code == 200
-
-
-def test_every_route_but_health_wants_the_token(serve: Serve) -> None:
-    """Walks the OpenAPI schema, so that no route can be forgotten."""
-    served = serve(token=TOKEN)
-    schema = served.client.get("/openapi.json", headers={"authorization": f"Bearer {TOKEN}"}).json()
-    walked = 0
-    hidden = {
-        "/docs": {"get": {}},
-        "/openapi.json": {"get": {}},
-        "/docs/start.js": {"get": {}},
-        "/nowhere": {"get": {}},
-    }
-    for path, methods in (schema["paths"] | hidden).items():
-        for method in methods:
-            address = re.sub(r"\{.*?\}", "1", path)
-            for headers in (
-                {},
-                {"authorization": "Bearer wrong"},
-                {"authorization": TOKEN},
-                {"authorization": f"Basic {TOKEN}"},
-                {"authorization": f"Bearer {TOKEN}x"},
-                {"authorization": "Bearer"},
-            ):
-                answer = served.client.request(method, address, headers=headers)
-                if path == "/healthz":
-                    assert answer.status_code == 200
-                else:
-                    problem(answer, 401)
-                    assert answer.headers["www-authenticate"] == "Bearer"
-                walked += 1
-    assert walked > 100
-    assert served.get("/runs", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
-
-
-def test_token_twice_is_no_token(serve: Serve) -> None:
-    served = serve(token=TOKEN)
-    headers = [("authorization", f"Bearer {TOKEN}"), ("authorization", "Bearer other")]
-    problem(served.client.get(f"{API}/runs", headers=headers), 401)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com"])

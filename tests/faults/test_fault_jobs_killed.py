@@ -16,8 +16,10 @@ import pytest
 from benchmarks.crew import Crew
 from engine.jobs import MOST_REPEATED
 from tests.backend.conftest import API, SECRET, problem
+from tests.faults.conftest import Keep
 from tests.jobs import counted, know_the_kinds
 
+pytestmark = pytest.mark.slow_fault
 know_the_kinds()
 LEASE_SECONDS = 1.0
 KILLS = 10
@@ -33,7 +35,8 @@ def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
     made.close()
 
 
-def test_ten_kills_cost_at_most_sixty_four_iterations_each_and_change_nothing(crew: Crew) -> None:
+def test_ten_kills_cost_at_most_sixty_four_iterations_each_and_change_nothing(crew: Crew, figure: Keep) -> None:
+    """A job that chains 2,500 hashes; its worker is killed ten times and two others go on"""
     iterations, chance = 2500, random.Random(7)
     job = crew.submit("count", iterations=iterations, seconds=0.002)
     made = crew.data_dir / "jobs" / job / "made.txt"
@@ -53,6 +56,7 @@ def test_ten_kills_cost_at_most_sixty_four_iterations_each_and_change_nothing(cr
     assert len(repeated) < found["attempts"]
     assert max(repeated) <= MOST_REPEATED
     assert len(numbers) == iterations + sum(repeated)
+    figure(2, f"queue: {KILLS} workers killed, at most {max(repeated)} iterations redone, the same hash")
 
 
 def test_a_killed_api_costs_no_job_anything(crew: Crew) -> None:
@@ -99,8 +103,8 @@ def test_a_worker_that_ends_in_order_gives_its_job_back(crew: Crew) -> None:
     assert crew.over(job)["result"] == {"value": counted(400)}
 
 
-def test_a_full_disk_pauses_the_job_and_it_goes_on_by_itself(tmp_path: Path) -> None:
-    """A tmpfs of 24 MB, where mounting is permitted."""
+def test_a_full_disk_pauses_the_job_and_it_goes_on_by_itself(tmp_path: Path, figure: Keep) -> None:
+    """A tmpfs of 24 MB is filled while a job writes frames to it, and emptied again"""
     mount = tmp_path / "small"
     mount.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(mount)], capture_output=True).returncode:
@@ -125,6 +129,7 @@ def test_a_full_disk_pauses_the_job_and_it_goes_on_by_itself(tmp_path: Path) -> 
         found = crew.over(job)
         assert found["result"] == {"value": counted(3000)}
         assert found["attempts"] >= 2
+        figure(4, f"job paused, {len(kept)} of {len(kept)} artifacts served, 507 for a new job, finished when there was space")
     finally:
         crew.close()
         subprocess.run(["umount", "-l", str(mount)], check=False)
