@@ -1,0 +1,135 @@
+"""Comparisons, similar samples and tokens, maps over REST."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.backend.conftest import SECRET, Served, api_for, problem, serving
+from tests.runs import make, make_experts, make_run
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """An API with a worker over runs that fit and runs that do not."""
+    from backend.settings import load_settings
+    from backend.worker import create_worker
+
+    data_dir: Path = tmp_path_factory.mktemp("pairs")
+    runs = data_dir / "runs"
+    first = make("first", samples=6, seed=1, twin=False)
+    first.write(runs)
+    for batch in first.batches:
+        batch.module_ids[::3] = (batch.module_ids[::3] + 1) % 6
+    replace(first, info=replace(first.info, run_id="second")).write(runs)
+    make_run(runs, "texts", "text", samples=40, twin=False)
+    make_run(runs, "one", samples=1, seed=1, labels=False, twin=False)
+    for at in (10, 20):
+        make_experts(f"at-{at}", series=("training", at), drift=1 - at / 20, samples=3).write(runs)
+    (runs / "cut.duckdb").write_bytes((runs / "first.duckdb").read_bytes()[:9000])
+    options = {"data_dir": data_dir, "worker_secret": SECRET, "warm_models": False}
+    with serving(create_worker(load_settings(**options))) as url, api_for(worker_url=url, **options) as served:
+        yield served
+
+
+def test_two_runs_side_by_side(pairs: Served) -> None:
+    answer = pairs.get("/compare?a=first&b=second&measure=compute&limit=2&links=4&points=5")
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert (body["a"]["run"], body["b"]["run"], body["measure"]) == ("first", "second", "compute")
+    assert body["matched"]["num"] == 6
+    assert (len(body["points"]), body["points_of"], len(body["most"])) == (5, 6, 2)
+    assert len(body["flow"]["links"]) == 4
+    assert "NaN" not in answer.text
+    again = pairs.get("/compare?a=first&b=second&measure=compute&limit=2&links=4&points=5",
+                      headers={"if-none-match": answer.headers["etag"]})  # fmt: skip
+    assert again.status_code == 304
+    assert pairs.get("/compare?a=second&b=first").headers["etag"] != answer.headers["etag"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "field", "words"),
+    [
+        ("/compare?a=first&b=first", 409, "b", "given twice"),
+        ("/compare?a=first&b=texts", 409, "b", "is of vision, 'texts' of text"),
+        ("/compare?a=texts&b=at-10", 409, "b", "no sample in common"),
+        ("/compare?a=first&b=nobody", 422, "b", "There is no run `nobody`"),
+        ("/compare?a=nobody&b=first", 422, "a", "There is no run `nobody`"),
+        ("/compare?a=first&b=cut", 409, None, "cut"),
+        ("/compare?a=first", 422, "b", "`b`"),
+        ("/compare?a=first&b=second&measure=speed", 422, "measure", "`measure`"),
+        ("/compare?a=first&b=second&steps=1", 422, "steps", "steps"),
+        ("/runs/first/series", 404, "run", "belongs to no series"),
+        ("/runs/one/samples/0/similar", 422, "sample", "has one sample"),
+        ("/runs/first/samples/99/similar", 404, "sample", "has samples 0 to 5"),
+        ("/runs/first/samples/0/similar?limit=0", 422, "limit", "`limit`"),
+        ("/runs/first/tokens/similar?sample=0&token=64", 404, "token", "has the tokens 0 to 63"),
+        ("/runs/first/tokens/similar?sample=0", 422, "token", "`token`"),
+        ("/runs/one/map", 422, "run", "a map needs three"),
+        ("/runs/first/map?method=tsne", 422, "method", "`method`"),
+    ],
+)
+def test_what_cannot_be_answered_is_a_problem(
+    pairs: Served, path: str, status: int, field: str | None, words: str
+) -> None:
+    assert words in problem(pairs.get(path), status, field)["detail"]
+
+
+def test_a_run_of_one_sample_has_numbers_but_no_correlation(pairs: Served) -> None:
+    body = pairs.get("/compare?a=one&b=first").json()
+    assert (body["matched"]["num"], body["matched"]["only_a"], body["matched"]["only_b"]) == (1, 0, 5)
+    assert all(row["pearson"] is None and "takes four" in row["reason"] for row in body["correlations"])
+    assert len(body["points"]) == 1
+    assert body["grouping"]["num_tokens"] == 64
+
+
+def test_checkpoints_of_a_training(pairs: Served) -> None:
+    body = pairs.get("/runs/at-10/series").json()
+    assert (body["run"], body["series"]) == ("at-10", "training")
+    assert [point["iteration"] for point in body["points"]] == [10, 20]
+
+
+def test_similar_samples_tokens_and_a_map(pairs: Served) -> None:
+    body = pairs.get("/runs/texts/samples/3/similar?limit=4").json()
+    distances = [row["distance"] for row in body["similar"]]
+    assert len(distances) == 4
+    assert distances == sorted(distances)
+    assert 3 not in [row["sample"] for row in body["similar"]]
+    body = pairs.get("/runs/first/tokens/similar?sample=1&token=9&limit=3&each=2").json()
+    assert body["paths"][0]["distance"] == 0
+    assert body["paths"][0]["rank"] == body["rank"]
+    assert all(len(path["examples"]) <= 2 for path in body["paths"])
+    body = pairs.get("/runs/first/map?thumbnails=true&limit=4").json()
+    assert (body["num_samples"], body["of_samples"], body["method"]) == (4, 6, "pca")
+    assert all(point["thumbnail"].startswith("data:image/webp;base64,") for point in body["points"])
+
+
+def test_a_map_is_a_job_that_ends_or_is_cancelled(pairs: Served) -> None:
+    def asked(**request: object) -> str:
+        answer = pairs.client.post("/api/v1/jobs", json={"kind": "map", "request": {"run": "texts", **request}})
+        assert answer.status_code == 202, answer.text
+        return str(answer.json()["job"])
+
+    def until(job: str, *states: str) -> dict:
+        ends = time.monotonic() + 120
+        while (found := pairs.get(f"/jobs/{job}").json())["state"] not in states:
+            assert time.monotonic() < ends, found
+            time.sleep(0.05)
+        return found
+
+    done = until(asked(perplexity=8, iterations=300), "succeeded", "failed")
+    assert done["state"] == "succeeded", done["problem"]
+    made = pairs.get(f"/jobs/{done['job']}/artifacts/map.json").json()
+    plane = pairs.get("/runs/texts/map").json()
+    assert made["points"][0].keys() == plane["points"][0].keys()
+    assert (made["method"], made["explained"], made["num_samples"]) == ("tsne", None, 40)
+    long = asked(perplexity=8, iterations=5000)
+    until(long, "running")
+    pairs.client.delete(f"/api/v1/jobs/{long}")
+    assert until(long, "cancelled", "succeeded")["state"] == "cancelled"
+    answer = pairs.client.post("/api/v1/jobs", json={"kind": "map", "request": {"run": "one"}})
+    assert "t-SNE needs four" in problem(answer, 422, "request.run")["detail"]
