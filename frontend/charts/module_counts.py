@@ -46,10 +46,9 @@ def module_count_chart(
     tooltip = [alt.Tooltip("module:O"), alt.Tooltip("name:N"), alt.Tooltip("kind:N"), alt.Tooltip("tokens:N")]
     paint = alt.when("datum.skip").then(alt.value(look.identity)).otherwise(alt.value(look.module))
     bars = alt.Chart(rows(table)).mark_bar().encode(x=x, y=y, color=paint, tooltip=tooltip)
-    dead = (
-        alt.Chart(rows(row for row in table if not row["count"]))
-        .mark_text(color=look.accent, fontSize=look.font_size + 2, baseline="bottom")
-        .encode(x=x, y=alt.Y("zero:Q"), text="mark:N", tooltip=tooltip)
-    )
-    chart = alt.layer(bars, dead).properties(width="container", height=height)
+    layers = [bars]
+    if dead := [row for row in table if not row["count"]]:
+        marks = alt.Chart(rows(dead)).mark_text(color=look.accent, fontSize=look.font_size + 2, baseline="bottom")
+        layers.append(marks.encode(x=x, y=alt.Y("zero:Q"), text="mark:N", tooltip=tooltip))
+    chart = alt.layer(*layers).properties(width="container", height=height)
     return finish(titled(chart, look, title, "Visits over all steps. Grey: identity (skipped); ×: dead."), look)
