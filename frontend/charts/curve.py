@@ -13,7 +13,7 @@ from frontend.charts.frame import finish, rows, titled
 from frontend.charts.palette import Theme, mix, theme_named
 
 MOST_POINTS = 60
-PALEST = 0.4
+PALEST = 0.5
 """ink of the first of several lines; the last has all of it"""
 LINE_PIXELS = 13
 """height that the name of a line takes"""
@@ -68,7 +68,7 @@ def name_rows(table: Sequence[Mapping[str, Any]], height: int) -> list[dict[str,
     for place in range(len(places) - 1, -1, -1):  # what was pushed over the top comes down again
         ceiling = high if place == len(places) - 1 else places[place + 1] - gap
         places[place] = min(places[place], ceiling)
-    return [{"series": row["series"], "x": row["x"], "at": at} for row, at in zip(kept, places, strict=True)]
+    return [{**row, "at": at} for row, at in zip(kept, places, strict=True)]
 
 
 def curve_chart(
@@ -109,15 +109,19 @@ def curve_chart(
     if len(ways) > 1:
         dashes = alt.Scale(domain=ways, range=[DASHES[place % len(DASHES)] for place in range(len(ways))])
         encoding["strokeDash"] = alt.StrokeDash("made:N", scale=dashes, legend=None)
-        lines.append("Dashed: as wished; drawn through: " + " and ".join(filter(None, ways)) + ".")
+        lines.append(f"Drawn through: {' and '.join(filter(None, ways))}; dashed: without.")
     drawn = alt.Chart(rows(shown)).mark_line(strokeWidth=1.8, **marks).encode(
         color=colour, detail="series:N", **encoding
     )  # fmt: skip
-    told = [row | {"of": parted(row["series"])[0], "name": _short(row["series"])} for row in name_rows(table, height)]
-    words = alt.Chart(rows(told)).mark_text(align="left", dx=6, fontSize=11, font=look.font, color=look.ink).encode(
-        x="x:Q", y="at:Q", text="name:N"
+    beside = last + (last - first) * 0.03
+    told = [row | {"of": parted(row["series"])[0], "name": _short(row["series"]), "beside": beside}
+            for row in name_rows(table, height)]  # fmt: skip
+    ends = alt.Chart(rows(told))
+    leaders = ends.mark_rule(strokeWidth=0.8).encode(x="x:Q", x2="beside:Q", y="y:Q", y2="at:Q", color=colour)
+    words = ends.mark_text(align="left", dx=3, fontSize=11, font=look.font).encode(
+        x="beside:Q", y="at:Q", text="name:N", color=colour
     )  # fmt: skip
-    chart = alt.layer(drawn, words).properties(width="container", height=height)
+    chart = alt.layer(drawn, leaders, words).properties(width="container", height=height)
     return finish(titled(chart, look, title, lines), look)
 
 

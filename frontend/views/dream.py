@@ -43,10 +43,12 @@ KIND_WORDS = {"reroute": "a detour", "trace": "a trace", "import": "an import"}
 
 
 def draw(selection: Selection) -> None:
+    job = _dream_of(selection)
+    if job is not None:
+        _to_its_run(selection, job)
     run = common.chosen_run(selection)
     if run is None:
         return
-    job = _dream_of(selection, run)
     kinds = kinds_of(run)
     with look.controls():
         common.run_picker(run)
@@ -73,10 +75,8 @@ def draw(selection: Selection) -> None:
     draw_gallery(run, selection, earlier)
 
 
-def _dream_of(selection: Selection, run: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The dream of the address; a job of another kind is said and left alone, a dream of another model brings its run.
-
-    None where there is none to show."""
+def _dream_of(selection: Selection) -> dict[str, Any] | None:
+    """The dream of the address; None where there is none to show. A job of another kind is said and left alone."""
     if selection.job is None:
         return None
     try:
@@ -89,12 +89,17 @@ def _dream_of(selection: Selection, run: Mapping[str, Any]) -> dict[str, Any] | 
         st.info(look.plain(f"The job of this address, {job['job']}, is {kind} and no dream; the Jobs view shows it."),
                 icon=":material/info:")  # fmt: skip
         return None
-    if job["request"].get("model") != run["model"]:
-        own = [one for one in look.client().runs() if one["model"] == job["request"].get("model")]
-        if own:
-            address.go(selection_of(job, own[0]["run"]))
-            st.rerun()
     return job
+
+
+def _to_its_run(selection: Selection, job: Mapping[str, Any]) -> None:
+    """Where the address names no run, or one of another model: go to one that the dream can be looked at with."""
+    model = job["request"].get("model")
+    runs = {one["run"]: one["model"] for one in look.client().runs()}
+    own = [run for run, of in runs.items() if of == model]
+    if runs.get(selection.run or "") != model and own:
+        address.go(selection_of(job, own[0]))
+        st.rerun()
 
 
 def _earlier(run: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -141,7 +146,7 @@ def _ask(
     with right:
         _choices(run, wished) if wished["of"] == "choices" else _other(run, wished)
         if not image:
-            _length(run, wished, len(sample["tokens"]) if left is not None else None)
+            _length(run, wished, sample if left is not None else None)
         given = int(wished["iterations"])
         _wish(
             st.select_slider, "iterations", "Iterations" if image else "Rounds of swaps", given,
@@ -158,17 +163,21 @@ def _ask(
         st.caption(todo or cost_words(image, given, _dreams(run, wished), length, measured))
 
 
-def _length(run: Mapping[str, Any], wished: Mapping[str, str], num_tokens: int | None) -> None:
-    """Which stretch of the original is dreamt, or how long the dream is."""
-    most = longest(run)
+def _length(run: Mapping[str, Any], wished: Mapping[str, str], sample: Mapping[str, Any] | None) -> None:
+    """Which stretch of the original is dreamt, or how long the dream is where it has none."""
+    most, num_tokens = longest(run), len(sample["tokens"]) if sample is not None else None
     with st.container(horizontal=True, vertical_alignment="bottom"):
         if num_tokens is not None:
             chosen = stretch(wished, num_tokens)
             _wish(st.number_input, "first", "From token", chosen.start, 0, max(0, num_tokens - 1),
                   help="The dream takes the paths of a stretch of the text: so many tokens from this one on.")
         _wish(st.number_input, "length", "Tokens of the dream", int(wished["length"]), 1, most)
-    if num_tokens is not None:
-        st.caption(f"Dreamt: tokens {chosen.start} to {chosen.stop - 1} of 0 to {num_tokens - 1}, in full colour.")
+    if sample is not None and chosen:
+        tokens = sample["tokens"]
+        ends = [tokens[chosen[0]].get("char_start"), tokens[chosen[-1]].get("char_end")]
+        words = sample["text"][slice(*ends)] if sample.get("text") and None not in ends else ""
+        st.caption(look.plain(f"Dreamt: tokens {chosen[0]} to {chosen[-1]} of {num_tokens:,}, “{words.strip()}”. "
+                              "Coloured above: those whose choices are repeated."))  # fmt: skip
 
 
 def _dreams(run: Mapping[str, Any], wished: Mapping[str, str]) -> int:

@@ -66,9 +66,10 @@ def marked(dream: Mapping[str, Any]) -> str:
     pieces = []
     for piece in text_pieces(text, placed):
         word = re.sub(r"\s+", " ", piece.text)
-        core = word.strip()
-        shown = f"**{look.plain(core)}**" if core and targets & set(piece.tokens) else look.plain(core)
-        pieces.append((" " if word.startswith(" ") else "") + shown + (" " if word.endswith(" ") and core else ""))
+        bare, wanted = word.strip(), bool(targets & set(piece.tokens))
+        core = bare or ("↵" if "\n" in piece.text else "␣") if wanted else bare  # a wanted line break is seen too
+        shown = f"**{look.plain(core)}**" if wanted else look.plain(core)
+        pieces.append((" " if word.startswith(" ") else "") + shown + (" " if word.endswith(" ") and bare else ""))
     return "".join(pieces).strip()
 
 

@@ -105,6 +105,7 @@ def test_bytes_of_one_character_are_one_piece() -> None:
     dream = {"tokens": [" a", "\ufffd", "\ufffd", "b"], "text": " aéb", "targets": [2],
              "spans": [[0, 2], [2, 3], [2, 3], [3, 4]]}  # fmt: skip
     assert marked(dream) == "a**é**b"
+    assert marked({"tokens": ["of", "\n", " a"], "targets": [1]}) == "of **↵** a"
     assert marked(dream | {"spans": None}) == "aéb"  # a result of before: never half a character
 
 
@@ -169,7 +170,7 @@ def test_many_curves_are_named_at_their_ends_and_none_looks_like_another() -> No
     series = [{"name": f"S = {s}", "x": [1, 2, 3], "y": [0.1, 0.2, 0.3 + s / 1000]} for s in range(1, 12)]
     for theme in ("light", "dark"):
         drawn = curve_chart({"x": "iteration", "y": "objective", "series": series}, theme=theme).to_dict()
-        lines, words = drawn["layer"]
+        lines, _, words = drawn["layer"]
         told = drawn["datasets"][words["data"]["name"]]
         assert {row["name"] for row in told} == {f"S = {s}" for s in range(1, 12)}
         assert len(set(lines["encoding"]["color"]["scale"]["range"])) == 11
@@ -266,6 +267,9 @@ def test_a_dream_is_asked_for_shown_and_found_again(dreaming: Served, show) -> N
     assert {"of:choices", *wishes.split(",")} == set(own.dream)
     other = show(view="dream", run="seen", sample=0, dream=wishes, job=job)  # another sample beside the same dream
     assert "has not been dreamt yet" in said(other)
+    alone = show(view="dream", job=job)  # as a bare link: it finds a run of its model, its sample and its wishes
+    assert (alone.query_params["run"], alone.query_params["sample"]) in (("seen", "1"), (["seen"], ["1"]))
+    assert "The dream" in said(alone)
     other.button("dream_own").click().run()
     assert other.query_params["sample"] in ("1", ["1"])
     assert "has not been dreamt yet" not in said(other)
