@@ -14,9 +14,10 @@ from frontend.charts.flow import flow_chart
 from frontend.charts.served import served_chart
 from frontend.client import ApiError
 from frontend.selection import Selection
-from frontend.views import common
+from frontend.views import common, path_examples
 
 MOST_WORDS = 24
+EXAMPLES = 40
 
 
 def draw(run: Mapping[str, Any], usage: Mapping[str, Any], selection: Selection) -> None:
@@ -47,6 +48,7 @@ def draw(run: Mapping[str, Any], usage: Mapping[str, Any], selection: Selection)
         _neighbours(run, selection, step, module)
         _other_steps(run, usage, step, module)
         _importance(run, step, module)
+    _examples(run, selection, step, module)
 
 
 def _facts(row: Mapping[str, Any], about: Mapping[str, Any], name: str) -> str:
@@ -130,6 +132,23 @@ def _neighbours(run: Mapping[str, Any], selection: Selection, step: int, module:
         **common.merging(run, selection),
     )
     look.chart(flow_chart(flow, theme=look.theme(), title=None, through=(node,), interactive=False))
+
+
+def _examples(run: Mapping[str, Any], selection: Selection, step: int, module: int) -> None:
+    """Some of its patches, or of its tokens in context, drawn at random."""
+    st.subheader("Some of its tokens", anchor=False)
+    found = look.client().search_tokens(
+        run["run"], through=(f"{step}.{module}",), label=selection.label, examples=EXAMPLES, limit=1,
+        seed=selection.seed,
+    )
+    if not found["examples"]:
+        st.caption("This run keeps neither pictures nor texts to show.")
+        return
+    st.button(
+        "Draw others", key="module_redraw", icon=":material/casino:", on_click=address.go_changed,
+        kwargs={"seed": selection.seed + 1}, disabled=found["found"]["num_tokens"] <= len(found["examples"]),
+    )  # fmt: skip
+    path_examples.draw(found["examples"], f"module_{step}_{module}")
 
 
 def _other_steps(run: Mapping[str, Any], usage: Mapping[str, Any], step: int, module: int) -> None:

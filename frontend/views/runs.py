@@ -93,8 +93,7 @@ def _matches(card: Mapping[str, Any], wanted: str | None) -> bool:
 
 def _guides(cards: Sequence[Mapping[str, Any]]) -> None:
     """Three questions with an answer one click away; those that no run can answer are left out."""
-    vision = next((c for c in cards if c["modality"] == "vision"), None)
-    text = next((c for c in cards if c["modality"] == "text"), None)
+    vision, text = (_clearest(cards, modality) for modality in ("vision", "text"))
     skipping = next((c for c in cards if "skip" in (c.get("model") or "")), vision or text)
     found = [
         (
@@ -107,18 +106,18 @@ def _guides(cards: Sequence[Mapping[str, Any]]) -> None:
     if vision:
         found.append(
             (
-                "Do patches of one object travel together?",
-                "An image, tinted by how frequent each patch’s path is.",
-                {"view": "sample", "run": vision["run"], "sample": 0},
+                "See a boundary path",
+                "Which path do the busiest patches take, those that an edge runs through?",
+                {"view": "paths", "run": vision["run"], "kind": "edge"},
                 ":material/image:",
             )
         )
     if text:
         found.append(
             (
-                "Which words take unusual paths?",
-                "A text, coloured by path, and every token’s trajectory.",
-                {"view": "sample", "run": text["run"], "sample": 0},
+                "Find the sentence-end path",
+                "Which path do the tokens that end a sentence take, and which modules?",
+                {"view": "paths", "run": text["run"], "kind": "sentence_end"},
                 ":material/notes:",
             )
         )
@@ -145,6 +144,13 @@ def _guides(cards: Sequence[Mapping[str, Any]]) -> None:
                 kwargs=to,
             )
             st.caption(words)
+
+
+def _clearest(cards: Sequence[Mapping[str, Any]], modality: str) -> Mapping[str, Any] | None:
+    """The run whose tokens choose one by one and one module a step, where there is one: its paths are easiest read."""
+    mine = [card for card in cards if card["modality"] == modality]
+    hard = [card for card in mine if card["family"] in ("dna", "moe")]
+    return next((card for card in hard if card["top_k"] == 1), (hard or mine or [None])[0])
 
 
 def _open(**to: Any) -> None:
