@@ -15,6 +15,8 @@ from engine.store.schema import Layout
 
 _LARGEST_GRID = 1 << 22
 CHUNK_ROWS = 65_536
+FINE = 2.0**40
+"""parts of a weight that has no whole number of its own: a token is rounded by 5e-13"""
 
 
 def countable_in_sql(layout: Layout) -> bool:
@@ -29,27 +31,43 @@ def flow_sql(layout: Layout, steps: Sequence[int], by: str | None = None) -> str
     both sum to the number of tokens at every step. K = 1: both are the number of tokens.
     """
     group = f", {by}" if by else ""
-    parts = []
+    parts = flow_parts_sql(layout, steps, by)
+    return f"SELECT step, source, target, {flow_values_sql(layout, 'pairs', 'parts')}{group} FROM ({parts})"
+
+
+def flow_parts_sql(layout: Layout, steps: Sequence[int], by: str | None = None) -> str:
+    """Rows (step, source, target, pairs, parts[, by]) of whole numbers, which ``flow_values_sql`` reads.
+
+    Whole numbers, because their sums do not depend on the order in which threads come to add them.
+    """
+    group = f", {by}" if by else ""
+    branches = []
     for step in steps:
         for slot in range(layout.top_k):
             for next_slot in range(layout.top_k):
                 source, target = layout.module_column(step, slot), layout.module_column(step + 1, next_slot)
                 weight = f"{_share_sql(layout, step, slot)} * {_share_sql(layout, step + 1, next_slot)}"
-                parts.append(
+                parts = "count(*)" if layout.top_k == 1 else f"sum(({weight} * {FINE}::DOUBLE)::BIGINT)"
+                branches.append(
                     f"SELECT {step} AS step, {source} AS source, {target} AS target, count(*) AS pairs, "
-                    f"sum({weight}) AS weight{group} FROM chosen GROUP BY {source}, {target}{group}"
+                    f"{parts} AS parts{group} FROM chosen GROUP BY {source}, {target}{group}"
                 )
-    if not parts:
-        parts = [
-            "SELECT 0 AS step, 0 AS source, 0 AS target, 0 AS pairs, 0.0 AS weight"
+    if not branches:
+        branches = [
+            "SELECT 0 AS step, 0 AS source, 0 AS target, 0 AS pairs, 0 AS parts"
             f"{', 0 AS ' + by if by else ''} WHERE false"
         ]
-    pairs = float(layout.top_k**2)
     return (
-        f"SELECT step, source::INTEGER AS source, target::INTEGER AS target, sum(pairs) / {pairs}::DOUBLE AS count, "
-        f"sum(weight) AS weight{group} FROM ({' UNION ALL '.join(parts)}) "
+        "SELECT step, source::INTEGER AS source, target::INTEGER AS target, sum(pairs) AS pairs, "
+        f"sum(parts) AS parts{group} FROM ({' UNION ALL '.join(branches)}) "
         f"GROUP BY step, source, target{group}"
     )
+
+
+def flow_values_sql(layout: Layout, pairs: str, parts: str) -> str:
+    """``count`` and ``weight`` of summed ``pairs`` and ``parts``."""
+    whole = 1.0 if layout.top_k == 1 else FINE
+    return f"{pairs} / {float(layout.top_k**2)}::DOUBLE AS count, {parts} / {whole}::DOUBLE AS weight"
 
 
 def _share_sql(layout: Layout, step: int, slot: int) -> str:
@@ -63,19 +81,35 @@ def _share_sql(layout: Layout, step: int, slot: int) -> str:
 
 def usage_sql(layout: Layout, by: str | None = None) -> str:
     """Rows (step, module, count, weight[, by]): tokens that chose the module, and their summed weights."""
+    group = f", {by}" if by else ""
+    parts = usage_parts_sql(layout, by)
+    return f"SELECT step, module, {usage_values_sql(layout, 'tokens', 'parts')}{group} FROM ({parts})"
+
+
+def usage_parts_sql(layout: Layout, by: str | None = None) -> str:
+    """Rows (step, module, tokens, parts[, by]) of whole numbers, which ``usage_values_sql`` reads."""
     code = layout.weights
     group = f", {by}" if by else ""
-    parts = [
-        f"SELECT {step} AS step, {layout.module_column(step, slot)} AS module, count(*) AS count, "
-        f"sum({code.parts_sql(layout.weight_column(step, slot))}) / {code.whole}::DOUBLE AS weight{group} "
-        f"FROM chosen GROUP BY {layout.module_column(step, slot)}{group}"
-        for step in range(layout.num_steps)
-        for slot in range(layout.top_k)
-    ]
+    branches = []
+    for step in range(layout.num_steps):
+        for slot in range(layout.top_k):
+            parts = code.parts_sql(layout.weight_column(step, slot))
+            if code.name != "linear":
+                parts = f"({parts} * {FINE}::DOUBLE)::BIGINT"
+            branches.append(
+                f"SELECT {step} AS step, {layout.module_column(step, slot)} AS module, count(*) AS tokens, "
+                f"sum({parts}) AS parts{group} FROM chosen GROUP BY {layout.module_column(step, slot)}{group}"
+            )
     return (
-        f"SELECT step, module::INTEGER AS module, sum(count)::BIGINT AS count, sum(weight) AS weight{group} "
-        f"FROM ({' UNION ALL '.join(parts)}) GROUP BY step, module{group}"
+        "SELECT step, module::INTEGER AS module, sum(tokens) AS tokens, sum(parts) AS parts"
+        f"{group} FROM ({' UNION ALL '.join(branches)}) GROUP BY step, module{group}"
     )
+
+
+def usage_values_sql(layout: Layout, tokens: str, parts: str) -> str:
+    """``count`` and ``weight`` of summed ``tokens`` and ``parts``."""
+    whole = layout.weights.whole if layout.weights.name == "linear" else FINE
+    return f"({tokens})::BIGINT AS count, {parts} / {whole}::DOUBLE AS weight"
 
 
 def columns_sql(layout: Layout) -> str:

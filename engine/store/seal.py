@@ -33,10 +33,12 @@ from engine.store.flows import (
     FlowCounter,
     columns_sql,
     countable_in_sql,
-    flow_sql,
+    flow_parts_sql,
+    flow_values_sql,
     read_chunks,
     ribbons_of,
-    usage_sql,
+    usage_parts_sql,
+    usage_values_sql,
 )
 from engine.store.measures import SEALED_BINS
 from engine.store.packed_flows import count_packed, fits
@@ -230,19 +232,20 @@ def _flow_and_usage(con: duckdb.DuckDBPyConnection, layout: Layout, labels: dict
     steps = range(layout.num_steps - 1)
     if countable_in_sql(layout):
         con.execute("CREATE TEMP VIEW chosen AS SELECT * FROM token")
-        for table, sql in (
-            ("flow", flow_sql(layout, steps, "label_id")),
-            ("usage", usage_sql(layout, "label_id")),
-        ):
-            keys = "step, source, target" if table == "flow" else "step, module"
+        for table, sql, keys, values in (
+            ("flow", flow_parts_sql(layout, steps, "label_id"), "step, source, target",
+             (flow_values_sql, ("pairs", "parts"))),
+            ("usage", usage_parts_sql(layout, "label_id"), "step, module", (usage_values_sql, ("tokens", "parts"))),
+        ):  # fmt: skip
+            read, columns = values
             con.execute(f"CREATE TEMP TABLE by_label AS {sql}")
             con.execute(
-                f"INSERT INTO {table} BY NAME SELECT {keys}, sum(count) AS count, sum(weight) AS weight, "
+                f"INSERT INTO {table} BY NAME SELECT {keys}, {read(layout, *(f'sum({name})' for name in columns))}, "
                 f"{ALL_LABELS} AS label_id FROM by_label GROUP BY {keys} ORDER BY {keys}"
             )
             con.execute(
-                f"INSERT INTO {table} BY NAME SELECT * FROM by_label WHERE label_id IS NOT NULL "
-                f"ORDER BY label_id, {keys}"
+                f"INSERT INTO {table} BY NAME SELECT {keys}, {read(layout, *columns)}, label_id "
+                f"FROM by_label WHERE label_id IS NOT NULL ORDER BY label_id, {keys}"
             )
             con.execute("DROP TABLE by_label")
         con.execute("DROP VIEW chosen")
@@ -400,6 +403,9 @@ def _histograms(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def _run_row(con: duckdb.DuckDBPyConnection, info: RunInfo, totals: Totals) -> None:
+    # Means are added up by one thread: several come in another order each time, and round otherwise.
+    threads = con.execute("SELECT current_setting('threads')").fetchall()[0][0]
+    con.execute("SET threads = 1")
     # A sample whose label the model never learnt has a prediction but no loss: it says nothing of accuracy.
     accuracy = con.execute(
         "SELECT CASE WHEN 2 * count(loss) >= count(*) "
@@ -411,10 +417,12 @@ def _run_row(con: duckdb.DuckDBPyConnection, info: RunInfo, totals: Totals) -> N
     if loss is None:
         loss = con.execute("SELECT avg(loss) FROM sample").fetchall()[0][0]
     means = con.execute("SELECT sum(count * compute) / sum(count), sum(count * reuse) / sum(count) FROM path")
+    mean_compute, mean_reuse = means.fetchall()[0]
+    con.execute(f"SET threads = {threads}")
     values = [
         info.run_id, info.model, info.family, info.modality, info.dataset, info.split,
         totals.num_samples, totals.book.num_tokens, info.num_steps, info.num_modules, info.top_k,
-        totals.book.num_paths, accuracy, loss, *means.fetchall()[0],
+        totals.book.num_paths, accuracy, loss, mean_compute, mean_reuse,
         check_json(info.weight_semantics, "weight_semantics"), check_json(info.config, "config"),
         info.checkpoint_sha256, info.engine_version,
         datetime.now(UTC).isoformat(timespec="seconds"), SCHEMA_VERSION,
