@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,14 @@ from engine.errors import UserError
 from engine.models.families import family_class
 from engine.models.family import Controls, RoutedModel
 from engine.parts import followed
+from engine.store.shards_write import ShardWriter
 from engine.store.writer import RunWriter
 from engine.tokenizer import TextTokenizer
-from engine.trace import Modality, RunInfo
+from engine.trace import Modality, ModuleInfo, RunInfo
 from engine.trace_batches import image_batches, text_batches
+
+MakeWriter = Callable[[RunInfo, Sequence[ModuleInfo]], RunWriter | ShardWriter]
+"""what takes the batches of a trace: the writer of a run, or that of a shard"""
 
 
 @dataclass
@@ -187,12 +192,13 @@ def trace_samples(
     twin: bool = True,
     overwrite: bool = False,
     findings: dict[str, Any] | None = None,
+    make_writer: MakeWriter | None = None,
     on_progress: Callable[[TraceProgress], None] = lambda p: None,
 ) -> Path:
     """Run every sample through the model and seal one run file; returns its path.
 
     An exception on the way (a cancel included) leaves no file behind. ``findings`` are kept in the run by name,
-    beside what is known of the model.
+    beside what is known of the model. ``make_writer`` writes something else than a run: a shard, which may be empty.
 
     Raises:
         UserError: a sample cannot be traced, or the run id is taken.
@@ -200,7 +206,7 @@ def trace_samples(
     parts = trace_parts(
         loaded, samples, runs_dir, run_id=run_id, dataset=dataset, split=split, regions=regions,
         batch_size=batch_size, total=total, display_side=display_side, twin=twin, overwrite=overwrite,
-        findings=findings,
+        findings=findings, make_writer=make_writer,
     )  # fmt: skip
     return followed(parts, on_progress)
 
@@ -220,6 +226,7 @@ def trace_parts(
     twin: bool = True,
     overwrite: bool = False,
     findings: dict[str, Any] | None = None,
+    make_writer: MakeWriter | None = None,
 ) -> Generator[TraceProgress, None, Path]:
     """``trace_samples`` batch by batch, for callers that do other things in between: yields after each batch,
     returns the run's path. Closing it early (``close()``) leaves no file behind.
@@ -236,10 +243,11 @@ def trace_parts(
         token_texts=loaded.tokenizer.token_texts if loaded.tokenizer else {},
         predicts_tokens=config.modality == "text",
     )
-    other = untrained_twin(loaded) if twin else None
     make = image_batches if config.modality == "vision" else text_batches
     done = tokens = 0
-    with RunWriter(runs_dir, info, loaded.model.module_table(), overwrite=overwrite) as writer:
+    make_writer = make_writer or partial(RunWriter, runs_dir, overwrite=overwrite)
+    with make_writer(info, loaded.model.module_table()) as writer:
+        other = untrained_twin(loaded) if twin else None
         for batch, twin_ids in make(loaded, other, samples, batch_size, display_side):
             writer.write(batch)
             if twin_ids is not None:
@@ -247,7 +255,7 @@ def trace_parts(
             done += len(batch.samples)
             tokens += batch.num_tokens
             yield TraceProgress(done, total, tokens)
-        if not done:
+        if not done and isinstance(writer, RunWriter):
             raise UserError("the data set holds no sample, so there is nothing to trace", field="data")
         return writer.seal()
 

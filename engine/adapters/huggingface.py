@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from engine.models.losses import token_losses
 from engine.store.writer import RunWriter
 from engine.tokenizer import Encoded
 from engine.trace import ModuleInfo, RunInfo, SampleRecord, TraceBatch
-from engine.tracing import TraceProgress, engine_version, new_run_id
+from engine.tracing import MakeWriter, TraceProgress, engine_version, new_run_id
 
 __all__ = [
     "NOT_TRACED",
@@ -59,11 +60,13 @@ def trace_texts(
     batch_size: int = 64,
     total: int | None = None,
     overwrite: bool = False,
+    make_writer: MakeWriter | None = None,
     on_progress: Callable[[TraceProgress], None] = lambda p: None,
 ) -> Path:
     """Run every text through the model and seal one run file; returns its path.
 
     ``batch_size`` counts stretches of 64 tokens. An exception on the way (a cancel included) leaves no file behind.
+    ``make_writer`` writes something else than a run: a shard, which may be empty.
 
     Raises:
         UserError: a sample cannot be traced, a gate gave NaN, or the run id is taken.
@@ -71,7 +74,8 @@ def trace_texts(
     run_id = run_id or new_run_id(loaded.name.rsplit("/", 1)[-1], dataset)
     info = run_info(loaded, run_id, dataset, split)
     done = tokens = 0
-    with RunWriter(runs_dir, info, loaded.modules, overwrite=overwrite) as writer:
+    make_writer = make_writer or partial(RunWriter, runs_dir, overwrite=overwrite)
+    with make_writer(info, loaded.modules) as writer:
         for batch, twin_ids in text_batches(loaded, samples, batch_size * 64):
             writer.write(batch)
             if twin_ids is not None:
@@ -79,7 +83,7 @@ def trace_texts(
             done += len(batch.samples)
             tokens += batch.num_tokens
             on_progress(TraceProgress(done, total, tokens))
-        if not done:
+        if not done and isinstance(writer, RunWriter):
             raise UserError("the data set holds no sample, so there is nothing to trace", field="data")
         return writer.seal()
 
