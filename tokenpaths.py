@@ -7,6 +7,9 @@
         model(batch)
     rec.run.flow()
 
+    run = tokenpaths.trace("dna-vision-top1", "bundled:scenes", limit=40)  # a shipped model, or "hf:…"
+    run.frames.paths()  # every answer as a data frame too
+
     tokenpaths.runs(series="mine")  # the checkpoints of one training, in order
     tokenpaths.saturation(series="mine")  # how settled its routing was at each of them
 
@@ -21,7 +24,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # for editors: what is loaded below when it is first used
     from engine.adapters.recorder import RecordingAssumed, RecordingStopped, record
     from engine.analysis.saturation import runs, saturation
+    from engine.shortcuts import import_log, trace
     from engine.store import Run
+    from engine.store.compare import compare
     from frontend import charts
 
 _WHERE = {
@@ -29,9 +34,12 @@ _WHERE = {
     "RecordingStopped": "engine.adapters.recorder",
     "Run": "engine.store",
     "charts": "frontend.charts",
+    "compare": "engine.store.compare",
+    "import_log": "engine.shortcuts",
     "record": "engine.adapters.recorder",
     "runs": "engine.analysis.saturation",
     "saturation": "engine.analysis.saturation",
+    "trace": "engine.shortcuts",
 }
 __all__ = [
     "RecordingAssumed",
@@ -39,9 +47,12 @@ __all__ = [
     "Run",
     "__version__",  # noqa: F822 (found by __getattr__)
     "charts",
+    "compare",
+    "import_log",
     "record",
     "runs",
     "saturation",
+    "trace",
 ]
 
 

@@ -60,6 +60,46 @@ def test_first_flow_is_twelve_lines_from_install_to_figure(tmp_path, monkeypatch
     run_cells(cells[1:])  # as a reader does, again
 
 
+def executed(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict, list]:
+    """A tutorial from its second cell (the first installs) to its end, in a folder of its own."""
+    monkeypatch.setenv("TOKENPATHS_DATA_DIR", str(folder / "data"))
+    monkeypatch.chdir(folder)
+    cells = code_cells(name)
+    assert cells[0].startswith("%pip install")
+    return run_cells(cells[1:])
+
+
+def test_the_dna_researchers_notebook_leads_from_a_checkpoint_to_figures(tmp_path, monkeypatch, no_network):
+    space, shown = executed("dna_researcher.ipynb", tmp_path, monkeypatch)
+    run, twin = space["run"], space["twin"]
+    assert len(space["paths"]) == run.row["num_paths"] == space["paths"]["rank"].iloc[-1]
+    assert space["paths"]["count"].sum() == run.row["num_tokens"] == 24 * 64
+    assert twin.row["model"] == "dna-vision-top2-skip-untrained"
+    assert set(space["knowledge"]["property"]) >= {"region", "label"}
+    compared = {row["measure"] for row in space["answer"]["correlations"]}
+    assert {"compute", "reuse"} <= compared
+    assert shown[-1] == ["paths.csv", "paths.svg", "tokens.parquet"]
+    assert (tmp_path / "figures" / "paths.svg").read_text(encoding="utf-8").startswith("<svg")
+    assert sum("$schema" in one.to_dict() for one in shown if "altair" in str(type(one))) >= 5
+
+
+def test_the_moe_engineers_notebook_leads_from_a_model_to_what_its_experts_are_good_for(
+    tmp_path, monkeypatch, no_network
+):
+    pytest.importorskip("transformers")
+    space, shown = executed("moe_engineer.ipynb", tmp_path, monkeypatch)
+    settled = [checkpoint.mean for checkpoint in space["settled"].checkpoints]
+    assert settled[-1] == 1.0
+    assert settled[0] < 1.0
+    busiest, after, served, before = (space[name] for name in ("busiest", "after", "served", "before"))
+    usage = after.frames.usage().set_index(["step", "module"])["count"]
+    assert usage[1, busiest] == 0
+    assert before.frames.usage().set_index(["step", "module"])["count"][1, busiest] > 0
+    assert space["effect"]["paths_changed"] > 0
+    assert served.frames.load()["max_violation"].tolist() == before.frames.load()["max_violation"].tolist()
+    assert sum("altair" in str(type(one)) for one in shown) >= 4
+
+
 def test_outputs_are_not_kept_in_git():
     for file in NOTEBOOKS.glob("*.ipynb"):
         cells = json.loads(file.read_text(encoding="utf-8"))["cells"]

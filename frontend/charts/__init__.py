@@ -11,18 +11,23 @@
 from frontend.charts.again import remember_all
 from frontend.charts.chunks import rerouting_chart, strip_chart
 from frontend.charts.co_activation import co_activation_chart
+from frontend.charts.compare import pair_chart, training_chart
 from frontend.charts.connections import distance_chart, graph_chart
 from frontend.charts.distributions import histogram_chart, label_chart, skip_reuse_chart
+from frontend.charts.effects import answers_chart, flow_difference_chart, importance_chart
 from frontend.charts.experts import dead_chart, domain_chart, load_band_chart, slice_chart, word_chart
 from frontend.charts.flow import flow_chart, flow_thumbnail
+from frontend.charts.flow_contrast import flow_contrast_chart
 from frontend.charts.gates import gate_chart, pca_chart, specialist_chart, variance_chart
 from frontend.charts.knowledge import contrast_chart, knowledge_chart
 from frontend.charts.light_costs import class_block_chart, class_chart, difficulty_chart, sharpening_chart, used_chart
 from frontend.charts.lights import fired_chart, network_chart, share_chart
+from frontend.charts.module_counts import module_count_chart
 from frontend.charts.palette import THEMES, cdf_colour, cdf_scale
 from frontend.charts.patches import patch_chart
 from frontend.charts.paths import rank_frequency_chart
 from frontend.charts.running_text import text_pieces
+from frontend.charts.sample_map import sample_map_chart
 from frontend.charts.shards import label_path_chart, sharing_chart, tree_chart
 from frontend.charts.steadiness import repetition_chart, saturation_chart
 from frontend.charts.token_flow import token_flow_chart
@@ -31,6 +36,7 @@ from frontend.charts.usage import load_chart, top_k_chart
 
 __all__ = [
     "THEMES",
+    "answers_chart",
     "cdf_colour",
     "cdf_scale",
     "class_block_chart",
@@ -43,21 +49,27 @@ __all__ = [
     "domain_chart",
     "fired_chart",
     "flow_chart",
+    "flow_contrast_chart",
+    "flow_difference_chart",
     "flow_thumbnail",
     "gate_chart",
     "graph_chart",
     "histogram_chart",
+    "importance_chart",
     "knowledge_chart",
     "label_chart",
     "label_path_chart",
     "load_band_chart",
     "load_chart",
+    "module_count_chart",
     "network_chart",
+    "pair_chart",
     "patch_chart",
     "pca_chart",
     "rank_frequency_chart",
     "repetition_chart",
     "rerouting_chart",
+    "sample_map_chart",
     "saturation_chart",
     "share_chart",
     "sharing_chart",
@@ -70,6 +82,7 @@ __all__ = [
     "token_flow_chart",
     "token_loss_chart",
     "top_k_chart",
+    "training_chart",
     "tree_chart",
     "used_chart",
     "variance_chart",
