@@ -115,6 +115,13 @@ def judge(histogram: Histogram, draws: int = 100, seed: int = 0) -> Verdict:
     law = fit_power_law(histogram)
     if law is None:
         return Verdict(None, reason=f"no {FEWEST} paths are taken by more than the fewest tokens")
+    if law.alpha > ALPHA_RANGE[1] - 0.01:
+        # The best exponent lies beyond those that are tried: this one would be the edge of the search, not a fit.
+        return Verdict(
+            None,
+            reason=f"almost all paths have the same number of tokens ({law.x_min}): counts fall off faster than with "
+            f"α = {ALPHA_RANGE[1]:g}",
+        )
     p_value = goodness_of_fit(histogram, law, draws, seed) if draws else None
     return Verdict(law, p_value, against_lognormal(histogram, law))
 

@@ -25,7 +25,8 @@ PROPERTIES = {
 }
 """properties as the API names them → in words"""
 NULL = "95 % of shuffles"
-MORE, LESS, UNSURE = "more than the other tokens", "less than the others", "not surely different"
+MORE, LESS, UNSURE = "more than others", "less than others", "not surely different"
+KNOWN, UNKNOWN = "more than chance", "no more than chance"
 SHOWN = 14
 _ROW = 30
 
@@ -73,7 +74,7 @@ def knowledge_chart(
             "low": row["null_low"],
             "high": row["null_high"],
             "mean": row["null_mean"],
-            "what": "NMI, more than chance" if known(row) else "NMI, no more than chance",
+            "what": KNOWN if known(row) else UNKNOWN,
             "told": numbers.number(row["nmi"]),
             "null": f"{numbers.number(row['null_low'])} – {numbers.number(row['null_high'])}",
             "p": numbers.number(row["p_value"], 2),
@@ -85,9 +86,9 @@ def knowledge_chart(
     y = alt.Y("name:N", sort=[row["name"] for row in table], axis=alt.Axis(title=None, labelLimit=170, ticks=False))
     scale = alt.Scale(domainMin=0, nice=True)
     x = alt.X("nmi:Q", scale=scale, axis=alt.Axis(title="NMI of path and property", tickCount=5))
-    domain = ["NMI, more than chance", "NMI, no more than chance", NULL]
+    domain = [KNOWN, UNKNOWN, NULL]
     base = alt.Chart(rows(table))
-    legend = alt.Legend(title=None, orient="top", symbolSize=90, columns=2, labelLimit=220)
+    legend = alt.Legend(title=None, orient="top", symbolSize=90, columns=2, columnPadding=10)
     colour = alt.Color(
         "what:N", scale=alt.Scale(domain=domain, range=[look.ink, look.muted, look.identity]), legend=legend
     )
@@ -138,7 +139,7 @@ def contrast_chart(
     colour = alt.Color(
         "what:N",
         scale=alt.Scale(domain=[MORE, LESS, UNSURE], range=[look.ink, look.link, look.identity]),
-        legend=alt.Legend(title=None, orient="top", symbolSize=90, columns=2, labelLimit=240),
+        legend=alt.Legend(title=None, orient="top", symbolSize=90, columns=2, columnPadding=10),
     )
     base = alt.Chart(rows(table))
     zero = alt.Chart(rows([{"zero": 0}])).mark_rule(color=look.muted, strokeDash=[3, 3]).encode(x="zero:Q")

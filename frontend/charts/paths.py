@@ -16,7 +16,7 @@ from frontend.charts.path_law import law_words as law_words
 TITLE = "Which paths exist, and how often is each taken?"
 RANK_PICK = "rank"
 OBSERVED, FITTED, UNTRAINED, INDEPENDENT = "this run", "straight line", "untrained twin", "independent steps"
-LAW, NULL_LAWS = "power law", "power laws of the others"
+LAW, NULL_LAWS = "power law", "laws of nulls"
 
 
 def rank_frequency_chart(

@@ -1,4 +1,4 @@
-"""What is each module for? Load per step and module, dead and overloaded ones, effective top-k, what paths know."""
+"""What is each module for? Load per step and module, dead and overloaded ones, effective top-k, specific labels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from frontend import address, look
 from frontend.charts import numbers
 from frontend.charts.usage import MOST_MARKED, OVERLOADED, dead_modules, load_chart, overloaded, top_k_chart
 from frontend.selection import Selection
-from frontend.views import common, module_page
+from frontend.views import common, module_page, path_knowledge
 
 
 def draw(selection: Selection) -> None:
@@ -55,7 +55,8 @@ def draw(selection: Selection) -> None:
         st.subheader("Dead and overloaded", anchor=False)
         _extremes(run, usage, common.own_modules(run))
     module_page.draw(run, usage, selection)
-    _associations(run)
+    with look.guarded("what is specific to a label"):
+        _specific(run, selection)
     look.numbers_behind(
         [{**module, "step": "any" if module["step"] is None else module["step"]} for module in run["modules"]],
         "modules of the model",
@@ -101,25 +102,10 @@ def dead_words(usage: Mapping[str, Any], idle: Collection[tuple[int, int]] = ())
     )
 
 
-def _associations(run: Mapping[str, Any]) -> None:
-    st.subheader("Do paths know what they carry?", anchor=False, help=look.HELP["nmi"])
-    found = [row for row in run["associations"] if row.get("nmi") is not None]
-    if not found:
-        look.empty("Nothing to compare paths with: this run has neither labels nor regions nor token ids that differ.")
-        return
-    if common.all_differ(run):
-        st.caption("Nearly every token has a path of its own here, so a path tells everything and nothing.")
-    words = {"label": "the label", "region": "the region of the picture", "token_id": "the token’s own id"}
-    for row in found:
-        far = row["p_value"] is not None and row["p_value"] <= 0.05
-        verdict = "more than chance" if far else "no more than chance"
-        spread = row["null_std"] if (row["null_std"] or 0) > 1e-9 else 0.0  # less is rounding
-        null = f"shuffled {numbers.number(row['null_mean'])} ± {numbers.number(spread)}"
-        st.write(
-            look.plain(
-                f"Paths tell {verdict} about {words.get(row['attribute'], row['attribute'])}: NMI "
-                f"{numbers.number(row['nmi'])}, {null}, "
-                f"p = {numbers.number(row['p_value'])} ({row['shuffles']} shuffles, "
-                f"{numbers.plural(row['num_tokens'], 'token')})."
-            )
-        )
+def _specific(run: Mapping[str, Any], selection: Selection) -> None:
+    st.subheader("Which modules are specific to a label?", anchor=False, help=path_knowledge.SPECIFIC)
+    path_knowledge.specific(run, selection, "module")
+    st.button(
+        "What do paths know?", key="to_knowledge", icon=":material/route:", on_click=address.go_changed,
+        kwargs={"view": "paths"}, help="How much paths tell of labels, words and places, beside chance; on Paths.",
+    )  # fmt: skip

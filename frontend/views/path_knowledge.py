@@ -64,18 +64,25 @@ def _how(answer: Mapping[str, Any]) -> str:
 
 def _specific(run: Mapping[str, Any], selection: Selection) -> None:
     st.subheader("What is specific to a label?", anchor=False, help=SPECIFIC)
-    ask = look.client().specific
-    found = {of: ask(run["run"], of=of, label=selection.label, limit=ROWS) for of in ("path", "module")}
-    if found["module"]["reason"] and not found["path"]["rows"] and not found["module"]["rows"]:
-        look.empty(look.ended(found["module"]["reason"].capitalize()))
+    if len([row for row in run["labels"] if row["label"] is not None]) < 2:
+        look.empty(look.ended(look.client().specific(run["run"])["reason"].capitalize()))
         return
-    for (of, answer), column in zip(found.items(), st.columns(2, gap="large"), strict=True):
-        with column:
-            if answer["reason"]:
-                look.empty(look.ended(answer["reason"].capitalize()))
-                continue
-            st.caption(look.plain(_first(answer, of)))
-            _table(answer, of, selection)
+    left, right = st.columns(2, gap="large")
+    with left:
+        specific(run, selection, "path")
+    with right:
+        specific(run, selection, "module")
+
+
+def specific(run: Mapping[str, Any], selection: Selection, of: str) -> None:
+    """The paths, or modules, that are most specific to a label: a sentence and a table whose rows filter the page."""
+    answer = look.client().specific(run["run"], of=of, label=selection.label, limit=ROWS)
+    if answer["reason"]:
+        look.empty(look.ended(answer["reason"].capitalize()))
+        return
+    st.caption(look.plain(_first(answer, of)))
+    if answer["rows"]:
+        _table(answer, of, selection)
 
 
 def _first(answer: Mapping[str, Any], of: str) -> str:

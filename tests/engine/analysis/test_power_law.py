@@ -19,6 +19,7 @@ from engine.analysis.power_law import (
     draw_like,
     fit_power_law,
     goodness_of_fit,
+    judge,
 )
 
 
@@ -144,3 +145,9 @@ def test_many_paths_are_fitted_from_their_histogram():
                                                                               law.alpha + 0.01)]  # fmt: skip
     assert near[1] == max(near)
     assert MOST_CUTS < 100
+
+
+def test_the_edge_of_the_search_is_no_fit():
+    verdict = judge(Histogram(np.array([1, 2]), np.array([100_000, 1])), draws=0)
+    assert verdict.law is None
+    assert "same number of tokens (1)" in verdict.reason

@@ -1,0 +1,108 @@
+"""Charts and sentences of what paths know and of searched tokens: every mark is a row of the answer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from frontend import charts
+from frontend.charts import knowledge, path_law
+from tests.frontend.test_charts import data_of
+
+PROPERTY = {"values": 5, "nmi": 0.3, "null_mean": 0.1, "null_low": 0.08, "null_high": 0.12, "p_value": 0.005,
+            "num_tokens": 900}  # fmt: skip
+KNOWN = {
+    "shuffles": 200,
+    "properties": [
+        {**PROPERTY, "property": "token_id", "shuffled": "tokens"},
+        {**PROPERTY, "property": "label", "shuffled": "samples", "nmi": 0.1, "p_value": 0.4},
+    ],
+}
+PATH = {"ribbon": [[1], [2]], "share_of_all": 0.1, "of": 50}
+MODULE = {"name": "block", "kind": "mlp", "count": 9, "share": 0.5, "share_of_others": 0.2}
+FOUND = {
+    "found": {"num_tokens": 20, "share": 0.02, "num_samples": 4},
+    "counted": {"num_tokens": 1000, "of_tokens": 1000, "num_samples": 40, "of_samples": 40, "exact": True},
+    "num_paths": 3,
+    "paths": [
+        {**PATH, "rank": 7, "count": 4, "share": 0.2, "lift": 4.0, "low": 1.5, "high": 7.0},
+        {**PATH, "rank": 2, "count": 12, "share": 0.6, "lift": 3.0, "low": 2.5, "high": 3.5},
+        {**PATH, "rank": 1, "count": 4, "share": 0.2, "lift": 0.5, "low": None, "high": None},
+    ],
+    "modules": [
+        {**MODULE, "step": 0, "module": 3, "delta": 0.3, "low": 0.2, "high": 0.4},
+        {**MODULE, "step": 1, "module": 1, "delta": -0.3, "low": -0.5, "high": -0.1},
+        {**MODULE, "step": 1, "module": 2, "delta": 0.01, "low": -0.1, "high": 0.12},
+    ],
+    "modules_reason": None,
+}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark", "print"])
+def test_every_property_and_module_is_a_mark(theme):
+    drawn = charts.knowledge_chart(KNOWN, theme=theme)
+    rows = data_of(drawn, "nmi", "low", "high")
+    assert {(row["name"], row["what"]) for row in rows} == {
+        ("token id", "more than chance"), ("label of the sample", "no more than chance"),
+    }  # fmt: skip
+    assert "NaN" not in json.dumps(drawn.to_dict())
+    rows = data_of(charts.contrast_chart(FOUND, theme=theme), "delta", "low")
+    assert [(row["name"], row["delta"], row["what"]) for row in rows] == [
+        ("step 0 · module 3", 30.0, "more than others"), ("step 1 · module 1", -30.0, "less than others"),
+        ("step 1 · module 2", 1.0, "not surely different"),
+    ]  # fmt: skip
+
+
+def test_sentences_say_what_stands_in_the_answer():
+    assert knowledge.knowledge_words(KNOWN) == (
+        "Paths know more than chance of: token id. No more than chance: label of the sample."
+    )
+    assert knowledge.knowledge_words({"properties": KNOWN["properties"][1:]}) == (
+        "Paths know none of these beyond chance."
+    )
+    # Path 7 has the larger lift, but most of them take path 2, and surely more often than all tokens do.
+    assert knowledge.preferred_path(FOUND)["rank"] == 2
+    assert knowledge.preferred_words(FOUND) == (
+        "They prefer the path of rank 2: 60.0 % of them take it, 3.00 times as often as all tokens do "
+        "(95 %: 2.50 to 3.50)."
+    )
+    assert "None of their paths" in knowledge.preferred_words({**FOUND, "paths": FOUND["paths"][2:]})
+    assert knowledge.contrast_words(FOUND) == (
+        "They choose module 3 at step 0 more often than the other tokens: 50.0 % of them, 20.0 % of the others."
+    )
+    assert knowledge.search_words(FOUND, "“the”") == "20 tokens (2.00 %) of 4 samples are “the”; they take 3 paths."
+    drawn = {**FOUND, "counted": {**FOUND["counted"], "of_tokens": 9000, "exact": False},
+             "found": {**FOUND["found"], "low": 0.01, "high": 0.03}}  # fmt: skip
+    assert "Counted on 1,000 of 9,000 tokens, in 40 whole samples drawn by hash" in knowledge.search_words(drawn, "x")
+
+
+LAW = {"alpha": 2.0, "alpha_error": 0.1, "x_min": 3, "num_tail": 60, "num_paths": 100}
+BETTER = {"ratio": -3.0, "p_value": 0.001}
+
+
+@pytest.mark.parametrize(
+    ("law", "sentence"),
+    [
+        ({**LAW, "p_value": 0.0, "lognormal": BETTER},
+         "A pure power law is refused (p < 0.01); a lognormal fits better."),
+        ({**LAW, "p_value": 0.5, "lognormal": BETTER},
+         "A pure power law is plausible (p = 0.50), but a lognormal fits better."),
+        ({**LAW, "p_value": 0.5, "lognormal": {"ratio": -1.0, "p_value": 0.3}},
+         "A pure power law is plausible (p = 0.50); a lognormal fits about as well."),
+        ({**LAW, "p_value": 0.5, "lognormal": {"ratio": 3.0, "p_value": 0.01}},
+         "A pure power law is plausible (p = 0.50); a lognormal fits worse."),
+        ({"num_paths": 3, "reason": "3 paths are too few"}, "No power law is fitted: 3 paths are too few."),
+    ],
+)  # fmt: skip
+def test_the_verdict_on_a_law(law, sentence):
+    assert path_law.verdict_words(law) == sentence
+
+
+def test_the_table_of_laws_has_a_row_for_whatever_was_traced():
+    curves = {"observed": {"num_paths": 100, "slope": -1.2}, "independent": {"num_paths": 9, "slope": None}}
+    fit = {**curves, "untrained": None}
+    rows = path_law.law_rows(fit, {"observed": {**LAW, "p_value": None, "lognormal": BETTER}, "independent": None})
+    assert [(row["whose"], row["slope"], row["α"], row["p"], row["lognormal"]) for row in rows] == [
+        ("this run", "−1.20", "2.00 ± 0.10", "–", "−3.00"), ("independent steps", "–", "–", "–", "–"),
+    ]  # fmt: skip
