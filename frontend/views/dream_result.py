@@ -47,7 +47,10 @@ def _figure(job: str, result: Mapping[str, Any]) -> None:
     urls = {name: data_url(look.client().artifact(job, name)) for name in sorted(names)}
     with st.container(key="dream_strip"):
         st.html(figure_html(result, urls))
-    words = ["Below each picture: the class that the model sees, and how many of the wanted choices it makes."]
+    told = ["the class that the model sees"] if any(dream.get("top") for dream in result["dreams"]) else []
+    if any(dream.get("matched_choices") is not None for dream in result["dreams"]):
+        told.append("how many of the wanted choices it makes")
+    words = [f"Below each picture: {' and '.join(told)}."] if told else []
     if any(dream.get("group") for dream in result["dreams"]):
         words.append("Red: the group whose decisions were maximised.")
     st.caption(" ".join(words))
@@ -91,7 +94,7 @@ def _texts(result: Mapping[str, Any]) -> None:
         f"Before each text: the mean of its wanted decisions, at most 1 for probabilities. Over "
         f"{numbers.plural(corpus['windows'], 'stretch', 'stretches')} of the bundled texts it is "
         f"{numbers.number(corpus['mean'])}, for the best 1 % of them {numbers.number(corpus['p99'])}. "
-        "Bold: the tokens whose decisions were wanted."
+        + ("Bold: the tokens whose decisions were wanted." if result["dreams"][0].get("targets") else "")
     )
     original = result.get("original")
     if original:

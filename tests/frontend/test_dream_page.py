@@ -175,6 +175,8 @@ def test_many_curves_are_named_at_their_ends_and_none_looks_like_another() -> No
         assert {row["name"] for row in told} == {f"S = {s}" for s in range(1, 12)}
         assert len(set(lines["encoding"]["color"]["scale"]["range"])) == 11
         assert "strokeDash" not in lines["encoding"]
+    one = curve_chart({"series": series[:1]}).to_dict()
+    assert one["mark"]["color"] == one["mark"]["point"]["color"]
     height = drawn["height"]
     at = sorted(row["at"] for row in name_rows(curve_rows({"series": series}), height))
     gap = (0.311 - 0.1) * 13 / height
