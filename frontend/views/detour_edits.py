@@ -25,7 +25,7 @@ KINDS = {
     "bias": "Push a choice",
 }
 WHAT = {
-    "ban": "Nobody may choose it; tokens go to the module that the router likes next.",
+    "ban": "It may not be chosen; tokens go to the module that the router likes next.",
     "force": "It takes the place, and the weight, of the tokens’ first choice.",
     "swap": "Each token goes where the same token of the other sample went. Both need as many tokens.",
     "freeze": "Routers decide as without edits, though states have changed; what is left is the edit’s own effect.",

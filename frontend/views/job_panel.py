@@ -267,8 +267,9 @@ def _curve(job: Mapping[str, Any], curve: Mapping[str, Any]) -> None:
 def _result(job: Mapping[str, Any], key: str) -> None:
     """What came out: links to where it is seen, the rest as it is."""
     result = {name: value for name, value in (job["result"] or {}).items() if name not in ("run", "runs")}
-    with st.container(horizontal=True, gap="small"):
-        open_buttons(job, key)
+    if places(job):
+        with st.container(horizontal=True, gap="small"):
+            open_buttons(job, key)
     if result:
         with st.expander("What came out"):
             st.json(result)

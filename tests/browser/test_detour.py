@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +54,35 @@ def test_click_a_link_and_send_its_tokens_elsewhere(here):
     assert ".from" in page.query()["controls"]
     page.heading("After")
     expect(page.page.get_by_text("leave, 0 come.")).to_be_visible()
+
+
+def test_circles_and_links_are_reached_by_keyboard(here):
+    page = here().open(view="detour", run="pictures", sample=0)
+    page.heading("Before")
+    for group, arrow in ((".tp-nodes circle", "ArrowRight"), (".tp-hits path", "ArrowDown")):
+        stops = page.page.locator(f'{group}[tabindex="0"]')
+        expect(stops).to_have_count(1)  # one stop of the tab key, however many there are
+        stops.focus()
+        page.page.keyboard.press(arrow)
+        expect(page.page.locator(group).nth(1)).to_be_focused()
+        expect(page.page.locator(group).nth(1)).to_have_attribute("aria-label", re.compile("step"))
+    link = page.page.locator(".tp-hits path").nth(1)
+    key = link.get_attribute("data-link")
+    page.page.keyboard.press("Enter")
+    page.expect_query(through=key.replace(">", ","))
+    page.heading("What becomes of the chosen one?")
+
+
+def test_a_module_that_nobody_visits_can_be_forced(here):
+    page = here().open(view="detour", run="texts", sample=2)  # two words cannot visit every module
+    page.heading("Before")
+    page.click_for(page.page.locator(".tp-nodes circle.tp-hollow").first, "through")
+    page.click_for(page.page.get_by_role("button", name="Send every token there"), "controls")
+    step = page.query()["through"].split(".")[0]
+    assert page.query()["controls"] == f"force:{page.query()['through']}"
+    page.heading("After")
+    told = rf"0 of \d+ tokens visit module \d+ at step {step} before and [1-9]\d* after"
+    expect(page.page.get_by_text(re.compile(told))).to_be_visible()
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -17,7 +17,7 @@ def test_a_trace_from_its_start_to_its_run(visit):
     here = visit().open(view="jobs", model="tiny-vision")
     start_trace(here, "6")
     panel = here.page.locator(".st-key-job_panel")
-    expect(panel).to_contain_text("trace: tiny-vision, bundled:scenes")
+    expect(panel).to_contain_text("Trace of tiny-vision over 6 samples of scenes")
     job = here.query()["job"]
     assert job.startswith("trace-")
     expect(panel.get_by_text("Done at")).to_be_visible()
@@ -25,7 +25,8 @@ def test_a_trace_from_its_start_to_its_run(visit):
     tomorrow = visit(width=400, dark=True).open(view="jobs", job=job)
     expect(tomorrow.page.locator(".st-key-job_panel").get_by_text("Done at")).to_be_visible()
     tomorrow.no_sideways_scroll()
-    tomorrow.page.get_by_role("button", name="Open the run").click()
+    expect(tomorrow.page.locator(".st-key-job_panel")).to_contain_text("Open the run tiny-")
+    tomorrow.page.locator(".st-key-job_panel").get_by_role("button", name="Open the run").click()
     expect(tomorrow.page.get_by_role("heading", name="Where do tokens go?").first).to_be_visible()
     assert tomorrow.query()["run"].startswith("tiny-")
 
