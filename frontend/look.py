@@ -36,7 +36,7 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
 .st-key-cards button { min-height: 1.6rem; padding-block: 0; }
 [class*="st-key-open_"] button { height: auto; text-align: left; }
 [class*="st-key-open_"] button * { white-space: normal !important; text-overflow: clip !important; }
-[class*="st-key-save_"] { margin-top: -1.15rem; align-items: flex-end; }
+[class*="st-key-save_"] { margin-top: -1.15rem; }
 [class*="st-key-save_"] button { min-height: 1.4rem; padding: 0 .25rem; }
 [class*="st-key-save_"] button p { font-size: .78rem; }
 .st-key-controls > div { min-width: 150px; flex: 1 1 160px; }

@@ -42,7 +42,7 @@ def menu(drawing: Any) -> None:
         return
     for number in range(MOST_ON_A_PAGE):  # several charts of a page may be made by one function
         try:
-            box = st.container(key=f"{MENU}_{call.name}_{number}", horizontal=True, horizontal_alignment="right")
+            box = st.container(key=f"{MENU}_{call.name}_{number}")
         except StreamlitDuplicateElementKey:
             continue
         with box:

@@ -161,11 +161,7 @@ def _labels(distribution: Mapping[str, Any]) -> None:
         look.empty("There are not two labels to compare here." if labels else "This run has no labels to compare.")
         return
     st.subheader(f"Which labels get more {name}?", anchor=False)
-    st.altair_chart(
-        label_chart({**distribution, "by_label": labels}, theme=look.theme(), title=None, most=14),
-        theme=None,
-        width="stretch",
-    )
+    look.chart(label_chart({**distribution, "by_label": labels}, theme=look.theme(), title=None, most=14))
     hidden = max(0, len(labels) - 14)
     st.caption(
         "Dashed: mean over all." + (f" {numbers.plural(hidden, 'label')} between the ends not drawn." if hidden else "")

@@ -48,7 +48,7 @@ def draw(selection: Selection) -> None:
             "Effective top-k per step, beside the same architecture untrained.",
             "topk",
         )
-        st.altair_chart(top_k_chart(usage, theme=look.theme(), title=None), theme=None, width="stretch")
+        look.chart(top_k_chart(usage, theme=look.theme(), title=None))
         if all(row.get("untrained_effective_top_k") is None for row in usage["steps"]):
             st.caption("This run has no untrained twin to compare with.")
         look.numbers_behind([{**row, "dead": ", ".join(map(str, row["dead"]))} for row in usage["steps"]], "steps")
