@@ -1,0 +1,227 @@
+"""Compare, Map and “more like this” over a real API, without a browser; and their charts as pure functions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from frontend.charts import compare as charts
+from frontend.charts.sample_map import SHAPES, map_words, sample_map_chart
+from frontend.views.compare import partners, short_names
+from frontend.views.similar import sample_words, token_words
+from tests.backend.conftest import Served, api_for
+from tests.frontend.test_pages import showing
+from tests.runs import make, make_experts, make_run
+
+THEMES = ("light", "dark", "print")
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    data_dir: Path = tmp_path_factory.mktemp("compare-page")
+    runs = data_dir / "runs"
+    for modality, name in (("vision", "pictures"), ("text", "texts")):
+        made = make(name, modality, samples=6, seed=1, labels=modality == "vision", twin=modality == "vision")
+        made.write(runs)
+        for batch in made.batches:
+            batch.module_ids[::3] = (batch.module_ids[::3] + 1) % 6
+        replace(made, info=replace(made.info, run_id=f"{name}-moved", checkpoint_sha256="1" * 64)).write(runs)
+    make_run(runs, "still", samples=6, seed=1, steps=3, modules=1, identities=0, twin=False)
+    make_run(runs, "bare", samples=1, seed=1, steps=1, modules=1, identities=0, labels=False, twin=False)
+    for at in (10, 20):
+        made = make_experts(f"at-{at}", series=("training", at), drift=1 - at / 20, samples=4)
+        replace(made, info=replace(made.info, dataset="experts")).write(runs)
+    with api_for(data_dir) as served:
+        yield served
+
+
+@pytest.fixture
+def show(api: Served, monkeypatch: pytest.MonkeyPatch):
+    with showing(str(api.client.base_url).rstrip("/"), monkeypatch) as draw:
+        yield draw
+
+
+def said(page: AppTest) -> str:
+    kinds = ("header", "subheader", "caption", "markdown", "error", "warning", "info")
+    return " ".join(str(one.value) for kind in kinds for one in page.get(kind)).replace("\\", "")
+
+
+@pytest.mark.parametrize("run", ["pictures", "texts"])
+def test_two_runs_side_by_side(show, run: str) -> None:
+    page = show(view="compare", run=run, against=f"{run}-moved")
+    words = said(page)
+    assert not page.error
+    for question in ("What differs between these two?", "Do the same samples stand out in both?",
+                     "Do both put the same tokens on one path?", "Which samples differ most in",
+                     "Where do their tokens part?", "How evenly does each step load its modules?"):  # fmt: skip
+        assert question in words
+    assert "6 samples are paired by their source" in words
+    assert "95 % intervals, 6 samples" in words
+    assert "weights of two trainings" in words
+
+
+def test_the_second_run_is_found_and_a_measure_that_says_nothing_is_not_drawn(show) -> None:
+    page = show(view="compare", run="still")
+    words = said(page)
+    assert page.selectbox(key="in_against").value.startswith("pictures")
+    assert "Shown is loss, because compute of" in words
+    assert "Their flows cannot be subtracted" in words
+    assert "Where do their tokens part?" not in words
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ({"run": "pictures", "against": "pictures"}, "given twice"),
+        ({"run": "pictures", "against": "texts"}, "is of vision, 'texts' of text"),
+        ({"run": "pictures", "against": "nobody"}, "There is no run `nobody`"),
+        ({"run": "texts", "against": "at-10"}, "no sample in common"),
+        ({"run": "pictures", "against": "../up"}, "not understood"),
+    ],
+)
+def test_what_cannot_be_compared_is_a_sentence(show, query: dict, words: str) -> None:
+    page = show(view="compare", **query)
+    assert words in said(page)
+    assert "fault of the page" not in said(page)
+
+
+def test_one_sample_and_checkpoints(show) -> None:
+    words = said(show(view="compare", run="bare", against="pictures"))
+    assert "a correlation takes four" in words
+    assert "Where do their tokens part?" not in words
+    page = show(view="compare", run="at-10", against="at-20")
+    assert "How did it change over training?" in said(page)
+    assert not page.error
+    assert page.selectbox(key="training_number").value == "effective_paths"
+
+
+@pytest.mark.parametrize("run", ["pictures", "texts"])
+def test_the_map_and_what_it_says(show, run: str) -> None:
+    page = show(view="map", run=run)
+    assert "Which samples take similar routes?" in said(page)
+    assert "of what makes them different" in said(page)
+    assert ("This run has no labels." in said(page)) == (run == "texts")
+    assert page.button(key="map_tsne").label == "Draw it by t-SNE"
+
+
+def test_a_map_that_cannot_be_drawn_says_why(show) -> None:
+    assert "a map needs three" in said(show(view="map", run="bare"))
+    assert "would be one point" in said(show(view="map", run="still"))
+    assert "is gone" in said(show(view="map", run="pictures", job="map-gone"))
+
+
+def test_t_sne_is_submitted_with_neighbours_that_the_run_has(show, api: Served) -> None:
+    page = show(view="map", run="pictures", job="")
+    page.button(key="map_tsne").click().run()
+    job = page.query_params["job"]
+    job = job[0] if isinstance(job, list) else job
+    request = api.get(f"/jobs/{job}").json()["request"]
+    assert (request["run"], request["perplexity"], request["limit"]) == ("pictures", 2.0, 6)
+    assert not page.error
+    api.client.delete(f"/api/v1/jobs/{job}")
+
+
+def test_more_like_this_on_the_sample_view(show) -> None:
+    words = said(show(view="sample", run="pictures", sample=2, token=9))
+    assert "Which patches take nearly the same path?" in words
+    assert "Which samples take similar routes?" in words
+    words = said(show(view="sample", run="texts", sample=2, token=3))
+    assert "Which tokens take nearly the same path?" in words
+    words = said(show(view="sample", run="bare", sample=0, token=0))
+    assert "Which samples take similar routes?" not in words
+    assert "63 other patches are on the very same path" in words
+
+
+def answer_of(api: Served, path: str) -> dict:
+    answer = api.get(path)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.fixture(scope="module")
+def answers(api: Served) -> list[dict]:
+    return [answer_of(api, path) for path in (
+        "/compare?a=pictures&b=still&measure=loss", "/runs/at-10/series", "/runs/pictures/map?thumbnails=true",
+        "/runs/texts/map")]  # fmt: skip
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_charts_draw_in_every_theme_without_nan(answers: list[dict], theme: str) -> None:
+    answer, series, plane, bare = answers
+    names = ("it's", "b")
+    drawn = [
+        charts.pair_chart(answer, names=names, theme=theme, chosen="circle"),
+        charts.pair_chart(answer | {"points": []}, names=names, theme=theme),
+        charts.load_chart(answer, names=names, theme=theme),
+        charts.training_chart(series, "max_violation", theme=theme, chosen=["at-10"]),
+        sample_map_chart(plane, theme=theme, chosen="circle", sample=2), sample_map_chart(bare, theme=theme),
+    ]  # fmt: skip
+    for chart in drawn:
+        text = json.dumps(chart.to_dict(), allow_nan=False)
+        assert "undefined" not in text
+
+
+def test_few_labels_have_a_shape_and_many_none(api: Served) -> None:
+    plane = answer_of(api, "/runs/pictures/map")
+    assert '"shape": {"field": "label"' in json.dumps(sample_map_chart(plane).to_dict())
+    for place, point in enumerate(plane["points"]):
+        point["label"] = f"label {place}"
+    plane["points"] *= 2
+    many = [{**point, "label": f"label {place}"} for place, point in enumerate(plane["points"])]
+    assert len(many) > len(SHAPES)
+    assert '"shape": {"field": "label"' not in json.dumps(sample_map_chart(plane | {"points": many}).to_dict())
+    assert "mean nothing" in map_words(plane | {"explained": None})
+
+
+def test_the_sentence_of_a_correlation_says_no_more_than_the_interval() -> None:
+    def words(r: float, low: float, high: float) -> str:
+        row = {"measure": "reuse", "num": 40, "pearson": {"r": r, "low": low, "high": high}, "reason": None,
+               "spearman": {"r": r, "low": low, "high": high}}  # fmt: skip
+        return charts.pair_words({"measure": "reuse", "correlations": [row]}, ("A", "B"))
+
+    assert "says nothing certain" in words(0.2, -0.1, 0.5)
+    assert "weakly tend to less of it in B" in words(-0.25, -0.4, -0.1)
+    assert "strongly tend to more of it in B" in words(0.8, 0.7, 0.9)
+    assert "r = −0.250 (−0.400 … −0.100)" in words(-0.25, -0.4, -0.1)
+
+
+def test_names_are_as_short_as_still_tells_them_apart() -> None:
+    assert short_names("scenes-dna-top1", "scenes-dna-top1-untrained") == ("top1", "top1-untrained")
+    assert short_names("a-1", "a-2") == ("a-1", "a-2")
+    assert short_names("scenes-top1", "photos-top1") == ("scenes-top1", "photos-top1")
+
+
+def test_the_untrained_twin_is_no_column_beside_itself(api: Served) -> None:
+    answer = answer_of(api, "/compare?a=pictures&b=still")
+    assert "A, untrained" in charts.summary_rows(answer, ("A", "B"))[0]
+    answer["b"]["model"] = answer["a"]["model"] + "-untrained"
+    assert "A, untrained" not in charts.summary_rows(answer, ("A", "B"))[0]
+
+
+def test_likely_partners_come_first() -> None:
+    def card(run: str, **changes: object) -> dict:
+        return {"run": run, "modality": "text", "dataset": "x", "split": "all", "family": "dna", "num_samples": 4,
+                "model": run} | changes  # fmt: skip
+
+    run = card("m")
+    others = [card("a", family="moe"), card("z", num_samples=3), card("m-untrained"), card("t", split="try"),
+              card("p", dataset="y"), card("v", modality="vision"), run]  # fmt: skip
+    assert [one["run"] for one in partners(run, others)] == ["m-untrained", "a", "z"]
+
+
+def test_words_of_what_is_near() -> None:
+    found = {"apart": [{"distance": 0.0, "num_paths": 1, "num_tokens": 0},
+                       {"distance": 0.5, "num_paths": 2, "num_tokens": 3},
+                       {"distance": 1.5, "num_paths": 9, "num_tokens": 30}], "rank": 7}  # fmt: skip
+    assert token_words(found, "tokens") == (
+        "No other token is on the very same path, rank 7; 3 more on 2 paths at most one step away."
+    )
+    found["apart"] = [{"distance": 0.0, "num_paths": 1, "num_tokens": 1}]
+    assert token_words(found, "patches").startswith("1 other patch is on the very same path")
+    near = {"similar": [{"distance": 0.5}], "of_samples": 3, "median_distance": 0.51, "num_identical": 0}
+    assert "stands alone" in sample_words(near)
