@@ -17,6 +17,7 @@ from frontend.charts.running_text import text_pieces
 
 MOST_STEPS = 100
 SHOWN = 8
+HAIR = "\u200a"
 
 
 def draw_result(job: Mapping[str, Any]) -> None:
@@ -72,7 +73,10 @@ def marked(dream: Mapping[str, Any]) -> str:
         bare, wanted = word.strip(), bool(targets & set(piece.tokens))
         core = bare or ("↵" if "\n" in piece.text else "␣") if wanted else bare  # a wanted line break is seen too
         shown = f"**{look.plain(core)}**" if wanted else look.plain(core)
-        pieces.append((" " if word.startswith(" ") else "") + shown + (" " if word.endswith(" ") and bare else ""))
+        # Between a sign and a letter Markdown's stars mark nothing: a hair's breadth parts them.
+        before, after = (HAIR if wanted and core and not edge.isalnum() else "" for edge in (core[:1], core[-1:]))
+        pieces.append((" " if word.startswith(" ") else before) + shown
+                      + (" " if word.endswith(" ") and bare else after))  # fmt: skip
     return "".join(pieces).strip()
 
 

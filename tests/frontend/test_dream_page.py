@@ -105,7 +105,8 @@ def test_bytes_of_one_character_are_one_piece() -> None:
     dream = {"tokens": [" a", "\ufffd", "\ufffd", "b"], "text": " aéb", "targets": [2],
              "spans": [[0, 2], [2, 3], [2, 3], [3, 4]]}  # fmt: skip
     assert marked(dream) == "a**é**b"
-    assert marked({"tokens": ["of", "\n", " a"], "targets": [1]}) == "of **↵** a"
+    assert marked({"tokens": ["of", "\n", " a"], "targets": [1]}) == "of **↵**\u200a a"
+    assert marked({"tokens": ["x", "(", "y"], "targets": [1]}) == "x\u200a**\\(**\u200ay"  # stars must have room
     assert marked(dream | {"spans": None}) == "aéb"  # a result of before: never half a character
 
 
