@@ -33,9 +33,12 @@ def job_title(kind: str, request: Mapping[str, Any]) -> str:
         told = dream_title(request)
     elif kind == "trace":
         changed = _controls(request.get("controls") or {})
-        told = f"Trace of {_over(request)}" + (f", {changed}" if changed else "")
+        whom = "the untrained twin of " if request.get("untrained") else ""
+        told = f"Trace of {whom}{_over(request)}" + (f", {changed}" if changed else "")
     elif kind == "reroute":
         told = f"{_reroute(request)}: {_over(request)}"
+    elif kind == "map":
+        told = f"Map of the samples of {request.get('run') or 'a run'}"
     elif kind == "import":
         told = f"Import of {request.get('file') or 'a log'}"
     else:

@@ -160,10 +160,9 @@ def _print(value: dict[str, Any]) -> None:
 
 
 def _row(job: dict[str, Any]) -> tuple[str, ...]:
-    progress, request = job["progress"], job["request"]
+    progress = job["progress"]
     total = f" of {progress['total']:,}" if progress["total"] is not None else ""
     left = progress["seconds_left"]
-    about = [str(request[name]) for name in ("model", "run", "data", "file") if request.get(name)]
     why = (job["problem"] or {}).get("detail", "")
     return (
         job["job"],
@@ -171,7 +170,7 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
         str(job["place"] or ""),
         f"{progress['done']:,}{total} {progress['unit']}".strip() if progress["unit"] else "",
         f"{left:,.0f} s" if left is not None else "",
-        why or ", ".join(about),
+        f"{job['title']}: {why}" if why else job["title"],
     )
 
 

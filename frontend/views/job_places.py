@@ -23,6 +23,8 @@ def places(job: Mapping[str, Any]) -> list[Place]:
         # A sweep over a data set belongs to no run, so Detour has no place for it; its table is with the job.
         run = request.get("run")
         return [("Open in Detour", Selection(view="detour", run=run, job=job["job"]))] if run else []
+    if job["kind"] == "map":
+        return [("Open the map", Selection(view="map", run=request.get("run"), job=job["job"]))]
     run = result.get("run")
     if not run:
         return []

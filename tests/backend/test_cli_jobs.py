@@ -39,6 +39,7 @@ def test_the_queue_from_a_terminal(jobs: Jobs, tmp_path: Path, capsys: pytest.Ca
         return out.out + out.err
 
     assert f"{first}  waiting  1" in said("jobs", *where)
+    assert "Trace of " in said("jobs", *where)
     assert "0 workers: `tokenpaths worker` starts one" in said("jobs", *where, "list")
     assert said("jobs", "cancel", first, *where) == f"{first}: cancelled\n"
     assert said("jobs", "cancel", first, *where) == f"{first}: cancelled\n"

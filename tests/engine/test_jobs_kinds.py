@@ -217,6 +217,7 @@ def test_jobs_of_one_kind_have_titles_of_their_own() -> None:
             ("reroute", one | {"controls": ban, "run": None, "data": "bundled:texts"}),
             ("trace", {"model": "tiny", "data": "bundled:texts"}), ("trace", {"model": "big", "data": "bundled:texts"}),
             ("trace", {"model": "tiny", "data": "bundled:texts", "controls": ban}), ("import", {"file": "a.npz"}),
+            ("trace", {"model": "tiny", "data": "bundled:texts", "untrained": True}), ("map", {"run": "seen"}),
         )
     ]  # fmt: skip
     assert len(set(titles)) == len(titles)

@@ -288,6 +288,8 @@ def test_changes_come_from_the_address_and_go_there():
     alpha = retrace.control("alpha", NUMBER, trained=1.0)
     here = Selection(controls=("alpha:0.5", "beta:1"))
     assert retrace.changes(here, [alpha]) == {"alpha": 0.5}
+    assert retrace.not_understood(here, [alpha]) == ["beta:1"]  # said on the page
+    assert retrace.not_understood(Selection(controls=("alpha:x",)), [alpha]) == ["alpha:x"]
     assert retrace.changes(Selection(controls=("alpha:1",)), [alpha]) == {}
     assert retrace.changed(here, "alpha", 0.1, 1.0) == ("beta:1", "alpha:0.1")
     assert retrace.changed(here, "alpha", 1.0, 1.0) == ("beta:1",)

@@ -133,17 +133,20 @@ def test_a_finished_job_leads_to_where_its_result_lives() -> None:
     ban = {"edits": [{"edit": "ban", "modules": [3], "step": 1}, {"edit": "freeze"}]}
     both = {"run": "after", "runs": ["before", "after"]}
     shown = {
-        "dream": places(done("dream", {"run": "seen", "sample": 4})),
+        "dream": places(done("dream", {"model": "tiny", "run": "seen", "sample": 4, "target": {"of": "choices"}})),
         "trace": places(done("trace", {"model": "tiny"}, {"run": "new"})),
+        "map": places(done("map", {"run": "seen"}, {"run": "seen"})),
         "sweep": places(done("reroute", {"run": "seen", "sweep": "modules"})),
         "edit": places(done("reroute", {"data": "x", "controls": ban}, both)),
         "alpha": places(done("reroute", {"data": "x", "controls": {"alpha": 0.1}}, both)),
         "failed": places(done("trace", {"model": "tiny"}, None, state="failed")),
     }
     first = {name: found[0][1] for name, found in shown.items() if found}
+    dream = first.pop("dream")
+    assert (dream.view, dream.run, dream.sample, dream.job) == ("dream", "seen", 4, "it")
     assert first == {
-        "dream": Selection(view="dream", run="seen", sample=4, job="it"),
         "trace": Selection(view="flow", run="new"),
+        "map": Selection(view="map", run="seen", job="it"),
         "sweep": Selection(view="detour", run="seen", job="it"),
         "edit": Selection(view="detour", run="before", sample=0, controls=("ban:1.3", "freeze:rest")),
         "alpha": Selection(view="flow", run="after"),
