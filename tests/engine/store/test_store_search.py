@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter, defaultdict
 
@@ -286,3 +287,25 @@ def test_kinds_belong_to_texts_or_to_pictures(texts, pictures):
         with pytest.raises(UserError, match="use one of") as caught:
             case.run.search_tokens(kind=kind)
         assert caught.value.field == "kind"
+
+
+def test_a_run_of_one_token_says_why(tmp_path):
+    from dataclasses import replace
+
+    made = make("one", "text", samples=1, twin=False)
+    batch = made.batches[0]
+    arrays = {name: value[:1] for name, value in vars(batch).items() if isinstance(value, np.ndarray)}
+    only = replace(batch, samples=[replace(batch.samples[0], num_tokens=1)], **arrays)
+    with Run.open(replace(made, batches=[only]).write(tmp_path)) as run:
+        assert run.row["num_tokens"] == 1
+        assert "one and the same path" in run.knowledge()["reason"]
+        assert "one label" in run.specific()["reason"]
+        assert "too few" in run.law()["observed"]["reason"]
+        found = run.search_tokens(kind="function_word")
+        again = run.search_tokens(ranks=(1, 1))
+        for told in (found, again):
+            assert told["found"]["num_tokens"] in (0, 1)
+            assert "NaN" not in json.dumps(told, allow_nan=False)
+        assert again["paths"][0]["low"] is None
+        assert again["modules"] == []
+        assert "no others" in again["modules_reason"]
