@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Real
-from scipy.special import stdtrit
 
 Z = 1.959963984540054
 """standard deviations on both sides of 95 %"""
@@ -70,6 +69,8 @@ def contrast(
     miss added to each side (Agresti and Caffo 2000), for shares of 0 or 1 would look certain after a few tokens. No
     interval where A or B lies in a single sample.
     """
+    from scipy.special import stdtrit  # only for who asks
+
     total_a, total_b = float(of_a_N.sum()), float(of_b_N.sum())
     share_a = hits_a_NI.sum(axis=0) / max(total_a, 1.0)
     share_b = hits_b_NI.sum(axis=0) / max(total_b, 1.0)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Bool, Int, Integer
 
 from engine.errors import UserError
@@ -147,6 +146,8 @@ def words_of_tokens(
     low = np.where(inside, begins[np.minimum(seen, len(letters) - 1)], np.where(blank, low, seen))
     high = np.where(inside, ends[np.minimum(seen, len(letters) - 1)], np.where(blank, high, np.maximum(last, seen)))
     keys = _piece_hashes(letters, low, high)
+    import pandas as pd  # half a second, only for who asks
+
     codes, kinds = pd.factorize(keys)
     one_of = np.empty(len(kinds), dtype=np.int64)
     one_of[codes] = np.arange(len(codes))
@@ -157,6 +158,8 @@ def coded(words: Sequence[str]) -> Words:
     """Equal words get equal codes, numbered as they come."""
     if not len(words):
         return Words((), np.zeros(0, dtype=np.int64))
+    import pandas as pd
+
     codes, names = pd.factorize(np.array(words, dtype=object))
     return Words(tuple(names), codes.astype(np.int64))
 

@@ -29,7 +29,7 @@ LIFT = (
 )
 CONTRAST = (
     "Δ = share of these tokens that choose the module − share of all other tokens that do. 95 % interval, samples "
-    "taken as what was drawn."
+    "taken as what was drawn; of many modules a few seem to differ by chance."
 )
 
 
