@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.analysis.words import KINDS, check_pattern, fitting, is_kind, word_class, words_of_tokens
@@ -28,6 +28,7 @@ def slow_word(text: str, start: int, end: int) -> str:
     return text[seen:end].rstrip()
 
 
+@settings(deadline=None)  # the first example loads pandas
 @given(TEXTS, st.data())
 def test_the_word_of_a_token_is_the_one_that_its_first_visible_character_stands_in(texts, data):
     index = data.draw(st.lists(st.integers(0, len(texts) - 1), min_size=1, max_size=8))
