@@ -214,11 +214,13 @@ class JobTable:
         """Say how far it is, and which artifacts are new or changed; renews the lease."""
         values = (
             self.clock() + self.lease_s, progress.done, progress.total, progress.unit, rate, progress.message,
-            progress.done, progress.done,
+            progress.done, progress.unit, progress.unit, progress.done, progress.done,
         )  # fmt: skip
+        # On the right stand the values before: a job that begins to count something else has come further.
         changes = (
             "lease_until = ?, done = ?, total = ?, unit = ?, rate = ?, message = ?, "
-            "deaths = CASE WHEN ? > most_done THEN 0 ELSE deaths END, most_done = max(most_done, ?)"
+            "deaths = CASE WHEN ? > most_done OR unit IS NOT ? THEN 0 ELSE deaths END, "
+            "most_done = CASE WHEN unit IS NOT ? THEN ? ELSE max(most_done, ?) END"
         )
         told = {
             "done": progress.done, "total": progress.total, "unit": progress.unit, "rate": rate,

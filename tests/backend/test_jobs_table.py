@@ -138,6 +138,18 @@ def test_a_paused_job_waits_for_its_time_and_for_space(table: JobTable, clock: C
     assert table.cancel(again).state == "cancelled"
 
 
+def test_what_is_counted_anew_comes_further_though_the_number_is_smaller(table: JobTable, clock: Clock) -> None:
+    job = table.submit("count", {}).job
+    table.report(leased(table, "one"), Progress(500, 500, "stretches", "", False), None)
+    for death in range(3):
+        clock.now += 11
+        table.report(leased(table, f"w{death}"), Progress(0, 16, "rounds", "", False), None)
+    assert table.get(job).deaths == 2, "the first that counts rounds came further, those after it did not"
+    clock.now += 11
+    table.report(leased(table, "further"), Progress(1, 16, "rounds", "", False), None)
+    assert table.get(job).deaths == 0
+
+
 def test_a_lease_that_is_put_off_counts_as_no_attempt_and_no_death(table: JobTable, clock: Clock) -> None:
     table.submit("count", {})
     assert table.postpone(leased(table, "one"), 2)
