@@ -12,6 +12,7 @@ from frontend.charts import numbers
 from frontend.client import ApiError, NotFound
 from frontend.selection import Selection
 from frontend.views import job_panel
+from frontend.views.dream_result import draw_result
 
 MOST = 100
 REFRESH_SECONDS = 2.0
@@ -41,7 +42,7 @@ def draw(selection: Selection) -> None:
 
 def _chosen(job: str) -> None:
     try:
-        job_panel.job_panel(job)
+        draw_result(job_panel.job_panel(job))
     except NotFound as error:
         st.warning(look.plain(look.ended(error.sentence)), icon=":material/link_off:")
 
