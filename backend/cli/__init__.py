@@ -20,6 +20,7 @@ from backend.cli.imports import import_log
 from backend.cli.jobs import jobs_app, worker
 from backend.cli.ls import ls
 from backend.cli.report import report
+from backend.cli.seal import seal
 from backend.cli.trace import trace
 from backend.cli.train import train
 from backend.cli.up import up
@@ -42,7 +43,7 @@ def make_app() -> typer.Typer:
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
-    for command in (up, worker, demo, trace, dream, train, ls, export, figures, report, doctor):
+    for command in (up, worker, demo, trace, seal, dream, train, ls, export, figures, report, doctor):
         app.command()(command)
     app.command("import")(import_log)  # a word that Python keeps for itself
     app.add_typer(jobs_app(), name="jobs")

@@ -11,12 +11,14 @@ from engine.errors import UserError
 
 if TYPE_CHECKING:
     from backend.cli.edited import Wanted
+    from backend.cli.shards import WishedShard
     from backend.settings import Settings
     from engine.datasets import Dataset
     from engine.tracing import TraceProgress
 
 
 def trace(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Option(
@@ -62,6 +64,26 @@ def trace(
     beside: Annotated[
         bool, typer.Option("--beside", help="With --controls: trace unchanged too, and print the effect.")
     ] = False,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="i/N", help="Trace only part i of N, for `tokenpaths seal` to join; needs --run. docs/scale.md"
+        ),
+    ] = None,
+    shards: Annotated[
+        int | None, typer.Option(help="Trace so many shards side by side, then seal; needs --run.", min=1, max=9999)
+    ] = None,
+    workers: Annotated[int, typer.Option(help="With --shards: so many at a time on this machine.", min=1)] = 2,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="With --shards: run them on this Ray cluster; auto finds the running one, local starts one here.",
+        ),
+    ] = None,
+    shards_dir: Annotated[
+        Path | None, typer.Option(help="Folder for shards, one that all workers see [default: in the data folder].")
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Data folder [default: the user's].")] = None,
 ) -> None:
     """Trace every token's path and keep it as one run file.
@@ -69,13 +91,25 @@ def trace(
     Interrupting leaves nothing behind that looks like a run.
 
     Example: tokenpaths trace --model dna-vision-top1 --data bundled:scenes
+
+    On many machines: tokenpaths trace … --run big --shard 3/8 on each, then tokenpaths seal big
     """
     from backend.cli.edited import name_before, say_effect, trace_beside, under_controls, wanted
+    from backend.cli.shards import AlreadyTraced, made_with, wished_shard
     from backend.settings import load_settings
 
     settings = load_settings(data_dir=data_dir)
     ask = wanted(controls, beside)
-    _refuse_taken_name(settings, run, overwrite)
+    wish = wished_shard(settings, shard, run, shards_dir, overwrite, beside, shards is not None)
+    if wish is None:
+        _refuse_taken_name(settings, run, overwrite)
+    if shards is not None:
+        from backend.cli.cluster import trace_on_workers
+
+        trace_on_workers(context, settings, shards, workers, ray)
+        return
+    if ray is not None:
+        raise UserError("--ray is for --shards N.", field="ray")
     if beside:
         _refuse_taken_name(settings, name_before(run), overwrite)
     if untrained and (ask or model.startswith("hf:")):
@@ -86,7 +120,7 @@ def trace(
         columns = {"text_column": text_column, "label_column": label_column}
         reading = {"limit": limit, "skip_bad": skip_bad, "passage_chars": passage_chars, **columns}
         writing = {"run_id": run, "batch_size": batch_size, "overwrite": overwrite}
-        _trace_huggingface(settings, model, data, reading, writing, device, dtype or "auto", twin, ask)
+        _trace_huggingface(settings, model, data, reading, writing, device, dtype or "auto", twin, ask, wish)
         return
     if dtype is not None:
         raise UserError("--dtype is for hf: models; the others run as they were trained.", field="dtype")
@@ -109,12 +143,15 @@ def trace(
         loaded = under_controls(loaded, ask) if ask else loaded
         loaded = as_untrained(loaded) if untrained else loaded
         remove_abandoned(settings.runs_dir)
+    alike = {"batch_size": batch_size, "twin": twin, "skip_bad": skip_bad, "passage_chars": passage_chars}
+    part = wish.part_of(dataset, batch_size) if wish else dataset
     options: dict[str, Any] = {
         "dataset": dataset.name, "split": dataset.split, "regions": dataset.regions, "batch_size": batch_size,
-        "total": dataset.num_samples, "overwrite": overwrite,
+        "total": part.num_samples, "overwrite": overwrite,
+        "make_writer": wish.writer_for(part, alike, made_with(loaded.device)) if wish else None,
     }  # fmt: skip
-    before = effect = None
-    with bar(f"{loaded.name} on {dataset.name}", dataset.num_samples, "samples") as progress:
+    before = effect = done = None
+    with bar(f"{loaded.name} on {dataset.name}{wish or ''}", part.num_samples, "samples") as progress:
 
         def told(p: TraceProgress) -> None:
             progress.update(p.samples, f"{p.tokens:,} tokens")
@@ -124,8 +161,16 @@ def trace(
         else:
             # The untrained twin is the null of the model as it is, not of an edited one.
             twin = twin and ask is None and not untrained
-            path = trace_samples(loaded, dataset, settings.runs_dir, run_id=run, twin=twin, on_progress=told, **options)
-    _say_what_was_skipped(dataset)
+            try:
+                path = trace_samples(
+                    loaded, part, settings.runs_dir, run_id=run, twin=twin, on_progress=told, **options
+                )
+            except AlreadyTraced as known:
+                done = known.manifest
+    _say_what_was_skipped(part)
+    if wish:
+        wish.say(done, str(run))
+        return
     if loaded.classes:
         _say_what_is_unknown(path, loaded.name, loaded.classes)
     if before is not None and effect is not None:
@@ -136,11 +181,12 @@ def trace(
 
 def _trace_huggingface(
     settings: Settings, model: str, data: str, reading: dict[str, Any], writing: dict[str, Any], device: str | None,
-    dtype: str, twin: bool, ask: Wanted | None,
+    dtype: str, twin: bool, ask: Wanted | None, wish: WishedShard | None,
 ) -> None:  # fmt: skip
     """A Hugging Face model over texts; what can be refused is, before weights are read or fetched."""
     from backend.cli.bars import bar, waiting
     from backend.cli.edited import say_effect, trace_huggingface_edited
+    from backend.cli.shards import AlreadyTraced, made_with
     from engine.adapters.huggingface import check_options, find_model, load, trace_texts
     from engine.datasets import open_dataset
     from engine.store import remove_abandoned
@@ -148,6 +194,8 @@ def _trace_huggingface(
     if ask is not None:
         from engine.edits.experts import read_controls
 
+        if wish:
+            raise UserError("an edited Hugging Face model is traced as a whole; leave out --shard.", field="controls")
         read_controls(ask.controls)
     check_options(device, dtype)
     with waiting(f"looking at {model[3:]}"):
@@ -156,21 +204,35 @@ def _trace_huggingface(
     with waiting(f"loading {source.name}"):
         loaded = load(source, device, dtype, twin=twin and (ask is None or ask.beside))
         remove_abandoned(settings.runs_dir)
-    before = effect = None
-    with bar(f"{loaded.name} on {dataset.name}", dataset.num_samples, "samples") as progress:
+    before = effect = done = None
+    part = wish.part_of(dataset, writing["batch_size"]) if wish else dataset
+    with bar(f"{loaded.name} on {dataset.name}{wish or ''}", part.num_samples, "samples") as progress:
 
         def told(p: TraceProgress) -> None:
             progress.update(p.samples, f"{p.tokens:,} tokens")
 
-        writing |= {"dataset": dataset.name, "split": dataset.split, "total": dataset.num_samples}
+        writing |= {"dataset": dataset.name, "split": dataset.split, "total": part.num_samples}
         run = writing.pop("run_id")
         if ask is not None:
             before, path, effect = trace_huggingface_edited(
                 loaded, dataset, settings.runs_dir, ask, writing, run, told
             )
+        elif wish:
+            names = ("batch_size", "passage_chars", "skip_bad")
+            alike = {"twin": twin} | {name: (writing | reading)[name] for name in names}
+            make = wish.writer_for(part, alike, made_with(loaded.device))
+            try:
+                trace_texts(
+                    loaded, part, settings.runs_dir, run_id=run, on_progress=told, make_writer=make, **writing
+                )
+            except AlreadyTraced as known:
+                done = known.manifest
         else:
             path = trace_texts(loaded, dataset, settings.runs_dir, run_id=run, on_progress=told, **writing)
-    _say_what_was_skipped(dataset)
+    _say_what_was_skipped(part)
+    if wish:
+        wish.say(done, str(run))
+        return
     if before is not None and effect is not None:
         say_effect(effect)
         typer.echo(f"run {before.stem} is in {before}")

@@ -218,16 +218,16 @@ def finished_shard(
         return None, str(error)
     entry = manifest.files.get(ABOUT)
     for what, there, here in (
-        ("model", manifest.model, info.model),
-        ("checkpoint", manifest.checkpoint_sha256, info.checkpoint_sha256),
-        ("data set", manifest.dataset_sha256, shard.dataset_sha256),
-        ("rows", (manifest.first, manifest.stop, manifest.places), (shard.first, shard.stop, shard.places)),
-        ("options", manifest.options, shard.options),
-        ("description", entry and entry.sha256, hashlib.sha256(about_bytes(info, modules)).hexdigest()),
+        ("another model", manifest.model, info.model),
+        ("another checkpoint", manifest.checkpoint_sha256, info.checkpoint_sha256),
+        ("another data set", manifest.dataset_sha256, shard.dataset_sha256),
+        ("other rows", (manifest.first, manifest.stop, manifest.places), (shard.first, shard.stop, shard.places)),
+        ("other options", manifest.options, shard.options),
+        ("another description", entry and entry.sha256, hashlib.sha256(about_bytes(info, modules)).hexdigest()),
     ):
         if there != here:
             raise ShardError(
-                f"{manifest.name} of run {info.run_id!r} is there already, of another {what}: give another --run, or "
+                f"{manifest.name} of run {info.run_id!r} is there already, of {what}: give another --run, or "
                 "--overwrite", field="shard",
             )  # fmt: skip
     return manifest, ""
