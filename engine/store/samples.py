@@ -125,7 +125,9 @@ def path_examples(run: Run, rank: int, limit: int, seed: int) -> dict[str, Any]:
 
 def shown_tokens(run: Run, rowids: list[int]) -> list[dict[str, Any]]:
     """Patches, or tokens in their contexts, of rising rows of table ``token``."""
-    pairs = run.rows(queries.some_tokens(rowids, "sample, token")) if rowids else []
+    if not rowids:
+        return []
+    pairs = run.rows(queries.some_tokens(rowids, "sample, token"))
     return _patches(run, pairs) if run.row["modality"] == "vision" else _contexts(run, pairs)
 
 

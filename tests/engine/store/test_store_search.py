@@ -86,6 +86,7 @@ def test_search_finds_what_a_loop_finds(case: Case):
             assert row["delta"] == pytest.approx(share[0] - share[1])
             assert row["low"] is None or row["low"] <= row["delta"] <= row["high"]
         assert len(found["examples"]) == min(5, len(tokens))
+        assert case.run.search_tokens(**asked, examples=0)["examples"] == []
         first = np.cumsum([0, *(s.num_tokens for s in naive.made.samples)])
         assert {int(first[e["sample"]]) + e["token"] for e in found["examples"]} <= chosen
 
