@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,10 @@ from engine.models.sizes import check_sizes
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 CARD = "card.md"
+SUM = "tensors_sha256"
+"""key of the metadata of a weights file"""
+SUMS = "SHA256SUMS"
+"""file beside checkpoint folders: sums of weights that carry none, as ``sha256sum`` writes it"""
 
 
 class CheckpointError(UserError):
@@ -49,9 +54,20 @@ class Checkpoint:
 
 
 def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """A safetensors file that takes its name only when it is whole and on disk."""
+    """A safetensors file that takes its name only when it is whole and on disk; it carries the sum of its contents."""
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     with atomic_file(path) as temporary_file:
-        save_file({k: v.contiguous() for k, v in tensors.items()}, temporary_file)
+        save_file(whole, temporary_file, metadata={SUM: tensors_sha256(whole)})
+
+
+def tensors_sha256(tensors: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 over names, shapes, kinds and bytes: safetensors itself does not notice a changed bit."""
+    together = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        together.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        together.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return together.hexdigest()
 
 
 def save_checkpoint(
@@ -136,12 +152,18 @@ def build_model(checkpoint: Checkpoint, device: torch.device | str = "cpu") -> R
     try:
         with safe_open(path, framework="pt") as file:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            state = {name: t.float() if t.is_floating_point() else t for name, t in state.items()}
+            expected_sum = (file.metadata() or {}).get(SUM)
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(
             f"{checkpoint.name}: {WEIGHTS} is damaged or not a safetensors file ({_first_line(error)}); "
             "copy it again or train it again"
         ) from None
+    if not _has_its_sum(path, state, expected_sum):
+        raise CheckpointError(
+            f"{checkpoint.name}: {WEIGHTS} is damaged, its bytes are not those that were saved; "
+            "copy it again or train it again"
+        )
+    state = {name: t.float() if t.is_floating_point() else t for name, t in state.items()}
     for name, tensor in state.items():
         if not torch.isfinite(tensor).all():
             raise CheckpointError(f"{checkpoint.name}: {name} holds NaN or infinite values")
@@ -162,6 +184,19 @@ def build_model(checkpoint: Checkpoint, device: torch.device | str = "cpu") -> R
         )
     model.load_state_dict(state, assign=True)
     return model.to(device).eval().requires_grad_(False)
+
+
+def _has_its_sum(path: Path, state: Mapping[str, torch.Tensor], expected: str | None) -> bool:
+    """False where a sum is known, in the file or beside its folder, and the weights have another."""
+    if expected is not None:
+        return tensors_sha256(state) == expected
+    sums = path.parent.parent / SUMS
+    if not sums.is_file():
+        return True
+    lines = (line.split() for line in sums.read_text(encoding="utf-8", errors="replace").splitlines())
+    known = {words[1]: words[0] for words in lines if len(words) == 2}
+    beside = known.get(f"{path.parent.name}/{path.name}")
+    return beside is None or file_sha256(path) == beside
 
 
 def _kind_of(tensor: torch.Tensor) -> str:

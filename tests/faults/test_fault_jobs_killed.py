@@ -129,7 +129,7 @@ def test_a_full_disk_pauses_the_job_and_it_goes_on_by_itself(tmp_path: Path, fig
         found = crew.over(job)
         assert found["result"] == {"value": counted(3000)}
         assert found["attempts"] >= 2
-        figure(4, f"job paused, {len(kept)} of {len(kept)} artifacts served, 507 for a new job, finished when there was space")
+        figure(4, f"job paused and finished later, {len(kept)} of {len(kept)} artifacts served, a new job 507")
     finally:
         crew.close()
         subprocess.run(["umount", "-l", str(mount)], check=False)
