@@ -124,7 +124,8 @@ class Selection:
         label, filters, sample; another sample forgets the token; another measure forgets the bar; another view forgets
         the job."""
         if "run" in changes and changes["run"] != self.run:
-            kept = {"view": self.view, "opacity": self.opacity, "model": self.model, "against": self.against}
+            kept = {"view": self.view, "opacity": self.opacity, "model": self.model}
+            kept["against"] = self.against if self.against != changes["run"] else None
             return replace(Selection(**kept), **changes)
         if "view" in changes and changes["view"] != self.view:
             changes = {"job": None, **changes}  # a job belongs to the view that started it

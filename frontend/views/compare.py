@@ -21,7 +21,8 @@ BUNDLED = ("scenes", "photos", "texts", "digits", "languages")
 SHOWN = ("reuse", "compute", "loss")
 """measures to choose; skip is 1 − compute, so its scatter would be the same upside down"""
 MOST_MOVED = 12
-SHORT = 26
+MANY_NODES, MANY_LINKS = 600, 80
+"""more circles than these are cut to the ends of so many links"""
 HELP = (
     "Pearson’s r of the samples’ values with the 95 % interval of Fisher’s z, tanh(atanh r ± 1.96/√(n−3)); Spearman’s "
     "is that of the ranks, its error by Bonett and Wright. Reuse, compute and loss of a sample: means over its tokens."
@@ -152,7 +153,9 @@ def _scatter(answer: Mapping[str, Any], names: tuple[str, str], selection: Selec
         look.empty(f"No sample has {answer['measure']} in both runs.", "Choose another measure.")
     else:
         st.caption(look.plain(" ".join(filter(None, [
-            "One point: one sample. Dashed: equal in both. Click one to open it.", charts.mean_words(answer, names),
+            "One point: one sample. Dashed: equal in both. Click one to open it.",
+            f"Accent: samples with the label {selection.label}." if selection.label is not None else "",
+            charts.mean_words(answer, names),
             f"{numbers.count(len(answer['points']))} of {numbers.count(answer['points_of'])} are drawn."
             if len(answer["points"]) < answer["points_of"] else "",
         ]))))  # fmt: skip
@@ -255,7 +258,10 @@ def _flow(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
         ))  # fmt: skip
         if flow["note"]:
             st.caption(look.plain(flow["note"]))
-        look.chart(flow_contrast_chart(flow, names=sides, theme=look.theme(), title=None))
+        drawn = few_of(flow)
+        look.chart(flow_contrast_chart(drawn, names=sides, theme=look.theme(), title=None))
+        if drawn is not flow:
+            st.caption(f"Drawn are the {MANY_LINKS} links that differ most, and the modules at their ends.")
         st.caption(look.plain(colour_words(*sides)))
         percent = st.column_config.NumberColumn(format="percent")
         columns = {sides[0]: percent, sides[1]: percent, "change": percent}
@@ -268,6 +274,16 @@ def _flow(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
     st.write(look.plain(charts.load_words(answer, names)))
     look.chart(charts.load_chart(answer, names=names, theme=look.theme(), title=None))
     look.numbers_behind(charts.load_rows(answer, names), "steps")
+
+
+def few_of(flow: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A difference with so many modules that nobody could see one (a mixture of experts), cut to what differs most."""
+    if len(flow["nodes"]) <= MANY_NODES:
+        return flow
+    links = flow["links"][:MANY_LINKS]
+    ends = {(link["step"], link["source"]) for link in links} | {(link["step"] + 1, link["target"]) for link in links}
+    nodes = [node for node in flow["nodes"] if (node["step"], node["module"]) in ends]
+    return {**flow, "links": links, "nodes": nodes}
 
 
 def _training(run: Mapping[str, Any], selection: Selection) -> None:
@@ -312,11 +328,11 @@ def _offer_twin(run: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -> N
         "Trace its untrained twin to compare with", icon=":material/casino:", key="trace_twin",
         help="The same architecture with fresh weights over the same samples, as a run of its own. A job of seconds "
         "to minutes.",
-        on_click=_trace_twin, args=(run["model"], run["dataset"], f"{run['run'][:53]}-untrained", run["num_samples"]),
+        on_click=_trace_twin, args=(run["model"], run["dataset"], f"{run['run'][:53]}-untrained"),
     )  # fmt: skip
 
 
-def _trace_twin(model: str, dataset: str, name: str, num_samples: int) -> None:
+def _trace_twin(model: str, dataset: str, name: str) -> None:
     job = job_panel.submit(
         "trace", {"model": model, "data": f"bundled:{dataset}", "untrained": True, "twin": False, "run": name}
     )

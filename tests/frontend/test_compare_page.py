@@ -12,9 +12,10 @@ from streamlit.testing.v1 import AppTest
 
 from frontend.charts import compare as charts
 from frontend.charts.sample_map import SHAPES, map_words, sample_map_chart
-from frontend.views.compare import partners, short_names
+from frontend.selection import Selection
+from frontend.views.compare import few_of, partners, short_names
 from frontend.views.similar import sample_words, token_words
-from tests.backend.conftest import Served, api_for
+from tests.backend.conftest import SECRET, Served, api_for, serving
 from tests.frontend.test_pages import showing
 from tests.runs import make, make_experts, make_run
 
@@ -23,6 +24,9 @@ THEMES = ("light", "dark", "print")
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    from backend.settings import load_settings
+    from backend.worker import create_worker
+
     data_dir: Path = tmp_path_factory.mktemp("compare-page")
     runs = data_dir / "runs"
     for modality, name in (("vision", "pictures"), ("text", "texts")):
@@ -33,10 +37,13 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         replace(made, info=replace(made.info, run_id=f"{name}-moved", checkpoint_sha256="1" * 64)).write(runs)
     make_run(runs, "still", samples=6, seed=1, steps=3, modules=1, identities=0, twin=False)
     make_run(runs, "bare", samples=1, seed=1, steps=1, modules=1, identities=0, labels=False, twin=False)
+    mine = make("mine", samples=3, seed=5, twin=False)
+    replace(mine, info=replace(mine.info, dataset="scenes", model="dna-vision-top1")).write(runs)
     for at in (10, 20):
         made = make_experts(f"at-{at}", series=("training", at), drift=1 - at / 20, samples=4)
         replace(made, info=replace(made.info, dataset="experts")).write(runs)
-    with api_for(data_dir) as served:
+    options = {"data_dir": data_dir, "worker_secret": SECRET, "warm_models": False}
+    with serving(create_worker(load_settings(**options))) as url, api_for(worker_url=url, **options) as served:
         yield served
 
 
@@ -124,6 +131,35 @@ def test_t_sne_is_submitted_with_neighbours_that_the_run_has(show, api: Served) 
     assert (request["run"], request["perplexity"], request["limit"]) == ("pictures", 2.0, 6)
     assert not page.error
     api.client.delete(f"/api/v1/jobs/{job}")
+
+
+def test_the_untrained_twin_is_a_job_of_one_click(show, api: Served) -> None:
+    page = show(view="compare", run="mine")
+    page.button(key="trace_twin").click().run()
+    job = page.query_params["job"]
+    job = job[0] if isinstance(job, list) else job
+    request = api.get(f"/jobs/{job}").json()["request"]
+    assert request["model"] == "dna-vision-top1"
+    assert (request["data"], request["run"], request["untrained"]) == ("bundled:scenes", "mine-untrained", True)
+    api.client.delete(f"/api/v1/jobs/{job}")
+
+
+def test_too_many_modules_are_cut_to_the_ends_of_the_largest_links() -> None:
+    links = [{"step": 0, "source": i, "target": i + 1, "change": 1 / (i + 1)} for i in range(1000)]
+    nodes = [{"step": step, "module": i} for step in (0, 1) for i in range(1001)]
+    cut = few_of({"links": links, "nodes": nodes, "steps": [0, 1]})
+    assert cut["links"] == links[:80]
+    assert {(node["step"], node["module"]) for node in cut["nodes"]} == {
+        *((0, i) for i in range(80)), *((1, i + 1) for i in range(80))
+    }  # fmt: skip
+    small = {"links": links[:3], "nodes": nodes[:9]}
+    assert few_of(small) is small
+
+
+def test_choosing_the_second_run_as_the_first_lets_go_of_it() -> None:
+    at = Selection(view="compare", run="a", against="b", label="x")
+    assert at.change(run="c") == Selection(view="compare", run="c", against="b")
+    assert at.change(run="b") == Selection(view="compare", run="b")
 
 
 def test_more_like_this_on_the_sample_view(show) -> None:
