@@ -172,9 +172,13 @@ def test_curves_are_averaged_and_told_apart() -> None:
     assert table[-1]["x"] == 5000
     assert curve_rows({"series": [{"name": "a", "x": [3], "y": [2.0]}]}) == [{"series": "a", "x": 3, "y": 2.0}]
     chart = curve_chart(CURVE).to_dict()
-    assert chart["encoding"]["strokeDash"]["scale"]["domain"] == ["S = 1", "S = 2"]
-    assert next(iter(chart["datasets"].values()))[-1]["y"] is None
-    assert "strokeDash" not in curve_chart(long).to_dict()["encoding"]
+    line = chart["layer"][0]["encoding"]
+    assert line["color"]["scale"]["domain"] == ["S = 1", "S = 2"]
+    assert len(set(line["color"]["scale"]["range"])) == 2
+    values = chart["datasets"].values()
+    assert any("y" in rows[-1] and rows[-1]["y"] is None for rows in values)
+    assert {row["name"] for rows in values for row in rows if "name" in row} == {"S = 1", "S = 2"}, "at their ends"
+    assert "color" not in curve_chart(long).to_dict()["encoding"]
 
 
 def test_frames_of_a_batch_are_kept_apart() -> None:
