@@ -53,7 +53,9 @@ PICTURE = """() => {
       if (element.matches(MARKS)) parts.push(element);
     }
   };
-  collect(document.querySelector("[data-testid=stMain]") || document.body);
+  const main = document.querySelector("[data-testid=stMain]");
+  if (!main) return false;
+  collect(main);
   return parts.some(element => {
     if (element.tagName === "IMG") return element.complete && element.naturalWidth > 8;
     if (element.tagName !== "CANVAS") return true;

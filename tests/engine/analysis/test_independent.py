@@ -146,6 +146,16 @@ def test_nmi_and_ami_are_scikit_learns(seed):
     assert both.ami == pytest.approx(adjusted_mutual_info_score(labels, paths), abs=1e-8)
 
 
+def test_nmi_of_many_kinds_of_words_is_scikit_learns():
+    """So many paths and words that they are sorted, not counted in a table; and paths that nobody shares."""
+    rng = np.random.default_rng(9)
+    paths, words = rng.zipf(1.3, 5000).clip(max=30_000), rng.zipf(1.4, 5000).clip(max=20_000)
+    assert len(np.unique(paths)) * len(np.unique(words)) > 1 << 18
+    assert nmi(paths, words) == pytest.approx(normalized_mutual_info_score(words, paths), abs=1e-10)
+    alone = np.arange(500)
+    assert nmi(alone, alone // 3) == pytest.approx(normalized_mutual_info_score(alone // 3, alone), abs=1e-10)
+
+
 def test_a_runs_nmi_is_scikit_learns_over_its_tokens(sealed):
     run, made = sealed["top1"]
     labels, regions = made.per_token([s.label for s in made.samples]), np.concatenate([b.region for b in made.batches])
