@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from backend.jobs.rows import CREATE, SCHEMA_VERSION
+from backend.jobs.rows import CREATE, SCHEMA_VERSION, DamagedRow, keep_sums
 from backend.problems import Problem
 
 log = logging.getLogger(__name__)
@@ -81,6 +81,9 @@ class Connection:
                 raise Problem(500, "jobs-file", f"{self.file} was written by a newer Tokenpaths; update this one.")
             if version < SCHEMA_VERSION:
                 connection.executescript(f"BEGIN IMMEDIATE; {CREATE} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+            if connection.execute("PRAGMA integrity_check(1)").fetchone()[0] != "ok":
+                raise DamagedRow("the integrity check failed")
+            keep_sums(connection)
             connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
             _reserve(connection, self.file)
         except BaseException:
@@ -97,7 +100,7 @@ class Connection:
             code = getattr(error, "sqlite_errorcode", None)
             if code in FULL:
                 raise OSError(errno.ENOSPC, f"No space left for {self.file.name}") from error
-            if code is not None and code & 0xFF in DAMAGED:
+            if _is_damage(error, code):
                 log.error("the job file %s is damaged", self.file, exc_info=error)
                 self.close()
                 raise Problem(
@@ -114,6 +117,12 @@ class Connection:
                     error
                 )
             raise
+
+
+def _is_damage(error: sqlite3.Error, code: int | None) -> bool:
+    """Whether the file is not what was written: its pages, a text that is none, or a row that misses its sum."""
+    words = ("Could not decode", "damaged row", "malformed")
+    return isinstance(error, DamagedRow) or (code or 0) & 0xFF in DAMAGED or any(w in str(error) for w in words)
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:

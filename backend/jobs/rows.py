@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import zlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
 State = Literal["waiting", "running", "paused", "succeeded", "failed", "cancelled"]
 STATES: tuple[State, ...] = ("waiting", "running", "paused", "succeeded", "failed", "cancelled")
 ENDED: tuple[State, ...] = ("succeeded", "failed", "cancelled")
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 CREATE = """
 CREATE TABLE IF NOT EXISTS job (
@@ -50,6 +51,58 @@ CREATE TABLE IF NOT EXISTS event (
 CREATE INDEX IF NOT EXISTS event_job ON event (job, id);
 CREATE TABLE IF NOT EXISTS worker (worker TEXT PRIMARY KEY, started_at REAL NOT NULL, seen_at REAL NOT NULL);
 """
+
+
+CHECKED = ("job", "event")
+"""tables whose rows carry a sum of their values: SQLite itself does not notice a changed bit inside a value"""
+
+
+class DamagedRow(sqlite3.DatabaseError):
+    """A row whose values are not those that were written."""
+
+
+def row_sum(*values: object) -> int:
+    """What the column ``sum`` of a row with these values says."""
+    return zlib.crc32(repr(values).encode("utf-8", "surrogatepass"))
+
+
+def keep_sums(connection: sqlite3.Connection) -> None:
+    """Have this connection give every row that it writes its sum, and refuse to change a damaged one.
+
+    The columns are added to files of version 1, whose rows have none until they are written again.
+    """
+    connection.create_function("row_sum", -1, row_sum, deterministic=True)
+    for table in CHECKED:
+        columns = _columns(connection, table)
+        if "sum" not in columns:
+            connection.execute("BEGIN IMMEDIATE")  # another process may be at it too
+            if "sum" not in _columns(connection, table):
+                connection.execute(f"ALTER TABLE {table} ADD COLUMN sum INTEGER")
+            connection.execute("COMMIT")
+        names = [name for name in columns if name != "sum"]
+        new, old = (", ".join(f"{which}.{name}" for name in names) for which in ("NEW", "OLD"))
+        written = f"BEGIN UPDATE {table} SET sum = row_sum({new}) WHERE rowid = NEW.rowid; END"
+        connection.execute(f"CREATE TEMP TRIGGER {table}_new AFTER INSERT ON main.{table} {written}")
+        connection.execute(
+            f"CREATE TEMP TRIGGER {table}_changed AFTER UPDATE OF {', '.join(names)} ON main.{table} {written}"
+        )
+        connection.execute(
+            f"CREATE TEMP TRIGGER {table}_checked BEFORE UPDATE OF {', '.join(names)} ON main.{table} "
+            f"WHEN OLD.sum IS NOT NULL AND OLD.sum != row_sum({old}) BEGIN SELECT RAISE(ABORT, 'damaged row'); END"
+        )
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
+    return [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+
+
+def checked_row(row: sqlite3.Row) -> dict[str, Any]:
+    """The values of a row by name, its sum taken off; DamagedRow where they do not fit it."""
+    values = dict(row)
+    expected = values.pop("sum")
+    if expected is not None and expected != row_sum(*values.values()):
+        raise DamagedRow("damaged row")
+    return values
 
 
 @dataclass(frozen=True)
@@ -101,8 +154,8 @@ class EventRow:
 
 
 def job_row(row: sqlite3.Row) -> JobRow:
-    """A row of ``job`` with its JSON read."""
-    values = dict(row)
+    """A row of ``job`` with its JSON read; DamagedRow where it is not what was written."""
+    values = checked_row(row)
     for name in ("request", "result", "problem"):
         values[name] = None if values[name] is None else json.loads(values[name])
     values["cancelling"] = bool(values["cancelling"])

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from backend.jobs.connection import Connection
-from backend.jobs.rows import ENDED, EventRow, JobRow, State, as_text, job_row
+from backend.jobs.rows import ENDED, EventRow, JobRow, State, as_text, checked_row, job_row
 from backend.problems import Problem, busy
 from engine.jobs import Progress
 
@@ -134,9 +134,9 @@ class JobTable:
 
     def events(self, job: str, after: int = 0, most: int = 1000) -> list[EventRow]:
         """What happened to a job after event ``after``; progress and artifacts only as they are now."""
-        query = "SELECT id, kind, data FROM event WHERE job = ? AND id > ? ORDER BY id LIMIT ?"
+        query = "SELECT * FROM event WHERE job = ? AND id > ? ORDER BY id LIMIT ?"
         with self.connection.reading() as con:
-            rows = con.execute(query, (job, after, most)).fetchall()
+            rows = [checked_row(row) for row in con.execute(query, (job, after, most))]
         return [EventRow(row["id"], row["kind"], json.loads(row["data"])) for row in rows]
 
     def changed(self, after: int) -> tuple[int, set[str]]:

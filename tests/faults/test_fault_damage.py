@@ -135,13 +135,14 @@ def test_a_spoiled_list_of_jobs_is_said_or_right(tmp_path: Path, figure: Keep) -
         try:
             found = _read(lambda file=file: JobTable(file, lease_s=60))
         except Problem as error:
-            assert error.status == 500
-            refused += 1
+            refused += error.kind == "jobs-file"
         else:
             same += found == right
             wrong += [] if found == right else [what]
         shutil.rmtree(file.parent)
     assert wrong == []
+    assert refused + same == CORRUPTIONS
+    assert refused > CORRUPTIONS // 3
     figure(5, f"list of jobs: {CORRUPTIONS} corruptions, {refused} said, {same} read right, {len(wrong)} wrong")
 
 
