@@ -26,7 +26,7 @@ def groups(source: Source, wishes: Wishes) -> list[Figure]:
 def _figure(key: str, question: str, number: str, source: Source, wishes: Wishes, *, group: bool) -> list[Figure]:
     info = source.info()
     if not common.is_vision(info):
-        raise NotHere(f"Figure {number} is of images, and this run is of texts; *Dream* on the page dreams texts.")
+        raise NotHere(f"Figure {number} is of images, and this run is of texts; the view Dream dreams texts.")
     found = [dream for dream in wishes.dreams.found if _of_choices(dream) and _has_group(dream) == group][:MOST]
     if not found:
         what = "of a group of its patches" if group else "of an image of this run"
@@ -47,17 +47,14 @@ def _figure(key: str, question: str, number: str, source: Source, wishes: Wishes
             )  # fmt: skip
         rows.append((dream["title"], pictures))
     matched = [row["matched_choices"] for row in table if row["matched_choices"] is not None]
-    words = (
-        f"From {numbers.percent(min(matched))} to {numbers.percent(max(matched))} of the wanted choices are taken."
-        if matched
-        else ""
-    )
+    ends = [numbers.percent(share) for share in sorted({min(matched), max(matched)})] if matched else []
+    words = f"They take {' to '.join(ends)} of the wanted choices." if ends else ""
     return [
         Figure(
             key, question,
             "The original and its dreams, each with the class that the model sees in it. "
             + ("Red: the group whose decisions were maximised. " if group else "") + words,
-            {"dreams": len(table), "matched_choices": matched}, {"dreams": table}, ("dream",),
+            {"dreams": len(table), "matched_choices": matched}, {"dreams": table},
             sheet=walls.strips(rows), columns=2,
         )
     ]  # fmt: skip

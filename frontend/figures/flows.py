@@ -76,14 +76,18 @@ def module_counts(source: Source, wishes: Wishes) -> list[Figure]:
     from frontend.charts.module_counts import module_count_chart
 
     usage = source.usage()
+    own = any(module["step"] is not None for module in source.info()["modules"])
     table = module_rows(usage)
-    dead = [row["module"] for row in table if row["count"] == 0]
-    most = max(table, key=lambda row: row["count"])
-    own = len({(cell["step"], cell["module"]) for cell in usage["usage"]}) and all(
-        row["steps"] == 1 for row in table
-    ) and len(usage["steps"]) > 1  # fmt: skip
-    words = f"Module {most['module']} has the most, {numbers.plural(most['count'], 'visit')}. " + (
-        f"Dead: {', '.join(map(str, dead))}." if dead else "No module is dead."
+    counted = usage["usage"] if own else table  # where each step has its own, equal ids are different modules
+
+    def named(row: Mapping[str, Any]) -> str:
+        return f"{row['module']} of step {row['step']}" if own else str(row["module"])
+
+    # The twin of a gate or block that is always on is an identity that nobody takes: it is not dead, it does nothing.
+    dead = [named(row) for row in counted if row["count"] == 0 and not (own and row["kind"] == "identity")]
+    most = max(counted, key=lambda row: row["count"])
+    words = f"Module {named(most)} has the most, {numbers.plural(most['count'], 'visit')}. " + (
+        f"Dead: {', '.join(dead[:20])}{' …' if len(dead) > 20 else ''}." if dead else "No module is dead."
     )
     figures = [
         Figure(

@@ -60,7 +60,7 @@ def tinted(source: Source, wishes: Wishes) -> list[Figure]:
     shown, table = [], []
     for number in chosen:
         sample = source.sample(number)
-        if not sample.get("grid"):
+        if not sample.get("grid") or sample["grid"]["rows"] * sample["grid"]["cols"] == 1:
             continue
         rows = patch_rows(sample, theme=PRINT)
         title = f"sample {number}" + (f", {sample['label']}" if sample.get("label") else "")
@@ -92,8 +92,9 @@ def tokens_of_ranks(source: Source, wishes: Wishes) -> list[Figure]:
     for rank in common.ranks_shown(source, info["num_paths"], wishes.ranks, 9, _LEAST):
         found = source.examples(rank, limit=TOKENS, seed=wishes.seed)
         words = [one.get("text") or _named(one) for one in found["examples"]]
+        ribbon = numbers.ribbon_words(found["ribbon"], most=24)
         head = (f"rank {numbers.count(rank)}: {numbers.plural(found['count'], 'token')}, "
-                f"{numbers.percent(found['share'])}; modules {numbers.ribbon_words(found['ribbon'])}")  # fmt: skip
+                f"{numbers.percent(found['share'])}; modules {ribbon}")  # fmt: skip
         blocks.append((head, found["cdf"], words))
         about = {name: found[name] for name in ("rank", "count", "share", "cdf", "ribbon")}
         table += [about | dict(one) for one in found["examples"]]

@@ -118,11 +118,15 @@ def _figure(figure: Figure, counter: Any, *, first: bool) -> str:
     told = [{"number": name, "value": value} for name, value in plain(figure.numbers).items()]
     return (
         f"{title}<figure>{picture}<figcaption>{_text(figure.caption)}</figcaption></figure>"
-        + "".join(f"<p class='why'><b>{escape(name)}</b>: {_text(HELP[name])}</p>" for name in figure.formulas
-                  if name in HELP)
+        + _formulas([name for name in figure.formulas if name in HELP])
         + _details("Exact numbers", told)
         + "".join(_details(f"Data: {name}", table, f"{figure.key}-{name}.csv") for name, table in figure.tables.items())
     )  # fmt: skip
+
+
+def _formulas(names: Sequence[str]) -> str:
+    told = "".join(f"<p class='why'><b>{escape(name)}</b>: {_text(HELP[name])}</p>" for name in names)
+    return f"<details><summary>Formulas: {escape(', '.join(names))}</summary>{told}</details>" if names else ""
 
 
 def _chart(chart: Any, counter: Any, narrow: str = "") -> str:
@@ -187,7 +191,7 @@ def _card(info: Mapping[str, Any]) -> str:
         for name, words in CARD.items()
         if info.get(name) not in (None, "")
     )
-    return f"<div class='scroll'><table>{rows}</table></div>"
+    return f"<div class='card'><table>{rows}</table></div>"
 
 
 def _family(source: Any, info: Mapping[str, Any], counter: Any) -> str:
