@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,7 +24,9 @@ class Format(StrEnum):
 
 def export(
     run: Annotated[str, typer.Argument(help="Name of the run, as `tokenpaths ls` shows it.")],
-    table: Annotated[str, typer.Argument(help="Table: path, token, sample, flow, usage, module …")],
+    table: Annotated[
+        str | None, typer.Argument(help="Table: path, token, sample, flow … [default: list the tables of the run].")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write [default: standard output].")
     ] = None,
@@ -34,7 +36,7 @@ def export(
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Data folder [default: the user's].")] = None,
 ) -> None:
-    """Write one table of a run to a file or to standard output.
+    """Write one table of a run to a file or to standard output; without a table, list those that there are.
 
     Example: tokenpaths export dna-vision-top1-scenes path -o paths.parquet
     """
@@ -43,17 +45,28 @@ def export(
     from backend.settings import load_settings
 
     settings = load_settings(data_dir=data_dir)
+    if table is None and (output is not None or format is not None):
+        raise UserError("Say which table to write; `tokenpaths export RUN` alone lists them.", field="table")
     chosen = format or _format_of(output)
     if output is None and chosen is not Format.csv and sys.stdout.isatty():
         raise UserError(f"{chosen.value} is not for the eye; name a file with --output.", field="output")
     registry = RunRegistry(settings.runs_dir, time_limit_s=3600)
     try:
         with registry.lease(run) as opened:
+            if table is None:
+                _list(opened.tables()["tables"])
+                return
             _write(opened.export(table, chosen.value), output)
     except Problem as problem:
         raise UserError(problem.detail, field=problem.field) from None
     finally:
         registry.close()
+
+
+def _list(tables: list[dict[str, Any]]) -> None:
+    """Name, rows and content of each table."""
+    for row in tables:
+        print(f"{row['table']:<14} {row['num_rows']:>13,}  {row['what']}")
 
 
 def _format_of(output: Path | None) -> Format:

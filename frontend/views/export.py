@@ -41,7 +41,8 @@ def _offer(client: Client, run: str, key: str) -> None:
         key=f"{key}_table",
         format_func=lambda name: f"{name}: {numbers.plural(tables[name]['num_rows'], 'row')}",
     )
-    st.caption(look.plain(tables[table]["what"].capitalize() + "."))
+    what = tables[table]["what"]
+    st.caption(look.plain(f"{what[:1].upper()}{what[1:]}."))
     form = st.segmented_control("Format", list(FORMS), default="csv", key=f"{key}_form", format_func=FORMS.get) or "csv"
     name = f"{run}-{table}.{form}"
     if tables[table]["num_rows"] <= THROUGH_THE_PAGE:

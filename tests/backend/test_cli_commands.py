@@ -87,6 +87,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ["export", "nothing", "path", "--data-dir", "{data}"],
         ["export", "broken", "path", "--data-dir", "{data}"],
         ["export", "good", "nothing", "--data-dir", "{data}"],
+        ["export", "good", "-f", "csv", "--data-dir", "{data}"],
         ["export", "../good", "path", "--data-dir", "{data}"],
         ["export", "good", "path", "-o", "paths.xyz", "--data-dir", "{data}"],
         ["export", "good", "path", "-o", "{data}/runs/broken.duckdb/paths.csv", "--data-dir", "{data}"],
@@ -153,6 +154,16 @@ def test_export(data_dir: Path, tmp_path: Path) -> None:
     assert main(["export", "good", "path", "-o", str(file), "--data-dir", str(data_dir)]) == 0
     assert pyarrow.parquet.read_table(file).num_rows == len(rows) - 1
     assert [f for f in tmp_path.iterdir() if f.suffix == ".tmp"] == []
+
+
+def test_every_table_that_is_listed_can_be_written(data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["export", "good", "--data-dir", str(data_dir)]) == 0
+    listed = {line.split()[0]: int(line.split()[1].replace(",", "")) for line in capsys.readouterr().out.splitlines()}
+    assert {"token", "path", "path_member", "sample", "flow", "usage", "image"} <= listed.keys()
+    for table, rows in listed.items():
+        file = tmp_path / f"{table}.parquet"
+        assert main(["export", "good", table, "-o", str(file), "--data-dir", str(data_dir)]) == 0
+        assert pyarrow.parquet.read_table(file).num_rows == rows
 
 
 @pytest.mark.skipif(os.name == "nt", reason="named pipes")
