@@ -267,9 +267,13 @@ def training_chart(
         for row in training["points"] if row.get(measure) is not None
     ]  # fmt: skip
     x = alt.X("iteration:Q", scale=alt.Scale(zero=False, padding=12),
-              axis=alt.Axis(title="iteration", format=",d", grid=False, tickCount=6))  # fmt: skip
-    y = alt.Y("value:Q", scale=alt.Scale(zero=False, padding=10),
-              axis=alt.Axis(title=SUMMARY[measure], tickCount=5))  # fmt: skip
+              axis=alt.Axis(title="iteration", format=",d", grid=False, tickCount=6, tickMinStep=1))  # fmt: skip
+    values = [row["value"] for row in table] or [0.0]
+    scale = alt.Scale(zero=False, padding=10)
+    if max(values) - min(values) <= 1e-9 * max(1.0, abs(max(values))):  # all alike: room around the line
+        room = 0.1 * abs(values[0]) or 1.0
+        scale = alt.Scale(zero=False, domain=[values[0] - room, values[0] + room])
+    y = alt.Y("value:Q", scale=scale, axis=alt.Axis(title=SUMMARY[measure], tickCount=5))
     base = alt.Chart(rows(table)).encode(x=x, y=y)
     line = base.mark_line(color=look.link, strokeWidth=2, aria=False)
     marks = base.mark_point(

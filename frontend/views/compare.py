@@ -21,8 +21,8 @@ BUNDLED = ("scenes", "photos", "texts", "digits", "languages")
 SHOWN = ("reuse", "compute", "loss")
 """measures to choose; skip is 1 − compute, so its scatter would be the same upside down"""
 MOST_MOVED = 12
-MANY_NODES, MANY_LINKS = 600, 80
-"""more circles than these are cut to the ends of so many links"""
+MANY_NODES, FEW_NODES = 600, 8
+"""more circles than the first are cut to so many of each step"""
 HELP = (
     "Pearson’s r of the samples’ values with the 95 % interval of Fisher’s z, tanh(atanh r ± 1.96/√(n−3)); Spearman’s "
     "is that of the ranks, its error by Bonett and Wright. Reuse, compute and loss of a sample: means over its tokens."
@@ -124,7 +124,7 @@ def _controls(
             st.selectbox("Beside", ["no other run over these samples"], disabled=True)
         measure = selection.measure if selection.measure in SHOWN else "reuse"
         address.bound(
-            st.segmented_control, "measure", "Measure", measure, list(SHOWN), read=lambda value: value or measure
+            st.selectbox, "measure", "Measure", measure, list(SHOWN), help="What the samples are compared by."
         )
         common.label_picker(run, selection)
         if against is not None:
@@ -148,10 +148,10 @@ def _telling(answer: Mapping[str, Any], measure: str) -> str:
 def _scatter(answer: Mapping[str, Any], names: tuple[str, str], selection: Selection) -> None:
     st.subheader("Do the same samples stand out in both?", anchor=False, help=HELP)
     row = charts.correlation_of(answer)
-    st.write(look.plain(charts.pair_words(answer, names)))
     if not answer["points"]:
         look.empty(f"No sample has {answer['measure']} in both runs.", "Choose another measure.")
     else:
+        st.write(look.plain(charts.pair_words(answer, names)))
         st.caption(look.plain(" ".join(filter(None, [
             "One point: one sample. Dashed: equal in both. Click one to open it.",
             f"Accent: samples with the label {selection.label}." if selection.label is not None else "",
@@ -214,6 +214,8 @@ def _grouping(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
 
 def _moved(run: Mapping[str, Any], answer: Mapping[str, Any], names: tuple[str, str]) -> None:
     measure = answer["measure"]
+    if not answer["points"]:
+        return
     st.subheader(f"Which samples differ most in {measure}?", anchor=False)
     if not answer["most"]:
         look.empty(f"No sample differs in {measure}.")
@@ -261,7 +263,7 @@ def _flow(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
         drawn = few_of(flow)
         look.chart(flow_contrast_chart(drawn, names=sides, theme=look.theme(), title=None))
         if drawn is not flow:
-            st.caption(f"Drawn are the {MANY_LINKS} links that differ most, and the modules at their ends.")
+            st.caption(f"Drawn are the {FEW_NODES} modules of each step that differ most; the table below has all.")
         st.caption(look.plain(colour_words(*sides)))
         percent = st.column_config.NumberColumn(format="percent")
         columns = {sides[0]: percent, sides[1]: percent, "change": percent}
@@ -277,12 +279,16 @@ def _flow(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
 
 
 def few_of(flow: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A difference with so many modules that nobody could see one (a mixture of experts), cut to what differs most."""
+    """A difference of so many modules that nobody could see one (a mixture of experts), cut to what differs most."""
     if len(flow["nodes"]) <= MANY_NODES:
         return flow
-    links = flow["links"][:MANY_LINKS]
-    ends = {(link["step"], link["source"]) for link in links} | {(link["step"] + 1, link["target"]) for link in links}
-    nodes = [node for node in flow["nodes"] if (node["step"], node["module"]) in ends]
+    ordered = sorted(flow["nodes"], key=lambda node: -abs(node["change"]))
+    nodes = [node for step in flow["steps"] for node in [n for n in ordered if n["step"] == step][:FEW_NODES]]
+    kept = {(node["step"], node["module"]) for node in nodes}
+    links = [
+        link for link in flow["links"]
+        if {(link["step"], link["source"]), (link["step"] + 1, link["target"])} <= kept
+    ]  # fmt: skip
     return {**flow, "links": links, "nodes": nodes}
 
 
