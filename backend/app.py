@@ -34,6 +34,7 @@ from backend.routes import (
 from backend.security import Guard
 from backend.services import Services
 from backend.settings import Settings, require_safe_bind
+from backend.slots import Crowd
 
 PREFIX = "/api/v1"
 DESCRIPTION = """
@@ -80,6 +81,9 @@ def create_app(settings: Settings) -> FastAPI:
     for part in (*about_runs, models, traces, jobs, searches):
         app.include_router(part.router, prefix=PREFIX)
     app.add_middleware(HeadAsGet)
+    app.add_middleware(
+        Crowd, most=settings.requests_at_once, inside=services.metrics.inside, refused=services.metrics.turned_away
+    )
     app.add_middleware(Measured, metrics=services.metrics)
     app.add_middleware(Guard, settings=settings)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]

@@ -1,16 +1,41 @@
-"""Logs as one JSON object a line on stderr, where `tokenpaths up` collects them."""
+"""Logs as one JSON object a line on stderr, where `tokenpaths up` collects them.
+
+Every request has an id: it stands in each line about it, in the header ``x-request-id`` of the answer, and in the
+sentence of an unforeseen error, so that the line for a page's error can be found.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
+import secrets
 import sys
 import time
 import traceback
+from contextvars import ContextVar
+
+REQUEST_ID_HEADER = "x-request-id"
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+"""of the request at hand; empty outside of one"""
+
+
+def new_request_id() -> str:
+    """Twelve letters and digits that no other request has."""
+    return secrets.token_hex(6)
+
+
+def taken_over(given: str | None) -> str:
+    """The id that another process of ours sent along, or a new one where it is none.
+
+    >>> taken_over("0a1b2c3d4e5f"), len(taken_over("<script>"))
+    ('0a1b2c3d4e5f', 12)
+    """
+    return given if given is not None and re.fullmatch(r"[0-9a-f]{12}", given) else new_request_id()
 
 
 class JsonLines(logging.Formatter):
-    """time (UTC), level, logger, message and, where there was one, the traceback."""
+    """time (UTC), level, logger, message; where there is one, the request's id, what is ``about`` it, the traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -19,6 +44,9 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if known := request_id.get():
+            line["request"] = known
+        line |= getattr(record, "about", {})
         if record.exc_info and record.exc_info[1] is not None:
             line["traceback"] = "".join(traceback.format_exception(record.exc_info[1]))
         return json.dumps(line, ensure_ascii=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+log = logging.getLogger(__name__)
 
 
 class Metrics:
@@ -26,6 +29,12 @@ class Metrics:
             buckets=(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30),
             registry=self.registry,
         )
+        self.inside = Gauge("tokenpaths_requests_inside", "Requests being answered now", registry=self.registry)
+        self.turned_away = Counter(
+            "tokenpaths_requests_turned_away",
+            "Requests told to come back (503) because too many were being answered",
+            registry=self.registry,
+        )
         self.answers = Counter(
             "tokenpaths_answers",
             "Answers about runs: computed, cached, shared (waited for the same question), not_modified, refused",
@@ -39,6 +48,14 @@ class Metrics:
         self.job_listeners = Gauge(
             "tokenpaths_job_listeners", "Clients that listen to events of jobs", registry=self.registry
         )
+        self.queue_age = Gauge(
+            "tokenpaths_job_queue_seconds", "How long the first waiting job has waited", registry=self.registry
+        )
+        self.worker_up = Gauge("tokenpaths_worker_up", "Whether the engine worker answers", registry=self.registry)
+        self.gpu_memory = Gauge(
+            "tokenpaths_gpu_memory_bytes", "Memory of the engine worker's GPUs", ["device", "what"],
+            registry=self.registry,
+        )  # fmt: skip
         self.traces = Counter("tokenpaths_traces", "POST /traces by status", ["status"], registry=self.registry)
 
     def text(self) -> bytes:
@@ -70,4 +87,13 @@ class Measured:
             route = getattr(scope.get("route"), "path", None) or "other"
             method = scope["method"] if scope["method"] in ("GET", "POST", "DELETE", "HEAD") else "other"
             self.metrics.requests.labels(method, route, str(status)).inc()
-            self.metrics.seconds.labels(route).observe(time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            self.metrics.seconds.labels(route).observe(seconds)
+            _tell(scope["method"], route, status, seconds)
+
+
+def _tell(method: str, route: str, status: int, seconds: float) -> None:
+    """A line in the log: failures as warnings, what changes something as information; never a query or a path."""
+    level = logging.WARNING if status >= 500 else logging.DEBUG if method in ("GET", "HEAD") else logging.INFO
+    about = {"method": method[:10], "route": route, "status": status, "seconds": round(seconds, 4)}
+    log.log(level, "%s %s %d", method[:10], route, status, extra={"about": about})

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from backend.logs import request_id
 from engine.disk import is_disk_full
 from engine.errors import UserError
 from engine.store.errors import NoSuchThing, QueryTimeout, RunFileError, RunNotFound
@@ -104,7 +105,9 @@ def busy(detail: str, *, retry_after_s: int = 1) -> Problem:
 
 def internal() -> Problem:
     """500 for what nobody foresaw; the log has the rest."""
-    return Problem(500, "internal", "Something went wrong on the server; its log has the details.")
+    known = request_id.get()
+    where = f" under {known}" if known else ""
+    return Problem(500, "internal", f"Something went wrong on the server; its log has the details{where}.")
 
 
 def from_user_error(error: UserError) -> Problem:

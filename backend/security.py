@@ -13,6 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from backend.logs import REQUEST_ID_HEADER, new_request_id, request_id
 from backend.problems import Problem, problem_of
 from backend.settings import Settings
 
@@ -73,13 +74,15 @@ class Guard:
         if scope["type"] != "http":  # no WebSocket routes: close before any handshake
             await send({"type": "websocket.close", "code": 1008})
             return
-        started = False
+        started, known = False, new_request_id()
+        request_id.set(known)
 
         async def send_with_headers(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
                 headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = known
                 for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)

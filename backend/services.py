@@ -41,6 +41,7 @@ class Services:
         metrics.open_runs.set_function(registry.count_open)
         jobs = Jobs(settings)
         metrics.job_listeners.set_function(lambda: jobs.streams)
+        metrics.queue_age.set_function(jobs.queue_age)
         for state in STATES:
             metrics.jobs.labels(state).set_function(partial(jobs.count, state))
         wait_s = settings.query_wait_seconds

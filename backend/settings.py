@@ -140,6 +140,9 @@ class Settings(BaseSettings):
     job_streams: int = Field(
         256, ge=1, description="Clients that listen to events of jobs at the same time; one more is told to come back."
     )
+    requests_at_once: int = Field(
+        2048, ge=4, description="Requests that are answered or wait at the same time; one more is told to come back."
+    )
     query_seconds: float = Field(10, gt=0, description="Longest time of one question to a run file.")
     query_slots: int = Field(4, ge=1, description="Questions to run files that are computed at the same time.")
     query_wait_seconds: float = Field(

@@ -1,4 +1,4 @@
-"""Few at a time: work that waits too long is told to come back (503 with Retry-After) instead of piling up."""
+"""Few at a time: what would wait too long is told to come back (503 with Retry-After) instead of piling up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from prometheus_client import Gauge
+from prometheus_client import Counter, Gauge
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from backend.problems import busy
 
@@ -56,3 +57,32 @@ class Slots:
         finally:
             if self.waiting is not None:
                 self.waiting.dec()
+
+
+class Crowd:
+    """ASGI middleware: a request beyond ``most`` at work or waiting is refused at once, in a fraction of a millisecond.
+
+    Health is always answered. Events of jobs are not counted: they stay open for hours and have a limit of their own.
+    """
+
+    def __init__(self, app: ASGIApp, most: int, inside: Gauge, refused: Counter) -> None:
+        self.app, self.most = app, most
+        self.inside, self.refused = inside, refused
+        self.num_inside = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] == "/healthz" or scope["path"].endswith("/events"):
+            await self.app(scope, receive, send)
+            return
+        if self.num_inside >= self.most:
+            self.refused.inc()
+            problem = busy(f"{self.num_inside:,} requests are being answered already; try again in a moment.")
+            await problem.response(scope["path"])(scope, receive, send)
+            return
+        self.num_inside += 1
+        self.inside.set(self.num_inside)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.num_inside -= 1
+            self.inside.set(self.num_inside)

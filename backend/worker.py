@@ -13,6 +13,7 @@ import hmac
 import json
 import logging
 import secrets
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
@@ -32,6 +33,7 @@ from backend import __version__
 from backend.decoder import Decoder
 from backend.jobs.runner import JobRunner
 from backend.jobs.service import job_table
+from backend.logs import REQUEST_ID_HEADER, request_id, taken_over
 from backend.problems import Problem, busy, nearest, problem_of
 from backend.settings import Settings
 from backend.uploads import checked_text
@@ -234,6 +236,15 @@ def _warm_sample(modality: str) -> Sample:
     return Sample(image=Image.new("RGB", (64, 64), (120, 120, 120)), text=None, label=None, source="warm-up")
 
 
+def gpu_memory() -> list[dict[str, Any]]:
+    """(device, used, total) in bytes of each GPU that this process uses; empty where there is none, or not yet."""
+    torch = sys.modules.get("torch")  # health is asked for before anything is loaded
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return []
+    found = [(number, *torch.cuda.mem_get_info(number)) for number in range(torch.cuda.device_count())]
+    return [{"device": f"cuda:{number}", "used": total - free, "total": total} for number, free, total in found]
+
+
 def folder_identity(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """Names, sizes and times of the files of a checkpoint."""
     files = sorted(entry for entry in folder.iterdir() if entry.is_file())
@@ -259,6 +270,7 @@ def create_worker(settings: Settings) -> Starlette:
 
     def guarded(endpoint: Callable[[Worker, Request], Any]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
+            request_id.set(taken_over(request.headers.get(REQUEST_ID_HEADER)))
             try:
                 if not hmac.compare_digest(request.headers.get(SECRET_HEADER, "").encode(), secret.encode()):
                     raise Problem(401, "worker-secret", f"The worker wants its secret in {SECRET_HEADER}.")
@@ -269,7 +281,8 @@ def create_worker(settings: Settings) -> Starlette:
         return answer
 
     async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok", "version": __version__, "models": sorted(worker.models)})
+        about = {"status": "ok", "version": __version__, "models": sorted(worker.models), "gpus": gpu_memory()}
+        return JSONResponse(about)
 
     routes = [
         Route("/healthz", health),

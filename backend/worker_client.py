@@ -7,10 +7,14 @@ from typing import Any
 
 import httpx
 
+from backend.logs import REQUEST_ID_HEADER, request_id
+from backend.metrics import Metrics
 from backend.problems import Problem
 from backend.settings import Settings
 from backend.uploads import TraceForm
 from backend.worker import SECRET_HEADER
+
+LOOK_SECONDS = 1.0
 
 
 class WorkerClient:
@@ -47,9 +51,24 @@ class WorkerClient:
         query |= {"model": form.model, "source": form.file_name or "upload", "controls_bytes": str(len(controls))}
         return await self._call("POST", "/traces", params=query, content=controls + content)
 
+    async def look(self, metrics: Metrics) -> None:
+        """Note whether the worker answers, and how full its GPUs are; never raises and waits for a second at most."""
+        try:
+            answer = (await self.client.get("/healthz", timeout=LOOK_SECONDS)).json()
+            gpus = answer["gpus"]
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            metrics.worker_up.set(0)
+            metrics.gpu_memory.clear()
+            return
+        metrics.worker_up.set(1)
+        for gpu in gpus:
+            for what in ("used", "total"):
+                metrics.gpu_memory.labels(gpu["device"], what).set(gpu[what])
+
     async def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         try:
-            answer = await self.client.request(method, path, **options)
+            known = {REQUEST_ID_HEADER: request_id.get()}
+            answer = await self.client.request(method, path, headers=known, **options)
             body = answer.json()
         except httpx.TimeoutException as error:
             if isinstance(error, httpx.ConnectTimeout):

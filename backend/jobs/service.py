@@ -128,6 +128,13 @@ class Jobs:
         except (OSError, Problem):
             return math.nan
 
+    def queue_age(self) -> float:
+        """Seconds that the first waiting job has waited, 0 where none waits; NaN where that cannot be known now."""
+        try:
+            return self.table.queue_age()
+        except (OSError, Problem):
+            return math.nan
+
     def artifact(self, job: str, name: str) -> tuple[bytes, str]:
         """(content, tag) of a file that a job made, whatever became of the job."""
         row = self.table.get(job)

@@ -151,6 +151,12 @@ class JobTable:
             return {row["state"]: row["n"] for row in
                     con.execute("SELECT state, count(*) AS n FROM job GROUP BY state")}  # fmt: skip
 
+    def queue_age(self) -> float:
+        """Seconds since the oldest waiting job was submitted; 0 where none waits."""
+        with self.connection.reading() as con:
+            (oldest,) = con.execute("SELECT min(created_at) FROM job WHERE state = 'waiting'").fetchone()
+        return 0.0 if oldest is None else max(0.0, self.clock() - oldest)
+
     def workers(self) -> int:
         """How many workers are alive."""
         now = self.clock()

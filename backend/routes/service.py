@@ -28,6 +28,7 @@ async def health(services: Shared) -> Health:
     response_class=Response,
 )
 async def metrics(services: Shared) -> Response:
-    """Counters for Prometheus: requests, seconds, answers, open runs, waiting questions, jobs."""
+    """Counters for Prometheus: requests, seconds, answers, open runs, waiting questions, jobs, GPU memory."""
+    await services.worker.look(services.metrics)
     text = await run_in_threadpool(services.metrics.text)  # some are asked of files
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")

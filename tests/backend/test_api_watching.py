@@ -1,0 +1,81 @@
+"""How those who run it see what it does: request ids, logs, metrics."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+
+import pytest
+
+from backend.jobs.table import JobTable
+from backend.logs import JsonLines
+from tests.backend.conftest import Serve, Served, problem
+
+
+def test_an_error_names_the_line_of_the_log(
+    api: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the page shows of an unforeseen error finds its traceback; no query gets into the log."""
+    from engine.store import Run
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a secret of the house")
+
+    monkeypatch.setattr(Run, "usage", broken)
+    lines: list[dict[str, object]] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(json.loads(JsonLines().format(record)))  # type: ignore[method-assign]
+    logging.getLogger("backend").addHandler(handler)
+    try:
+        answer = api.get("/runs/vision/usage?label=circle")
+    finally:
+        logging.getLogger("backend").removeHandler(handler)
+    known = answer.headers["x-request-id"]
+    assert re.fullmatch("[0-9a-f]{12}", known)
+    assert f"under {known}" in problem(answer, 500)["detail"]
+    about = [line for line in lines if line["request"] == known]
+    assert any("a secret of the house" in str(line.get("traceback")) for line in about)
+    told = next(line for line in about if line.get("status") == 500)
+    assert (told["method"], told["route"]) == ("GET", "/runs/{run}/usage")
+    assert "circle" not in json.dumps([told])
+    assert api.get("/runs/vision").headers["x-request-id"] != known
+
+
+def test_what_is_sent_as_an_id_is_not_believed(api: Served) -> None:
+    answer = api.get("/runs", headers={"x-request-id": "<script>"})
+    assert re.fullmatch("[0-9a-f]{12}", answer.headers["x-request-id"])
+
+
+def test_metrics_tell_of_requests_jobs_queue_and_worker(serve: Serve) -> None:
+    served = serve()
+    JobTable(served.settings.jobs_file, clock=lambda: 1000.0).submit("count", {"iterations": 1})
+    served.get("/runs")
+    text = served.client.get("/metrics").text
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(values['tokenpaths_jobs{state="waiting"}']) == 1
+    assert float(values["tokenpaths_job_queue_seconds"]) > 1e9 - 1000
+    assert float(values["tokenpaths_worker_up"]) == 0, "nobody listens where the worker should be"
+    assert float(values["tokenpaths_requests_inside"]) == 1
+    assert any(name.startswith("tokenpaths_requests_total{") for name in values)
+
+
+def test_metrics_see_the_worker(tracing: Served) -> None:
+    assert "tokenpaths_worker_up 1.0" in tracing.client.get("/metrics").text
+
+
+def test_a_crowd_is_told_to_come_back_and_health_is_answered(serve: Serve) -> None:
+    served = serve(requests_at_once=4)
+    crowd = served.app
+    while not hasattr(crowd, "num_inside"):
+        crowd = crowd.middleware_stack if hasattr(crowd, "middleware_stack") else crowd.app
+    crowd.num_inside += 4
+    try:
+        answer = served.get("/runs")
+        assert problem(answer, 503)["type"] == "urn:tokenpaths:busy"
+        assert answer.headers["retry-after"] == "1"
+        assert served.client.get("/healthz").status_code == 200
+    finally:
+        crowd.num_inside -= 4
+    assert served.get("/runs").status_code == 200
+    assert "tokenpaths_requests_turned_away_total 1.0" in served.client.get("/metrics").text
