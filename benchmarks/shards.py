@@ -1,0 +1,201 @@
+"""What shards cost: a run written whole, the same in N shards, and the shards sealed into one run, each in a process
+of its own that tells its time and its peak memory; at the end the two runs are compared row for row.
+
+    python -m benchmarks.shards --tokens 1e6 --shards 4
+
+The batches are those of ``benchmarks.synthetic``; the time to make them is not counted. ``written`` is the time in
+the writer, for the shards of all N together; on N machines each takes an N-th of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.synthetic import _ODD, MOST_TWIN_TOKENS, Wish, _count, _lengths, batches, power_law_ranks, ribbons
+from engine.blocks import shard_rows
+from engine.store.merge import SealProgress, find_shards, seal_shards
+from engine.store.open_file import open_read_only
+from engine.store.shards import Shard
+from engine.store.shards_write import ShardWriter
+from engine.store.writer import RunWriter
+from engine.trace import TraceBatch
+
+READ_ROWS = 100_000
+
+
+class Clock:
+    """Seconds spent inside ``counting``."""
+
+    seconds = 0.0
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - started
+
+
+def made(wish: Wish) -> Iterator[tuple[TraceBatch, np.ndarray | None]]:
+    """The batches and the ribbons of the twin that go with the first of them."""
+    tokens = 0
+    for number, batch in enumerate(batches(wish)):
+        twin = None
+        if tokens < MOST_TWIN_TOKENS:
+            rng = np.random.default_rng([wish.seed, 4, number])
+            twin = ribbons(wish, power_law_ranks(rng, batch.num_tokens, 1.15).astype(np.uint64) * _ODD)
+        tokens += batch.num_tokens
+        yield batch, twin
+
+
+def number_of_batches(wish: Wish) -> int:
+    """How many batches ``made`` gives, without making them."""
+    left, number = wish.tokens, 0
+    while left:
+        left -= int(_lengths(wish, np.random.default_rng([wish.seed, 0, number]), left).sum())
+        number += 1
+    return number
+
+
+def whole(wish: Wish, folder: Path, of: int) -> dict[str, Any]:
+    """The run of one process."""
+    clock = Clock()
+    writer = RunWriter(folder / "whole", wish.info(), wish.bank())
+    for batch, twin in made(wish):
+        with clock.counting():
+            writer.write(batch)
+            if twin is not None:
+                writer.write_twin(twin)
+    with clock.counting():
+        file = writer.seal()
+    return {"seconds": clock.seconds, "bytes": file.stat().st_size}
+
+
+def shards(wish: Wish, folder: Path, of: int) -> dict[str, Any]:
+    """The same in ``of`` shards, one after the other."""
+    clock, total, number = Clock(), number_of_batches(wish), 0
+    source = made(wish)
+    for one in range(1, of + 1):
+        first, stop = shard_rows(total, 1, one, of)
+        with clock.counting():
+            writer = ShardWriter(folder / "shards", wish.info(), wish.bank(), Shard(one, of, first, stop, total, ""))
+        for batch, twin in (next(source) for _ in range(stop - first)):
+            with clock.counting():
+                writer.write(batch)
+                if twin is not None:
+                    writer.write_twin(twin)
+            number += 1
+        with clock.counting():
+            writer.seal()
+    assert number == total
+    found = find_shards([folder / "shards"])
+    tables = {file.name: 0 for file in found.folders[0].iterdir()}
+    for one in found.folders:
+        for file in one.iterdir():
+            tables[file.name] = tables.get(file.name, 0) + file.stat().st_size
+    return {"seconds": clock.seconds, "bytes": found.num_bytes, "bytes_of": tables}
+
+
+def seal(wish: Wish, folder: Path, of: int) -> dict[str, Any]:
+    """The shards as one run: seconds of each stage."""
+    started, stages, last = time.perf_counter(), {}, ["", time.perf_counter()]
+
+    def told(progress: SealProgress) -> None:
+        name = "reading" if progress.unit == "tokens" else progress.stage
+        if name != last[0]:
+            now = time.perf_counter()
+            if last[0]:
+                stages[last[0]] = round(now - last[1], 3)
+            last[:] = [name, now]
+
+    seal_shards(find_shards([folder / "shards"]), folder / "sealed", on_progress=told)
+    stages[last[0]] = round(time.perf_counter() - last[1], 3)
+    return {"seconds": time.perf_counter() - started, "stages": stages}
+
+
+def differing(first: Path, second: Path) -> list[str]:
+    """Tables whose rows, in the order of the file, are not those of the other; ``created_at`` is left out."""
+    one, other = open_read_only(first), open_read_only(second)
+    listed = "SELECT table_name FROM information_schema.tables WHERE table_catalog = 'r' ORDER BY table_name"
+    tables = [table for (table,) in one.execute(listed).fetchall()]
+    assert tables == [table for (table,) in other.execute(listed).fetchall()]
+    found = []
+    for table in tables:
+        columns = [name for name, *_ in one.execute(f"DESCRIBE {table}").fetchall() if name != "created_at"]
+        sql = f"SELECT {', '.join(columns)} FROM {table}"
+        mine, theirs = one.cursor(), other.cursor()
+        for cursor in (mine, theirs):
+            cursor.execute("USE r")
+            cursor.execute(sql)
+        while (rows := mine.fetchmany(READ_ROWS)) == theirs.fetchmany(READ_ROWS):
+            if not rows:
+                break
+        else:
+            found.append(table)
+    return found
+
+
+STEPS = {"whole": whole, "shards": shards, "seal": seal}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=_count, default=1_000_000)
+    parser.add_argument("--shards", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--modules", type=int, default=18)
+    parser.add_argument("--top-k", type=int, default=1)
+    parser.add_argument("--modality", choices=["text", "vision"], default="text")
+    parser.add_argument("--folder", type=Path, help="where the files go, and stay [default: a temporary folder]")
+    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/shards.json")
+    parser.add_argument("--step", choices=sorted(STEPS), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    wish = Wish("made", options.tokens, options.steps, options.modules, options.top_k, options.modality)
+    if options.step:
+        found = STEPS[options.step](wish, options.folder, options.shards)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps(found | {"peak_MiB": round(peak)}))
+        return
+    with contextlib.ExitStack() as stack:
+        folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        results: dict[str, Any] = {
+            "tokens": wish.tokens, "num_shards": options.shards, "steps": wish.steps, "modules": wish.modules,
+            "top_k": wish.top_k, "modality": wish.modality, "load_before": round(os.getloadavg()[0], 1),
+        }  # fmt: skip
+        same = [word for word in sys.argv[1:] if word != "--keep"]
+        for step in STEPS:
+            done = subprocess.run(
+                [sys.executable, "-m", "benchmarks.shards", *same, "--folder", str(folder), "--step", step],
+                stdout=subprocess.PIPE, text=True, check=True,
+            )  # fmt: skip
+            results[step] = json.loads(done.stdout.splitlines()[-1])
+            results[step]["tokens_per_second"] = round(wish.tokens / results[step]["seconds"])
+            if "bytes" in results[step]:
+                results[step]["bytes_per_token"] = round(results[step]["bytes"] / wish.tokens, 2)
+        results["differing_tables"] = differing(folder / "whole" / "made.duckdb", folder / "sealed" / "made.duckdb")
+        results["load_after"] = round(os.getloadavg()[0], 1)
+    if options.keep:
+        from benchmarks.measure import report
+
+        report("shards", f"python -m benchmarks.shards {' '.join(same)}", results)
+    else:
+        print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
