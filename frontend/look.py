@@ -36,6 +36,7 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
 .st-key-cards button { min-height: 1.6rem; padding-block: 0; }
 [class*="st-key-open_"] button { height: auto; text-align: left; }
 [class*="st-key-open_"] button * { white-space: normal !important; text-overflow: clip !important; }
+[data-testid="stElementToolbarButton"]:has([aria-label^="Download as PNG"]) { display: none; }
 [class*="st-key-save_"] { margin-top: -1.15rem; }
 [class*="st-key-save_"] button { min-height: 1.4rem; padding: 0 .25rem; }
 [class*="st-key-save_"] button p { font-size: .78rem; }
@@ -75,9 +76,8 @@ def heading(question: str, words: str, help_key: str | None = None) -> None:
 
 def chart(drawing: alt.TopLevelMixin, *, key: str | None = None, on_pick: Any = None, pick: Sequence[str] = ()) -> None:
     """Show a chart and its menu (``save``); ``on_pick(name, values)`` hears of clicks on the selections of ``pick``."""
-    drawn = save.without_own_menu(drawing)
     if on_pick is None:
-        st.altair_chart(drawn, theme=None, width="stretch")
+        st.altair_chart(drawing, theme=None, width="stretch")
         save.menu(drawing)
         return
 
@@ -91,7 +91,7 @@ def chart(drawing: alt.TopLevelMixin, *, key: str | None = None, on_pick: Any = 
                     on_pick(name, f"{value['step']}.{value['module']}")
                     return
 
-    st.altair_chart(drawn, theme=None, width="stretch", key=key, on_select=picked, selection_mode=list(pick))
+    st.altair_chart(drawing, theme=None, width="stretch", key=key, on_select=picked, selection_mode=list(pick))
     save.menu(drawing)
 
 

@@ -1,7 +1,7 @@
 """The small menu of every chart: the picture for print as SVG or PNG, its data as CSV, and the link to the view.
 
-Files are made when they are asked for: until then a menu costs one button. Streamlit's own menu of charts, which
-would save the picture of the screen, is switched off, so that there is one way.
+Files are made when they are asked for: until then a menu costs one button. Streamlit's own button for charts, which
+would save the picture of the screen, is hidden (``look.STYLE``), so that there is one way.
 """
 
 from __future__ import annotations
@@ -25,14 +25,6 @@ MENU = "save"
 """how the keys of the menus begin; look.STYLE puts them into the lower right corner of their chart"""
 MOST_ON_A_PAGE = 40
 MIME = {"svg": "image/svg+xml", "png": "image/png", "csv": "text/csv"}
-
-
-def without_own_menu(drawing: Any) -> Any:
-    """Tell Vega-Embed to draw no menu on this chart, in place (a copy would cost milliseconds); returns it."""
-    kept = getattr(drawing, "usermeta", None)
-    kept = kept if isinstance(kept, dict) else {}
-    drawing["usermeta"] = {**kept, "embedOptions": {**kept.get("embedOptions", {}), "actions": False}}
-    return drawing
 
 
 def menu(drawing: Any) -> None:

@@ -20,6 +20,7 @@ def data_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     make_run(folder / "runs", "pictures", samples=12, steps=3, modules=6)
     make_run(folder / "runs", "words", "text", samples=8, steps=3, modules=6)
+    make_run(folder / "runs", "bare", samples=1, steps=1, modules=1, identities=0, labels=False, twin=False)
     return folder
 
 
@@ -103,7 +104,7 @@ def test_nothing_is_left_when_drawing_breaks_off(data_dir, tmp_path, monkeypatch
 
 def test_a_report_is_one_page_that_asks_for_nothing(data_dir, tmp_path, capsys):
     file = tmp_path / "report.html"
-    for run in ("pictures", "words"):
+    for run in ("bare", "words"):
         assert main(["report", "--data-dir", str(data_dir), "--run", run, "--out", str(file)]) == 0
         page = file.read_text("utf-8")
         body = page.partition('<script type="module">')[0]
