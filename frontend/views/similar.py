@@ -85,11 +85,11 @@ def like_this_token(run: Mapping[str, Any], sample: int, token: int) -> None:
         return
     st.caption(look.plain(token_words(found, what)))
     shown = [path for path in found["paths"] if path["examples"]]
-    columns = st.columns(2, gap="large")
-    for place, path in enumerate(shown):
-        with columns[place % 2]:
-            st.write(look.plain(path_words(path, what)))
-            _tokens(run, path["examples"], f"near_{run['run']}_{sample}_{token}_{path['rank']}")
+    for first in range(0, len(shown), 2):  # row by row, so that a narrow page keeps the order
+        for column, path in zip(st.columns(2, gap="large"), shown[first : first + 2], strict=False):
+            with column:
+                st.write(look.plain(path_words(path, what)))
+                _tokens(run, path["examples"], f"near_{run['run']}_{sample}_{token}_{path['rank']}")
     look.numbers_behind(
         [{"rank": p["rank"], "distance": p["distance"], "differs at steps": ", ".join(map(str, p["differs"])),
           "tokens": p["count"], "ribbon": numbers.ribbon_words(p["ribbon"])} for p in found["paths"]],
