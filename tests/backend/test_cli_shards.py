@@ -1,0 +1,166 @@
+"""Shards from the command line: real workers, one of them killed, and every refusal one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from backend.cli import main
+from backend.cluster import Following, Outcome, RayCluster, run_shards
+from engine.errors import UserError
+from engine.store import Run
+from engine.store.filters import Query
+from tests.checkpoints import WORDS, save_tiny
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with a tiny model, and 64 texts beside it."""
+    folder = tmp_path_factory.mktemp("home")
+    save_tiny(folder / "data" / "models" / "tiny", "text", steps=2, transformers=2, identities=1, width=16)
+    lines = [json.dumps({"text": f"{i} {WORDS}", "label": "ab"[i % 2]}) for i in range(64)]
+    (folder / "t.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def arguments(home: Path, *more: str) -> list[str]:
+    return ["trace", "--model", "tiny", "--data", str(home / "t.jsonl"), "--batch-size", "1",
+            "--data-dir", str(home / "data"), *more]  # fmt: skip
+
+
+def ribbons(home: Path, run: str) -> list[tuple]:
+    with Run.open(home / "data" / "runs" / f"{run}.duckdb") as opened:
+        return opened.rows(Query("SELECT * FROM token ORDER BY sample, token"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_a_killed_worker_is_started_again_and_the_run_is_that_of_one_process(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = home / "data" / "shards" / "many"
+    killed: list[int] = []
+
+    def kill() -> None:
+        while not killed:
+            try:
+                worker = int((folder / ".0002-of-0002.lock").read_text())
+                os.kill(worker, signal.SIGKILL)
+                killed.append(worker)
+            except (FileNotFoundError, ValueError):
+                time.sleep(0.005)
+
+    threading.Thread(target=kill, daemon=True).start()
+    assert main(arguments(home, "--run", "many", "--shards", "2", "--workers", "2")) == 0, capsys.readouterr().err
+    assert killed
+    assert not folder.exists()  # sealed, so the shards are not needed any more
+    assert main(arguments(home, "--run", "one")) == 0
+    assert ribbons(home, "many") == ribbons(home, "one")
+    assert not list((home / "data" / "runs").glob(".*"))
+
+
+def test_shards_by_hand_are_resumed_and_sealed_by_name(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = str(home / "data")
+    mine = arguments(home, "--run", "hand", "--limit", "9", "--no-twin")
+    assert main([*mine, "--shard", "1/2"]) == 0
+    assert main(["seal", "hand", "--data-dir", data]) == 2
+    assert "shard 2 of 2 is missing: trace it with --shard 2/2" in capsys.readouterr().err
+    assert main([*mine, "--shard", "2/2"]) == 0
+    before = (home / "data/shards/hand/0002-of-0002/manifest.json").read_bytes()
+    assert main([*mine, "--shard", "2/2"]) == 0
+    assert "shard 2 of 2 of run hand was traced before and is in" in capsys.readouterr().out
+    assert (home / "data/shards/hand/0002-of-0002/manifest.json").read_bytes() == before
+    (home / "data/shards/hand/0002-of-0002/batch.parquet").write_bytes(b"cut off")
+    assert main(["seal", "hand", "--data-dir", data]) == 2
+    assert main([*mine, "--shard", "2/2"]) == 0
+    assert "traced anew: " in capsys.readouterr().err
+    elsewhere = home / "elsewhere"
+    shutil.move(home / "data" / "shards" / "hand", elsewhere)
+    assert main(["seal", str(elsewhere), "--run", "sealed", "--remove-shards", "--data-dir", data]) == 0
+    assert not elsewhere.exists()
+    assert len(ribbons(home, "sealed")) > 9
+    assert main(["seal", str(elsewhere), "--data-dir", data]) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--shard", "3/2", "--run", "x"], "'3/2' is no shard"),
+        (["--shard", "1/2"], "shards need --run"),
+        (["--shards", "2"], "shards need --run"),
+        (["--shard", "1/2", "--shards", "2", "--run", "x"], "give one of the two"),
+        (["--shard", "1/2", "--run", "../x"], "is no run id"),
+        (["--shard", "1/2", "--run", "x", "--beside", "--controls", '{"top_k": 1}'], "leave it out with shards"),
+        (["--shards-dir", "x"], "--shards-dir is for --shard and --shards"),
+        (["--ray", "auto"], "--ray is for --shards"),
+        (["--shard", "1/2", "--run", "x", "--limit", "5", "--passage-chars", "9"], "a limit on passages"),
+        (["--shard", "1/2", "--run", "x", "--shards-dir", "/dev/null"], "nothing can be written to the folder"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    home: Path, capsys: pytest.CaptureFixture[str], more: list[str], words: str
+) -> None:
+    assert main(arguments(home, *more)) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tokenpaths: ")]
+    assert words in line
+    assert not (home / "data" / "shards" / "x").exists()
+
+
+def test_help_teaches_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["seal", "--help"]) == 0
+    assert "Example: tokenpaths seal big" in capsys.readouterr().out
+    assert main(["seal", "nothing"]) == 2
+    assert "there are no shards of a run 'nothing'" in capsys.readouterr().err
+
+
+class Scripted:
+    """A cluster whose workers end as they are told."""
+
+    slots = 2
+
+    def __init__(self, ends: dict[int, list[int | None]]) -> None:
+        self.ends, self.running, self.most, self.closed = ends, [], 0, False
+        self.started: list[Sequence[str]] = []
+
+    def start(self, shard: int, arguments: Sequence[str]) -> None:
+        self.running.append(shard)
+        self.started.append(arguments)
+        self.most = max(self.most, len(self.running))
+
+    def wait(self) -> Outcome:
+        shard = self.running.pop(0)
+        return Outcome(shard, self.ends[shard].pop(0), "tokenpaths: said something")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_lost_shards_are_started_again_and_refused_ones_are_not() -> None:
+    cluster = Scripted({1: [0], 2: [None, 1, 0], 3: [-9, 0], 4: [0]})
+    told: list[int] = []
+    following = run_shards(cluster, lambda shard: [str(shard)], 4, lambda f: told.append(f.done))
+    assert following == Following(4, 4, {1: 1, 2: 3, 3: 2, 4: 1}, 3)
+    assert (told[-1], cluster.most, cluster.closed) == (4, 2, True)
+    assert len(cluster.started) == 7
+    for ends, words in (
+        ({1: [0], 2: [2]}, "^shard 2 of 2: said something$"),
+        ({1: [0], 2: [-9, -9, -9]}, "shard 2 of 2 was lost 3 times .ended by signal SIGKILL.; finished"),
+        ({1: [0], 2: [None, None, None]}, "was lost 3 times .tokenpaths: said something"),
+    ):
+        cluster = Scripted(ends)
+        with pytest.raises(UserError, match=words):
+            run_shards(cluster, lambda shard: [str(shard)], 2)
+        assert cluster.closed
+
+
+def test_without_ray_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(UserError, match=r"pip install 'tokenpaths\[ray\]'"):
+        RayCluster("auto")
