@@ -40,9 +40,9 @@ from tests.browser.conftest import chromium_file
 ROOT = Path(__file__).resolve().parent.parent
 WARM_VISITS = 2
 LIMIT_MS = 180_000
-NO_PICTURE = ("dream", "detour", "try", "jobs")
-"""views that begin with a question or a form: their picture is the complete page"""
-MORE = {"paths": {"paths": 3}}
+NO_PICTURE = ("dream", "detour", "family", "try", "jobs")
+"""views that begin with a question or a form, or have nothing for this model: their picture is the complete page"""
+MORE = {"paths": {"paths": 3}, "compare": {"against": "other"}}
 """further choices of a view that a visit would have made"""
 PICTURE = """() => {
   const MARKS = "[data-testid=stVegaLiteChart] svg path, svg.tp-flow circle, canvas, img";
@@ -145,10 +145,13 @@ def measure(modality: str, tokens: int, views: list[str], repeats: int, browser:
         file = write_run(Wish("big", tokens, modality=modality), runs["cold"] / "runs")
         sealed = time.perf_counter() - started
         write_run(Wish("big", 5 * GRID**2 + 20, modality=modality), runs["light"] / "runs")
+        for size, num_tokens in (("cold", tokens), ("light", 5 * GRID**2 + 20)):
+            write_run(Wish("other", num_tokens, modality=modality, routing=1), runs[size] / "runs")
         for _ in range(repeats):
             for view in views:
                 for size, data_dir in runs.items():
-                    forget(data_dir / "runs" / "big.duckdb")
+                    for kept in ("big", "other"):
+                        forget(data_dir / "runs" / f"{kept}.duckdb")
                     with serving(data_dir) as url:
                         where = address(url, view, "big")
                         times[view][size].append(visit(browser, where, picture=view not in NO_PICTURE))

@@ -65,6 +65,8 @@ class Wish:
     top_k: int = 1
     modality: Literal["text", "vision"] = "text"
     seed: int = 0
+    routing: int = 0
+    """another number: other routes over the same samples, as a second model has them"""
 
     def __post_init__(self) -> None:
         _within("tokens", self.tokens, LEAST_TOKENS, MOST_TOKENS)
@@ -202,7 +204,7 @@ def _batch(wish: Wish, rng: np.random.Generator, lengths: np.ndarray, number: in
     label_n = np.repeat(label_b, lengths)
     draw = _texts if wish.modality == "text" else _pictures
     samples, columns, kind_n = draw(wish, rng, lengths, label_b, number)
-    ids = ribbons(wish, _paths(rng, kind_n, label_n, lengths))
+    ids = ribbons(wish, _paths(rng, kind_n, label_n, lengths) + np.uint64(wish.routing) * _ODD)
     weights, entropy = _weights(rng, n, wish)
     working = wish.modules - IDENTITIES
     return TraceBatch(
@@ -312,6 +314,7 @@ def main() -> None:
     parser.add_argument("--top-k", type=int, default=1)
     parser.add_argument("--modality", choices=sorted(LABELS), default="text")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--routing", type=int, default=0, help="another number: other routes over the same samples")
     parser.add_argument("--out", type=Path, required=True, help="the file to write; its name is the run's")
     parser.add_argument("--overwrite", action="store_true")
     options = parser.parse_args()
@@ -321,7 +324,14 @@ def main() -> None:
         if out.suffix != ".duckdb":
             raise UserError(f"--out is {out.name!r}, it should end in .duckdb", field="out")
         wish = Wish(
-            out.stem, options.tokens, options.steps, options.modules, options.top_k, options.modality, options.seed
+            out.stem,
+            options.tokens,
+            options.steps,
+            options.modules,
+            options.top_k,
+            options.modality,
+            options.seed,
+            options.routing,
         )
         file = write_run(wish, out.parent, overwrite=options.overwrite)
     except UserError as error:

@@ -15,11 +15,13 @@ from streamlit.web import cli
 
 PAGE_FILE = Path(__file__).with_name("app.py")
 NEEDED = ("altair", "pandas", "pyarrow", "httpx", "frontend.charts")
+VIEWS = PAGE_FILE.with_name("views")
 
 
 def load() -> None:
     """Import what the first picture needs; what is missing is the page's own business to report."""
-    for name in NEEDED:
+    views = [f"frontend.views.{file.stem}" for file in sorted(VIEWS.glob("[a-z]*.py"))]
+    for name in (*NEEDED, *views):
         try:
             importlib.import_module(name)
         except ImportError:
