@@ -134,8 +134,13 @@ class Settings(BaseSettings):
         "processes of a data folder.",
     )
     job_queue_length: int = Field(1000, ge=1, description="Jobs that may wait; one more is told to come back.")
+    least_free_megabytes: float = Field(
+        64, ge=0, description="Traces and imports stop, or do not begin, when less is free on the disk of the data "
+        "folder, units of 1 000 000 bytes."
+    )
     job_free_megabytes: float = Field(
-        64, gt=0, description="A job that paused at a full disk goes on when so much is free, units of 1 000 000 bytes."
+        64, gt=0, description="A job that paused at a full disk goes on when so much more than `least_free_megabytes` "
+        "is free, units of 1 000 000 bytes."
     )
     job_streams: int = Field(
         256, ge=1, description="Clients that listen to events of jobs at the same time; one more is told to come back."

@@ -37,7 +37,7 @@ from backend.logs import REQUEST_ID_HEADER, request_id, taken_over
 from backend.problems import Problem, busy, nearest, problem_of
 from backend.settings import Settings
 from backend.uploads import checked_text
-from engine.disk import is_name
+from engine.disk import is_name, keep_free
 from engine.errors import UserError
 from engine.jobs import JobContext
 
@@ -256,6 +256,7 @@ def create_worker(settings: Settings) -> Starlette:
     if settings.worker_secret is None:
         raise UserError("The worker needs TOKENPATHS_WORKER_SECRET; `tokenpaths up` makes one.", field="worker_secret")
     secret = settings.worker_secret.get_secret_value()
+    keep_free(settings.least_free_megabytes * 1e6)
     worker = Worker(settings)
 
     @asynccontextmanager
@@ -309,7 +310,7 @@ async def working_on_jobs(worker: Worker) -> AsyncIterator[None]:
         table,
         JobContext(settings.data_dir, tuple(settings.all_models_dirs), worker.load_for_job),
         lambda work: loop.run_in_executor(worker.thread, work),
-        free_bytes=settings.job_free_megabytes * 1e6,
+        free_bytes=(settings.least_free_megabytes + settings.job_free_megabytes) * 1e6,
     )
     running = asyncio.create_task(runner.run())
     try:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +108,35 @@ def write_atomically(target: Path, content: bytes) -> None:
         temporary_file.write_bytes(content)
 
 
+class NearlyFull(OSError):
+    """So little space is left that the rest is kept for whoever has to clean up."""
+
+    def __init__(self, folder: Path, free: int, least: int) -> None:
+        super().__init__(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.folder, self.free, self.least = folder, free, least
+
+    def __str__(self) -> str:
+        return (
+            f"the disk of {self.folder} is nearly full: {self.free / 1e6:,.0f} MB are free, and writing stops below "
+            f"{self.least / 1e6:,.0f} MB (least_free_megabytes); free some space"
+        )
+
+
+_least_free = [64_000_000]
+
+
+def keep_free(num_bytes: int | float) -> None:
+    """From now on, writers of this process stop before less than so much is free."""
+    _least_free[0] = int(num_bytes)
+
+
+def check_free(folder: Path) -> None:
+    """NearlyFull where less is free on the disk of ``folder`` than is to be kept free."""
+    free = shutil.disk_usage(folder).free
+    if free < _least_free[0]:
+        raise NearlyFull(folder, free, _least_free[0])
+
+
 def is_disk_full(error: BaseException | None) -> bool:
     """Whether ``error``, or what caused it, is that no space (or quota) is left on the disk."""
     while error is not None:
@@ -144,9 +174,13 @@ class HolderLock:
                 ) from None
             # The last holder may have deleted the name between our open and our lock.
             if self.file.exists() and os.fstat(descriptor).st_ino == self.file.stat().st_ino:
-                os.truncate(descriptor, 0)
-                os.write(descriptor, str(os.getpid()).encode())
                 self._descriptor = descriptor
+                try:
+                    os.truncate(descriptor, 0)
+                    os.write(descriptor, str(os.getpid()).encode())
+                except OSError:  # a full disk: leave no file behind that nobody holds
+                    self.release()
+                    raise
                 return
             os.close(descriptor)
 

@@ -41,10 +41,10 @@ def import_log(
     Example: tokenpaths import routed.jsonl --run my-model --experts 64
     """
     from backend.settings import load_settings
+    from engine.disk import keep_free, run_file
 
     settings = load_settings(data_dir=data_dir)
-    from engine.disk import run_file
-
+    keep_free(settings.least_free_megabytes * 1e6)
     if run is not None and run_file(settings.runs_dir, run).exists() and not overwrite:
         raise UserError(f"There is a run {run!r} already; give another name with --run, or --overwrite.", field="run")
     from backend.cli.bars import bar, waiting

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from engine.analysis.tokens import NOTHING, compute, module_units, reuse
-from engine.disk import HolderLock, rename_durably, run_file
+from engine.disk import HolderLock, NearlyFull, check_free, rename_durably, run_file
 from engine.errors import UserError
 from engine.store.batches import CompactBatch, compact, sample_table, token_table
 from engine.store.checks import check_batch, check_json, check_ribbons, check_run
@@ -71,7 +71,10 @@ class RunWriter:
         self._lock = HolderLock(self.file.with_name(f".{info.run_id}.lock"))
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
+            check_free(self.file.parent)
             self._lock.acquire()
+        except NearlyFull as error:
+            raise WriterFailed(str(error), field="data_dir") from error
         except OSError as error:
             raise WriterFailed(
                 f"nothing can be written to the folder {self.file.parent} ({error.strerror or error}): "
@@ -314,6 +317,7 @@ class _Filler:
 
     def _flush(self, block_bytes: int) -> None:
         """Insert what waits; the first time, create the file with blocks of this size."""
+        check_free(self._file.parent)
         if self.con is None:
             self.con = self._open(block_bytes)
         for table, parts in self._pending.items():

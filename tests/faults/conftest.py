@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -55,3 +58,25 @@ def memory(pid: int, what: str = "VmHWM") -> int:
     except OSError:
         pytest.skip("needs /proc")
     return int(next(line for line in lines if line.startswith(what)).split()[1]) * 1024
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 24 MB, where mounting is permitted."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(mount)], capture_output=True).returncode:
+        pytest.skip("this user may not mount a small disk")
+    yield mount
+    subprocess.run(["umount", "-l", str(mount)], check=False)
+
+
+def fill(file: Path, leave: int = 0) -> None:
+    """Write until the disk takes no byte more, or has ``leave`` bytes left."""
+    with open(file, "ab", buffering=0) as ballast:
+        for size in (1 << 20, 1 << 12, 1):
+            with suppress(OSError):
+                while shutil.disk_usage(file.parent).free - size >= leave:
+                    ballast.write(bytes(size))
+            if leave:
+                return

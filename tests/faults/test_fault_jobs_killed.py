@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import random
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ import pytest
 from benchmarks.crew import Crew
 from engine.jobs import MOST_REPEATED
 from tests.backend.conftest import API, SECRET, problem
-from tests.faults.conftest import Keep
+from tests.faults.conftest import Keep, fill
 from tests.jobs import counted, know_the_kinds
 
 pytestmark = pytest.mark.slow_fault
@@ -103,24 +101,23 @@ def test_a_worker_that_ends_in_order_gives_its_job_back(crew: Crew) -> None:
     assert crew.over(job)["result"] == {"value": counted(400)}
 
 
-def test_a_full_disk_pauses_the_job_and_it_goes_on_by_itself(tmp_path: Path, figure: Keep) -> None:
+def test_a_full_disk_pauses_the_job_and_it_goes_on_by_itself(
+    tmp_path: Path, small_disk: Path, figure: Keep
+) -> None:
     """A tmpfs of 24 MB is filled while a job writes frames to it, and emptied again"""
-    mount = tmp_path / "small"
-    mount.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(mount)], capture_output=True).returncode:
-        pytest.skip("this user may not mount a small disk")
-    crew = Crew(mount / "data", module="tests.jobs", job_lease_seconds=LEASE_SECONDS, job_free_megabytes=2)
+    crew = Crew(small_disk / "data", module="tests.jobs", job_lease_seconds=LEASE_SECONDS, job_free_megabytes=2,
+                least_free_megabytes=0)  # fmt: skip
     crew.log = tmp_path / "processes.log"
     try:
         crew.staff(1)
         crew.start_api()
         job = crew.submit("count", iterations=3000, seconds=0.002, frame_bytes=20_000)
         crew.until(lambda: crew.job(job)["progress"]["done"] > 100)
-        ballast = mount / "ballast"
-        _fill(ballast)
+        ballast = small_disk / "ballast"
+        fill(ballast)
         crew.until(lambda: crew.job(job)["state"] == "paused")
         assert "full" in crew.job(job)["progress"]["message"]
-        _fill(ballast)
+        fill(ballast)
         assert crew.client.get("/runs").status_code == 200
         kept = crew.job(job)["artifacts"]
         assert all(crew.client.get(f"/jobs/{job}/artifacts/{name}").status_code == 200 for name in kept)
@@ -132,16 +129,6 @@ def test_a_full_disk_pauses_the_job_and_it_goes_on_by_itself(tmp_path: Path, fig
         figure(4, f"job paused and finished later, {len(kept)} of {len(kept)} artifacts served, a new job 507")
     finally:
         crew.close()
-        subprocess.run(["umount", "-l", str(mount)], check=False)
-
-
-def _fill(file: Path) -> None:
-    """Write until the disk takes no byte more."""
-    with open(file, "ab", buffering=0) as ballast:
-        for size in (1 << 20, 1 << 12, 1):
-            with suppress(OSError):
-                while True:
-                    ballast.write(bytes(size))
 
 
 def test_a_full_disk_at_the_real_write_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +148,7 @@ def test_a_full_disk_at_the_real_write_function(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(disk, "rename_durably", renamed)
     monkeypatch.setattr("backend.jobs.runner.PAUSE_SECONDS", 0.2)
     options = {"data_dir": tmp_path / "data", "worker_secret": SECRET, "warm_models": False}
-    options |= {"job_free_megabytes": 0.001}
+    options |= {"job_free_megabytes": 0.001, "least_free_megabytes": 0}
     with serving(create_worker(load_settings(**options))) as url, api_for(worker_url=url, **options) as served:
         answer = served.client.post(f"{API}/jobs", json={"kind": "count", "request": {"iterations": 200}})
         job, ends = answer.json()["job"], time.monotonic() + 60
