@@ -154,6 +154,21 @@ def words_of_tokens(
     return Words(tuple(whole[low[i] : high[i]] for i in one_of.tolist()), codes.astype(np.int64))
 
 
+def surroundings(text: str, start: int, end: int) -> tuple[int, int]:
+    """Both ends of a stretch around ``text[start:end]`` that holds all of the words it touches: enough to find them
+    without reading the whole text."""
+    low, high = max(0, min(start, len(text))), max(0, min(end, len(text)))
+    while low and _may_be_inside(text[low - 1]):
+        low -= 1
+    while high < len(text) and _may_be_inside(text[high]):
+        high += 1
+    return low, high
+
+
+def _may_be_inside(letter: str) -> bool:
+    return letter.isalnum() or letter in "_'’" or unicodedata.category(letter)[0] == "M"
+
+
 def coded(words: Sequence[str]) -> Words:
     """Equal words get equal codes, numbered as they come."""
     if not len(words):

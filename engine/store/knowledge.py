@@ -39,11 +39,12 @@ class Property:
 
 def what_paths_know(run: Run) -> dict[str, Any]:
     """The answer of ``Run.knowledge``."""
-    found = travellers(run)
-    drawn = _hash_sample(found)
+    everything = travellers(run)
+    drawn = _hash_sample(everything)
+    found, words = everything.of_tokens(drawn), everything.words_of(drawn)
     known, unknown = [], []
-    for one in _properties(run, found):
-        codes = one.codes_n[drawn]
+    for one in _properties(run, found, words):
+        codes = one.codes_n
         here = codes >= 0
         values = int(len(np.unique(codes[here])))
         if values < 2:
@@ -51,9 +52,9 @@ def what_paths_know(run: Run) -> dict[str, Any]:
             unknown.append({"property": one.name, "reason": f"{_WORDS[one.name]} {what}"})
             continue
         result = association(
-            found.path_n[drawn][here],
+            found.path_n[here],
             codes[here],
-            groups=found.sample_n[drawn][here] if one.of_samples else None,
+            groups=found.sample_n[here] if one.of_samples else None,
             shuffles=SHUFFLES,
             seed=SEED,
         )
@@ -71,7 +72,7 @@ def what_paths_know(run: Run) -> dict[str, Any]:
         "run": run.run_id,
         "shuffles": SHUFFLES,
         "seed": SEED,
-        "counted": {**found.counted, "num_tokens": len(drawn), "exact": len(drawn) == found.counted["of_tokens"]},
+        "counted": found.counted,
         "cells": CELLS,
         "properties": [] if reason else sorted(known, key=lambda row: row["null_high"] - row["nmi"]),
         "unknown": unknown,
@@ -101,7 +102,7 @@ def _hash_sample(found: Travellers) -> np.ndarray:
     return np.argsort(hashes, kind="stable")
 
 
-def _properties(run: Run, found: Travellers) -> list[Property]:
+def _properties(run: Run, found: Travellers, words: Words | None) -> list[Property]:
     """Every property of the run's modality; those that it did not record are all −1."""
     nothing = np.full(found.num_tokens, -1, dtype=np.int64)
     rows = run.rows(Query("SELECT sample, prediction, grid_rows, grid_cols, label FROM sample ORDER BY sample"))
@@ -117,10 +118,11 @@ def _properties(run: Run, found: Travellers) -> list[Property]:
         return properties
     properties += [Property(name, found.columns.get(name, nothing)) for name in ("token_id", "predicted_id")]
     properties.append(Property("position", np.frexp(found.columns["token"] + 1.0)[1].astype(np.int64)))
-    words = found.words or found.pieces
+    pieces = found.pieces
+    words = words or pieces
     classes_W = [CLASSES.index(word_class(name)) if name else -1 for name in words.names] if words else []
     properties.append(Property("word_class", _of_words(words, classes_W, nothing)))
-    ends = found.pieces or words
+    ends = pieces or words
     ends_W = [int(is_kind(name, "sentence_end")) for name in ends.names] if ends else []
     properties.append(Property("sentence_end", _of_words(ends, ends_W, nothing)))
     return properties

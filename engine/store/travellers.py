@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.analysis.words import Words, coded, words_of_tokens
+from engine.analysis.words import Words, coded, surroundings, words_of_tokens
 from engine.store.filters import Query
 from engine.store.schema import Layout
 from engine.store.sketch import mix
@@ -82,6 +82,17 @@ class Travellers:
             kept={},
         )
 
+    def of_tokens(self, some: np.ndarray) -> Travellers:
+        """Some tokens, given by their indices, in that order; samples and paths keep their places."""
+        return replace(
+            self,
+            columns={name: values[some] for name, values in self.columns.items()},
+            sample_n=self.sample_n[some],
+            path_n=self.path_n[some],
+            counted={**self.counted, "num_tokens": len(some), "exact": len(some) == self.counted["of_tokens"]},
+            kept={},
+        )
+
     def chosen_at(self, step: int, modules_I: np.ndarray, mask_n: np.ndarray | None = None) -> np.ndarray:
         """(N, I) tokens of each sample that choose each of these modules at ``step``, in any slot; those of
         ``mask_n`` only."""
@@ -116,6 +127,19 @@ class Travellers:
             return None
         start, end = self.columns["char_start"], self.columns["char_end"]
         return words_of_tokens(self._texts, self.sample_n, start, end)
+
+    def words_of(self, some: np.ndarray) -> Words | None:
+        """The words of some tokens, given by their indices; reads only the text around them."""
+        if not self.has_texts or "words" in self.__dict__ or 4 * len(some) > self.num_tokens:
+            return None if self.words is None else Words(self.words.names, self.words.codes_n[some])
+        texts, starts, ends = [], [], []
+        places = (self.sample_n, self.columns["char_start"], self.columns["char_end"])
+        for sample, start, end in zip(*(values[some].tolist() for values in places), strict=True):
+            low, high = surroundings(self._texts[sample], start, end)
+            texts.append(self._texts[sample][low:high])
+            starts.append(start - low)
+            ends.append(end - low)
+        return words_of_tokens(texts, np.arange(len(some)), np.array(starts), np.array(ends))
 
     @cached_property
     def pieces(self) -> Words | None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.analysis.words import KINDS, check_pattern, fitting, is_kind, word_class, words_of_tokens
+from engine.analysis.words import KINDS, check_pattern, fitting, is_kind, surroundings, word_class, words_of_tokens
 from engine.errors import UserError
 
 TEXTS = st.lists(st.text(alphabet="ab 'é\n.,_3’東\u0301", max_size=14), min_size=1, max_size=3)
@@ -38,6 +38,11 @@ def test_the_word_of_a_token_is_the_one_that_its_first_visible_character_stands_
     found = [words.names[code] for code in words.codes_n]
     assert found == [slow_word(texts[i], a, b) for i, a, b in zip(index, starts, ends, strict=True)]
     assert len(set(words.names)) == len(words.names)
+    stretches = [surroundings(texts[i], a, b) for i, a, b in zip(index, starts, ends, strict=True)]
+    cut = [texts[i][low:high] for i, (low, high) in zip(index, stretches, strict=True)]
+    lows = np.array([low for low, _ in stretches])
+    again = words_of_tokens(cut, np.arange(len(index)), np.maximum(starts, 0) - lows, np.maximum(ends, 0) - lows)
+    assert [again.names[code] for code in again.codes_n] == found
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,16 @@ def test_a_large_run_is_read_in_whole_samples_and_says_so(texts, monkeypatch):
     assert "low" not in exact
 
 
+def test_words_of_some_tokens_are_read_from_the_text_around_them(texts):
+    found = read_travellers(texts.run)
+    some = np.arange(3, found.num_tokens, 9)[::-1]
+    few = found.words_of(some)
+    assert "words" not in vars(found)  # the whole text was left alone
+    assert [few.names[code] for code in few.codes_n] == [found.words.names[code] for code in found.words.codes_n[some]]
+    again = found.words_of(some)
+    assert [again.names[code] for code in again.codes_n] == [few.names[code] for code in few.codes_n]
+
+
 def test_what_is_specific_to_a_label(case: Case):
     naive = case.naive
     if not any(naive.labels):
