@@ -1,0 +1,74 @@
+"""What is printed does not depend on the page: every chart remembers its call, and its answers are its data."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import inspect
+import io
+import pkgutil
+import re
+
+import pytest
+
+import frontend.charts as charts
+from frontend.charts.again import call_of
+from frontend.charts.palette import DARK, PRINT
+from frontend.charts.printing import points, printed
+from frontend.charts.tables import csv_of, csv_of_all, tables_of
+from tests.frontend import answers
+
+MODULES = [importlib.import_module(f"frontend.charts.{one.name}") for one in pkgutil.iter_modules(charts.__path__)]
+TABLE = answers.ribbons(200, top_k=2)
+DRAWN = {
+    "flow": lambda theme: charts.flow_chart(answers.flow(TABLE), theme=theme, title=None),
+    "load": lambda theme: charts.load_chart(answers.usage(TABLE), theme=theme, title=None),
+    "histogram": lambda theme: charts.histogram_chart(answers.distribution(), theme=theme, title=None),
+    "token flow": lambda theme: charts.token_flow_chart(answers.sample(TABLE[:9]), theme=theme, title=None),
+    "paths": lambda theme: charts.rank_frequency_chart({"observed": answers.fit(TABLE)}, theme=theme, title=None),
+}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_every_chart_function_remembers(module):
+    for name, function in vars(module).items():
+        if name.endswith("_chart") and not name.startswith("_") and function.__module__ == module.__name__:
+            assert "theme" not in inspect.signature(function).parameters or hasattr(function, "__wrapped__"), name
+
+
+def test_functions_of_one_name_stay_those_of_their_module():
+    from frontend.charts import compare, usage
+
+    assert charts.load_chart is usage.load_chart
+    assert compare.load_chart is not usage.load_chart
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_dark_page_prints_what_a_light_one_prints(name):
+    dark, light = (printed(DRAWN[name](theme), points(183), caption=["run: x."]) for theme in ("dark", "light"))
+    plain = [re.sub(r"\b(n\d+-)?(clip|gradient_)\w*", "", svg) for svg in (dark, light)]
+    assert plain[0] == plain[1]
+    assert DARK.background not in dark
+    assert PRINT.ink in dark
+    assert "run: x." in dark
+
+
+def test_a_chart_that_was_changed_afterwards_is_printed_as_it_is():
+    changed = DRAWN["histogram"]("light").properties(height=50)
+    assert call_of(changed) is None
+    assert printed(changed, 300.0).startswith("<svg")
+
+
+def test_the_data_are_the_answers():
+    answer = answers.distribution()
+    tables = tables_of(call_of(DRAWN["histogram"]("dark")).answers())
+    assert tables["bins"] == answer["bins"]
+    assert tables["by_label"] == answer["by_label"]
+    rows = list(csv.DictReader(io.StringIO(csv_of_all(tables))))
+    assert {row["table"] for row in rows} == {"bins", "by_label", "distribution in short"}
+    assert [float(row["mean"]) for row in rows if row["table"] == "by_label"] == [b["mean"] for b in answer["by_label"]]
+
+
+def test_csv_has_no_nan_no_pictures_and_ribbons_in_one_cell():
+    text = csv_of([{"a": float("nan"), "ribbon": [[1, 2], [3, 4]], "patch": "data:…", "b": None, "t": 'x,"y"\n'}])
+    assert list(csv.DictReader(io.StringIO(text))) == [{"a": "", "ribbon": "1+2 → 3+4", "b": "", "t": 'x,"y"\n'}]
