@@ -317,7 +317,7 @@ def _flow(a: Run, b: Run, matched: Matched, limit: int) -> dict[str, Any]:
         for step in range(max(num_steps))
     ]  # fmt: skip
     reason = _bank_differs(a, b)
-    answer = {
+    answer: dict[str, Any] = {
         "difference": None, "reason": reason, "same_numbering": reason is None and same_numbering(a, b),
         "note": None, "num_tokens": [], "steps": [], "own_modules": a.bank.own_modules, "nodes": [], "links": [],
         "loads": steps,
