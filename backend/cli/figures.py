@@ -114,13 +114,14 @@ def opened(settings: Settings, run: str, beside: str | None) -> Iterator[tuple[R
     registry = RunRegistry(settings.runs_dir, time_limit_s=600)
     with ExitStack() as stack:
         stack.callback(registry.close)
-        found = []
-        for name, option in ((run, "run"), (beside, "beside")):
+
+        def lease(name: str, option: str) -> Run:
             try:
-                found.append(stack.enter_context(registry.lease(name)) if name is not None else None)
+                return stack.enter_context(registry.lease(name))
             except Problem as problem:
                 raise UserError(problem.detail, field=option) from None
-        yield found[0], found[1]
+
+        yield lease(run, "run"), lease(beside, "beside") if beside is not None else None
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from engine.store import Run
 
 router = APIRouter(prefix="/runs/{run}", tags=["runs"], responses=ABOUT_A_RUN)
-HTML = {200: {"content": {"text/html": {"schema": {"type": "string"}}}}}
+HTML: dict[int | str, dict[str, Any]] = {200: {"content": {"text/html": {"schema": {"type": "string"}}}}}
 
 
 @router.get("/report", response_class=Response, responses=HTML)

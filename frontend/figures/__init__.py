@@ -87,10 +87,11 @@ def draw_figures(
     source: Source, wishes: Wishes, kinds: Sequence[Kind] = KINDS, refusals: tuple[type[Exception], ...] = ()
 ) -> Iterator[tuple[Kind, list[Figure], str]]:
     """Each kind with its figures, or none and the sentence why; ``refusals`` are errors that are such a sentence."""
+    known: tuple[type[Exception], ...] = (NotHere, *refusals)
     for kind in kinds:
         try:
             yield kind, kind.make(source, wishes), ""
-        except (NotHere, *refusals) as why:
+        except known as why:
             yield kind, [], _sentence(str(why))
 
 

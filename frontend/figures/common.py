@@ -56,7 +56,8 @@ def ranks_shown(source: Source, num_paths: int, wanted: Sequence[int], most: int
         if beyond:
             raise NotHere(f"This run has paths of rank 1 to {num_paths:,}, not {beyond[0]:,}.")
         return list(wanted)[:most]
-    ranks, rank = [], 1
+    ranks: list[int] = []
+    rank = 1
     while rank <= num_paths and len(ranks) < most:
         if ranks and source.examples(rank, limit=1)["count"] < least:
             break

@@ -198,8 +198,10 @@ def _family(source: Any, info: Mapping[str, Any], counter: Any) -> str:
     """Connections of an H-Model, gates of Directional Routing: the mean over all samples."""
     from frontend.charts import gate_chart, graph_chart
 
-    charts = {"edges": ("Which layers talk to each other?", graph_chart),
-              "gates": ("Which directions are switched on?", gate_chart)}  # fmt: skip
+    charts: dict[str, tuple[str, Any]] = {
+        "edges": ("Which layers talk to each other?", graph_chart),
+        "gates": ("Which directions are switched on?", gate_chart),
+    }
     parts = []
     for name, (question, draw) in charts.items():
         if name in info.get("soft", ()):
