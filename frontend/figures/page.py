@@ -1,0 +1,114 @@
+"""``docs/figures.md``: each figure of the paper × view, REST call, command and test.
+
+    python -m frontend.figures.page > docs/figures.md
+    python -m frontend.figures.page --pictures figures figures-of-texts    # small copies into docs/figures
+
+The folders are those of the two commands on the page, over the demo's runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+from frontend.figures import KINDS
+
+HEAD = """# Figures
+
+Every figure of *Towards Distributed Neural Architectures* from any run that allows it. One command draws them ready for
+print, with the exact numbers:
+
+```sh
+tokenpaths figures --run scenes-dna-vision-top2-skip --beside scenes-dna-vision-top1 --out figures
+tokenpaths figures --run texts-dna-text-top1 --out figures-of-texts --only fig1,fig8,fig18
+tokenpaths report --run scenes-dna-vision-top2-skip --out report.html
+```
+
+Each figure is an SVG and a PNG (300 dots per inch) of one or two columns of `--width` (89 mm; two are 183 mm) with
+8-point type, and the data behind it as CSV. `index.md` and `index.json` beside them have the captions with their
+numbers, the formulas, and run, model, checkpoint hash and version. What a run does not allow is listed there with the
+reason. `--format svg,png,csv,json`: `json` has numbers, data and Vega-Lite in one file. A folder that holds anything
+else is left alone.
+
+On the page, *Save* under each chart gives the same picture as SVG and PNG, its data as CSV, and the link to the view.
+*Export* beside the run gives the whole run as one HTML page that opens offline, as `tokenpaths report` and
+`GET /runs/{run}/report` do.
+
+## Which figure is where
+
+Views are queries of the page's address (with `run=` the run); REST paths stand below `/api/v1`.
+
+| paper | what it shows | view | REST | command | test |
+|---|---|---|---|---|---|
+"""
+
+FOOT = """
+17 is figure 3 of an untrained model: `tokenpaths trace --model dna-vision-top1 --data bundled:photos --untrained` makes
+such a run. 4, 5, 14 and 15 take finished dreams of the run's model ([dreams](dreams.md)); `--dream` dreams first. In a
+sheet of few samples “top 1 %” would be less than one line, so the line then says how many it stands for.
+
+## Some of them, from the bundled samples
+
+Made by the commands above, after `tokenpaths demo`.
+
+| | |
+|---|---|
+"""
+
+WIDE = 900
+"""pixels of a copied PNG"""
+SHOWN = (
+    ("scenes-flow.png", 0, "fig2-flow.png", "Figure 2: flow of tokens, dna-vision-top2-skip on scenes"),
+    ("scenes-paths.svg", 0, "fig1cd-paths.svg", "Figure 1c: paths by rank, untrained twin and independent steps"),
+    ("scenes-tinted.png", 0, "fig1e-tinted.png", "Figure 1e: patches in the colour of their path’s CDF"),
+    ("scenes-patches.png", 0, "fig3-patches.png", "Figure 3: patches that share a path"),
+    ("scenes-compute-samples.png", 0, "fig6-samples.png", "Figure 6: samples of most, middling and least compute"),
+    ("scenes-beside.svg", 0, "fig7-beside.svg", "Figure 7: reuse of the same samples in two runs"),
+    ("texts-tokens.png", 1, "fig1f-tokens.png", "Figure 9 (right): tokens that share a path, dna-text-top1 on texts"),
+    ("texts-token-flow.png", 1, "fig18-token-flow.png", "Figure 18: every token of one text on its way"),
+)
+"""name in docs/figures, which folder and file it is copied from, what it is"""
+
+
+def figures_page() -> str:
+    """The page as Markdown."""
+    lines = [HEAD.rstrip("\n")]
+    for kind in KINDS:
+        calls = ", ".join(f"`{call.strip()}`" for call in kind.rest.split(","))
+        lines.append(
+            f"| {', '.join(kind.paper)} | {kind.shows} | `?{kind.view}` | {calls} | "
+            f"`tokenpaths figures --only {kind.name}` | `{kind.test}` |"
+        )
+    cells = [f"![{words}](figures/{name})<br>{words}" for name, _, _, words in SHOWN]
+    rows = [f"| {one} | {other} |" for one, other in zip(cells[::2], cells[1::2], strict=True)]
+    return "\n".join(lines) + "\n" + FOOT + "\n".join(rows) + "\n"
+
+
+def copy_pictures(folders: list[Path], out: Path) -> None:
+    """The shown figures from the folders of the two commands, PNG made small and of at most 256 colours."""
+    from PIL import Image
+
+    out.mkdir(parents=True, exist_ok=True)
+    for name, folder, file, _ in SHOWN:
+        if name.endswith(".svg"):
+            shutil.copyfile(folders[folder] / file, out / name)
+            continue
+        picture = Image.open(folders[folder] / file).convert("RGB")
+        small = picture.resize((WIDE, round(picture.height * WIDE / picture.width)), Image.Resampling.LANCZOS)
+        small.quantize(256, dither=Image.Dither.NONE).save(out / name, optimize=True)
+
+
+def main() -> None:
+    """Print the page, or copy its pictures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pictures", nargs=2, type=Path, metavar="FOLDER")
+    given = parser.parse_args()
+    if given.pictures:
+        copy_pictures(given.pictures, Path("docs/figures"))
+    else:
+        print(figures_page(), end="")
+
+
+if __name__ == "__main__":
+    main()
