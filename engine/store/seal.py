@@ -9,7 +9,7 @@ Shapes: P distinct paths, S steps, K slots, V = S·K, M modules.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -19,12 +19,6 @@ import pyarrow as pa
 
 from engine.analysis.association import association
 from engine.analysis.distribution import describe
-from engine.analysis.paths import (
-    effective_paths,
-    independent_steps,
-    log_spaced_ranks,
-    rank_frequency_fit,
-)
 from engine.store import queries
 from engine.store.checks import check_json
 from engine.store.findings import write_findings
@@ -43,16 +37,12 @@ from engine.store.flows import (
 from engine.store.measures import SEALED_BINS
 from engine.store.packed_flows import count_packed, fits
 from engine.store.pathbook import TAKE_ROWS, PathBook
+from engine.store.rows import insert_columns, insert_rows, range_array
 from engine.store.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, SCHEMA_VERSION, Layout
+from engine.store.seal_nulls import NULL_SEED, write_nulls
 from engine.store.soft import SoftSums
 from engine.store.weights import code_for
 from engine.trace import ModuleInfo, RunInfo
-
-NULL_SEED = 0
-INDEPENDENT_BYTES = 256 * 2**20
-"""ribbons of the null of independent steps in memory; larger runs draw it for the tokens that fit
-(26 million of ten steps), and its ``num_tokens`` says so"""
-
 
 _STAGES = (
     "ranking paths", "paths", "tokens of each path", "flows and usage", "nulls", "what paths know",
@@ -104,7 +94,7 @@ def build_summaries(
     _flow_and_usage(con, layout, totals.labels)
     _step_summary(con, totals)
     stage(4)
-    _nulls(con, layout, totals, order)
+    write_nulls(con, layout, totals.book, totals.twin, order)
     stage(5)
     _associations(con, totals.sketch, order)
     stage(6)
@@ -116,35 +106,17 @@ def build_summaries(
     _run_row(con, info, totals)
 
 
-def insert_rows(con: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:
-    """Append rows through Arrow; does nothing for no rows.
-
-    A transaction keeps what was registered in it until it ends. It is a reader that is registered, which holds
-    nothing any more once it was read: registered tables would stay in memory, a whole run of them.
-    """
-    if rows.num_rows:
-        waiting = rows.to_batches()
-        schema = rows.schema
-        reader = pa.RecordBatchReader.from_batches(schema, (waiting.pop(0) for _ in range(len(waiting))))
-        con.register("incoming", reader)
-        con.execute(f"INSERT INTO {table} BY NAME SELECT * FROM incoming")
-        con.unregister("incoming")
-
-
-def _insert(con: duckdb.DuckDBPyConnection, table: str, columns: Mapping[str, object]) -> None:
-    insert_rows(con, table, pa.table(dict(columns)))
-
-
 def _small_tables(con: duckdb.DuckDBPyConnection, info: RunInfo, modules: Sequence[ModuleInfo], totals: Totals) -> None:
     names = ("step", "module", "name", "kind", "num_params", "flops_per_token")
-    _insert(
+    insert_columns(
         con,
         "module",
         {name: [getattr(module, name) for module in modules] for name in names}
         | {"step": pa.array([module.step for module in modules], pa.int32())},
     )
-    _insert(con, "region", {"region": range_array(len(info.regions)), "name": pa.array(info.regions, pa.string())})
-    _insert(
+    regions = pa.array(info.regions, pa.string())
+    insert_columns(con, "region", {"region": range_array(len(info.regions)), "name": regions})
+    insert_columns(
         con,
         "token_text",
         {
@@ -152,10 +124,6 @@ def _small_tables(con: duckdb.DuckDBPyConnection, info: RunInfo, modules: Sequen
             "text": pa.array(list(info.token_texts.values()), pa.string()),
         },
     )
-
-
-def range_array(length: int) -> pa.Array:
-    return pa.array(np.arange(length, dtype=np.int32))
 
 
 def _label_table(con: duckdb.DuckDBPyConnection, totals: Totals) -> None:
@@ -259,7 +227,7 @@ def _flow_and_usage(con: duckdb.DuckDBPyConnection, layout: Layout, labels: dict
         ):
             if rows:
                 by_name = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
-                _insert(con, table, {**by_name, "label_id": [label_id] * len(rows)})
+                insert_columns(con, table, {**by_name, "label_id": [label_id] * len(rows)})
 
 
 def _count_one_by_one(
@@ -290,68 +258,7 @@ def _step_summary(con: duckdb.DuckDBPyConnection, totals: Totals) -> None:
             columns["label_id"].append(label_id)
             columns["num_tokens"].append(int(known))
             columns["gate_entropy"].append(float(total / known) if known else None)
-    _insert(con, "step_summary", columns)
-
-
-def _nulls(con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals, order: np.ndarray) -> None:
-    """Rank–frequency of the run, of its untrained twin and of independent steps; usage of the two nulls."""
-    counts = totals.book.counts()[order]
-    _fit(con, "observed", counts)
-    independent = PathBook(layout.id_dtype, totals.book.folder)
-    drawn = _thinned(counts, layout)
-    some = np.flatnonzero(drawn)
-    shuffled = independent_steps(totals.book.ribbons(order[some]), drawn[some], layout.num_steps, NULL_SEED)
-    for start in range(0, len(shuffled), CHUNK_ROWS):
-        independent.add(shuffled[start : start + CHUNK_ROWS])
-    for kind, book in (("independent", independent), ("untrained", totals.twin)):
-        if not book.num_tokens:
-            continue
-        null_order = np.argsort(-book.counts(), kind="stable")
-        null_counts = book.counts()[null_order]
-        kinds = pa.array([kind] * len(null_counts), pa.string())
-        ranks = np.arange(1, len(null_counts) + 1, dtype=np.int32)
-        _insert(con, "null_path", {"kind": kinds, "rank": ranks, "count": null_counts})
-        _fit(con, kind, null_counts)
-        _null_usage(con, kind, layout, book)
-
-
-def _thinned(counts: np.ndarray, layout: Layout) -> np.ndarray:
-    """The counts themselves, or a seeded draw of as many of their tokens as fit ``INDEPENDENT_BYTES``."""
-    most = INDEPENDENT_BYTES // (layout.visits * layout.id_dtype.itemsize)
-    if counts.sum() <= most:
-        return counts
-    rng = np.random.default_rng(NULL_SEED)
-    return rng.multivariate_hypergeometric(counts, most, method="marginals")
-
-
-def _null_usage(con: duckdb.DuckDBPyConnection, kind: str, layout: Layout, book: PathBook) -> None:
-    used = np.zeros((layout.num_steps, layout.num_modules), dtype=np.int64)
-    for start in range(0, book.num_paths, CHUNK_ROWS):
-        path_ids = np.arange(start, min(start + CHUNK_ROWS, book.num_paths))
-        ribbons_PSK = book.ribbons(path_ids).reshape(-1, layout.num_steps, layout.top_k)
-        counts_PK = np.repeat(book.counts()[path_ids], layout.top_k)
-        for step in range(layout.num_steps):
-            # Sums of whole numbers in float64 are exact below 2**53.
-            chosen = np.bincount(ribbons_PSK[:, step].reshape(-1), counts_PK, layout.num_modules)
-            used[step] += chosen.astype(np.int64)
-    size = layout.num_modules
-    for step in range(layout.num_steps):
-        _insert(
-            con,
-            "null_usage",
-            {"kind": [kind] * size, "step": [step] * size, "module": range_array(size), "count": used[step]},
-        )
-
-
-def _fit(con: duckdb.DuckDBPyConnection, kind: str, counts: np.ndarray) -> None:
-    fit = rank_frequency_fit(counts)
-    con.execute(
-        "INSERT INTO path_fit VALUES (?, ?, ?, ?, ?, ?)",
-        [kind, len(counts), int(counts.sum()), effective_paths(counts), fit.slope, fit.r2],
-    )
-    ranks = log_spaced_ranks(len(counts))
-    points = {"rank": ranks.astype(np.int32), "count": counts[ranks - 1]}
-    _insert(con, "path_point", {"kind": [kind] * len(ranks), **points})
+    insert_columns(con, "step_summary", columns)
 
 
 def _associations(con: duckdb.DuckDBPyConnection, sketch: dict[str, np.ndarray], order: np.ndarray) -> None:

@@ -26,6 +26,7 @@ from engine.store.batches import CompactBatch, compact, sample_table, token_tabl
 from engine.store.checks import check_batch, check_json, check_ribbons, check_run
 from engine.store.errors import WriterFailed
 from engine.store.pathbook import Growing, PathBook
+from engine.store.rows import insert_rows
 from engine.store.schema import (
     LARGE_BLOCK_BYTES,
     SMALL_BLOCK_BYTES,
@@ -34,7 +35,7 @@ from engine.store.schema import (
     create_tables,
     token_columns,
 )
-from engine.store.seal import NUM_STAGES, Totals, build_summaries, insert_rows
+from engine.store.seal import NUM_STAGES, Totals, build_summaries
 from engine.store.sketch import TokenSketch
 from engine.store.soft import CREATE_SOFT, SOFT_TABLES, SoftSums, soft_rows
 from engine.store.weights import code_for

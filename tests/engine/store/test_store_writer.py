@@ -319,9 +319,12 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path: Path):
 def test_the_null_of_independent_steps_is_drawn_for_the_tokens_that_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("engine.store.seal.INDEPENDENT_BYTES", 500)
+    monkeypatch.setattr("engine.store.seal_nulls.INDEPENDENT_BYTES", 500)
     with Run.open(make_run(tmp_path)) as run:
         assert run.fit()["independent"]["num_tokens"] == 100
+    monkeypatch.setattr("engine.store.seal_nulls.MOST_AT_ONCE", 200)  # numpy's limit is 10^9
+    with Run.open(make_run(tmp_path, "more")) as run:
+        assert 60 < run.fit()["independent"]["num_tokens"] < 140
 
 
 def test_batches_of_any_size_make_the_same_run(tmp_path: Path):
