@@ -84,8 +84,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(
         Crowd, most=settings.requests_at_once, inside=services.metrics.inside, refused=services.metrics.turned_away
     )
-    app.add_middleware(Measured, metrics=services.metrics)
     app.add_middleware(Guard, settings=settings)
+    app.add_middleware(Measured, metrics=services.metrics)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 

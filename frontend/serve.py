@@ -13,6 +13,8 @@ from pathlib import Path
 
 from streamlit.web import cli
 
+from frontend.hosts import compare_hosts
+
 PAGE_FILE = Path(__file__).with_name("app.py")
 NEEDED = ("altair", "pandas", "pyarrow", "httpx", "frontend.charts")
 VIEWS = PAGE_FILE.with_name("views")
@@ -30,6 +32,7 @@ def load() -> None:
 
 def main() -> None:
     threading.Thread(target=load, name="loading", daemon=True).start()
+    compare_hosts()
     sys.argv = ["streamlit", "run", str(PAGE_FILE), *sys.argv[1:]]
     sys.exit(cli.main())
 

@@ -1,0 +1,36 @@
+"""The names that the page answers to, for its files too.
+
+Streamlit compares ``server.allowedHosts`` with the ``Host`` header of its WebSocket alone. A name of somebody else that
+leads to this machine (DNS rebinding) would still get the page's files and pictures, so every request is compared here.
+"""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+from streamlit.web.server.starlette import starlette_app
+from streamlit.web.server.starlette.starlette_websocket import is_host_allowed
+
+REFUSED = "This name is not one of the page's; add it to `allowed_hosts`.\n"
+
+
+class OwnHosts:
+    """ASGI middleware: 400 for a ``Host`` that is missing, doubled or not in ``server.allowedHosts``."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        hosts = Headers(scope=scope).getlist("host") if scope["type"] == "http" else []
+        if scope["type"] == "http" and (len(hosts) != 1 or not is_host_allowed(hosts[0])):
+            await PlainTextResponse(REFUSED, status_code=400)(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+
+def compare_hosts() -> None:
+    """Have every Streamlit server that this process starts from now on compare the ``Host`` of every request."""
+    made = starlette_app.create_streamlit_middleware
+    starlette_app.create_streamlit_middleware = lambda: [Middleware(OwnHosts), *made()]
