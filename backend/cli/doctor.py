@@ -8,11 +8,14 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+from backend.cli import doctor_files
+from backend.cli.finding import Finding
 
 if TYPE_CHECKING:
     from backend.settings import Settings
@@ -22,23 +25,15 @@ NO_DISK_BYTES = 100_000_000
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing looked at; ``broken`` makes the exit code 1."""
-
-    state: Literal["ok", "note", "broken"]
-    what: str
-    text: str
-
-
 def doctor(
     data_dir: Annotated[Path | None, typer.Option(help="Data folder [default: the user's].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
-    """Check Python, packages, device, disk, data folder, runs, models and ports.
+    """Check Python, packages, device, disk, data folder, runs, models, jobs and ports.
 
     Example: tokenpaths doctor || echo "something is broken"
 
+    Runs, weights, the list of jobs and what jobs have made are read to the last byte, and their sums compared.
     The exit code is 1 when something is broken; notes alone leave it 0.
     """
     from backend.settings import load_settings
@@ -61,8 +56,9 @@ def examine(settings: Settings) -> Iterator[Finding]:
         ("packages", _packages),
         ("device", _device),
         ("disk", _disk),
-        ("runs", _runs),
-        ("models", _models),
+        ("runs", doctor_files.runs),
+        ("models", doctor_files.models),
+        ("jobs", doctor_files.jobs),
         ("ports", _ports),
     ]
     for name, check in checks:
@@ -153,29 +149,6 @@ def _disk(settings: Settings) -> Iterator[Finding]:
     if free < LITTLE_DISK_BYTES:
         state = "broken" if free < NO_DISK_BYTES else "note"
     yield Finding(state, "data", f"{folder} is writable, {free / 1e9:,.1f} GB free")
-
-
-def _runs(settings: Settings) -> Iterator[Finding]:
-    from backend.runs import RunRegistry
-
-    registry = RunRegistry(settings.runs_dir, max_open=1)
-    cards = registry.cards()
-    registry.close()
-    for card in cards:
-        if card["status"] != "sealed":
-            yield Finding("broken", "runs", f"{card['run']}: {card['problem']}")
-    yield Finding("ok", "runs", f"{sum(card['status'] == 'sealed' for card in cards)} readable")
-
-
-def _models(settings: Settings) -> Iterator[Finding]:
-    from engine.tracing import list_models
-
-    rows = list_models(settings.all_models_dirs)
-    for row in rows:
-        if row.get("problem"):
-            yield Finding("broken", "models", f"{row['model']}: {row['problem']}")
-    good = [row["model"] for row in rows if not row.get("problem")]
-    yield Finding("ok" if good else "note", "models", ", ".join(good) or "none: `tokenpaths train` makes one")
 
 
 def _ports(settings: Settings) -> Iterator[Finding]:

@@ -1,0 +1,42 @@
+"""Read a run from its first byte to its last: DuckDB compares the sum of each block that it reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+
+from engine.store.errors import RunFileError
+from engine.store.open_file import open_read_only
+
+
+def verify_run(file: Path) -> dict[str, int]:
+    """Rows by table of a run that is whole.
+
+    Every value of every table is read, so that every block is; then the counts that the run says of itself are compared
+    with its rows. Takes about a second for a million tokens.
+
+    Raises:
+        RunNotFound, RunFileError: what is wrong with it, in a sentence.
+    """
+    con = open_read_only(file)
+    try:
+        found = con.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = 'r' ORDER BY 1").fetchall()
+        rows = {}
+        for (table,) in found:
+            name = table.replace('"', '""')
+            # The hash is of all columns, so none can be left out of the reading.
+            (rows[table], _), = con.execute(f'SELECT count(*), bit_xor(hash(t)) FROM "{name}" t').fetchall()
+        said = con.execute("SELECT num_samples, num_tokens FROM run").fetchall()[0]
+    except (duckdb.Error, OSError) as error:
+        raise RunFileError(
+            f"{file.name} is damaged ({str(error).splitlines()[0][:200]}): copy it again or trace the run again"
+        ) from error
+    finally:
+        con.close()
+    if said != (rows.get("sample"), rows.get("token")):
+        raise RunFileError(
+            f"{file.name} says {said[0]:,} samples and {said[1]:,} tokens, and holds {rows.get('sample', 0):,} and "
+            f"{rows.get('token', 0):,}: copy it again or trace the run again"
+        )
+    return rows

@@ -1,0 +1,96 @@
+"""``tokenpaths doctor`` on a folder where something of everything is spoiled."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from backend.cli.doctor_files import jobs, models, runs
+from backend.cli.finding import Finding
+from backend.jobs.table import JobTable
+from backend.settings import Settings, load_settings
+from engine.errors import UserError
+from engine.jobs import write_artifact
+from engine.store.verify import verify_run
+from tests.jobs import picture
+from tests.runs import make_run
+
+
+def spoil(file: Path, place: float = 0.5) -> None:
+    """Flip a byte somewhere in the file."""
+    data = bytearray(file.read_bytes())
+    data[int(len(data) * place)] ^= 0xFF
+    file.write_bytes(data)
+
+
+def found(what: str, findings: list[Finding]) -> list[str]:
+    return [finding.text for finding in findings if finding.state == what]
+
+
+@pytest.fixture
+def settings(tmp_path: Path, models_dir: Path) -> Settings:
+    data_dir = tmp_path / "data"
+    shutil.copytree(models_dir, data_dir / "models")
+    return load_settings(data_dir=data_dir)
+
+
+def test_a_spoiled_run_is_found_wherever_the_byte_is(settings: Settings) -> None:
+    file = make_run(settings.runs_dir, "whole", samples=20)
+    assert verify_run(file)["token"] == 20 * 64
+    whole, refused = file.read_bytes(), 0
+    for place in range(8):
+        file.write_bytes(whole)
+        spoil(file, 0.3 + place / 12)
+        try:
+            verify_run(file)
+        except UserError as error:
+            refused += "whole.duckdb" in str(error)
+    assert refused >= 4, "the other bytes belong to no value"
+    shutil.copy(file, settings.runs_dir / "no name.duckdb")
+    file.write_bytes(whole)
+    (settings.runs_dir / ".killed.partial").write_bytes(b"x")
+    findings = list(runs(settings))
+    assert found("ok", findings) == ["1 whole, 1,280 tokens read"]
+    assert "'no name' cannot be the name" in found("broken", findings)[0]
+    assert ".killed.partial" in found("note", findings)[0]
+
+
+def test_spoiled_weights_are_found(settings: Settings) -> None:
+    spoil(settings.data_dir / "models" / "tiny-text" / "model.safetensors", 0.9)
+    findings = list(models(settings))
+    assert len(found("broken", findings)) == 1
+    assert "tiny-text: model.safetensors is damaged" in found("broken", findings)[0]
+    assert "tiny-vision" in found("ok", findings)[0]
+
+
+def test_jobs_are_explained_and_their_files_read(settings: Settings) -> None:
+    assert found("ok", list(jobs(settings))) == ["none yet"]
+    table = JobTable(settings.jobs_file)
+    failed, lost = (table.submit("count", {}).job for _ in range(2))
+    lease = table.lease("w")
+    assert lease is not None
+    table.end(lease, "failed", problem={"detail": "It was too much."})
+    old = JobTable(settings.jobs_file, clock=lambda: 1_000.0)
+    old.lease("dead")
+    old.close()
+    table.close()
+    folder = settings.data_dir / "jobs" / failed
+    for name in ("good.png", "bad.png"):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_artifact(folder, name, picture(1)[: None if name == "good.png" else 60])
+    write_artifact(folder, "curve.json", b'{"x": ')
+    (settings.data_dir / "jobs" / "forgotten").mkdir()
+    findings = list(jobs(settings))
+    assert len(found("broken", findings)) == 2
+    assert all(name in " ".join(found("broken", findings)) for name in ("bad.png", "curve.json"))
+    notes = " ".join(found("note", findings))
+    told = (f"{failed} failed: It was too much.", f"{lost}: its worker is gone", "forgotten")
+    assert all(words in notes for words in told)
+    assert found("ok", findings) == ["2 in the list, 3 files of theirs"]
+    with open(settings.jobs_file, "r+b") as file:
+        data = file.read().replace(b"It was too much", b"It was too mucH")
+        file.seek(0)
+        file.write(data)
+    assert "damaged" in found("broken", list(jobs(settings)))[0]
