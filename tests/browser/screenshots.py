@@ -1,4 +1,4 @@
-"""Pictures of every view for ``docs/screenshots``: wide and narrow, light and dark.
+"""Pictures of every view for ``docs/screenshots``: wide in light and narrow in dark, or with ``--all`` in all four.
 
     tokenpaths up &
     python -m tests.browser.screenshots --page http://127.0.0.1:8501 --vision RUN --text RUN --out docs/screenshots
@@ -21,6 +21,8 @@ from playwright.sync_api import Page, sync_playwright
 from tests.browser.conftest import chromium_file
 
 WIDTHS = {"wide": 1440, "narrow": 400}
+KEPT = (("wide", "light"), ("narrow", "dark"))
+"""of the four, those that the documents keep"""
 MOST_HEIGHT = 3600
 FAMILIES: dict[str, dict[str, object]] = {
     "hmodel": {"run": "languages-hmodel-languages"},
@@ -112,6 +114,7 @@ def main() -> None:
     parser.add_argument("--experts", help="run of a large mixture of experts (benchmarks/page_experts.py makes one)")
     parser.add_argument("--two", help="run of a model that takes two modules a step; default: as --skipping")
     parser.add_argument("--only", default="", help="part of the names of the pictures to take")
+    parser.add_argument("--all", action="store_true", help="narrow in light and wide in dark too")
     parser.add_argument("--out", type=Path, default=Path("docs/screenshots"))
     options = parser.parse_args()
     pictures = addresses(options.vision, options.text, options.skipping or options.vision, options.model)
@@ -128,7 +131,7 @@ def main() -> None:
             for size, width in WIDTHS.items():
                 for name, query in pictures.items():
                     file = options.out / f"{name}-{size}-{scheme}.png"
-                    if options.only in file.name:
+                    if options.only in file.name and (options.all or (size, scheme) in KEPT):
                         take(page, f"{options.page}/?{urlencode(query)}", file, width)
                         print(file, flush=True)
         browser.close()

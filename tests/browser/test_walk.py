@@ -1,4 +1,4 @@
-"""A walk as a person takes it: an upload, its sample, a path, its examples, the flow of that path, an export, a link."""
+"""A walk as a person takes it: upload, sample, path, examples, the flow of that path, an export, a link."""
 
 from __future__ import annotations
 
