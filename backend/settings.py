@@ -73,9 +73,8 @@ class Settings(BaseSettings):
     )
     page_host: str = Field(
         "127.0.0.1",
-        description="Address that the page listens on. The page acts with your token and asks its visitors for "
-        "none: put a proxy with a login before it when this is not a loopback address. "
-        "Anything but a loopback address needs `token`.",
+        description="Address that the page listens on. Where `token` is set, the page asks each visitor for it once. "
+        "Anything but a loopback address needs `token`, and a proxy with TLS before it.",
     )
     port: int = Field(8000, ge=0, le=65535, description="Port of the API; 0 takes a free one.")
     page_port: int = Field(8501, ge=0, le=65535, description="Port of the Streamlit page; 0 takes a free one.")

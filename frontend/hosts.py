@@ -13,6 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from streamlit.web.server.starlette import starlette_app
 from streamlit.web.server.starlette.starlette_websocket import is_host_allowed
 
+from frontend.gate import Gate
+
 REFUSED = "This name is not one of the page's; add it to `allowed_hosts`.\n"
 
 
@@ -30,7 +32,7 @@ class OwnHosts:
         await self.app(scope, receive, send)
 
 
-def compare_hosts() -> None:
-    """Have every Streamlit server that this process starts from now on compare the ``Host`` of every request."""
+def stand_before(token: str) -> None:
+    """Have every Streamlit server that this process starts from now on compare the ``Host`` and ask for ``token``."""
     made = starlette_app.create_streamlit_middleware
-    starlette_app.create_streamlit_middleware = lambda: [Middleware(OwnHosts), *made()]
+    starlette_app.create_streamlit_middleware = lambda: [Middleware(OwnHosts), Middleware(Gate, token=token), *made()]

@@ -7,13 +7,14 @@ Altair and pandas at the first visit, which then takes a second longer.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import threading
 from pathlib import Path
 
 from streamlit.web import cli
 
-from frontend.hosts import compare_hosts
+from frontend.hosts import stand_before
 
 PAGE_FILE = Path(__file__).with_name("app.py")
 NEEDED = ("altair", "pandas", "pyarrow", "httpx", "frontend.charts")
@@ -32,7 +33,7 @@ def load() -> None:
 
 def main() -> None:
     threading.Thread(target=load, name="loading", daemon=True).start()
-    compare_hosts()
+    stand_before(os.environ.get("TOKENPATHS_TOKEN", ""))
     sys.argv = ["streamlit", "run", str(PAGE_FILE), *sys.argv[1:]]
     sys.exit(cli.main())
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import re
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +22,10 @@ import httpx
 import pytest
 from playwright.sync_api import Browser
 
-from tests.backend.conftest import API, Serve
+from tests.backend.conftest import API, TOKEN, Serve
 from tests.browser.conftest import Site, Visit, Windows, browser, site, windows  # noqa: F401
 from tests.faults.conftest import Keep
+from tests.faults.figures import ROOT
 from tests.runs import make, make_run
 
 pytestmark = [pytest.mark.slow_fault, pytest.mark.timeout(400)]
@@ -147,3 +152,65 @@ def test_hostile_texts_are_shown_as_texts(site: Site, windows: Windows, figure: 
     assert windows.watch.left == []
     figure(14, f"browser: markup in text, label and source inert in {len(views)} views")
     figure(22, f"browser: {len(views)} views, 0 requests left the machine")
+
+
+def test_the_page_asks_for_the_token_once(tmp_path: Path, browser: Browser, figure: Keep) -> None:  # noqa: F811
+    """A page server with a token: its files, its socket and its health without it, then a browser that gives it"""
+    log, port = tmp_path / "page.log", free_port()
+    ours = ("TOKENPATHS_", "STREAMLIT_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    environment |= {"TOKENPATHS_TOKEN": TOKEN, "TOKENPATHS_API_URL": "http://127.0.0.1:9", "PYTHONPATH": str(ROOT)}
+    flags = {"server.address": "127.0.0.1", "server.port": port, "server.headless": "true",
+             "browser.gatherUsageStats": "false", "global.developmentMode": "false"}  # fmt: skip
+    command = [sys.executable, "-m", "frontend.serve", *(f"--{name}={value}" for name, value in flags.items())]
+    url = f"http://127.0.0.1:{port}"
+    with open(log, "wb") as file:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
+    try:
+        with httpx.Client(base_url=url, trust_env=False) as client:
+            ends = time.monotonic() + 120
+            while not _answers(client):
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < ends, log.read_text()
+                time.sleep(0.1)
+            paths = ("/", "/?view=flow", "/static/x.js", "/media/x.png", "/_stcore/host-config", "/_stcore/metrics")
+            assert {client.get(path).status_code for path in paths} == {401}
+            handshake = client.get("/_stcore/stream", headers={
+                "connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13",
+                "sec-websocket-key": "x3JJHMbDL1EzLkh9GBhXDw=="})  # fmt: skip
+            assert handshake.status_code == 403
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(f"{url}/?view=paths")
+        page.get_by_label("Access token").fill("wrong-token-of-mine")
+        page.get_by_role("button", name="Open").click()
+        page.get_by_text("That is not the token").wait_for(timeout=60_000)
+        page.get_by_label("Access token").fill(TOKEN)
+        page.get_by_role("button", name="Open").click()
+        page.locator(".tp-brand").wait_for(timeout=120_000)
+        assert page.url.startswith(f"{url}/?view=paths")
+        assert TOKEN not in page.url
+        assert TOKEN not in page.content()
+        assert page.evaluate("document.cookie").find("tokenpaths") == -1, "no script can read it"
+        page.reload()
+        page.locator(".tp-brand").wait_for(timeout=120_000)
+        context.close()
+    finally:
+        process.terminate()
+        process.wait(30)
+    assert TOKEN not in log.read_text()
+    figure(21, f"page: {len(paths)} of {len(paths)} paths 401, WebSocket 403 without the token; it asks for it once")
+
+
+def _answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/_stcore/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def free_port() -> int:
+    """A port that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,95 @@
+"""The page's door: where a token is set, who wants to see anything gives it once.
+
+It stands before Streamlit, so nothing of the page (files, pictures, uploads, the WebSocket) is there without it. The
+token is sent in the body of a form, never in an address; what the browser keeps is a cookie that scripts cannot read,
+made from the token, so a new token ends every visit. Whoever listens on the wire reads both: use TLS between machines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import html
+from urllib.parse import parse_qs
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+COOKIE = "tokenpaths_page"
+OPEN_PATHS = frozenset({"/_stcore/health"})
+MOST_FORM_BYTES = 4096
+WRONG_SECONDS = 0.5
+"""how long a wrong token waits for its answer"""
+HEADERS = {
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; "
+    "frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+FORM = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Tokenpaths</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
+<style>body{{font:16px system-ui,sans-serif;display:grid;place-items:center;min-height:90vh;margin:1rem}}
+form{{display:grid;gap:.7rem;max-width:22rem}}input,button{{font:inherit;padding:.5rem}}p{{margin:0}}</style></head>
+<body><form method="post"><h1>Tokenpaths</h1><p>{said}</p>
+<label for="token">Access token</label>
+<input id="token" name="token" type="password" autocomplete="current-password" required autofocus>
+<button>Open</button></form></body></html>"""
+ASKED = "This page needs the token that it was started with (TOKENPATHS_TOKEN)."
+WRONG = "That is not the token. It is the value of TOKENPATHS_TOKEN on the machine that runs Tokenpaths."
+
+
+def visit_of(token: str) -> str:
+    """What the cookie of somebody who gave ``token`` says."""
+    return hmac.new(token.encode(), b"a visit to the page", hashlib.sha256).hexdigest()
+
+
+class Gate:
+    """ASGI middleware; lets everybody through where ``token`` is empty."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self.app, self.token = app, token
+        self.visit = visit_of(token)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self.token or scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS or self._has_been_let_in(scope):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            request = Request(scope, receive)
+            answer = await self._entering(request) if _is_form(request) else _asking(ASKED)
+            await answer(scope, receive, send)
+
+    def _has_been_let_in(self, scope: Scope) -> bool:
+        """Whether one of the cookies is that of a visit; compared in constant time."""
+        headers = [value.decode("latin-1") for name, value in scope.get("headers", []) if name == b"cookie"]
+        pairs = (pair.strip().partition("=") for header in headers for pair in header.split(";"))
+        given = [value for name, _, value in pairs if name == COOKIE]
+        return any(hmac.compare_digest(value.encode("latin-1"), self.visit.encode()) for value in given)
+
+    async def _entering(self, request: Request) -> Response:
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MOST_FORM_BYTES:
+                return _asking(WRONG)
+        given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0]
+        if not hmac.compare_digest(given.strip().encode("utf-8", "replace"), self.token.encode()):
+            await asyncio.sleep(WRONG_SECONDS)
+            return _asking(WRONG)
+        answer = RedirectResponse(f"/?{request.url.query}" if request.url.query else "/", 303, headers=HEADERS)
+        # Lax: a link from elsewhere, a colleague's for example, leads to the view and not to this form again.
+        answer.set_cookie(COOKIE, self.visit, httponly=True, samesite="lax", secure=request.url.scheme == "https")
+        return answer
+
+
+def _is_form(request: Request) -> bool:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return (request.method, request.url.path, kind) == ("POST", "/", "application/x-www-form-urlencoded")
+
+
+def _asking(said: str) -> Response:
+    return HTMLResponse(FORM.format(said=html.escape(said)), status_code=401, headers=HEADERS)

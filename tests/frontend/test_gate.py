@@ -1,0 +1,87 @@
+"""The page's door, without Streamlit behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from frontend import gate
+from frontend.gate import COOKIE, Gate, visit_of
+
+TOKEN = "a-token-for-the-tests"
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+
+
+async def behind(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"SECRET"})
+
+
+def ask(method: str, path: str, token: str = TOKEN, **options: Any) -> httpx.Response:
+    async def one() -> httpx.Response:
+        transport = httpx.ASGITransport(Gate(behind, token))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(one())
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "WRONG_SECONDS", 0)
+
+
+PATHS = ["/", "/?view=flow", "/static/js/index.js", "/media/x.png", "/_stcore/upload_file/a/b"]
+BODIES = ["", "token=", "token=wrong", f"token={TOKEN}x", f"other={TOKEN}", f"token={TOKEN}" + "x" * 9000,
+          "token=%ff%fe", f"token=wrong&token={TOKEN}"]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("cookie", ["", "x", TOKEN, visit_of("another-token-entirely"), visit_of(TOKEN)[:-1], "\u00e9"])
+def test_nothing_is_there_without_the_token(path: str, cookie: str) -> None:
+    answer = ask("GET", path, headers={"cookie": f"{COOKIE}={cookie}".encode()})
+    assert answer.status_code == 401
+    assert "SECRET" not in answer.text
+    assert 'type="password"' in answer.text
+
+
+def test_the_token_is_asked_for_once_and_stays_out_of_addresses() -> None:
+    answer = ask("POST", "/?view=flow&run=x%26y", content=f"token={TOKEN}", headers=FORM)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/?view=flow&run=x%26y")
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=lax" in cookie
+    assert TOKEN not in str(answer.headers)
+    assert ask("GET", "/media/x.png", headers={"cookie": f"a=b; {cookie.partition(';')[0]}"}).text == "SECRET"
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_a_wrong_token_is_told_so(body: str) -> None:
+    answer = ask("POST", "/", content=body, headers=FORM)
+    assert answer.status_code == 401
+    assert "That is not the token" in answer.text
+    assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/_stcore/upload_file/a"), ("PUT", "/")])
+def test_only_the_front_door_takes_a_token(method: str, path: str) -> None:
+    assert ask(method, path, content=f"token={TOKEN}", headers=FORM).status_code == 401
+
+
+def test_health_is_open_and_without_a_token_everything_is() -> None:
+    assert ask("GET", "/_stcore/health").text == "SECRET"
+    assert ask("GET", "/", token="").text == "SECRET"
+
+
+def test_a_socket_is_closed_before_its_handshake() -> None:
+    said: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        said.append(message)
+
+    scope = {"type": "websocket", "path": "/_stcore/stream", "headers": []}
+    asyncio.run(Gate(behind, TOKEN)(scope, None, send))
+    assert said == [{"type": "websocket.close", "code": 1008}]
