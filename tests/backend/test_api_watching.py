@@ -10,7 +10,8 @@ import pytest
 
 from backend.jobs.table import JobTable
 from backend.logs import JsonLines
-from tests.backend.conftest import Serve, Served, problem
+from backend.settings import load_settings
+from tests.backend.conftest import SECRET, Serve, Served, problem, serving
 
 
 def test_an_error_names_the_line_of_the_log(
@@ -79,3 +80,21 @@ def test_a_crowd_is_told_to_come_back_and_health_is_answered(serve: Serve) -> No
         crowd.num_inside -= 4
     assert served.get("/runs").status_code == 200
     assert "tokenpaths_requests_turned_away_total 1.0" in served.client.get("/metrics").text
+
+
+def test_gpu_memory_is_told_where_a_gpu_is_used(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's numbers, (free, total), as used and total; nothing before a GPU is used."""
+    import torch
+
+    from backend.worker import create_worker, gpu_memory
+
+    assert gpu_memory() == [] or torch.cuda.is_initialized()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (10 + number, 100))
+    assert gpu_memory()[1] == {"device": "cuda:1", "used": 89, "total": 100}
+    settings = load_settings(data_dir=serve().settings.data_dir, worker_secret=SECRET, warm_models=False)
+    with serving(create_worker(settings)) as url:
+        text = serve(worker_url=url).client.get("/metrics").text
+    assert 'tokenpaths_gpu_memory_bytes{device="cuda:0",what="used"} 90.0' in text
