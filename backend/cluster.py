@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -172,7 +173,7 @@ class RayCluster:
             raise UserError("Ray is not installed: pip install 'tokenpaths[ray]', or leave out --ray.",
                             field="ray") from None  # fmt: skip
         self._ray = ray
-        # Ray would hand the folder of the caller to the workers; they need no more than the package.
+        _refuse_silent(address)
         shared = {"env_vars": dict(environment)} if environment else None
         try:
             ray.init(
@@ -204,6 +205,20 @@ class RayCluster:
             self._ray.cancel(reference, force=True)
         self._shard_of.clear()
         self._ray.shutdown()
+
+
+def _refuse_silent(address: str) -> None:
+    """An address where nobody listens: Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), 10).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"no Ray cluster at {address[:100]!r} ({getattr(error, 'strerror', None) or error}): start one with "
+            "`ray start --head`, or say --ray local", field="ray",
+        ) from error  # fmt: skip
 
 
 def run_here(arguments: list[str]) -> tuple[int, str]:

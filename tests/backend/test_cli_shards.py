@@ -164,3 +164,35 @@ def test_without_ray_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install 'tokenpaths\[ray\]'"):
         RayCluster("auto")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_a_killed_worker_of_ray_is_started_again(home: Path) -> None:
+    pytest.importorskip("ray")
+    folder = home / "data" / "shards" / "ray"
+    killed: list[int] = []
+
+    def kill() -> None:
+        while not killed:
+            try:
+                worker = int((folder / ".0001-of-0002.lock").read_text())
+                os.kill(worker, signal.SIGKILL)
+                killed.append(worker)
+            except (FileNotFoundError, ValueError):
+                time.sleep(0.005)
+
+    threading.Thread(target=kill, daemon=True).start()
+    cluster = RayCluster("local")
+    following = run_shards(cluster, lambda shard: arguments(home, "--run", "ray", "--shard", f"{shard}/2"), 2)
+    assert killed
+    assert following.done == 2
+    assert following.tries[1] >= 2
+    assert main(["seal", "ray", "--data-dir", str(home / "data")]) == 0
+    assert main(arguments(home, "--run", "by-one")) == 0
+    assert ribbons(home, "ray") == ribbons(home, "by-one")
+
+
+def test_no_ray_cluster_is_said() -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(UserError, match="no Ray cluster at '127.0.0.1:1'"):
+        RayCluster("127.0.0.1:1")
