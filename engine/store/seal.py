@@ -18,8 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from engine.analysis.association import association
-from engine.analysis.distribution import describe
-from engine.store import queries
+from engine.analysis.distribution import describe_sorted
 from engine.store.checks import check_json
 from engine.store.findings import write_findings
 from engine.store.flows import (
@@ -303,10 +302,27 @@ def _sample_of_tokens(con: duckdb.DuckDBPyConnection, num_tokens: int) -> None:
 def _histograms(con: duckdb.DuckDBPyConnection) -> None:
     """The histograms of all tokens that a page asks for first, so that it never scans for them."""
     for measure in ("loss", "gate_entropy"):
-        columns = con.execute(queries.measure_values(measure, "token", None).sql).fetchnumpy()
-        described = describe(columns["value"], SEALED_BINS, counts=columns["count"])
-        if described["num"]:
+        known = f"SELECT count({measure}), min({measure})::DOUBLE, max({measure})::DOUBLE FROM token"
+        num, low, high = con.execute(known).fetchall()[0]
+        if num:
+            described = describe_sorted(_sorted_values(con, measure), SEALED_BINS, num=num, limits=(low, high))
             con.execute("INSERT INTO histogram VALUES (?, ?, ?)", [measure, SEALED_BINS, json.dumps(described)])
+
+
+def _sorted_values(con: duckdb.DuckDBPyConnection, measure: str) -> Iterator[np.ndarray]:
+    """All values of a column of ``token`` in rising order; DuckDB sorts on the disk what does not fit its memory.
+
+    In parts of one size, so that sums over them are rounded alike every time.
+    """
+    sql = f"SELECT {measure}::DOUBLE AS value FROM token WHERE {measure} IS NOT NULL ORDER BY value"
+    held = np.zeros(0)
+    for batch in con.execute(sql).to_arrow_reader(CHUNK_ROWS):
+        held = np.concatenate([held, batch.column("value").to_numpy()])
+        while len(held) >= CHUNK_ROWS:
+            yield held[:CHUNK_ROWS]
+            held = held[CHUNK_ROWS:]
+    if len(held):
+        yield held
 
 
 def _run_row(con: duckdb.DuckDBPyConnection, info: RunInfo, totals: Totals) -> None:
