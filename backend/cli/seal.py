@@ -37,9 +37,11 @@ def seal(
     Example: tokenpaths seal big
     """
     from backend.settings import load_settings
+    from engine.disk import keep_free
     from engine.store.merge import find_shards
 
     settings = load_settings(data_dir=data_dir)
+    keep_free(settings.least_free_megabytes * 1e6)
     path = seal_and_say(settings, find_shards([_place(settings, one) for one in shards]), run, overwrite, remove_shards)
     typer.echo(f"run {path.stem} is in {path}")
 

@@ -97,8 +97,10 @@ def trace(
     from backend.cli.edited import name_before, say_effect, trace_beside, under_controls, wanted
     from backend.cli.shards import AlreadyTraced, made_with, wished_shard
     from backend.settings import load_settings
+    from engine.disk import keep_free
 
     settings = load_settings(data_dir=data_dir)
+    keep_free(settings.least_free_megabytes * 1e6)
     ask = wanted(controls, beside)
     wish = wished_shard(settings, shard, run, shards_dir, overwrite, beside, shards is not None)
     if wish is None:

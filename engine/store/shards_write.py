@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from engine.analysis.tokens import module_units
-from engine.disk import HolderLock, fsync_folder
+from engine.disk import HolderLock, NearlyFull, check_free, fsync_folder
 from engine.errors import UserError
 from engine.store.batches import CompactBatch, compact, own_sample_columns, own_token_columns
 from engine.store.checks import check_batch, check_json, check_ribbons, check_run
@@ -101,7 +101,10 @@ class ShardWriter:
         self._state = "open"
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            check_free(folder)
             self._lock.acquire()
+        except NearlyFull as error:
+            raise WriterFailed(str(error), field="shards_dir") from error
         except OSError as error:
             raise WriterFailed(
                 f"nothing can be written to the folder {folder} ({error.strerror or error}): "
@@ -272,7 +275,9 @@ class _DiskTrouble:
         if isinstance(error, (OSError, pa.ArrowException)) and not isinstance(error, UserError):
             self._writer.abort()
             shard = self._writer.shard
-            why = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            why = str(error).splitlines()[0]
+            if not isinstance(error, NearlyFull):
+                why = getattr(error, "strerror", None) or why
             raise WriterFailed(
                 f"shard {shard.shard} of {shard.of} could not be written to {self._writer.folder.parent} ({why}); "
                 "nothing of it was kept: make room and trace it again", field="shards_dir",
@@ -283,7 +288,7 @@ class _Table:
     """One Parquet file, written in row groups of ``GROUP_BYTES``, its SHA-256 taken of what was handed to the disk."""
 
     def __init__(self, file: Path, schema: pa.Schema) -> None:
-        self.schema, self.num_rows = schema, 0
+        self.schema, self.num_rows, self._folder = schema, 0, file.parent
         self._sink = _HashingFile(file)
         plain = [kind.name for kind in schema if pa.types.is_floating(kind.type) or pa.types.is_binary(kind.type)
                  or pa.types.is_fixed_size_binary(kind.type) or kind.name == "text"]  # fmt: skip
@@ -303,6 +308,7 @@ class _Table:
 
     def _flush(self) -> None:
         if self._held:
+            check_free(self._folder)
             rows = pa.concat_tables(self._held)
             self._held, self._held_bytes = [], 0
             self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))

@@ -14,7 +14,7 @@ import pytest
 
 from engine.blocks import shard_rows
 from engine.errors import UserError
-from engine.store import Run
+from engine.store import Run, WriterFailed
 from engine.store.merge import SealProgress, find_shards, seal_shards
 from engine.store.open_file import open_read_only
 from engine.store.shards import MANIFEST, Manifest, Shard, ShardError, manifest_bytes, parse_shard, read_manifest
@@ -286,6 +286,20 @@ def test_a_full_disk_is_a_sentence_and_sealing_goes_on_later(shards: Path, tmp_p
     assert not list((tmp_path / "more").iterdir())
     with Run.open(Path(lines[2])) as run:
         assert run.card()["num_samples"] == 7
+
+
+def test_a_nearly_full_disk_stops_a_shard_before_it_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, shard = make("r", **KINDS["top1"]), Shard(1, 1, 0, 4, 4, "d" * 64)
+    writer = ShardWriter(tmp_path, made.info, made.modules, shard)
+    writer.write(made.batches[0])
+    monkeypatch.setattr("engine.disk._least_free", [10**18])
+    with pytest.raises(WriterFailed, match=r"is nearly full: .*nothing of it was kept"):
+        writer.seal()
+    with pytest.raises(WriterFailed, match="is nearly full"):
+        ShardWriter(tmp_path, made.info, made.modules, shard)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_notes_tell_what_was_left_out_and_made_otherwise(shards: Path) -> None:
