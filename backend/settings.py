@@ -67,6 +67,11 @@ class Settings(BaseSettings):
         description="More folders that hold models, one sub-folder each; separate several with `:` "
         "(`;` on Windows). `data/models` of the source and `models/` of the data folder are always looked at.",
     )
+    huggingface_dir: Path | None = Field(
+        None,
+        description="Folder of Hugging Face checkpoints that jobs may use, one sub-folder each, as `save_pretrained` "
+        "or `hf download … --local-dir` leaves them; jobs name them `hf:<sub-folder>`. Nothing is fetched.",
+    )
     host: str = Field(
         "127.0.0.1",
         description="Address that the API listens on. Anything but a loopback address needs `token`.",
@@ -170,10 +175,10 @@ class Settings(BaseSettings):
     def _split_words(cls, value: Any) -> Any:
         return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
 
-    @field_validator("data_dir", mode="after")
+    @field_validator("data_dir", "huggingface_dir", mode="after")
     @classmethod
-    def _absolute(cls, value: Path) -> Path:
-        return value.expanduser().absolute()
+    def _absolute(cls, value: Path | None) -> Path | None:
+        return None if value is None else value.expanduser().absolute()
 
     @field_validator("token", "worker_secret", mode="after")
     @classmethod

@@ -31,12 +31,14 @@ from starlette.routing import Route
 
 from backend import __version__
 from backend.decoder import Decoder
+from backend.huggingface import HuggingFaceModels, folder_identity, huggingface_details
 from backend.jobs.runner import JobRunner
 from backend.jobs.service import job_table
 from backend.logs import REQUEST_ID_HEADER, request_id, taken_over
 from backend.problems import Problem, busy, nearest, problem_of
 from backend.settings import Settings
 from backend.uploads import checked_text
+from engine.adapters.hf_config import is_huggingface
 from engine.disk import is_name, keep_free
 from engine.errors import UserError
 from engine.jobs import JobContext
@@ -114,6 +116,8 @@ class Worker:
         """The row of one model with its configuration and its card (Markdown), where it has them."""
         from engine.models.families import family_class
 
+        if is_huggingface(name):
+            return huggingface_details(self.settings.huggingface_dir, name)
         row, folder = self.row(name), self.folder(name)
         try:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -245,12 +249,6 @@ def gpu_memory() -> list[dict[str, Any]]:
     return [{"device": f"cuda:{number}", "used": total - free, "total": total} for number, free, total in found]
 
 
-def folder_identity(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Names, sizes and times of the files of a checkpoint."""
-    files = sorted(entry for entry in folder.iterdir() if entry.is_file())
-    return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
-
-
 def create_worker(settings: Settings) -> Starlette:
     """The worker's app; raises UserError without a secret."""
     if settings.worker_secret is None:
@@ -308,7 +306,10 @@ async def working_on_jobs(worker: Worker) -> AsyncIterator[None]:
     table = job_table(settings)
     runner = JobRunner(
         table,
-        JobContext(settings.data_dir, tuple(settings.all_models_dirs), worker.load_for_job),
+        JobContext(
+            settings.data_dir, tuple(settings.all_models_dirs), worker.load_for_job, settings.huggingface_dir,
+            HuggingFaceModels(settings.huggingface_dir).load,
+        ),
         lambda work: loop.run_in_executor(worker.thread, work),
         free_bytes=(settings.least_free_megabytes + settings.job_free_megabytes) * 1e6,
     )

@@ -34,6 +34,7 @@ from engine.errors import UserError
 from engine.request_fields import field_path, fields_beside, in_words
 
 if TYPE_CHECKING:
+    from engine.adapters.hf_load import HuggingFaceModel
     from engine.store import Run
     from engine.tracing import LoadedModel
 
@@ -78,6 +79,10 @@ class JobContext:
     """folders that models are looked for in; the first that has a name wins"""
     loader: Callable[[str], LoadedModel] | None = None
     """how models are loaded here; None in a process that holds none"""
+    huggingface_dir: Path | None = None
+    """folder of the Hugging Face checkpoints that jobs may name (``hf:<folder>``); None where none is set"""
+    huggingface_loader: Callable[[str], HuggingFaceModel] | None = None
+    """how those are loaded here, by the same name"""
 
     @property
     def runs_dir(self) -> Path:
@@ -98,6 +103,22 @@ class JobContext:
         if self.loader is None:
             raise UserError("This process loads no models; a worker does.", field="model")
         return self.loader(name)
+
+    def load_huggingface(self, model: str) -> HuggingFaceModel:
+        """The model of ``hf:<folder>``, loaded once for all jobs of this process; do not change it.
+
+        Raises:
+            UserError: there is none of that name, or it cannot be opened (``field`` is ``model``).
+        """
+        if self.huggingface_loader is None:
+            raise UserError("This process loads no Hugging Face models; a worker does.", field="model")
+        return self.huggingface_loader(model)
+
+    def huggingface_folder(self, model: str) -> Path:
+        """The folder of ``hf:<folder>``, unread; ``hf_config.checkpoint_folder`` says what is refused."""
+        from engine.adapters.hf_config import checkpoint_folder
+
+        return checkpoint_folder(self.huggingface_dir, model)
 
     def model_dir(self, name: str) -> Path:
         """The checkpoint folder of a model, without reading it; UserError that names the nearest where none has it."""

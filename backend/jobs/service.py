@@ -54,7 +54,9 @@ class Jobs:
             found = find_kind(kind)
         except UserError as error:
             raise from_user_error(error) from None
-        context = JobContext(self.settings.data_dir, tuple(self.settings.all_models_dirs))
+        context = JobContext(
+            self.settings.data_dir, tuple(self.settings.all_models_dirs), huggingface_dir=self.settings.huggingface_dir
+        )
         try:
             checked = read_request(found, request)
             found.check(checked, context)

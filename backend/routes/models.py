@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from fastapi import APIRouter, Path
@@ -9,6 +10,7 @@ from fastapi import APIRouter, Path
 from backend.problems import Problem, documented
 from backend.schemas import ModelDetails, ModelList
 from backend.services import Shared
+from engine.adapters.hf_config import FOLDER_PATTERN, PREFIX, is_huggingface
 from engine.disk import is_name
 
 router = APIRouter(prefix="/models", tags=["models"], responses=documented(400, 401, 403, 422, 500, 503))
@@ -22,7 +24,8 @@ async def list_models(services: Shared) -> ModelList:
 
 @router.get("/{model}", response_model=ModelDetails, response_model_exclude_unset=True, responses=documented(404))
 async def show_model(services: Shared, model: Annotated[str, Path(description="Name of the model")]) -> ModelDetails:
-    """One model with its configuration and its card."""
-    if not is_name(model):
+    """One model with its configuration and its card; `hf:` and a folder of `huggingface_dir`: what jobs may edit."""
+    fits = is_name(model) or is_huggingface(model) and re.fullmatch(FOLDER_PATTERN, model.removeprefix(PREFIX))
+    if not fits:
         raise Problem(404, "no-such-model", f"{model[:80]!r} cannot be the name of a model.", field="model")
     return ModelDetails.model_validate(await services.worker.model(model))

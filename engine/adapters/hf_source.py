@@ -15,24 +15,11 @@ from typing import Any
 import torch
 
 from engine.adapters import hf_hub
+from engine.adapters.hf_config import CONFIG, NOT_TRACED, PREFIX, is_huggingface
 from engine.adapters.hf_gates import gate_candidates, no_router
 from engine.adapters.hf_library import HuggingFaceError, first_line, quiet, transformers_library, with_plain_attention
 
-PREFIX = "hf:"
-CONFIG = "config.json"
-NOT_TRACED = {
-    "diffusion_gemma": "it fills blocks of text by diffusion, so there is no next token whose loss could be kept",
-    "doge": "its experts are rows of a table, picked by product keys inside the block: no gate gives ids or weights",
-    "granite_docling": "its router weighs tiles of an image, it picks no experts",
-    "nllb-moe": "it is an encoder-decoder, and an expert that is full drops tokens: what a token does depends on the "
-                "rest of its batch",
-    "openai_privacy_filter": "it labels tokens and predicts no next one",
-    "qwen3_omni_moe": "as a whole it is opened by none of the classes for text; it takes and makes speech",
-    "switch_transformers": "it is an encoder-decoder, and an expert that is full drops tokens: what a token does "
-                           "depends on the rest of its batch",
-    "vitpose_backbone": "its experts are picked by the name of the data set, not by a router",
-}  # fmt: skip
-"""routed architectures of transformers 5.23 that are refused, and why"""
+__all__ = ["CONFIG", "NOT_TRACED", "PREFIX", "Source", "find_model", "is_huggingface"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
 
 
@@ -55,10 +42,6 @@ class Source:
             path = self.folder / name
             return path if path.is_file() else None
         return _fetch(self.name, name)
-
-
-def is_huggingface(model: str) -> bool:
-    return model.startswith(PREFIX)
 
 
 def find_model(model: str) -> Source:

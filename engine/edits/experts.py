@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field, NonNegativeInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -29,55 +28,26 @@ from engine.adapters.hf_gates import Gate
 from engine.adapters.hf_load import HuggingFaceModel
 from engine.analysis.effects import RouteChange, edited_steps
 from engine.datasets import Sample
-from engine.edits.controls import EditControls, only_those
 from engine.edits.effect import OutputChange, effect_answer
-from engine.edits.plan import RoutePlan, Routers, plan_routes
-from engine.edits.sweep import Which, share_rows
+from engine.edits.expert_controls import ExpertControls, ban_plan, read_controls
+from engine.edits.plan import RoutePlan
+from engine.edits.sweep import share_rows
 from engine.edits.values import Edit
 from engine.errors import UserError
 from engine.models.family import read_controls_of
 from engine.store.writer import RunWriter
 from engine.tracing import TraceProgress, new_run_id
 
+__all__ = [
+    "ExpertControls", "banned_experts", "check_banned", "edits_of", "measure_bans", "plan_bans", "read_controls",
+    "trace_banned", "usage_of_experts",
+]  # fmt: skip
 _ALL_SCORES = {
     torch.softmax, F.softmax, Tensor.softmax, torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_, F.sigmoid,
     torch.topk, Tensor.topk, torch.sort, Tensor.sort, torch.argsort, Tensor.argsort,
 }  # fmt: skip
 _ALONG = {torch.max, Tensor.max, torch.argmax, Tensor.argmax}
 """only where they are given a dimension"""
-
-
-class ExpertControls(EditControls):
-    """What may be changed of a mixture of experts that is not ours."""
-
-    FAMILY: ClassVar[str] = "moe"
-    EDITS: ClassVar[tuple[str, ...]] = ("ban",)
-    WHY_NOT: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("force", "swap", "freeze", "shuffle", "top_k", "bias"),
-        "the model's own code chooses; only the experts that it may choose from can be fewer",
-    )
-
-    ban_share: float | None = Field(
-        default=None, gt=0, lt=1, description="In place of edits: ban this share of the experts of each layer"
-    )
-    which: Which | None = Field(default=None, description="With ban_share: top (most used), bottom or random")
-    seed: NonNegativeInt | None = Field(default=None, description="With ban_share, of the random ones")
-
-
-def read_controls(values: Mapping[str, Any]) -> ExpertControls:
-    """Controls of a model that is not ours from plain values; at least one edit.
-
-    Raises:
-        UserError: a control or an edit that it has not, or none at all; ``field`` names it.
-    """
-    controls: ExpertControls = read_controls_of(ExpertControls, dict(values), "moe")
-    if not controls.edits and controls.ban_share is None:
-        raise UserError("there is no edit; ban an expert, for example", field="controls")
-    if controls.edits and controls.ban_share is not None:
-        raise UserError("edits and ban_share both say what is banned; give one of the two", field="controls")
-    if controls.ban_share is None and (controls.which is not None or controls.seed is not None):
-        raise UserError("which and seed say what ban_share means; give ban_share too", field="controls")
-    return controls
 
 
 def edits_of(
@@ -105,15 +75,8 @@ def plan_bans(gates: Sequence[Gate], edits: Sequence[Mapping[str, Any]] | Sequen
     Raises:
         UserError: no edit, one that is no ban, an expert or a layer that is not there, too few experts left.
     """
-    if not edits:
-        raise UserError("there is no edit; ban an expert, for example", field="edits")
-    plain = [edit if isinstance(edit, Mapping) else edit.model_dump() for edit in edits]
-    controls = read_controls_of(ExpertControls, {"edits": plain}, "moe")
-    only_those(controls.edits, "a gate of another program is given one mask for all tokens")
     choices = tuple(tuple(range(gate.num_choices)) for gate in gates)
-    plan = plan_routes(controls.edits, Routers(choices, gates[0].top_k))
-    assert plan is not None
-    return plan
+    return ban_plan(edits, choices, gates[0].top_k)
 
 
 class _Masked(TorchFunctionMode):

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_v
 from engine.disk import NAME_PATTERN
 
 MOST_SAMPLES = 4096
-Share = float
+Which = Literal["top", "bottom", "random"]
+"""of the modules of a step, by how often they are used"""
 
 
 class RerouteRequest(BaseModel):
@@ -17,7 +18,7 @@ class RerouteRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    model: StrictStr = Field(description="Name of a model of GET /models")
+    model: StrictStr = Field(description="Name of a model of GET /models, or `hf:` and a folder of `huggingface_dir`")
     data: StrictStr | None = Field(
         None, description="A bundled set such as `bundled:scenes`, or the name of a file or folder in `inbox/`"
     )

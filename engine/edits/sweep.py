@@ -13,16 +13,16 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from engine.edits.prepared import PreparedSet
+from engine.edits.request import Which
 from engine.errors import UserError
 from engine.trace import ModuleInfo
 
-Which = Literal["top", "bottom", "random"]
 WHICH: tuple[Which, ...] = ("top", "bottom", "random")
 FLAT = ("kl", "top1_changed", "top5_changed", "paths_changed", "paths_changed_after", "path_distance",
         "flow_difference")  # fmt: skip

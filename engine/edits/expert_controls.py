@@ -1,0 +1,65 @@
+"""What may be changed of a mixture of experts that is not ours, as values. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field, NonNegativeInt
+
+from engine.edits.controls import EditControls, only_those, read_controls_of
+from engine.edits.plan import RoutePlan, Routers, plan_routes
+from engine.edits.request import Which
+from engine.edits.values import Edit
+from engine.errors import UserError
+
+
+class ExpertControls(EditControls):
+    """What may be changed of a mixture of experts that is not ours."""
+
+    FAMILY: ClassVar[str] = "moe"
+    EDITS: ClassVar[tuple[str, ...]] = ("ban",)
+    WHY_NOT: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("force", "swap", "freeze", "shuffle", "top_k", "bias"),
+        "the model's own code chooses; only the experts that it may choose from can be fewer",
+    )
+
+    ban_share: float | None = Field(
+        default=None, gt=0, lt=1, description="In place of edits: ban this share of the experts of each layer"
+    )
+    which: Which | None = Field(default=None, description="With ban_share: top (most used), bottom or random")
+    seed: NonNegativeInt | None = Field(default=None, description="With ban_share, of the random ones")
+
+
+def read_controls(values: Mapping[str, Any]) -> ExpertControls:
+    """Controls of a model that is not ours from plain values; at least one edit.
+
+    Raises:
+        UserError: a control or an edit that it has not, or none at all; ``field`` names it.
+    """
+    controls: ExpertControls = read_controls_of(ExpertControls, dict(values), "moe")
+    if not controls.edits and controls.ban_share is None:
+        raise UserError("there is no edit; ban an expert, for example", field="controls")
+    if controls.edits and controls.ban_share is not None:
+        raise UserError("edits and ban_share both say what is banned; give one of the two", field="controls")
+    if controls.ban_share is None and (controls.which is not None or controls.seed is not None):
+        raise UserError("which and seed say what ban_share means; give ban_share too", field="controls")
+    return controls
+
+
+def ban_plan(
+    edits: Sequence[Mapping[str, Any]] | Sequence[Edit], choices: Sequence[Sequence[int]], top_k: int
+) -> RoutePlan:
+    """The experts that each layer may not choose; ``choices`` are those of each layer.
+
+    Raises:
+        UserError: no edit, one that is no ban, an expert or a layer that is not there, too few experts left.
+    """
+    if not edits:
+        raise UserError("there is no edit; ban an expert, for example", field="edits")
+    plain = [edit if isinstance(edit, Mapping) else edit.model_dump() for edit in edits]
+    controls = read_controls_of(ExpertControls, {"edits": plain}, "moe")
+    only_those(controls.edits, "a gate of another program is given one mask for all tokens")
+    plan = plan_routes(controls.edits, Routers(tuple(map(tuple, choices)), top_k))
+    assert plan is not None
+    return plan
