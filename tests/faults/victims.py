@@ -23,7 +23,7 @@ from engine.store import writer as writer_module
 from engine.tracing import load_model
 from tests.runs import make
 
-SAMPLES = 12
+SAMPLES = 6
 
 
 def start(work: Callable[..., None], *arguments: Any) -> tuple[BaseProcess, Connection]:
