@@ -41,7 +41,13 @@ def trace_on_workers(context: typer.Context, settings: Settings, shards: int, wo
 
         run_shards(cluster, lambda shard: ["trace", *shared, "--shard", f"{shard}/{shards}"], shards, told)
     path = seal_and_say(settings, find_shards([folder]), run, context.params["overwrite"], remove=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    # What workers that died left behind; anything else there is not ours.
+    for left in folder.glob(".*-of-*.partial"):
+        shutil.rmtree(left, ignore_errors=True)
+    for left in folder.glob(".*-of-*.lock"):
+        left.unlink(missing_ok=True)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
     typer.echo(f"run {path.stem} is in {path}")
 
 

@@ -66,6 +66,15 @@ def test_a_killed_worker_is_started_again_and_the_run_is_that_of_one_process(
     assert not list((home / "data" / "runs").glob(".*"))
 
 
+def test_what_else_lies_beside_the_shards_stays(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    beside = home / "mine" / "kept"
+    beside.mkdir(parents=True)
+    (beside / "picture.png").write_bytes(b"mine")
+    options = ["--run", "kept", "--shards", "1", "--shards-dir", str(home / "mine")]
+    assert main(arguments(home, *options)) == 0, capsys.readouterr().err
+    assert [path.name for path in beside.iterdir()] == ["picture.png"]
+
+
 def test_shards_by_hand_are_resumed_and_sealed_by_name(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = str(home / "data")
     mine = arguments(home, "--run", "hand", "--limit", "9", "--no-twin")
