@@ -3,8 +3,9 @@ of its own that tells its time and its peak memory; at the end the two runs are 
 
     python -m benchmarks.shards --tokens 1e6 --shards 4
 
-The batches are those of ``benchmarks.synthetic``; the time to make them is not counted. ``written`` is the time in
-the writer, for the shards of all N together; on N machines each takes an N-th of it.
+The batches are those of ``benchmarks.synthetic``; the time to make them is not counted. The time of the shards is that
+of all N together; on N machines each takes an N-th of it. ``cpu_seconds`` hardly depend on what else the machine does
+(of the run of one process they are left out: its writer works beside the making of the batches).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy as np
 
 from benchmarks.synthetic import _ODD, MOST_TWIN_TOKENS, Wish, _count, _lengths, batches, power_law_ranks, ribbons
 from engine.blocks import shard_rows
+from engine.store import Run
 from engine.store.merge import SealProgress, find_shards, seal_shards
 from engine.store.open_file import open_read_only
 from engine.store.shards import Shard
@@ -37,17 +39,23 @@ READ_ROWS = 100_000
 
 
 class Clock:
-    """Seconds spent inside ``counting``."""
+    """Seconds spent inside ``counting``, by the wall and by the processor (all threads)."""
 
-    seconds = 0.0
+    seconds = cpu_seconds = 0.0
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), time.process_time()
         try:
             yield
         finally:
             self.seconds += time.perf_counter() - started
+            self.cpu_seconds += time.process_time() - cpu
+
+
+def peak_mebibytes() -> int:
+    """The most memory that this process had so far."""
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 def made(wish: Wish) -> Iterator[tuple[TraceBatch, np.ndarray | None]]:
@@ -107,24 +115,28 @@ def shards(wish: Wish, folder: Path, of: int) -> dict[str, Any]:
     for one in found.folders:
         for file in one.iterdir():
             tables[file.name] = tables.get(file.name, 0) + file.stat().st_size
-    return {"seconds": clock.seconds, "bytes": found.num_bytes, "bytes_of": tables}
+    return {"seconds": clock.seconds, "cpu_seconds": clock.cpu_seconds, "bytes": found.num_bytes, "bytes_of": tables}
 
 
 def seal(wish: Wish, folder: Path, of: int) -> dict[str, Any]:
-    """The shards as one run: seconds of each stage."""
-    started, stages, last = time.perf_counter(), {}, ["", time.perf_counter()]
+    """The shards as one run: seconds of each stage, and the peak of memory at its end."""
+    clock, stages, peaks, last = Clock(), {}, {}, ["", time.perf_counter()]
 
     def told(progress: SealProgress) -> None:
         name = "reading" if progress.unit == "tokens" else progress.stage
         if name != last[0]:
             now = time.perf_counter()
             if last[0]:
-                stages[last[0]] = round(now - last[1], 3)
+                stages[last[0]], peaks[last[0]] = round(now - last[1], 3), peak_mebibytes()
             last[:] = [name, now]
 
-    seal_shards(find_shards([folder / "shards"]), folder / "sealed", on_progress=told)
+    with clock.counting():
+        file = seal_shards(find_shards([folder / "shards"]), folder / "sealed", on_progress=told)
     stages[last[0]] = round(time.perf_counter() - last[1], 3)
-    return {"seconds": time.perf_counter() - started, "stages": stages}
+    with Run.open(file) as run:
+        paths = run.card()["num_paths"]
+    return {"seconds": clock.seconds, "cpu_seconds": clock.cpu_seconds, "stages": stages, "peaks": peaks,
+            "paths": paths, "bytes": file.stat().st_size}  # fmt: skip
 
 
 def differing(first: Path, second: Path) -> list[str]:
@@ -167,8 +179,7 @@ def main() -> None:
     wish = Wish("made", options.tokens, options.steps, options.modules, options.top_k, options.modality)
     if options.step:
         found = STEPS[options.step](wish, options.folder, options.shards)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(json.dumps(found | {"peak_MiB": round(peak)}))
+        print(json.dumps(found | {"peak_MiB": peak_mebibytes()}))
         return
     with contextlib.ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -185,6 +196,8 @@ def main() -> None:
             )  # fmt: skip
             results[step] = json.loads(done.stdout.splitlines()[-1])
             results[step]["tokens_per_second"] = round(wish.tokens / results[step]["seconds"])
+            if "cpu_seconds" in results[step]:
+                results[step]["tokens_per_cpu_second"] = round(wish.tokens / results[step]["cpu_seconds"])
             if "bytes" in results[step]:
                 results[step]["bytes_per_token"] = round(results[step]["bytes"] / wish.tokens, 2)
         results["differing_tables"] = differing(folder / "whole" / "made.duckdb", folder / "sealed" / "made.duckdb")

@@ -42,9 +42,10 @@ def write_nulls(
             continue
         null_order = np.argsort(-null.counts(), kind="stable")
         null_counts = null.counts()[null_order]
-        kinds = pa.array([kind] * len(null_counts), pa.string())
-        ranks = np.arange(1, len(null_counts) + 1, dtype=np.int32)
-        insert_columns(con, "null_path", {"kind": kinds, "rank": ranks, "count": null_counts})
+        for start in range(0, len(null_counts), CHUNK_ROWS):  # nearly every token has a path of its own
+            part = null_counts[start : start + CHUNK_ROWS]
+            ranks = np.arange(start + 1, start + 1 + len(part), dtype=np.int32)
+            insert_columns(con, "null_path", {"kind": pa.repeat(kind, len(part)), "rank": ranks, "count": part})
         _fit(con, kind, null_counts)
         _null_usage(con, kind, layout, null)
 
