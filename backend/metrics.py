@@ -93,7 +93,13 @@ class Measured:
 
 
 def _tell(method: str, route: str, status: int, seconds: float) -> None:
-    """A line in the log: failures as warnings, what changes something as information; never a query or a path."""
-    level = logging.WARNING if status >= 500 else logging.DEBUG if method in ("GET", "HEAD") else logging.INFO
+    """A line in the log: failures as warnings, what changes something as information; never a query or a path.
+
+    Who is told to come back is only counted: ten thousand lines would keep the next ones waiting.
+    """
+    failed = status >= 500 and status != 503
+    level = logging.WARNING if failed else logging.DEBUG if method in ("GET", "HEAD") else logging.INFO
+    if not log.isEnabledFor(level):
+        return
     about = {"method": method[:10], "route": route, "status": status, "seconds": round(seconds, 4)}
     log.log(level, "%s %s %d", method[:10], route, status, extra={"about": about})

@@ -30,6 +30,7 @@ SECURITY_HEADERS = {
     "cross-origin-resource-policy": "same-site",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
 }
+RAW_SECURITY_HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 
 
 def host_name(host: str) -> str:
@@ -83,8 +84,8 @@ class Guard:
                 started = True
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID_HEADER] = known
-                for name, value in SECURITY_HEADERS.items():
-                    headers.setdefault(name, value)
+                there = {name for name, _ in headers.raw}
+                headers.raw.extend(pair for pair in RAW_SECURITY_HEADERS if pair[0] not in there)
             await send(message)
 
         try:
