@@ -12,20 +12,26 @@ from backend.settings import Settings
 from engine.dream.title import dream_title
 from frontend.figures import Dreams
 
-MOST_READ, MOST_SHOWN = 60, 8
-"""results that are looked at, the newest first; those of one model whose pictures are read"""
+MOST_SHOWN = 8
+"""dreams of one model whose pictures are read, the newest first"""
 
 
 def dreams_of(settings: Settings, info: Mapping[str, Any]) -> Dreams:
     """Finished image dreams of the run's model with the same weights, the newest first."""
     command = f"`tokenpaths dream --model {info['model']} --run {info['run']} --sample 0`"
     found: list[dict[str, Any]] = []
+    weights = str(info["checkpoint_sha256"]).encode()
     for file in _results(settings):
+        if len(found) == MOST_SHOWN:
+            break
         try:
-            result = json.loads(file.read_text("utf-8"))
+            content = file.read_bytes()
+            if weights not in content:  # of another model: not worth reading as JSON
+                continue
+            result = json.loads(content)
             same = result["model"] == info["model"] and result["checkpoint_sha256"] == info["checkpoint_sha256"]
             names = [one["image"] for one in result["dreams"] if "image" in one]
-            if not same or not names or len(found) == MOST_SHOWN:
+            if not same or not names:
                 continue
             names += [result["original"]["image"]] if result.get("original") else []
             pictures = {name: (file.parent / Path(name).name).read_bytes() for name in names}
@@ -41,9 +47,10 @@ def fingerprint(settings: Settings) -> str:
 
 
 def _results(settings: Settings) -> list[Path]:
+    """All of them, of whatever model, the newest first."""
     folders = (settings.data_dir / "dreams", settings.data_dir / "jobs")
     found = [file for parent in folders for file in parent.glob("*/artifacts/result.json")]
-    return sorted(found, key=_age)[:MOST_READ]
+    return sorted(found, key=_age)
 
 
 def _age(file: Path) -> float:

@@ -17,6 +17,8 @@ MOST_LETTERS = 200
 def job_title(kind: str, request: Mapping[str, Any]) -> str:
     """What a job is about; what a request lacks is left out, so that those of older versions have titles too.
 
+    A request that cannot be read gives the kind alone: a list of jobs is shown whatever is stored.
+
     >>> job_title("trace", {"model": "tiny", "data": "bundled:scenes", "limit": 200})
     'Trace of tiny over 200 samples of scenes'
     >>> ban = {"edits": [{"edit": "ban", "modules": [3], "step": 1}]}
@@ -27,25 +29,31 @@ def job_title(kind: str, request: Mapping[str, Any]) -> str:
     >>> job_title("import", {"file": "log.jsonl"})
     'Import of log.jsonl'
     """
+    try:
+        told = _told(kind, request)
+    except Exception:  # a stored request may hold anything in any place
+        told = kind
+    told = (told[:1].upper() + told[1:]).replace("\n", " ")
+    return told if len(told) <= MOST_LETTERS else told[: MOST_LETTERS - 1] + "…"
+
+
+def _told(kind: str, request: Mapping[str, Any]) -> str:
     if kind == "dream":
         from engine.dream.title import dream_title
 
-        told = dream_title(request)
-    elif kind == "trace":
+        return dream_title(request)
+    if kind == "trace":
         changed = _controls(request.get("controls") or {})
         whom = "the untrained twin of " if request.get("untrained") else ""
-        told = f"Trace of {whom}{_over(request)}" + (f", {changed}" if changed else "")
-    elif kind == "reroute":
-        told = f"{_reroute(request)}: {_over(request)}"
-    elif kind == "map":
-        told = f"Map of the samples of {request.get('run') or 'a run'}"
-    elif kind == "import":
-        told = f"Import of {request.get('file') or 'a log'}"
-    else:
-        about = ", ".join(f"{name} {value}" for name, value in request.items() if isinstance(value, (str, int)))
-        told = f"{kind}: {about}" if about else kind
-    told = (told[:1].upper() + told[1:]).replace("\n", " ")
-    return told if len(told) <= MOST_LETTERS else told[: MOST_LETTERS - 1] + "…"
+        return f"Trace of {whom}{_over(request)}" + (f", {changed}" if changed else "")
+    if kind == "reroute":
+        return f"{_reroute(request)}: {_over(request)}"
+    if kind == "map":
+        return f"Map of the samples of {request.get('run') or 'a run'}"
+    if kind == "import":
+        return f"Import of {request.get('file') or 'a log'}"
+    about = ", ".join(f"{name} {value}" for name, value in request.items() if isinstance(value, (str, int)))
+    return f"{kind}: {about}" if about else kind
 
 
 def _over(request: Mapping[str, Any]) -> str:

@@ -15,13 +15,21 @@ def dream_title(request: Mapping[str, Any]) -> str:
     """What a dream is of, and what tells it from others: ``sample 4 of seen: S = 3, a group of 4, with its pixels``.
 
     ``request`` is the request of a job, as it was sent or with its defaults; what it lacks is left out, so that the
-    requests of older versions have titles too.
+    requests of older versions have titles too. One that cannot be read is just “Dream”: a list of jobs is shown
+    whatever is stored.
 
     >>> dream_title({"model": "tiny", "run": "seen", "sample": 4, "target": {"of": "choices", "until": [3]}})
     'Dream of sample 4 of seen: S = 3'
     >>> dream_title({"model": "tiny", "target": {"of": "module", "module": 3, "steps": [0, 1]}})
     'Dream of module 3 of tiny: at steps 0, 1'
     """
+    try:
+        return _title(request)
+    except Exception:  # a stored request may hold anything in any place
+        return "Dream"
+
+
+def _title(request: Mapping[str, Any]) -> str:
     target = request.get("target")
     if not isinstance(target, Mapping):
         return "Dream"

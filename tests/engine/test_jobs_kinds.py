@@ -224,3 +224,14 @@ def test_jobs_of_one_kind_have_titles_of_their_own() -> None:
     assert titles[0] == "Force 2 tokens to module 2 at step 1: tiny over 64 samples of seen"
     assert titles[5] == "Ban module 3 at every step: tiny over one sample of seen"
     assert job_title("reroute", {"controls": {"edits": [{"edit": "gone"}]}}) == "Gone: a model over its data"
+
+
+@pytest.mark.parametrize(("kind", "request_", "title"), [
+    ("trace", {"model": "tiny", "limit": "a"}, "Trace"), ("trace", {"controls": [1]}, "Trace"),
+    ("reroute", {"sweep": "shares", "shares": ["x"]}, "Reroute"),
+    ("reroute", {"sweep": "shares", "shares": 2}, "Reroute"),
+    ("dream", {"target": {"of": "choices"}, "image": {"iterations": None}}, "Dream"),
+])  # fmt: skip
+def test_a_stored_request_of_any_shape_has_a_title(kind: str, request_: dict, title: str) -> None:
+    """One odd job must not hide the list of all."""
+    assert job_title(kind, request_) == title

@@ -46,3 +46,12 @@ def test_requests_of_other_versions_have_titles_too_and_no_torch_is_needed() -> 
     assert dream_title({"target": {"of": "news"}}) == "Dream of news of a model"
     code = "import sys; import engine.dream.title; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("changes", [
+    {"image": {"iterations": None}}, {"image": 3}, {"text": {"length": "long"}}, {"target": CHOICES | {"until": ["x"]}},
+    {"target": CHOICES | {"until": [None], "form": "single"}}, {"target": CHOICES | {"group": {"patches": 4}}},
+    {"target": {"of": "path", "ribbon": 7}},
+])  # fmt: skip
+def test_a_stored_request_of_any_shape_has_a_title(changes: dict) -> None:
+    assert dream_title(OF | {"target": CHOICES} | changes).startswith("Dream")
