@@ -8,29 +8,27 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel
 
+from engine.adapters.hf_config import is_huggingface, layout_of, read_config
 from engine.disk import write_atomically
+from engine.edits.job_data import BUNDLED_PREFIX, STATE, Reading, begun_for, load_state
 from engine.edits.request import RerouteRequest
 from engine.errors import UserError
 from engine.jobs import JobContext, Progress, write_artifact
 from engine.jobs_made import check_model_controls, check_run_name, claim_run, made_by
 
 if TYPE_CHECKING:
-    from engine.edits.effect import Measurement, Unchanged
-    from engine.edits.prepared import PreparedSet
+    from engine.edits.effect import Measurement
     from engine.edits.sweep import Row, UsageCount
-    from engine.sources.sample import Sample
     from engine.tracing import LoadedModel, TraceProgress
 
 SLICE_SECONDS = 0.6
-STATE = "state.json"
-BUNDLED_PREFIX = "bundled:"
 
 
 class RerouteJob:
@@ -44,9 +42,13 @@ class RerouteJob:
         """Refuse an unknown model, missing data, data of the other modality, a taken name, edits that do not fit."""
         from engine.datasets import BUNDLED
 
-        modality = context.model_config(request.model).get("config", {}).get("modality")
+        if is_huggingface(request.model):
+            check_experts(request, context)
+            modality: Any = "text"
+        else:
+            modality = context.model_config(request.model).get("config", {}).get("modality")
+            check_fit(request, context)
         check_run_name(request.name, context)
-        check_fit(request, context)
         if request.run is not None:
             with context.open_run(request.run) as run:
                 if run.row["modality"] != modality:
@@ -63,6 +65,10 @@ class RerouteJob:
     @classmethod
     def start(cls, request: RerouteRequest, folder: Path, context: JobContext) -> Sweep | EditedRun:
         """Load the model and read the samples; edits that do not fit the model are refused here."""
+        if is_huggingface(request.model):
+            from engine.edits.job_experts import ExpertSweep
+
+            return ExpertSweep(request, folder, context, context.load_huggingface(request.model))
         loaded = context.load_model(request.model)
         if request.sweep is None:
             return EditedRun(request, folder, context, loaded.with_controls(request.controls))
@@ -93,115 +99,39 @@ def check_fit(request: RerouteRequest, context: JobContext) -> None:
         raise UserError(f"modules of a {family} model cannot be banned", field="sweep")
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where samples come from."""
-
-    samples: Iterator[Sample]
-    name: str
-    split: str
-    regions: tuple[str, ...] = ()
-    """names of the regions that the samples' masks mark; a run keeps no masks"""
-
-
-def samples_of(request: RerouteRequest, context: JobContext, modality: str) -> Source:
-    """The samples of a request, read one by one, and what their data set is called.
+def check_experts(request: RerouteRequest, context: JobContext) -> None:
+    """Refuse a Hugging Face checkpoint that is not there, or whose experts cannot be banned; no weights, no torch.
 
     Raises:
-        UserError: the run holds no texts or images to be run again, or the data cannot be read.
+        UserError: ``field`` is ``model``, ``sweep``, or ``controls``.
     """
-    if request.run is not None:
-        return _samples_of_run(request.run, request.limit, context)
-    from engine.datasets import open_dataset
-
-    bundled = str(request.data).startswith(BUNDLED_PREFIX)
-    source = str(request.data) if bundled else context.inbox_file(str(request.data), field="data")
-    dataset = open_dataset(source, modality, limit=request.limit)  # type: ignore[arg-type]
-    return Source(iter(dataset), dataset.name, dataset.split, dataset.regions)
-
-
-def _samples_of_run(run_id: str, limit: int, context: JobContext) -> Source:
-    with context.open_run(run_id) as run:
-        return Source(_read_run(run_id, limit, context), run.row["dataset"], run.row["split"])
-
-
-def _read_run(run_id: str, limit: int, context: JobContext) -> Iterator[Sample]:
-    import io
-
-    from PIL import Image
-
-    from engine.sources.sample import Sample
-    from engine.store.effects import sample_inputs
-
-    with context.open_run(run_id) as run:
-        for kept in sample_inputs(run, limit):
-            image = None if kept["image"] is None else Image.open(io.BytesIO(kept["image"])).convert("RGB")
-            yield Sample(image=image, text=kept["text"], label=kept["label"], source=kept["source"])
-
-
-def _begun_for(request: RerouteRequest, loaded: LoadedModel) -> dict[str, Any]:
-    """What a state must have been begun for to be gone on with."""
-    return {"checkpoint": loaded.sha256, "request": request.model_dump(mode="json")}
-
-
-def _load_state(folder: Path, begun_for: dict[str, Any], key: str) -> Any:
-    """What an earlier life of the job kept as ``key``; None where there was none.
-
-    Raises:
-        UserError: the state is damaged, or of another request or checkpoint.
-    """
-    file = folder / STATE
-    if not file.is_file():
-        return None
-    try:
-        state = json.loads(file.read_bytes())
-        kept = state[key]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        kind = type(error).__name__
-        raise UserError(f"the saved state of this job cannot be read ({kind}); start it anew") from None
-    for name, value in begun_for.items():
-        if state.get(name) != value:
-            raise UserError(f"this job was begun with another {name}; start it anew", field="model")
-    return kept
-
-
-class _Reading:
-    """Samples read in slices, so that a cancel need not wait for a large data set."""
-
-    def __init__(self, request: RerouteRequest, context: JobContext, loaded: LoadedModel) -> None:
-        source = samples_of(request, context, loaded.modality)
-        self._samples, self.name, self.split, self.regions = source.samples, source.name, source.split, source.regions
-        self._loaded = loaded
-        self.samples: list[Sample] = []
-        self.data: PreparedSet | None = None
-        """None while samples are being read"""
-
-    def advance(self, ends: float) -> None:
-        """Some more samples; the last call prepares them all for the model."""
-        from engine.edits.prepared import prepare
-
-        while time.monotonic() < ends:
-            sample = next(self._samples, None)
-            if sample is None:
-                self.data = prepare(self._loaded, self.samples)
-                return
-            self.samples.append(sample)
-
-    def progress(self) -> Progress:
-        return Progress(0, None, "edits", f"{len(self.samples):,} samples read")
+    layout = layout_of(read_config(context.huggingface_folder(request.model)))
+    if request.sweep is None:
+        raise UserError(
+            "jobs over Hugging Face models are sweeps: give `sweep`; one edit is made by `tokenpaths trace --model "
+            "hf:… --controls`", field="controls",
+        )  # fmt: skip
+    if layout.layers == 0:
+        raise UserError(f"no layer of {request.model} routes to experts, so there is nothing to ban", field="model")
+    if layout.choices is not None and layout.top_k is not None and layout.choices <= layout.top_k:
+        raise UserError(
+            f"no expert of {request.model} can be banned: a layer has {layout.choices}, and {layout.top_k} must be "
+            "left", field="sweep",
+        )  # fmt: skip
 
 
 class Sweep:
     """Rows one after the other, each measured over all samples."""
 
     def __init__(self, request: RerouteRequest, folder: Path, context: JobContext, loaded: LoadedModel) -> None:
-        self.request, self.folder, self.loaded = request, folder, loaded
-        self.reading = _Reading(request, context, loaded)
-        self.unchanged: Unchanged | None = None
+        self.request, self.folder, self.loaded, self.name = request, folder, loaded, loaded.name
+        self.reading: Reading = Reading(request, context, loaded)
+        self.unchanged: Any = None
         self.usage: UsageCount | None = None
-        self.begun_for = _begun_for(request, loaded)
-        self.done: list[dict[str, Any]] = _load_state(folder, self.begun_for, "rows") or []
-        self.work: Measurement | None = None
+        self.begun_for = begun_for(request, loaded)
+        self.done: list[dict[str, Any]] = load_state(folder, self.begun_for, "rows") or []
+        self.work: Any = None
+        """the row at hand: a ``Measurement``, or what stands for it"""
         self.rows: list[Row] | None = None
         """None until the unchanged pass has said which modules are used most (``shares`` alone needs it)"""
         if request.sweep == "modules":
@@ -211,14 +141,12 @@ class Sweep:
 
     def advance(self) -> Progress:
         """Some batches of the row at hand."""
-        from engine.edits.effect import Unchanged
-
         ends = time.monotonic() + SLICE_SECONDS
         if self.reading.data is None:
             self.reading.advance(ends)
             if self.reading.data is None:
                 return self.reading.progress()
-        self.unchanged = self.unchanged or Unchanged(self.loaded, self.reading.data)
+        self.unchanged = self.unchanged or self._unchanged()
         while self.rows is None and time.monotonic() < ends:
             self._count(self.reading.data, self.unchanged)
         if self.rows is None:
@@ -227,7 +155,12 @@ class Sweep:
             self._batch(self.rows[len(self.done)])
         return self._progress()
 
-    def _count(self, data: PreparedSet, unchanged: Unchanged) -> None:
+    def _unchanged(self) -> Any:
+        from engine.edits.effect import Unchanged
+
+        return Unchanged(self.loaded, self.reading.data)
+
+    def _count(self, data: Any, unchanged: Any) -> None:
         """A batch of the unchanged pass; after the last the rows are known."""
         from engine.edits.sweep import UsageCount, choices_of, share_rows
 
@@ -241,15 +174,11 @@ class Sweep:
             )
 
     def _batch(self, row: Row) -> None:
-        from engine.edits.effect import Measurement
         from engine.edits.sweep import result_row
 
         try:
             if self.work is None:
-                controls = self.loaded.with_controls({"edits": list(row.edits)}).controls
-                assert controls is not None
-                assert self.reading.data is not None
-                self.work = Measurement(self.loaded, self.reading.data, controls, self.unchanged)
+                self.work = self._measurement(row)
             self.work.advance()
             if not self.work.finished:
                 return
@@ -260,12 +189,19 @@ class Sweep:
         self.done.append(found)
         self._keep()
 
+    def _measurement(self, row: Row) -> Any:
+        from engine.edits.effect import Measurement
+
+        controls = self.loaded.with_controls({"edits": list(row.edits)}).controls
+        assert controls is not None
+        return Measurement(self.loaded, self.reading.data, controls, self.unchanged)
+
     def _keep(self) -> None:
         from engine.edits.sweep import as_csv
 
         data = self.reading.data
         assert data is not None
-        document = {"sweep": self.request.sweep, "model": self.loaded.name, "data": self.reading.name,
+        document = {"sweep": self.request.sweep, "model": self.name, "data": self.reading.name,
                     "num_samples": data.num_samples, "num_targets": data.num_targets,
                     "rows_in_all": len(self.rows or ()), "rows": self.done}  # fmt: skip
         write_artifact(self.folder, "importance.json", json.dumps(document, allow_nan=False).encode())
@@ -310,9 +246,9 @@ class EditedRun:
 
     def __init__(self, request: RerouteRequest, folder: Path, context: JobContext, changed: LoadedModel) -> None:
         self.request, self.folder, self.context, self.changed = request, folder, context, changed
-        self.reading = _Reading(request, context, changed)
-        self.begun_for = _begun_for(request, changed)
-        self.effect: dict[str, Any] | None = _load_state(folder, self.begun_for, "effect")
+        self.reading = Reading(request, context, changed)
+        self.begun_for = begun_for(request, changed)
+        self.effect: dict[str, Any] | None = load_state(folder, self.begun_for, "effect")
         self.work: Measurement | None = None
         self.parts: Generator[TraceProgress, None, Path] | None = None
         self.runs: dict[str, str] = {"before": request.run} if _is_unchanged(request.run, context, changed) else {}

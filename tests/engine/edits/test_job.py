@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.edits.job import RerouteJob, samples_of
+from engine.edits.job import RerouteJob
+from engine.edits.job_data import samples_of
 from engine.edits.sweep import choices_of, module_rows, share_rows
 from engine.errors import UserError
 from engine.jobs import JobContext, find_kind, read_request
