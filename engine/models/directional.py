@@ -12,7 +12,7 @@ Source: "Directional Routing in Transformers", section 2 and appendix B.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float

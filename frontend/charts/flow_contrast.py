@@ -13,6 +13,9 @@ from frontend.charts.frame import finish, rows, tip, titled
 from frontend.charts.layout import OTHER, flow_layout, ribbon_outline
 from frontend.charts.palette import Theme, diverging_scale, theme_named
 
+MANY_NODES, FEW_NODES = 600, 8
+"""from how many circles on a difference is cut to so many of each step"""
+
 
 def flow_contrast(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Two answers of ``/flow`` over the same steps and modules as one difference of shares.
@@ -55,6 +58,20 @@ def contrast_words(contrast: Mapping[str, Any], first: str, second: str) -> str:
         f"They differ most at step {most['step']}: {numbers.percent(most['after'])} of the tokens of {first} {what}, "
         f"{numbers.percent(most['before'])} of those of {second}."
     )
+
+
+def few_of(flow: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A difference of so many modules that nobody could see one (a mixture of experts), cut to what differs most."""
+    if len(flow["nodes"]) <= MANY_NODES:
+        return flow
+    ordered = sorted(flow["nodes"], key=lambda node: -abs(node["change"]))
+    nodes = [node for step in flow["steps"] for node in [n for n in ordered if n["step"] == step][:FEW_NODES]]
+    kept = {(node["step"], node["module"]) for node in nodes}
+    links = [
+        link for link in flow["links"]
+        if {(link["step"], link["source"]), (link["step"] + 1, link["target"])} <= kept
+    ]  # fmt: skip
+    return {**flow, "links": links, "nodes": nodes}
 
 
 def flow_contrast_chart(

@@ -10,7 +10,14 @@ import streamlit as st
 from frontend import address, look
 from frontend.charts import compare as charts
 from frontend.charts import numbers
-from frontend.charts.flow_contrast import colour_words, contrast_rows, contrast_words, flow_contrast_chart
+from frontend.charts.flow_contrast import (
+    FEW_NODES,
+    colour_words,
+    contrast_rows,
+    contrast_words,
+    few_of,
+    flow_contrast_chart,
+)
 from frontend.charts.patches import data_url
 from frontend.client import ApiError, NotFound
 from frontend.components.wall import wall
@@ -21,7 +28,6 @@ BUNDLED = ("scenes", "photos", "texts", "digits", "languages")
 SHOWN = ("reuse", "compute", "loss")
 """measures to choose; skip is 1 − compute, so its scatter would be the same upside down"""
 MOST_MOVED = 12
-MANY_NODES, FEW_NODES = 600, 8
 """more circles than the first are cut to so many of each step"""
 HELP = (
     "Pearson’s r of the samples’ values with the 95 % interval of Fisher’s z, tanh(atanh r ± 1.96/√(n−3)); Spearman’s "
@@ -254,8 +260,9 @@ def _flow(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
     if flow["reason"] is None:
         st.subheader("Where do their tokens part?", anchor=False, help=FLOW_HELP)
         sides = (names[1], names[0])  # what the second has more of is drawn as more
+        by = numbers.percent(flow["difference"])
         st.write(look.plain(
-            f"{numbers.percent(flow['difference'])} of the tokens take another link from step to step. "
+            f"The flows differ by {by} of the tokens; those that trade places cancel. "
             f"{contrast_words(flow, *sides)}"
         ))  # fmt: skip
         if flow["note"]:
@@ -276,20 +283,6 @@ def _flow(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
     st.write(look.plain(charts.load_words(answer, names)))
     look.chart(charts.load_chart(answer, names=names, theme=look.theme(), title=None))
     look.numbers_behind(charts.load_rows(answer, names), "steps")
-
-
-def few_of(flow: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A difference of so many modules that nobody could see one (a mixture of experts), cut to what differs most."""
-    if len(flow["nodes"]) <= MANY_NODES:
-        return flow
-    ordered = sorted(flow["nodes"], key=lambda node: -abs(node["change"]))
-    nodes = [node for step in flow["steps"] for node in [n for n in ordered if n["step"] == step][:FEW_NODES]]
-    kept = {(node["step"], node["module"]) for node in nodes}
-    links = [
-        link for link in flow["links"]
-        if {(link["step"], link["source"]), (link["step"] + 1, link["target"])} <= kept
-    ]  # fmt: skip
-    return {**flow, "links": links, "nodes": nodes}
 
 
 def _training(run: Mapping[str, Any], selection: Selection) -> None:

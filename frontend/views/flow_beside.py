@@ -8,11 +8,14 @@ from typing import Any
 import streamlit as st
 
 from frontend import address, look
+from frontend.charts import numbers
 from frontend.charts.flow import flow_chart
 from frontend.charts.flow_contrast import (
+    FEW_NODES,
     colour_words,
     contrast_rows,
     contrast_words,
+    few_of,
     flow_contrast,
     flow_contrast_chart,
 )
@@ -22,6 +25,8 @@ from frontend.views import common
 
 ALL = "*"
 """in the address: beside all labels together"""
+CUTS = ("min_share", "merge_share", "most_modules")
+"""what a question of ``/flow`` leaves out or merges"""
 
 
 def picker(run: Mapping[str, Any], selection: Selection) -> None:
@@ -53,18 +58,28 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         return
     names = (_name(selection.label), _name(other))
     sides = (selection, selection.change(label=other))
-    flows = [look.client().flow(run["run"], **common.flow_question(run, s, limit=MOST_LINKS)) for s in sides]
+    asked = [common.flow_question(run, side, limit=MOST_LINKS) for side in sides]
+    flows = [look.client().flow(run["run"], **question) for question in asked]
     empty = [name for name, flow in zip(names, flows, strict=True) if not flow["num_tokens"]]
     if empty:
         look.heading("Where do they part?", "")
         look.empty(f"No token of {' or of '.join(empty)} passes all of these filters.", "Let go of a chip above.")
         return
-    contrast = flow_contrast(*flows)
+    # Each side merges and hides its own small ones: what only one side merged would count as nothing there.
+    whole = [{name: value for name, value in question.items() if name not in CUTS} for question in asked]
+    compared = flows if whole == asked else [look.client().flow(run["run"], **question) for question in whole]
+    contrast = flow_contrast(*compared)
+    drawn = few_of(contrast)
     look.heading("Where do they part?", look.plain(contrast_words(contrast, *names)), "contrast")
-    look.chart(flow_contrast_chart(contrast, names=names, theme=look.theme(), title=None))
+    look.chart(flow_contrast_chart(drawn, names=names, theme=look.theme(), title=None))
     st.caption(look.plain(colour_words(*names)))
-    if any(flow["other"] for flow in flows):
-        st.caption(f"Only the {MOST_LINKS} largest flows of each side are compared.")
+    if drawn is not contrast:
+        st.caption(f"Drawn are the {FEW_NODES} modules of each step that differ most; the table below has all.")
+    if any(flow["other"] for flow in compared):
+        st.caption(
+            f"Ribbons: the {numbers.count(MOST_LINKS)} largest of each side; one that is not among them counts as 0 "
+            "there. Circles: all."
+        )
     for column, name, flow in zip(st.columns(2, gap="medium"), names, flows, strict=True):
         with column:
             st.subheader(look.plain(f"{name}: {flow['num_tokens']:,} tokens"), anchor=False, help=look.HELP["flow"])

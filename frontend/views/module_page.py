@@ -42,7 +42,7 @@ def draw(run: Mapping[str, Any], usage: Mapping[str, Any], selection: Selection)
         return
     left, right = st.columns(2, gap="large")
     with left:
-        _labels(run, usage, step, module)
+        _labels(run, step, module)
         _words(run, step, module)
     with right:
         _neighbours(run, selection, step, module)
@@ -81,16 +81,24 @@ def _actions(run: Mapping[str, Any], selection: Selection, step: int, module: in
             st.button(words, key=f"module_{key}", icon=icon, on_click=address.go_changed, kwargs=to)
 
 
-def _labels(run: Mapping[str, Any], usage: Mapping[str, Any], step: int, module: int) -> None:
-    found = look.client().specialisation(run["run"], of="label", step=step, limit=256)
-    mine = next((m for m in found["modules"] if m["module"] == module), None)
+def _labels(run: Mapping[str, Any], step: int, module: int) -> None:
+    """All labels, whatever label is chosen: the question is which of them come here more often than others."""
     st.subheader("Whom does it serve?", anchor=False, help="N of a label at the module / N of the label. Dashed: the "
                  "share of all tokens that visit it.")  # fmt: skip
-    if not mine or not mine["prefers"]:
+    if not any(row["label"] is not None for row in run["labels"]):
         st.caption("This run has no labels that could say.")
         return
-    visits = sum(r["count"] for r in usage["usage"] if r["step"] == step) / max(1, int(run["top_k"]))
-    look.chart(served_chart(mine["prefers"], mine["count"] / max(1.0, visits), theme=look.theme(), title=None))
+    found = look.client().specialisation(run["run"], of="label", step=step, limit=256)
+    mine = next((m for m in found["modules"] if m["module"] == module), None)
+    if not mine or not mine["prefers"]:
+        st.caption(f"It is not among the {len(found['modules'])} modules of this step that labels tell most of.")
+        return
+    everybody = look.client().usage(run["run"])["usage"]
+    visits = next(r["count"] for r in everybody if (r["step"], r["module"]) == (step, module))
+    look.chart(served_chart(mine["prefers"], visits / max(1, int(run["num_tokens"])), theme=look.theme(), title=None))
+    if found.get("more_labels"):
+        more = numbers.count(found["more_labels"])
+        st.caption(f"The {len(found['domains'])} largest labels; {more} more are left out.")
     look.numbers_behind(mine["prefers"], "labels", share=st.column_config.NumberColumn(format="percent"))
 
 

@@ -11,9 +11,10 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from frontend.charts import compare as charts
+from frontend.charts.flow_contrast import few_of
 from frontend.charts.sample_map import SHAPES, map_words, sample_map_chart
 from frontend.selection import Selection
-from frontend.views.compare import few_of, partners, short_names
+from frontend.views.compare import partners, short_names
 from frontend.views.similar import sample_words, token_words
 from tests.backend.conftest import SECRET, Served, api_for, serving
 from tests.frontend.test_pages import showing

@@ -52,3 +52,18 @@ def test_the_page_shows_both_and_says_when_it_cannot(show):  # noqa: F811
     assert any("differ most" in text or "same modules" in text for text in told)
     assert len(page.subheader) >= 2
     assert "Both sides" in words(show(view="flow", run="pictures", label=labels[0], other=labels[0]))
+
+
+def test_what_one_side_merged_is_compared_as_it_is(show, monkeypatch):  # noqa: F811
+    from frontend.views import flow_beside
+
+    seen = []
+    true_contrast = flow_beside.flow_contrast
+    monkeypatch.setattr(flow_beside, "flow_contrast", lambda *flows: seen.append(flows) or true_contrast(*flows))
+    page = show(view="flow", run="pictures")
+    first, second = [label for label in page.selectbox("in_label").options if label != "all labels"][:2]
+    show(view="flow", run="pictures", label=first, other=second)
+    show(view="flow", run="pictures", label=first, other=second, merge=20, hide=5)
+    counts = [[{(n["step"], n["module"]): n["count"] for n in flow["nodes"]} for flow in flows] for flows in seen]
+    assert counts[0] == counts[1]
+    assert all(module >= 0 for flow in counts[1] for _, module in flow)

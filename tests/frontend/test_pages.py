@@ -136,6 +136,30 @@ def test_a_module_has_a_page_of_its_own(show):
     assert "no module 77 at step 1" in words(show(view="modules", run="texts", module="1.77"))
 
 
+def test_a_modules_share_of_all_tokens_does_not_depend_on_the_label(show, monkeypatch):
+    from frontend.views import module_page
+
+    shares = []
+    true_chart = module_page.served_chart
+
+    def seen(rows, share, **options):
+        shares.append(share)
+        return true_chart(rows, share, **options)
+
+    monkeypatch.setattr(module_page, "served_chart", seen)
+    show(view="modules", run="pictures", module="1.1")
+    show(view="modules", run="pictures", module="1.1", label="square")
+    assert shares[0] == shares[1]
+    assert 0 < shares[0] <= 1
+
+
+def test_a_module_of_a_run_without_labels_has_a_page_too(show):
+    page = show(view="modules", run="bare", module="0.0")
+    assert "no labels" in " ".join(caption.value for caption in page.caption)
+    assert "Some of its tokens" in {subheader.value for subheader in page.subheader}
+    assert not page.error
+
+
 def test_of_many_runs_the_newest_are_shown_and_the_others_found(show, monkeypatch):
     from frontend.views import runs
 
