@@ -63,7 +63,10 @@ def confine(memory_megabytes: int) -> None:
         import resource
     except ImportError:  # Windows: the time limit of the parent remains
         return
-    limits = {"RLIMIT_AS": memory_megabytes * 2**20, "RLIMIT_FSIZE": 0, "RLIMIT_CORE": 0, "RLIMIT_NOFILE": 16}
+    limits = {
+        "RLIMIT_AS": memory_megabytes * 2**20, "RLIMIT_FSIZE": 0, "RLIMIT_CORE": 0, "RLIMIT_NOFILE": 16,
+        "RLIMIT_NPROC": 0,
+    }  # fmt: skip
     for name, value in limits.items():
         with contextlib.suppress(AttributeError, OSError, ValueError):
             resource.setrlimit(getattr(resource, name), (value, value))
