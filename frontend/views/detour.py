@@ -39,6 +39,9 @@ def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
+    if detour_sweep.of_huggingface(run):
+        _experts(run, selection)
+        return
     with look.controls():
         common.run_picker(run)
         common.label_picker(run, selection)
@@ -62,6 +65,19 @@ def draw(selection: Selection) -> None:
     st.divider()
     with look.guarded("the importance of modules"):
         detour_sweep.draw(run, kinds, selection)
+
+
+def _experts(run: Mapping[str, Any], selection: Selection) -> None:
+    """A model of another program: its gates can be barred from experts, sample after sample it is not edited here."""
+    with look.controls():
+        common.run_picker(run)
+    look.heading(
+        "What if it had gone elsewhere?",
+        "Of a Hugging Face model experts can be banned, over many texts at once; single edits are made by "
+        "`tokenpaths trace --model hf:… --controls`.",
+    )
+    with look.guarded("the importance of experts"):
+        detour_sweep.draw_experts(run, selection)
 
 
 def _detour(

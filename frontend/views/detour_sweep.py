@@ -16,6 +16,7 @@ from frontend.selection import Selection
 from frontend.views import job_panel
 from frontend.views.detour_edits import added
 
+QUESTION = "What is each module good for?"
 HELP = (
     "Each module is banned in turn, at each step by itself and at every step, and all samples are run again. "
     "± one standard error of the change, outputs taken as independent."
@@ -26,22 +27,60 @@ FEW_ANSWERS = 30
 """right answers below which a change of loss is noise: the change of the answers is shown in its place"""
 
 
-def draw(run: Mapping[str, Any], kinds: Sequence[str], selection: Selection) -> None:
-    st.header("What is each module good for?", anchor=False, help=HELP)
+def of_huggingface(run: Mapping[str, Any]) -> bool:
+    """Whether a run was traced from a Hugging Face checkpoint (``hf:…``)."""
+    return "huggingface" in (run.get("config") or {})
+
+
+def checkpoint_of(run: Mapping[str, Any]) -> str:
+    """What jobs call the checkpoint of such a run: the owner on the hub is no part of a folder's name.
+
+    >>> checkpoint_of({"model": "allenai/OLMoE-1B-7B-0924"})
+    'hf:OLMoE-1B-7B-0924'
+    """
+    return "hf:" + str(run["model"]).rsplit("/", 1)[-1]
+
+
+def draw_experts(run: Mapping[str, Any], selection: Selection) -> None:
+    """The sweep over the experts of a Hugging Face model, or one sentence about what it needs."""
+    try:
+        model = look.client().model(checkpoint_of(run))
+    except NotFound as error:
+        st.header(QUESTION, anchor=False, help=HELP)
+        look.empty(
+            look.plain(f"The experts of {run['model']} cannot be banned one by one from here. {error.sentence}"),
+            "Put its checkpoint into the folder of the setting huggingface_dir, and start Tokenpaths again if that is "
+            "new.",
+        )
+        return
+    except ApiError as error:
+        look.sentence(error)
+        return
+    draw(run, ["ban"], selection, model)
+
+
+def draw(
+    run: Mapping[str, Any], kinds: Sequence[str], selection: Selection, experts: Mapping[str, Any] | None = None
+) -> None:
+    """Start a sweep of this run, and its heat map; ``experts``: the Hugging Face model that it is over."""
+    st.header(QUESTION, anchor=False, help=HELP)
     if "ban" not in kinds:
         return
+    name = run["model"] if experts is None else experts["model"]
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="sweep_fields"):
         sweep = st.segmented_control(
             "Ban", ["modules", "shares"], default="modules", key="sweep_kind", required=True,
             format_func=lambda kind: WORDS[kind],
         )  # fmt: skip
         limit = st.select_slider("Samples of this run", SAMPLES, 64, key="sweep_samples")
-        request = {"model": run["model"], "run": run["run"], "sweep": sweep, "limit": limit}
+        request = {"model": name, "run": run["run"], "sweep": sweep, "limit": limit}
         st.button(
             "Measure it", key="sweep_start", icon=":material/play_arrow:",
             on_click=job_panel.submit, args=("reroute", request),
         )  # fmt: skip
-    job = _sweep_of(run, selection)
+    if experts is not None:
+        st.caption(look.plain(_how_many(experts, str(sweep), limit)))
+    job = _sweep_of(run, name, selection)
     if job is None:
         job_panel.refusal()
         st.caption("Nobody has measured this run yet. It takes minutes; the page may be closed meanwhile.")
@@ -51,10 +90,22 @@ def draw(run: Mapping[str, Any], kinds: Sequence[str], selection: Selection) -> 
     if "importance.json" not in job["artifacts"]:
         return
     found = json.loads(look.client().artifact(job["job"], "importance.json"))
-    _sweep_charts(found, selection)
+    _sweep_charts(found, selection, clicks=experts is None)
 
 
-def _sweep_of(run: Mapping[str, Any], selection: Selection) -> dict[str, Any] | None:
+def _how_many(model: Mapping[str, Any], sweep: str, limit: int) -> str:
+    """How long a sweep over experts will be: it is layers times experts, and people should know before they start."""
+    steps, modules = model["num_steps"], model["num_modules"]
+    over = f"each measured over at most {numbers.count(limit)} texts of this run"
+    if steps is None or modules is None:
+        return f"The experts of {model['model']}, {over}."
+    what = f"{numbers.plural(steps, 'layer')} with {numbers.plural(modules, 'expert')} each"
+    if sweep == "shares":
+        return f"{what}: the busiest, the idlest and random shares of each layer banned, {over}."
+    return f"{what}: {numbers.count(steps * modules)} bans, {over}."
+
+
+def _sweep_of(run: Mapping[str, Any], name: str, selection: Selection) -> dict[str, Any] | None:
     """The sweep of the address, else the newest one of this model and run."""
     if selection.job is not None:
         try:
@@ -71,7 +122,7 @@ def _sweep_of(run: Mapping[str, Any], selection: Selection) -> dict[str, Any] | 
         return None
     mine = [
         job for job in jobs
-        if job["request"].get("sweep") and job["request"]["model"] == run["model"]
+        if job["request"].get("sweep") and job["request"]["model"] == name
         and (job["request"].get("run") == run["run"]) and "importance.json" in job["artifacts"]
     ]  # fmt: skip
     return mine[0] if mine else None
@@ -87,7 +138,7 @@ def _not_a_sweep(job: Mapping[str, Any]) -> None:
               kwargs={"view": "jobs", "job": job["job"]})  # fmt: skip
 
 
-def _sweep_charts(found: Mapping[str, Any], selection: Selection) -> None:
+def _sweep_charts(found: Mapping[str, Any], selection: Selection, *, clicks: bool = True) -> None:
     table = found["rows"]
     told = f"{numbers.plural(found['num_samples'], 'sample')} of {found.get('data', 'the run')}"
     if found.get("num_targets") is not None and found["num_targets"] < found["num_samples"]:
@@ -106,11 +157,17 @@ def _sweep_charts(found: Mapping[str, Any], selection: Selection) -> None:
             default="loss_change" if losses else "kl", format_func=lambda name: MEASURES[name][0], key="sweep_measure",
             required=True,
         )  # fmt: skip
-        st.caption(look.plain(f"{told}. {MEASURES[str(measure)][1]} Click a cell to ban that module above."))
+        hint = " Click a cell to ban that module above." if clicks else ""
+        st.caption(look.plain(f"{told}. {MEASURES[str(measure)][1]}{hint}"))
         look.chart(
             importance_chart(table, measure=str(measure), theme=look.theme(), title=None),
             key=f"importance_{found['model']}_{len(table)}_{measure}",
-            on_pick=lambda _name, node: address.go_changed(controls=added(address.current().controls, f"ban:{node}")),
-            pick=(CELL_PICK,),
+            on_pick=_ban_it if clicks else None,
+            pick=(CELL_PICK,) if clicks else (),
         )
     look.numbers_behind(table, "every row of the sweep")
+
+
+def _ban_it(_name: str, node: Any) -> None:
+    """A click on a cell: that module is banned in the detour above."""
+    address.go_changed(controls=added(address.current().controls, f"ban:{node}"))
