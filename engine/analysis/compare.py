@@ -167,6 +167,8 @@ def load_difference(one: Integer[np.ndarray, " M"], other: Integer[np.ndarray, "
     shares = np.zeros((2, size))
     for row, counts in zip(shares, (one, other), strict=True):
         row[: len(counts)] = np.sort(counts)[::-1] / max(1, int(counts.sum()))
-    if shares.sum() in (0.0, 1.0):
-        return float(shares.sum())
+    # Each side by itself: the shares of one side add up to 1 but for rounding.
+    empty = [not counts.any() for counts in (one, other)]
+    if any(empty):
+        return 0.0 if all(empty) else 1.0
     return float(np.abs(shares[0] - shares[1]).sum() / 2)

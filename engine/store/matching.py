@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from engine.store.run import Run
 
-MOST_PICTURES = 256
-"""pairs whose pictures are looked at where their bytes differ"""
+AT_ONCE = 256
+"""pairs whose pictures are held at once where their bytes differ; all of them are looked at"""
 SMALL_SIDE = 8
 SAME_PICTURE = 0.12
 """mean difference of two small grey pictures, 0 … 1, up to which they are taken for one"""
@@ -104,17 +104,11 @@ def _same_content(a: Run, b: Run, pairs: pd.DataFrame) -> np.ndarray:
     same = (pairs["content_a"] == pairs["content_b"]) | pairs["content_a"].isna() | pairs["content_b"].isna()
     same = same.to_numpy(dtype=bool, copy=True)
     doubtful = np.flatnonzero(~same & pairs["has_image_a"].to_numpy(bool) & pairs["has_image_b"].to_numpy(bool))
-    if not len(doubtful):
-        return same
-    looked = doubtful[np.unique(np.linspace(0, len(doubtful) - 1, MOST_PICTURES).astype(int))]
-    small = [
-        _small_pictures(run, pairs[f"sample_{side}"].to_numpy()[looked].tolist())
-        for run, side in ((a, "a"), (b, "b"))
-    ]
-    alike = np.abs(small[0] - small[1]).mean(axis=(1, 2)) <= SAME_PICTURE
-    same[looked] = alike
-    if len(looked) < len(doubtful) and alike.all():  # one data set, cut in another way
-        same[doubtful] = True
+    numbers = [pairs[f"sample_{side}"].to_numpy() for side in "ab"]
+    for first in range(0, len(doubtful), AT_ONCE):
+        some = doubtful[first : first + AT_ONCE]
+        small = [_small_pictures(run, side[some].tolist()) for run, side in zip((a, b), numbers, strict=True)]
+        same[some] = np.abs(small[0] - small[1]).mean(axis=(1, 2)) <= SAME_PICTURE
     return same
 
 

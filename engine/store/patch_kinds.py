@@ -56,7 +56,13 @@ def patches_of_kind(run: Run, found: Travellers, kind: str) -> np.ndarray:
         return mask_n
     grids_N2 = _grids(run, found)
     mask_n = np.zeros(found.num_tokens, dtype=bool)
-    row_n, col_n = found.columns["grid_row"], found.columns["col"]
+    nowhere = np.full(found.num_tokens, -1)
+    row_n, col_n = (found.columns.get(name, nowhere) for name in ("grid_row", "col"))
+    if not ((grids_N2 > 0).all(axis=1)[found.sample_n] & (row_n >= 0) & (col_n >= 0)).any():
+        raise UserError(
+            f"run {run.run_id!r} does not say where in its pictures the patches lie, so {kind} patches are not known",
+            field="kind",
+        )
     for rows, cols in np.unique(grids_N2, axis=0).tolist():
         if rows < 1 or cols < 1:
             continue

@@ -80,8 +80,8 @@ def search_tokens(run: Run, wanted: Wanted, *, least: int, limit: int, examples:
     }
     if not len(chosen):
         empty: dict[str, Any] = {"num_paths": 0, "paths": [], "modules": [], "modules_reason": None, "examples": []}
-        return {**answer, **empty, "reason": "no token of the run is like this"}
-    modules, reason = _modules(run, found, mask_n, limit)
+        return {**answer, **empty, "reason": _nothing(found)}
+    modules, reason = _modules(run, found, mask_n, wanted.through, limit)
     some = chosen
     if len(chosen) > examples:
         some = np.sort(np.random.default_rng(abs(seed)).choice(chosen, examples, replace=False))
@@ -183,6 +183,17 @@ def _share(found: Travellers, mask_n: np.ndarray) -> dict[str, Any]:
     return {**answer, "low": float(low[0]), "high": float(high[0])}
 
 
+def _nothing(found: Travellers) -> str:
+    """That no token was found, and where it was looked for."""
+    if found.counted["exact"]:
+        return "no token of the run is like this"
+    return (
+        f"no token of the {found.num_tokens:,} drawn is like this (whole samples, {found.num_samples:,} of "
+        f"{found.counted['of_samples']:,}); among the other "
+        f"{found.counted['of_tokens'] - found.num_tokens:,} tokens of the run there may be some"
+    )
+
+
 def _top_words(words: Words | None, chosen: np.ndarray) -> list[dict[str, Any]]:
     """The most frequent words among the tokens that were found, case kept."""
     if words is None or not len(chosen):
@@ -224,9 +235,13 @@ def _paths(found: Travellers, mask_n: np.ndarray, least: int, limit: int) -> lis
 
 
 def _modules(
-    run: Run, found: Travellers, mask_n: np.ndarray, limit: int
+    run: Run, found: Travellers, mask_n: np.ndarray, through: tuple[tuple[int, int], ...], limit: int
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Modules per step by how surely they differ: Δ = share of these tokens − share of the others that choose it."""
+    """Modules per step by how surely they differ: Δ = share of these tokens − share of the others that choose it.
+
+    Modules that were asked for (``through``) are left out: all of these tokens choose them. So is a step all of whose
+    slots they fill: no other module is left to these tokens there.
+    """
     of_a, of_b = found.per_sample(mask_n), found.per_sample(~mask_n)
     if not of_b.sum():
         return [], "all tokens were found, so there are no others to compare their modules with"
@@ -234,13 +249,23 @@ def _modules(
     here_P = np.bincount(found.path_n[mask_n], minlength=size)
     others_P = np.bincount(found.path_n[~mask_n], minlength=size)
     rows, measured = [], True
+    asked: dict[int, set[int]] = {}
+    for step, module in through:
+        asked.setdefault(step, set()).add(module)
     for step in range(run.layout.num_steps):
-        modules = _most_different(found.ribbon_PSK[:, step], here_P, others_P)
+        given = asked.get(step, set())
+        if len(given) >= run.layout.top_k:
+            continue
+        modules = _most_different(found.ribbon_PSK[:, step], here_P, others_P, given)
+        if not len(modules):
+            continue
         hits_a = found.chosen_at(step, modules, mask_n)
         told = contrast(hits_a, of_a, found.chosen_at(step, modules, ~mask_n), of_b)
         measured &= bool(np.isfinite(told.low).all())
         for i, module in enumerate(modules.tolist()):
             rows.append((_surely(told, i), step, module, told, i, int(hits_a[:, i].sum())))
+    if not rows:
+        return [], "all that these tokens choose was asked for, so there is no other module to compare"
     rows.sort(key=lambda row: (-row[0], -abs(row[3].delta[row[4]]), row[1], row[2]))
     reason = None if measured else "these tokens, or the others, lie in one sample, so Δ has no interval"
     return [
@@ -253,12 +278,14 @@ def _modules(
     ], reason  # fmt: skip
 
 
-def _most_different(ids_PK: np.ndarray, here_P: np.ndarray, others_P: np.ndarray) -> np.ndarray:
-    """The ``COMPARED`` modules of a step whose shares among both sets of tokens differ most, in the order of ids."""
+def _most_different(ids_PK: np.ndarray, here_P: np.ndarray, others_P: np.ndarray, given: set[int]) -> np.ndarray:
+    """The ``COMPARED`` modules of a step, without those given, whose shares among both sets of tokens differ most, in
+    the order of ids."""
     counts = np.zeros((2, int(ids_PK.max()) + 1))
     for slot in range(ids_PK.shape[1]):
         for row, weight_P in enumerate((here_P, others_P)):
             counts[row] += np.bincount(ids_PK[:, slot], weight_P, counts.shape[1])
+    counts[:, sorted(given)] = 0
     used = np.flatnonzero(counts.any(axis=0))
     delta = np.abs(counts[0] / here_P.sum() - counts[1] / others_P.sum())[used]
     return np.sort(used[np.lexsort((used, -delta))[:COMPARED]])

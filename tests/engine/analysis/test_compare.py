@@ -91,3 +91,8 @@ def test_loads_are_compared_by_their_shape() -> None:
     assert load_difference(np.array([1, 1, 1, 1]), np.array([2, 2])) == pytest.approx(0.5)
     assert load_difference(np.array([0, 0]), np.array([3, 0])) == 1
     assert load_difference(np.array([0, 0]), np.array([0, 0])) == 0
+    # 1/49 forty-nine times, added up, is not 1.
+    assert sum([1 / 49] * 49) != 1
+    for busy in (np.ones(49, dtype=np.int64), *np.random.default_rng(0).integers(0, 50, (60, 9))):
+        assert load_difference(busy, np.zeros(9, dtype=np.int64)) == 1
+        assert load_difference(np.zeros(9, dtype=np.int64), busy) == 1

@@ -14,7 +14,7 @@ from PIL import Image
 from sklearn.metrics import adjusted_mutual_info_score
 
 from engine.errors import UserError
-from engine.store import NoSuchThing, Run
+from engine.store import NoSuchThing, Run, matching
 from engine.store.compare import NotComparable, compare, over_training
 from tests.runs import Made, make, make_experts
 
@@ -132,12 +132,14 @@ def test_a_name_alone_makes_no_partner(opened) -> None:
     assert "3 have a partner by name whose content is another" in matched["sentence"]
 
 
-def test_pictures_may_be_cut_differently_but_not_be_others(opened) -> None:
-    first = make("first", samples=4, twin=False)
+@pytest.mark.parametrize("at_once", [1, 4, 256])
+def test_pictures_may_be_cut_differently_but_not_be_others(opened, monkeypatch, at_once: int) -> None:
+    first = make("first", samples=9, twin=False)
+    monkeypatch.setattr(matching, "AT_ONCE", at_once)
 
     def smaller(i: int, sample):
         picture = Image.open(io.BytesIO(sample.image)).resize((40, 40))
-        if i == 2:
+        if i in (2, 7):
             picture = Image.linear_gradient("L").resize((40, 40)).convert("RGB")
         buffer = io.BytesIO()
         picture.save(buffer, "PNG")
@@ -146,7 +148,7 @@ def test_pictures_may_be_cut_differently_but_not_be_others(opened) -> None:
     second = with_samples(replace(first, info=replace(first.info, run_id="second")), smaller)
     a, b = opened(first, second)
     matched = compare(a, b)["matched"]
-    assert (matched["by"], matched["num"], matched["different"]) == ("source", 3, 1)
+    assert (matched["by"], matched["num"], matched["different"]) == ("source", 7, 2)
 
 
 def test_without_sources_contents_pair_and_without_contents_places_do(opened) -> None:

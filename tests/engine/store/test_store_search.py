@@ -141,6 +141,35 @@ def test_a_large_run_is_read_in_whole_samples_and_says_so(texts, monkeypatch):
     assert "low" not in exact
 
 
+def test_nothing_found_in_a_draw_is_not_nothing_in_the_run(texts, monkeypatch):
+    from engine.store import search
+
+    drawn = read_travellers(texts.run, most=120)
+    here = set(drawn.rank_P[drawn.path_n].tolist())
+    absent = next(rank for rank in range(1, texts.run.row["num_paths"] + 1) if rank not in here)
+    assert texts.run.search_tokens(paths=(absent,))["found"]["num_tokens"]
+    monkeypatch.setattr(search, "travellers", lambda _run: drawn)
+    reason = texts.run.search_tokens(paths=(absent,))["reason"]
+    assert f"no token of the {drawn.num_tokens} drawn" in reason
+    assert f"{drawn.num_samples} of {texts.run.row['num_samples']}" in reason
+
+
+def test_modules_that_were_asked_for_are_not_what_sets_tokens_apart(case: Case):
+    slots = case.run.layout.top_k
+    through = [(0, int(module)) for module in case.naive.ids[0, 0]]
+    for asked in (through[:1], through):
+        found = case.run.search_tokens(through=asked, limit=100)
+        shown = {(row["step"], row["module"]) for row in found["modules"]}
+        assert bool(shown) == (case.run.layout.num_steps > 1 or len(asked) < slots)
+        assert shown.isdisjoint(asked)
+        # Where all slots are taken, the others are not chosen by construction.
+        assert any(step == 0 for step, _ in shown) == (len(asked) < slots)
+    every = [(step, int(module)) for step, modules in enumerate(case.naive.ids[0]) for module in modules]
+    found = case.run.search_tokens(through=every)
+    assert found["modules"] == []
+    assert "no other module" in found["modules_reason"]
+
+
 def test_words_of_some_tokens_are_read_from_the_text_around_them(texts):
     found = read_travellers(texts.run)
     some = np.arange(3, found.num_tokens, 9)[::-1]
@@ -291,6 +320,21 @@ def test_kinds_of_patches_are_told_from_pixels_and_places(pictures, monkeypatch)
     assert (found["counted"]["num_samples"], found["counted"]["exact"]) == (5, False)
     assert found["counted"]["num_tokens"] == 5 * 64
     assert found["found"]["low"] < found["found"]["share"] < found["found"]["high"]
+
+
+def test_places_of_patches_that_were_not_recorded_are_a_sentence(tmp_path):
+    from dataclasses import replace
+
+    made = make("nowhere", samples=4, twin=False)
+    batches = [
+        replace(b, row=None, col=None, region=None, samples=[replace(s, grid=None, image=None) for s in b.samples])
+        for b in made.batches
+    ]
+    with Run.open(replace(made, batches=batches).write(tmp_path)) as run:
+        for kind in ("border", "centre", "edge", "flat"):
+            with pytest.raises(UserError, match=f"so {kind} patches are not known") as caught:
+                run.search_tokens(kind=kind)
+            assert caught.value.field == "kind"
 
 
 def test_kinds_belong_to_texts_or_to_pictures(texts, pictures):
