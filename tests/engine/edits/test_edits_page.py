@@ -28,12 +28,13 @@ def test_the_example_runs(capsys):
 
 
 def test_requests_are_read():
-    text, decoder, place, found = blocks("json")[0].strip(), json.JSONDecoder(), 0, []
+    text, decoder, place, found = "\n".join(blocks("json")).strip(), json.JSONDecoder(), 0, []
     while place < len(text):
         value, end = decoder.raw_decode(text[place:])
         found.append(read_request(RerouteJob, value["request"]))
         place += end + len(text[place + end :]) - len(text[place + end :].lstrip())
-    assert [one.sweep for one in found] == ["modules", None]
+    assert [one.sweep for one in found] == ["modules", None, "shares", "modules"]
+    assert [one.model for one in found[2:]] == ["hf:OLMoE-1B-7B-0924"] * 2
 
 
 def test_every_edit_is_on_the_page():
