@@ -100,7 +100,7 @@ def _draw(
             print(f"{figure.key}: {figure.question}")
         index.add(kind, drawn, why, names)
         if why:
-            print(f"{kind.name}: not drawn. {why}")
+            print(f"{kind.name}: {why}" if drawn else f"{kind.name}: not drawn. {why}")
     (folder / "index.json").write_text(index.as_json(), "utf-8")
     (folder / "index.md").write_text(index.as_markdown(), "utf-8")
 

@@ -12,7 +12,8 @@ from engine.store.flows import columns_sql, flow_sql, usage_sql
 from engine.store.schema import ALL_LABELS, Layout
 
 PATH_ORDERS = ("rank", "compute", "reuse")
-SAMPLE_ORDERS = ("sample", "compute", "reuse", "loss", "confidence", "num_distinct_paths")
+SAMPLE_ORDERS = ("sample", "compute", "reuse", "loss", "confidence", "num_distinct_paths", "drawn")
+"""``drawn``: at random, always the same way; its first rows are a fair draw of all"""
 SNIPPET_CHARACTERS = 160
 _SAMPLE_ROW = (
     "sample, label, prediction, confidence, loss, num_tokens, compute, reuse, num_distinct_paths, "
@@ -229,9 +230,10 @@ def sample_condition(label_id: int | None, q: str | None) -> Query:
 def sample_page(condition: Query, order: str, descending: bool, limit: int, offset: int) -> Query:
     """The sample rows of one page; samples without the measure come last in both directions."""
     direction = "DESC" if descending else "ASC"
+    key = "hash(sample)" if order == "drawn" else order
     return Query(
         f"SELECT {_SAMPLE_ROW} FROM sample WHERE {condition.sql} "
-        f"ORDER BY {order} {direction} NULLS LAST, sample LIMIT ? OFFSET ?",
+        f"ORDER BY {key} {direction} NULLS LAST, sample LIMIT ? OFFSET ?",
         (*condition.parameters, limit, offset),
     )
 

@@ -41,7 +41,7 @@ KINDS = (
          f"{_TESTS}::test_distributions_and_bands_are_the_answers_of_the_run"),
     Kind("fig7", ("7", "12"), "reuse per sample, its examples, skip against reuse, reuse in two runs (--beside)",
          work.reuse, "view=compute&measure=reuse", "/runs/{run}/distributions/reuse, /compare?measure=reuse",
-         f"{_TESTS}::test_reuse_of_two_runs_is_their_comparison"),
+         f"{_TESTS}::test_reuse_of_two_runs_is_their_comparison", work.reuse_beside),
     Kind("fig13", ("13",), "tokens per module, dead ones marked",
          flows.module_counts, "view=modules", "/runs/{run}/usage",
          f"{_TESTS}::test_module_counts_sum_to_all_visits"),
@@ -86,13 +86,19 @@ def chosen(names: Sequence[str]) -> list[Kind]:
 def draw_figures(
     source: Source, wishes: Wishes, kinds: Sequence[Kind] = KINDS, refusals: tuple[type[Exception], ...] = ()
 ) -> Iterator[tuple[Kind, list[Figure], str]]:
-    """Each kind with its figures, or none and the sentence why; ``refusals`` are errors that are such a sentence."""
+    """Each kind with its figures, and the sentence why some or all are missing; ``refusals`` are errors that are such
+    a sentence."""
     known: tuple[type[Exception], ...] = (NotHere, *refusals)
     for kind in kinds:
+        figures: list[Figure] = []
+        why = ""
         try:
-            yield kind, kind.make(source, wishes), ""
-        except known as why:
-            yield kind, [], _sentence(str(why))
+            figures = kind.make(source, wishes)
+            if kind.beside is not None and wishes.other is not None:
+                figures = figures + kind.beside(source, wishes)
+        except known as error:
+            why = ("Drawn without the second run: " if figures else "") + str(error)
+        yield kind, figures, _sentence(why) if why else ""
 
 
 def _sentence(words: str) -> str:

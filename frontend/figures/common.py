@@ -66,14 +66,29 @@ def ranks_shown(source: Source, num_paths: int, wanted: Sequence[int], most: int
     return ranks
 
 
-def every_sample(source: Source, most: int = 20_000) -> list[dict[str, Any]]:
-    """All samples of the run, the first ``most`` of very many."""
+def drawn_samples(source: Source, most: int = 20_000) -> tuple[list[dict[str, Any]], int]:
+    """All samples of the run, of very many ``most`` drawn at random (their order is often that of labels); and the
+    number of all."""
+    total = int(source.samples(limit=1)["total"])
+    order = "sample" if total <= most else "drawn"
     found: list[dict[str, Any]] = []
     offset: int | None = 0
     while offset is not None and len(found) < most:
-        page = source.samples(limit=PAGE, offset=offset)
+        page = source.samples(order=order, limit=min(PAGE, most - len(found)), offset=offset)
         found += page["samples"]
         offset = page["next"]
+    return found, total
+
+
+def samples_at(source: Source, measure: str, places: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """The samples at these places of the order from the most to the least of a measure, by place."""
+    found: dict[int, dict[str, Any]] = {}
+    for place in sorted(places):
+        if place in found:
+            continue
+        near = [other for other in places if place <= other < place + PAGE]
+        page = source.samples(order=measure, descending=True, limit=max(near) - place + 1, offset=place)["samples"]
+        found |= {other: page[other - place] for other in near}
     return found
 
 
@@ -86,6 +101,7 @@ def bands(ordered: Sequence[Any], each: int, seed: int) -> list[tuple[str, list[
     """Of things ordered from most to least: ``each`` drawn from the top 1 %, from 49–51 % and from the bottom 1 %.
 
     A band holds at least one thing, and at least ``each`` where there are enough for three bands that do not touch.
+    One that is not within a tenth of its percentage is named by what it is, “top 4 of 90”.
     """
     num = len(ordered)
     size = max(1, -(-num // 100))
@@ -95,21 +111,26 @@ def bands(ordered: Sequence[Any], each: int, seed: int) -> list[tuple[str, list[
     elif num < 3:
         return [("all", list(ordered))]
     start = max(size, (num - middle) // 2)
-    parts = [
-        (_band_name("top", size, num, 0.01), ordered[:size]),
-        (_band_name("middle", middle, num, 0.02), ordered[start : min(start + middle, num - size)]),
-        (_band_name("bottom", size, num, 0.01), ordered[num - size :]),
-    ]
+    parts = {
+        "top": ordered[:size],
+        "middle": ordered[start : min(start + middle, num - size)],
+        "bottom": ordered[num - size :],
+    }
     rng = np.random.default_rng(seed)
     return [
-        (name, [part[i] for i in sorted(rng.choice(len(part), min(each, len(part)), replace=False))])
-        for name, part in parts
+        (_band_name(place, len(part), num), [part[i] for i in _draw(rng, len(part), each)])
+        for place, part in parts.items()
         if part
     ]
 
 
-def _band_name(place: str, size: int, num: int, share: float) -> str:
-    """“top 1 %”, or “top 4 of 90” where one per cent is fewer than are shown."""
-    if size > max(1, -(-num // round(1 / share))):
-        return f"{place} {size} of {num}"
-    return {"top": "top 1 %", "middle": "49–51 %", "bottom": "bottom 1 %"}[place]
+def _draw(rng: np.random.Generator, num: int, most: int) -> list[int]:
+    return sorted(rng.choice(num, min(most, num), replace=False).tolist())
+
+
+_BANDS = {"top": ("top 1 %", 0.01), "middle": ("49–51 %", 0.02), "bottom": ("bottom 1 %", 0.01)}
+
+
+def _band_name(place: str, size: int, num: int) -> str:
+    name, share = _BANDS[place]
+    return name if abs(size / num - share) <= share / 10 else f"{place} {size:,} of {num:,}"

@@ -29,8 +29,8 @@ class Index:
     left_out: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, kind: Kind, figures: Sequence[Figure], why: str, files: Mapping[str, Sequence[str]]) -> None:
-        """The figures of one kind with the names of their files, or the sentence why there are none."""
-        if not figures:
+        """The figures of one kind with the names of their files, and the sentence why some or all are missing."""
+        if why:
             self.left_out.append({"figure": kind.name, "paper": list(kind.paper), "shows": kind.shows, "why": why})
         for figure in figures:
             self.drawn.append(

@@ -45,8 +45,12 @@ Views are queries of the page's address (with `run=` the run); REST paths stand 
 
 FOOT = """
 17 is figure 3 of an untrained model: `tokenpaths trace --model dna-vision-top1 --data bundled:photos --untrained` makes
-such a run. 4, 5, 14 and 15 take finished dreams of the run's model ([dreams](dreams.md)); `--dream` dreams first. In a
-sheet of few samples “top 1 %” would be less than one line, so the line then says how many it stands for.
+such a run. 4, 5, 14 and 15 take finished dreams of the run's model ([dreams](dreams.md)); `--dream` dreams first.
+
+“Top 1 %” in a sheet of samples means that they are drawn from just that. Where a run is so small that a band is not
+within a tenth of its percentage, the line says what it is, such as “top 6 of 240”. Bands and levels are taken from all
+samples of the run; *skip against reuse* draws at most 20,000 points, and its caption then says of how many. A second
+run (`--beside`) that does not fit leaves out only what compares the two; the index says why.
 
 ## Some of them, from the bundled samples
 

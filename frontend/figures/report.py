@@ -50,6 +50,7 @@ def report(
         if why:
             numbered = f"figure {escape(', '.join(kind.paper))}"
             missing.append(f"<li><b>{escape(kind.shows)}</b> ({numbered}): {_text(why)}</li>")
+        if not figures:
             continue
         contents.append((kind.name, figures[0].question))
         parts.append(_section(kind, figures, counter))
@@ -140,19 +141,29 @@ def _chart(chart: Any, counter: Any, narrow: str = "") -> str:
     )
 
 
-def _details(title: str, table: Sequence[Mapping[str, Any]], file_name: str = "") -> str:
-    """A table that opens on a click; the whole of it as a CSV file where that is not too large."""
+def _details(title: str, table: Sequence[Mapping[str, Any]], file_name: str = "", total: int | None = None) -> str:
+    """A table that opens on a click; the whole of it as a CSV file where that is not too large.
+
+    ``total``: how many rows the run has, where the table may hold only the first of them.
+    """
     if not table:
         return ""
     link = ""
+    total = max(len(table), total or 0)
     if file_name:
         data = csv_of(table).encode()
         if len(data) <= MOST_CSV_BYTES:
             url = "data:text/csv;base64," + base64.b64encode(data).decode("ascii")
             name = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in file_name)
-            link = f"<p><a download='{name}' href='{url}'>{numbers.plural(len(table), 'row')} as CSV</a></p>"
-    some = f" (the first {MOST_ROWS} of {numbers.count(len(table))})" if len(table) > MOST_ROWS else ""
+            link = f"<p><a download='{name}' href='{url}'>{_rows_held(len(table), total)} as CSV</a></p>"
+    shown = min(MOST_ROWS, len(table))
+    some = f" (the first {numbers.count(shown)} of {numbers.count(total)})" if shown < total else ""
     return f"<details><summary>{_text(title)}{some}</summary>{link}{_table(table[:MOST_ROWS])}</details>"
+
+
+def _rows_held(num: int, total: int) -> str:
+    """How many rows a file holds, and of how many."""
+    return numbers.plural(num, "row") if num == total else f"The first {numbers.count(num)} of {total:,} rows"
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -222,13 +233,14 @@ def _knows(info: Mapping[str, Any]) -> str:
 
 def _tables(source: Source, info: Mapping[str, Any]) -> str:
     tables = {
-        "Most frequent paths": path_rows(source.paths(limit=200)["paths"]),
-        "Samples": sample_rows(source.samples(limit=500)["samples"]),
-        "Labels": info["labels"],
-        "Modules": info["modules"],
+        "Most frequent paths": (path_rows(source.paths(limit=200)["paths"]), info["num_paths"]),
+        "Samples": (sample_rows(source.samples(limit=500)["samples"]), info["num_samples"]),
+        "Labels": (info["labels"], None),
+        "Modules": (info["modules"], None),
     }
-    more = f"<p class='why'>Every row: <code>tokenpaths export {_text(info['run'])} path -o paths.csv</code></p>"
-    inside = "".join(_details(name, table, f"{name.lower()}.csv") for name, table in tables.items())
+    more = (f"<p class='why'>Every row: <code>tokenpaths export {_text(info['run'])} path -o paths.csv</code>; "
+            "<code>sample</code> in place of <code>path</code> gives the samples.</p>")  # fmt: skip
+    inside = "".join(_details(name, table, f"{name.lower()}.csv", total) for name, (table, total) in tables.items())
     config = _text(json.dumps(info["config"], ensure_ascii=False, indent=1))
     return (
         f"<section id='tables'><h2>Tables</h2>{inside}<details><summary>Configuration of the model</summary>"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,17 @@ from frontend.figures.figure import Figure, NotHere, Source, Wishes
 
 SHOWN = {True: 6, False: 3}
 """samples of a band: images, texts"""
-PATCHES, TOKENS = 30, 30
+PATCHES = 30
+"""of a level of compute; or tokens"""
 _MOMENTS = ("num", "mean", "std", "min", "q01", "median", "q99", "max")
 
 
 def compute_per_sample(source: Source, wishes: Wishes) -> list[Figure]:
     """Figures 6 and 11: compute per sample, and samples of the top 1 %, 49–51 % and bottom 1 %."""
     info, found = source.info(), _spread(source, "compute", "sample")
-    samples = sorted(common.every_sample(source), key=lambda row: -row["compute"])
     return [
         _histogram("fig6-compute", found, "Compute per sample (1 = never skipped a module).", ("compute",)),
-        _bands("fig6-samples", source, info, samples, "compute", wishes),
+        _bands("fig6-samples", source, info, found, wishes),
     ]
 
 
@@ -33,13 +33,17 @@ def compute_per_token(source: Source, wishes: Wishes) -> list[Figure]:
     info, found = source.info(), _spread(source, "compute", "token")
     what = "patch" if common.is_vision(info) else "token"
     figures = [_histogram("fig16-compute", found, f"Compute per {what} (1 = never skipped a module).", ("compute",))]
-    groups = [(name, *_travellers(source, path, wishes.seed)) for name, path in _levels(source, found)]
+    groups, searched = [], []
+    for name, level, rank in _levels(source, found):
+        members, part = _travellers(source, level, rank, wishes.seed)
+        groups.append((name, level, members))
+        searched.append(part)
     table = [{"level": name, "compute": compute} | {key: value for key, value in one.items() if key != "patch"}
              for name, compute, members in groups for one in members]  # fmt: skip
     heads = [(f"{name}: compute {numbers.number(compute)}", members) for name, compute, members in groups]
     whose = "Tokens" if what == "token" else "Patches"
-    words = f"{whose} drawn at random (seed {wishes.seed}) from paths of the most, the median and the least compute. "
-    words += "; ".join(head for head, _ in heads) + "."
+    words = f"{whose} drawn at random (seed {wishes.seed}) from all of the most, the median and the least compute. "
+    words = " ".join([words + "; ".join(head for head, _ in heads) + ".", *filter(None, dict.fromkeys(searched))])
     common_parts = (
         "Which tokens get more work?" if what == "token" else "Which patches get more work?", words,
         {name: compute for name, compute, _ in groups}, {"tokens": table}, ("compute",),
@@ -55,45 +59,51 @@ def compute_per_token(source: Source, wishes: Wishes) -> list[Figure]:
 
 
 def reuse(source: Source, wishes: Wishes) -> list[Figure]:
-    """Figures 7 and 12: reuse per sample, its examples, skip against reuse, and reuse in two runs."""
+    """Figures 7 and 12: reuse per sample, its examples, and skip against reuse."""
     from frontend.charts import skip_reuse_chart
-    from frontend.charts.compare import pair_chart, pair_words
 
     info, found = source.info(), _spread(source, "reuse", "sample")
-    samples = common.every_sample(source)
+    samples, total = common.drawn_samples(source)
     figures = [
         _histogram("fig7-reuse", found, "Module reuse per sample (0 = no module twice).", ("reuse",)),
-        _bands("fig7-samples", source, info, sorted(samples, key=lambda row: -row["reuse"]), "reuse", wishes),
+        _bands("fig7-samples", source, info, found, wishes),
     ]
     table = [{"sample": row["sample"], "label": row["label"], "skip": 1 - row["compute"], "reuse": row["reuse"]}
              for row in samples if row["compute"] is not None and row["reuse"] is not None]  # fmt: skip
-    if np.ptp([row["skip"] for row in table]) > 1e-12:
+    if table and np.ptp([row["skip"] for row in table]) > 1e-12:
         pearson = numbers.correlation([row["skip"] for row in table], [row["reuse"] for row in table])
+        some = f", {len(samples):,} drawn at random of {total:,}" if len(samples) < total else ""
         figures.append(
             Figure(
                 "fig7-skip-reuse", "Do samples that skip more also reuse more?",
-                "One point a sample. " + correlation_words(table), dict(pearson or {}), {"samples": table},
+                f"One point a sample{some}. " + correlation_words(table),
+                dict(pearson or {}) | ({"of_samples": total} if some else {}), {"samples": table},
                 ("compute", "reuse"),
                 draw=lambda theme: skip_reuse_chart(samples, theme=theme, title=None, height=170),
             )
         )  # fmt: skip
-    if wishes.other is not None:
-        answer = source.compare(wishes.other, "reuse")
-        names = (answer["a"]["run"], answer["b"]["run"])
-        row = next(one for one in answer["correlations"] if one["measure"] == "reuse")
-        if not answer["points"]:
-            raise NotHere(f"No sample of {names[0]} and {names[1]} has reuse in both.")
-        figures.append(
-            Figure(
-                "fig7-beside", "Do the same samples reuse modules in both runs?",
-                f"{answer['matched']['sentence']} One point a sample; dashed: equal in both. "
-                + pair_words(answer, names),
-                {"pearson": row["pearson"], "spearman": row["spearman"], "num": row["num"]},
-                {"samples": answer["points"]}, ("reuse",),
-                draw=lambda theme: pair_chart(answer, names=names, theme=theme, title=None, height=190),
-            )
-        )  # fmt: skip
     return figures
+
+
+def reuse_beside(source: Source, wishes: Wishes) -> list[Figure]:
+    """Figure 12: reuse of the same samples in two runs."""
+    from frontend.charts.compare import pair_chart, pair_words
+
+    answer = source.compare(wishes.other, "reuse")
+    names = (answer["a"]["run"], answer["b"]["run"])
+    row = next(one for one in answer["correlations"] if one["measure"] == "reuse")
+    if not answer["points"]:
+        raise NotHere(f"No sample of {names[0]} and {names[1]} has reuse in both.")
+    return [
+        Figure(
+            "fig7-beside", "Do the same samples reuse modules in both runs?",
+            f"{answer['matched']['sentence']} One point a sample; dashed: equal in both. "
+            + pair_words(answer, names),
+            {"pearson": row["pearson"], "spearman": row["spearman"], "num": row["num"]},
+            {"samples": answer["points"]}, ("reuse",),
+            draw=lambda theme: pair_chart(answer, names=names, theme=theme, title=None, height=190),
+        )
+    ]  # fmt: skip
 
 
 def _spread(source: Source, measure: str, per: str) -> dict[str, Any]:
@@ -125,12 +135,14 @@ def _histogram(key: str, found: Mapping[str, Any], head: str, formulas: tuple[st
 
 
 def _bands(
-    key: str, source: Source, info: Mapping[str, Any], ordered: Sequence[Mapping[str, Any]], measure: str,
-    wishes: Wishes,
-) -> Figure:  # fmt: skip
+    key: str, source: Source, info: Mapping[str, Any], found: Mapping[str, Any], wishes: Wishes
+) -> Figure:
     """Samples of three bands of a measure, as pictures or as the beginnings of texts."""
+    measure, num = found["measure"], found["num"]
     pictures = common.with_pictures(source, info)
-    drawn = common.bands(ordered, SHOWN[pictures], wishes.seed)
+    places = common.bands(range(num), SHOWN[pictures], wishes.seed)
+    samples = common.samples_at(source, measure, [place for _, members in places for place in members])
+    drawn = [(name, [samples[place] for place in members]) for name, members in places]
     rows, table = [], []
     for name, members in drawn:
         shown = []
@@ -149,47 +161,43 @@ def _bands(
     return Figure(
         key, f"Which samples have much, middling and little {measure}?",
         f"Samples drawn at random (seed {wishes.seed}) from the most, the middle and the least {measure} among "
-        f"{numbers.plural(len(ordered), 'sample')}. {measure.capitalize()}: {listed}.",
+        f"{numbers.plural(num, 'sample')}. {measure.capitalize()}: {listed}.",
         {f"{name}, mean": float(np.mean([row[measure] for row in members])) for name, members in drawn},
         {"samples": table}, (measure,), sheet=walls.rows_of_samples(rows), columns=2,
     )  # fmt: skip
 
 
-def _levels(source: Source, found: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    """Paths of the most, the median and the least compute; all tokens of a path have the same."""
-    first = source.paths(order="compute", limit=100)
-    num = first["num_paths"]
+def _levels(source: Source, found: Mapping[str, Any]) -> list[tuple[str, float, int]]:
+    """The most, the median and the least compute, each with the rank of a path of it."""
+    num = source.paths(order="compute", limit=1)["num_paths"]
 
-    def page(offset: int, limit: int = 100) -> list[Mapping[str, Any]]:
-        return source.paths(order="compute", limit=limit, offset=max(0, offset))["paths"]
+    def at(place: int) -> Mapping[str, Any]:
+        return source.paths(order="compute", limit=1, offset=place)["paths"][0]
 
     low, high, median = 0, num - 1, found["median"]
     while low < high:  # the first path whose compute is at most the median's
         middle = (low + high) // 2
-        if page(middle, 1)[0]["compute"] > median + 1e-9:
+        if at(middle)["compute"] > median + 1e-9:
             low = middle + 1
         else:
             high = middle
-    parts = {"most": first["paths"], "median": page(low), "least": page(num - 100)[::-1]}
-    levels: list[tuple[str, list[Mapping[str, Any]]]] = []
-    seen: set[float] = set()
-    for name, members in parts.items():
-        level = members[0]["compute"]
-        if level not in seen:
-            seen.add(level)
-            levels.append((name, [path for path in members if abs(path["compute"] - level) < 1e-9]))
-    return levels
+    levels: dict[float, tuple[str, float, int]] = {}
+    for name, place in (("most", 0), ("median", low), ("least", num - 1)):
+        path = at(place)
+        levels.setdefault(path["compute"], (name, path["compute"], path["rank"]))
+    return list(levels.values())
 
 
-def _travellers(source: Source, paths: Sequence[Mapping[str, Any]], seed: int) -> tuple[float, list[dict[str, Any]]]:
-    """Up to ``PATCHES`` tokens, from up to twelve of the paths, the more frequent the likelier."""
-    counts = np.array([path["count"] for path in paths], dtype=float)
-    rng = np.random.default_rng(seed)
-    chosen = rng.choice(len(paths), min(12, len(paths)), replace=False, p=counts / counts.sum())
-    found: list[dict[str, Any]] = []
-    for place, index in enumerate(sorted(chosen)):
-        left = PATCHES - len(found)
-        each = -(-left // (len(chosen) - place))
-        got = source.examples(paths[index]["rank"], limit=max(1, each), seed=seed)
-        found += [{"rank": got["rank"], **one} for one in got["examples"]]
-    return paths[0]["compute"], found[:PATCHES]
+def _travellers(source: Source, level: float, rank: int, seed: int) -> tuple[list[dict[str, Any]], str]:
+    """``PATCHES`` tokens drawn from all that have this compute, with the ranks of their paths; and what of a very
+    large run was searched, where that is not all of it."""
+    found = source.search_tokens(compute=(level, level), examples=PATCHES, seed=seed)
+    counted, members = found["counted"], found["examples"]
+    whole = numbers.plural(counted["of_samples"], "sample")
+    if members:
+        return members, "" if counted["exact"] else f"Drawn from {counted['num_samples']:,} of {whole}."
+    members = [{"rank": rank, **one} for one in source.examples(rank, limit=PATCHES, seed=seed)["examples"]]
+    return members, (
+        f"Compute {numbers.number(level)} is not met in the {counted['num_samples']:,} of {whole} that were searched: "
+        f"shown is the path of rank {rank:,}."
+    )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import pytest
 from backend.cli import main
 from engine.store import Run
 from frontend.figures import KINDS
+from frontend.figures.report import _details
 from tests.runs import make_run
 
 
@@ -117,3 +119,35 @@ def test_a_report_is_one_page_that_asks_for_nothing(data_dir, tmp_path, capsys):
     assert main(["report", "--data-dir", str(data_dir), "--run", "words", "--out", str(tmp_path)]) == 2
     assert main(["report", "--data-dir", str(data_dir), "--run", "words", "--out", str(tmp_path / "a.pdf")]) == 2
     assert "does not end with .html" in capsys.readouterr().err
+
+
+def test_a_second_run_that_does_not_fit_is_said_in_index_and_report(data_dir, tmp_path, capsys):
+    out = tmp_path / "figures"
+    assert figures(data_dir, "--run", "words", "--beside", "pictures", "--out", str(out), "--only", "7",
+                   "--format", "csv") == 0  # fmt: skip
+    assert "fig7: Drawn without the second run: " in capsys.readouterr().out
+    index = json.loads((out / "index.json").read_text("utf-8"))
+    assert {row["figure"] for row in index["figures"]} >= {"fig7-reuse", "fig7-samples"}
+    (left_out,) = index["not_drawn"]
+    assert left_out["why"].startswith("Drawn without the second run: ")
+    file = tmp_path / "report.html"
+    given = ("--data-dir", str(data_dir), "--run", "words", "--out", str(file))
+    assert main(["report", *given, "--beside", "pictures"]) == 0
+    page = file.read_text("utf-8")
+    assert "<section id='fig7'" in page
+    assert "Drawn without the second run: " in page.partition("<h2>Not drawn</h2>")[2]
+
+
+def test_a_table_of_a_report_says_of_how_many_rows_it_holds_the_first():
+    rows = [{"sample": number} for number in range(500)]
+    cut = _details("Samples", rows, "samples.csv", 600)
+    assert "<summary>Samples (the first 300 of 600)</summary>" in cut
+    assert ">The first 500 of 600 rows as CSV</a>" in cut
+    assert _csv_in(cut).count("\n") == 501
+    assert "The first" not in _details("Samples", rows, "samples.csv", 500)
+    assert ">500 rows as CSV</a>" in _details("Samples", rows, "samples.csv", 500)
+    assert "<summary>Few</summary>" in _details("Few", rows[:20])
+
+
+def _csv_in(page: str) -> str:
+    return base64.b64decode(re.findall(r"base64,([^']+)'", page)[0]).decode()

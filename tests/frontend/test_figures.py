@@ -18,7 +18,7 @@ from engine.store import Run
 from frontend.charts.canvas import Canvas, wrapped
 from frontend.charts.palette import PRINT, cdf_colour
 from frontend.figures import KINDS, Dreams, NotHere, Wishes, chosen, draw_figures
-from frontend.figures.common import bands
+from frontend.figures.common import bands, drawn_samples, samples_at
 from frontend.figures.files import FORMATS, files_of
 from tests.frontend.answers import PNG
 from tests.runs import make_run
@@ -174,6 +174,65 @@ def test_bands_are_one_per_cent_of_many_and_never_touch():
         parts = [one for _, part in bands(list(range(num)), 6, seed=0) for one in part]
         assert len(parts) == len(set(parts))
     assert bands([5], 6, 0) == [("all", [5])]
+
+
+@pytest.mark.parametrize(("num", "top", "middle"), [
+    (3, "top 1 of 3", "middle 1 of 3"), (17, "top 1 of 17", "middle 1 of 17"), (18, "top 6 of 18", "middle 6 of 18"),
+    (101, "top 6 of 101", "middle 6 of 101"), (600, "top 1 %", "49–51 %"), (601, "top 7 of 601", "49–51 %"),
+    (5102, "top 1 %", "49–51 %"),
+])  # fmt: skip
+def test_a_band_is_called_a_percentage_only_where_it_is_one(num, top, middle):
+    names = [name for name, _ in bands(range(num), 6, 0)]
+    assert names == [top, middle, top.replace("top", "bottom")]
+    for name, part in bands(range(num), num, 0):  # so many are drawn that each band is whole
+        share = len(part) / num
+        assert "%" not in name or share == pytest.approx(0.02 if name.startswith("49") else 0.01, rel=0.1)
+
+
+def test_samples_are_taken_from_the_whole_run_however_few_are_drawn(runs, monkeypatch):
+    run = runs["pictures"]
+    everyone = run.samples(limit=100)["samples"]
+    monkeypatch.setattr("frontend.figures.common.PAGE", 5)
+    drawn_8, total = drawn_samples(run, most=8)
+    numbers = [row["sample"] for row in drawn_8]
+    assert (len(set(numbers)), total) == (8, 24)
+    assert max(numbers) > 12  # not the first ones: labels often stand in order
+    assert sorted(row["sample"] for row in drawn_samples(run)[0]) == list(range(24))
+    by_reuse = sorted(everyone, key=lambda row: (-row["reuse"], row["sample"]))
+    places = [0, 1, 6, 12, 23]
+    assert samples_at(run, "reuse", places) == {place: by_reuse[place] for place in places}
+    monkeypatch.setattr("frontend.figures.common.drawn_samples", lambda source: drawn_samples(source, most=8))
+    figures, _ = drawn(run, "7")
+    assert "One point a sample, 8 drawn at random of 24. 8 samples: " in figures["fig7-skip-reuse"].caption
+    assert figures["fig7-skip-reuse"].numbers["of_samples"] == 24
+    top = [row["reuse"] for row in figures["fig7-samples"].tables["samples"] if row["band"].startswith("top")]
+    assert top == [row["reuse"] for row in by_reuse[: len(top)]]
+
+
+def test_tokens_of_a_level_are_drawn_from_all_its_paths(tmp_path):
+    """Of a level with hundreds of paths, the rarer ones too; a naive count of the level's tokens beside it."""
+    file = make_run(tmp_path, "many", "text", samples=40, steps=8, modules=9, identities=3, seed=4)
+    with Run.open(file) as run:
+        levels = table(drawn(run, "20")[0]["fig16-tokens"])
+        tokens = [token for number in range(40) for token in run.sample(number)["tokens"]]
+        for name in ("most", "median", "least"):
+            rows = [row for row in levels if row["level"] == name]
+            same = [token for token in tokens if token["compute"] == pytest.approx(float(rows[0]["compute"]))]
+            assert len(rows) == min(30, len(same))
+            assert len({(row["sample"], row["token"]) for row in rows}) == len(rows)
+        paths = Counter(token["rank"] for token in tokens if token["compute"] == pytest.approx(
+            float(next(row["compute"] for row in levels if row["level"] == "median"))))  # fmt: skip
+        assert len(paths) > 100
+        shown = {int(row["rank"]) for row in levels if row["level"] == "median"}
+        assert len(shown) > 12
+        assert shown <= set(paths)
+
+
+def test_a_second_run_that_does_not_fit_leaves_the_other_figures(runs):
+    alone, _ = drawn(runs["pictures"], "7")
+    figures, why = drawn(runs["pictures"], "7", other=runs["words"])
+    assert list(figures) == list(alone) == ["fig7-reuse", "fig7-samples", "fig7-skip-reuse"]
+    assert why.startswith("Drawn without the second run: ")
 
 
 def test_reuse_of_two_runs_is_their_comparison(runs):

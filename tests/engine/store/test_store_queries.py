@@ -6,6 +6,7 @@ import base64
 import io
 import json
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from PIL import Image
 
 from engine.analysis.load import effective_top_k, load_entropy, max_violation
 from engine.errors import UserError
-from engine.store import NoSuchThing
+from engine.store import NoSuchThing, Run
 from engine.store.hydrate import CONTEXT_CHARACTERS
+from tests.runs import make_run
 
 
 def filter_sets(case: Case) -> list[dict]:
@@ -285,6 +287,15 @@ def test_samples_in_every_order(case: Case, order: str, descending: bool):
     for row in rows:
         assert row["has_image"] == (samples[row["sample"]].image is not None)
         assert row["label"] == case.label
+
+
+def test_samples_in_a_drawn_order_are_all_of_them_once_and_not_as_they_stand(tmp_path: Path):
+    with Run.open(make_run(tmp_path, samples=40, steps=2, modules=3)) as run:
+        pages = [run.samples(order="drawn", limit=10, offset=offset)["samples"] for offset in (0, 10, 20, 30)]
+        numbers = [row["sample"] for page in pages for row in page]
+        assert sorted(numbers) == list(range(40))
+        assert numbers == [row["sample"] for row in run.samples(order="drawn", limit=40)["samples"]]
+        assert {number // 10 for number in numbers[:10]} == {0, 1, 2, 3}
 
 
 def _values(case: Case, measure: str, per: str) -> tuple[np.ndarray, list]:
