@@ -361,7 +361,7 @@ def _as_error(answer: httpx.Response) -> ApiError:
     if status == 404:
         return NotFound(
             detail or "The API does not know this address.",
-            "Choose another one; *Runs* shows what there is.",
+            "Choose another one; *Start* shows what there is.",
             status=status,
         )
     if status in (429, 503):

@@ -172,6 +172,8 @@ def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
     problems = []
     for name, text in query.items():
         if name not in _READERS:
+            if not name.startswith("embed"):  # Streamlit's own
+                problems.append(f"The address says {name[:40]}={text[:40]!r}, which no view asks for; it was left out.")
             continue
         try:
             found[name] = _READERS[name](text)

@@ -42,7 +42,7 @@ def test_first_flow_is_twelve_lines_from_install_to_figure(tmp_path, monkeypatch
     pytest.importorskip("transformers")
     monkeypatch.setenv("TOKENPATHS_DATA_DIR", str(tmp_path))
     cells = code_cells("first_flow.ipynb")
-    assert cells[0].startswith("%pip install")
+    assert "pip install" in cells[0]
     assert sum(bool(line.strip()) for cell in cells for line in cell.splitlines()) <= 12
     space, shown = run_cells(cells[1:])
     chart = shown[-1].to_dict()
@@ -65,7 +65,7 @@ def executed(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[
     monkeypatch.setenv("TOKENPATHS_DATA_DIR", str(folder / "data"))
     monkeypatch.chdir(folder)
     cells = code_cells(name)
-    assert cells[0].startswith("%pip install")
+    assert "pip install" in cells[0]
     return run_cells(cells[1:])
 
 

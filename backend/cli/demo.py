@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from backend.settings import Settings
 
-SETS = {"vision": ("bundled:scenes", "bundled:photos"), "text": ("bundled:texts",)}
+SETS = {"vision": ("bundled:photos", "bundled:scenes"), "text": ("bundled:texts",)}
 OF_MODEL = {
     "raytracing-digits": ("bundled:digits",),
     "raytracing-cifar10": ("bundled:photos",),

@@ -42,6 +42,13 @@ class Words:
 
     names: tuple[str, ...]
     codes_n: Int[np.ndarray, " n"]
+    glued_n: Bool[np.ndarray, " n"] | None = None
+    """a letter, digit or ``_`` follows at once, as after the stop of ``self.msg`` or ``3.14``; None: not known"""
+
+    def of_kind(self, kind: str) -> Bool[np.ndarray, " n"]:
+        """Tokens whose word is of ``kind``. A stop inside a name or a number ends no sentence."""
+        mask_n = of_kind(self.names, kind)[self.codes_n] if len(self.names) else np.zeros(len(self.codes_n), dtype=bool)
+        return mask_n & ~self.glued_n if kind == "sentence_end" and self.glued_n is not None else mask_n
 
 
 def is_kind(word: str, kind: str) -> bool:
@@ -151,7 +158,8 @@ def words_of_tokens(
     codes, kinds = pd.factorize(keys)
     one_of = np.empty(len(kinds), dtype=np.int64)
     one_of[codes] = np.arange(len(codes))
-    return Words(tuple(whole[low[i] : high[i]] for i in one_of.tolist()), codes.astype(np.int64))
+    glued = is_word[np.minimum(high, len(letters) - 1)] & ~inside & ~blank
+    return Words(tuple(whole[low[i] : high[i]] for i in one_of.tolist()), codes.astype(np.int64), glued)
 
 
 def surroundings(text: str, start: int, end: int) -> tuple[int, int]:

@@ -28,6 +28,8 @@ def card(run_id: str, row: Mapping[str, Any] | None, problem: str | None = None)
     fields = {name: row[name] if row else None for name in CARD_FIELDS}
     for name in ("accuracy", "loss"):
         fields[name] = finite(fields[name])
+    if fields["modality"] == "vision" and fields["accuracy"] is None:
+        fields["loss"] = None  # of the few labels that the model knows; older runs keep it
     return {"run": run_id, **fields, "status": "sealed" if row else "unreadable", "problem": problem}
 
 

@@ -63,9 +63,10 @@ def load_chart(
     *,
     theme: str | Theme = "light",
     title: str | None = "How is the work shared between modules?",
+    chosen: str | None = None,
 ) -> alt.LayerChart:
     """Heat map of utilisation (1 = fair share, 0 = dead), × where a module is dead. A neutral scale, because
-    viridis means path CDF."""
+    viridis means path CDF. ``chosen``: ``step.module`` of a cell that gets a frame."""
     look = theme_named(theme)
     cells = usage["usage"]
     skips = {row["module"] for row in cells if row.get("kind") == "identity"}
@@ -137,7 +138,18 @@ def load_chart(
         .mark_text(text="×", color=look.accent, fontSize=look.font_size + 2, aria=False)
         .encode(x=x, y=y)
     )
-    chart = alt.layer(squares, crosses).properties(width="container", height=height_of(len(modules)))
+    framed = [
+        {"x": row["step"] - 0.5, "x2": row["step"] + 0.5, "y": line[row["module"]], "y2": line[row["module"]] + 1}
+        for row in cells
+        if chosen == f"{row['step']}.{row['module']}"
+    ]
+    frame = (
+        alt.Chart(rows(framed, "frame"))
+        .mark_rect(filled=False, stroke=look.accent, strokeWidth=2.5, aria=False)
+        .encode(x=x, x2="x2:Q", y=y, y2="y2:Q")
+    )
+    layers = [squares, crosses, *([frame] if framed else [])]
+    chart = alt.layer(*layers).properties(width="container", height=height_of(len(modules)))
     drawn = finish(
         titled(
             chart,

@@ -208,14 +208,15 @@ def _grouping(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
         return
     size = found["ami"]
     verdict = (
-        "Hardly more than by chance" if size < 0.05 else "A little" if size < 0.25 else "To a good part"
-        if size < 0.6 else "Largely" if size < 0.95 else "Yes, nearly all"
+        "Hardly more than by chance" if size < 0.1 else "A little" if size < 0.4 else "In part"
+        if size < 0.7 else "Largely" if size < 0.95 else "Yes, nearly all"
     )  # fmt: skip
     st.write(look.plain(
         f"{verdict}: adjusted mutual information {numbers.number(size)} (0 = by chance, 1 = the same groups), over "
         f"{numbers.plural(found['num_tokens'], 'token')}. NMI {numbers.number(found['nmi'])}; groups of these sizes "
         f"put together at random have {numbers.number(found['expected_nmi'])}."
     ))  # fmt: skip
+    st.caption("Equal patches and equal words take equal paths in untrained models too: compare with a twin.")
 
 
 def _moved(run: Mapping[str, Any], answer: Mapping[str, Any], names: tuple[str, str]) -> None:

@@ -33,14 +33,12 @@ def draw(selection: Selection) -> None:
             "load",
         )
         look.chart(
-            load_chart(usage, theme=look.theme(), title=None),
-            key=f"load_{run['run']}_{selection.label}_{selection.through}",
-            on_pick=lambda _name, node: address.go(address.current().toggle_through(node).change(module=node)),
+            load_chart(usage, theme=look.theme(), title=None, chosen=selection.module),
+            key=f"load_{run['run']}_{selection.label}_{selection.module}",
+            on_pick=_picked,
             pick=("node",),
         )
-        st.caption(
-            "Click a cell: what this module is for, below; *Flow*, *Paths* and *Sample* keep only its tokens."
-        )
+        st.caption("Click a cell: below stands what this module is for.")
         look.numbers_behind(usage["usage"], "cells")
     with right:
         look.heading(
@@ -61,6 +59,12 @@ def draw(selection: Selection) -> None:
         [{**module, "step": "any" if module["step"] is None else module["step"]} for module in run["modules"]],
         "modules of the model",
     )
+
+
+def _picked(_name: str, node: str) -> None:
+    """Open the module's page; a second click closes it."""
+    now = address.current()
+    address.go(now.change(module=None if now.module == node else node))
 
 
 def _extremes(run: Mapping[str, Any], usage: Mapping[str, Any], own: bool) -> None:

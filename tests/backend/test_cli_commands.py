@@ -27,7 +27,8 @@ from tests.backend.conftest import API
 from tests.runs import make_run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-COMMANDS = ["up", "worker", "jobs", "demo", "trace", "import", "train", "ls", "export", "doctor"]
+COMMANDS = ["up", "worker", "jobs", "demo", "trace", "import", "train", "ls", "export", "doctor", "seal", "figures",
+            "report", "dream"]  # fmt: skip
 TRACE = ["trace", "--model", "dna-vision-top1"]
 HEAVY = ["torch", "duckdb", "streamlit", "fastapi", "pandas", "numpy", "pyarrow", "PIL"]
 

@@ -192,11 +192,12 @@ def test_a_bar_shows_its_samples_and_a_sample_opens(visit):
     here.expect_query(view="sample")
 
 
-def test_a_cell_of_the_load_map_filters(visit):
+def test_a_cell_of_the_load_map_opens_its_module(visit):
     here = visit().open(view="modules", run="pictures")
     expect(here.page.get_by_text("untrained").first).to_be_visible()
     here.mark("module: 1;").click()
-    expect(here.chip("passes module 1")).to_be_visible()
+    expect(here.chip("module 1 at step")).to_be_visible()
+    expect(here.page.get_by_role("heading", name="What is module 1 at step")).to_be_visible()
 
 
 def test_the_next_sample_by_key_but_not_while_somebody_writes(visit):

@@ -25,7 +25,7 @@ def problem(status: int, detail: str | None = None, **headers: str) -> httpx.Res
 
 @pytest.mark.parametrize(
     ("status", "kind", "todo"),
-    [(401, Refused, "TOKENPATHS_TOKEN"), (403, Refused, "TOKENPATHS_TOKEN"), (404, NotFound, "Runs"),
+    [(401, Refused, "TOKENPATHS_TOKEN"), (403, Refused, "TOKENPATHS_TOKEN"), (404, NotFound, "Start"),
      (413, Refused, ""), (415, Refused, ""), (422, Refused, ""), (429, ApiError, "again"), (500, ApiError, "log"),
      (503, ApiError, "again"), (507, ApiError, "space"), (307, ApiError, "")],
 )  # fmt: skip

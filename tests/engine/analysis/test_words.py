@@ -93,3 +93,12 @@ def test_no_pattern_asks_for_nothing():
     assert check_pattern(None) is None
     assert check_pattern("  ") is None
     assert check_pattern(" cat ") == "cat"
+
+
+def test_a_stop_inside_a_name_or_a_number_ends_no_sentence():
+    text = 'self.msg is 3.14. "Yes." No… x'
+    stops = [i for i, letter in enumerate(text) if letter in ".…"]
+    places = np.array(stops)
+    words = words_of_tokens([text], np.zeros(len(stops), dtype=np.int64), places, places + 1)
+    assert words.of_kind("sentence_end").tolist() == [False, False, True, True, True]
+    assert words.of_kind("punctuation").all()

@@ -140,8 +140,8 @@ def test_what_cannot_be_answered_is_said(top1: Case, tmp_path: Path) -> None:
         assert "a map needs three" in refused(one.map, "run")
         assert one.similar_tokens(0, 0)["paths"][0]["distance"] == 0
     same = make("same", samples=4, identities=0, modules=1, steps=2)
-    with Run.open(same.write(tmp_path)) as run:  # one path for all
-        assert "would be one point" in refused(run.map, "run")
-        answer = run.similar_tokens(0, 0)
+    with Run.open(same.write(tmp_path)) as alike:  # one path for all
+        assert "would be one point" in refused(alike.map, "run")
+        answer = alike.similar_tokens(0, 0)
         assert len(answer["paths"]) == 1
-        assert run.similar_samples(0)["num_identical"] == 3
+        assert alike.similar_samples(0)["num_identical"] == 3
