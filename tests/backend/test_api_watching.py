@@ -13,13 +13,15 @@ from backend.jobs.table import JobTable
 from backend.logs import JsonLines
 from backend.settings import load_settings
 from tests.backend.conftest import SECRET, Serve, Served, problem, serving
+from tests.runs import make_run
 
 
-def test_an_error_names_the_line_of_the_log(
-    api: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_error_names_the_line_of_the_log(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the page shows of an unforeseen error finds its traceback; no query gets into the log."""
     from engine.store import Run
+
+    api = serve()  # of its own: nothing is answered from memory
+    make_run(api.runs_dir, "vision", samples=2)
 
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a secret of the house")
