@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.analysis.association import association
-from engine.analysis.words import CLASSES, Words, is_kind, word_class
+from engine.analysis.words import CLASSES, Words, word_class
 from engine.store.filters import Query
 from engine.store.sketch import mix
 from engine.store.travellers import Travellers, travellers
@@ -122,9 +122,9 @@ def _properties(run: Run, found: Travellers, words: Words | None) -> list[Proper
     words = words or pieces
     classes_W = [CLASSES.index(word_class(name)) if name else -1 for name in words.names] if words else []
     properties.append(Property("word_class", _of_words(words, classes_W, nothing)))
-    ends = pieces or words
-    ends_W = [int(is_kind(name, "sentence_end")) for name in ends.names] if ends else []
-    properties.append(Property("sentence_end", _of_words(ends, ends_W, nothing)))
+    properties.append(
+        Property("sentence_end", nothing if words is None else words.of_kind("sentence_end").astype(np.int64))
+    )
     return properties
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.analysis.contrast import Contrast, contrast, effective_size, wilson
-from engine.analysis.words import KINDS, Words, check_pattern, fitting, of_kind
+from engine.analysis.words import KINDS, Words, check_pattern, fitting
 from engine.errors import UserError
 from engine.store.checks import check_text
 from engine.store.filters import Filters, check_choice, check_filters, check_page
@@ -162,12 +162,10 @@ def token_mask(run: Run, found: Travellers, wanted: Wanted, words: Words | None)
         mask_n &= patches_of_kind(run, found, wanted.kind)
     pattern = check_pattern(wanted.q)
     if words is not None and (pattern or wanted.kind):
-        mask_W = np.ones(len(words.names), dtype=bool)
         if pattern:
-            mask_W &= fitting(words.names, pattern)
+            mask_n &= fitting(words.names, pattern)[words.codes_n]
         if wanted.kind:
-            mask_W &= of_kind(words.names, wanted.kind)
-        mask_n &= mask_W[words.codes_n]
+            mask_n &= words.of_kind(wanted.kind)
     return mask_n
 
 
