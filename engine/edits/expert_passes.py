@@ -28,7 +28,9 @@ from engine.models.family import read_controls_of
 from engine.sources.sample import Sample
 
 PASS_TOKENS = 512
-"""of one forward pass, padding counted; a longer window goes alone. Small, since nothing can stop inside a pass"""
+"""of one forward pass on a CPU, padding counted; a longer window goes alone. Small: nothing can stop inside a pass"""
+DEVICE_PASS_TOKENS = 2048
+"""the same on a GPU, which is quicker and needs more at once to be busy"""
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,9 @@ class PaddedTexts:
 class TextPasses:
     """Texts as the passes that a model sees them in. ``add`` each, then ``close``; then it is a sequence of passes."""
 
-    def __init__(self, loaded: HuggingFaceModel, pass_tokens: int = PASS_TOKENS) -> None:
-        self._loaded, self._pass_tokens = loaded, pass_tokens
+    def __init__(self, loaded: HuggingFaceModel) -> None:
+        self._loaded = loaded
+        self._pass_tokens = PASS_TOKENS if loaded.device.type == "cpu" else DEVICE_PASS_TOKENS
         self._known = loaded.model.get_input_embeddings().weight.shape[0]
         self._windows: list[Any] = []
         self.batches: list[list[int]] = []

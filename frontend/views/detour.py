@@ -68,12 +68,12 @@ def draw(selection: Selection) -> None:
 
 
 def _experts(run: Mapping[str, Any], selection: Selection) -> None:
-    """A model of another program: its gates can be barred from experts, sample after sample it is not edited here."""
+    """A model of another program: what each of its experts is good for; single samples are not edited here."""
     with look.controls():
         common.run_picker(run)
     look.heading(
         "What if it had gone elsewhere?",
-        "Of a Hugging Face model experts can be banned, over many texts at once; single edits are made by "
+        "In a Hugging Face model experts can be banned, measured over many texts. An edited run is made by "
         "`tokenpaths trace --model hf:… --controls`.",
     )
     with look.guarded("the importance of experts"):

@@ -21,7 +21,12 @@ HELP = (
     "Each module is banned in turn, at each step by itself and at every step, and all samples are run again. "
     "± one standard error of the change, outputs taken as independent."
 )
+EXPERTS_HELP = (
+    "Each expert of each layer is banned in turn: the layer's gate chooses among those that are left, and all texts "
+    "are run again. ± one standard error of the change, outputs taken as independent."
+)
 WORDS = {"modules": "each module in turn", "shares": "the busiest share of each step"}
+EXPERTS_WORDS = {"modules": "each expert in turn", "shares": "the busiest share of each layer"}
 SAMPLES = (32, 64, 128, 256)
 FEW_ANSWERS = 30
 """right answers below which a change of loss is noise: the change of the answers is shown in its place"""
@@ -46,7 +51,7 @@ def draw_experts(run: Mapping[str, Any], selection: Selection) -> None:
     try:
         model = look.client().model(checkpoint_of(run))
     except NotFound as error:
-        st.header(QUESTION, anchor=False, help=HELP)
+        st.header(QUESTION, anchor=False, help=EXPERTS_HELP)
         look.empty(
             look.plain(f"The experts of {run['model']} cannot be banned one by one from here. {error.sentence}"),
             "Put its checkpoint into the folder of the setting huggingface_dir, and start Tokenpaths again if that is "
@@ -63,14 +68,15 @@ def draw(
     run: Mapping[str, Any], kinds: Sequence[str], selection: Selection, experts: Mapping[str, Any] | None = None
 ) -> None:
     """Start a sweep of this run, and its heat map; ``experts``: the Hugging Face model that it is over."""
-    st.header(QUESTION, anchor=False, help=HELP)
+    words = WORDS if experts is None else EXPERTS_WORDS
+    st.header(QUESTION, anchor=False, help=HELP if experts is None else EXPERTS_HELP)
     if "ban" not in kinds:
         return
     name = run["model"] if experts is None else experts["model"]
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="sweep_fields"):
         sweep = st.segmented_control(
             "Ban", ["modules", "shares"], default="modules", key="sweep_kind", required=True,
-            format_func=lambda kind: WORDS[kind],
+            format_func=lambda kind: words[kind],
         )  # fmt: skip
         limit = st.select_slider("Samples of this run", SAMPLES, 64, key="sweep_samples")
         request = {"model": name, "run": run["run"], "sweep": sweep, "limit": limit}
@@ -140,7 +146,9 @@ def _not_a_sweep(job: Mapping[str, Any]) -> None:
 
 def _sweep_charts(found: Mapping[str, Any], selection: Selection, *, clicks: bool = True) -> None:
     table = found["rows"]
-    told = f"{numbers.plural(found['num_samples'], 'sample')} of {found.get('data', 'the run')}"
+    part = "" if found.get("of_samples") in (None, found["num_samples"]) else f"{found['num_samples']:,} of "
+    num = found["of_samples"] if part else found["num_samples"]
+    told = f"{part}{numbers.plural(num, 'sample')} of {found.get('data', 'the run')}"
     if found.get("num_targets") is not None and found["num_targets"] < found["num_samples"]:
         told += f", {numbers.count(found['num_targets'])} of them with a label that the model knows"
     if len(table) < found["rows_in_all"]:
