@@ -142,17 +142,20 @@ def layout_of(config: Mapping[str, Any]) -> Layout:
 
 def _number(config: Mapping[str, Any], names: Iterable[str]) -> int | None:
     """The first whole number of one of these names, in the configuration or in its part for experts."""
-    for part in (config, *(config.get(name) for name in _PARTS)):
-        for name in names if isinstance(part, Mapping) else ():
+    for part in _with_parts(config):
+        for name in names:
             if isinstance(part.get(name), int) and not isinstance(part[name], bool):
                 return int(part[name])
     return None
 
 
+def _with_parts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [config, *(config[name] for name in _PARTS if isinstance(config.get(name), Mapping))]
+
+
 def _speaks_of_experts(config: Mapping[str, Any]) -> bool:
     """Names that are not known here, but look like it: the model itself has to say."""
-    parts = [config, *(config[name] for name in _PARTS if isinstance(config.get(name), Mapping))]
-    return any("expert" in name or "moe" in name for part in parts for name in part)
+    return any("expert" in name or "moe" in name for part in _with_parts(config) for name in part)
 
 
 def _routed_layers(config: Mapping[str, Any]) -> int | None:
