@@ -202,7 +202,8 @@ class Sweep:
         data = self.reading.data
         assert data is not None
         document = {"sweep": self.request.sweep, "model": self.name, "data": self.reading.name,
-                    "num_samples": data.num_samples, "num_targets": data.num_targets,
+                    "num_samples": data.num_samples, "of_samples": self.reading.of_samples,
+                    "num_targets": data.num_targets,
                     "rows_in_all": len(self.rows or ()), "rows": self.done}  # fmt: skip
         write_artifact(self.folder, "importance.json", json.dumps(document, allow_nan=False).encode())
         write_artifact(self.folder, "importance.csv", as_csv(self.done))
@@ -231,11 +232,14 @@ class Sweep:
         self.work = None
 
 
-def _is_unchanged(run_id: str | None, context: JobContext, loaded: LoadedModel) -> bool:
-    """Whether a run is of these weights as they were trained, so that an edited run may stand beside it."""
-    if run_id is None:
+def _is_unchanged(request: RerouteRequest, context: JobContext, loaded: LoadedModel) -> bool:
+    """Whether the run of a request is of these weights as they were trained and all of its samples are taken, so that
+    an edited run may stand beside it."""
+    if request.run is None:
         return False
-    with context.open_run(run_id) as run:
+    with context.open_run(request.run) as run:
+        if run.row["num_samples"] > request.limit:
+            return False
         same = run.row["checkpoint_sha256"] == loaded.sha256
         config = json.loads(run.row["config"])
     return bool(same and not config.get("controls"))
@@ -251,7 +255,7 @@ class EditedRun:
         self.effect: dict[str, Any] | None = load_state(folder, self.begun_for, "effect")
         self.work: Measurement | None = None
         self.parts: Generator[TraceProgress, None, Path] | None = None
-        self.runs: dict[str, str] = {"before": request.run} if _is_unchanged(request.run, context, changed) else {}
+        self.runs: dict[str, str] = {"before": request.run} if _is_unchanged(request, context, changed) else {}
         self.traced = 0
 
     def advance(self) -> Progress:
@@ -322,7 +326,8 @@ class EditedRun:
     def _finished(self) -> Progress:
         assert self.effect is not None
         kept = ("loss", "accuracy", "perplexity", "kl", "paths_changed_after", "flow_difference")
-        result = {"run": self.runs["after"], "runs": [self.runs["before"], self.runs["after"]]}
+        result = {"run": self.runs["after"], "runs": [self.runs["before"], self.runs["after"]],
+                  "num_samples": len(self.reading.samples), "of_samples": self.reading.of_samples}  # fmt: skip
         return Progress(
             self._total, self._total, "samples", "; ".join(self.effect["edits"]), finished=True,
             result=result | {"effect": {name: self.effect[name] for name in kept}},

@@ -35,6 +35,8 @@ class Source:
     split: str
     regions: tuple[str, ...] = ()
     """names of the regions that the samples' masks mark; a run keeps no masks"""
+    of_samples: int | None = None
+    """samples of the run that they are drawn from; None: they are of no run"""
 
 
 def samples_of(request: RerouteRequest, context: JobContext, modality: str) -> Source:
@@ -55,7 +57,8 @@ def samples_of(request: RerouteRequest, context: JobContext, modality: str) -> S
 
 def _samples_of_run(run_id: str, limit: int, context: JobContext) -> Source:
     with context.open_run(run_id) as run:
-        return Source(_read_run(run_id, limit, context), run.row["dataset"], run.row["split"])
+        samples, row = _read_run(run_id, limit, context), run.row
+        return Source(samples, row["dataset"], row["split"], of_samples=int(row["num_samples"]))
 
 
 def _read_run(run_id: str, limit: int, context: JobContext) -> Iterator[Sample]:
@@ -74,7 +77,8 @@ def _read_run(run_id: str, limit: int, context: JobContext) -> Iterator[Sample]:
 
 def begun_for(request: RerouteRequest, loaded: LoadedModel | HuggingFaceModel) -> dict[str, Any]:
     """What a state must have been begun for to be gone on with."""
-    return {"checkpoint": loaded.sha256, "request": request.model_dump(mode="json")}
+    drawn = {} if request.run is None else {"choice of samples": "drawn over the run"}  # once: its first ones
+    return {"checkpoint": loaded.sha256, "request": request.model_dump(mode="json"), **drawn}
 
 
 def load_state(folder: Path, begun_for: dict[str, Any], key: str) -> Any:
@@ -107,6 +111,7 @@ class Reading:
 
     def _open(self, source: Source) -> None:
         self._samples, self.name, self.split, self.regions = source.samples, source.name, source.split, source.regions
+        self.of_samples = source.of_samples
         self.samples: list[Sample] = []
         self.data: Any = None
         """None while samples are being read, then a ``PreparedSet`` or what stands for it"""

@@ -25,7 +25,9 @@ class RerouteRequest(BaseModel):
     run: StrictStr | None = Field(
         None, description="Instead of data: the samples of this run, as it keeps them", pattern=NAME_PATTERN
     )
-    limit: StrictInt = Field(128, ge=1, le=MOST_SAMPLES, description="At most so many samples, spread over labels")
+    limit: StrictInt = Field(
+        128, ge=1, le=MOST_SAMPLES, description="At most so many samples, of data spread over labels, of a run evenly"
+    )
     controls: dict[str, Any] | None = Field(
         None, description="What to change, as in POST /traces: edits, or other controls of the model"
     )

@@ -16,6 +16,7 @@ from engine.analysis.effects import RouteChange, change_of, edited_steps, step_d
 from engine.errors import UserError
 from engine.store.filters import Query
 from engine.store.flows import columns_sql, read_chunks, ribbons_of
+from engine.store.queries import some_samples
 
 if TYPE_CHECKING:
     from engine.store.run import Run
@@ -24,13 +25,28 @@ MOST_TOKENS = 2_000_000
 MOST_LINKS = 2000
 
 
+def drawn_samples(num_samples: int, limit: int) -> np.ndarray:
+    """Numbers (n,), rising, of at most ``limit`` samples: one drawn from each of ``limit`` equal parts of the run.
+
+    Samples often stand in the order of their labels, so the first ones are no picture of all. Always the same ones.
+
+    >>> drawn_samples(3, 64).tolist()
+    [0, 1, 2]
+    """
+    if num_samples <= limit:
+        return np.arange(num_samples)
+    edges = np.arange(limit + 1) * num_samples // limit
+    return np.random.default_rng(0).integers(edges[:-1], edges[1:])
+
+
 def sample_inputs(run: Run, limit: int) -> Iterator[dict[str, Any]]:
-    """label, source, and text or image (PNG) of the first samples, as the run keeps them.
+    """label, source, and text or image (PNG) of ``drawn_samples`` of the run, as it keeps them.
 
     Raises:
         UserError: the run keeps neither.
     """
-    query = Query("SELECT sample, label, source, text, image IS NOT NULL FROM sample ORDER BY sample LIMIT ?", (limit,))
+    numbers = drawn_samples(int(run.row["num_samples"]), limit).tolist()
+    query = some_samples(numbers, "sample, label, source, text, image IS NOT NULL")
     for sample, label, source, text, has_image in run.rows(query):
         if text is None and not has_image:
             what = "text" if run.row["modality"] == "text" else "image"

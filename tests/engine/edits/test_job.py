@@ -179,6 +179,45 @@ def test_a_run_of_other_weights_or_of_edits_is_not_taken_for_the_unchanged_one(h
             assert new.effect(old)["paths_changed"] > 0
 
 
+def test_samples_of_a_run_are_drawn_over_all_of_it_and_said_of_how_many(home, tmp_path):
+    """Labels stand in order: the first samples of the run would be of one label."""
+    from engine.datasets import Sample
+    from engine.tracing import trace_samples
+
+    loaded = context_of(home).load_model("tiny")
+    texts = [Sample(image=None, text=WORDS[3 * n :], label="abc"[n // 4], source=f"s{n}") for n in range(12)]
+    trace_samples(loaded, texts, home / "runs", run_id="in-order", twin=False)
+    wish = {"model": "tiny", "run": "in-order", "limit": 3}
+    swept = read_request(RerouteJob, wish | {"sweep": "shares", "shares": [0.5]})
+    drawn = list(samples_of(swept, context_of(home), "text").samples)
+    assert [sample.label for sample in drawn] == ["a", "b", "c"]
+    assert [sample.text for sample in drawn] == [texts[int(sample.source[1:])].text for sample in drawn]
+    run_to_the_end(home, tmp_path / "sweep", swept)
+    found = json.loads((tmp_path / "sweep" / "artifacts" / "importance.json").read_text())
+    assert (found["num_samples"], found["of_samples"]) == (3, 12)
+    # The unchanged run beside the edited one is of the same three.
+    edit = {"edits": [{"edit": "ban", "modules": [0], "step": 1}]}
+    result = run_to_the_end(home, tmp_path / "edit", read_request(RerouteJob, wish | {"controls": edit})).result
+    assert (result["num_samples"], result["of_samples"]) == (3, 12)
+    before, after = (home / "runs" / f"{name}.duckdb" for name in result["runs"])
+    with Run.open(before) as old, Run.open(after) as new:
+        assert [row["label"] for row in old.samples()["samples"]] == ["a", "b", "c"]
+        assert new.effect(old)["num_samples"] == 3
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7, 100])
+def test_one_sample_of_each_part_of_a_run(limit):
+    from engine.store.effects import drawn_samples
+
+    numbers = drawn_samples(100, limit).tolist()
+    assert len(numbers) == limit
+    assert all(part * 100 // limit <= number < (part + 1) * 100 // limit for part, number in enumerate(numbers))
+    assert numbers == drawn_samples(100, limit).tolist()
+    assert drawn_samples(limit, 100).tolist() == list(range(limit))
+    # Labels that take turns are met too, which every n-th sample would miss.
+    assert {number % 2 for number in drawn_samples(1000, 100).tolist()} == {0, 1}
+
+
 def test_one_sample_beside_the_same_in_a_larger_run(home, tmp_path):
     from engine.datasets import Sample
     from engine.tracing import trace_samples
