@@ -57,6 +57,13 @@ CHECKED = ("job", "event")
 """tables whose rows carry a sum of their values: SQLite itself does not notice a changed bit inside a value"""
 
 
+DAMAGE = {
+    "type": "urn:tokenpaths:damaged-job", "title": "Damaged job", "status": 500,
+    "detail": "The row of this job in the job file was changed by something else than Tokenpaths, so that it cannot be "
+    "told what it was. Its folder of artifacts stays; remove the job, and submit it again.",
+}  # fmt: skip
+
+
 class DamagedRow(sqlite3.DatabaseError):
     """A row whose values are not those that were written."""
 
@@ -137,6 +144,8 @@ class JobRow:
     worker: str | None
     lease_until: float | None
     not_before: float | None
+    damaged: bool = False
+    """its row in the file is not what was written: what it was cannot be told"""
 
     @property
     def ended(self) -> bool:
@@ -160,6 +169,20 @@ def job_row(row: sqlite3.Row) -> JobRow:
         values[name] = None if values[name] is None else json.loads(values[name])
     values["cancelling"] = bool(values["cancelling"])
     return JobRow(**values)
+
+
+def shown_row(row: sqlite3.Row) -> JobRow:
+    """``job_row``, and for a damaged one a failed job that says so: one changed byte must not hide all others."""
+    try:
+        return job_row(row)
+    except (DamagedRow, ValueError, TypeError):
+        number = lambda name: row[name] if isinstance(row[name], (int, float)) else 0  # noqa: E731
+        return JobRow(
+            number=int(number("number")), job=str(row["job"]), kind=str(row["kind"]), request={}, state="failed",
+            queued=0, created_at=number("created_at"), started_at=None, finished_at=None, done=0, most_done=0,
+            total=None, unit="", rate=None, message="", result=None, problem=dict(DAMAGE), attempts=0, deaths=0,
+            cancelling=False, worker=None, lease_until=None, not_before=None, damaged=True,
+        )  # fmt: skip
 
 
 def as_text(value: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from backend.jobs.connection import Connection
-from backend.jobs.rows import ENDED, EventRow, JobRow, State, as_text, checked_row, job_row
+from backend.jobs.rows import DAMAGE, ENDED, EventRow, JobRow, State, as_text, checked_row, shown_row
 from backend.problems import Problem, busy
 from engine.jobs import Progress
 
@@ -87,7 +87,7 @@ class JobTable:
                 values += allowed
         query = f"SELECT * FROM job WHERE {' AND '.join(where)} ORDER BY number DESC LIMIT ?"
         with self.connection.reading() as con:
-            return [job_row(row) for row in con.execute(query, (*values, limit))]
+            return [shown_row(row) for row in con.execute(query, (*values, limit))]
 
     def places(self) -> dict[str, int]:
         """Place in the queue of every waiting job, 1 = next."""
@@ -112,6 +112,8 @@ class JobTable:
         """Put a failed or cancelled job at the end of the queue; Problem 409 for any other."""
         with self.connection.writing() as con:
             row = _get(con, job)
+            if row.damaged:
+                raise Problem(409, "damaged-job", DAMAGE["detail"])
             if row.state not in ("failed", "cancelled"):
                 what = "it succeeded; submit a new one" if row.state == "succeeded" else f"it is {row.state}"
                 raise Problem(409, "not-over", f"Only a failed or cancelled job can be tried again, and {what}.")
@@ -172,14 +174,17 @@ class JobTable:
         if resume_paused:
             # Pauses are short: one that ends long after any lease would was begun before the clock was set back.
             free += " OR (state = 'paused' AND (not_before <= :now OR not_before > :now + 2 * :lease))"
-        query = f"SELECT * FROM job WHERE {free} ORDER BY queued LIMIT 1"
-        values = {"now": now, "lease": self.lease_s}
+        query = f"SELECT * FROM job WHERE {free} ORDER BY queued LIMIT 1 OFFSET :damaged"
+        values = {"now": now, "lease": self.lease_s, "damaged": 0}
         with self.connection.reading() as con:  # most of the time there is nothing, and no need to lock anybody out
             if con.execute(query, values).fetchone() is None:
                 return None
         with self.connection.writing() as con:
             while (found := con.execute(query, values).fetchone()) is not None:
-                row = job_row(found)
+                row = shown_row(found)
+                if row.damaged:  # what it asked for cannot be trusted; it stays until somebody removes it
+                    values["damaged"] += 1
+                    continue
                 if row.cancelling:
                     self._finish(con, row.job, "cancelled")
                     continue
@@ -348,7 +353,7 @@ def _get(con: sqlite3.Connection, job: str) -> JobRow:
     if found is None:
         said = f"There is no job {job[:80]!r}; it was removed, or has another name."
         raise Problem(404, "no-such-job", said, field="job")
-    return job_row(found)
+    return shown_row(found)
 
 
 def _last_turn(con: sqlite3.Connection) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 import threading
 from pathlib import Path
 
@@ -136,6 +137,29 @@ def test_a_paused_job_waits_for_its_time_and_for_space(table: JobTable, clock: C
     again = table.submit("count", {}).job
     table.pause(leased(table, "two"), "full", 5)
     assert table.cancel(again).state == "cancelled"
+
+
+def test_one_damaged_row_hides_no_other_and_can_be_removed(table: JobTable, tmp_path: Path, clock: Clock) -> None:
+    over, waiting, hurt = (table.submit("count", {"n": n}).job for n in range(3))
+    table.end(leased(table, "w"), "succeeded", result={"x": 1})
+    table.close()
+    with sqlite3.connect(tmp_path / "jobs.sqlite") as con:
+        con.execute("UPDATE job SET message = 'changed' WHERE job = ?", (over,))
+        con.execute("UPDATE job SET request = '{\"n\": 7}' WHERE job = ?", (hurt,))
+    con.close()
+    table = JobTable(tmp_path / "jobs.sqlite", lease_s=10, clock=clock)
+    assert [(row.job, row.state, row.damaged) for row in table.page()] == [
+        (hurt, "failed", True), (waiting, "waiting", False), (over, "failed", True),
+    ]  # fmt: skip
+    assert "submit it again" in table.get(over).problem["detail"]
+    with pytest.raises(Problem, match="submit it again"):
+        table.retry(over)
+    table.remove(over)
+    assert leased(table, "w").row.job == waiting
+    assert table.lease("v") is None, "the damaged one is not worked on"
+    assert (table.get(hurt).state, table.get(hurt).request) == ("failed", {})
+    table.remove(hurt)
+    assert [row.job for row in table.page()] == [waiting]
 
 
 def test_what_is_counted_anew_comes_further_though_the_number_is_smaller(table: JobTable, clock: Clock) -> None:
