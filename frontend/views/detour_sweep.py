@@ -144,11 +144,15 @@ def _not_a_sweep(job: Mapping[str, Any]) -> None:
               kwargs={"view": "jobs", "job": job["job"]})  # fmt: skip
 
 
+def samples_told(found: Mapping[str, Any]) -> str:
+    """How many samples a sweep is over: “5 samples”, or “64 of 300 samples” where they are drawn from a run."""
+    num, of = found["num_samples"], found.get("of_samples")
+    return numbers.plural(num, "sample") if of in (None, num) else f"{num:,} of {numbers.plural(of, 'sample')}"
+
+
 def _sweep_charts(found: Mapping[str, Any], selection: Selection, *, clicks: bool = True) -> None:
     table = found["rows"]
-    part = "" if found.get("of_samples") in (None, found["num_samples"]) else f"{found['num_samples']:,} of "
-    num = found["of_samples"] if part else found["num_samples"]
-    told = f"{part}{numbers.plural(num, 'sample')} of {found.get('data', 'the run')}"
+    told = f"{samples_told(found)} of {found.get('data', 'the run')}"
     if found.get("num_targets") is not None and found["num_targets"] < found["num_samples"]:
         told += f", {numbers.count(found['num_targets'])} of them with a label that the model knows"
     if len(table) < found["rows_in_all"]:

@@ -15,6 +15,7 @@ from frontend.charts.served import served_chart
 from frontend.client import ApiError
 from frontend.selection import Selection
 from frontend.views import common, path_examples
+from frontend.views.detour_sweep import samples_told
 
 MOST_WORDS = 24
 EXAMPLES = 40
@@ -187,7 +188,7 @@ def _importance(run: Mapping[str, Any], step: int, module: int) -> None:
             told = f"loss {sign}{numbers.number(row['loss_change'])}{error} nats"
         else:
             told = f"KL of the answers {numbers.number(row.get('kl'))} nats"
-        st.write(look.plain(f"{where}: {told} ({numbers.plural(found['num_samples'], 'sample')})."))
+        st.write(look.plain(f"{where}: {told} ({samples_told(found)})."))
 
 
 def _sweep(run: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -162,6 +162,13 @@ def test_differences_have_one_diverging_scale_with_zero_in_the_middle():
         assert (scale["range"][0], scale["range"][2]) == DIVERGING["light"]
 
 
+def test_a_sweep_says_of_how_many_samples_it_took_some():
+    from frontend.views.detour_sweep import samples_told
+
+    told = [samples_told({"num_samples": 64} | more) for more in ({}, {"of_samples": 64}, {"of_samples": 3000})]
+    assert told == ["64 samples", "64 samples", "64 of 3,000 samples"]
+
+
 def test_answers_before_and_after():
     rows = {row["answer"]: (row["before"], row["after"]) for row in effects.answer_rows(TOP5)}
     assert rows == {"cat": (0.6, 0.4), "\n": (None, 0.5), " dog": (0.3, None)}
