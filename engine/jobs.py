@@ -62,7 +62,8 @@ class Progress:
     total: int | None
     """units in all; None where nobody knows"""
     unit: str
-    """what is counted, in the plural: ``iterations``, ``samples``, ``tokens``, ``edits``"""
+    """what is counted, in the plural: ``iterations``, ``samples``, ``tokens``, ``edits``. The queue takes another unit
+    for progress, so a unit that a job has left must not come back, in a later life either"""
     message: str = ""
     """one short sentence for people: what it is doing"""
     finished: bool = False

@@ -145,7 +145,7 @@ class Sweep:
         if self.reading.data is None:
             self.reading.advance(ends)
             if self.reading.data is None:
-                return self.reading.progress()
+                return self.reading.progress("edits")
         self.unchanged = self.unchanged or self._unchanged()
         while self.rows is None and time.monotonic() < ends:
             self._count(self.reading.data, self.unchanged)
@@ -264,7 +264,7 @@ class EditedRun:
         if self.reading.data is None:
             self.reading.advance(ends)
             if self.reading.data is None:
-                return self.reading.progress()
+                return self.reading.progress("samples")
         while time.monotonic() < ends:
             if self.effect is None:
                 self._measure()

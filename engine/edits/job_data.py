@@ -133,6 +133,7 @@ class Reading:
 
         return prepare(self._loaded, self.samples)
 
-    def progress(self) -> Progress:
-        """While it reads."""
-        return Progress(0, None, "edits", f"{len(self.samples):,} samples read")
+    def progress(self, unit: str) -> Progress:
+        """While it reads. ``unit``: what the job counts afterwards; a unit that comes back would look like progress
+        in every life of a job that kills its workers."""
+        return Progress(0, None, unit, f"{len(self.samples):,} samples read")

@@ -133,6 +133,16 @@ def test_modules_of_a_step_are_banned_there_only():
     assert [r.step for r in module_rows(anywhere, 2)] == [0, 1, None]
 
 
+@pytest.mark.parametrize("asked", [{"controls": {"edits": [{"edit": "ban", "modules": [0]}]}}, {"sweep": "modules"}])
+def test_a_job_counts_the_same_from_its_first_slice_on(home, tmp_path, monkeypatch, asked):
+    """The queue takes a new unit for progress: one that comes back in every life would hide workers that die."""
+    monkeypatch.setattr("engine.edits.job.SLICE_SECONDS", 1e-9)  # so that reading takes several slices
+    job = RerouteJob.start(request_of(**asked), tmp_path, context_of(home))
+    units = {job.advance().unit for _ in range(12)}
+    job.close()
+    assert len(units) == 1
+
+
 def test_one_edit_leaves_two_runs_and_the_effect_between_them(home, tmp_path):
     edits = [{"edit": "ban", "modules": [0, 1], "step": 1}]
     request = request_of(controls={"edits": edits}, name="edited")
