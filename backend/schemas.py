@@ -255,7 +255,9 @@ class Law(Shape):
     num_tail: int | None = Field(None, description="Paths with at least `x_min` tokens")
     ks: float | None = Field(None, description="Kolmogorov–Smirnov distance of tail and law")
     p_value: float | None = Field(
-        None, description="Share of data sets drawn from the law that lie further from their fit; at most 0.1: refused"
+        None,
+        description="(1 + data sets drawn from the law that lie at least as far from their fit) / (1 + draws); at most "
+        "0.1: refused",
     )
     lognormal: Lognormal | None = None
     curve: list[LawPoint] = Field((), description="From `x_min` to the most frequent path, at most 40 points")

@@ -21,8 +21,9 @@ class KnownProperty(Shape):
         "(token 0, 1–2, 3–6 … of its text), `region` or `place` (3 × 3 cells of the picture)"
     )
     values: int = Field(description="Different values among the tokens")
-    shuffled: Literal["samples", "tokens"] = Field(
-        description="`samples`: all tokens of a sample share the property, so whole samples were shuffled"
+    shuffled: Literal["samples", "sequences"] = Field(
+        description="`samples`: whole samples, whose tokens share the property; `sequences`: each sample got the "
+        "values of another one of about its length, in their order, from a random token on"
     )
     nmi: float = Field(description="2·I(path; property) / (H(path) + H(property)), 0 … 1")
     null_mean: float = Field(description="Its mean over shuffles")

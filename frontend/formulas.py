@@ -24,9 +24,10 @@ HELP = {
     ),
     "law": (
         "p(count = x) ∝ x^−α for x ≥ x_min, fitted to the counts of the paths by discrete maximum likelihood; x_min "
-        "makes the Kolmogorov–Smirnov distance smallest. p: share of 100 data sets drawn from the law that lie further "
-        "from their own fit; at most 0.1 refuses it. Lognormal: Vuong’s test on the same tail, positive ratio = power "
-        "law better. (Clauset, Shalizi, Newman 2009.) A rank–frequency slope s goes with α = 1 + 1/|s|."
+        "makes the Kolmogorov–Smirnov distance smallest. p: (1 + those of 100 data sets drawn from the law that lie "
+        "at least as far from their own fit) / 101; at most 0.1 refuses it. Lognormal: Vuong’s test on the same tail, "
+        "positive ratio = power law better. (Clauset, Shalizi, Newman 2009.) A rank–frequency slope s goes with "
+        "α = 1 + 1/|s|."
     ),
     "compute": (
         "compute of a token = active (non-identity) slots / (S·K); 1 = never skipped. "

@@ -12,6 +12,8 @@ from jaxtyping import Integer
 
 _LARGEST_TABLE = 1 << 18
 """cells of paths × labels that are counted in one table; larger ones are sorted"""
+_ENOUGH = 8
+"""samples that may give each other their labels"""
 
 
 @dataclass(frozen=True)
@@ -84,37 +86,94 @@ def _normalised(entropy_paths: float, entropy_labels: float, entropy_joint: floa
     return min(1.0, max(0.0, 2.0 * (total - entropy_joint) / total))
 
 
+class Sequences:
+    """Shuffles that keep what is alike inside a sample together.
+
+    Each sample gets the labels of another one of about its length, in their order, from a random place on and round
+    again. So neighbours stay neighbours, on both sides, and labels that hang on the place alone are shifted against
+    the paths. Of samples of one length this is a permutation of all labels. Where lengths differ the longer one's are
+    cut, or the shorter one's repeated; where only some tokens of a sample are known, the nearest one before stands for
+    a place that is not.
+    """
+
+    def __init__(self, sample_n: Integer[np.ndarray, " n"], place_n: Integer[np.ndarray, " n"]) -> None:
+        """``place_n``: the place of each token in its sample, from 0 on."""
+        sample_n = _codes(sample_n)
+        self.order = np.lexsort((place_n, sample_n))
+        self.owner, self.place = sample_n[self.order], place_n[self.order].astype(np.int64)
+        sizes = np.bincount(sample_n)
+        self.last = np.cumsum(sizes) - 1
+        self.first = self.last - sizes + 1
+        self.length = self.place[self.last] + 1
+        self.width = int(self.length.max())
+        self.key = self.owner * self.width + self.place
+        self.alike = _alike(sizes)
+
+    def draw(self, rng: np.random.Generator) -> Integer[np.ndarray, " n"]:
+        """The token whose label each token gets."""
+        giver = np.empty(len(self.first), dtype=np.int64)
+        for some in self.alike:
+            giver[some] = rng.permutation(some)
+        turned = (self.place + rng.integers(0, self.length[giver])[self.owner]) % self.length[giver][self.owner]
+        whose = giver[self.owner]
+        taken = np.searchsorted(self.key, whose * self.width + turned, side="right") - 1
+        # Before the first one that is known comes, round again, the last.
+        taken = np.where(taken < self.first[whose], self.last[whose], taken)
+        drawn = np.empty(len(taken), dtype=np.int64)
+        drawn[self.order] = self.order[taken]
+        return drawn
+
+
+def _alike(sizes: Integer[np.ndarray, " G"]) -> list[Integer[np.ndarray, " g"]]:
+    """Samples of about one size: of the same where there are enough, never one of twice the size of another."""
+    order = np.argsort(sizes, kind="stable")
+    found, first = [], 0
+    for end in (*(np.flatnonzero(np.diff(sizes[order])) + 1).tolist(), len(order)):
+        if end == len(order) or end - first >= _ENOUGH or sizes[order[end]] >= 2 * sizes[order[first]]:
+            found.append(order[first:end])
+            first = end
+    return found
+
+
 def association(
     paths: Integer[np.ndarray, " n"],
     labels: Integer[np.ndarray, " n"],
     *,
     groups: Integer[np.ndarray, " n"] | None = None,
+    sequences: tuple[Integer[np.ndarray, " n"], Integer[np.ndarray, " n"]] | None = None,
     shuffles: int = 200,
     seed: int = 0,
 ) -> Association:
-    """NMI with a permutation null: labels shuffled over tokens ``shuffles`` times, or over ``groups`` of them.
+    """NMI with a permutation null: labels shuffled over tokens ``shuffles`` times, or over ``groups`` or ``sequences``.
 
     Tokens of one sample share its label, and often their decisions: shuffled one by one they would make any
-    paths look as if they knew it. So a label is shuffled over samples (``groups``), whole.
+    paths look as if they knew it. So a label is shuffled over samples (``groups``), whole. Labels that differ inside
+    a sample, but hang together there as well, are shuffled as ``sequences``, the sample of each token and its place
+    in it (``Sequences``).
 
     p = (1 + number of shuffles with NMI ≥ the observed one) / (1 + shuffles), so never 0.
 
     Raises:
-        ValueError: tokens of one group have different labels.
+        ValueError: tokens of one group have different labels, or both groups and sequences are given.
     """
+    if groups is not None and sequences is not None:
+        raise ValueError("labels are shuffled over groups or as sequences, not both")
     rng = np.random.default_rng(seed)
     paths, labels = _codes(paths), _codes(labels)
-    group_n = np.arange(len(labels)) if groups is None else _codes(groups)
-    label_of_group = np.empty(int(group_n.max()) + 1, dtype=np.int64)
-    label_of_group[group_n] = labels
-    if not np.array_equal(label_of_group[group_n], labels):
-        raise ValueError("tokens of one group have different labels, so the group has none to shuffle")
-    num_labels = int(labels.max()) + 1
-    joint = _Joint(paths, num_labels)
+    joint = _Joint(paths, int(labels.max()) + 1)
     observed = joint.nmi(labels)
+    if sequences is None:
+        group_n = np.arange(len(labels)) if groups is None else _codes(groups)
+        label_of_group = np.empty(int(group_n.max()) + 1, dtype=np.int64)
+        label_of_group[group_n] = labels
+        if not np.array_equal(label_of_group[group_n], labels):
+            raise ValueError("tokens of one group have different labels, so the group has none to shuffle")
+    else:
+        turned = Sequences(*sequences)
     null = np.empty(shuffles)
     for i in range(shuffles):
-        null[i] = joint.nmi(rng.permutation(label_of_group)[group_n])
+        drawn = rng.permutation(label_of_group)[group_n] if sequences is None else labels[turned.draw(rng)]
+        null[i] = joint.nmi(drawn)
     # Sums in another order differ in the last digits: a tie must count as one.
     at_least = int((null >= observed - 1e-12).sum())
     return Association(

@@ -122,22 +122,29 @@ def judge(histogram: Histogram, draws: int = 100, seed: int = 0) -> Verdict:
             reason=f"almost all paths have the same number of tokens ({law.x_min}): counts fall off faster than with "
             f"α = {ALPHA_RANGE[1]:g}",
         )
+    if law.alpha < ALPHA_RANGE[0] + _NUDGE:
+        return Verdict(
+            None,
+            reason=f"counts fall off more slowly than with α = {ALPHA_RANGE[0]:g}, where hardly a law adds up to 1",
+        )
     p_value = goodness_of_fit(histogram, law, draws, seed) if draws else None
     return Verdict(law, p_value, against_lognormal(histogram, law))
 
 
 def goodness_of_fit(histogram: Histogram, law: PowerLaw, draws: int = 100, seed: int = 0) -> float:
-    """Share of data sets drawn from the law that lie further from *their* fit; at most 0.1: the law is refused.
+    """p = (1 + data sets drawn from the law that lie at least as far from *their* fit) / (1 + draws), so never 0; at
+    most 0.1: the law is refused, which takes nine draws or more.
 
     Below x_min the drawn paths have the observed counts (section 4.1). The standard error of the share is at most
-    1/(2·√draws).
+    1/(2·√draws). That the observed data set counts as one of the draws keeps a test of few draws honest (Phipson and
+    Smyth, "Permutation P-values should never be zero", 2010).
     """
     rng = np.random.default_rng(seed)
     further = 0
     for _ in range(draws):
         fit = fit_power_law(draw_like(histogram, law, rng))
         further += fit is not None and fit.ks >= law.ks
-    return further / draws
+    return (1 + further) / (1 + draws)
 
 
 def rank_curve(law: PowerLaw, largest: int, points: int = 40) -> tuple[Float[np.ndarray, " R"], Int[np.ndarray, " R"]]:

@@ -1,7 +1,10 @@
 """What paths know: NMI(π; property) of each property that the tokens of a run have, beside a permutation null.
 
-Worked out on the same hash sample of tokens as the associations in the run's file, so the numbers agree.
-Properties of a sample (its label, the prediction) are shuffled over whole samples, all others over tokens.
+Worked out on a hash sample of the tokens that are in memory. Of a run that is there whole these are the tokens of the
+associations in its file, so NMI agrees with theirs; of a larger run they are other tokens, and it differs a little.
+Properties of a sample (its label, the prediction) are shuffled over whole samples. All others are alike inside a sample
+too, as its paths are: they are shuffled as sequences (``association.Sequences``), not token by token as in the file,
+whose p is therefore smaller.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ class Property:
     codes_n: np.ndarray
     of_samples: bool = False
     """all tokens of a sample share it"""
+    by_place: bool = False
+    """it hangs together by the place in the sample; else a sample is a row of values, whatever lies between them"""
 
 
 def what_paths_know(run: Run) -> dict[str, Any]:
@@ -55,11 +60,12 @@ def what_paths_know(run: Run) -> dict[str, Any]:
             found.path_n[here],
             codes[here],
             groups=found.sample_n[here] if one.of_samples else None,
+            sequences=None if one.of_samples else _sequences(found, here, one.by_place),
             shuffles=SHUFFLES,
             seed=SEED,
         )
         known.append({
-            "property": one.name, "values": values, "shuffled": "samples" if one.of_samples else "tokens",
+            "property": one.name, "values": values, "shuffled": "samples" if one.of_samples else "sequences",
             "nmi": result.nmi, "null_mean": result.null_mean, "null_low": result.null_low,
             "null_high": result.null_high, "p_value": result.p_value, "num_tokens": result.num_tokens,
         })  # fmt: skip
@@ -93,6 +99,17 @@ _WORDS = {
 }
 
 
+def _sequences(found: Travellers, here: np.ndarray, by_place: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Sample of each of these tokens, and its place there: the token's own, or the how-manieth of these it is."""
+    sample_n, place_n = found.sample_n[here], found.columns["token"][here].astype(np.int64)
+    if by_place:
+        return sample_n, place_n
+    order = np.lexsort((place_n, sample_n))
+    rows = sample_n[order]
+    place_n[order] = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    return sample_n, place_n
+
+
 def _hash_sample(found: Travellers) -> np.ndarray:
     """Indices of the ``KNOWN_TOKENS`` tokens with the smallest hashes of their place in the run, in that order."""
     hashes = mix(found.columns["place"].astype(np.uint64), SEED)
@@ -113,11 +130,12 @@ def _properties(run: Run, found: Travellers, words: Words | None) -> list[Proper
         codes_N = np.array([classes.get(row[1], -1) for row in rows], dtype=np.int64)
         properties.append(Property("prediction", codes_N[found.sample_n], of_samples=True))
     if run.row["modality"] == "vision":
-        properties.append(Property("region", found.columns.get("region", nothing)))
-        properties.append(Property("place", _places(found, rows)))
+        properties.append(Property("region", found.columns.get("region", nothing), by_place=True))
+        properties.append(Property("place", _places(found, rows), by_place=True))
         return properties
     properties += [Property(name, found.columns.get(name, nothing)) for name in ("token_id", "predicted_id")]
-    properties.append(Property("position", np.frexp(found.columns["token"] + 1.0)[1].astype(np.int64)))
+    position = np.frexp(found.columns["token"] + 1.0)[1].astype(np.int64)
+    properties.append(Property("position", position, by_place=True))
     pieces = found.pieces
     words = words or pieces
     classes_W = [CLASSES.index(word_class(name)) if name else -1 for name in words.names] if words else []

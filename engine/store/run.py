@@ -263,8 +263,8 @@ class Run:
     def knowledge(self) -> dict[str, Any]:
         """What paths know: NMI(π; property) beside 200 shuffles, of label, token id, region, kind of word …
 
-        Each of ``properties`` is {property, values, shuffled (samples or tokens), nmi, null_mean, null_low, null_high,
-        p_value, num_tokens}; ``unknown`` says why others have none. On a hash sample of 20,000 tokens.
+        Each of ``properties`` is {property, values, shuffled (samples or sequences), nmi, null_mean, null_low,
+        null_high, p_value, num_tokens}; ``unknown`` says why others have none. On a hash sample of 20,000 tokens.
         """
         return knowledge.what_paths_know(self)
 

@@ -24,6 +24,8 @@ PROPERTIES = {
     "place": "place in the picture",
 }
 """properties as the API names them → in words"""
+OVER = {"samples": "whole samples", "sequences": "sequences of samples"}
+"""what was shuffled, as the API names it → in words"""
 NULL = "95 % of shuffles"
 MORE, LESS, UNSURE = "more than others", "less than others", "not surely different"
 KNOWN, UNKNOWN = "more than chance", "no more than chance"
@@ -55,7 +57,7 @@ def knowledge_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
             "shuffled, 2.5 %": row["null_low"],
             "shuffled, 97.5 %": row["null_high"],
             "p": row["p_value"],
-            "shuffled over": row["shuffled"],
+            "shuffled over": OVER[row["shuffled"]],
             "tokens": row["num_tokens"],
         }
         for row in answer["properties"]
@@ -78,7 +80,7 @@ def knowledge_chart(
             "told": numbers.number(row["nmi"]),
             "null": f"{numbers.number(row['null_low'])} – {numbers.number(row['null_high'])}",
             "p": numbers.number(row["p_value"], 2),
-            "over": f"whole {row['shuffled']}" if row["shuffled"] == "samples" else "tokens",
+            "over": OVER[row["shuffled"]],
         }
         for row in answer["properties"]
     ]

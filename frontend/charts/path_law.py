@@ -10,11 +10,8 @@ from frontend.charts import numbers
 WHO = {"observed": "this run", "untrained": "untrained twin", "independent": "independent steps"}
 
 
-def law_words(law: Mapping[str, Any], draws: int = 100) -> str:
-    """The law of the run's path counts, whether they follow it, and whether a lognormal does better.
-
-    ``draws``: data sets that were drawn for the p-value.
-    """
+def law_words(law: Mapping[str, Any]) -> str:
+    """The law of the run's path counts, whether they follow it, and whether a lognormal does better."""
     if law.get("alpha") is None:
         return f"No power law is fitted: {law.get('reason') or 'it was not asked for'}."
     alpha = f"α = {numbers.number(law['alpha'])} ± {numbers.number(law['alpha_error'], 2)}"
@@ -24,7 +21,7 @@ def law_words(law: Mapping[str, Any], draws: int = 100) -> str:
     )
     if (p := law.get("p_value")) is not None:
         told = "the counts are not a pure power law" if p <= 0.1 else "a power law is plausible"
-        words += f" Goodness of fit {f'p = {numbers.number(p, 2)}' if p else f'p < {1 / draws:g}'}: {told}."
+        words += f" Goodness of fit p = {numbers.number(p, 2)}: {told}."
     return words + _beside_words(law.get("lognormal"))
 
 
@@ -38,16 +35,15 @@ def _beside_words(beside: Mapping[str, Any] | None) -> str:
     return f" A lognormal fits {'worse' if beside['ratio'] > 0 else 'better'} ({ratio})."
 
 
-def verdict_words(law: Mapping[str, Any], draws: int = 100) -> str:
-    """The honest sentence: “A pure power law is refused (p < 0.01); a lognormal fits better.”"""
+def verdict_words(law: Mapping[str, Any]) -> str:
+    """The honest sentence: “A pure power law is refused (p = 0.0099); a lognormal fits better.”"""
     if law.get("alpha") is None:
         return f"No power law is fitted: {law.get('reason') or 'it was not asked for'}."
     p, beside = law.get("p_value"), law.get("lognormal")
     if p is None:
         told = "A power law is fitted; whether it holds is still being worked out"
     else:
-        given = f"p = {numbers.number(p, 2)}" if p else f"p < {1 / draws:g}"
-        told = f"A pure power law is {'refused' if p <= 0.1 else 'plausible'} ({given})"
+        told = f"A pure power law is {'refused' if p <= 0.1 else 'plausible'} (p = {numbers.number(p, 2)})"
     if not beside:
         return told + "."
     if beside["p_value"] > 0.1:
@@ -57,7 +53,7 @@ def verdict_words(law: Mapping[str, Any], draws: int = 100) -> str:
     return f"{told}; a lognormal fits {'worse' if beside['ratio'] > 0 else 'better'}."
 
 
-def law_rows(fit: Mapping[str, Any], laws: Mapping[str, Any], draws: int = 100) -> list[dict[str, Any]]:
+def law_rows(fit: Mapping[str, Any], laws: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row each for the run, its twin and the null: slope, exponent, where the law starts, how well it does."""
     found = []
     for key, who in WHO.items():
@@ -74,11 +70,11 @@ def law_rows(fit: Mapping[str, Any], laws: Mapping[str, Any], draws: int = 100) 
                 "paths": numbers.count(curve["num_paths"]),
                 "slope": _signed(curve.get("slope")),
                 "α": f"{numbers.number(law['alpha'])} ± {error}" if fitted else "–",
-                "p": "–" if p is None else numbers.number(p, 2) if p else f"< {1 / draws:g}",
+                "p": "–" if p is None else numbers.number(p, 2),
                 "lognormal": _signed(beside["ratio"]) if beside else "–",
                 "x_min": numbers.count(law.get("x_min")),
                 "tail": numbers.count(law.get("num_tail")),
-                "verdict": verdict_words(law, draws),
+                "verdict": verdict_words(law),
             }
         )
     return found

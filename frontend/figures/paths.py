@@ -42,7 +42,7 @@ def rank_frequency(source: Source, wishes: Wishes) -> list[Figure]:
         Figure(
             "fig1cd-paths", "Which paths exist, and how often is each taken?",
             "Share of tokens on a path by the rank of the path, both axes logarithmic. " + " ".join(words) + " "
-            + law_words(law["observed"], wishes.law_draws),
+            + law_words(law["observed"]),
             found, {"points": table, "power law": law["observed"].get("curve") or []}, ("paths", "nulls", "law"),
             draw=lambda theme: rank_frequency_chart(fit, law=law["observed"], theme=theme, title=None, height=190),
         )

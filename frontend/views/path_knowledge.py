@@ -54,7 +54,12 @@ def _how(answer: Mapping[str, Any]) -> str:
     )
     whole = [PROPERTIES[row["property"]] for row in answer["properties"] if row["shuffled"] == "samples"]
     if whole:
-        told += f" Shuffled over whole samples, whose tokens share it: {', '.join(whole)}; the others over tokens."
+        told += f" Shuffled over whole samples, whose tokens share it: {', '.join(whole)}."
+    if len(whole) < len(answer["properties"]):
+        told += (
+            f" {'The others' if whole else 'Shuffled'} as sequences, because neighbours are alike: each sample gets "
+            "the values of another one, in their order, from a random token on."
+        )
     if any(row["property"] == "place" for row in answer["properties"]):
         told += f" Place: {answer['cells']} × {answer['cells']} cells of the picture."
     if answer["unknown"]:

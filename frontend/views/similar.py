@@ -99,7 +99,7 @@ def like_this_token(run: Mapping[str, Any], sample: int, token: int) -> None:
 
 
 def token_words(found: Mapping[str, Any], what: str) -> str:
-    """How many others are on the same path, and how many one step away."""
+    """How many others are on the same path, and how many at a path distance of at most 1."""
     at = {row["distance"]: row for row in found["apart"]}
     same = at.get(0.0, {}).get("num_tokens", 0)
     near = [row for row in found["apart"] if 0 < row["distance"] <= 1]
@@ -107,9 +107,12 @@ def token_words(found: Mapping[str, Any], what: str) -> str:
     one = ONE[what]
     own = f"No other {one}" if not same else numbers.plural(same, f"other {one}", f"other {what}")
     words = f"{own} {'is' if same <= 1 else 'are'} on the very same path, rank {numbers.count(found['rank'])}"
+    # With several slots a distance of 1 may also be two steps that differ by half.
+    slots = max((len(step) for step in found["ribbon"] if isinstance(step, (list, tuple))), default=1)
+    away = "differ at one step" if slots == 1 else "differ by no more choices than one step has, at one step or several"
     if paths:
-        return words + f"; {numbers.count(tokens)} more on {numbers.plural(paths, 'path')} at most one step away."
-    return words + "; no path is within one step of it."
+        return words + f"; {numbers.count(tokens)} more on {numbers.plural(paths, 'path')} that {away}."
+    return words + f"; there are no paths that {away}."
 
 
 def path_words(path: Mapping[str, Any], what: str) -> str:

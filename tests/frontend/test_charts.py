@@ -208,7 +208,7 @@ def test_the_law_is_drawn_where_there_is_one_and_said_in_words():
         "Goodness of fit p = 0.30: a power law is plausible. "
         "A lognormal fits better (likelihood ratio −3.83, p < 0.001)."
     )
-    assert "p < 0.01: the counts are not a pure power law" in paths.law_words(law | {"p_value": 0.0})
+    assert "p = 0.0099: the counts are not a pure power law" in paths.law_words(law | {"p_value": 1 / 101})
     assert "p =" not in paths.law_words({**law, "p_value": None, "lognormal": None})
     even = law | {"lognormal": law["lognormal"] | {"p_value": 0.4}}
     assert "about as well" in paths.law_words(even)

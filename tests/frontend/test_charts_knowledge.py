@@ -15,7 +15,7 @@ PROPERTY = {"values": 5, "nmi": 0.3, "null_mean": 0.1, "null_low": 0.08, "null_h
 KNOWN = {
     "shuffles": 200,
     "properties": [
-        {**PROPERTY, "property": "token_id", "shuffled": "tokens"},
+        {**PROPERTY, "property": "token_id", "shuffled": "sequences"},
         {**PROPERTY, "property": "label", "shuffled": "samples", "nmi": 0.1, "p_value": 0.4},
     ],
 }
@@ -84,8 +84,8 @@ BETTER = {"ratio": -3.0, "p_value": 0.001}
 @pytest.mark.parametrize(
     ("law", "sentence"),
     [
-        ({**LAW, "p_value": 0.0, "lognormal": BETTER},
-         "A pure power law is refused (p < 0.01); a lognormal fits better."),
+        ({**LAW, "p_value": 1 / 101, "lognormal": BETTER},
+         "A pure power law is refused (p = 0.0099); a lognormal fits better."),
         ({**LAW, "p_value": 0.5, "lognormal": BETTER},
          "A pure power law is plausible (p = 0.50), but a lognormal fits better."),
         ({**LAW, "p_value": 0.5, "lognormal": {"ratio": -1.0, "p_value": 0.3}},

@@ -256,10 +256,14 @@ def test_likely_partners_come_first() -> None:
 def test_words_of_what_is_near() -> None:
     found = {"apart": [{"distance": 0.0, "num_paths": 1, "num_tokens": 0},
                        {"distance": 0.5, "num_paths": 2, "num_tokens": 3},
-                       {"distance": 1.5, "num_paths": 9, "num_tokens": 30}], "rank": 7}  # fmt: skip
+                       {"distance": 1.5, "num_paths": 9, "num_tokens": 30}],
+             "rank": 7, "ribbon": [[1], [2]]}  # fmt: skip
     assert token_words(found, "tokens") == (
-        "No other token is on the very same path, rank 7; 3 more on 2 paths at most one step away."
+        "No other token is on the very same path, rank 7; 3 more on 2 paths that differ at one step."
     )
+    # Of two slots, two steps may differ by half each.
+    words = token_words(found | {"ribbon": [[1, 2], [3, 4]]}, "tokens")
+    assert words.endswith("2 paths that differ by no more choices than one step has, at one step or several.")
     found["apart"] = [{"distance": 0.0, "num_paths": 1, "num_tokens": 1}]
     assert token_words(found, "patches").startswith("1 other patch is on the very same path")
     near = {"similar": [{"distance": 0.5}], "of_samples": 3, "median_distance": 0.51, "num_identical": 0}

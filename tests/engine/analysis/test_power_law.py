@@ -10,6 +10,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import zeta
 from scipy.stats import zipf
 
+from engine.analysis import power_law
 from engine.analysis.power_law import (
     FEWEST,
     MOST_CUTS,
@@ -107,7 +108,7 @@ def test_a_power_law_is_kept_and_a_lognormal_refused():
     assert against_lognormal(refused, law).ratio < -10
     assert against_lognormal(refused, law).p_value < 1e-6
     # With x_min fixed at 1 no draw lies as far from its own best fit as these data.
-    assert goodness_of_fit(refused, law, draws=20) == 0.0
+    assert goodness_of_fit(refused, law, draws=20) == 1 / 21  # none of 20, and the observed one
 
 
 def test_a_goodness_of_fit_is_reproducible():
@@ -151,3 +152,19 @@ def test_the_edge_of_the_search_is_no_fit():
     verdict = judge(Histogram(np.array([1, 2]), np.array([100_000, 1])), draws=0)
     assert verdict.law is None
     assert "same number of tokens (1)" in verdict.reason
+
+
+def test_the_lower_edge_of_the_search_is_no_fit_either(monkeypatch):
+    flat = Histogram(2 ** np.arange(0, 33, 3), 10 * 2 ** np.arange(11))
+    assert judge(flat, draws=0).law.alpha < 2
+    monkeypatch.setattr(power_law, "ALPHA_RANGE", (2.5, 12.0))
+    verdict = judge(flat, draws=0)
+    assert verdict.law is None
+    assert "more slowly than with α = 2.5" in verdict.reason
+
+
+def test_a_refusal_takes_nine_draws():
+    refused = Histogram.of(np.random.default_rng(4).geometric(0.2, 5000))
+    law = fit_power_law(refused, x_min=1)
+    for draws in (4, 9):
+        assert goodness_of_fit(refused, law, draws=draws) == pytest.approx(1 / (1 + draws))

@@ -251,7 +251,7 @@ def test_what_paths_know_agrees_with_scikit_learn(case: Case):
         row = known[name]
         assert row["nmi"] == pytest.approx(normalized_mutual_info_score(values, paths, average_method="arithmetic"))
         assert row["null_low"] <= row["null_mean"] <= row["null_high"]
-        assert row["shuffled"] == ("samples" if name == "label" else "tokens")
+        assert row["shuffled"] == ("samples" if name == "label" else "sequences")
     sealed = {row["attribute"]: row["nmi"] for row in case.run.info()["associations"]}
     assert {name: known[name]["nmi"] for name in sealed} == pytest.approx(sealed)
 
