@@ -95,14 +95,14 @@ def rows_of(*head: str) -> list[list[str]]:
     return found[2:]
 
 
-def kept_cells(row: dict[str, Any], *, whole_tokens: bool) -> list[str]:
+def kept_cells(row: dict[str, Any]) -> list[str]:
     """A row of numbers over images as the page writes it."""
     share = "{:.0%}".format
-    chance = f" ({share(row['class kept by chance'])})" if whole_tokens else ""
+    chance = f" ({share(row['class kept by chance'])})"
     return [
         str(row["images"]),
         f"{share(row['matched choices'])} ({share(row['matched choices of noise'])})",
-        *([share(row["matched tokens"])] if whole_tokens else []),
+        share(row["matched tokens"]),
         share(row["class kept"]) + chance, share(row["class in top 5"]), share(row["nearest original is its own"]),
         f"{row['median place among originals']:g}",
     ]  # fmt: skip
@@ -131,39 +131,27 @@ def test_the_table_of_three_images_is_what_was_measured() -> None:
     ]
 
 
-def test_the_tables_over_fifty_and_ten_images_are_what_was_measured() -> None:
-    kept = results("dreams")
+def test_the_table_over_fifty_images_is_what_was_measured() -> None:
     assert rows_of("model", "S", "images") == [
-        [model, s, *kept_cells(row, whole_tokens=True)]
-        for model, of_model in kept["numbers"].items()
+        [model, s, *kept_cells(row)]
+        for model, of_model in results("dreams")["numbers"].items()
         for s, row in of_model["by S"].items()
     ]
-    assert rows_of("model", "images") == [
-        [model, *kept_cells(row, whole_tokens=False)]
-        for model, of_model in kept["longer"].items()
-        for row in of_model["by S"].values()
-    ]
+    assert all(row["images"] == 50 for of_model in results("dreams")["numbers"].values()
+               for row in of_model["by S"].values())  # fmt: skip
 
 
 def test_the_sentences_on_the_claims_repeat_the_table() -> None:
-    kept = results("dreams")
-    tops = kept["numbers"].values()
+    tops = [of_model["by S"] for of_model in results("dreams")["numbers"].values()]
 
-    def shares(name: str, s: str) -> list[str]:
-        return [f"{of_model['by S'][s][name]:.0%}".strip("%") for of_model in tops]
+    def shares(name: str) -> list[str]:
+        return [f"{top['5'][name]:.0%}".strip("%") for top in tops]
 
-    nearest = [
-        ", ".join(f"{of_model['by S'][s]['nearest original is its own']:.0%}".strip("%") for s in "135")
-        for of_model in tops
-    ]
-    assert "{} % and {} % at S = 1, 3, 5".format(*nearest) in PAGE
-    assert "{} % and {} % of the dreams at S = 5 are of the original's class".format(*shares("class kept", "5")) in PAGE
-    assert "(by chance {} and {} %)".format(*shares("class kept by chance", "5")) in PAGE
-    assert "{} % and {} % have it in their top five".format(*shares("class in top 5", "5")) in PAGE
-    words = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-    top1, top2 = (
-        [words[round(of_model["by S"]["5"][name] * of_model["by S"]["5"]["images"])] for name in
-         ("class kept", "class in top 5")] for of_model in kept["longer"].values()
-    )  # fmt: skip
-    assert (f"keeps it in {top2[0]} of ten and has it in the top five of {top2[1]}, "
-            f"the top-1 model in {top1[0]} and {top1[1]}") in PAGE  # fmt: skip
+    def over_steps(name: str) -> list[str]:
+        return [", ".join(f"{top[s][name]:.0%}".strip("%") for s in "12345") for top in tops]
+
+    assert "{} % and {} % at S = 1 … 5".format(*over_steps("nearest original is its own")) in PAGE
+    assert "the class is kept in {} % and {} %".format(*over_steps("class kept")) in PAGE
+    assert "{} % and {} % of the dreams at S = 5 are of the original's class".format(*shares("class kept")) in PAGE
+    assert "(by chance {} and {} %)".format(*shares("class kept by chance")) in PAGE
+    assert "{} % and {} % have it in their top five".format(*shares("class in top 5")) in PAGE
