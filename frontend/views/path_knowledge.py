@@ -83,7 +83,8 @@ def specific(run: Mapping[str, Any], selection: Selection, of: str) -> None:
     """The paths, or modules, that are most specific to a label: a sentence and a table whose rows filter the page."""
     answer = look.client().specific(run["run"], of=of, label=selection.label, limit=ROWS)
     if answer["reason"]:
-        look.empty(look.ended(answer["reason"].capitalize()))
+        # capitalize() would write the names of labels small.
+        look.empty(look.ended(look.plain(answer["reason"][:1].upper() + answer["reason"][1:])))
         return
     st.caption(look.plain(_first(answer, of)))
     if answer["rows"]:

@@ -29,7 +29,7 @@ LIFT = (
 )
 CONTRAST = (
     "Δ = share of these tokens that choose the module − share of all other tokens that do. 95 % interval, samples "
-    "taken as what was drawn; of many modules a few seem to differ by chance."
+    "taken as what was drawn; of many modules a few seem to differ by chance. Modules that were asked for are left out."
 )
 
 
@@ -193,7 +193,7 @@ def answer(run: Mapping[str, Any], selection: Selection) -> None:
     )
     asked = asked_words(selection)
     if found["reason"]:
-        look.empty(f"No token is {asked}.", "Try another word or kind, or let go of a chip above.")
+        look.empty(look.plain(nothing_words(found, asked)), "Try another word or kind, or let go of a chip above.")
         return
     look.heading("Which paths do these tokens take?", look.plain(search_words(found, asked)))
     best = preferred_path(found)
@@ -220,6 +220,18 @@ def answer(run: Mapping[str, Any], selection: Selection) -> None:
             look.empty(look.ended(found["modules_reason"].capitalize()))
     with st.expander(f"See {len(found['examples'])} of them", expanded=not selection.paths):
         path_examples.draw(found["examples"], f"found_{_key(selection)}")
+
+
+def nothing_words(found: Mapping[str, Any], asked: str) -> str:
+    """That nothing is like this, and among how many tokens it was looked for."""
+    counted = found["counted"]
+    if counted["exact"]:
+        return f"No token is {asked}."
+    others = counted["of_tokens"] - counted["num_tokens"]
+    return (
+        f"No token of the {numbers.count(counted['num_tokens'])} drawn by hash is {asked}; the other "
+        f"{numbers.plural(others, 'token')} of the run were not looked at."
+    )
 
 
 def _taken(found: Mapping[str, Any], selection: Selection) -> None:

@@ -125,3 +125,28 @@ def test_names_of_searches():
     assert [name_of(words) for words in (" plural nouns ", "naïve", "…", "x" * 90)] == [
         "plural-nouns", "na-ve", "", "x" * 64,
     ]  # fmt: skip
+
+
+def test_nothing_in_a_draw_is_told_as_such():
+    from frontend.views.path_search import nothing_words
+
+    counted = {"num_tokens": 1000, "of_tokens": 9000, "num_samples": 40, "of_samples": 360, "exact": False}
+    assert nothing_words({"counted": counted}, "of label A") == (
+        "No token of the 1,000 drawn by hash is of label A; the other 8,000 tokens of the run were not looked at."
+    )
+    assert nothing_words({"counted": counted | {"exact": True}}, "of label A") == "No token is of label A."
+
+
+def test_how_properties_were_shuffled_is_said(show):
+    told = said(show(view="paths", run="pictures"))
+    assert "Shuffled over whole samples, whose tokens share it: label of the sample" in told
+    assert "The others as sequences, because neighbours are alike" in told
+
+
+def test_the_name_of_a_label_keeps_its_letters(show, monkeypatch):
+    from frontend.client import Client
+
+    reason = "nothing is known of label 'Lab A': none of its samples is in the draw of 16 of 60 samples"
+    empty = {"rows": [], "labels": [], "num_candidates": 0, "reason": reason}
+    monkeypatch.setattr(Client, "specific", lambda self, run, **question: empty)
+    assert f"N{reason[1:]}." in said(show(view="paths", run="pictures"))
