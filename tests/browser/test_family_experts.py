@@ -86,12 +86,13 @@ def test_many_ribbons_have_names_and_are_clicked(here):
     page.heading("Where do tokens go?")
 
 
-def test_a_click_on_a_cell_of_64_by_256_keeps_its_tokens(here):
+def test_a_click_on_a_cell_of_64_by_256_opens_its_module(here):
     page = here().open(view="modules", run="large")
     canvas = page.page.locator(CANVAS).first
     expect(canvas).to_be_visible()
-    page.click_for(canvas, "through")
+    page.click_for(canvas, "module")
     page.expect_query(view="modules")
+    expect(page.page.get_by_role("heading", name="What is module")).to_be_visible()
     # A table of 16,384 rows is sent when it is opened.
     page.page.get_by_text("The numbers behind this: cells").click()
     expect(page.page.locator('[data-testid="stDataFrame"]').first).to_be_visible()

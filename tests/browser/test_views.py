@@ -27,7 +27,7 @@ def test_clicking_through_every_view_keeps_the_run(visit):
     here.heading("What can I see here?")
     expect(here.page.locator('[data-testid="stVegaLiteChart"] svg').first).to_be_visible()
     here.alert("cut cannot be read")
-    here.page.get_by_role("button", name="Flow").first.click()
+    here.page.get_by_role("button", name="pictures", exact=True).click()
     here.expect_query(view="flow")
     run = here.query()["run"]
     for view, question in QUESTIONS.items():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -13,6 +15,12 @@ from frontend.gate import COOKIE, Gate, visit_of
 
 TOKEN = "a-token-for-the-tests"
 FORM = {"content-type": "application/x-www-form-urlencoded"}
+
+
+def finished(work: Coroutine[Any, Any, Any]) -> Any:
+    """In a thread of its own: behind browser tests, Playwright's loop runs in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 async def behind(scope: Any, receive: Any, send: Any) -> None:
@@ -26,7 +34,7 @@ def ask(method: str, path: str, token: str = TOKEN, **options: Any) -> httpx.Res
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await client.request(method, path, **options)
 
-    return asyncio.run(one())
+    return finished(one())
 
 
 @pytest.fixture(autouse=True)
@@ -83,5 +91,5 @@ def test_a_socket_is_closed_before_its_handshake() -> None:
         said.append(message)
 
     scope = {"type": "websocket", "path": "/_stcore/stream", "headers": []}
-    asyncio.run(Gate(behind, TOKEN)(scope, None, send))
+    finished(Gate(behind, TOKEN)(scope, None, send))
     assert said == [{"type": "websocket.close", "code": 1008}]

@@ -256,7 +256,7 @@ import resource, signal, sys
 from pathlib import Path
 from engine.store import WriterFailed
 from engine.store.merge import find_shards, seal_shards
-from test_shards import KINDS, write_shards
+from test_store_shards import KINDS, write_shards
 from tests.runs import make
 folder = Path(sys.argv[1])
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
