@@ -127,7 +127,6 @@ def make_models(folder: Path) -> Path:
     from engine.tokenizer import TextTokenizer
 
     small = {"width": 16, "heads": 2, "mlp_width": 32, "backbone": 1, "steps": 3, "transformers": 3, "identities": 1}
-    torch.set_num_threads(1)  # models this small only wait for each other with more
     torch.manual_seed(0)
     vision = DNAConfig(modality="vision", image_size=32, patch_size=8, num_classes=3, **small)
     save_checkpoint(folder / "tiny-vision", DNA(vision), classes=("cat", "dog", "bird"))

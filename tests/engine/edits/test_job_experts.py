@@ -142,7 +142,6 @@ def test_a_process_that_is_killed_by_the_system_loses_no_finished_row(home: Path
     """kill -9 while it works; another process goes on, and the table is that of one that was never stopped."""
     folder, code = tmp_path / "job", tmp_path / "work.py"
     code.write_text(textwrap.dedent(f"""
-        import sys
         from pathlib import Path
         from tests.engine.edits.test_job_experts import request_of, run_to_the_end
         run_to_the_end(Path({str(home)!r}), Path({str(folder)!r}), request_of("mixtral"))
