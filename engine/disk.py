@@ -87,6 +87,29 @@ def rename_durably(source: Path, target: Path) -> None:
     fsync_folder(target.parent)
 
 
+def replace_folder(source: Path, target: Path) -> None:
+    """Put the folder ``source`` in the place of ``target``; a crash between leaves what ``restore_folder`` mends."""
+    aside = _aside(target)
+    shutil.rmtree(aside, ignore_errors=True)
+    if target.exists():
+        os.replace(target, aside)  # a folder that is not empty cannot be replaced in one step
+    os.replace(source, target)
+    fsync_folder(target.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def restore_folder(target: Path) -> None:
+    """Undo a ``replace_folder`` that was killed halfway: the old folder is back, or it is gone for good."""
+    aside = _aside(target)
+    if aside.exists() and not target.exists():
+        os.replace(aside, target)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _aside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.old")
+
+
 @contextlib.contextmanager
 def atomic_file(target: Path) -> Iterator[Path]:
     """Yield a temporary file beside ``target``; it takes the place of ``target`` if the block succeeds."""

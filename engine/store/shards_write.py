@@ -13,18 +13,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from engine.analysis.tokens import module_units
-from engine.disk import HolderLock, NearlyFull, check_free, fsync_folder
+from engine.disk import HolderLock, NearlyFull, check_free, fsync_folder, replace_folder, restore_folder
 from engine.errors import UserError
 from engine.store.batches import CompactBatch, compact, own_sample_columns, own_token_columns
 from engine.store.checks import check_batch, check_json, check_ribbons, check_run
 from engine.store.errors import WriterFailed
+from engine.store.lifecycle import SealedOnce, claim
 from engine.store.pathbook import TAKE_ROWS, PathBook
 from engine.store.schema import SAMPLE_COLUMNS, SCHEMA_VERSION, Layout, token_columns
 from engine.store.shards import ABOUT, MANIFEST, FileEntry, Manifest, Shard, about_bytes, manifest_bytes
@@ -69,7 +69,7 @@ def ribbon_names(layout: Layout) -> list[str]:
     return ["ids"] if layout.packed else layout.module_columns()
 
 
-class ShardWriter:
+class ShardWriter(SealedOnce):
     """Write one shard of a run; a context manager that seals on success and leaves nothing behind on failure.
 
     Raises:
@@ -90,6 +90,7 @@ class ShardWriter:
         self.layout = Layout(info.num_steps, info.top_k, info.num_modules, code_for(info.num_modules, info.top_k))
         self._available, _ = module_units(modules, info.num_steps, info.num_modules)
         self._columns = {name for name, _ in token_columns(self.layout, info)}
+        self._title = shard.name
         self.folder = folder / shard.name
         self._partial = folder / f".{shard.name}.partial"
         self._lock = HolderLock(folder / f".{shard.name}.lock")
@@ -98,19 +99,10 @@ class ShardWriter:
         self._shapes: dict[str, list[int]] = {}
         self._tables: dict[str, _Table] = {}
         self._started = time.monotonic()
-        self._state = "open"
+        claim(folder, self._lock, field="shards_dir", instead="another one with --shards-dir")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            check_free(folder)
-            self._lock.acquire()
-        except NearlyFull as error:
-            raise WriterFailed(str(error), field="shards_dir") from error
-        except OSError as error:
-            raise WriterFailed(
-                f"nothing can be written to the folder {folder} ({error.strerror or error}): "
-                "free it, or choose another one with --shards-dir", field="shards_dir",
-            ) from error  # fmt: skip
-        try:
+            restore_folder(self.folder)
+            self._refuse_existing()
             shutil.rmtree(self._partial, ignore_errors=True)  # what a killed worker left
             self._partial.mkdir()
             self._twin = PathBook(self.layout.id_dtype, self._partial)
@@ -128,7 +120,7 @@ class ShardWriter:
             UserError: the batch is malformed; nothing of it is written and the shard can go on.
             WriterFailed: the disk did not take it.
         """
-        self._check_open()
+        self._check_state()
         check_batch(batch, self.info, self._available)
         if batch.num_tokens:
             with self._disk_trouble():
@@ -136,7 +128,7 @@ class ShardWriter:
 
     def write_twin(self, module_ids: np.ndarray) -> None:
         """Count ribbons (n, S, K) of the untrained twin."""
-        self._check_open()
+        self._check_state()
         check_ribbons(np.asarray(module_ids), self.info, self._available)
         if len(module_ids):
             with self._disk_trouble():
@@ -149,7 +141,7 @@ class ShardWriter:
             UserError: the shard was written by somebody else meanwhile.
             WriterFailed: the disk did not take it. The shard is aborted in each case.
         """
-        self._check_open()
+        self._check_state()
         try:
             with self._disk_trouble():
                 self._write_twin()
@@ -159,9 +151,7 @@ class ShardWriter:
                 fsync_folder(self._partial)
             self._refuse_existing()
             with self._disk_trouble():
-                shutil.rmtree(self.folder, ignore_errors=True)
-                os.replace(self._partial, self.folder)
-                fsync_folder(self.folder.parent)
+                replace_folder(self._partial, self.folder)
         except BaseException:
             self.abort()
             raise
@@ -178,17 +168,6 @@ class ShardWriter:
             table.drop()
         shutil.rmtree(self._partial, ignore_errors=True)
         self._lock.release()
-
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self.abort()
-        elif self._state == "open":
-            self.seal()
 
     def _add(self, batch: CompactBatch) -> None:
         self._put("token", own_token_columns(batch, self.layout, self.num_samples), batch.num_tokens)
@@ -253,10 +232,6 @@ class ShardWriter:
                 f"shard {self.shard.shard} of {self.shard.of} of run {self.info.run_id!r} is there already "
                 f"({self.folder}): say that it may be overwritten, or choose another run", field="shard",
             )  # fmt: skip
-
-    def _check_open(self) -> None:
-        if self._state != "open":
-            raise UserError(f"{self.folder.name} is {self._state}: nothing more can be written to it")
 
     def _disk_trouble(self) -> _DiskTrouble:
         return _DiskTrouble(self)

@@ -13,18 +13,18 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 
 from engine.analysis.tokens import NOTHING, compute, module_units, reuse
-from engine.disk import HolderLock, NearlyFull, check_free, rename_durably, run_file
+from engine.disk import HolderLock, check_free, rename_durably, run_file
 from engine.errors import UserError
 from engine.store.batches import CompactBatch, compact, sample_table, token_table
 from engine.store.checks import check_batch, check_json, check_ribbons, check_run
 from engine.store.errors import WriterFailed
+from engine.store.lifecycle import SealedOnce, claim
 from engine.store.pathbook import Growing, PathBook
 from engine.store.rows import insert_rows
 from engine.store.schema import (
@@ -50,7 +50,7 @@ FLUSH_TOKENS = 65_536
 """tokens that wait in memory for one insert; a run that never has so many gets a file of small blocks"""
 
 
-class RunWriter:
+class RunWriter(SealedOnce):
     """Write one run; a context manager that seals on success and leaves nothing behind on failure.
 
     Raises:
@@ -66,23 +66,12 @@ class RunWriter:
         check_json(info.findings, "findings")
         check_json(info.weight_semantics, "weight_semantics")
         self.info, self.modules, self.overwrite = info, list(modules), overwrite
+        self._title = f"run {info.run_id!r}"
         self.file = run_file(Path(runs_dir), info.run_id)
         self._refuse_existing()
         self.partial_file = self.file.with_name(f".{info.run_id}.partial")
         self._lock = HolderLock(self.file.with_name(f".{info.run_id}.lock"))
-        try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            check_free(self.file.parent)
-            self._lock.acquire()
-        except NearlyFull as error:
-            raise WriterFailed(str(error), field="data_dir") from error
-        except OSError as error:
-            raise WriterFailed(
-                f"nothing can be written to the folder {self.file.parent} ({error.strerror or error}): "
-                "free it, or choose another data folder",
-                field="data_dir",
-            ) from error
-        self._state = "open"
+        claim(self.file.parent, self._lock, field="data_dir", instead="another data folder")
         self._failure: BaseException | None = None
         self._aborting = threading.Event()
         self._queue: queue.Queue[_Item | None] = queue.Queue(maxsize=QUEUE_BATCHES)
@@ -165,17 +154,6 @@ class RunWriter:
         remove_partial(self.partial_file)
         self._lock.release()
 
-    def __enter__(self) -> RunWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self.abort()
-        elif self._state == "open":
-            self.seal()
-
     def _refuse_existing(self) -> None:
         if self.file.exists() and not self.overwrite:
             raise UserError(
@@ -186,10 +164,6 @@ class RunWriter:
     def _check_open(self) -> None:
         self._check_state()
         self._raise_failure()
-
-    def _check_state(self) -> None:
-        if self._state != "open":
-            raise UserError(f"run {self.info.run_id!r} is {self._state}: nothing more can be written to it")
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from engine.disk import (
     check_name,
     data_dir,
     is_name,
+    replace_folder,
+    restore_folder,
     run_file,
     runs_dir,
     write_atomically,
@@ -67,3 +70,31 @@ def test_a_lock_is_held_once_and_can_be_taken_again(tmp_path: Path):
     second.release()
     second.release()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_takes_the_place_of_another_and_a_kill_between_loses_neither(tmp_path: Path, monkeypatch):
+    old, new = tmp_path / "shard", tmp_path / "partial"
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "of.txt").write_text(folder.name)
+    replace, moved = os.replace, []
+
+    def killed_at_the_second(source, target):
+        if moved:
+            raise KeyboardInterrupt
+        moved.append(target)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", killed_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        replace_folder(new, old)
+    monkeypatch.undo()
+    assert not old.exists()
+    assert (new / "of.txt").read_text() == "partial"
+    restore_folder(old)
+    assert (old / "of.txt").read_text() == "shard"
+    replace_folder(new, old)
+    assert (old / "of.txt").read_text() == "partial"
+    assert [file.name for file in tmp_path.iterdir()] == ["shard"]
+    restore_folder(old)
+    assert (old / "of.txt").read_text() == "partial"
