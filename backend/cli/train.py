@@ -72,7 +72,7 @@ def train(
     if threads:
         torch.set_num_threads(threads)
     with _Follower(recipe) as follower:
-        numbers = chosen.run(
+        numbers = chosen.carry_out(
             Order(
                 data=data, out=out, work=work / recipe, tokenizer=tokenizer, dense_twin=dense_twin,
                 device=pick_device(device), iterations=iterations, workers=workers,

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from engine.disk import HolderLock
 from engine.errors import UserError
 from engine.train.loop import Progress
 
@@ -53,6 +54,26 @@ class Training:
     files: tuple[str, ...]
     """what it reads, below the folder of ``--data``; none: it brings its own data"""
     run: Callable[[Order], dict[str, Any]]
+
+    def carry_out(self, order: Order) -> dict[str, Any]:
+        """``run``, alone in ``order.work``; returns the numbers of the card.
+
+        Raises:
+            UserError: another process trains there: two would write over each other's states.
+        """
+        order.work.parent.mkdir(parents=True, exist_ok=True)
+        lock = HolderLock(order.work.with_name(f".{order.work.name}.lock"))
+        try:
+            lock.acquire()
+        except UserError as error:
+            raise UserError(
+                f"another process trains {self.name} in {order.work} ({str(error).partition(":")[0]}); wait for it, or give another folder "
+                "for --work", field="work",
+            ) from error  # fmt: skip
+        try:
+            return self.run(order)
+        finally:
+            lock.release()
 
 
 def trainings() -> dict[str, Training]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from backend.cli import main
 from engine.checkpoint import build_model, read_checkpoint
+from engine.disk import HolderLock
 from engine.train import recipes
 from tests.engine.train.test_training import data, vision_recipe  # noqa: F401
 
@@ -51,3 +54,17 @@ def test_what_cannot_be_trained_is_one_line_and_exit_code_two(tiny, arguments, w
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+def test_two_trainings_in_one_folder_are_refused(tiny, data, tmp_path, capsys):  # noqa: F811
+    command = ["train", "v", "--out", str(tmp_path / "v"), "--data", str(data), "--work", str(tmp_path), *OPTIONS]
+    lock = HolderLock(tmp_path / ".v.lock")
+    lock.acquire()
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert f"held by process {os.getpid()}" in said
+    assert "give another folder for --work" in said
+    assert not (tmp_path / "v").exists()
+    lock.release()
+    assert main(command) == 0
+    assert not (tmp_path / ".v.lock").exists()
