@@ -66,8 +66,9 @@ class Training:
         try:
             lock.acquire()
         except UserError as error:
+            holder = str(error).partition(":")[0]
             raise UserError(
-                f"another process trains {self.name} in {order.work} ({str(error).partition(":")[0]}); wait for it, or give another folder "
+                f"another process trains {self.name} in {order.work} ({holder}); wait for it, or give another folder "
                 "for --work", field="work",
             ) from error  # fmt: skip
         try:
