@@ -31,6 +31,11 @@ class KnownProperty(Shape):
     null_high: float
     p_value: float = Field(description="(1 + shuffles at least as high) / (1 + shuffles)")
     num_tokens: int = Field(description="Tokens of which the property is known")
+    untrained_nmi: float | None = Field(description="NMI with the untrained twin's paths of the same tokens")
+    untrained_null_mean: float | None = Field(description="Beside the same shuffles")
+    untrained_null_low: float | None
+    untrained_null_high: float | None
+    untrained_p_value: float | None
 
 
 class UnknownProperty(Shape):
@@ -50,6 +55,7 @@ class Knowledge(Shape):
     cells: int = Field(description="`place` cuts the picture into cells × cells")
     properties: list[KnownProperty]
     unknown: list[UnknownProperty]
+    untrained_reason: str | None = Field(description="Why there are no numbers of the untrained twin, in words")
     reason: str | None = Field(description="Why there is nothing to show, in words")
 
 

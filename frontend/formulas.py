@@ -48,7 +48,9 @@ HELP = {
     ),
     "nmi": (
         "NMI(path; attribute), 0 … 1: how much the path tells about the attribute, beside 200 shuffles of the "
-        "attribute (mean ± standard deviation), a label over whole samples. p = share of shuffles at least as high."
+        "attribute, a label over whole samples, all else as sequences of samples. p = share of shuffles as high. "
+        "Untrained twin: the paths of the same architecture with fresh weights, of the same tokens, beside the same "
+        "shuffles."
     ),
     "loss": "Cross-entropy of the right next token (or of the label), in nats.",
     "gate_entropy": "Entropy of the router's probabilities over all modules, in nats, mean over steps.",

@@ -1,14 +1,15 @@
 """Do paths know the label? Normalised mutual information beside a permutation null.
 
-Shapes: n tokens; P and L the numbers of distinct paths and labels.
+Shapes: n tokens; P and L the numbers of distinct paths and labels; R shuffles.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Integer
+from jaxtyping import Float, Integer
 
 _LARGEST_TABLE = 1 << 18
 """cells of paths × labels that are counted in one table; larger ones are sorted"""
@@ -135,6 +136,23 @@ def _alike(sizes: Integer[np.ndarray, " G"]) -> list[Integer[np.ndarray, " g"]]:
     return found
 
 
+def places_in(
+    sample_n: Integer[np.ndarray, " n"], token_n: Integer[np.ndarray, " n"], *, by_place: bool
+) -> tuple[Integer[np.ndarray, " n"], Integer[np.ndarray, " n"]]:
+    """Sample of each token and its place there, for ``Sequences``.
+
+    ``by_place``: the token's own place, for what hangs together by it. Else the how-manieth of these tokens it is: a
+    sample is then a row of values, whatever lies between them.
+    """
+    if by_place:
+        return sample_n, token_n.astype(np.int64)
+    order = np.lexsort((token_n, sample_n))
+    rows = sample_n[order]
+    place_n = np.empty(len(rows), dtype=np.int64)
+    place_n[order] = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    return sample_n, place_n
+
+
 def association(
     paths: Integer[np.ndarray, " n"],
     labels: Integer[np.ndarray, " n"],
@@ -144,12 +162,25 @@ def association(
     shuffles: int = 200,
     seed: int = 0,
 ) -> Association:
-    """NMI with a permutation null: labels shuffled over tokens ``shuffles`` times, or over ``groups`` or ``sequences``.
+    """``associations`` of one set of paths."""
+    return associations((paths,), labels, groups=groups, sequences=sequences, shuffles=shuffles, seed=seed)[0]
 
-    Tokens of one sample share its label, and often their decisions: shuffled one by one they would make any
-    paths look as if they knew it. So a label is shuffled over samples (``groups``), whole. Labels that differ inside
-    a sample, but hang together there as well, are shuffled as ``sequences``, the sample of each token and its place
-    in it (``Sequences``).
+
+def associations(
+    several: Sequence[Integer[np.ndarray, " n"]],
+    labels: Integer[np.ndarray, " n"],
+    *,
+    groups: Integer[np.ndarray, " n"] | None = None,
+    sequences: tuple[Integer[np.ndarray, " n"], Integer[np.ndarray, " n"]] | None = None,
+    shuffles: int = 200,
+    seed: int = 0,
+) -> list[Association]:
+    """NMI with a permutation null, of several sets of paths of the same tokens beside the same shuffles.
+
+    Labels are shuffled over tokens ``shuffles`` times, or over ``groups`` or ``sequences``. Tokens of one sample share
+    its label, and often their decisions: shuffled one by one they would make any paths look as if they knew it. So a
+    label is shuffled over samples (``groups``), whole. Labels that differ inside a sample, but hang together there as
+    well, are shuffled as ``sequences``, the sample of each token and its place in it (``Sequences``, ``places_in``).
 
     p = (1 + number of shuffles with NMI ≥ the observed one) / (1 + shuffles), so never 0.
 
@@ -159,9 +190,8 @@ def association(
     if groups is not None and sequences is not None:
         raise ValueError("labels are shuffled over groups or as sequences, not both")
     rng = np.random.default_rng(seed)
-    paths, labels = _codes(paths), _codes(labels)
-    joint = _Joint(paths, int(labels.max()) + 1)
-    observed = joint.nmi(labels)
+    labels = _codes(labels)
+    joints = [_Joint(_codes(paths), int(labels.max()) + 1) for paths in several]
     if sequences is None:
         group_n = np.arange(len(labels)) if groups is None else _codes(groups)
         label_of_group = np.empty(int(group_n.max()) + 1, dtype=np.int64)
@@ -170,10 +200,15 @@ def association(
             raise ValueError("tokens of one group have different labels, so the group has none to shuffle")
     else:
         turned = Sequences(*sequences)
-    null = np.empty(shuffles)
+    nulls = np.empty((len(joints), shuffles))
     for i in range(shuffles):
         drawn = rng.permutation(label_of_group)[group_n] if sequences is None else labels[turned.draw(rng)]
-        null[i] = joint.nmi(drawn)
+        nulls[:, i] = [joint.nmi(drawn) for joint in joints]
+    return [_beside(joint.nmi(labels), null, len(labels)) for joint, null in zip(joints, nulls, strict=True)]
+
+
+def _beside(observed: float, null: Float[np.ndarray, " R"], num_tokens: int) -> Association:
+    shuffles = len(null)
     # Sums in another order differ in the last digits: a tie must count as one.
     at_least = int((null >= observed - 1e-12).sum())
     return Association(
@@ -184,5 +219,5 @@ def association(
         null_high=float(np.quantile(null, 0.975)) if shuffles else 0.0,
         p_value=(1 + at_least) / (1 + shuffles),
         shuffles=shuffles,
-        num_tokens=len(paths),
+        num_tokens=num_tokens,
     )

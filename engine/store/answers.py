@@ -22,6 +22,8 @@ CARD_FIELDS = (
     "num_modules", "top_k", "num_paths", "accuracy", "loss", "created_at",
 )  # fmt: skip
 
+TWIN_ASSOCIATION = ("nmi", "null_mean", "null_std", "p_value")
+
 
 def card(run_id: str, row: Mapping[str, Any] | None, problem: str | None = None) -> dict[str, Any]:
     """The card of a run; of an unreadable one everything but its name and problem is None."""
@@ -31,6 +33,25 @@ def card(run_id: str, row: Mapping[str, Any] | None, problem: str | None = None)
     if fields["modality"] == "vision" and fields["accuracy"] is None:
         fields["loss"] = None  # of the few labels that the model knows; older runs keep it
     return {"run": run_id, **fields, "status": "sealed" if row else "unreadable", "problem": problem}
+
+
+def associations(rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    """Rows of ``queries.association_rows``: one of each attribute, with the numbers of the untrained twin beside.
+
+    A file before schema version 4 knows no twin, and shuffled single tokens of what differs inside a sample.
+    """
+    names = ("attribute", "nmi", "null_mean", "null_std", "p_value", "shuffles", "num_tokens", "shuffled", "whose")
+    found: dict[str, dict[str, Any]] = {}
+    for row in sorted((dict(zip(names, row, strict=False)) for row in rows), key=lambda row: row.get("whose") or ""):
+        if row.get("whose") == "untrained":
+            found[row["attribute"]] |= {f"untrained_{name}": row[name] for name in TWIN_ASSOCIATION}
+            continue
+        found[row["attribute"]] = {
+            **{name: row[name] for name in names[:7]},
+            "shuffled": row.get("shuffled") or ("samples" if row["attribute"] == "label" else "tokens"),
+            **{f"untrained_{name}": None for name in TWIN_ASSOCIATION},
+        }
+    return [found[attribute] for attribute in sorted(found)]
 
 
 class ModuleBank:

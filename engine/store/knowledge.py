@@ -1,10 +1,10 @@
 """What paths know: NMI(π; property) of each property that the tokens of a run have, beside a permutation null.
 
-Worked out on a hash sample of the tokens that are in memory. Of a run that is there whole these are the tokens of the
-associations in its file, so NMI agrees with theirs; of a larger run they are other tokens, and it differs a little.
+Worked out on the hash sample of tokens that was drawn when the run was sealed (table ``known_token``, which has the
+untrained twin's paths of these tokens as well), so NMI and p are those of the associations in its file. Of files before
+schema version 4 on a hash sample of the tokens that are in memory: the same ones, unless the run is too large for that.
 Properties of a sample (its label, the prediction) are shuffled over whole samples. All others are alike inside a sample
-too, as its paths are: they are shuffled as sequences (``association.Sequences``), not token by token as in the file,
-whose p is therefore smaller.
+too, as its paths are: they are shuffled as sequences (``association.Sequences``).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.analysis.association import association
+from engine.analysis.association import Association, associations, places_in
 from engine.analysis.words import CLASSES, Words, word_class
 from engine.store.filters import Query
 from engine.store.sketch import mix
-from engine.store.travellers import Travellers, travellers
+from engine.store.travellers import Travellers, known_travellers, travellers
 
 if TYPE_CHECKING:
     from engine.store.run import Run
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 KNOWN_TOKENS = 20_000
 SHUFFLES = 200
 SEED = 0
+UNTRAINED = "-untrained"
+"""how the names of models end that are untrained twins (``tracing.as_untrained``)"""
 CELLS = 3
 """the picture is cut into CELLS × CELLS places"""
 
@@ -44,8 +46,9 @@ class Property:
 
 def what_paths_know(run: Run) -> dict[str, Any]:
     """The answer of ``Run.knowledge``."""
-    everything = travellers(run)
+    everything = known_travellers(run) or travellers(run)
     drawn = _hash_sample(everything)
+    twin_n, no_twin = _twin_paths(run, everything, drawn)
     found, words = everything.of_tokens(drawn), everything.words_of(drawn)
     known, unknown = [], []
     for one in _properties(run, found, words):
@@ -56,11 +59,12 @@ def what_paths_know(run: Run) -> dict[str, Any]:
             what = "is not known" if values == 0 else "is the same everywhere"
             unknown.append({"property": one.name, "reason": f"{_WORDS[one.name]} {what}"})
             continue
-        result = association(
-            found.path_n[here],
+        sample_n, token_n = found.sample_n[here], found.columns["token"][here]
+        result, *twin = associations(
+            [found.path_n[here], *([] if twin_n is None else [twin_n[here]])],
             codes[here],
-            groups=found.sample_n[here] if one.of_samples else None,
-            sequences=None if one.of_samples else _sequences(found, here, one.by_place),
+            groups=sample_n if one.of_samples else None,
+            sequences=None if one.of_samples else places_in(sample_n, token_n, by_place=one.by_place),
             shuffles=SHUFFLES,
             seed=SEED,
         )
@@ -68,6 +72,7 @@ def what_paths_know(run: Run) -> dict[str, Any]:
             "property": one.name, "values": values, "shuffled": "samples" if one.of_samples else "sequences",
             "nmi": result.nmi, "null_mean": result.null_mean, "null_low": result.null_low,
             "null_high": result.null_high, "p_value": result.p_value, "num_tokens": result.num_tokens,
+            **_of_twin(twin[0] if twin else None),
         })  # fmt: skip
     reason = None
     if len(found.rank_P) < 2:
@@ -82,8 +87,31 @@ def what_paths_know(run: Run) -> dict[str, Any]:
         "cells": CELLS,
         "properties": [] if reason else sorted(known, key=lambda row: row["null_high"] - row["nmi"]),
         "unknown": unknown,
+        "untrained_reason": no_twin,
         "reason": reason,
     }
+
+
+def _of_twin(found: Association | None) -> dict[str, float | None]:
+    names = ("nmi", "null_mean", "null_low", "null_high", "p_value")
+    return {f"untrained_{name}": None if found is None else getattr(found, name) for name in names}
+
+
+def _twin_paths(run: Run, found: Travellers, drawn: np.ndarray) -> tuple[np.ndarray | None, str | None]:
+    """(n,) paths of the untrained twin for the drawn tokens, or None and the reason in words."""
+    if run.row["model"].endswith(UNTRAINED):
+        return None, "this run is an untrained twin itself"
+    if run.fit()["untrained"] is None:
+        return None, "no untrained twin was traced beside this run"
+    if run.row["schema_version"] < 4:
+        return None, (
+            "the file is of an older version, which kept of the untrained twin only how often its paths are taken: "
+            "trace the run again to see what they know"
+        )
+    rows = run.arrays(Query("SELECT place, coalesce(untrained_path, -1) AS path FROM known_token ORDER BY place"))
+    if (rows["path"] < 0).any():
+        return None, "the untrained twin was traced for some of the tokens only"
+    return rows["path"][np.searchsorted(rows["place"], found.columns["place"][drawn])], None
 
 
 _WORDS = {
@@ -97,17 +125,6 @@ _WORDS = {
     "word_class": "the kind of word",
     "sentence_end": "whether a sentence ends",
 }
-
-
-def _sequences(found: Travellers, here: np.ndarray, by_place: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Sample of each of these tokens, and its place there: the token's own, or the how-manieth of these it is."""
-    sample_n, place_n = found.sample_n[here], found.columns["token"][here].astype(np.int64)
-    if by_place:
-        return sample_n, place_n
-    order = np.lexsort((place_n, sample_n))
-    rows = sample_n[order]
-    place_n[order] = np.arange(len(rows)) - np.searchsorted(rows, rows)
-    return sample_n, place_n
 
 
 def _hash_sample(found: Travellers) -> np.ndarray:

@@ -127,8 +127,8 @@ def seal_shards(
                         writer.write_compact(batch)
                         done += batch.num_tokens
                         on_progress(SealProgress(f"reading {manifest.name}", done, found.num_tokens, "tokens"))
-                    for ribbons, times in read_twin(folder, manifest, layout):
-                        writer.write_twin(ribbons, times)
+                    for ribbons in read_twin(folder, manifest, layout):
+                        writer.write_twin(ribbons)
                 except (pa.ArrowException, OSError, KeyError) as error:
                     raise ShardError(
                         f"{folder} cannot be read ({str(error).splitlines()[0][:200]}): copy {manifest.name} again, or "

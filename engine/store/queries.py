@@ -42,8 +42,8 @@ def region_rows() -> Query:
 
 
 def association_rows() -> Query:
-    """attribute, nmi, null_mean, null_std, p_value, shuffles, num_tokens."""
-    return Query("SELECT * FROM association ORDER BY attribute")
+    """attribute, nmi, null_mean, null_std, p_value, shuffles, num_tokens; from schema version 4 on shuffled, whose."""
+    return Query("SELECT * FROM association ORDER BY ALL")
 
 
 def top_shares(ranks: Sequence[int]) -> Query:

@@ -103,7 +103,6 @@ class Run:
         """The card with configuration, labels, modules, summary, associations and existing measures."""
         ranks = [rank for rank in SHARE_RANKS if rank <= self.row["num_paths"]]
         shares = self._rows(queries.top_shares(ranks))
-        names = ("attribute", "nmi", "null_mean", "null_std", "p_value", "shuffles", "num_tokens")
         observed = self.fit()["observed"]
         return {
             **self.card(),
@@ -126,7 +125,7 @@ class Run:
                 "mean_compute": self.row["mean_compute"],
                 "mean_reuse": self.row["mean_reuse"],
             },
-            "associations": [dict(zip(names, row, strict=True)) for row in self._rows(queries.association_rows())],
+            "associations": answers.associations(self._rows(queries.association_rows())),
             "measures": existing_measures(self),
             "soft": list(self._shapes),
             "findings": self._findings(),
@@ -264,7 +263,9 @@ class Run:
         """What paths know: NMI(π; property) beside 200 shuffles, of label, token id, region, kind of word …
 
         Each of ``properties`` is {property, values, shuffled (samples or sequences), nmi, null_mean, null_low,
-        null_high, p_value, num_tokens}; ``unknown`` says why others have none. On a hash sample of 20,000 tokens.
+        null_high, p_value, num_tokens} and ``untrained_nmi`` … of the untrained twin's paths beside the same shuffles;
+        ``untrained_reason`` says why there is no twin, ``unknown`` why other properties have no numbers. On a hash
+        sample of 20,000 tokens.
         """
         return knowledge.what_paths_know(self)
 

@@ -12,8 +12,9 @@ import numpy as np
 from engine.store.weights import LINEAR, WeightCode
 from engine.trace import RunInfo
 
-SCHEMA_VERSION = 3
-"""2: the tables of soft and gated families; 3: ``run.weight_code`` (before, every code was linear)"""
+SCHEMA_VERSION = 4
+"""2: the tables of soft and gated families; 3: ``run.weight_code`` (before, every code was linear); 4: ``known_token``,
+and which null and whose paths an ``association`` is of (before, the run's, and single tokens were shuffled)"""
 STORAGE_VERSION = "v1.2.0"
 SMALL_BLOCK_BYTES = 16_384
 LARGE_BLOCK_BYTES = 262_144
@@ -129,7 +130,8 @@ CREATE TABLE path_fit (kind VARCHAR, num_paths BIGINT, num_tokens BIGINT, effect
 CREATE TABLE path_point (kind VARCHAR, rank INTEGER, count BIGINT);
 CREATE TABLE histogram (measure VARCHAR, bins INTEGER, answer VARCHAR);
 CREATE TABLE association (attribute VARCHAR, nmi DOUBLE, null_mean DOUBLE, null_std DOUBLE,
-    p_value DOUBLE, shuffles INTEGER, num_tokens INTEGER);
+    p_value DOUBLE, shuffles INTEGER, num_tokens INTEGER, shuffled VARCHAR, whose VARCHAR);
+CREATE TABLE known_token (place BIGINT, untrained_path INTEGER);
 CREATE TABLE flow (step INTEGER, source INTEGER, target INTEGER, count DOUBLE, weight DOUBLE,
     label_id INTEGER);
 CREATE TABLE usage (step INTEGER, module INTEGER, count BIGINT, weight DOUBLE, label_id INTEGER);

@@ -17,7 +17,6 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from engine.analysis.association import association
 from engine.analysis.distribution import describe_sorted
 from engine.store.checks import check_json
 from engine.store.findings import write_findings
@@ -38,7 +37,8 @@ from engine.store.packed_flows import count_packed, fits
 from engine.store.pathbook import TAKE_ROWS, PathBook
 from engine.store.rows import insert_columns, insert_rows, range_array
 from engine.store.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, SCHEMA_VERSION, Layout
-from engine.store.seal_nulls import NULL_SEED, write_nulls
+from engine.store.seal_knowledge import write_associations
+from engine.store.seal_nulls import write_nulls
 from engine.store.soft import SoftSums
 from engine.store.weights import code_for
 from engine.trace import ModuleInfo, RunInfo
@@ -64,6 +64,8 @@ class Totals:
     entropy: dict[int, np.ndarray]
     """label_id (−1 = none) -> (2, S): known tokens and their summed gate entropy in nats"""
     sketch: dict[str, np.ndarray]
+    twin_paths: np.ndarray | None
+    """path_ids of the twin for the tokens of ``sketch``; None without a twin of every token"""
     num_samples: int
     soft: SoftSums
 
@@ -95,7 +97,7 @@ def build_summaries(
     stage(4)
     write_nulls(con, layout, totals.book, totals.twin, order)
     stage(5)
-    _associations(con, totals.sketch, order)
+    write_associations(con, totals.sketch, order, totals.twin, totals.twin_paths)
     stage(6)
     _sample_of_tokens(con, totals.book.num_tokens)
     _histograms(con)
@@ -258,34 +260,6 @@ def _step_summary(con: duckdb.DuckDBPyConnection, totals: Totals) -> None:
             columns["num_tokens"].append(int(known))
             columns["gate_entropy"].append(float(total / known) if known else None)
     insert_columns(con, "step_summary", columns)
-
-
-def _associations(con: duckdb.DuckDBPyConnection, sketch: dict[str, np.ndarray], order: np.ndarray) -> None:
-    """NMI(path; attribute) on the hash sample of tokens, of those that have the attribute.
-
-    Paths go in by rank: their numbers, and with them the last digit, depend on the batches.
-    """
-    rank_of = np.empty(len(order), dtype=np.int32)
-    rank_of[order] = np.arange(len(order), dtype=np.int32)
-    ranks = rank_of[sketch["path_id"]]
-    for attribute in ("label", "region", "token_id"):
-        known = sketch[attribute] >= 0
-        if known.sum() < 2 or len(np.unique(sketch[attribute][known])) < 2:
-            continue
-        groups = sketch["sample"][known] if attribute == "label" else None
-        result = association(ranks[known], sketch[attribute][known], groups=groups, seed=NULL_SEED)
-        con.execute(
-            "INSERT INTO association VALUES (?, ?, ?, ?, ?, ?, ?)",
-            [
-                attribute,
-                result.nmi,
-                result.null_mean,
-                result.null_std,
-                result.p_value,
-                result.shuffles,
-                result.num_tokens,
-            ],
-        )
 
 
 def _sample_of_tokens(con: duckdb.DuckDBPyConnection, num_tokens: int) -> None:

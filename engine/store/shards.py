@@ -5,7 +5,7 @@
 
 ``token`` and ``sample`` hold the store's columns except those that are numbered when the run is sealed; ``sample``
 counts from 0 in every shard. ``batch`` says how the samples were cut into batches, which the sealing repeats, and
-``twin`` holds the untrained twin's ribbons with their counts. ``about.json`` is the run's description, byte for byte
+``twin`` holds the untrained twin's ribbons, token after token. ``about.json`` is the run's description, byte for byte
 the same in all shards. Parquet readers do not notice every flipped byte; the SHA-256 in the manifest do.
 """
 

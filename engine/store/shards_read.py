@@ -53,13 +53,13 @@ def read_batches(folder: Path, manifest: Manifest, layout: Layout) -> Iterator[C
         first_sample = stop
 
 
-def read_twin(folder: Path, manifest: Manifest, layout: Layout) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Ribbons (n, S, K) of the untrained twin and how often each was seen (n,)."""
+def read_twin(folder: Path, manifest: Manifest, layout: Layout) -> Iterator[np.ndarray]:
+    """Ribbons (n, S, K) of the untrained twin, token after token."""
     if "twin.parquet" not in manifest.files:
         return
     for rows in pq.ParquetFile(folder / "twin.parquet").iter_batches(TWIN_ROWS):
         columns = {name: rows.column(name) for name in rows.schema.names}
-        yield _ribbons(columns, layout).reshape(-1, layout.num_steps, layout.top_k), columns["count"].to_numpy()
+        yield _ribbons(columns, layout).reshape(-1, layout.num_steps, layout.top_k)
 
 
 class _Rows:

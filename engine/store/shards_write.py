@@ -25,7 +25,6 @@ from engine.store.batches import CompactBatch, compact, own_sample_columns, own_
 from engine.store.checks import check_batch, check_json, check_ribbons, check_run
 from engine.store.errors import WriterFailed
 from engine.store.lifecycle import SealedOnce, claim
-from engine.store.pathbook import TAKE_ROWS, PathBook
 from engine.store.schema import SAMPLE_COLUMNS, SCHEMA_VERSION, Layout, token_columns
 from engine.store.shards import ABOUT, MANIFEST, FileEntry, Manifest, Shard, about_bytes, manifest_bytes
 from engine.store.soft import SOFT_TABLES, soft_rows
@@ -105,7 +104,6 @@ class ShardWriter(SealedOnce):
             self._refuse_existing()
             shutil.rmtree(self._partial, ignore_errors=True)  # what a killed worker left
             self._partial.mkdir()
-            self._twin = PathBook(self.layout.id_dtype, self._partial)
             for name, schema in (("token", token_schema(self.layout, info)), ("sample", sample_schema()),
                                  ("batch", BATCH_SCHEMA)):  # fmt: skip
                 self._tables[name] = _Table(self._partial / f"{name}.parquet", schema)
@@ -127,12 +125,12 @@ class ShardWriter(SealedOnce):
                 self._add(compact(batch, self.layout, self._columns))
 
     def write_twin(self, module_ids: np.ndarray) -> None:
-        """Count ribbons (n, S, K) of the untrained twin."""
+        """Add ribbons (n, S, K) of the untrained twin, for the same tokens in the same order as the shard's."""
         self._check_state()
         check_ribbons(np.asarray(module_ids), self.info, self._available)
         if len(module_ids):
             with self._disk_trouble():
-                self._twin.add(np.asarray(module_ids))
+                self._add_twin(np.asarray(module_ids))
 
     def seal(self) -> Path:
         """Finish: sums, manifest, fsync, rename; returns the shard's folder. A shard may hold no sample.
@@ -144,7 +142,6 @@ class ShardWriter(SealedOnce):
         self._check_state()
         try:
             with self._disk_trouble():
-                self._write_twin()
                 files = {f"{name}.parquet": table.close() for name, table in self._tables.items()}
                 files[ABOUT] = _write(self._partial / ABOUT, about_bytes(self.info, self.modules))
                 _write(self._partial / MANIFEST, manifest_bytes(self._manifest(files)))
@@ -197,21 +194,17 @@ class ShardWriter(SealedOnce):
         arrays = [given[f.name].cast(f.type) if f.name in given else pa.nulls(num_rows, f.type) for f in schema]
         self._tables[table].add(pa.Table.from_arrays(arrays, schema=schema))
 
-    def _write_twin(self) -> None:
-        if not self._twin.num_tokens:
-            return
-        names = ribbon_names(self.layout)
-        wide = token_schema(self.layout, self.info)
-        schema = pa.schema([*(wide.field(name) for name in names), pa.field("count", pa.int64())])
-        self._tables["twin"] = _Table(self._partial / "twin.parquet", schema)
-        for start in range(0, self._twin.num_paths, TAKE_ROWS):
-            path_ids = np.arange(start, min(start + TAKE_ROWS, self._twin.num_paths))
-            rows = self._twin.ribbons(path_ids)
-            if self.layout.packed:
-                columns = {"ids": pa.array([row.tobytes() for row in rows], wide.field("ids").type)}
-            else:
-                columns = dict(zip(names, np.ascontiguousarray(rows.T), strict=True))
-            self._put("twin", columns | {"count": self._twin.counts()[path_ids]}, len(path_ids))
+    def _add_twin(self, ids: np.ndarray) -> None:
+        names, wide = ribbon_names(self.layout), token_schema(self.layout, self.info)
+        if "twin" not in self._tables:
+            schema = pa.schema([wide.field(name) for name in names])
+            self._tables["twin"] = _Table(self._partial / "twin.parquet", schema)
+        rows = ids.reshape(len(ids), self.layout.visits).astype(self.layout.id_dtype, copy=False)
+        if self.layout.packed:
+            columns = {"ids": pa.array([row.tobytes() for row in rows], wide.field("ids").type)}
+        else:
+            columns = dict(zip(names, np.ascontiguousarray(rows.T), strict=True))
+        self._put("twin", columns, len(rows))
 
     def _manifest(self, files: dict[str, FileEntry]) -> Manifest:
         info, shard = self.info, self.shard

@@ -130,7 +130,8 @@ class Travellers:
 
     def words_of(self, some: np.ndarray) -> Words | None:
         """The words of some tokens, given by their indices; reads only the text around them."""
-        if not self.has_texts or "words" in self.__dict__ or 4 * len(some) > self.num_tokens:
+        most = self.counted["exact"] and 4 * len(some) > self.num_tokens
+        if not self.has_texts or "words" in self.__dict__ or most:
             return None if self.words is None else Words(self.words.names, self.words.codes_n[some])
         texts, starts, ends = [], [], []
         places = (self.sample_n, self.columns["char_start"], self.columns["char_end"])
@@ -185,11 +186,25 @@ def travellers(run: Run) -> Travellers:
     return found
 
 
+def most_tokens(run: Run) -> int:
+    """Tokens of a run that are read into memory."""
+    return min(MOST_TOKENS, MOST_BYTES // (run.layout.visits * run.layout.id_dtype.itemsize))
+
+
+def known_travellers(run: Run) -> Travellers | None:
+    """Of a run too large for memory the tokens of ``known_token``; None where all are in memory, or in older files."""
+    if run.row["num_tokens"] <= most_tokens(run) or run.row["schema_version"] < 4:
+        return None
+    condition = Query("rowid IN (SELECT place FROM known_token)")
+    rows = run.arrays(Query("SELECT sample, num_tokens, coalesce(label_id, -1) AS label FROM sample ORDER BY sample"))
+    met = run.arrays(Query(f"SELECT DISTINCT sample FROM token WHERE {condition.sql} ORDER BY sample"))["sample"]
+    chosen = np.searchsorted(rows["sample"], met)
+    return _gathered(run, condition, {name: values.astype(np.int64) for name, values in rows.items()}, chosen)
+
+
 def read_travellers(run: Run, most: int | None = None) -> Travellers:
     """All tokens, or those of a seeded draw of samples with at most about ``most`` tokens."""
-    layout = run.layout
-    fit = MOST_BYTES // (layout.visits * layout.id_dtype.itemsize)
-    most = min(MOST_TOKENS, fit) if most is None else most
+    most = most_tokens(run) if most is None else most
     rows = run.arrays(Query("SELECT sample, num_tokens, coalesce(label_id, -1) AS label FROM sample ORDER BY sample"))
     samples_N, sizes = rows["sample"].astype(np.int64), rows["num_tokens"].astype(np.int64)
     chosen, condition = np.arange(len(samples_N)), Query("true")
@@ -198,9 +213,15 @@ def read_travellers(run: Run, most: int | None = None) -> Travellers:
         # A sample longer than all that may be read is read from its beginning.
         chosen = np.sort(order[: int(np.searchsorted(np.cumsum(np.minimum(sizes[order], most)), most)) + 1])
         condition = Query("token < ? AND sample IN (SELECT unnest(?))", (most, samples_N[chosen].tolist()))
+    return _gathered(run, condition, {name: values.astype(np.int64) for name, values in rows.items()}, chosen)
+
+
+def _gathered(run: Run, condition: Query, rows: dict[str, np.ndarray], chosen: np.ndarray) -> Travellers:
+    """The tokens for which ``condition`` holds, all of them of the ``chosen`` of the samples in ``rows``."""
+    samples_N, sizes = rows["sample"], rows["num_tokens"]
     tokens = _tokens(run, condition)
     path_ids, path_n = _compact(tokens.pop("path_id"))
-    rank_P, compute_P, reuse_P, ribbon_PSK, order = _paths(run, layout, path_ids, condition)
+    rank_P, compute_P, reuse_P, ribbon_PSK, order = _paths(run, run.layout, path_ids, condition)
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     numbers = samples_N[chosen]
@@ -209,7 +230,7 @@ def read_travellers(run: Run, most: int | None = None) -> Travellers:
         sample_n=np.searchsorted(numbers, tokens.pop("sample")).astype(np.int32),
         columns=tokens,
         samples_N=numbers,
-        label_N=rows["label"].astype(np.int64)[chosen],
+        label_N=rows["label"][chosen],
         path_n=place[path_n].astype(np.int32),
         rank_P=rank_P,
         compute_P=compute_P,

@@ -44,8 +44,8 @@ from engine.trace import ModuleInfo, RunInfo, TraceBatch
 QUEUE_BATCHES = 4
 DUCKDB_MEGABYTES = 2000
 ASSOCIATION_TOKENS = 20_000
-_Item = CompactBatch | tuple[np.ndarray, np.ndarray | None]
-"""a batch, or ribbons of the twin and how often each was seen (None: once)"""
+_Item = CompactBatch | np.ndarray
+"""a batch, or ribbons of the twin"""
 FLUSH_TOKENS = 65_536
 """tokens that wait in memory for one insert; a run that never has so many gets a file of small blocks"""
 
@@ -103,15 +103,15 @@ class RunWriter(SealedOnce):
         if batch.num_tokens:
             self._put(batch)
 
-    def write_twin(self, module_ids: np.ndarray, times: np.ndarray | None = None) -> None:
-        """Count ribbons (n, S, K) of the untrained twin, each as often as ``times`` (n,) says (None: once).
+    def write_twin(self, module_ids: np.ndarray) -> None:
+        """Count ribbons (n, S, K) of the untrained twin, for the same tokens in the same order as the run's.
 
-        Only their frequencies are kept.
+        Kept are their frequencies, and the paths of the tokens on which it is told what paths know.
         """
         self._check_open()
         check_ribbons(np.asarray(module_ids), self.info, self._filler.available)
         if len(module_ids):
-            self._put((np.array(module_ids, dtype=self._filler.layout.id_dtype, order="C"), times))
+            self._put(np.array(module_ids, dtype=self._filler.layout.id_dtype, order="C"))
 
     def seal(self, on_stage: Callable[[str, int, int], None] = lambda name, done, of: None) -> Path:
         """Finish: summaries, checkpoint, fsync, rename to ``<runs_dir>/<run_id>.duckdb``.
@@ -188,7 +188,7 @@ class RunWriter(SealedOnce):
                 if isinstance(item, CompactBatch):
                     self._filler.add(item)
                 else:
-                    self._filler.twin.add(*item)
+                    self._filler.add_twin(item)
             except Exception as error:
                 self._failure = error
 
@@ -206,6 +206,7 @@ class _Filler:
         self.book = PathBook(self.layout.id_dtype, file.parent)
         self.twin = PathBook(self.layout.id_dtype, file.parent)
         self.sketch = TokenSketch(ASSOCIATION_TOKENS)
+        self.twin_sketch = TokenSketch(ASSOCIATION_TOKENS)
         self.num_samples = 0
         self.labels: dict[str, int] = {}
         self.entropy: dict[int, np.ndarray] = {}
@@ -260,11 +261,14 @@ class _Filler:
             label_id = -1 if label is None else self.labels[label]
             self.entropy[label_id] = self.entropy.get(label_id, 0) + part
         unknown = np.full(batch.num_tokens, -1, dtype=np.int32)
+        starts = np.cumsum(batch.lengths) - batch.lengths
         self.sketch.add(
             first_row,
             {
                 "path_id": path_ids,
+                "place": np.arange(first_row, first_row + batch.num_tokens),
                 "sample": self.num_samples + np.repeat(np.arange(len(batch.lengths)), batch.lengths),
+                "token": np.arange(batch.num_tokens) - np.repeat(starts, batch.lengths),
                 "label": label_ids_n,
                 "region": batch.whole.get("region", unknown),
                 "token_id": batch.whole.get("token_id", unknown),
@@ -274,6 +278,11 @@ class _Filler:
         self._pending_tokens += batch.num_tokens
         if self._pending_tokens >= FLUSH_TOKENS:
             self._flush(LARGE_BLOCK_BYTES)
+
+    def add_twin(self, ids: np.ndarray) -> None:
+        """Count the twin's ribbons of the next tokens."""
+        first_row = self.twin.num_tokens
+        self.twin_sketch.add(first_row, {"path_id": self.twin.add(ids)[0]})
 
     def _measure(self, new_rows: np.ndarray) -> None:
         """Compute and reuse are properties of a path: worked out once for each."""
@@ -312,6 +321,8 @@ class _Filler:
             labels=self.labels,
             entropy=self.entropy,
             sketch=self.sketch.columns(),
+            # Without a twin of every token, places of the two would not agree.
+            twin_paths=self.twin_sketch.columns()["path_id"] if self.twin.num_tokens == self.book.num_tokens else None,
             num_samples=self.num_samples,
             soft=self.soft,
         )

@@ -24,6 +24,7 @@ PROPERTIES = {
     "place": "place in the picture",
 }
 """properties as the API names them → in words"""
+RUN, TWIN = "this run", "untrained twin"
 OVER = {"samples": "whole samples", "sequences": "sequences of samples"}
 """what was shuffled, as the API names it → in words"""
 NULL = "95 % of shuffles"
@@ -38,12 +39,37 @@ def known(row: Mapping[str, Any]) -> bool:
     return row["p_value"] <= 0.05
 
 
+def twin_of(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The row of the untrained twin's paths, beside the same shuffles; None without a twin."""
+    if row.get("untrained_nmi") is None:
+        return None
+    names = ("nmi", "null_mean", "null_low", "null_high", "p_value")
+    return {**row, **{name: row[f"untrained_{name}"] for name in names}}
+
+
+def _beyond(row: Mapping[str, Any]) -> float:
+    return row["nmi"] - row["null_mean"]
+
+
 def knowledge_words(answer: Mapping[str, Any]) -> str:
     """One sentence: what paths know, what they do not."""
     yes = [PROPERTIES[row["property"]] for row in answer["properties"] if known(row)]
     no = [PROPERTIES[row["property"]] for row in answer["properties"] if not known(row)]
     told = f"Paths know more than chance of: {', '.join(yes)}." if yes else "Paths know none of these beyond chance."
-    return told + (f" No more than chance: {', '.join(no)}." if no and yes else "")
+    return told + (f" No more than chance: {', '.join(no)}." if no and yes else "") + _twin_words(answer)
+
+
+def _twin_words(answer: Mapping[str, Any]) -> str:
+    """What the untrained twin's paths know; nothing where there is none."""
+    pairs = [(row, twin) for row in answer["properties"] if (twin := twin_of(row)) is not None]
+    if not pairs:
+        return ""
+    yes = [PROPERTIES[twin["property"]] for _, twin in pairs if known(twin)]
+    if not yes:
+        return " Those of its untrained twin know none of these."
+    as_much = [PROPERTIES[row["property"]] for row, twin in pairs if known(twin) and _beyond(twin) >= _beyond(row)]
+    told = f" Those of its untrained twin, too, of: {', '.join(yes)}"
+    return told + (f"; no less than this run of: {', '.join(as_much)}." if as_much else ", but less.")
 
 
 def knowledge_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -59,7 +85,12 @@ def knowledge_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
             "p": row["p_value"],
             "shuffled over": OVER[row["shuffled"]],
             "tokens": row["num_tokens"],
-        }
+            **({} if (twin := twin_of(row)) is None else {
+                "untrained NMI": twin["nmi"], "untrained shuffled, mean": twin["null_mean"],
+                "untrained shuffled, 2.5 %": twin["null_low"], "untrained shuffled, 97.5 %": twin["null_high"],
+                "untrained p": twin["p_value"],
+            }),
+        }  # fmt: skip
         for row in answer["properties"]
     ]
 
@@ -67,10 +98,14 @@ def knowledge_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 def knowledge_chart(
     answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "What do paths know?"
 ) -> alt.LayerChart:
-    """Draw an answer of ``/paths/knowledge``: a dot for NMI, a bar for 95 % of the shuffles."""
+    """Draw an answer of ``/paths/knowledge``: a dot for NMI, a bar for 95 % of the shuffles; below it, where there is
+    an untrained twin, a diamond for the NMI of its paths, with the bar of the same shuffles."""
     look = theme_named(theme)
+    both = [(RUN, row) for row in answer["properties"]]
+    both += [(TWIN, twin) for row in answer["properties"] if (twin := twin_of(row)) is not None]
     table = [
         {
+            "whose": whose,
             "name": PROPERTIES[row["property"]],
             "nmi": row["nmi"],
             "low": row["null_low"],
@@ -82,10 +117,16 @@ def knowledge_chart(
             "p": numbers.number(row["p_value"], 2),
             "over": OVER[row["shuffled"]],
         }
-        for row in answer["properties"]
+        for whose, row in both
     ]
-    told = tip({"property": "name", "NMI": "told", "95 % of shuffles": "null", "p": "p", "shuffled over": "over"})
-    y = alt.Y("name:N", sort=[row["name"] for row in table], axis=alt.Axis(title=None, labelLimit=170, ticks=False))
+    names = [PROPERTIES[row["property"]] for row in answer["properties"]]
+    twins = len(both) > len(names)
+    told = tip({
+        "property": "name", "paths of": "whose", "NMI": "told", "95 % of shuffles": "null", "p": "p",
+        "shuffled over": "over",
+    })  # fmt: skip
+    y = alt.Y("name:N", sort=names, axis=alt.Axis(title=None, labelLimit=170, ticks=False))
+    beside = {"yOffset": alt.YOffset("whose:N", sort=[RUN, TWIN])} if twins else {}
     scale = alt.Scale(domainMin=0, nice=True)
     x = alt.X("nmi:Q", scale=scale, axis=alt.Axis(title="NMI of path and property", tickCount=5))
     domain = [KNOWN, UNKNOWN, NULL]
@@ -95,13 +136,20 @@ def knowledge_chart(
         "what:N", scale=alt.Scale(domain=domain, range=[look.ink, look.muted, look.identity]), legend=legend
     )
     # Shuffles lie close together: the bar has a width of its own, or nobody would see it.
-    tick = base.mark_tick(thickness=4, height=14, color=look.identity).encode(x=alt.X("mean:Q", scale=scale), y=y)
-    dots = base.mark_point(filled=True, size=110, opacity=1, tooltip=told).encode(x=x, y=y, color=colour)
+    tick = base.mark_tick(thickness=4, height=14, color=look.identity).encode(
+        x=alt.X("mean:Q", scale=scale), y=y, **beside
+    )  # fmt: skip
+    shapes = alt.Scale(domain=[RUN, TWIN], range=["circle", "diamond"])
+    shape = alt.Shape("whose:N", scale=shapes, legend=alt.Legend(title=None, orient="top", symbolSize=90))
+    dots = base.mark_point(filled=True, size=110, opacity=1, tooltip=told).encode(
+        x=x, y=y, color=colour, **beside, **({"shape": shape} if twins else {})
+    )
     # Shuffles often lie close together: the tick keeps a short bar in sight.
     bar = base.transform_calculate(what=f"'{NULL}'").mark_rule(strokeWidth=12, tooltip=told).encode(
-        x=alt.X("low:Q", scale=scale), x2="high:Q", y=y, color=colour
+        x=alt.X("low:Q", scale=scale), x2="high:Q", y=y, color=colour, **beside
     )  # fmt: skip
-    chart = alt.layer(bar, tick, dots).properties(width="container", height=_ROW * max(2, len(table)))
+    height = (1.6 if twins else 1) * _ROW * max(2, len(names))
+    chart = alt.layer(bar, tick, dots).properties(width="container", height=height)
     return finish(titled(chart, look, title, knowledge_words(answer)), look)
 
 

@@ -28,8 +28,8 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         answer = look.client().knowledge(run["run"])
     look.heading(
         "What do paths know?",
-        "One row: one property of tokens. Dot: how much the path tells of it (NMI: 0 nothing, 1 everything). Grey: "
-        "what it seems to tell when the property is shuffled.",
+        "One row: one property of tokens. Dot: how much the path tells of it (NMI: 0 nothing, 1 everything); diamond: "
+        "the path in the same model before training. Grey: what each seems to tell when the property is shuffled.",
         "nmi",
     )
     if answer["reason"]:
@@ -62,6 +62,8 @@ def _how(answer: Mapping[str, Any]) -> str:
         )
     if any(row["property"] == "place" for row in answer["properties"]):
         told += f" Place: {answer['cells']} × {answer['cells']} cells of the picture."
+    if answer["untrained_reason"]:
+        told += f" Nothing beside it of an untrained twin: {answer['untrained_reason']}."
     if answer["unknown"]:
         told += " Left out: " + "; ".join(row["reason"] for row in answer["unknown"]) + "."
     return told

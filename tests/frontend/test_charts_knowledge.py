@@ -77,6 +77,28 @@ def test_sentences_say_what_stands_in_the_answer():
     assert "Counted on 1,000 of 9,000 tokens, in 40 whole samples drawn by hash" in knowledge.search_words(drawn, "x")
 
 
+TWIN = {"untrained_nmi": 0.2, "untrained_null_mean": 0.15, "untrained_null_low": 0.1, "untrained_null_high": 0.18,
+        "untrained_p_value": 0.01}  # fmt: skip
+
+
+def test_the_untrained_twin_stands_below_the_run_beside_the_same_shuffles():
+    first, second = KNOWN["properties"]
+    both = {**KNOWN, "properties": [{**first, **TWIN}, {**second, **TWIN}]}
+    rows = data_of(charts.knowledge_chart(both), "nmi", "low", "high")
+    assert [(row["name"], row["whose"], row["nmi"], row["low"]) for row in rows] == [
+        ("token id", "this run", 0.3, 0.08), ("label of the sample", "this run", 0.1, 0.08),
+        ("token id", "untrained twin", 0.2, 0.1), ("label of the sample", "untrained twin", 0.2, 0.1),
+    ]  # fmt: skip
+    assert knowledge.knowledge_words(both).endswith(
+        "Those of its untrained twin, too, of: token id, label of the sample; no less than this run of: label of the "
+        "sample."
+    )
+    assert knowledge.knowledge_rows(both)[0]["untrained NMI"] == 0.2
+    blind = {**KNOWN, "properties": [{**first, **TWIN, "untrained_p_value": 0.3}]}
+    assert knowledge.knowledge_words(blind).endswith("Those of its untrained twin know none of these.")
+    assert "untrained NMI" not in knowledge.knowledge_rows(KNOWN)[0]
+
+
 LAW = {"alpha": 2.0, "alpha_error": 0.1, "x_min": 3, "num_tail": 60, "num_paths": 100}
 BETTER = {"ratio": -3.0, "p_value": 0.001}
 

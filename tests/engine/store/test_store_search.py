@@ -252,8 +252,59 @@ def test_what_paths_know_agrees_with_scikit_learn(case: Case):
         assert row["nmi"] == pytest.approx(normalized_mutual_info_score(values, paths, average_method="arithmetic"))
         assert row["null_low"] <= row["null_mean"] <= row["null_high"]
         assert row["shuffled"] == ("samples" if name == "label" else "sequences")
-    sealed = {row["attribute"]: row["nmi"] for row in case.run.info()["associations"]}
-    assert {name: known[name]["nmi"] for name in sealed} == pytest.approx(sealed)
+    sealed = {row["attribute"]: row for row in case.run.info()["associations"]}
+    same = ("nmi", "null_mean", "p_value", "shuffled", "untrained_nmi", "untrained_null_mean", "untrained_p_value")
+    for name, row in sealed.items():
+        assert [row[field] for field in same] == [known[name][field] for field in same]
+    if len(made.twin):
+        assert told["untrained_reason"] is None
+        _, twin = np.unique(np.sort(made.twin, axis=2).reshape(len(made.twin), -1), axis=0, return_inverse=True)
+        for name in set(expected) & set(known):
+            theirs = normalized_mutual_info_score(expected[name], twin.reshape(-1), average_method="arithmetic")
+            assert known[name]["untrained_nmi"] == pytest.approx(theirs)
+    else:
+        assert told["untrained_reason"] == "no untrained twin was traced beside this run"
+        assert known["token_id"]["untrained_nmi"] is None
+
+
+def test_what_paths_of_a_large_run_know_is_what_its_file_says(monkeypatch, tmp_path):
+    from engine.store import travellers
+
+    monkeypatch.setattr("engine.store.writer.ASSOCIATION_TOKENS", 60)
+    with Run.open(make("large", "text", samples=30).write(tmp_path)) as run:
+        monkeypatch.setattr(travellers, "MOST_TOKENS", 100)
+        told = run.knowledge()
+        assert (told["counted"]["num_tokens"], told["counted"]["exact"]) == (60, False)
+        known = {row["property"]: row for row in told["properties"]}
+        for row in run.info()["associations"]:
+            for field in ("nmi", "null_mean", "p_value", "shuffled", "num_tokens", "untrained_nmi"):
+                assert known[row["attribute"]][field] == row[field]
+
+
+def test_an_older_file_says_which_null_it_holds(tmp_path):
+    import duckdb
+
+    file = make("older", "text", samples=6).write(tmp_path)
+    with duckdb.connect(str(file)) as con:
+        con.execute("ALTER TABLE association DROP COLUMN shuffled")
+        con.execute("DELETE FROM association WHERE whose = 'untrained'")
+        con.execute("ALTER TABLE association DROP COLUMN whose")
+        con.execute("DROP TABLE known_token")
+        con.execute("UPDATE run SET schema_version = 3")
+    with Run.open(file) as run:
+        kept = {row["attribute"]: (row["shuffled"], row["untrained_nmi"]) for row in run.info()["associations"]}
+        assert kept == {"label": ("samples", None), "token_id": ("tokens", None)}
+        told = run.knowledge()
+        assert "older version" in told["untrained_reason"]
+        assert {row["shuffled"] for row in told["properties"]} == {"samples", "sequences"}
+
+
+def test_an_untrained_twin_is_told_that_it_is_one(tmp_path):
+    from dataclasses import replace
+
+    made = make("blank", "text", samples=3, twin=False)
+    with Run.open(replace(made, info=replace(made.info, model="tiny-untrained")).write(tmp_path)) as run:
+        assert run.knowledge()["untrained_reason"] == "this run is an untrained twin itself"
 
 
 def test_a_run_of_one_path_says_why(tmp_path):

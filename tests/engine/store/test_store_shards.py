@@ -155,7 +155,7 @@ def test_shards_that_are_missing_or_doubled_are_refused(shards: Path, tmp_path: 
         ({"shard": 4}, "is shard 4 of 3, which there cannot be"),
         ({"first": 2}, "shard 2 of 3 begins at row 2, the one before ends at 1"),
         ({"tokens": 5}, r"holds \d+ tokens, its manifest says 5"),
-        ({"schema_version": 2}, "have schema version 2 and 3"),
+        ({"schema_version": 2}, "have schema version 2 and 4"),
     ],
 )
 def test_shards_of_something_else_are_refused(shards: Path, tmp_path: Path, changes: dict, words: str) -> None:
