@@ -29,6 +29,8 @@ def load() -> None:
             importlib.import_module(name)
         except ImportError:
             return
+    frame = importlib.import_module("frontend.charts.frame")
+    frame.trust()
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import altair as alt
+from altair.utils import schemapi
 
 from frontend.charts.palette import Theme
 
@@ -61,19 +62,45 @@ def as_vectors(chart: Any, marks: int) -> Any:
 
     By itself Streamlit draws bitmaps from 2,000 rows on and drops the names of marks from 5,000 rows on.
     """
-    if marks > MOST_VECTORS:
-        return chart.properties(usermeta={"embedOptions": {"renderer": "canvas"}}).configure_mark(aria=False)
-    return chart.properties(usermeta={"embedOptions": {"renderer": "svg"}}).configure_mark(aria=True)
+    few = marks <= MOST_VECTORS
+    renderer = "svg" if few else "canvas"
+    return changed(chart, usermeta={"embedOptions": {"renderer": renderer}}, config={"mark": alt.MarkConfig(aria=few)})
+
+
+def changed(chart: Any, *, config: Mapping[str, Any] | None = None, **properties: Any) -> Any:
+    """A copy of ``chart`` with these properties, and with parts of its ``config`` set.
+
+    As ``chart.properties(…).configure_…(…)``. A chart of layers is built again by each of those calls, with copies of
+    all its layers: a third of a second for one picture. Layers never change once they are drawn, so copies share them.
+    """
+    copy = object.__new__(type(chart))
+    # Not what else hangs on it: the call that made it (frontend.charts.again) made another chart than this one.
+    vars(copy).update(_args=chart._args, _kwds={**chart._kwds, **properties})
+    if config is not None:
+        known = chart._kwds.get("config", alt.Undefined)
+        copy._kwds["config"] = alt.Config(**{**({} if known is alt.Undefined else known._kwds), **config})
+    return copy
+
+
+def trust() -> None:
+    """Draw charts in this process without comparing each part with the schema of Vega-Lite, half of the time.
+
+    For the page's server, whose charts are compared by the tests; a notebook goes on with Altair's own messages.
+    """
+    schemapi.disable_debug_mode()
+    schemapi.SchemaBase.validate = classmethod(lambda *_given, **_named: None)
+    schemapi.SchemaBase.validate_property = classmethod(lambda *_given, **_named: None)
 
 
 def titled(chart: Any, theme: Theme, title: str | None, subtitle: str | list[str] | None = None) -> Any:
     """The question as title, what is drawn and its units as subtitle; a title of None leaves both out of the
     picture. A screen reader gets the words either way."""
     lines = [subtitle] if isinstance(subtitle, str) else list(subtitle or [])
-    chart = chart.properties(description=" ".join(filter(None, [title, *lines])))
+    chart = changed(chart, description=" ".join(filter(None, [title, *lines])))
     if title is None:
         return chart
-    return chart.properties(
+    return changed(
+        chart,
         title=alt.TitleParams(
             text=title,
             subtitle=subtitle or [],
@@ -116,10 +143,12 @@ def finish(chart: Any, theme: Theme) -> Any:
     }
     # At the top, not in the configuration: Streamlit would otherwise squeeze axes into the height.
     # The padding too: it would otherwise add 20 pixels below.
-    sized = chart.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding"), padding=PADDING)
-    return (
-        sized.configure(background=theme.background, font=theme.font)
-        .configure_view(stroke=None)
-        .configure_axis(**axis)
-        .configure_legend(**legend)
-    )
+    return changed(
+        chart,
+        autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
+        padding=PADDING,
+        config={
+            "background": theme.background, "font": theme.font, "view": alt.ViewConfig(stroke=None),
+            "axis": alt.AxisConfig(**axis), "legend": alt.LegendConfig(**legend),
+        },
+    )  # fmt: skip

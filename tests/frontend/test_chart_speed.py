@@ -1,0 +1,71 @@
+"""What makes charts fast changes none of them: each fast way beside Altair's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import altair as alt
+import pytest
+
+from frontend.charts import frame
+from frontend.charts.palette import theme_named
+
+ROWS = [{"x": n, "y": n * n, "kind": "even" if n % 2 == 0 else "odd"} for n in range(5)]
+
+
+def layered() -> alt.LayerChart:
+    base = alt.Chart(frame.rows(ROWS)).encode(x="x:Q", y="y:Q")
+    pick = alt.selection_point(name="pick", fields=["kind"])
+    return alt.layer(base.mark_line(), alt.layer(base.mark_point().add_params(pick), base.mark_text())).properties(
+        width="container", height=90
+    )
+
+
+def naive_finish(chart: Any, theme: Any) -> Any:
+    """``frame.finish`` in Altair's own words, on the same settings."""
+    config = frame.finish(layered(), theme).to_dict()["config"]
+    sized = chart.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding"), padding=frame.PADDING)
+    return (
+        sized.configure(background=config["background"], font=config["font"])
+        .configure_view(**{"stroke": None, **config["view"]})
+        .configure_axis(**config["axis"])
+        .configure_legend(**config["legend"])
+    )
+
+
+@pytest.mark.parametrize("title", [None, "What is it?"])
+def test_a_changed_copy_is_the_chart_that_altair_would_make(title: str | None) -> None:
+    look = theme_named("dark")
+    given = layered()
+    before = given.to_dict()
+    fast = frame.as_vectors(frame.finish(frame.titled(given, look, title, ["One line."]), look), 10)
+    slow = naive_finish(layered().properties(description=" ".join(filter(None, [title, "One line."]))), look)
+    if title is not None:
+        slow = slow.properties(title=fast.title)
+    slow = slow.properties(usermeta={"embedOptions": {"renderer": "svg"}}).configure_mark(aria=True)
+    assert fast.to_dict() == slow.to_dict()
+    assert fast.to_dict()["config"]["axis"]["labelColor"] == look.muted
+    assert given.to_dict() == before, "the chart that was given is as it was"
+
+
+def test_parts_of_a_configuration_are_kept_when_another_is_set() -> None:
+    once = frame.changed(layered(), config={"font": "serif", "mark": alt.MarkConfig(aria=True)})
+    twice = frame.changed(once, config={"mark": alt.MarkConfig(aria=False)}, height=40)
+    config = twice.to_dict()["config"]
+    assert (config["font"], config["mark"]) == ("serif", {"aria": False})
+    assert once.to_dict()["config"]["mark"] == {"aria": True}
+    assert (once.to_dict()["height"], twice.to_dict()["height"]) == (90, 40)
+
+
+def test_a_process_that_trusts_its_charts_draws_the_same_ones() -> None:
+    script = (
+        "import json, sys; sys.path[:0] = {path!r}; from test_chart_speed import layered; from frontend.charts import "
+        "frame\nwhole = layered().to_dict()\nframe.trust()\nassert layered().to_dict() == whole\n"
+        "import altair as alt\nalt.Chart(frame.rows([])).mark_bar(height='tall').to_dict()\nprint('same')"
+    ).format(path=[*sys.path, __file__.rpartition("/")[0]])
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert ran.stdout.strip() == "same", ran.stderr
+    with pytest.raises(alt.utils.schemapi.SchemaValidationError):  # here nothing is trusted
+        alt.Chart(frame.rows([])).mark_bar(height="tall").to_dict()
