@@ -13,6 +13,7 @@ import streamlit as st  # noqa: E402
 
 from frontend import address, look  # noqa: E402
 from frontend.chips import chips_row  # noqa: E402
+from frontend.components.keys import keys  # noqa: E402
 from frontend.selection import VIEWS, Selection  # noqa: E402
 from frontend.views import (  # noqa: E402
     compare,
@@ -63,6 +64,7 @@ def main() -> None:
     chips_row(selection)
     with look.guarded(f"the view {VIEWS[selection.view]}"):
         DRAW[selection.view](selection)
+    keys()
 
 
 def _navigation(selection: Selection) -> None:

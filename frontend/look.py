@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 import streamlit as st
 
-from frontend import save
+from frontend import choose, save
 from frontend.charts.palette import DARK, LIGHT, Theme
 from frontend.client import ApiError, Client
 from frontend.formulas import COLUMNS, HELP
@@ -37,9 +37,10 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
 [class*="st-key-open_"] button { height: auto; text-align: left; }
 [class*="st-key-open_"] button * { white-space: normal !important; text-overflow: clip !important; }
 [data-testid="stElementToolbarButton"]:has([aria-label^="Download as PNG"]) { display: none; }
-[class*="st-key-save_"] { margin-top: -1.15rem; }
-[class*="st-key-save_"] button { min-height: 1.4rem; padding: 0 .25rem; }
-[class*="st-key-save_"] button p { font-size: .78rem; }
+[class*="st-key-save_"], [class*="st-key-under_"] { margin-top: -1.15rem; z-index: 1; }
+[class*="st-key-under_"] [class*="st-key-save_"] { margin-top: 0; }
+[class*="st-key-save_"] button, [class*="st-key-under_"] button { min-height: 1.4rem; padding: 0 .25rem; }
+[class*="st-key-save_"] button p, [class*="st-key-under_"] button p { font-size: .78rem; }
 .st-key-controls > div { min-width: 150px; flex: 1 1 160px; }
 .st-key-controls > div:has([data-testid="stPopover"]) { order: 9; flex: 0 0 auto; min-width: 0; }
 .st-key-controls > div:has(.st-key-sample_picker) { min-width: min(100%, 330px) !important; }
@@ -76,7 +77,8 @@ def heading(question: str, words: str, help_key: str | None = None) -> None:
 
 
 def chart(drawing: alt.TopLevelMixin, *, key: str | None = None, on_pick: Any = None, pick: Sequence[str] = ()) -> None:
-    """Show a chart and its menu (``save``); ``on_pick(name, values)`` hears of clicks on the selections of ``pick``."""
+    """Show a chart and its menus; ``on_pick(name, value)`` hears of clicks on the selections of ``pick``, and of
+    what is chosen from the list of them (``choose``)."""
     if on_pick is None:
         st.altair_chart(drawing, theme=None, width="stretch")
         save.menu(drawing)
@@ -93,7 +95,9 @@ def chart(drawing: alt.TopLevelMixin, *, key: str | None = None, on_pick: Any = 
                     return
 
     st.altair_chart(drawing, theme=None, width="stretch", key=key, on_select=picked, selection_mode=list(pick))
-    save.menu(drawing)
+    with st.container(horizontal=True, gap="small", key=f"under_{key}"):
+        choose.menu(drawing, pick, on_pick)
+        save.menu(drawing)
 
 
 MANY_ROWS = 1000

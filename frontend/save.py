@@ -34,7 +34,7 @@ def menu(drawing: Any) -> None:
         return
     for number in range(MOST_ON_A_PAGE):  # several charts of a page may be made by one function
         try:
-            box = st.container(key=f"{MENU}_{call.name}_{number}")
+            box = st.container(key=f"{MENU}_{call.name}_{number}", width="content")
         except StreamlitDuplicateElementKey:
             continue
         with box:

@@ -1,0 +1,78 @@
+// Streamlit lays what a button opens over the end of the page: the tab key does not lead there, and leaving the button
+// closes it. Opened by key, the focus goes inside; tab goes round inside; escape gives the focus back to the button.
+const TRIGGER = '[data-testid="stPopoverButton"]';
+const OPENED = '[data-testid="stPopoverBody"]';
+const STOPS = 'a[href], button, input, select, textarea, [tabindex]';
+const PATIENCE_MS = 10000;  // what stands inside is asked for when it is opened
+
+const stops = (body) => [...body.querySelectorAll(STOPS)].filter((one) =>
+  !one.disabled && one.tabIndex >= 0 && one.getClientRects().length > 0);
+
+// The first thing to write in or to choose from, else the first button. Marks of help come last: they explain, and
+// stand before what they explain.
+const first = (body) => stops(body).find((one) => one.matches("input, select, textarea")) ??
+  stops(body).find((one) => !(one.getAttribute("aria-label") || "").startsWith("Help"));
+
+let opener = "";  // the class of Streamlit that has its key; the button itself may be drawn anew
+
+function enter(trigger) {
+  opener = trigger.closest('[class*="st-key-"]')?.className.match(/st-key-\S+/)?.[0] || "";
+  const until = performance.now() + PATIENCE_MS;
+  const look = () => {
+    const body = document.querySelector(OPENED);
+    const left = document.activeElement !== trigger && document.activeElement !== document.body;
+    if (left || performance.now() > until || (!body && trigger.getAttribute("aria-expanded") !== "true")) return;
+    const stop = body && first(body);
+    if (stop) stop.focus();
+    else requestAnimationFrame(look);
+  };
+  requestAnimationFrame(() => requestAnimationFrame(look));  // not before the click has opened it
+}
+
+// Closed from within, by escape or because something was chosen: the button gets the focus, the new one too where the
+// page is drawn anew. Not when the focus has gone elsewhere by then, or a key or the pointer is used.
+let waiting = 0;
+function left(event) {
+  if (!opener || event.relatedTarget || !event.target.closest?.(OPENED)) return;
+  const turn = ++waiting, until = performance.now() + PATIENCE_MS, name = opener;
+  const back = () => {
+    if (turn !== waiting || performance.now() > until || document.activeElement?.closest?.(OPENED)) return;
+    const trigger = document.querySelector(`.${CSS.escape(name)} ${TRIGGER}`);
+    if (trigger && !document.querySelector(OPENED) && document.activeElement === document.body)
+      trigger.focus({ preventScroll: true });
+    requestAnimationFrame(back);
+  };
+  requestAnimationFrame(back);
+}
+
+function pressed(event) {
+  waiting += 1;
+  const trigger = event.target.closest?.(TRIGGER);
+  if (trigger && (event.key === "Enter" || event.key === " ")) {
+    if (trigger.getAttribute("aria-expanded") !== "true") enter(trigger);
+    return;
+  }
+  if (event.key !== "Tab") return;
+  const body = document.querySelector(OPENED);
+  if (!body) return;
+  const inside = body.contains(event.target), all = stops(body);
+  if (!all.length || !(inside || trigger?.getAttribute("aria-expanded") === "true")) return;
+  const place = all.indexOf(event.target), to = event.shiftKey ? place - 1 : place + 1;
+  const next = inside ? all.at(to % all.length) : event.shiftKey ? null : first(body);
+  if (!next) return;
+  event.preventDefault();
+  event.stopPropagation();
+  next.focus();
+}
+
+const used = () => { waiting += 1; };
+
+export default function () {
+  window.tokenpathsKeys?.();  // one pair of ears, however often the page is drawn anew
+  const ears = { keydown: pressed, focusout: left, pointerdown: used };
+  for (const [name, hear] of Object.entries(ears)) document.addEventListener(name, hear, true);
+  window.tokenpathsKeys = () => {
+    for (const [name, hear] of Object.entries(ears)) document.removeEventListener(name, hear, true);
+  };
+  return window.tokenpathsKeys;
+}
