@@ -318,6 +318,9 @@ class StepUsage(Shape):
     untrained_effective_top_k: float | None = None
     load_entropy: float | None = Field(description="Entropy of the load / ln(modules); 1 = even")
     max_violation: float | None = Field(description="Largest utilisation − 1")
+    importance_cv2: float | None = Field(
+        description="(std / mean)² of the modules' summed weights Σ_t w_ti; 0 = even; null where nothing was weighted"
+    )
     gate_entropy: float | None = Field(description="Mean entropy of the routing probabilities, nats")
     dead: list[int] = Field(description="Modules that no token chose")
 
@@ -683,6 +686,7 @@ class Outputs(Shape):
     """What the model says differently, measured on the same inputs while the edited run was made."""
 
     num_samples: int
+    of_samples: int | None = Field(None, description="Of so many samples of the run that they were drawn from")
     num_outputs: int = Field(description="Images, or tokens of texts")
     num_targets: int = Field(description="Those whose right answer is known")
     edits: list[str] = Field(description="The edits in words")
@@ -724,7 +728,8 @@ class Effect(Shape):
     run: str
     of: str = Field(description="The unchanged run")
     sample: int | None = Field(description="Its sample, where one sample is compared")
-    num_samples: int
+    num_samples: int = Field(description="Samples that were compared")
+    of_samples: int = Field(description="Of so many: of the run that a job drew them from, or of the unchanged run")
     num_tokens: Count
     controls: dict[str, Any] | None = Field(description="What was changed, as POST /traces takes it")
     after_step: int = Field(description="The first edited step")

@@ -44,7 +44,8 @@ HELP = {
     ),
     "load": (
         "utilisation of a module = its tokens · M / all choices at the step (1 = fair share, 0 = dead). "
-        "MaxVio = highest utilisation − 1. Load entropy = H(c/Σc)/ln M."
+        "MaxVio = highest utilisation − 1. Load entropy = H(c/Σc)/ln M. Importance CV² = (std / mean)² of the modules’ "
+        "summed weights Σ w: 0 = even, M − 1 = all at one module."
     ),
     "nmi": (
         "NMI(path; attribute), 0 … 1: how much the path tells about the attribute, beside 200 shuffles of the "
@@ -72,6 +73,7 @@ COLUMNS = {
     "utilisation": "u = tokens of the module · M / all choices at the step: 1 = fair share, 0 = dead.",
     "max_violation": "MaxVio = highest utilisation of the step − 1.",
     "load_entropy": "H(c/Σc)/ln M of the step, c = tokens of each module: 1 = even, 0 = all at one module.",
+    "importance_cv2": "(std / mean)² over the modules of the step of Σ w, the weights of their tokens: 0 = even.",
     "effective_top_k": HELP["topk"],
     "untrained_effective_top_k": "effective top-k of the same architecture with fresh weights on the same data.",
     "confidence": "The probability that the model gave its prediction.",

@@ -309,7 +309,10 @@ class EditedRun:
         )
         if not is_there:
             if self.parts is None:
-                findings = made_by(self.folder) | ({"effect": self.effect} if which == "after" else {})
+                findings = made_by(self.folder)
+                if which == "after":
+                    assert self.effect is not None
+                    findings |= {"effect": {**self.effect, "of_samples": self.reading.of_samples}}
                 self.parts = trace_parts(
                     loaded, self.reading.samples, self.context.runs_dir, run_id=name, dataset=self.reading.name,
                     split=self.reading.split, regions=self.reading.regions, total=len(self.reading.samples),

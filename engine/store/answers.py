@@ -302,7 +302,7 @@ def usage(
 
     ``share`` is the share of tokens that chose the module, so it sums to K at each step.
     """
-    weights = {(step, module): weight for step, module, _, weight in rows}
+    weights = {(step, module): float(weight) for step, module, _, weight in rows}
     counts = counts_of_step(rows, bank, num_steps)
     twin = counts_of_step(untrained, bank, num_steps) if untrained else None
     steps, cells = [], []
@@ -316,6 +316,7 @@ def usage(
                 "untrained_effective_top_k": load.effective_top_k(twin[step]) if twin else None,
                 "load_entropy": load.load_entropy(c),
                 "max_violation": load.max_violation(c),
+                "importance_cv2": _importance_cv2([weights.get((step, m), 0.0) for m in offered]),
                 "gate_entropy": finite(entropy.get(step)),
                 "dead": [m for m, n in zip(offered, c, strict=True) if n == 0],
             }
@@ -327,7 +328,12 @@ def usage(
                     "count": int(count),
                     "share": int(count) / max(num_tokens, 1),
                     "utilisation": float(fair),
-                    "weight": float(weights.get((step, module), 0.0)),
+                    "weight": weights.get((step, module), 0.0),
                 }
             )
     return {"steps": steps, "usage": cells}
+
+
+def _importance_cv2(importance: Sequence[float]) -> float | None:
+    """None where no token came, or nothing was weighted."""
+    return load.importance_cv2(np.array(importance)) if any(importance) else None

@@ -73,11 +73,12 @@ def compare_runs(after: Run, before: Run, *, sample: int | None = None, limit: i
         size = min(65_536, num_tokens - start)
         change.add(_ribbons(before, first_row + start, size), _ribbons(after, start, size))
     measured = dict(after.rows(Query("SELECT name, answer FROM finding WHERE name = 'effect'")))
+    outputs = json.loads(measured["effect"]) if measured else None
     answer = {
-        "run": after.run_id, "of": before.run_id, "sample": sample, "num_samples": len(pairs), **change.answer(),
+        "run": after.run_id, "of": before.run_id, "sample": sample, "num_samples": len(pairs),
+        "of_samples": (outputs or {}).get("of_samples") or int(before.row["num_samples"]), **change.answer(),
         "controls": config.get("controls"), **_losses(after, before, pairs),
-        "links": change.links(limit), "outputs": json.loads(measured["effect"]) if measured else None,
-        "tokens": None,
+        "links": change.links(limit), "outputs": outputs, "tokens": None,
     }  # fmt: skip
     return answer if sample is None else answer | {"tokens": _tokens(after, before, sample)}
 

@@ -69,7 +69,7 @@ def _twin_words(answer: Mapping[str, Any]) -> str:
         return " Those of its untrained twin know none of these."
     as_much = [PROPERTIES[row["property"]] for row, twin in pairs if known(twin) and _beyond(twin) >= _beyond(row)]
     told = f" Those of its untrained twin, too, of: {', '.join(yes)}"
-    return told + (f"; no less than this run of: {', '.join(as_much)}." if as_much else ", but less.")
+    return told + (f"; no less than this run of: {', '.join(as_much)}." if as_much else ", but less beyond chance.")
 
 
 def knowledge_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -140,7 +140,9 @@ def knowledge_chart(
         x=alt.X("mean:Q", scale=scale), y=y, **beside
     )  # fmt: skip
     shapes = alt.Scale(domain=[RUN, TWIN], range=["circle", "diamond"])
-    shape = alt.Shape("whose:N", scale=shapes, legend=alt.Legend(title=None, orient="top", symbolSize=90))
+    # Below: beside the other legend it would leave a narrow screen no room for the picture.
+    below = alt.Legend(title=None, orient="bottom", symbolSize=90, symbolFillColor=look.ink, symbolStrokeWidth=0)
+    shape = alt.Shape("whose:N", scale=shapes, legend=below)
     dots = base.mark_point(filled=True, size=110, opacity=1, tooltip=told).encode(
         x=x, y=y, color=colour, **beside, **({"shape": shape} if twins else {})
     )

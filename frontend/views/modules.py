@@ -50,6 +50,7 @@ def draw(selection: Selection) -> None:
         if all(row.get("untrained_effective_top_k") is None for row in usage["steps"]):
             st.caption("This run has no untrained twin to compare with.")
         look.numbers_behind([{**row, "dead": ", ".join(map(str, row["dead"]))} for row in usage["steps"]], "steps")
+        _balance(usage)
         st.subheader("Dead and overloaded", anchor=False)
         _extremes(run, usage, common.own_modules(run))
     module_page.draw(run, usage, selection)
@@ -65,6 +66,38 @@ def _picked(_name: str, node: str) -> None:
     """Open the module's page; a second click closes it."""
     now = address.current()
     address.go(now.change(module=None if now.module == node else node))
+
+
+def balance_words(usage: Mapping[str, Any]) -> str:
+    """At which step the work is shared least evenly, by tokens and by weights."""
+    by_tokens = max(usage["steps"], key=lambda row: row["max_violation"] or 0.0)
+    told = (
+        f"Least evenly at step {by_tokens['step']}: its busiest module has "
+        f"{numbers.number((by_tokens['max_violation'] or 0.0) + 1)} times a fair share of the tokens."
+        if (by_tokens["max_violation"] or 0.0) > 0.005
+        else "At every step each module has its fair share of the tokens."
+    )
+    weighted = [row for row in usage["steps"] if row.get("importance_cv2") is not None]
+    if not weighted:
+        return told
+    row = max(weighted, key=lambda row: row["importance_cv2"])
+    return told + (
+        f" By weight at step {row['step']}: importance CV² {numbers.number(row['importance_cv2'])} (0 = even)."
+    )
+
+
+def _balance(usage: Mapping[str, Any]) -> None:
+    st.subheader("How evenly is the work shared?", anchor=False, help=look.HELP["load"])
+    st.caption(look.plain(balance_words(usage)))
+    named = {"load_entropy": "load entropy", "max_violation": "MaxVio", "importance_cv2": "importance CV²"}
+    st.dataframe(
+        [{"step": row["step"], **{name: row.get(name) for name in named}} for row in usage["steps"]],
+        hide_index=True, width="stretch", height=min(250, 38 + 35 * len(usage["steps"])),
+        column_config={
+            name: st.column_config.NumberColumn(words, format="%.3f", help=look.COLUMNS[name])
+            for name, words in named.items()
+        },
+    )  # fmt: skip
 
 
 def _extremes(run: Mapping[str, Any], usage: Mapping[str, Any], own: bool) -> None:

@@ -174,6 +174,7 @@ def usage(table: np.ndarray, modules: int = 8, identities: tuple[int, ...] = (7,
                 "untrained_effective_top_k": squares * 1.2,
                 "load_entropy": 0.8,
                 "max_violation": 1.0,
+                "importance_cv2": 0.25,
                 "gate_entropy": 1.1,
                 "dead": np.flatnonzero(counts == 0).tolist(),
             }

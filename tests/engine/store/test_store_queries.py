@@ -184,6 +184,8 @@ def test_usage_against_loops(case: Case):
             assert step["load_entropy"] == pytest.approx(load_entropy(c))
             assert step["max_violation"] == pytest.approx(max_violation(c))
             assert step["dead"] == np.flatnonzero(c == 0).tolist()
+            weights = np.array([expected.get((s, m), (0, 0.0))[1] for m in range(made.info.num_modules)])
+            assert step["importance_cv2"] == pytest.approx((weights.std() / weights.mean()) ** 2)
             assert step["gate_entropy"] == pytest.approx(entropy[tokens, s].mean(), rel=1e-6)
             if len(made.twin):
                 twin = np.bincount(made.twin[:, s].reshape(-1), minlength=made.info.num_modules)
