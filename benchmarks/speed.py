@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,8 +44,8 @@ class ImposedDNA(DNA):
 
     how = "uniform"
 
-    def decide(self, h: Tensor, step: int, valid: Tensor | None = None) -> Decision:
-        decision = super().decide(h, step, valid)
+    def decide(self, h: Tensor, step: int, *rest: Any) -> Decision:
+        decision = super().decide(h, step, *rest)
         batch, tokens = h.shape[:2]
         scores_BTM = torch.rand(batch, tokens, self.config.num_modules)
         if self.how == "skewed":

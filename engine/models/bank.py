@@ -14,13 +14,19 @@ module does work, sorted by module and then by sample; D width, Q = 3·D.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from engine.models.blocks import Block, attend
+from engine.models.packed import MOST_ROWS, Linear, orders
+
+MASKED_ROWS = 256
+"""up to so many entries one masked attention over all of them is quicker than one call for each bucket of segments"""
 
 
 def naive_step(
@@ -72,8 +78,11 @@ class Dispatch:
     complete: bool
     """no −1 in ``entry_NK``"""
     rows: list[tuple[int, int, int]]
-    """(module, first entry, one past the last) of the modules that received tokens"""
+    """(module, first entry, one past the last) of each piece of the modules that received tokens, in order"""
     segments: list[Bucket]
+    """what attends to each other; empty where ``group_E`` says it"""
+    group_E: Int[Tensor, " E"] | None
+    """module · B + sample of each entry, −1 for padding; only where there are few entries and some attend"""
 
 
 @dataclass(frozen=True)
@@ -91,11 +100,16 @@ class Bucket:
 
 
 def plan_dispatch(
-    module_ids: Int[Tensor, "N K"], modules: nn.ModuleList, batch: int, tokens: int, align: int = 1
+    module_ids: Int[Tensor, "N K"],
+    modules: nn.ModuleList,
+    batch: int,
+    tokens: int,
+    align: int = 1,
+    piece: int | None = None,
 ) -> Dispatch:
     """Sort the (token, slot) pairs by module and sample, and find the attention segments.
 
-    Each module's slice is padded to a multiple of ``align`` rows.
+    Each module's slice is padded to a multiple of ``align`` rows, and cut into even pieces of at most ``piece``.
     """
     num_tokens, top_k = module_ids.shape
     device = module_ids.device
@@ -131,18 +145,36 @@ def plan_dispatch(
     entry_P = torch.full_like(flat_P, -1)
     entry_P[slot_R] = entry_R
 
-    ends = [sum(room[: m + 1]) for m in range(num_modules)]
-    attends_M = torch.tensor([m.attention is not None for m in modules], device=device)
-    start_MB = start_M[:, None] + counts_MB.cumsum(dim=1) - counts_MB
+    ends = list(accumulate(room))
+    attends = [m.attention is not None for m in modules]
+    segments, group_E = [], None
+    if num_entries <= MASKED_ROWS:
+        if any(attends[m] for m, count in enumerate(counts) if count):
+            group_E = torch.full_like(slot_E, -1)
+            group_E[entry_R] = key_P[slot_R]
+    else:
+        attends_M = torch.tensor(attends, device=device)
+        start_MB = start_M[:, None] + counts_MB.cumsum(dim=1) - counts_MB
+        segments = _buckets(start_MB.reshape(-1), (counts_MB * attends_M[:, None]).reshape(-1), align)
     return Dispatch(
         token_E=token_E,
         slot_E=slot_E,
         entry_NK=entry_P.view(num_tokens, top_k),
         padded=num_entries != num_real,
         complete=num_real == num_tokens * top_k,
-        rows=[(m, ends[m] - room[m], ends[m]) for m in range(num_modules) if room[m]],
-        segments=_buckets(start_MB.reshape(-1), (counts_MB * attends_M[:, None]).reshape(-1), align),
+        rows=[(m, *part) for m in range(num_modules) for part in _pieces(ends[m] - room[m], ends[m], align, piece)],
+        segments=segments,
+        group_E=group_E,
     )
+
+
+def _pieces(start: int, end: int, align: int, longest: int | None) -> list[tuple[int, int]]:
+    """A slice in even pieces of at most ``longest`` rows, each but the last a multiple of ``align``."""
+    if longest is None or end - start <= longest:
+        return [(start, end)] if end > start else []
+    each = -(-(end - start) // -(-(end - start) // longest))
+    each = -(-each // align) * align
+    return [(first, min(first + each, end)) for first in range(start, end, each)]
 
 
 def _buckets(start_S: Tensor, length_S: Tensor, align: int) -> list[Bucket]:
@@ -243,6 +275,16 @@ def segment_attention(
     return TakeRows.apply(mixed, inverse_E, source_R, gaps, False)
 
 
+def masked_attention(
+    qkv: Float[Tensor, "E Q"], group_E: Int[Tensor, " E"], heads: int, *, causal: bool
+) -> Float[Tensor, "E D"]:
+    """The same in one call over all entries, masked to pairs of one group: quicker where there are few."""
+    allowed = group_E[:, None] == group_E[None, :]
+    if causal:
+        allowed = allowed.tril()
+    return attend(qkv.unsqueeze(0), heads, False, allowed[None, None]).squeeze(0)
+
+
 def grouped_step(
     modules: nn.ModuleList,
     h: Float[Tensor, "B T D"],
@@ -260,20 +302,24 @@ def grouped_step(
     top_k = module_ids.shape[-1]
     ids_NK = module_ids.reshape(batch * tokens, top_k)
     h_ND = h.reshape(batch * tokens, width)
-    plan = plan_dispatch(ids_NK, modules, batch, tokens, _row_multiple(h))
+    plan = plan_dispatch(ids_NK, modules, batch, tokens, *_row_shapes(modules, h))
     if not plan.rows:
         return h
     x_ED = TakeRows.apply(h_ND, plan.token_E, plan.entry_NK, plan.padded, not plan.complete)
 
-    mixed_ED = None
-    if plan.segments:
+    # Split, not sliced: the backward of n slices fills n buffers of all rows with zeros.
+    sizes = [end - start for _, start, end in plan.rows]
+    xs = x_ED.split(sizes)
+    mixed: Sequence[Tensor | None] = [None] * len(xs)
+    if plan.segments or plan.group_E is not None:
         heads = next(m.attention.heads for m in modules if m.attention is not None)
-        qkv = [_projected(modules[m], x_ED[s:e]) for m, s, e in plan.rows]
-        mixed_ED = segment_attention(torch.cat(qkv), plan.segments, heads, causal=causal)
-    changes = [
-        modules[m].finish(x_ED[s:e], None if mixed_ED is None else mixed_ED[s:e])
-        for m, s, e in plan.rows
-    ]
+        qkv = torch.cat([_projected(modules[m], x) for (m, _, _), x in zip(plan.rows, xs, strict=True)])
+        if plan.group_E is not None:
+            mixed_ED = masked_attention(qkv, plan.group_E, heads, causal=causal)
+        else:
+            mixed_ED = segment_attention(qkv, plan.segments, heads, causal=causal)
+        mixed = mixed_ED.split(sizes)
+    changes = [modules[m].finish(x, y) for (m, _, _), x, y in zip(plan.rows, xs, mixed, strict=True)]
     change_ED = torch.cat(changes)
     change_PD = TakeRows.apply(
         change_ED, plan.entry_NK.reshape(-1), plan.slot_E, not plan.complete, plan.padded
@@ -292,11 +338,16 @@ def _projected(module: Block, x: Tensor) -> Tensor:
     return x.new_zeros(x.shape[0], 3 * x.shape[1])
 
 
-def _row_multiple(h: Tensor) -> int:
-    """Rows to which each module's slice is padded.
+def _row_shapes(modules: nn.ModuleList, h: Tensor) -> tuple[int, int | None]:
+    """To what multiple of rows each module's slice is padded, and into what pieces it is cut.
 
-    On a CPU, oneDNN compiles a bfloat16 product anew for every row count it has not seen, which
-    fresh routing makes each time; multiples of 32 keep the number of shapes small.
+    On a CPU, oneDNN compiles a product anew for every row count it has not seen, which fresh routing makes each
+    time; multiples keep the number of shapes small. It does so for bfloat16, and for weights that are ordered
+    beforehand (``engine.models.packed``), which are for pieces of few rows.
     """
+    if h.device.type != "cpu":
+        return 1, None
     low_precision = h.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")
-    return 32 if h.device.type == "cpu" and low_precision else 1
+    weight = next((m.weight for m in modules.modules() if isinstance(m, Linear)), None)
+    ordered = weight is not None and orders(h, weight)
+    return (32 if low_precision else 4 if ordered else 1), (MOST_ROWS if ordered else None)

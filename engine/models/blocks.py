@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.models.kinds import Kind
+from engine.models.packed import Linear
 
 
 class SelfAttention(nn.Module):
@@ -21,8 +22,8 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm = nn.LayerNorm(width, bias=False)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.proj = nn.Linear(width, width, bias=False)
+        self.qkv = Linear(width, 3 * width)
+        self.proj = Linear(width, width)
 
     def project_in(self, x: Float[Tensor, "*R D"]) -> Float[Tensor, "*R 3*D"]:
         """Queries, keys and values of each row, side by side."""
@@ -39,11 +40,11 @@ class MLP(nn.Module):
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width, bias=False)
-        self.up = nn.Linear(width, hidden, bias=False)
-        self.down = nn.Linear(hidden, width, bias=False)
+        self.up = Linear(width, hidden)
+        self.down = Linear(hidden, width)
 
     def forward(self, x: Float[Tensor, "*R D"]) -> Float[Tensor, "*R D"]:
-        return self.down(F.gelu(self.up(self.norm(x))))
+        return self.down(self.up.gelu(self.norm(x)))
 
 
 class Block(nn.Module):
