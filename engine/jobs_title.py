@@ -61,6 +61,8 @@ def _over(request: Mapping[str, Any]) -> str:
     model = str(request.get("model") or "a model")
     data = str(request.get("data") or request.get("run") or "its data").removeprefix("bundled:")
     limit = request.get("limit")
+    if isinstance(request.get("sample"), int):
+        return f"{model} over sample {request['sample']:,} of {data}"
     samples = "" if limit is None else "one sample of " if limit == 1 else f"{limit:,} samples of "
     return f"{model} over {samples}{data}"
 

@@ -145,16 +145,16 @@ def trace_huggingface_edited(
     from engine.edits.experts import edits_of, measure_bans, read_controls, trace_banned
     from engine.tracing import new_run_id
 
-    controls = read_controls(ask.controls)
+    controls, budget = read_controls(ask.controls), int(writing["batch_size"]) * 64
     if controls.ban_share is None:
         edits = edits_of(loaded, controls, [])  # refuses what does not fit before anything is read
     samples: Any = held(dataset) if ask.beside or controls.ban_share is not None else dataset
     if controls.ban_share is not None:
-        edits = edits_of(loaded, controls, samples)
+        edits = edits_of(loaded, controls, samples, budget=budget)
     options = {"run_id": run, "on_progress": on_progress, **writing}
     if not ask.beside:
         return None, trace_banned(loaded, samples, runs_dir, edits, **options), None
-    effect = measure_bans(loaded, samples, edits)
+    effect = measure_bans(loaded, samples, edits, budget=budget)
     before = trace_texts(
         loaded, samples, runs_dir, on_progress=on_progress,
         run_id=name_before(run) or new_run_id(loaded.name.rsplit("/", 1)[-1], f"before {dataset.name}"), **writing,

@@ -9,7 +9,8 @@ Shapes: B windows of T positions, n tokens, S steps, K slots, V vocabulary entri
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from engine.blocks import block_rows, with_breaks
 from engine.datasets import Sample
 from engine.errors import UserError
 from engine.models.losses import token_losses
+from engine.parts import followed
 from engine.store.writer import RunWriter
 from engine.tokenizer import Encoded
 from engine.trace import ModuleInfo, RunInfo, SampleRecord, TraceBatch
@@ -45,8 +47,11 @@ __all__ = [
     "run_info",
     "run_windows",
     "text_batches",
+    "text_passes",
+    "trace_parts",
     "trace_texts",
 ]
+_END: Any = object()
 
 
 def trace_texts(
@@ -71,18 +76,50 @@ def trace_texts(
     Raises:
         UserError: a sample cannot be traced, a gate gave NaN, or the run id is taken.
     """
-    run_id = run_id or new_run_id(loaded.name.rsplit("/", 1)[-1], dataset)
-    info = run_info(loaded, run_id, dataset, split)
+    info = run_info(loaded, run_id or new_run_id(loaded.name.rsplit("/", 1)[-1], dataset), dataset, split)
+    parts = trace_parts(
+        loaded, samples, runs_dir, info, batch_size=batch_size, total=total, overwrite=overwrite,
+        make_writer=make_writer,
+    )  # fmt: skip
+    return followed(parts, on_progress)
+
+
+def trace_parts(
+    loaded: HuggingFaceModel,
+    samples: Iterable[Sample],
+    runs_dir: Path,
+    info: RunInfo,
+    *,
+    batch_size: int = 64,
+    total: int | None = None,
+    overwrite: bool = False,
+    make_writer: MakeWriter | None = None,
+    changed: Callable[[], AbstractContextManager[None]] = nullcontext,
+    check: Callable[[TraceBatch], None] = lambda batch: None,
+) -> Generator[TraceProgress, None, Path]:
+    """``trace_texts`` pass by pass, for callers that do other things in between: yields after each forward pass (how
+    much is written then), returns the run's path. Closing it early (``close()``) leaves no file behind.
+
+    Each pass runs inside ``changed()``, so between two the model is as it was; ``check`` sees every batch before it is
+    written, and may refuse it.
+    """
     done = tokens = 0
     make_writer = make_writer or partial(RunWriter, runs_dir, overwrite=overwrite)
     with make_writer(info, loaded.modules) as writer:
-        for batch, twin_ids in text_batches(loaded, samples, batch_size * 64):
-            writer.write(batch)
-            if twin_ids is not None:
-                writer.write_twin(twin_ids)
-            done += len(batch.samples)
-            tokens += batch.num_tokens
-            on_progress(TraceProgress(done, total, tokens))
+        passes = text_passes(loaded, samples, batch_size * 64)
+        while True:
+            with changed():
+                found = next(passes, _END)
+            if found is _END:
+                break
+            if isinstance(found, tuple):
+                batch, twin_ids = found
+                check(batch)
+                writer.write(batch)
+                if twin_ids is not None:
+                    writer.write_twin(twin_ids)
+                done, tokens = done + len(batch.samples), tokens + batch.num_tokens
+            yield TraceProgress(done, total, tokens)
         if not done and isinstance(writer, RunWriter):
             raise UserError("the data set holds no sample, so there is nothing to trace", field="data")
         return writer.seal()
@@ -128,12 +165,18 @@ def text_batches(loaded: HuggingFaceModel, samples: Iterable[Sample], budget: in
     ``budget`` tokens, padding counted, go through the model at once (or one window, if that is longer), and no
     batch reaches over the end of a block of rows (see ``engine.blocks``).
     """
+    return (found for found in text_passes(loaded, samples, budget) if found is not None)
+
+
+def text_passes(loaded: HuggingFaceModel, samples: Iterable[Sample], budget: int
+                ) -> Iterator[tuple[TraceBatch, np.ndarray | None] | None]:  # fmt: skip
+    """``text_batches`` pass by pass: None behind a forward pass that does not end its batch yet."""
     part: list[tuple[Sample, Encoded]] = []
     held = 0
     known = loaded.model.get_input_embeddings().weight.shape[0]
     for sample, new_block in with_breaks(samples, block_rows("text", max(1, budget // 64))):
         if part and new_block:
-            yield _batch(loaded, part, budget)
+            yield from _batch(loaded, part, budget)
             part, held = [], 0
         if sample.text is None:
             raise UserError(f"{sample.source or 'the sample'} is an image; this model takes texts", field="text")
@@ -146,14 +189,15 @@ def text_batches(loaded: HuggingFaceModel, samples: Iterable[Sample], budget: in
         part.append((sample, encoded))
         held += len(encoded.ids)
         if held >= budget:
-            yield _batch(loaded, part, budget)
+            yield from _batch(loaded, part, budget)
             part, held = [], 0
     if part:
-        yield _batch(loaded, part, budget)
+        yield from _batch(loaded, part, budget)
 
 
 def _batch(loaded: HuggingFaceModel, part: list[tuple[Sample, Encoded]], budget: int
-           ) -> tuple[TraceBatch, np.ndarray | None]:  # fmt: skip
+           ) -> Iterator[tuple[TraceBatch, np.ndarray | None] | None]:  # fmt: skip
+    """None behind each forward pass but the last, then the batch."""
     windows = [window for _, encoded in part for window in _windows(encoded.ids, loaded.context)]
     first = np.cumsum([0, *(len(window.ids) for window in windows)])
     n = int(first[-1])
@@ -163,7 +207,9 @@ def _batch(loaded: HuggingFaceModel, part: list[tuple[Sample, Encoded]], budget:
     entropy = np.empty((n, steps), dtype=np.float32)
     loss, predicted = np.empty(n, dtype=np.float32), np.empty(n, dtype=np.int32)
     twin_ids = np.empty_like(ids) if loaded.twin is not None else None
-    for chosen in _alike(windows, budget, len(loaded.tokenizer.before)):
+    for number, chosen in enumerate(_alike(windows, budget, len(loaded.tokenizer.before))):
+        if number:
+            yield None
         # Where the tokens of these windows, one after the other, stand in the batch.
         places = np.concatenate([np.arange(first[i], first[i + 1]) for i in chosen])
         inputs, attended, keep, targets = _padded([windows[i] for i in chosen], loaded.tokenizer.before)
@@ -179,7 +225,7 @@ def _batch(loaded: HuggingFaceModel, part: list[tuple[Sample, Encoded]], budget:
         char_start=np.concatenate([e.start for _, e in part]), char_end=np.concatenate([e.end for _, e in part]),
         predicted_id=predicted,
     )  # fmt: skip
-    return batch, twin_ids
+    yield batch, twin_ids
 
 
 def _windows(ids: np.ndarray, context: int) -> list[_Window]:

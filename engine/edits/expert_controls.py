@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import Field, NonNegativeInt
 
+from engine.adapters.hf_config import Layout
 from engine.edits.controls import EditControls, only_those, read_controls_of
 from engine.edits.plan import RoutePlan, Routers, plan_routes
-from engine.edits.request import Which
+from engine.edits.request import RerouteRequest, Which
 from engine.edits.values import Edit
 from engine.errors import UserError
+
+T = TypeVar("T")
 
 
 class ExpertControls(EditControls):
@@ -63,3 +66,35 @@ def ban_plan(
     plan = plan_routes(controls.edits, Routers(tuple(map(tuple, choices)), top_k))
     assert plan is not None
     return plan
+
+
+def check_experts(request: RerouteRequest, layout: Layout) -> None:
+    """Refuse a sweep or controls that do not fit a Hugging Face checkpoint, as far as its configuration tells; reads
+    no weights. What it does not tell is refused when the job begins.
+
+    Raises:
+        UserError: ``field`` is ``model``, ``sweep``, or begins with ``controls``.
+    """
+    if layout.layers == 0:
+        raise UserError(f"no layer of {request.model} routes to experts, so there is nothing to ban", field="model")
+    controls = None if request.sweep is not None else under_field("controls", read_controls, request.controls or {})
+    if layout.choices is None or layout.top_k is None:
+        return
+    if layout.choices <= layout.top_k:
+        raise UserError(
+            f"no expert of {request.model} can be banned: a layer has {layout.choices}, and {layout.top_k} must be "
+            "left", field="controls" if request.sweep is None else "sweep",
+        )  # fmt: skip
+    if controls is not None and controls.edits and layout.layers is not None:
+        under_field(
+            "controls", ban_plan, controls.edits, (range(layout.choices),) * layout.layers, layout.top_k
+        )  # fmt: skip
+
+
+def under_field(name: str, work: Callable[..., T], *given: Any) -> T:
+    """``work``; what it refuses has its field below ``name``."""
+    try:
+        return work(*given)
+    except UserError as error:
+        error.field = f"{name}.{error.field}" if error.field and error.field != name else name
+        raise

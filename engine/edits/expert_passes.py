@@ -33,6 +33,11 @@ DEVICE_PASS_TOKENS = 2048
 """the same on a GPU, which is quicker and needs more at once to be busy"""
 
 
+def pass_tokens(loaded: HuggingFaceModel) -> int:
+    """Tokens of one forward pass of this model where it lies."""
+    return PASS_TOKENS if loaded.device.type == "cpu" else DEVICE_PASS_TOKENS
+
+
 @dataclass(frozen=True)
 class PaddedTexts:
     """Windows for one pass, each tensor (windows, positions)."""
@@ -49,7 +54,7 @@ class TextPasses:
 
     def __init__(self, loaded: HuggingFaceModel) -> None:
         self._loaded = loaded
-        self._pass_tokens = PASS_TOKENS if loaded.device.type == "cpu" else DEVICE_PASS_TOKENS
+        self._pass_tokens = pass_tokens(loaded)
         self._known = loaded.model.get_input_embeddings().weight.shape[0]
         self._windows: list[Any] = []
         self.batches: list[list[int]] = []

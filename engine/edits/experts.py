@@ -11,7 +11,7 @@ Shapes: n tokens, S gates (the steps), K slots, M experts, V vocabulary entries.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -35,12 +36,13 @@ from engine.edits.sweep import share_rows
 from engine.edits.values import Edit
 from engine.errors import UserError
 from engine.models.family import read_controls_of
-from engine.store.writer import RunWriter
+from engine.parts import followed
+from engine.trace import RunInfo
 from engine.tracing import TraceProgress, new_run_id
 
 __all__ = [
-    "ExpertControls", "banned_experts", "check_banned", "edits_of", "measure_bans", "plan_bans", "read_controls",
-    "trace_banned", "usage_of_experts",
+    "ExpertControls", "banned_experts", "banned_parts", "check_banned", "edits_of", "edits_of_share", "measure_bans",
+    "plan_bans", "read_controls", "trace_banned", "usage_of_experts",
 ]  # fmt: skip
 _ALL_SCORES = {
     torch.softmax, F.softmax, Tensor.softmax, torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_, F.sigmoid,
@@ -51,20 +53,35 @@ _ALONG = {torch.max, Tensor.max, torch.argmax, Tensor.argmax}
 
 
 def edits_of(
-    loaded: HuggingFaceModel, controls: ExpertControls, samples: Sequence[Sample]
+    loaded: HuggingFaceModel, controls: ExpertControls, samples: Sequence[Sample], *, budget: int = 4096
 ) -> tuple[dict[str, Any], ...]:
     """The bans that controls stand for: those given, or a share of each layer's experts by how ``samples`` use them.
 
     Raises:
         UserError: too few experts would be left, or an expert that is not there; a sample without text.
     """
-    if controls.ban_share is None:
-        edits = tuple(edit.model_dump(exclude_none=True) for edit in controls.edits or ())
-    else:
-        usage = usage_of_experts(loaded, samples)
-        choices = [range(gate.num_choices) for gate in loaded.gates]
+    if controls.ban_share is not None:
+        return edits_of_share(loaded, controls, usage_of_experts(loaded, samples, budget=budget))
+    edits = tuple(edit.model_dump(exclude_none=True) for edit in controls.edits or ())
+    plan_bans(loaded.gates, edits)
+    return edits
+
+
+def edits_of_share(
+    loaded: HuggingFaceModel, controls: ExpertControls, usage: Int[np.ndarray, "S M"]
+) -> tuple[dict[str, Any], ...]:
+    """The bans that ``ban_share`` stands for where tokens chose the experts ``usage`` times, unedited.
+
+    Raises:
+        UserError: no expert of any layer can be banned.
+    """
+    assert controls.ban_share is not None
+    choices = [range(gate.num_choices) for gate in loaded.gates]
+    try:
         rows = share_rows(usage, [controls.ban_share], choices, loaded.gates[0].top_k, controls.seed or 0)
-        edits = next(row.edits for row in rows if row.which == (controls.which or "top"))
+    except UserError as error:
+        raise UserError(str(error), field="ban_share") from None
+    edits = next(row.edits for row in rows if row.which == (controls.which or "top"))
     plan_bans(loaded.gates, edits)
     return edits
 
@@ -226,25 +243,43 @@ def trace_banned(
         UserError: edits that do not fit the model, a gate that cannot be edited, a sample that cannot be traced, or
             the run id is taken.
     """
-    plan = plan_bans(loaded.gates, edits)
     info = hf.run_info(loaded, run_id or new_run_id(loaded.name.rsplit("/", 1)[-1], f"after {dataset}"), dataset, split)
-    controls = {"edits": json.loads(json.dumps([edit.model_dump(exclude_none=True) for edit in _read(edits)]))}
     found = {} if effect is None else {"effect": dict(effect)}
-    info = replace(info, config=info.config | {"controls": controls}, findings=info.findings | found)
-    done = tokens = 0
-    with (
-        RunWriter(runs_dir, info, loaded.modules, overwrite=overwrite) as writer,
-        banned_experts(loaded.gates, plan),
-    ):
+    parts = banned_parts(
+        loaded, samples, runs_dir, edits, replace(info, findings=info.findings | found), batch_size=batch_size,
+        total=total, overwrite=overwrite,
+    )  # fmt: skip
+    return followed(parts, on_progress)
+
+
+def banned_parts(
+    loaded: HuggingFaceModel,
+    samples: Iterable[Sample],
+    runs_dir: Path,
+    edits: Sequence[Mapping[str, Any]],
+    info: RunInfo,
+    *,
+    batch_size: int = 64,
+    total: int | None = None,
+    overwrite: bool = False,
+) -> Generator[TraceProgress, None, Path]:
+    """``trace_banned`` pass by pass: yields after each forward pass, between which the gates are as they were, and
+    returns the run's path. Closing it early (``close()``) leaves no file behind.
+
+    ``info`` is that of the unchanged run; its configuration gets the bans.
+
+    Raises:
+        UserError: as ``trace_banned``; edits that do not fit are refused at once.
+    """
+    plan = plan_bans(loaded.gates, edits)
+    controls = {"edits": json.loads(json.dumps([edit.model_dump(exclude_none=True) for edit in _read(edits)]))}
+    return hf.trace_parts(
         # The untrained twin is the null of the model as it is, not of an edited one.
-        for batch, _ in hf.text_batches(replace(loaded, twin=None), samples, batch_size * 64):
-            check_banned(batch.module_ids, loaded.gates, plan)
-            writer.write(batch)
-            done, tokens = done + len(batch.samples), tokens + batch.num_tokens
-            on_progress(TraceProgress(done, total, tokens))
-        if not done:
-            raise UserError("the data set holds no sample, so there is nothing to trace", field="data")
-        return writer.seal()
+        replace(loaded, twin=None), samples, runs_dir, replace(info, config=info.config | {"controls": controls}),
+        batch_size=batch_size, total=total, overwrite=overwrite,
+        changed=lambda: banned_experts(loaded.gates, plan),
+        check=lambda batch: check_banned(batch.module_ids, loaded.gates, plan),
+    )  # fmt: skip
 
 
 def _read(edits: Sequence[Mapping[str, Any]]) -> tuple[Edit, ...]:

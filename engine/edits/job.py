@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from engine.adapters.hf_config import is_huggingface, layout_of, read_config
 from engine.disk import write_atomically
+from engine.edits.expert_controls import check_experts
 from engine.edits.job_data import BUNDLED_PREFIX, STATE, Reading, begun_for, load_state
 from engine.edits.request import RerouteRequest
 from engine.errors import UserError
@@ -24,7 +25,7 @@ from engine.jobs import JobContext, Progress, write_artifact
 from engine.jobs_made import check_model_controls, check_run_name, claim_run, made_by
 
 if TYPE_CHECKING:
-    from engine.edits.effect import Measurement
+    from engine.adapters.hf_load import HuggingFaceModel
     from engine.edits.sweep import Row, UsageCount
     from engine.tracing import LoadedModel, TraceProgress
 
@@ -43,7 +44,7 @@ class RerouteJob:
         from engine.datasets import BUNDLED
 
         if is_huggingface(request.model):
-            check_experts(request, context)
+            check_experts(request, layout_of(read_config(context.huggingface_folder(request.model))))
             modality: Any = "text"
         else:
             modality = context.model_config(request.model).get("config", {}).get("modality")
@@ -51,6 +52,8 @@ class RerouteJob:
         check_run_name(request.name, context)
         if request.run is not None:
             with context.open_run(request.run) as run:
+                if request.sample is not None and request.sample >= run.row["num_samples"]:
+                    raise UserError(str(run.no_sample(request.sample)), field="sample")
                 if run.row["modality"] != modality:
                     raise UserError(
                         f"the run {request.run} holds {'images' if modality == 'text' else 'texts'}; the model "
@@ -66,9 +69,10 @@ class RerouteJob:
     def start(cls, request: RerouteRequest, folder: Path, context: JobContext) -> Sweep | EditedRun:
         """Load the model and read the samples; edits that do not fit the model are refused here."""
         if is_huggingface(request.model):
-            from engine.edits.job_experts import ExpertSweep
+            from engine.edits.job_experts import EditedExperts, ExpertSweep
 
-            return ExpertSweep(request, folder, context, context.load_huggingface(request.model))
+            experts = EditedExperts if request.sweep is None else ExpertSweep
+            return experts(request, folder, context, context.load_huggingface(request.model))
         loaded = context.load_model(request.model)
         if request.sweep is None:
             return EditedRun(request, folder, context, loaded.with_controls(request.controls))
@@ -97,27 +101,6 @@ def check_fit(request: RerouteRequest, context: JobContext) -> None:
         check_model_controls(found, request.controls)
     elif family in FAMILY_CONTROLS and "ban" not in FAMILY_CONTROLS[family].EDITS:
         raise UserError(f"modules of a {family} model cannot be banned", field="sweep")
-
-
-def check_experts(request: RerouteRequest, context: JobContext) -> None:
-    """Refuse a Hugging Face checkpoint that is not there, or whose experts cannot be banned; no weights, no torch.
-
-    Raises:
-        UserError: ``field`` is ``model``, ``sweep``, or ``controls``.
-    """
-    layout = layout_of(read_config(context.huggingface_folder(request.model)))
-    if request.sweep is None:
-        raise UserError(
-            "jobs over Hugging Face models are sweeps: give `sweep`; one edit is made by `tokenpaths trace --model "
-            "hf:… --controls`", field="controls",
-        )  # fmt: skip
-    if layout.layers == 0:
-        raise UserError(f"no layer of {request.model} routes to experts, so there is nothing to ban", field="model")
-    if layout.choices is not None and layout.top_k is not None and layout.choices <= layout.top_k:
-        raise UserError(
-            f"no expert of {request.model} can be banned: a layer has {layout.choices}, and {layout.top_k} must be "
-            "left", field="sweep",
-        )  # fmt: skip
 
 
 class Sweep:
@@ -232,15 +215,16 @@ class Sweep:
         self.work = None
 
 
-def _is_unchanged(request: RerouteRequest, context: JobContext, loaded: LoadedModel) -> bool:
+def is_unchanged(request: RerouteRequest, context: JobContext, sha256: str) -> bool:
     """Whether the run of a request is of these weights as they were trained and all of its samples are taken, so that
     an edited run may stand beside it."""
     if request.run is None:
         return False
     with context.open_run(request.run) as run:
-        if run.row["num_samples"] > request.limit:
+        taken = run.row["num_samples"] if request.sample is None else 1
+        if run.row["num_samples"] > min(taken, request.limit):
             return False
-        same = run.row["checkpoint_sha256"] == loaded.sha256
+        same = run.row["checkpoint_sha256"] == sha256
         config = json.loads(run.row["config"])
     return bool(same and not config.get("controls"))
 
@@ -250,13 +234,21 @@ class EditedRun:
 
     def __init__(self, request: RerouteRequest, folder: Path, context: JobContext, changed: LoadedModel) -> None:
         self.request, self.folder, self.context, self.changed = request, folder, context, changed
-        self.reading = Reading(request, context, changed)
-        self.begun_for = begun_for(request, changed)
-        self.effect: dict[str, Any] | None = load_state(folder, self.begun_for, "effect")
-        self.work: Measurement | None = None
+        self.name = changed.name
+        self.reading: Reading = Reading(request, context, changed)
+        self._begin(changed, is_unchanged(request, context, changed.sha256))
+
+    def _begin(self, loaded: LoadedModel | HuggingFaceModel, unchanged: bool) -> None:
+        """What an earlier life of the job has kept; ``unchanged``: the run of the request is the one beside."""
+        self.begun_for = begun_for(self.request, loaded)
+        self.effect: dict[str, Any] | None = load_state(self.folder, self.begun_for, "effect")
+        self.work: Any = None
+        """a ``Measurement``, or what stands for it"""
         self.parts: Generator[TraceProgress, None, Path] | None = None
-        self.runs: dict[str, str] = {"before": request.run} if _is_unchanged(request, context, changed) else {}
-        self.traced = 0
+        self.runs: dict[str, str] = {"before": str(self.request.run)} if unchanged else {}
+        self.unchanged_is_there = unchanged
+        self.done = 0
+        """samples, over all rounds"""
 
     def advance(self) -> Progress:
         """Some batches: of the effect, then of the runs."""
@@ -265,66 +257,87 @@ class EditedRun:
             self.reading.advance(ends)
             if self.reading.data is None:
                 return self.reading.progress("samples")
-        while time.monotonic() < ends:
+        at = ""
+        while time.monotonic() < ends or not at:
             if self.effect is None:
-                self._measure()
+                at = self._measure()
             elif "before" not in self.runs:
-                self._trace("before")
+                at = self._trace("before")
             elif "after" not in self.runs:
-                self._trace("after")
+                at = self._trace("after")
             else:
                 return self._finished()
-        what = "measuring the effect" if self.effect is None else "tracing the runs"
-        return Progress(self.traced, self._total, "samples", what)
+        return Progress(self.done, self._total, "samples", at)
 
     @property
     def _total(self) -> int:
-        return len(self.reading.samples) * (1 if self.runs.get("before") == self.request.run else 2)
+        """Samples are gone through for the effect, and once for each run that is made."""
+        return self._measured + len(self.reading.samples) * (1 if self.unchanged_is_there else 2)
 
-    def _measure(self) -> None:
+    @property
+    def _measured(self) -> int:
+        """Of them, when the effect is known."""
+        return len(self.reading.samples)
+
+    def _measurement(self) -> Any:
         from engine.edits.effect import Measurement
 
-        if self.work is None:
-            assert self.changed.controls is not None
-            assert self.reading.data is not None
-            self.work = Measurement(self.changed, self.reading.data, self.changed.controls)
+        assert self.changed.controls is not None
+        return Measurement(self.changed, self.reading.data, self.changed.controls)
+
+    def _measure(self) -> str:
+        """A batch without and with the edits; after the last the effect is kept."""
+        self.work = self.work or self._measurement()
         self.work.advance()
+        share = self.work.done / len(self.reading.data.batches)
+        self.done = self._measured - len(self.reading.samples) + int(share * len(self.reading.samples))
         if self.work.finished:
             self.effect, self.work = self.work.answer(), None
             write_artifact(self.folder, "effect.json", json.dumps(self.effect, allow_nan=False).encode())
-            state = self.begun_for | {"effect": self.effect}
+            state = self.begun_for | self._state()
             write_atomically(self.folder / STATE, json.dumps(state, allow_nan=False).encode())
+        return "measuring the effect"
 
-    def _trace(self, which: str) -> None:
+    def _state(self) -> dict[str, Any]:
+        return {"effect": self.effect}
+
+    def _run_parts(self, which: str, name: str, findings: dict[str, Any]) -> Generator[TraceProgress, None, Path]:
+        """One of the two runs, batch by batch."""
+        from engine.tracing import trace_parts
+
+        return trace_parts(
+            self.changed if which == "after" else replace(self.changed, controls=None), self.reading.samples,
+            self.context.runs_dir, run_id=name, dataset=self.reading.name, split=self.reading.split,
+            regions=self.reading.regions, total=len(self.reading.samples), twin=False, findings=findings,
+        )  # fmt: skip
+
+    def _trace(self, which: str) -> str:
         """A batch of one of the two runs; the last one seals it."""
-        from engine.tracing import new_run_id, trace_parts
+        from engine.tracing import new_run_id
 
-        loaded = self.changed if which == "after" else replace(self.changed, controls=None)
         place = self.folder / which
         place.mkdir(exist_ok=True)
         wanted = self.request.name if which == "after" else None
         name, is_there = claim_run(
-            place, self.context, wanted, lambda: new_run_id(loaded.name, f"{which} {self.reading.name}"),
+            place, self.context, wanted, lambda: new_run_id(self.name, f"{which} {self.reading.name}"),
             job=self.folder,
         )
+        behind = self._total - len(self.reading.samples) if which == "after" else self._measured
+        told = f"tracing the {'edited' if which == 'after' else 'unchanged'} run"
         if not is_there:
             if self.parts is None:
                 findings = made_by(self.folder)
                 if which == "after":
                     assert self.effect is not None
                     findings |= {"effect": {**self.effect, "of_samples": self.reading.of_samples}}
-                self.parts = trace_parts(
-                    loaded, self.reading.samples, self.context.runs_dir, run_id=name, dataset=self.reading.name,
-                    split=self.reading.split, regions=self.reading.regions, total=len(self.reading.samples),
-                    twin=False, findings=findings,
-                )  # fmt: skip
-                self.before_part = self.traced
+                self.parts = self._run_parts(which, name, findings)
             try:
-                self.traced = self.before_part + next(self.parts).samples
-                return
+                self.done = behind + next(self.parts).samples
+                return told
             except StopIteration:
                 self.parts = None
-        self.runs[which] = name
+        self.done, self.runs[which] = behind + len(self.reading.samples), name
+        return told
 
     def _finished(self) -> Progress:
         assert self.effect is not None

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 STATE = "state.json"
 BUNDLED_PREFIX = "bundled:"
+ONE_SAMPLE = "try"
+"""split of the runs of one sample that somebody tries something on, as ``POST /traces`` names it too"""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def samples_of(request: RerouteRequest, context: JobContext, modality: str) -> S
         UserError: the run holds no texts or images to be run again, or the data cannot be read.
     """
     if request.run is not None:
-        return _samples_of_run(request.run, request.limit, context)
+        return _samples_of_run(request, request.run, context)
     from engine.datasets import open_dataset
 
     bundled = str(request.data).startswith(BUNDLED_PREFIX)
@@ -55,13 +57,14 @@ def samples_of(request: RerouteRequest, context: JobContext, modality: str) -> S
     return Source(iter(dataset), dataset.name, dataset.split, dataset.regions)
 
 
-def _samples_of_run(run_id: str, limit: int, context: JobContext) -> Source:
+def _samples_of_run(request: RerouteRequest, run_id: str, context: JobContext) -> Source:
     with context.open_run(run_id) as run:
-        samples, row = _read_run(run_id, limit, context), run.row
-        return Source(samples, row["dataset"], row["split"], of_samples=int(row["num_samples"]))
+        samples, row = _read_run(run_id, request, context), run.row
+        split = row["split"] if request.sample is None or row["num_samples"] == 1 else ONE_SAMPLE
+        return Source(samples, row["dataset"], split, of_samples=int(row["num_samples"]))
 
 
-def _read_run(run_id: str, limit: int, context: JobContext) -> Iterator[Sample]:
+def _read_run(run_id: str, request: RerouteRequest, context: JobContext) -> Iterator[Sample]:
     import io
 
     from PIL import Image
@@ -70,7 +73,7 @@ def _read_run(run_id: str, limit: int, context: JobContext) -> Iterator[Sample]:
     from engine.store.effects import sample_inputs
 
     with context.open_run(run_id) as run:
-        for kept in sample_inputs(run, limit):
+        for kept in sample_inputs(run, request.limit, request.sample):
             image = None if kept["image"] is None else Image.open(io.BytesIO(kept["image"])).convert("RGB")
             yield Sample(image=image, text=kept["text"], label=kept["label"], source=kept["source"])
 
@@ -78,7 +81,10 @@ def _read_run(run_id: str, limit: int, context: JobContext) -> Iterator[Sample]:
 def begun_for(request: RerouteRequest, loaded: LoadedModel | HuggingFaceModel) -> dict[str, Any]:
     """What a state must have been begun for to be gone on with."""
     drawn = {} if request.run is None else {"choice of samples": "drawn over the run"}  # once: its first ones
-    return {"checkpoint": loaded.sha256, "request": request.model_dump(mode="json"), **drawn}
+    asked = request.model_dump(mode="json")
+    if request.sample is None:  # so that a job of a version that knew no single sample goes on
+        asked.pop("sample")
+    return {"checkpoint": loaded.sha256, "request": asked, **drawn}
 
 
 def load_state(folder: Path, begun_for: dict[str, Any], key: str) -> Any:
@@ -117,13 +123,15 @@ class Reading:
         """None while samples are being read, then a ``PreparedSet`` or what stands for it"""
 
     def advance(self, ends: float) -> None:
-        """Some more samples; the last call prepares them all for the model."""
-        while time.monotonic() < ends:
+        """Some more samples, one at least; the last call prepares them all for the model."""
+        while True:
             sample = next(self._samples, None)
             if sample is None:
                 self.data = self._prepared()
                 return
             self._take(sample)
+            if time.monotonic() >= ends:
+                return
 
     def _take(self, sample: Sample) -> None:
         self.samples.append(sample)

@@ -1,18 +1,25 @@
-"""Sweeps over the experts of a Hugging Face model, as a ``reroute`` job: every expert banned, or shares of each layer.
+"""The experts of a Hugging Face model edited as a ``reroute`` job: a sweep of bans, or one edit beside the unchanged.
 
-Rows, their table and the state that a killed job goes on from are those of ``engine.edits.job.Sweep``. A slice ends
-behind the forward pass at hand: of ``PASS_TOKENS`` tokens, or of one window where the model's context is longer.
+Rows, runs and the state that a killed job goes on from are those of ``engine.edits.job``. A slice ends behind the
+forward pass at hand: of ``PASS_TOKENS`` tokens, or of one window where the model's context is longer. A run that a job
+makes is that of ``trace_texts`` or ``trace_banned`` with a batch of as many tokens, its effect that of ``measure_bans``
+with that budget.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.adapters import huggingface as hf
 from engine.adapters.hf_config import PREFIX
-from engine.edits.expert_passes import BanMeasurement, ExpertUsage, TextPasses, UnchangedPasses
-from engine.edits.job import Sweep
+from engine.edits.expert_controls import ExpertControls, read_controls, under_field
+from engine.edits.expert_passes import BanMeasurement, ExpertUsage, TextPasses, UnchangedPasses, pass_tokens
+from engine.edits.experts import banned_parts, edits_of, edits_of_share
+from engine.edits.job import EditedRun, Sweep, is_unchanged
 from engine.edits.job_data import Reading, begun_for, load_state, samples_of
 from engine.edits.request import RerouteRequest
 from engine.edits.sweep import Row, module_rows, share_rows
@@ -22,6 +29,7 @@ from engine.jobs import JobContext
 if TYPE_CHECKING:
     from engine.adapters.hf_load import HuggingFaceModel
     from engine.sources.sample import Sample
+    from engine.tracing import TraceProgress
 
 
 class _TextReading(Reading):
@@ -37,6 +45,65 @@ class _TextReading(Reading):
 
     def _prepared(self) -> TextPasses:
         return self._passes.close()
+
+
+class EditedExperts(EditedRun):
+    """One edit of a model that is not ours: its bans, or those of a share that are counted first."""
+
+    def __init__(self, request: RerouteRequest, folder: Path, context: JobContext, loaded: HuggingFaceModel) -> None:
+        _check_same_weights(request, context, loaded)
+        self.request, self.folder, self.context = request, folder, context
+        self.experts, unchanged = _beside(request, context, loaded)
+        self.name = loaded.name.rsplit("/", 1)[-1]
+        self.controls: ExpertControls = under_field("controls", read_controls, request.controls or {})
+        self.reading = _TextReading(request, context, loaded)
+        self.unchanged: UnchangedPasses | None = None
+        self.usage: ExpertUsage | None = None
+        self.edits: tuple[dict[str, Any], ...] | None = None
+        """None until ``ban_share`` has been counted"""
+        self._begin(loaded, unchanged)
+        if self.controls.ban_share is None:
+            self.edits = under_field("controls", edits_of, loaded, self.controls, [])
+        elif (kept := load_state(folder, self.begun_for, "edits")) is not None:
+            self.edits = tuple(kept)
+
+    def _measure(self) -> str:
+        if self.edits is not None:
+            return super()._measure()
+        self.unchanged = self.unchanged or UnchangedPasses(self.experts, self.reading.data)
+        self.usage = self.usage or ExpertUsage(self.experts)
+        self.usage.add(self.unchanged)
+        share = self.usage.batches / len(self.reading.data.batches)
+        self.done = int(share * len(self.reading.samples))
+        if share == 1:
+            self.edits = under_field("controls", edits_of_share, self.experts, self.controls, self.usage.counts)
+        return "counting which experts are used most"
+
+    @property
+    def _measured(self) -> int:
+        return len(self.reading.samples) * (1 if self.controls.ban_share is None else 2)
+
+    def _measurement(self) -> BanMeasurement:
+        assert self.edits is not None
+        return BanMeasurement(self.experts, self.reading.data, self.edits, self.unchanged)
+
+    def _state(self) -> dict[str, Any]:
+        return {"effect": self.effect, "edits": self.edits}
+
+    def _run_parts(self, which: str, name: str, findings: dict[str, Any]) -> Generator[TraceProgress, None, Path]:
+        self.unchanged = None  # what it kept is of no use any more
+        info = hf.run_info(self.experts, name, self.reading.name, self.reading.split)
+        info = replace(info, findings=info.findings | findings)
+        how: Any = {"batch_size": pass_tokens(self.experts) // 64, "total": len(self.reading.samples)}
+        samples, runs_dir = self.reading.samples, self.context.runs_dir
+        if which == "before":
+            return hf.trace_parts(replace(self.experts, twin=None), samples, runs_dir, info, **how)
+        assert self.edits is not None
+        return banned_parts(self.experts, samples, runs_dir, self.edits, info, **how)
+
+    def close(self) -> None:
+        super().close()
+        self.work = self.unchanged = None
 
 
 class ExpertSweep(Sweep):
@@ -86,3 +153,21 @@ def _check_same_weights(request: RerouteRequest, context: JobContext, loaded: Hu
                 f"(SHA-256 {str(row['checkpoint_sha256'])[:12]}… and {loaded.sha256[:12]}…); trace it anew, or give "
                 "data in place of run.", field="run",
             )  # fmt: skip
+
+
+def _beside(
+    request: RerouteRequest, context: JobContext, loaded: HuggingFaceModel
+) -> tuple[HuggingFaceModel, bool]:
+    """The model under the name that a run of the same weights has it by, and whether that run may be the unchanged one.
+
+    A folder has no owner in its name, a checkpoint of the hub has; only runs of one name are set beside each other.
+    """
+    if request.run is None:
+        return loaded, False
+    with context.open_run(request.run) as run:
+        row = run.row
+        about = json.loads(row["config"]).get("huggingface")
+    if about is None or row["checkpoint_sha256"] != loaded.sha256 or row["model"].rsplit("/", 1)[-1] != loaded.name:
+        return loaded, False
+    as_exact = about.get("dtype") == str(loaded.model.dtype).removeprefix("torch.")
+    return replace(loaded, name=row["model"]), as_exact and is_unchanged(request, context, loaded.sha256)

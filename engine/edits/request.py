@@ -25,6 +25,7 @@ class RerouteRequest(BaseModel):
     run: StrictStr | None = Field(
         None, description="Instead of data: the samples of this run, as it keeps them", pattern=NAME_PATTERN
     )
+    sample: StrictInt | None = Field(None, ge=0, description="Of the run only this sample")
     limit: StrictInt = Field(
         128, ge=1, le=MOST_SAMPLES, description="At most so many samples, of data spread over labels, of a run evenly"
     )
@@ -48,6 +49,8 @@ class RerouteRequest(BaseModel):
     def _one_of_each(self) -> RerouteRequest:
         if (self.data is None) == (self.run is None):
             raise ValueError("give data or run, one of the two: which samples are to be run again")
+        if self.sample is not None and self.run is None:
+            raise ValueError("sample is one of a run; give run in place of data")
         if (self.controls is None) == (self.sweep is None):
             raise ValueError("give controls (one edit) or sweep (many), one of the two")
         if self.controls is not None and not self.controls:

@@ -39,13 +39,13 @@ def drawn_samples(num_samples: int, limit: int) -> np.ndarray:
     return np.random.default_rng(0).integers(edges[:-1], edges[1:])
 
 
-def sample_inputs(run: Run, limit: int) -> Iterator[dict[str, Any]]:
-    """label, source, and text or image (PNG) of ``drawn_samples`` of the run, as it keeps them.
+def sample_inputs(run: Run, limit: int, sample: int | None = None) -> Iterator[dict[str, Any]]:
+    """label, source, and text or image (PNG) of ``drawn_samples`` of the run, or of one sample, as it keeps them.
 
     Raises:
         UserError: the run keeps neither.
     """
-    numbers = drawn_samples(int(run.row["num_samples"]), limit).tolist()
+    numbers = [sample] if sample is not None else drawn_samples(int(run.row["num_samples"]), limit).tolist()
     query = some_samples(numbers, "sample, label, source, text, image IS NOT NULL")
     for sample, label, source, text, has_image in run.rows(query):
         if text is None and not has_image:

@@ -201,8 +201,6 @@ REFUSED = {
     "names no experts": ({"model": "hf:dense"}, "model"),
     "of type 'switch_transformers', which cannot be traced": ({"model": "hf:switch"}, "model"),
     "a layer has 2, and 2 must be left": ({"model": "hf:two"}, "sweep"),
-    "jobs over Hugging Face models are sweeps": (
-        {"sweep": None, "controls": {"edits": [{"edit": "ban", "modules": [1]}]}}, "controls"),
     "is nothing for this model": ({"data": "bundled:scenes"}, "data"),
     "There is no run 'gone'": ({"data": None, "run": "gone"}, "run"),
 }
