@@ -71,15 +71,26 @@ def remember(module: ModuleType) -> None:
 
 
 def _remembering(function: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
+    title = signature.parameters.get("title")
+    question = title.default if title is not None and isinstance(title.default, str) else ""
+
     @functools.wraps(function)
     def draw(*arguments: Any, **named: Any) -> Any:
         chart = function(*arguments, **named)
         given = signature.bind(*arguments, **named).arguments
+        if question and "title" in given and given["title"] is None:
+            # The page says it in a heading of its own; who is on the picture with a screen reader is told it again.
+            chart.description = " ".join(filter(None, [question, _description(chart)]))
         # An attribute of the object itself: Altair would take a plain one for a part of the chart.
         object.__setattr__(chart, _KEPT, Call(function, dict(given)))
         return chart
 
     return draw
+
+
+def _description(chart: Any) -> str:
+    known = chart.description
+    return known if isinstance(known, str) else ""
 
 
 def _is_table(value: Any) -> bool:

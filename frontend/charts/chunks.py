@@ -102,7 +102,9 @@ def rerouting_chart(
         base.mark_text(dy=16, fontSize=look.font_size, fontWeight=600, color=look.ink).encode(text="words:N"),
     ]  # fmt: skip
     chart = alt.layer(*layers).properties(width="container", height=height)
-    return finish(titled(chart, look, title, "Line: this model. Dashed: models that choose once, or not at all."), look)
+    said = "Perplexity: " + "; ".join(f"path chosen {row['chosen']}, {row['words']}" for row in points) + "."
+    told = "Line: this model. Dashed: models that choose once, or not at all."
+    return finish(titled(chart, look, title, told, said=said if points else ""), look)
 
 
 def _often(w: int | None) -> str:
@@ -197,7 +199,9 @@ def strip_chart(
         opacity=alt.when(roomy).then(alt.value(1)).otherwise(alt.value(0)),
     )  # fmt: skip
     chart = alt.layer(cells, names).resolve_scale(color="independent").properties(width="container", height=height)
-    return finish(titled(chart, look, title, "One piece: the tokens between two decisions of the router."), look)
+    words = "One piece: the tokens between two decisions of the router."
+    said = f"{numbers.plural(len(table), 'piece')}, {numbers.plural(len({row['rank'] for row in table}), 'path')}."
+    return finish(titled(chart, look, title, words, said=said), look)
 
 
 def chunk_rows(parts: Sequence[Chunk]) -> list[dict[str, Any]]:

@@ -281,4 +281,5 @@ def training_chart(
         tooltip=tip({"run": "run", "iteration": "iteration", SUMMARY[measure]: "said"}),
     ).encode(color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module)))  # fmt: skip
     chart = alt.layer(line, marks).properties(width="container", height=240)
-    return finish(titled(chart, look, title, "One point: one checkpoint of the training."), look)
+    said = f"{numbers.plural(len(training['points']), 'checkpoint')}."
+    return finish(titled(chart, look, title, "One point: one checkpoint of the training.", said=said), look)

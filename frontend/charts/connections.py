@@ -13,7 +13,7 @@ from typing import Any
 import altair as alt
 
 from frontend.charts import numbers
-from frontend.charts.frame import finish, rows, titled
+from frontend.charts.frame import finish, highest, rows, titled
 from frontend.charts.palette import Theme, diverging_scale, theme_named
 
 TITLE = "Which layers talk to each other?"
@@ -77,7 +77,9 @@ def graph_chart(
     ]
     chart = alt.layer(*layers).properties(width="container", height=place.height)
     words = ["Columns: iterations. Rows: layers. Line width and opacity: strength c of the connection, 0 to 1."]
-    return finish(titled(chart, look, title, words + hidden_words(table)), look)
+    said = highest(table, "c", lambda row: f"{row['from']} to {row['to']} at iteration {row['iteration']}, "
+                   f"{numbers.number(row['c'])}")  # fmt: skip
+    return finish(titled(chart, look, title, words + hidden_words(table), said=said), look)
 
 
 def hidden_words(table: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from frontend.charts import numbers
-from frontend.charts.frame import finish, rows, titled
+from frontend.charts.frame import finish, highest, rows, titled
 from frontend.charts.palette import Theme, theme_named
 
 BIN_PICK = "bin"
@@ -139,7 +139,9 @@ def label_chart(
     subtitle = "Dashed: mean over all." + (
         f" The {hidden} labels in the middle are in the table below." if hidden else ""
     )
-    return finish(titled(chart, look, f"Which labels get more {name}?" if title == "" else title, subtitle), look)
+    said = highest(table, "mean", lambda row: f"{row['label']}, mean {name} {row['words']}")
+    heading = f"Which labels get more {name}?" if title == "" else title
+    return finish(titled(chart, look, heading, subtitle, said=said), look)
 
 
 def skip_reuse_chart(

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from frontend.charts import numbers
-from frontend.charts.frame import finish, rows, titled
+from frontend.charts.frame import finish, highest, rows, titled
 from frontend.charts.palette import Theme, diverging_scale, theme_named
 
 CELL_PICK = "node"
@@ -74,7 +74,8 @@ def flow_difference_chart(
     )
     chart = alt.layer(drawn, dots).properties(width="container", height=height)
     words = "Rose: more tokens go this way than before; blue: fewer. Width: by how much."
-    return finish(titled(chart, look, title, words), look)
+    said = f"Most: {shown[-1]['words']}." if shown else ""
+    return finish(titled(chart, look, title, words, said=said), look)
 
 
 def answer_words(answer: str) -> str:
@@ -128,7 +129,10 @@ def answers_chart(
                  alt.Tooltip("said:N", title="probability")],
     )  # fmt: skip
     chart = alt.layer(bars, marks).properties(width="container", height=max(90, 24 * len(order)))
-    return finish(titled(chart, look, title, "Circle: before; diamond: after."), look)
+    likely = table[:1]
+    said = "".join(f"Likeliest: {answer_words(row['answer'])}, {numbers.percent(row['before'])} before, "
+                   f"{numbers.percent(row['after'])} after." for row in likely)  # fmt: skip
+    return finish(titled(chart, look, title, "Circle: before; diamond: after.", said=said), look)
 
 
 MEASURES = {
@@ -195,7 +199,8 @@ def importance_chart(
     )  # fmt: skip
     height = max(90, min(640, 21 * max(1, len(modules))))
     chart = alt.layer(cells).properties(width="container", height=height)
-    return finish(titled(chart, look, title, words), look)
+    said = highest(shown, "value", lambda row: row["words"])
+    return finish(titled(chart, look, title, words, said=said), look)
 
 
 def _signed(value: float | None, measure: str) -> str:
@@ -241,4 +246,6 @@ def share_chart(
                  alt.Tooltip("said:N", title=MEASURES[measure][0])],
     )  # fmt: skip
     chart = alt.layer(lines, marks).properties(width="container", height=260)
-    return finish(titled(chart, look, title, "One point: that share of every step’s modules is banned."), look)
+    said = highest(shown, "value", lambda row: f"{row['part']} banned, {row['which']}: {row['said']}")
+    words = "One point: that share of every step’s modules is banned."
+    return finish(titled(chart, look, title, words, said=said), look)

@@ -12,7 +12,7 @@ from typing import Any
 import altair as alt
 
 from frontend.charts import numbers
-from frontend.charts.frame import finish, rows, titled
+from frontend.charts.frame import finish, highest, rows, titled
 from frontend.charts.palette import Theme, theme_named
 from frontend.charts.token_flow import visible
 
@@ -103,7 +103,8 @@ def load_band_chart(
     fair = alt.Chart(rows([{"fair": 1}])).mark_rule(color=look.muted, strokeDash=[5, 3]).encode(y="fair:Q")
     chart = alt.layer(bars, median, busiest, fair).properties(width="container", height=240)
     words = "Bar: the middle 80 % of a layer's experts; tick: the median; point: the busiest. Dashed: fair share."
-    return finish(titled(chart, look, title, words), look)
+    said = highest(table, "highest", lambda row: f"layer {row['layer']}, {row['highest_words']} times a fair share")
+    return finish(titled(chart, look, title, words, said=said), look)
 
 
 def dead_chart(
@@ -129,7 +130,9 @@ def dead_chart(
             tooltip=[alt.Tooltip("layer:O"), alt.Tooltip("words:N", title="dead")],
         )
     )
-    return finish(titled(chart.properties(width="container", height=110), look, title, "Experts without tokens."), look)
+    said = highest(table, "dead", lambda row: f"layer {row['layer']}, {row['words']}")
+    chart = chart.properties(width="container", height=110)
+    return finish(titled(chart, look, title, "Experts without tokens.", said=said), look)
 
 
 def _layer_axis(count: int) -> alt.X:

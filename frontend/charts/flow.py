@@ -74,7 +74,8 @@ def flow_thumbnail(
         _circles(layout, look, x, y, set(), False),
         _squares(layout, look, x, y),
     )
-    return finish(chart.properties(width="container", height=height + 16), look)
+    words = f"{TITLE} {numbers.plural(flow.get('num_tokens'), 'token')}, {numbers.plural(len(layout.steps), 'step')}."
+    return finish(chart.properties(width="container", height=height + 16, description=words), look)
 
 
 ROWS = {False: "rows are modules", True: "in each the busiest module stands at the top"}

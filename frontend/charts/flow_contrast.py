@@ -155,7 +155,7 @@ def flow_contrast_chart(
         )
     )  # fmt: skip
     chart = alt.layer(_labels(layout, look, x, y), flows, circles).properties(width="container", height=layout.height)
-    return finish(titled(chart, look, title, colour_words(*names)), look)
+    return finish(titled(chart, look, title, colour_words(*names), said=contrast_words(contrast, *names)), look)
 
 
 def colour_words(first: str, second: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import altair as alt
@@ -92,11 +92,20 @@ def trust() -> None:
     schemapi.SchemaBase.validate_property = classmethod(lambda *_given, **_named: None)
 
 
-def titled(chart: Any, theme: Theme, title: str | None, subtitle: str | list[str] | None = None) -> Any:
+def highest(table: Iterable[Mapping[str, Any]], name: str, say: Callable[[Mapping[str, Any]], str]) -> str:
+    """What stands out, for those who cannot see it: ``say`` of the row with the highest ``name``, as a sentence."""
+    known = [row for row in table if row.get(name) is not None]
+    return f"Highest: {say(max(known, key=lambda row: row[name]))}." if known else ""
+
+
+def titled(
+    chart: Any, theme: Theme, title: str | None, subtitle: str | list[str] | None = None, *, said: str = ""
+) -> Any:
     """The question as title, what is drawn and its units as subtitle; a title of None leaves both out of the
-    picture. A screen reader gets the words either way."""
+    picture. A screen reader gets the words either way, and ``said``: the number that the picture is about, where the
+    words have none."""
     lines = [subtitle] if isinstance(subtitle, str) else list(subtitle or [])
-    chart = changed(chart, description=" ".join(filter(None, [title, *lines])))
+    chart = changed(chart, description=" ".join(filter(None, [title, said, *lines])))
     if title is None:
         return chart
     return changed(

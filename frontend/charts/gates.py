@@ -13,7 +13,7 @@ from typing import Any
 import altair as alt
 
 from frontend.charts import numbers
-from frontend.charts.frame import finish, rows, titled
+from frontend.charts.frame import finish, highest, rows, titled
 from frontend.charts.palette import Theme, diverging_scale, theme_named
 
 TITLE = "Which directions does it switch on?"
@@ -109,7 +109,9 @@ def gate_chart(
         "Darker on a light page: more of the direction is removed." if minus is None else
         "Rose: more is removed than in the other; blue: less; page colour: the same."
     )  # fmt: skip
-    return finish(titled(chart, look, title, words), look)
+    said = highest(table, value, lambda row: f"layer {row['layer']}, head {row['head']}, direction {row['direction']}, "
+                   f"r {row['words']}" + ("" if minus is None else f" against {row['against']}"))  # fmt: skip
+    return finish(titled(chart, look, title, words, said=said), look)
 
 
 def variance_chart(
@@ -146,7 +148,9 @@ def variance_chart(
     )
     height = max(90, 30 * len(variance))
     chart = alt.layer(cells, dots).properties(width="container", height=height)
-    return finish(titled(chart, look, title, "Dot: specialist, among the quarter of heads that vary most."), look)
+    said = highest(table, "variance", lambda row: f"layer {row['layer']}, head {row['head']}, {row['words']}")
+    words = "Dot: specialist, among the quarter of heads that vary most."
+    return finish(titled(chart, look, title, words, said=said), look)
 
 
 def variance_rows(variance: Sequence[Sequence[float]], special: Iterable[tuple[int, int]] = ()) -> list[dict[str, Any]]:
@@ -194,7 +198,8 @@ def specialist_chart(
     )
     line = alt.Chart(rows([{"share": even}])).mark_rule(color=look.muted, strokeDash=[5, 3], strokeWidth=1.5)
     chart = alt.layer(bars, line.encode(y=y)).properties(width="container", height=height)
-    return finish(titled(chart, look, title, "Dashed: as many in every layer."), look)
+    said = highest(table, "share", lambda row: f"layer {row['layer']}, {row['words']} of its heads")
+    return finish(titled(chart, look, title, "Dashed: as many in every layer.", said=said), look)
 
 
 def pca_chart(
@@ -256,7 +261,9 @@ def pca_chart(
     words = names.mark_text(fontSize=look.font_size + 2, fontWeight=700, color=look.ink)
     layers = [points, here.encode(x=x, y=y)] + [one.encode(x=x, y=y, text="label:N") for one in (halo, words)]
     chart = alt.layer(*layers).properties(width="container", height=height)
-    return finish(titled(chart, look, title, "One point: one text. Names stand at the middle of their domain."), look)
+    words = "One point: one text. Names stand at the middle of their domain."
+    said = f"{numbers.plural(len(table), 'text')} of {numbers.plural(len(labels), 'domain')}."
+    return finish(titled(chart, look, title, words, said=said), look)
 
 
 def centroid_words(found: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from frontend.charts import numbers
-from frontend.charts.frame import finish, rows, titled
+from frontend.charts.frame import finish, highest, rows, titled
 from frontend.charts.lights import lit_colour
 from frontend.charts.palette import Theme, theme_named
 
@@ -58,7 +58,9 @@ def class_chart(
     half = base.mark_bar(color=look.link, opacity=0.55, height=9).encode(x=alt.X("q25:Q", scale=scale), x2="q75:Q")
     mean = base.mark_point(filled=True, size=75, color=look.ink, opacity=1).encode(x=alt.X("mean:Q", scale=scale))
     chart = alt.layer(wide, half, mean).properties(width="container", height=max(60, 25 * len(shown)))
-    return finish(titled(chart, look, title, "Dot: mean. Thick: middle half of the samples. Thin: middle 90 %."), look)
+    words = "Dot: mean. Thick: middle half of the samples. Thin: middle 90 %."
+    said = highest(shown, "mean", lambda row: f"{row['label']}, {row['words']} on average")
+    return finish(titled(chart, look, title, words, said=said), look)
 
 
 def difficulty_points(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -102,7 +104,9 @@ def difficulty_chart(
         .add_params(pick)
     )  # fmt: skip
     words = "Circle: the network was right. Cross: it was wrong."
-    return finish(titled(alt.layer(chart).properties(width="container", height=height), look, title, words), look)
+    chart = alt.layer(chart).properties(width="container", height=height)
+    said = highest(table, "loss", lambda row: f"sample {row['sample']}, loss {row['nats']}, lights {row['share']}")
+    return finish(titled(chart, look, title, words, said=said), look)
 
 
 _CROSS = "M-0.9,-0.9L0.9,0.9M-0.9,0.9L0.9,-0.9"
@@ -168,7 +172,8 @@ def used_chart(
         x=alt.value(0), text="words:N"
     )
     chart = alt.layer(whole, used, words).properties(width="container", height=62 * max(1, len(shown)))
-    return finish(titled(chart, look, title, "Filled: used by a sample on average. Outline: all it has."), look)
+    told = "Filled: used by a sample on average. Outline: all it has."
+    return finish(titled(chart, look, title, told, said=" ".join(row["words"] + "." for row in shown)), look)
 
 
 def class_block_rows(usage: Mapping[str, Mapping[str, Any]], num_samples: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -210,7 +215,8 @@ def class_block_chart(
         tooltip=[alt.Tooltip("label:N"), alt.Tooltip("block:N"), alt.Tooltip("words:N", title="samples that light it")],
     )  # fmt: skip
     height = max(60, 22 * len({row["label"] for row in table}))
-    return finish(titled(alt.layer(cells).properties(width="container", height=height), look, title, []), look)
+    said = highest(shown, "share", lambda row: f"{row['words']} of {row['label']} light {row['block']}")
+    return finish(titled(alt.layer(cells).properties(width="container", height=height), look, title, said=said), look)
 
 
 def _lookup(names: Mapping[int, str]) -> str:
@@ -252,4 +258,5 @@ def sharpening_chart(
         layers.insert(0, alt.Chart(rows([{"step": step}])).mark_rule(color=look.accent, strokeWidth=1.5).encode(x=x))
     chart = alt.layer(*layers).properties(width="container", height=height)
     words = "What the output would say if it were read at this step. Circle: right; cross: wrong."
-    return finish(titled(chart, look, title, words), look)
+    said = f"At the end: {shown[-1]['prediction']}, {shown[-1]['words']}." if shown else ""
+    return finish(titled(chart, look, title, words, said=said), look)

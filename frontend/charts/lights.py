@@ -14,7 +14,7 @@ from typing import Any
 import altair as alt
 
 from frontend.charts import numbers
-from frontend.charts.frame import finish, rows, titled
+from frontend.charts.frame import finish, highest, rows, titled
 from frontend.charts.palette import Theme, mix, theme_named
 
 NETWORK = "Which blocks light up as the threshold falls?"
@@ -292,7 +292,9 @@ def share_chart(
     if step is not None:
         layers.insert(0, alt.Chart(rows([{"step": step}])).mark_rule(color=look.accent, strokeWidth=1.5).encode(x=x))
     chart = alt.layer(*layers).properties(width="container", height=height)
-    return finish(titled(chart, look, title, "Blocks and parameters that have been needed by each step."), look)
+    words = "Blocks and parameters that have been needed by each step."
+    said = f"At the last step: {numbers.percent(curve[-1]['used'])} of the parameters." if curve else ""
+    return finish(titled(chart, look, title, words, said=said), look)
 
 
 def fired_rows(counts: Sequence[int], names: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -327,4 +329,6 @@ def fired_chart(
                  alt.Tooltip("samples:Q", format=","), alt.Tooltip("words:N", title="share")],
     )  # fmt: skip
     chart = alt.layer(bars).properties(width="container", height=height)
-    return finish(titled(chart, look, title, "Samples by the step at which enough signal reached the output."), look)
+    words = "Samples by the step at which enough signal reached the output."
+    said = highest(shown, "samples", lambda row: f"step {row['step']}, {numbers.plural(row['samples'], 'sample')}")
+    return finish(titled(chart, look, title, words, said=said), look)

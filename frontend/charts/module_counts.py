@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from frontend.charts import numbers
-from frontend.charts.frame import finish, rows, titled
+from frontend.charts.frame import finish, highest, rows, titled
 from frontend.charts.palette import Theme, theme_named
 
 TITLE = "How many tokens did each module get?"
@@ -51,4 +51,6 @@ def module_count_chart(
         marks = alt.Chart(rows(dead)).mark_text(color=look.accent, fontSize=look.font_size + 2, baseline="bottom")
         layers.append(marks.encode(x=x, y=alt.Y("zero:Q"), text="mark:N", tooltip=tooltip))
     chart = alt.layer(*layers).properties(width="container", height=height)
-    return finish(titled(chart, look, title, "Visits over all steps. Grey: identity (skipped); ×: dead."), look)
+    said = highest(table, "count", lambda row: f"module {row['module']}, {row['tokens']} visits")
+    words = "Visits over all steps. Grey: identity (skipped); ×: dead."
+    return finish(titled(chart, look, title, words, said=said), look)

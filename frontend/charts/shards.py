@@ -14,7 +14,7 @@ from typing import Any
 import altair as alt
 
 from frontend.charts import numbers
-from frontend.charts.frame import finish, rows, titled
+from frontend.charts.frame import finish, highest, rows, titled
 from frontend.charts.palette import Theme, cdf_legend, cdf_scale, ink_on, theme_named
 
 TREE = "Which way do documents go?"
@@ -132,7 +132,9 @@ def tree_chart(
     layers = [_bands(bands, look, x, y), *_bars(bars, cdfs, last, look, x, y, height)]
     words = ["Height of a bar and width of a band: share of the tokens. A path’s bar is its shard."]
     chart = alt.layer(*layers).properties(width="container", height=height)
-    return finish(titled(chart, look, title, words), look)
+    ends = [vars(bar) for bar in bars if bar.column == last]
+    said = highest(ends, "tokens", lambda bar: f"path {bar['name']}, {numbers.plural(bar['tokens'], 'token')}")
+    return finish(titled(chart, look, title, words, said=said), look)
 
 
 def _bands(bands: Sequence[Mapping[str, Any]], look: Theme, x: alt.X, y: alt.Y) -> alt.Chart:
@@ -261,7 +263,8 @@ def label_path_chart(
         color=alt.when("datum.on").then(alt.value(ink_on(full))).otherwise(alt.value(look.ink)),
     )
     chart = alt.layer(cells, text).properties(width="container", height=max(70, 30 * len(labels)))
-    return finish(titled(chart, look, title, "In per cent of the label’s tokens."), look)
+    said = highest(shown, "share", lambda row: f"{row['full']} of {row['label']} take path {row['path']}")
+    return finish(titled(chart, look, title, "In per cent of the label’s tokens.", said=said), look)
 
 
 def sharing_rows(paths: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -325,7 +328,9 @@ def sharing_chart(
     )
     chart = alt.layer(joins, dots, words).properties(width="container", height=max(80, 24 * len(names)))
     chart = chart.resolve_scale(size="independent")
-    return finish(titled(chart, look, title, "One row: one path. Dots in one column share one module."), look)
+    told = "One row: one path. Dots in one column share one module."
+    said = highest(shown, "tokens", lambda row: f"path {row['path']}, {row['words']} of the tokens")
+    return finish(titled(chart, look, title, told, said=said), look)
 
 
 def _by_value(names: Mapping[int, str]) -> str:

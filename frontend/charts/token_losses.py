@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from frontend.charts import numbers
-from frontend.charts.frame import finish, rows, titled
+from frontend.charts.frame import finish, highest, rows, titled
 from frontend.charts.palette import Theme, diverging_scale, theme_named
 from frontend.charts.token_flow import visible
 
@@ -66,4 +66,5 @@ def token_loss_chart(
     )  # fmt: skip
     zero = alt.Chart(rows([{"rise": 0}])).mark_rule(color=look.muted).encode(y=y)
     chart = alt.layer(bars, zero).properties(width="container", height=height)
-    return finish(titled(chart, look, title, "Up: harder to predict than before; down: easier."), look)
+    said = highest(shown, "rise", lambda row: f"token {row['token']}, {row['change']} nats")
+    return finish(titled(chart, look, title, "Up: harder to predict than before; down: easier.", said=said), look)

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from frontend.charts import numbers
-from frontend.charts.frame import MOST_VECTORS, as_vectors, finish, rows, tip, titled
+from frontend.charts.frame import MOST_VECTORS, as_vectors, finish, highest, rows, tip, titled
 from frontend.charts.palette import Theme, theme_named
 
 OVERLOADED = 3.0
@@ -160,6 +160,8 @@ def load_chart(
                 + ("×" if len(modules) <= MOST_MARKED else "Page colour")
                 + ": no token ever came (dead)."
             ],
+            said=highest(cells, "utilisation", lambda row: f"module {row['module']} at step {row['step']}, "
+                         f"{numbers.number(row['utilisation'])} times a fair share"),
         ),
         look,
     )
@@ -213,7 +215,9 @@ def top_k_chart(
     points = base.mark_point(filled=True, size=60, opacity=1)
     chart = alt.layer(base.mark_line(strokeWidth=2), points).properties(width="container", height=height)
     return finish(
-        titled(chart, look, title, "Effective number of modules among which tokens are spread, per step."),
+        titled(chart, look, title, "Effective number of modules among which tokens are spread, per step.",
+               said=highest(usage["steps"], "effective_top_k", lambda row: f"step {row['step']}, "
+                            f"{numbers.number(row['effective_top_k'])}")),
         look,
     )
 
