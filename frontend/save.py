@@ -17,14 +17,19 @@ from streamlit.errors import StreamlitDuplicateElementKey
 from frontend import address
 from frontend.charts.again import Call, call_of
 from frontend.charts.printing import TWO_COLUMNS_MM, png_of, points, printed
-from frontend.charts.tables import csv_of_all, tables_of
+from frontend.charts.tables import csv_files, tables_of, zip_of
 from frontend.selection import Selection, to_query
 
 log = logging.getLogger("tokenpaths.page")
 MENU = "save"
 """how the keys of the menus begin; look.STYLE puts them into the lower right corner of their chart"""
 MOST_ON_A_PAGE = 40
-MIME = {"svg": "image/svg+xml", "png": "image/png", "csv": "text/csv"}
+MIME = {"svg": "image/svg+xml", "png": "image/png", "csv": "text/csv", "zip": "application/zip"}
+HELP = {
+    "svg": "Vectors, 183 mm wide, white ground.", "png": "The same at 300 dots per inch.",
+    "csv": "The exact numbers behind the picture.",
+    "zip": "The exact numbers behind the picture: several tables, a CSV each, in one ZIP file.",
+}  # fmt: skip
 
 
 def menu(drawing: Any) -> None:
@@ -57,26 +62,27 @@ def _menu(drawing: Any, call: Call, place: str) -> None:
         with st.container(horizontal=True, gap="small"):
             for form, make in _files(drawing, call, now).items():
                 st.download_button(
-                    form.upper(), data=make, file_name=f"{name}.{form}", mime=MIME[form], on_click="ignore",
+                    "CSV (ZIP)" if form == "zip" else form.upper(),
+                    data=make, file_name=f"{name}.{form}", mime=MIME[form], on_click="ignore",
                     key=f"{form}_{place}", icon=":material/download:",
-                    help={"svg": "Vectors, 183 mm wide, white ground.", "png": "The same at 300 dots per inch.",
-                          "csv": "The exact numbers behind the picture."}[form],
+                    help=HELP[form],
                 )  # fmt: skip
         st.caption("Link to this view")
         st.code(link(now), language=None, wrap_lines=True)
 
 
 def _files(drawing: Any, call: Call, now: Selection) -> dict[str, Callable[[], bytes]]:
-    """Form → what makes the file, when it is clicked."""
+    """Form → what makes the file, when it is clicked. Several tables are a CSV each, in one archive."""
 
     def svg() -> str:
         return printed(drawing, points(TWO_COLUMNS_MM), caption=[caption(now)])
 
-    return {
-        "svg": lambda: svg().encode(),
-        "png": lambda: png_of(svg()),
-        "csv": lambda: csv_of_all(tables_of(call.answers())).encode(),
-    }
+    def csv() -> bytes:
+        return next(iter(csv_files(tables).values()), "").encode()
+
+    tables = {name: table for name, table in tables_of(call.answers()).items() if table}
+    numbers = {"csv": csv} if len(tables) < 2 else {"zip": lambda: zip_of(csv_files(tables))}
+    return {"svg": lambda: svg().encode(), "png": lambda: png_of(svg()), **numbers}
 
 
 def caption(now: Selection) -> str:

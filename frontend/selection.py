@@ -44,6 +44,8 @@ PATCH_KINDS = {
 }
 KINDS = {**WORD_KINDS, **PATCH_KINDS}
 """kinds of words and patches as the API names them → in words"""
+MOST_WRITTEN = {"label": 500, "other": 500, "q": 200, "find": 200}
+"""characters of words in the address"""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _NODE = re.compile(r"\d{1,4}\.\d{1,6}")
 _CHANGE = re.compile(r"[a-z_]{1,40}:[A-Za-z0-9_.+-]{1,200}")
@@ -167,7 +169,7 @@ def to_query(selection: Selection) -> dict[str, str]:
 
 
 def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
-    """The selection of an address, and one sentence for each part that it cannot mean."""
+    """The selection of an address, and one sentence for each part that it cannot mean, or that is cut."""
     found: dict[str, Any] = {}
     problems = []
     for name, text in query.items():
@@ -175,6 +177,9 @@ def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
             if not name.startswith("embed"):  # Streamlit's own
                 problems.append(f"The address says {name[:40]}={text[:40]!r}, which no view asks for; it was left out.")
             continue
+        length, most = len(text.strip()), MOST_WRITTEN.get(name)
+        if most is not None and length > most:
+            problems.append(f"The address’s {name} is of {length:,} characters; the first {most} were taken.")
         try:
             found[name] = _READERS[name](text)
         except (ValueError, OverflowError):
@@ -275,7 +280,7 @@ def _ranks(text: str) -> tuple[int, ...]:
 _READERS = {
     "view": _one_of(*VIEWS),
     "run": _name,
-    "label": lambda text: text[:500] or None,
+    "label": lambda text: text[:MOST_WRITTEN["label"]] or None,
     "steps": _steps,
     "through": _nodes,
     "paths": _ranks,
@@ -290,8 +295,8 @@ _READERS = {
     "bin": _natural,
     "first": _natural,
     "seed": _natural,
-    "q": lambda text: text[:200] or None,
-    "find": lambda text: text[:200].strip() or None,
+    "q": lambda text: text[:MOST_WRITTEN["q"]] or None,
+    "find": lambda text: text.strip()[:MOST_WRITTEN["find"]].strip() or None,
     "kind": _one_of(*KINDS),
     "reading": _one_of("word", "token"),
     "ranks": _rank_range,
@@ -300,7 +305,7 @@ _READERS = {
     "model": _name,
     "light": _natural,
     "layer": _natural,
-    "other": lambda text: text[:500] or None,
+    "other": lambda text: text[:MOST_WRITTEN["other"]] or None,
     "against": _name,
     "gate": _gate,
     "merge": _between(0, 100),

@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import math
+import re
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -49,13 +51,25 @@ def csv_of(table: Table) -> str:
     return _written(table, _columns(table))
 
 
-def csv_of_all(tables: Mapping[str, Table]) -> str:
-    """Several tables in one file, the first column says which; one alone is written plainly."""
-    tables = {name: table for name, table in tables.items() if table}
-    if len(tables) == 1:
-        return csv_of(next(iter(tables.values())))
-    rows = [{"table": name, **row} for name, table in tables.items() for row in table]
-    return _written(rows, _columns(rows))
+def csv_files(tables: Mapping[str, Table]) -> dict[str, str]:
+    """Name of the file → its CSV, one for each table that has rows."""
+    found: dict[str, str] = {}
+    for name, table in tables.items():
+        if table:
+            file = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_.") or "table"
+            while f"{file}.csv" in found:  # names that differ in signs alone
+                file += "_"
+            found[f"{file}.csv"] = csv_of(table)
+    return found
+
+
+def zip_of(files: Mapping[str, str]) -> bytes:
+    """Files in one archive; the same bytes for the same files."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(zipfile.ZipInfo(name), content.encode(), zipfile.ZIP_DEFLATED)
+    return out.getvalue()
 
 
 def _columns(table: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -31,7 +31,8 @@ numbers, the formulas, and run, model, checkpoint hash and version. What a run d
 reason. `--format svg,png,csv,json`: `json` has numbers, data and Vega-Lite in one file. A folder that holds anything
 else is left alone.
 
-On the page, *Save* under each chart gives the same picture as SVG and PNG, its data as CSV, and the link to the view.
+On the page, *Save* under each chart gives the same picture as SVG and PNG, its data as CSV (several tables:
+a ZIP file with a CSV each), and the link to the view.
 *Export* beside the run gives the whole run as one HTML page that opens offline, as `tokenpaths report` and
 `GET /runs/{run}/report` do.
 

@@ -9,6 +9,7 @@ import streamlit as st
 
 from frontend import address, look
 from frontend.charts import numbers
+from frontend.commands import command
 from frontend.selection import Selection
 from frontend.views.export import export_popover
 
@@ -37,7 +38,7 @@ def chosen_run(selection: Selection) -> dict[str, Any] | None:
     if not cards and selection.run is None:
         look.empty(
             "There is no run yet.",
-            "Trace a model with `tokenpaths trace --model … --data …`, or open *Try it*.",
+            f"Trace a model with `{command('tokenpaths trace --model … --data …')}`, or open *Try it*.",
         )
         return None
     names = [card["run"] for card in cards]

@@ -28,6 +28,7 @@ from frontend.views.dream_wishes import (
     members,
     missing,
     picked,
+    problems,
     request_of,
     selection_of,
     stretch,
@@ -58,6 +59,8 @@ def draw(selection: Selection) -> None:
         number = sample_picker(run, selection) if kinds and wished["of"] == "choices" else None
     what = "The image" if run["modality"] == "vision" else "The text"
     look.heading(QUESTION, f"{what} that makes the routers decide as wished, found by following their gradient.")
+    for sentence in problems(selection, run):
+        st.warning(look.plain(sentence), icon=":material/link_off:")
     earlier = _earlier(run)
     if not kinds:
         look.empty(

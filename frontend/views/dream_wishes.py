@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ DEFAULTS: dict[str, str] = {
     "scores": "probs", "iterations": "", "module": "0", "step": "-1", "index": "0", "at": "0.0.0", "rank": "1",
     "first": "0", "length": "12",
 }  # fmt: skip
+ALLOWED = {"form": ("cumulative", "single"), "context": ("without", "with", "both"), "scores": ("probs", "logits")}
+NUMBERS = ("draw", "until", "iterations", "module", "step", "index", "rank", "first", "length")
 IMAGE_ITERATIONS = (64, 128, 256, 512, 1024, 2048)
 TEXT_ITERATIONS = (16, 32, 64, 128)
 MOST_ITERATIONS = 65_536
@@ -57,10 +60,33 @@ def wishes(selection: Selection, run: Mapping[str, Any]) -> dict[str, str]:
         found["of"] = next(iter(kinds), "")
     if found["group"] not in GROUPS:
         found["group"] = "all"
+    for name, allowed in ALLOWED.items():
+        if found[name] not in allowed:
+            found[name] = DEFAULTS[name]
     if not 0 < _number(found["iterations"]) <= MOST_ITERATIONS:
         found["iterations"] = str(iterations_of(run)[2 if run["modality"] == "vision" else 1])
     found["length"] = str(min(max(1, _number(found["length"])), longest(run)))
     return found
+
+
+def problems(selection: Selection, run: Mapping[str, Any]) -> list[str]:
+    """One sentence for each wish of the address that means nothing here; what stands in its place is named."""
+    kinds, told = kinds_of(run), []
+    if not kinds:
+        return []
+    found = wishes(selection, run)
+    words = {"of": kinds, "group": GROUPS, **{name: dict.fromkeys(of, "") for name, of in ALLOWED.items()}}
+    for part in selection.dream:
+        name, text = part.split(":", 1)
+        said = f"The address says dream={name}:{text[:40]}"
+        if name not in DEFAULTS:
+            told.append(f"{said}, which no dream asks for; it was left out.")
+        elif name in words and text not in words[name]:
+            instead = words[name].get(found[name]) or found[name]
+            told.append(f"{said}, which is none of {', '.join(words[name])}; in its place stands {instead}.")
+        elif name in NUMBERS and not re.fullmatch(r"-?\d{1,9}", text):
+            told.append(f"{said}, which is no number; it was left out.")
+    return told
 
 
 def longest(run: Mapping[str, Any]) -> int:

@@ -12,6 +12,7 @@ import streamlit as st
 from frontend import look
 from frontend.charts import numbers
 from frontend.client import Client
+from frontend.commands import command
 
 FORMS = {"csv": "CSV", "parquet": "Parquet", "arrow": "Arrow"}
 THROUGH_THE_PAGE = 200_000
@@ -58,7 +59,7 @@ def _offer(client: Client, run: str, key: str) -> None:
         st.link_button(f"Download {name}", client.export_url(run, table, form), icon=":material/download:")
     else:
         st.caption("This table is too large to pass through the page. At the machine that has the run:")
-    st.code(f"tokenpaths export {run} {table} -o {name}", language="bash")
+    st.code(command(f"tokenpaths export {run} {table} -o {name}"), language="bash", wrap_lines=True)
 
 
 def _offer_report(client: Client, run: str, key: str) -> None:

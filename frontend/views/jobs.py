@@ -10,6 +10,7 @@ import streamlit as st
 from frontend import address, look
 from frontend.charts import numbers
 from frontend.client import ApiError, NotFound
+from frontend.commands import command
 from frontend.selection import Selection
 from frontend.views import job_panel
 from frontend.views.dream_result import draw_result
@@ -66,7 +67,8 @@ def _list(listed: Mapping[str, Any], chosen: str | None) -> None:
     over = [job for job in jobs if job["state"] not in job_panel.ALIVE]
     if alive and not listed["workers"]:
         st.warning(
-            "No worker is alive, so nothing begins. `tokenpaths up` starts one, `tokenpaths worker` a further one.",
+            f"No worker is alive, so nothing begins. `{command('tokenpaths up')}` starts one, "
+            f"`{command('tokenpaths worker')}` a further one.",
             icon=":material/person_off:",
         )
     if not jobs:
@@ -80,7 +82,7 @@ def _list(listed: Mapping[str, Any], chosen: str | None) -> None:
         st.subheader(f"{numbers.plural(len(over), 'job')} over", anchor=False)
         _rows(over, chosen)
     if listed["next"]:
-        st.caption(f"Older jobs than these {len(jobs):,} are not listed; `tokenpaths jobs` has them all.")
+        st.caption(f"Older jobs than these {len(jobs):,} are not listed; `{command('tokenpaths jobs')}` has them all.")
 
 
 def _rows(jobs: Sequence[Mapping[str, Any]], chosen: str | None) -> None:

@@ -59,6 +59,18 @@ def test_every_wish_becomes_a_request_that_the_engine_takes(given: tuple[str, ..
     assert from_query(to_query(selection)) == (selection, [])
 
 
+def test_wishes_of_the_address_that_mean_nothing_are_said() -> None:
+    assert dream_wishes.problems(Selection(dream=("of:module", "module:2", "form:single")), RUN) == []
+    given = ("of:zz", "draw:x", "colour:red", "form:double")
+    of, draw, colour, form = dream_wishes.problems(Selection(dream=given), RUN)
+    assert of.startswith("The address says dream=of:zz, which is none of choices, path, module, class")
+    assert of.endswith("in its place stands the choices of this image.")
+    assert "draw:x, which is no number" in draw
+    assert "colour:red, which no dream asks for" in colour
+    assert form.endswith("in its place stands cumulative.")
+    assert wished(*given)["form"] == "cumulative"
+
+
 def test_the_request_says_what_was_wished() -> None:
     request = dream_wishes.request_of(RUN, wished("group:path", "context:both", "until:2", "iterations:512"), 1, 6)
     assert request["target"] == {

@@ -8,6 +8,7 @@ import inspect
 import io
 import pkgutil
 import re
+import zipfile
 
 import pytest
 
@@ -15,7 +16,7 @@ import frontend.charts as charts
 from frontend.charts.again import call_of
 from frontend.charts.palette import DARK, PRINT
 from frontend.charts.printing import points, printed
-from frontend.charts.tables import csv_of, csv_of_all, tables_of
+from frontend.charts.tables import csv_files, csv_of, tables_of, zip_of
 from tests.frontend import answers
 
 MODULES = [importlib.import_module(f"frontend.charts.{one.name}") for one in pkgutil.iter_modules(charts.__path__)]
@@ -64,9 +65,12 @@ def test_the_data_are_the_answers():
     tables = tables_of(call_of(DRAWN["histogram"]("dark")).answers())
     assert tables["bins"] == answer["bins"]
     assert tables["by_label"] == answer["by_label"]
-    rows = list(csv.DictReader(io.StringIO(csv_of_all(tables))))
-    assert {row["table"] for row in rows} == {"bins", "by_label", "distribution in short"}
-    assert [float(row["mean"]) for row in rows if row["table"] == "by_label"] == [b["mean"] for b in answer["by_label"]]
+    with zipfile.ZipFile(io.BytesIO(zip_of(csv_files(tables)))) as archive:
+        assert archive.namelist() == [f"{name.replace(' ', '_')}.csv" for name in tables]
+        assert set(archive.namelist()) == {"bins.csv", "by_label.csv", "distribution_in_short.csv"}
+        rows = list(csv.DictReader(io.StringIO(archive.read("by_label.csv").decode())))
+    assert [float(row["mean"]) for row in rows] == [b["mean"] for b in answer["by_label"]]
+    assert list(csv_files({"a b": [{"x": 1}], "a/b": [{"x": 2}], "none": []})) == ["a_b.csv", "a_b_.csv"]
 
 
 def test_csv_has_no_nan_no_pictures_and_ribbons_in_one_cell():

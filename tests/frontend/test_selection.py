@@ -56,6 +56,12 @@ def test_nonsense_is_left_out_and_said(name):
     assert name in problems[0]
 
 
+def test_what_is_cut_is_said():
+    selection, problems = from_query({"find": "a" * 230, "label": "b" * 500})
+    assert (selection.find, selection.label) == ("a" * 200, "b" * 500)
+    assert problems == ["The address’s find is of 230 characters; the first 200 were taken."]
+
+
 def test_another_run_forgets_what_belonged_to_the_first():
     before = Selection(view="sample", run="a", label="cat", through=("1.2",), paths=(3,), sample=4, token=5, opacity=20)
     assert before.change(run="b") == Selection(view="sample", run="b", opacity=20)
