@@ -17,8 +17,10 @@ from fastapi import Request
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
+from starlette.types import Scope
 
 from backend import __version__
+from backend.at_hand import AtHand
 from backend.metrics import Metrics
 from backend.paging import canonical_query
 from backend.runs import RunRegistry
@@ -93,6 +95,7 @@ class Answers:
     def __init__(self, registry: RunRegistry, slots: Slots, metrics: Metrics, cache_bytes: int) -> None:
         self.registry, self.slots, self.metrics = registry, slots, metrics
         self.cache = AnswerCache(cache_bytes)
+        self.at_hand = AtHand(registry.identity)
         self._working: dict[str, asyncio.Task[Answer]] = {}
 
     async def about_run(
@@ -107,7 +110,32 @@ class Answers:
         def compute() -> Answer:
             return as_json(model, self.registry.ask(run_id, question))
 
-        return await self.about(request, self.registry.identity(run_id), compute)
+        identity = self.registry.identity(run_id)
+        self.at_hand.remember(request.scope, run_id, identity, etag_of(identity, request))
+        return await self.about(request, identity, compute)
+
+    async def known(self, scope: Scope, *, wait: bool) -> Response | None:
+        """The answer to an address that was asked before, without routing it; None where the routes must see it.
+
+        ``wait``: for an answer that is being computed now.
+        """
+        place = self.at_hand.find(scope)
+        if place is None:
+            return None
+        request, etag = Request(scope), place.etag
+        answer = self.cache.get(etag)
+        if is_fresh(request, etag) or (answer is not None and wants_any(request)):
+            how, response = "not_modified", Response(status_code=304, headers=sealed_headers(etag))
+        else:
+            task = self._working.get(etag)
+            if answer is None and (task is None or not wait or wants_any(request)):
+                return None
+            how = "cached" if answer is not None else "shared"
+            answer = answer or await asyncio.shield(task)
+            response = Response(answer.body, media_type=answer.media_type, headers=sealed_headers(etag))
+        scope["route"] = place.route  # for the metrics around this
+        self.metrics.answers.labels(how).inc()
+        return response
 
     async def about(self, request: Request, identity: str, compute: Callable[[], Answer]) -> Response:
         """304, or the answer of ``compute`` (run in a thread) to this question about ``identity``."""

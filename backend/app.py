@@ -82,7 +82,11 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(part.router, prefix=PREFIX)
     app.add_middleware(HeadAsGet)
     app.add_middleware(
-        Crowd, most=settings.requests_at_once, inside=services.metrics.inside, refused=services.metrics.turned_away
+        Crowd,
+        most=settings.requests_at_once,
+        inside=services.metrics.inside,
+        refused=services.metrics.turned_away,
+        known=services.answers.known,
     )
     app.add_middleware(Guard, settings=settings)
     app.add_middleware(Measured, metrics=services.metrics)

@@ -71,8 +71,8 @@ class Services:
         self.registry.close()
 
 
-def services_of(request: Request) -> Services:
-    """The services of the app that got ``request``."""
+async def services_of(request: Request) -> Services:
+    """The services of the app that got ``request``; async, since anything else costs a hop to a thread and back."""
     services: Services = request.app.state.services
     return services
 
