@@ -44,6 +44,10 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
 .st-key-controls > div { min-width: 150px; flex: 1 1 160px; }
 .st-key-controls > div:has([data-testid="stPopover"]) { order: 9; flex: 0 0 auto; min-width: 0; }
 .st-key-controls > div:has(.st-key-sample_picker) { min-width: min(100%, 330px) !important; }
+[data-testid="stElementToolbar"]:focus-within { opacity: 1 !important; visibility: visible !important; z-index: 3; }
+:is(button, a, summary, canvas, [tabindex]:not(input, textarea)):focus-visible {
+  outline: 2px solid var(--st-primary-color, #c2410c) !important; outline-offset: 1px; }
+[data-testid="stMain"]:focus-visible { outline-offset: -2px; }
 @media (max-width: 640px) {
   [data-testid="stHorizontalBlock"]:not(.st-key-views):not(.st-key-chips) { row-gap: 1rem !important; }
   .st-key-views { row-gap: .3rem !important; }

@@ -127,6 +127,8 @@ function buildImage(data, parent, elements) {
     picture.src = data.image;
   }
   const grid = make("div", "tp-grid", frame);
+  grid.setAttribute("role", "group");
+  grid.setAttribute("aria-label", data.label);
   grid.style.gridTemplateColumns = `repeat(${data.cols}, 1fr)`;
   grid.style.gridTemplateRows = `repeat(${data.rows}, 1fr)`;
   for (const token of data.tokens) {
@@ -142,6 +144,8 @@ function buildImage(data, parent, elements) {
 function buildText(data, parent, elements) {
   const box = make("div", "tp-text", parent);
   box.dir = "auto";
+  box.setAttribute("role", "group");
+  box.setAttribute("aria-label", data.label);
   const known = new Map(data.tokens.map((token) => [token.token, token]));
   for (const piece of data.pieces) {
     if (!piece.tokens.length) {

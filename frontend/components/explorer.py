@@ -133,6 +133,10 @@ def explorer_data(
         "invitation": ("Point at a token" if is_text else "Point at a patch") + " to see its path; click to keep it.",
         "image": image,
         "alt": f"sample {sample['sample']}, {sample.get('label') or 'no label'}",
+        "label": f"Sample {sample['sample']}, {sample.get('label') or 'no label'}: "
+        + numbers.plural(len(tokens), *(("token",) if is_text else ("patch", "patches")))
+        + (", coloured by how frequent their path is" if step is None else f", coloured by their module at step {step}")
+        + "; arrow keys lead from one to the next",
         "rows": grid["rows"],
         "cols": grid["cols"],
     }
@@ -206,7 +210,8 @@ def small_flow(
     return {
         "width": width,
         "height": layout.height + top + 4,
-        "label": f"Flow of all tokens of {whose}, and the chosen path as a line",
+        "label": f"Flow of all {numbers.plural(flow.get('num_tokens'), 'token')} of {whose}, and the chosen path as a "
+        "line",
         "x": [x[step] for step in steps],
         "y": {str(m): round(y + top, 1) for m, y in layout.row_of.items()}
         | ({f"{s}.{m}": round(y + top, 1) for (s, m), y in layout.place.items()} if layout.own else {}),

@@ -10,8 +10,11 @@ from typing import Any, Literal
 import streamlit as st
 
 from frontend import look
+from frontend.charts import numbers
 
 _HERE = Path(__file__).parent
+KINDS = {"patch": ("patch", "patches"), "sample": ("sample",), "text": ("text",), "context": ("token in its context",
+         "tokens in their context")}  # fmt: skip
 
 
 @lru_cache(maxsize=1)
@@ -43,6 +46,7 @@ def wall(
         data={
             "items": [dict(item) for item in items],
             "kind": kind,
+            "label": f"{numbers.plural(len(items), *KINDS[kind])}; each opens its sample",
             "colours": {"accent": theme.accent, "muted": theme.muted},
         },
         key=key,
