@@ -6,13 +6,17 @@ leads to this machine (DNS rebinding) would still get the page's files and pictu
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from streamlit import file_util
 from streamlit.web.server.starlette import starlette_app
 from streamlit.web.server.starlette.starlette_websocket import is_host_allowed
 
+from frontend.cache_files import CachedFiles, Files
 from frontend.gate import Gate
 
 REFUSED = "This name is not one of the page's; add it to `allowed_hosts`.\n"
@@ -32,7 +36,11 @@ class OwnHosts:
         await self.app(scope, receive, send)
 
 
-def stand_before(token: str) -> None:
-    """Have every Streamlit server that this process starts from now on compare the ``Host`` and ask for ``token``."""
+def stand_before(token: str) -> Files:
+    """Have every Streamlit server that this process starts from now on compare the ``Host``, ask for ``token`` and
+    answer for the page's files, which are given back, from memory."""
     made = starlette_app.create_streamlit_middleware
-    starlette_app.create_streamlit_middleware = lambda: [Middleware(OwnHosts), Middleware(Gate, token=token), *made()]
+    files = Files(Path(file_util.get_static_dir()))
+    own = [Middleware(OwnHosts), Middleware(Gate, token=token), Middleware(CachedFiles, files=files)]
+    starlette_app.create_streamlit_middleware = lambda: [*own, *made()]
+    return files

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from streamlit.web import cli
 
+from frontend.cache_files import Files
 from frontend.hosts import stand_before
 
 PAGE_FILE = Path(__file__).with_name("app.py")
@@ -21,8 +22,9 @@ NEEDED = ("altair", "pandas", "pyarrow", "httpx", "frontend.charts")
 VIEWS = PAGE_FILE.with_name("views")
 
 
-def load() -> None:
-    """Import what the first picture needs; what is missing is the page's own business to report."""
+def load(files: Files) -> None:
+    """Read and import what the first picture needs; what is missing is the page's own business to report."""
+    files.load()
     views = [f"frontend.views.{file.stem}" for file in sorted(VIEWS.glob("[a-z]*.py"))]
     for name in (*NEEDED, *views):
         try:
@@ -34,8 +36,8 @@ def load() -> None:
 
 
 def main() -> None:
-    threading.Thread(target=load, name="loading", daemon=True).start()
-    stand_before(os.environ.get("TOKENPATHS_TOKEN", ""))
+    files = stand_before(os.environ.get("TOKENPATHS_TOKEN", ""))
+    threading.Thread(target=load, args=(files,), name="loading", daemon=True).start()
     sys.argv = ["streamlit", "run", str(PAGE_FILE), *sys.argv[1:]]
     sys.exit(cli.main())
 

@@ -1,0 +1,40 @@
+"""What opening a view costs: one pass of the script, and no script of the page that comes as a surprise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import Visit
+
+SMALL = 20_000
+"""bytes; scripts below are no surprise worth a line"""
+LATER = ("StreamlitSyntaxHighlighter", "DataFrame", "arrowFormatUtils", "moment", "numbro", "reactJsonView", "dist")
+"""of code and of tables below the first picture: whoever wants them waits for them"""
+
+
+@pytest.mark.parametrize("view", ["runs", "flow", "paths", "sample", "compute", "modules", "compare", "map"])
+def test_a_view_is_drawn_in_one_pass_from_scripts_that_its_page_names(
+    visit: Callable[..., Visit], view: str
+) -> None:
+    here = visit()
+    asked: list[tuple[str, int]] = []
+    sent: list[Any] = []
+    here.page.on("response", lambda answer: asked.append((answer.url, int(answer.headers.get("content-length", 0)))))
+    here.page.on("websocket", lambda socket: socket.on("framesent", lambda told: sent.append(told)))
+    here.open(view=view, run="pictures")
+    here.page.locator("[data-testid=stHeading]").first.wait_for()
+    told = here.page.evaluate("[...document.querySelectorAll('link[rel=modulepreload]')].map(link => link.href)")
+    scripts = {url: size for url, size in asked if re.search(r"/static/js/.*\.js$", url)}
+    surprises = {
+        url.rpartition("/")[2]: size for url, size in scripts.items()
+        if size > SMALL and url not in told and not url.rpartition("/")[2].startswith(("index.", *LATER))
+    }  # fmt: skip
+    assert not surprises
+    assert len(sent) == 1, "the page asked for more than one pass"
+    here.page.wait_for_timeout(500)
+    here.settled()
+    assert len(sent) == 1, "something on the page asked for another pass"
