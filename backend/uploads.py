@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 
 from backend.problems import Problem, nearest
 from backend.settings import Settings
+from engine.adapters.hf_config import is_huggingface
 from engine.disk import is_name
 
 FIELDS = ("model", "image", "text", "controls")
@@ -210,6 +211,11 @@ def _form(parts: _Parts) -> TraceForm:
     if not values.get("model"):
         raise Problem(422, "missing-field", "Say which `model` to trace; GET /api/v1/models lists them.", field="model")
     model = values["model"].decode("utf-8", "replace")
+    if is_huggingface(model):
+        raise Problem(
+            422, "job-only", f"The Hugging Face model {model[:80]!r} is not run while somebody waits: submit a job "
+            '(POST /jobs, kind "reroute"), which says how far it is.', field="model",
+        )  # fmt: skip
     if not is_name(model):
         raise _bad_model(model)
     if ("image" in values) == ("text" in values):

@@ -214,13 +214,13 @@ def _ribbons(traced: Traced, batch: Prepared) -> Any:
 
 def _top(loaded: LoadedModel, logits: Float[Tensor, " C"]) -> list[dict[str, Any]]:
     """The five likeliest classes of an image, or tokens that would follow a text."""
-    probs, places = logits.float().softmax(dim=-1).topk(min(TOP, len(logits)))
     texts = loaded.tokenizer.token_texts if loaded.tokenizer else None
+    return likeliest(logits, texts or dict(enumerate(loaded.classes)), unknown="#{}" if texts else "{}")
 
-    def name(place: int) -> str:
-        if texts is not None:
-            return texts.get(place, f"#{place}")
-        return loaded.classes[place] if loaded.classes else str(place)
 
-    return [{"name": name(int(i)), "probability": float(p)} for p, i in zip(probs, places, strict=True)]
+def likeliest(logits: Float[Tensor, " C"], names: Mapping[int, str], unknown: str = "#{}") -> list[dict[str, Any]]:
+    """The five answers with the largest probability; ``unknown`` names one that ``names`` lacks by its number."""
+    probs, places = logits.float().softmax(dim=-1).topk(min(TOP, len(logits)))
+    return [{"name": names.get(int(i), unknown.format(int(i))), "probability": float(p)}
+            for p, i in zip(probs, places, strict=True)]  # fmt: skip
 

@@ -22,7 +22,7 @@ from engine.adapters.hf_load import HuggingFaceModel
 from engine.analysis.effects import RouteChange, edited_steps
 from engine.edits.effect import OutputChange, effect_answer
 from engine.edits.expert_controls import ExpertControls
-from engine.edits.experts import banned_experts, check_banned, plan_bans
+from engine.edits.experts import banned_experts, check_banned, plan_bans, what_follows
 from engine.errors import UserError
 from engine.models.family import read_controls_of
 from engine.sources.sample import Sample
@@ -56,7 +56,7 @@ class TextPasses:
         self._loaded = loaded
         self._pass_tokens = pass_tokens(loaded)
         self._known = loaded.model.get_input_embeddings().weight.shape[0]
-        self._windows: list[Any] = []
+        self.windows: list[Any] = []
         self.batches: list[list[int]] = []
         """numbers of the windows of each pass"""
         self.num_samples = self.num_targets = 0
@@ -74,7 +74,7 @@ class TextPasses:
             raise HuggingFaceError(
                 f"{self._loaded.name}: the tokenizer gave id {int(ids.max())}, the model knows {self._known} tokens"
             )
-        self._windows += hf._windows(ids, self._loaded.context)
+        self.windows += hf._windows(ids, self._loaded.context)
         self.num_samples += 1
         self.num_targets += max(0, len(ids) - 1)
 
@@ -84,13 +84,13 @@ class TextPasses:
         Raises:
             UserError: there is none.
         """
-        if not self._windows:
+        if not self.windows:
             raise UserError("the data set holds no sample, so there is nothing to measure", field="data")
-        self.batches = list(hf._alike(self._windows, self._pass_tokens, len(self._loaded.tokenizer.before)))
+        self.batches = list(hf._alike(self.windows, self._pass_tokens, len(self._loaded.tokenizer.before)))
         return self
 
     def __getitem__(self, place: int) -> PaddedTexts:
-        windows = [self._windows[number] for number in self.batches[place]]
+        windows = [self.windows[number] for number in self.batches[place]]
         return PaddedTexts(*hf._padded(windows, self._loaded.tokenizer.before))
 
     def __iter__(self) -> Iterator[PaddedTexts]:
@@ -151,6 +151,7 @@ class BanMeasurement:
         self._routes = RouteChange(
             max(gate.num_choices for gate in loaded.gates), edited_steps(edit.get("step") for edit in edits)
         )
+        self._top5: dict[str, Any] = {}
         self.done = 0
         """passes"""
 
@@ -167,13 +168,16 @@ class BanMeasurement:
         check_banned(torch.from_numpy(after_ids), self._loaded.gates, self._plan)
         self._outputs.add(before, after, batch.targets[batch.keep])
         self._routes.add(before_ids, after_ids)
+        if self._data.num_samples == 1:
+            part = self._data.batches[self.done]
+            self._top5 |= what_follows(self._loaded, self._data.windows, part, (before, after))
         self.done += 1
 
     def answer(self) -> dict[str, Any]:
         """The effect as plain JSON, see ``engine.edits.effect``."""
         return effect_answer(
             self._outputs, self._routes, num_samples=self._data.num_samples, text=True, edits=self._edits
-        )
+        ) | self._top5
 
 
 class ExpertUsage:

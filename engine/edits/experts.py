@@ -29,7 +29,7 @@ from engine.adapters.hf_gates import Gate
 from engine.adapters.hf_load import HuggingFaceModel
 from engine.analysis.effects import RouteChange, edited_steps
 from engine.datasets import Sample
-from engine.edits.effect import OutputChange, effect_answer
+from engine.edits.effect import OutputChange, effect_answer, likeliest
 from engine.edits.expert_controls import ExpertControls, ban_plan, read_controls
 from engine.edits.plan import RoutePlan
 from engine.edits.sweep import share_rows
@@ -42,7 +42,7 @@ from engine.tracing import TraceProgress, new_run_id
 
 __all__ = [
     "ExpertControls", "banned_experts", "banned_parts", "check_banned", "edits_of", "edits_of_share", "measure_bans",
-    "plan_bans", "read_controls", "trace_banned", "usage_of_experts",
+    "plan_bans", "read_controls", "trace_banned", "usage_of_experts", "what_follows",
 ]  # fmt: skip
 _ALL_SCORES = {
     torch.softmax, F.softmax, Tensor.softmax, torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_, F.sigmoid,
@@ -191,6 +191,7 @@ def measure_bans(
     edited = edited_steps(edit.get("step") for edit in edits)
     routes = RouteChange(max(gate.num_choices for gate in loaded.gates), edited)
     windows, count = _windows(loaded, samples)
+    top5: dict[str, Any] = {}
     for part in hf._alike(windows, budget, len(loaded.tokenizer.before)):
         inputs, attended, keep, targets = hf._padded([windows[i] for i in part], loaded.tokenizer.before)
         passes = [hf._decisions(loaded.model, loaded.gates, loaded.device, inputs, attended, keep)]
@@ -200,7 +201,22 @@ def measure_bans(
         before, after = (logits[keep.to(logits.device)] for _, logits in passes)
         outputs.add(before, after, targets[keep])
         routes.add(passes[0][0].ids.numpy(), passes[1][0].ids.numpy())
-    return effect_answer(outputs, routes, num_samples=count, text=True, edits=_read(edits))
+        top5 |= what_follows(loaded, windows, part, (before, after)) if count == 1 else {}
+    return effect_answer(outputs, routes, num_samples=count, text=True, edits=_read(edits)) | top5
+
+
+def what_follows(
+    loaded: HuggingFaceModel, windows: Sequence[Any], part: Sequence[int], both: tuple[Tensor, Tensor]
+) -> dict[str, Any]:
+    """``top5`` of an effect: the likeliest tokens behind the end of a text, before and after; nothing where the pass of
+    the windows ``part`` does not hold the end. ``both`` are logits (n, V) of the tokens of these windows."""
+    last = len(windows) - 1
+    if last not in part:
+        return {}
+    row = sum(len(windows[number].ids) for number in part[: part.index(last) + 1]) - 1
+    names = loaded.tokenizer.token_texts()
+    sides = zip(("before", "after"), both, strict=True)
+    return {"top5": {when: likeliest(logits[row], names) for when, logits in sides}}
 
 
 def usage_of_experts(loaded: HuggingFaceModel, samples: Iterable[Sample], *, budget: int = 4096) -> np.ndarray:

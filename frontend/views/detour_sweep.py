@@ -46,22 +46,19 @@ def checkpoint_of(run: Mapping[str, Any]) -> str:
     return "hf:" + str(run["model"]).rsplit("/", 1)[-1]
 
 
-def draw_experts(run: Mapping[str, Any], selection: Selection) -> None:
-    """The sweep over the experts of a Hugging Face model, or one sentence about what it needs."""
+def checkpoint(run: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The checkpoint of such a run as the API describes it; None, and a sentence, where jobs cannot have it."""
     try:
-        model = look.client().model(checkpoint_of(run))
+        return look.client().model(checkpoint_of(run))
     except NotFound as error:
-        st.header(QUESTION, anchor=False, help=EXPERTS_HELP)
         look.empty(
-            look.plain(f"The experts of {run['model']} cannot be banned one by one from here. {error.sentence}"),
+            look.plain(f"The experts of {run['model']} cannot be banned from here. {error.sentence}"),
             "Put its checkpoint into the folder of the setting huggingface_dir, and start Tokenpaths again if that is "
             "new.",
         )
-        return
     except ApiError as error:
         look.sentence(error)
-        return
-    draw(run, ["ban"], selection, model)
+    return None
 
 
 def draw(
@@ -96,7 +93,7 @@ def draw(
     if "importance.json" not in job["artifacts"]:
         return
     found = json.loads(look.client().artifact(job["job"], "importance.json"))
-    _sweep_charts(found, selection, clicks=experts is None)
+    _sweep_charts(found, selection)
 
 
 def _how_many(model: Mapping[str, Any], sweep: str, limit: int) -> str:
@@ -150,7 +147,7 @@ def samples_told(found: Mapping[str, Any]) -> str:
     return numbers.plural(num, "sample") if of in (None, num) else f"{num:,} of {numbers.plural(of, 'sample')}"
 
 
-def _sweep_charts(found: Mapping[str, Any], selection: Selection, *, clicks: bool = True) -> None:
+def _sweep_charts(found: Mapping[str, Any], selection: Selection) -> None:
     table = found["rows"]
     told = f"{samples_told(found)} of {found.get('data', 'the run')}"
     if found.get("num_targets") is not None and found["num_targets"] < found["num_samples"]:
@@ -169,13 +166,12 @@ def _sweep_charts(found: Mapping[str, Any], selection: Selection, *, clicks: boo
             default="loss_change" if losses else "kl", format_func=lambda name: MEASURES[name][0], key="sweep_measure",
             required=True,
         )  # fmt: skip
-        hint = " Click a cell to ban that module above." if clicks else ""
-        st.caption(look.plain(f"{told}. {MEASURES[str(measure)][1]}{hint}"))
+        st.caption(look.plain(f"{told}. {MEASURES[str(measure)][1]} Click a cell to ban that module above."))
         look.chart(
             importance_chart(table, measure=str(measure), theme=look.theme(), title=None),
             key=f"importance_{found['model']}_{len(table)}_{measure}",
-            on_pick=_ban_it if clicks else None,
-            pick=(CELL_PICK,) if clicks else (),
+            on_pick=_ban_it,
+            pick=(CELL_PICK,),
         )
     look.numbers_behind(table, "every row of the sweep")
 

@@ -29,11 +29,13 @@ def places(job: Mapping[str, Any]) -> list[Place]:
     if not run:
         return []
     if job["kind"] == "reroute":
-        return _edited(request, str(run), [str(one) for one in result.get("runs") or ()])
+        # The detour of a model that is not ours is the job itself; of ours it is made anew.
+        named = job["job"] if str(request.get("model")).startswith("hf:") else None
+        return _edited(request, str(run), [str(one) for one in result.get("runs") or ()], named)
     return [("Open the run", Selection(view="flow", run=str(run)))]
 
 
-def _edited(request: Mapping[str, Any], after: str, runs: Sequence[str]) -> list[Place]:
+def _edited(request: Mapping[str, Any], after: str, runs: Sequence[str], job: str | None) -> list[Place]:
     """The detour of a first sample where an address can say its edits, then both runs."""
     found: list[Place] = []
     before = next((run for run in runs if run != after), None)
@@ -42,7 +44,7 @@ def _edited(request: Mapping[str, Any], after: str, runs: Sequence[str]) -> list
     if before and edits and set(request["controls"]) == {"edits"} and None not in texts:
         controls = tuple(text for some in texts for text in some or ())
         if len(controls) <= 16:
-            found.append(("Open in Detour", Selection(view="detour", run=before, sample=0, controls=controls)))
+            found.append(("Open in Detour", Selection(view="detour", run=before, sample=0, controls=controls, job=job)))
     found.append(("Open the edited run", Selection(view="flow", run=after)))
     if before:
         found.append(("Open the unchanged run", Selection(view="flow", run=before)))

@@ -15,7 +15,7 @@ from frontend.charts.served import served_chart
 from frontend.client import ApiError
 from frontend.selection import Selection
 from frontend.views import common, path_examples
-from frontend.views.detour_sweep import samples_told
+from frontend.views.detour_sweep import of_huggingface, samples_told
 
 MOST_WORDS = 24
 EXAMPLES = 40
@@ -77,7 +77,8 @@ def _actions(run: Mapping[str, Any], selection: Selection, step: int, module: in
             ("ban", "Ban it", ":material/block:", detour),
             ("dream", "Dream of it", ":material/bedtime:", wished),
         ):
-            if key in ("ban", "dream") and run.get("family") not in ("dna",):
+            ours = run.get("family") in ("dna",)
+            if key in ("ban", "dream") and not (ours or key == "ban" and of_huggingface(run)):
                 continue
             st.button(words, key=f"module_{key}", icon=icon, on_click=address.go_changed, kwargs=to)
 

@@ -1,4 +1,4 @@
-"""Detour on the run of a Hugging Face model: its experts banned as a job, over a real API and worker."""
+"""Detour on the run of a Hugging Face model: its experts banned as jobs, over a real API and worker."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from streamlit.testing.v1 import AppTest
 from tests.backend.conftest import SECRET, api_for, serving
 
 APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"
+
+
+EDITS = [{"edit": "ban", "modules": [5], "step": 0}]
+BAN = {"model": "hf:tiny-mixtral.v1", "sweep": None, "controls": {"edits": EDITS}}
 
 
 def make_site(data_dir: Path) -> None:
@@ -97,7 +101,7 @@ def test_a_sweep_over_experts_is_started_found_again_and_drawn(api: str, monkeyp
     again = draw(api, monkeypatch, run="mixtral")  # tomorrow: without the job in the address
     assert not again.error
     assert "4 samples of toy" in words(again, "caption")
-    assert "Click a cell" not in words(again, "caption")
+    assert "Click a cell to ban that module above" in words(again, "caption")
     assert any("every row of the sweep" in expander.label for expander in again.expander)
     assert look.client().artifact(job, "importance.csv").count(b"\n") == 17
 
@@ -118,7 +122,7 @@ def test_shares_of_the_experts(api: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_is_missing_is_one_sentence(api: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = words(draw(api, monkeypatch, run="olmoe"))
-    assert re.search("The experts of tiny-olmoe cannot be banned .* There is no checkpoint 'tiny-olmoe' in .*"
+    assert re.search("The experts of tiny-olmoe cannot be banned from here. .*There is no checkpoint 'tiny-olmoe' in .*"
                      "Put its checkpoint into the folder", told), told  # fmt: skip
     with experts_api(data_dir) as url:  # no folder is set
         page = draw(url, monkeypatch, run="mixtral")
@@ -135,14 +139,107 @@ def test_a_job_over_rest_is_refused_with_the_field(api: str, monkeypatch: pytest
         for changes, field, sentence in (
             ({}, "request.model", "There is no checkpoint 'tiny-olmoe'"),
             ({"model": "hf:../elsewhere/tiny-olmoe"}, "request.model", "is no name of a folder"),
-            ({"model": "hf:tiny-mixtral.v1", "sweep": None, "controls": {"ban_share": 0.5}}, "request.controls",
-             "are sweeps"),
+            (BAN | {"controls": {"edits": [{"edit": "ban", "modules": [8], "step": 1}]}},
+             "request.controls.edits.0.modules", "there is no module 8"),
+            (BAN | {"controls": {"edits": [{"edit": "ban", "modules": [1], "step": 2}]}},
+             "request.controls.edits.0.step", "there is no step 2"),
+            (BAN | {"controls": {"edits": [{"edit": "ban", "modules": [*range(7)]}]}}, "request.controls.edits",
+             "top-k needs 2; ban fewer"),
+            (BAN | {"controls": {"edits": [{"edit": "ban", "modules": [1], "tokens": [9999]}]}},
+             "request.controls.edits.0.tokens", "tokens cannot be chosen here"),
+            (BAN | {"controls": {"edits": [{"edit": "top_k", "k": 1}]}}, "request.controls.edits", "own code chooses"),
+            (BAN | {"sample": 4}, "request.sample", "has samples 0 to 3, not 4"),
         ):  # fmt: skip
             given = {name: value for name, value in (request | changes).items() if value is not None}
             answer = client.post("/jobs", json={"kind": "reroute", "request": given})
             assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
             assert sentence in answer.json()["detail"]
         assert client.get("/models/hf:..%2Felsewhere").status_code == 404
+        answer = client.post("/traces", files={"model": (None, "hf:tiny-mixtral.v1"), "text": (None, "a text")})
+        assert (answer.status_code, answer.json()["field"]) == (422, "model"), answer.text
+        assert "submit a job" in answer.json()["detail"]
         found = client.get("/models/hf:tiny-mixtral.v1").json()
     assert (found["num_steps"], found["num_modules"], found["top_k"]) == (2, 8, 2)
     assert found["config"]["model_type"] == "mixtral"
+
+
+def buttons(page: AppTest) -> list[str]:
+    return [button.label.replace("\\", "") for button in page.button]
+
+
+def test_an_expert_banned_for_one_text_is_shown_before_and_after(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from frontend import look
+
+    page = draw(api, monkeypatch, run="mixtral", sample=1, through="0.5")
+    assert not page.error, words(page)
+    assert "Nothing is edited yet" in words(page, "info")
+    told = words(page, "caption")
+    assert "Not here: force a module, because the model's own code chooses" in told
+    assert "Not here: change top-k, because" in told
+    assert "Ban module 5 (expert 5" in " ".join(buttons(page))
+    assert not any("every step" in label or "Send" in label for label in buttons(page))
+    page.button(key="quick_0").click().run()
+    assert page.query_params["controls"] in ("ban:0.5", ["ban:0.5"])
+    assert "Nobody has run this yet" in words(page, "caption")
+    page.button(key="detour_start").click().run()
+    job = page.query_params["job"]
+    done = finished(job[0] if isinstance(job, list) else job)
+    assert done["state"] == "succeeded", done["problem"]
+    assert (done["request"]["sample"], done["progress"]["done"], done["progress"]["total"]) == (1, 3, 3)
+    before, after = done["result"]["runs"]
+    effect = look.client().effect(after, of=before, sample=0)
+    assert effect["paths_changed"] > 0
+    again = draw(api, monkeypatch, run="mixtral", sample=1, controls="ban:0.5")  # tomorrow: without the job
+    assert not again.error, words(again)
+    heads = words(again, "subheader")
+    assert "With module 5 (expert 5) banned at step 0:" in heads
+    assert "% of the tokens take another path" in heads
+    assert {"Before", "After", "Where do tokens go instead?", "What would come next?",
+            "Which tokens become harder to predict?"} <= {one.value for one in again.subheader}  # fmt: skip
+    facts = {one.label: one.value for one in again.metric}
+    assert facts["Loss (nats)"].count("→") == 1
+    assert facts["Paths changed at any step"] == f"{100 * effect['paths_changed']:.1f} %"
+    moved = sum(bool(row["moved"]) for row in effect["tokens"])
+    assert f"{moved} of {effect['num_tokens']} tokens go another way" in words(again, "caption")
+    assert len(effect["outputs"]["top5"]["after"]) == 5
+    # Another edit is another detour.
+    other = draw(api, monkeypatch, run="mixtral", sample=1, controls="ban:1.5")
+    assert "Nobody has run this yet" in words(other, "caption")
+
+
+def test_an_expert_banned_for_all_texts_and_found_from_the_jobs(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from frontend.views.job_places import places
+
+    page = draw(api, monkeypatch, run="mixtral", sample=2, controls="ban:1.2")
+    page.segmented_control(key="detour_over").set_value(4).run()
+    page.button(key="detour_start").click().run()
+    job = page.query_params["job"]
+    done = finished(job[0] if isinstance(job, list) else job)
+    assert done["state"] == "succeeded", done["problem"]
+    assert done["result"]["runs"][0] == "mixtral", "the run itself is the unchanged one"
+    again = draw(api, monkeypatch, run="mixtral", sample=2, controls="ban:1.2", job=done["job"])
+    assert not again.error, words(again)
+    assert "tokens of 4 texts" in " ".join(one.value for one in again.subheader)
+    assert "is no sweep over modules" not in words(again, "info")
+    (first, to), (second, flow), _ = places(done)
+    assert (first, to.view, to.run, to.controls) == ("Open in Detour", "detour", "mixtral", ("ban:1.2",))
+    assert to.job == done["job"]
+    assert (second, flow.run) == ("Open the edited run", done["result"]["run"])
+
+
+def test_what_such_a_model_has_not_is_said(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = draw(api, monkeypatch, run="mixtral", sample=1, token=0, controls="top_k:1,ban:0.1.0,force:0.3")
+    told = words(page, "warning")
+    assert "Change top-k is nothing for this model: the model's own code chooses" in told
+    assert "A ban here is for every token" in told
+    assert "Force a module is nothing for this model" in told
+    assert not any(button.key == "detour_start" for button in page.button)
+
+
+def test_a_ban_from_the_page_of_a_module(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = draw(api, monkeypatch, view="modules", run="mixtral", module="1.3")
+    page.button(key="module_ban").click().run()
+    assert page.query_params["view"] in ("detour", ["detour"])
+    assert page.query_params["controls"] in ("ban:1.3", ["ban:1.3"])
+    assert not page.error, words(page)
+    assert "Nobody has run this yet" in words(page, "caption")
