@@ -52,6 +52,11 @@ class Card(Shape):
     accuracy: float | None = Field(None, description="Share of samples whose prediction is their label")
     loss: float | None = Field(None, description="Mean cross-entropy, nats")
     created_at: str | None = Field(None, description="When the run was sealed, UTC, ISO 8601")
+    samples_are: str | None = Field(
+        None,
+        description="Where several samples were cut from one picture: how many from how many, in words; intervals "
+        "take samples as independent, and these are not",
+    )
     status: Literal["sealed", "unreadable"] = Field(description="`unreadable`: the file is damaged, see `problem`")
     problem: str | None = Field(None, description="What is wrong with the file, and what to do")
 

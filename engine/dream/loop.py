@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from engine.dream.objectives import Choices, Objective
+from engine.dream.objectives import Choices, Module, Objective
 from engine.dream.parametrisation import start_spectrum, to_pictures, total_variation
 from engine.dream.seen import Need, Seen, look
 from engine.dream.settings import ImageSettings
@@ -156,14 +156,14 @@ def examine(model: RoutedModel, inputs: Tensor, objectives: Sequence[Objective],
     """One whole, undisturbed forward pass: what objectives are worth, whether choices match, the likeliest classes.
 
     ``objective`` is the mean over the wanted decisions; ``matched_choices`` and ``matched_tokens`` are those of
-    ``Choices.matched`` (None for other objectives); ``top`` holds (class, probability).
+    ``Choices.matched`` or ``Module.matched`` (None for other objectives); ``top`` holds (class, probability).
     """
     seen = look(model, inputs, [Need(steps=o.need.steps, output=True) for o in objectives])
     return [_examined(s, o, top) for s, o in zip(seen, objectives, strict=True)]
 
 
 def _examined(seen: Seen, objective: Objective, top: int) -> dict[str, Any]:
-    choices, tokens = objective.matched(seen) if isinstance(objective, Choices) else (None, None)
+    choices, tokens = objective.matched(seen) if isinstance(objective, Choices | Module) else (None, None)
     found: dict[str, Any] = {
         "objective": float(objective.value(seen)) / objective.terms,
         "matched_choices": choices, "matched_tokens": tokens,

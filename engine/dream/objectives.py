@@ -122,6 +122,12 @@ class Module(Objective):
         rows = [getattr(seen, self.of)[step][:, self.module] for step in self.steps]
         return torch.stack([row if self.tokens is None else row[self.tokens] for row in rows]).sum()
 
+    def matched(self, seen: Seen) -> tuple[float, float]:
+        """Share of the wanted tokens and steps that take the module, in any slot; of tokens that do at each step."""
+        taken = [(seen.module_ids[step] == self.module).any(dim=1) for step in self.steps]
+        taken_NS = torch.stack([row if self.tokens is None else row[self.tokens] for row in taken], dim=1)
+        return float(taken_NS.float().mean()), float(taken_NS.all(dim=1).float().mean())
+
 
 @dataclass(frozen=True)
 class Connection(Objective):

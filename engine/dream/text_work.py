@@ -155,7 +155,7 @@ class TextWork:
         with torch.no_grad():
             for b in dreams.wanted.argsort(descending=True).tolist():
                 (seen,) = look(self.loaded.model, dreams.ids[b : b + 1], [self._whole_need()])
-                matched = self.objective.matched(seen) if isinstance(self.objective, Choices) else (None, None)
+                matched = self.objective.matched(seen) if isinstance(self.objective, Choices | Module) else (None, None)
                 texts.append({
                     "objective": float(dreams.wanted[b]), "matched_choices": matched[0], "matched_tokens": matched[1],
                     "mean_log_prob": float(Fluency().value(seen)),

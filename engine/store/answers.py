@@ -25,14 +25,17 @@ CARD_FIELDS = (
 TWIN_ASSOCIATION = ("nmi", "null_mean", "null_std", "p_value")
 
 
-def card(run_id: str, row: Mapping[str, Any] | None, problem: str | None = None) -> dict[str, Any]:
+def card(
+    run_id: str, row: Mapping[str, Any] | None, problem: str | None = None, samples_are: str | None = None
+) -> dict[str, Any]:
     """The card of a run; of an unreadable one everything but its name and problem is None."""
     fields = {name: row[name] if row else None for name in CARD_FIELDS}
     for name in ("accuracy", "loss"):
         fields[name] = finite(fields[name])
     if fields["modality"] == "vision" and fields["accuracy"] is None:
         fields["loss"] = None  # of the few labels that the model knows; older runs keep it
-    return {"run": run_id, **fields, "status": "sealed" if row else "unreadable", "problem": problem}
+    status = "sealed" if row else "unreadable"
+    return {"run": run_id, **fields, "samples_are": samples_are, "status": status, "problem": problem}
 
 
 def associations(rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:

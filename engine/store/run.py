@@ -32,6 +32,7 @@ from engine.store.frames import Frames
 from engine.store.hydrate import sample_answer
 from engine.store.measures import distribution_of, existing_measures
 from engine.store.open_file import Connection
+from engine.store.provenance import crops_words
 from engine.store.samples import path_examples, sample_detail
 from engine.store.schema import Layout
 from engine.store.weights import CODES
@@ -97,7 +98,7 @@ class Run:
 
     def card(self) -> dict[str, Any]:
         """What a list of runs shows."""
-        return answers.card(self.run_id, self.row)
+        return answers.card(self.run_id, self.row, samples_are=crops_words(self))
 
     def info(self) -> dict[str, Any]:
         """The card with configuration, labels, modules, summary, associations and existing measures."""

@@ -229,6 +229,28 @@ def search_words(answer: Mapping[str, Any], what: str) -> str:
     return told
 
 
+def preferred_module(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The module that they choose most surely more often than the others; None where none is sure."""
+    return next((row for row in answer["modules"] if _sure(row) and row["delta"] > 0), None)
+
+
+def modules_first(answer: Mapping[str, Any]) -> bool:
+    """Whether a module tells more of them than a path: the points of a module's share that they have more than the
+    others, against those of the path that they prefer. Where paths are many, each is taken by few."""
+    module, path = preferred_module(answer), preferred_path(answer)
+    if module is None:
+        return False
+    return path is None or module["delta"] > path["share"] - path["share_of_all"]
+
+
+def module_words(row: Mapping[str, Any]) -> str:
+    """A preferred module in a sentence."""
+    return (
+        f"Above all they choose module {row['module']} at step {row['step']}: {numbers.percent(row['share'])} of them, "
+        f"{numbers.percent(row['share_of_others'])} of the others."
+    )
+
+
 def preferred_words(answer: Mapping[str, Any]) -> str:
     """“They prefer path 3: 55.0 % of them take it, 27.2 times as often as all tokens (25.6 – 28.8).”"""
     best = preferred_path(answer)

@@ -15,6 +15,8 @@ from frontend.views.export import export_popover
 
 TRIED = "try"
 """split of a run of one sample, made on the page or by ``POST /traces``: somebody's try; lists show those apart"""
+UNTRAINED = "-untrained"
+"""how the names of models end that are untrained twins"""
 MANY_MODULES = 48
 """a run whose steps have more modules of their own is drawn with the small ones merged, unless asked otherwise"""
 DRAWN_MODULES = 12
@@ -80,6 +82,27 @@ def label_picker(run: Mapping[str, Any], selection: Selection) -> None:
 def identities(run: Mapping[str, Any]) -> frozenset[int]:
     """Ids of the modules that do nothing: visiting one is skipping the step."""
     return frozenset(int(module["module"]) for module in run["modules"] if module["kind"] == "identity")
+
+
+def not_independent(run: Mapping[str, Any]) -> str:
+    """That the samples of a run are alike, for where an interval stands; empty where nothing is known of it."""
+    if not run.get("samples_are"):
+        return ""
+    return (
+        f"The samples are {run['samples_are']}, which overlap; intervals and shuffles take them as independent, so "
+        "they are surer than they should be."
+    )
+
+
+def note_not_independent(run: Mapping[str, Any]) -> None:
+    """``not_independent`` as a caption; nothing where there is nothing to say."""
+    if words := not_independent(run):
+        st.caption(look.plain(words))
+
+
+def is_untrained(run: Mapping[str, Any]) -> bool:
+    """Whether a run is of an untrained twin itself."""
+    return str(run["model"]).endswith(UNTRAINED)
 
 
 def own_modules(run: Mapping[str, Any]) -> bool:

@@ -50,8 +50,9 @@ def draw(selection: Selection) -> None:
         return
     cards = partners(run, common.readable_runs())
     against = selection.against or (cards[0]["run"] if cards else None)
-    _controls(run, selection, cards, against)
+    place = look.controls()
     if against is None:
+        _controls(place, run, selection, cards, against)
         look.heading("What differs between these two?", "")
         look.empty(
             f"There is no other run over the samples of {run['run']}.",
@@ -64,6 +65,7 @@ def draw(selection: Selection) -> None:
     try:
         answer = look.client().compare(run["run"], against, measure=measure, limit=MOST_MOVED, links=2000)
     except ApiError as error:
+        _controls(place, run, selection, cards, against)
         look.heading("What differs between these two?", "")
         look.sentence(error)
         _offer_twin(run, cards)
@@ -72,9 +74,10 @@ def draw(selection: Selection) -> None:
     names = short_names(run["run"], against)
     look.heading("What differs between these two?", look.plain(answer["matched"]["sentence"]))
     telling = _telling(answer, measure)
+    _controls(place, run, selection, cards, against, answer)
     if telling != measure:
         why = charts.correlation_of(answer)["reason"]
-        st.caption(look.plain(look.ended(f"Shown is {telling}, because {why}")))
+        st.caption(look.plain(look.ended(f"Shown is {telling} in place of {measure}, because {why}")))
         answer = look.client().compare(run["run"], against, measure=telling, limit=MOST_MOVED, links=2000)
     left, right = st.columns([3, 2], gap="large")
     with left:
@@ -114,12 +117,18 @@ def short_names(one: str, other: str) -> tuple[str, str]:
 
 
 def _controls(
-    run: Mapping[str, Any], selection: Selection, cards: Sequence[Mapping[str, Any]], against: str | None
+    place: Any,
+    run: Mapping[str, Any],
+    selection: Selection,
+    cards: Sequence[Mapping[str, Any]],
+    against: str | None,
+    answer: Mapping[str, Any] | None = None,
 ) -> None:
+    """``answer``: what is drawn, so that the measure that is named is the one that is seen."""
     names = [card["run"] for card in cards]
     if against is not None and against not in names:
         names.insert(0, against)
-    with look.controls():
+    with place:
         common.run_picker(run)
         if names:
             address.bound(
@@ -128,10 +137,14 @@ def _controls(
             )  # fmt: skip
         else:
             st.selectbox("Beside", ["no other run over these samples"], disabled=True)
-        measure = selection.measure if selection.measure in SHOWN else "reuse"
+        measure, same = selection.measure if selection.measure in SHOWN else "reuse", set()
+        if answer is not None:
+            measure = _telling(answer, measure)
+            same = {row["measure"] for row in answer["correlations"] if row["pearson"] is None}
         address.bound(
-            st.selectbox, "measure", "Measure", measure, list(SHOWN), help="What the samples are compared by."
-        )
+            st.selectbox, "measure", "Measure", measure, list(SHOWN), help="What the samples are compared by.",
+            format_func=lambda name: f"{name} (nothing to compare)" if name in same else name,
+        )  # fmt: skip
         common.label_picker(run, selection)
         if against is not None:
             st.button(
@@ -164,6 +177,7 @@ def _scatter(answer: Mapping[str, Any], names: tuple[str, str], selection: Selec
             charts.mean_words(answer, names),
             f"{numbers.count(len(answer['points']))} of {numbers.count(answer['points_of'])} are drawn."
             if len(answer["points"]) < answer["points_of"] else "",
+            common.not_independent(answer["a"]),
         ]))))  # fmt: skip
         look.chart(
             charts.pair_chart(answer, names=names, theme=look.theme(), chosen=selection.label, title=None),

@@ -29,6 +29,8 @@ def draw_result(job: Mapping[str, Any]) -> None:
     if job["kind"] != "dream" or not dreams:
         return
     st.subheader("The dream", anchor=False)
+    if words := module_words(job["request"].get("target") or {}, dreams):
+        st.write(look.plain(words))
     if "text" in dreams[0]:
         _texts(result)
         return
@@ -39,6 +41,23 @@ def draw_result(job: Mapping[str, Any]) -> None:
     if top_rows(dreams, result.get("original")):
         look.chart(top_chart(dreams, result.get("original"), theme=look.theme()))
         look.numbers_behind(top_rows(dreams, result.get("original")), "what the model sees")
+
+
+def module_words(target: Mapping[str, Any], dreams: Sequence[Mapping[str, Any]]) -> str:
+    """Whether the tokens of a dream of a module take that module; nothing for other dreams, or older ones."""
+    first = dreams[0]
+    if target.get("of") != "module" or first.get("matched_choices") is None:
+        return ""
+    what = "tokens" if "text" in first else "patches"
+    steps = target.get("steps") or []
+    where = f"at step {steps[0]}" if len(steps) == 1 else "over all steps"
+    told = f"Module {target['module']} {where}: {numbers.percent(first['matched_choices'])} of the choices that the "
+    told += f"dream’s {what} make there are this module"
+    begun = (first.get("at_start") or {}).get("matched_choices")
+    told += f", of the noise that it began as {numbers.percent(begun)}." if begun is not None else "."
+    if first["matched_choices"] < 0.5:
+        told += f" So most of its {what} do not take it: the router’s probability grew, but others kept ahead."
+    return told
 
 
 def _figure(job: str, result: Mapping[str, Any]) -> None:

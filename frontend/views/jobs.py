@@ -18,9 +18,11 @@ from frontend.views.dream_result import draw_result
 MOST = 100
 REFRESH_SECONDS = 2.0
 SETS = {
-    "vision": {"bundled:scenes": "drawn scenes", "bundled:photos": "photographs", "bundled:digits": "digits"},
+    "vision": {
+        "bundled:scenes": "drawn scenes", "bundled:photos": "crops of two photographs", "bundled:digits": "digits",
+    },
     "text": {"bundled:texts": "texts", "bundled:languages": "six languages"},
-}
+}  # fmt: skip
 OWN = "own"
 
 

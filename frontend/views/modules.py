@@ -48,7 +48,11 @@ def draw(selection: Selection) -> None:
         )
         look.chart(top_k_chart(usage, theme=look.theme(), title=None))
         if all(row.get("untrained_effective_top_k") is None for row in usage["steps"]):
-            st.caption("This run has no untrained twin to compare with.")
+            st.caption(
+                "This run is of an untrained twin itself."
+                if common.is_untrained(run)
+                else "This run has no untrained twin to compare with."
+            )
         look.numbers_behind([{**row, "dead": ", ".join(map(str, row["dead"]))} for row in usage["steps"]], "steps")
         _balance(usage)
         st.subheader("Dead and overloaded", anchor=False)

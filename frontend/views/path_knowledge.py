@@ -40,6 +40,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         st.markdown(f"**{look.plain(knowledge_words(answer))}**")
         look.chart(knowledge_chart(answer, theme=look.theme(), title=None))
         st.caption(look.plain(_how(answer)))
+        common.note_not_independent(run)
         look.numbers_behind(knowledge_rows(answer), "properties")
     _specific(run, selection)
 
@@ -63,7 +64,7 @@ def _how(answer: Mapping[str, Any]) -> str:
     if any(row["property"] == "place" for row in answer["properties"]):
         told += f" Place: {answer['cells']} × {answer['cells']} cells of the picture."
     if answer["untrained_reason"]:
-        told += f" Nothing beside it of an untrained twin: {answer['untrained_reason']}."
+        told += f" No diamonds of an untrained twin: {answer['untrained_reason']}."
     if answer["unknown"]:
         told += " Left out: " + "; ".join(row["reason"] for row in answer["unknown"]) + "."
     return told
@@ -88,7 +89,7 @@ def specific(run: Mapping[str, Any], selection: Selection, of: str) -> None:
         # capitalize() would write the names of labels small.
         look.empty(look.ended(look.plain(answer["reason"][:1].upper() + answer["reason"][1:])))
         return
-    st.caption(look.plain(_first(answer, of)))
+    st.caption(look.plain(f"{_first(answer, of)} {common.not_independent(run)}"))
     if answer["rows"]:
         _table(answer, of, selection)
 

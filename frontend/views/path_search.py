@@ -13,13 +13,16 @@ from frontend.charts import numbers
 from frontend.charts.knowledge import (
     contrast_chart,
     contrast_words,
+    module_words,
+    modules_first,
+    preferred_module,
     preferred_path,
     preferred_words,
     search_words,
     taken_rows,
 )
 from frontend.selection import KINDS, PATCH_KINDS, WORD_KINDS, Selection, from_query, to_query
-from frontend.views import path_examples
+from frontend.views import common, path_examples
 
 EXAMPLES = 30
 ROWS = 40
@@ -195,22 +198,22 @@ def answer(run: Mapping[str, Any], selection: Selection) -> None:
     if found["reason"]:
         look.empty(look.plain(nothing_words(found, asked)), "Try another word or kind, or let go of a chip above.")
         return
-    look.heading("Which paths do these tokens take?", look.plain(search_words(found, asked)))
-    best = preferred_path(found)
-    with st.container(horizontal=True, vertical_alignment="center"):
-        st.markdown(f"**{look.plain(preferred_words(found))}**", help=LIFT, width="content")
-        if best is not None and best["rank"] not in selection.paths:
-            st.button(
-                f"See path {best['rank']:,}", key="see_preferred", icon=":material/search:",
-                on_click=address.go_changed, kwargs={"paths": (*selection.paths, best["rank"])[-32:]},
-            )  # fmt: skip
+    # The plainer answer first: of many paths each is taken by few, while one module may stand out.
+    first = modules_first(found)
+    asks = "Which modules and paths do these tokens take?" if first else "Which paths do these tokens take?"
+    look.heading(asks, look.plain(search_words(found, asked)))
+    for lead in (_lead_module, _lead_path) if first else (_lead_path,):
+        with st.container(horizontal=True, vertical_alignment="center"):
+            lead(found, selection)
+    common.note_not_independent(run)
     if found["words"]:
         words = ", ".join(f"{row['word'].strip() or '␣'} ({numbers.count(row['count'])})" for row in found["words"][:8])
         st.caption(look.plain(f"Words: {words}{' …' if len(found['words']) > 8 else ''}"))
-    left, right = st.columns([1, 1], gap="large")
-    with left:
+    columns = st.columns([1, 1], gap="large")
+    modules, paths = columns if first else columns[::-1]
+    with paths:
         _taken(found, selection)
-    with right:
+    with modules:
         st.subheader("Which modules do they prefer?", anchor=False, help=CONTRAST)
         if found["modules"]:
             st.caption(look.plain(look.ended(contrast_words(found))))
@@ -220,6 +223,27 @@ def answer(run: Mapping[str, Any], selection: Selection) -> None:
             look.empty(look.ended(found["modules_reason"].capitalize()))
     with st.expander(f"See {len(found['examples'])} of them", expanded=not selection.paths):
         path_examples.draw(found["examples"], f"found_{_key(selection)}")
+
+
+def _lead_module(found: Mapping[str, Any], selection: Selection) -> None:
+    row = preferred_module(found)
+    assert row is not None, "modules come first only where one is preferred"
+    st.markdown(f"**{look.plain(module_words(row))}**", help=CONTRAST, width="content")
+    node = f"{row['step']}.{row['module']}"
+    st.button(
+        f"See module {row['module']}", key="see_module", icon=":material/grid_view:",
+        on_click=address.go_changed, kwargs={"view": "modules", "module": node},
+    )  # fmt: skip
+
+
+def _lead_path(found: Mapping[str, Any], selection: Selection) -> None:
+    best = preferred_path(found)
+    st.markdown(f"**{look.plain(preferred_words(found))}**", help=LIFT, width="content")
+    if best is not None and best["rank"] not in selection.paths:
+        st.button(
+            f"See path {best['rank']:,}", key="see_preferred", icon=":material/search:",
+            on_click=address.go_changed, kwargs={"paths": (*selection.paths, best["rank"])[-32:]},
+        )  # fmt: skip
 
 
 def nothing_words(found: Mapping[str, Any], asked: str) -> str:

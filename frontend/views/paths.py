@@ -82,7 +82,11 @@ def _curve(run: Mapping[str, Any], selection: Selection) -> Callable[[], None]:
     verdict.markdown(f"**{look.plain(verdict_words(laws['observed']))}**", help=look.HELP["law"])
     table = st.empty()
     _law_table(table, fit, laws)
-    alone = "This run has no untrained twin to compare with: it was traced without one."
+    alone = (
+        "This run is of an untrained twin itself: compare it with the run of the trained model."
+        if common.is_untrained(run)
+        else "This run has no untrained twin to compare with: it was traced without one."
+    )
     notes = [] if fit.get("untrained") else [alone]
     if common.all_differ(run):
         notes.append(

@@ -107,8 +107,8 @@ def _guides(cards: Sequence[Mapping[str, Any]]) -> None:
     if vision:
         found.append(
             (
-                "See a boundary path",
-                "Which path do the busiest patches take, those that an edge runs through?",
+                "See what edges take",
+                "Which modules take the busiest patches, those that an edge runs through, and which paths?",
                 {"view": "paths", "run": vision["run"], "kind": "edge"},
                 ":material/image:",
             )
@@ -117,7 +117,7 @@ def _guides(cards: Sequence[Mapping[str, Any]]) -> None:
         found.append(
             (
                 "Find the sentence-end path",
-                "Which path do the tokens that end a sentence take, and which modules?",
+                "Which paths and modules do the tokens that end a sentence take?",
                 {"view": "paths", "run": text["run"], "kind": "sentence_end"},
                 ":material/notes:",
             )
@@ -199,6 +199,7 @@ def card_words(card: Mapping[str, Any]) -> str:
     """One run in a line or two."""
     what = "image" if card.get("modality") == "vision" else "text"
     split = f" ({card['split']})" if card.get("split") not in (None, "", "all") else ""
+    split += f" ({card['samples_are']})" if card.get("samples_are") else ""
     steps, modules = card.get("num_steps"), card.get("num_modules")
     first = (
         f"{numbers.plural(card.get('num_samples'), what)} of {card.get('dataset')}{split}, "

@@ -77,6 +77,18 @@ def test_sentences_say_what_stands_in_the_answer():
     assert "Counted on 1,000 of 9,000 tokens, in 40 whole samples drawn by hash" in knowledge.search_words(drawn, "x")
 
 
+def test_the_plainer_answer_comes_first():
+    """A module that 30 points more of them choose says more than a path of 50 points more, or the other way round."""
+    assert not knowledge.modules_first(FOUND)  # path 2: 60 % of them, 10 % of all
+    rare = {**FOUND, "paths": [{**FOUND["paths"][1], "share": 0.02, "share_of_all": 0.01}]}
+    assert knowledge.modules_first(rare)
+    assert knowledge.module_words(knowledge.preferred_module(rare)) == (
+        "Above all they choose module 3 at step 0: 50.0 % of them, 20.0 % of the others."
+    )
+    assert not knowledge.modules_first({**rare, "modules": FOUND["modules"][1:]})
+    assert knowledge.modules_first({**FOUND, "paths": []})
+
+
 TWIN = {"untrained_nmi": 0.2, "untrained_null_mean": 0.15, "untrained_null_low": 0.1, "untrained_null_high": 0.18,
         "untrained_p_value": 0.01}  # fmt: skip
 

@@ -77,7 +77,9 @@ def test_the_second_run_is_found_and_a_measure_that_says_nothing_is_not_drawn(sh
     page = show(view="compare", run="still")
     words = said(page)
     assert page.selectbox(key="in_against").value.startswith("pictures")
-    assert "Shown is loss, because compute of" in words
+    assert "Shown is loss in place of compute, because compute of" in words
+    assert page.selectbox(key="in_measure").value == "loss"
+    assert "compute (nothing to compare)" in page.selectbox(key="in_measure").options
     assert "Their flows cannot be subtracted" in words
     assert "Where do their tokens part?" not in words
 

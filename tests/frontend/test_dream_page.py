@@ -59,6 +59,20 @@ def test_every_wish_becomes_a_request_that_the_engine_takes(given: tuple[str, ..
     assert from_query(to_query(selection)) == (selection, [])
 
 
+def test_a_dream_of_a_module_says_whether_its_patches_take_it() -> None:
+    from frontend.views.dream_result import module_words
+
+    dream = {"matched_choices": 0.25, "at_start": {"matched_choices": 0.1}}
+    target = {"of": "module", "module": 7, "steps": [2]}
+    assert module_words(target, [dream]).startswith(
+        "Module 7 at step 2: 25.0 % of the choices that the dream’s patches make there are this module, of the noise "
+        "that it began as 10.0 %. So most of its patches do not take it"
+    )
+    told = module_words({**target, "steps": None}, [{"matched_choices": 0.9, "text": "a"}])
+    assert told == "Module 7 over all steps: 90.0 % of the choices that the dream’s tokens make there are this module."
+    assert module_words({"of": "path"}, [dream]) == module_words(target, [{"matched_choices": None}]) == ""
+
+
 def test_wishes_of_the_address_that_mean_nothing_are_said() -> None:
     assert dream_wishes.problems(Selection(dream=("of:module", "module:2", "form:single")), RUN) == []
     given = ("of:zz", "draw:x", "colour:red", "form:double")

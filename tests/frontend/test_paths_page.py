@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.backend.conftest import api_for
 from tests.frontend.test_pages import showing, words
-from tests.runs import make_run
+from tests.runs import make, make_run
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +25,8 @@ def api(data_dir: Path) -> Iterator[str]:
     make_run(data_dir / "runs", "texts", "text", samples=14, top_k=2, seed=2)
     make_run(data_dir / "runs", "bare", samples=1, steps=1, modules=1, identities=0, labels=False, twin=False)
     make_run(data_dir / "runs", "unlabelled", "text", samples=3, labels=False, twin=False)
+    blank = make("blank", samples=3, twin=False)
+    replace(blank, info=replace(blank.info, model="tiny-untrained")).write(data_dir / "runs")
     with api_for(data_dir) as served:
         yield str(served.client.base_url).rstrip("/")
 
@@ -49,6 +52,14 @@ def test_a_word_is_searched_and_its_paths_are_told(show):
     assert "Which modules do they prefer?" in told
     assert not page.error
     assert page.text_input(key="in_find").value == "the"
+
+
+def test_an_untrained_twin_is_not_told_that_it_has_none(show):
+    told = said(show(view="paths", run="blank"))
+    assert "This run is of an untrained twin itself" in told
+    assert "No diamonds of an untrained twin: this run is an untrained twin itself." in told
+    assert "has no untrained twin" not in told
+    assert "traced without one" in said(show(view="paths", run="unlabelled"))
 
 
 def test_the_search_field_writes_the_address(show):

@@ -9,10 +9,18 @@ from hypothesis import strategies as st
 from frontend.charts import numbers
 from frontend.charts.running_text import text_pieces
 from frontend.look import ended, plain
+from frontend.views.common import not_independent
 from frontend.views.compute import all_alike
 from frontend.views.path_examples import CONTEXT, cut_end, cut_start
 from frontend.views.runs import card_words
 from frontend.views.sample import verdict
+
+
+def test_samples_that_are_crops_of_few_pictures_are_said_to_be():
+    run = {"modality": "vision", "num_samples": 120, "dataset": "photos", "samples_are": "120 crops of 2 pictures"}
+    assert "120 images of photos (120 crops of 2 pictures)" in card_words(run)
+    assert not_independent(run).startswith("The samples are 120 crops of 2 pictures, which overlap; intervals")
+    assert not_independent({**run, "samples_are": None}) == not_independent({}) == ""
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,18 @@ def test_objectives_add_and_scale_and_a_path_is_the_same_choices_for_all(model: 
     )
 
 
+def test_a_dream_of_a_module_says_how_many_choices_are_that_module(model: DNA) -> None:
+    image = torch.randn(1, 3, 32, 32)
+    ids_TSK = model.trace(image).module_ids[0]
+    for module, steps, tokens in ((1, (0, 1, 2), None), (2, (1,), [0, 3, 9]), (0, (0, 2), [4])):
+        (found,) = examine(model, image, [
+            Module(module, steps, None if tokens is None else torch.tensor(tokens), 16),
+        ])  # fmt: skip
+        rows = [[module in ids_TSK[t, s].tolist() for s in steps] for t in tokens or range(16)]
+        assert found["matched_choices"] == pytest.approx(sum(map(sum, rows)) / (len(rows) * len(steps)))
+        assert found["matched_tokens"] == pytest.approx(sum(map(all, rows)) / len(rows))
+
+
 def test_choices_that_a_pass_makes_itself_are_all_matched(model: DNA) -> None:
     images = torch.randn(2, 3, 32, 32)
     ids = model.trace(images).module_ids.long()

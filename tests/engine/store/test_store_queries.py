@@ -6,6 +6,7 @@ import base64
 import io
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from engine.analysis.load import effective_top_k, load_entropy, max_violation
 from engine.errors import UserError
 from engine.store import NoSuchThing, Run
 from engine.store.hydrate import CONTEXT_CHARACTERS
-from tests.runs import make_run
+from tests.runs import make, make_run
 
 
 def filter_sets(case: Case) -> list[dict]:
@@ -423,3 +424,25 @@ def test_what_is_not_there_is_not_there(top1: Case, text: Case):
         with pytest.raises(NoSuchThing):
             ask()
     assert top1.run.image(3) == top1.naive.made.samples[3].image
+
+
+def test_crops_of_few_pictures_are_said_to_be_so(tmp_path):
+    made = make("crops", samples=6, twin=False)
+
+    def cut(sources):
+        places = iter(sources)
+        return replace(made, batches=[
+            replace(batch, samples=[replace(sample, source=next(places)) for sample in batch.samples])
+            for batch in made.batches
+        ])  # fmt: skip
+
+    for number, (sources, words) in enumerate([
+        ([f"{'ab'[i % 2]}.jpg at ({i}, 3), 90 px" for i in range(6)], "6 crops of 2 pictures"),
+        ([f"a.jpg at ({i}, 3), 90 px" for i in range(6)], "6 crops of 1 picture"),
+        ([f"{i}.jpg at ({i}, 3), 90 px" for i in range(6)], None),
+        ([*(f"a.jpg at ({i}, 3), 90 px" for i in range(5)), "b.jpg"], None),
+        ([None] * 6, None),
+    ]):  # fmt: skip
+        run = replace(cut(sources), info=replace(made.info, run_id=f"crops-{number}"))
+        with Run.open(run.write(tmp_path)) as opened:
+            assert opened.card()["samples_are"] == opened.info()["samples_are"] == words
