@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import altair as alt
 import streamlit as st
+from streamlit.errors import StreamlitDuplicateElementKey
 
 from frontend import choose, save
 from frontend.charts.palette import DARK, LIGHT, Theme
@@ -104,15 +105,30 @@ def chart(drawing: alt.TopLevelMixin, *, key: str | None = None, on_pick: Any = 
         save.menu(drawing)
 
 
-MANY_ROWS = 1000
-"""longer tables are sent when they are opened: 16,000 rows keep the page from drawing its picture"""
+MOST_TABLES = 100
 
 
 def numbers_behind(rows: Sequence[dict[str, Any]], what: str, **columns: Any) -> None:
-    """The table behind a chart: for screen readers, and for anyone who wants the numbers."""
-    many = len(rows) > MANY_ROWS
-    table = st.expander(f"The numbers behind this: {what}", on_change="rerun" if many else "ignore")
-    if many and not table.open:
+    """The table behind a chart: for screen readers, and for anyone who wants the numbers.
+
+    It is sent when it is opened. A closed one would cost the first picture what an open one costs: the browser loads
+    and runs the scripts of tables (1.4 MB) before the chart, and 16,000 rows keep it busy for seconds.
+    """
+    for number in range(MOST_TABLES):  # two charts of a page may have tables of one name
+        try:
+            box = st.container(key=f"numbers_{what}_{number}")
+        except StreamlitDuplicateElementKey:
+            continue
+        with box:
+            _numbers(rows, what, columns, f"opened_{what}_{number}")
+        return
+
+
+@st.fragment
+def _numbers(rows: Sequence[dict[str, Any]], what: str, columns: Mapping[str, Any], key: str) -> None:
+    """Opening it draws its own rows and nothing else of the page."""
+    table = st.expander(f"The numbers behind this: {what}", on_change="rerun", key=key)
+    if not table.open:
         return
     with table:
         if rows:
@@ -121,7 +137,7 @@ def numbers_behind(rows: Sequence[dict[str, Any]], what: str, **columns: Any) ->
             st.write("Nothing to list.")
 
 
-def _explained(row: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
+def _explained(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a table's columns, each metric with its formula as help."""
     told = {name: dict(st.column_config.Column(help=COLUMNS[name])) for name in row if name in COLUMNS}
     return told | {name: {**told.get(name, {}), **{k: v for k, v in dict(given).items() if v is not None}}

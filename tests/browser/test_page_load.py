@@ -38,3 +38,21 @@ def test_a_view_is_drawn_in_one_pass_from_scripts_that_its_page_names(
     here.page.wait_for_timeout(500)
     here.settled()
     assert len(sent) == 1, "something on the page asked for another pass"
+
+
+def test_a_table_behind_a_chart_comes_when_it_is_opened(visit: Callable[..., Visit]) -> None:
+    here = visit()
+    asked: list[str] = []
+    here.page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+    here.open(view="flow", run="pictures")
+    here.mark("node: 0.").wait_for()
+    table = here.page.locator("[data-testid=stDataFrame]")
+    assert table.count() == 0
+    assert not [name for name in asked if name.startswith("DataFrame")]
+    here.page.get_by_text("The numbers behind this: circles").click()
+    table.first.wait_for()
+    assert [name for name in asked if name.startswith("DataFrame")]
+    here.page.get_by_text("The numbers behind this: ribbons").click()
+    table.nth(1).wait_for()
+    here.settled()
+    assert table.count() == 2, "opening the second table closes the first"
