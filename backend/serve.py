@@ -83,6 +83,8 @@ def main(arguments: list[str]) -> int:
         print(f"tokenpaths: {error}", file=sys.stderr)
         return 2
     server = server_of(app, host, port)
+    if arguments == ["worker"] and hasattr(os, "nice"):  # not on Windows
+        os.nice(settings.worker_nice)
     if arguments == ["api"]:
         threading.Thread(target=load, name="loading", daemon=True).start()
     try:

@@ -131,6 +131,13 @@ class Settings(BaseSettings):
         True, description="Load every model when the worker starts, so that the first trace is quick."
     )
     worker_jobs: bool = Field(True, description="Whether the engine worker works on jobs, besides `POST /traces`.")
+    worker_nice: int = Field(
+        10,
+        ge=0,
+        le=19,
+        description="How far the engine worker stands back where processors are short (`nice`), so that the page "
+        "stays quick while models are loaded and jobs run; 0 = not at all. On an idle machine it changes nothing.",
+    )
     job_lease_seconds: float = Field(
         15,
         gt=0,

@@ -6,6 +6,7 @@ Altair and pandas at the first visit, which then takes a second longer.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -33,6 +34,9 @@ def load(files: Files) -> None:
             return
     frame = importlib.import_module("frontend.charts.frame")
     frame.trust()
+    # Streamlit looks for cycles among all objects after each pass; those of libraries (half a million) are none.
+    gc.collect()
+    gc.freeze()
 
 
 def main() -> None:

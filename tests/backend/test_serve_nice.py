@@ -1,0 +1,40 @@
+"""The engine worker stands back; the API does not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from backend.cli.children import pick_port
+
+
+@pytest.mark.skipif(not hasattr(os, "getpriority"), reason="no niceness on this system")
+@pytest.mark.parametrize(("role", "wanted"), [("worker", 7), ("api", 0)])
+def test_only_the_worker_stands_back(role: str, wanted: int, tmp_path: Path) -> None:
+    port = pick_port("127.0.0.1", 0, "--port")
+    name = "TOKENPATHS_WORKER_PORT" if role == "worker" else "TOKENPATHS_PORT"
+    environment = os.environ | {
+        name: str(port), "TOKENPATHS_DATA_DIR": str(tmp_path), "TOKENPATHS_WORKER_NICE": "7",
+        "TOKENPATHS_WORKER_SECRET": "s" * 32, "TOKENPATHS_WARM_MODELS": "false", "TOKENPATHS_WORKER_JOBS": "false",
+    }  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-m", "backend.serve", role], env=environment)
+    try:
+        until = time.monotonic() + 120
+        while True:
+            assert process.poll() is None, "it ended"
+            assert time.monotonic() < until, "it does not answer"
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5):
+                    break
+            except OSError:
+                time.sleep(0.1)
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) - os.getpriority(os.PRIO_PROCESS, 0) == wanted
+    finally:
+        process.terminate()
+        process.wait(30)
