@@ -57,8 +57,8 @@ def serve(memory_megabytes: int) -> None:
         write_frame(answers, json.dumps(header).encode() + b"\n" + pixels)
 
 
-def confine(memory_megabytes: int) -> None:
-    """Limit what this process can do, as far as the system knows limits (POSIX)."""
+def confine(memory_megabytes: int, *, threads: bool = False) -> None:
+    """Limit what this process can do, as far as the system knows limits (POSIX); ``threads``: it may start some."""
     try:
         import resource
     except ImportError:  # Windows: the time limit of the parent remains
@@ -67,6 +67,9 @@ def confine(memory_megabytes: int) -> None:
         "RLIMIT_AS": memory_megabytes * 2**20, "RLIMIT_FSIZE": 0, "RLIMIT_CORE": 0, "RLIMIT_NOFILE": 16,
         "RLIMIT_NPROC": 0,
     }  # fmt: skip
+    if threads:
+        del limits["RLIMIT_NPROC"]
+        limits["RLIMIT_NOFILE"] = 256
     for name, value in limits.items():
         with contextlib.suppress(AttributeError, OSError, ValueError):
             resource.setrlimit(getattr(resource, name), (value, value))

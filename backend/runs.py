@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backend.problems import Problem, nearest
+from backend.strangers import Strangers
 from engine.disk import RUN_SUFFIX, is_name
 from engine.errors import UserError
 
@@ -56,7 +57,10 @@ def file_identity(path: Path) -> str:
 class RunRegistry:
     """Open ``Run`` objects by name; safe to use from many threads."""
 
-    def __init__(self, runs_dir: Path, *, time_limit_s: float = 10.0, max_open: int = 64) -> None:
+    def __init__(
+        self, runs_dir: Path, *, time_limit_s: float = 10.0, max_open: int = 64, strangers: Strangers | None = None
+    ) -> None:
+        self.strangers = strangers
         self.runs_dir, self.time_limit_s, self.max_open = runs_dir, time_limit_s, max_open
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._cards: dict[str, tuple[str, Card]] = {}
@@ -140,8 +144,10 @@ class RunRegistry:
         from engine.store import QueryTimeout, Run
 
         try:
-            entry.run = Run.open(path, time_limit_s=self.time_limit_s)
-            return
+            entry.problem = self.strangers.problem(path) if self.strangers is not None else None
+            if entry.problem is None:
+                entry.run = Run.open(path, time_limit_s=self.time_limit_s)
+                return
         except QueryTimeout:
             entry.problem = f"Run {path.stem} took too long to open, the machine is busy; try again in a moment."
         except UserError as error:

@@ -160,6 +160,13 @@ class Settings(BaseSettings):
         2048, ge=4, description="Requests that are answered or wait at the same time; one more is told to come back."
     )
     query_seconds: float = Field(10, gt=0, description="Longest time of one question to a run file.")
+    check_runs: bool = Field(
+        True, description="Whether a run file that was not sealed in this data folder is first read by a process of "
+        "its own, once, which may die of it."
+    )
+    check_seconds: float = Field(
+        60, gt=0, description="Longest time of that first reading; a second more for each 20 MB."
+    )
     query_slots: int = Field(4, ge=1, description="Questions to run files that are computed at the same time.")
     query_wait_seconds: float = Field(
         5, gt=0, description="Longest time that a question waits for a free slot before the answer is 503."

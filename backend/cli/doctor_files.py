@@ -18,15 +18,20 @@ if TYPE_CHECKING:
 def runs(settings: Settings) -> Iterator[Finding]:
     """Every run, read whole; and what killed writers left behind."""
     from backend.runs import NO_NAME
+    from backend.strangers import Strangers
     from engine.disk import RUN_SUFFIX, is_name
     from engine.store.verify import verify_run
 
-    good = tokens = 0
+    good, tokens, strangers = 0, 0, Strangers(settings.check_seconds)
     for file in sorted(settings.runs_dir.glob(f"*{RUN_SUFFIX}")):
         if not is_name(file.stem):
             yield Finding("broken", "runs", f"{file.stem!r} {NO_NAME}")
             continue
         try:
+            problem = strangers.problem(file)  # first, so that a file from elsewhere does not end this process
+            if problem is not None:
+                yield Finding("broken", "runs", problem)
+                continue
             tokens += verify_run(file)["token"]
             good += 1
         except UserError as error:

@@ -1,0 +1,74 @@
+"""The process that reads a run from elsewhere first: ``python -m backend.stranger_child <file> <megabytes>``.
+
+Its last line is one of JSON: ``{"problem": null}``, or a sentence. It may die instead; then that was the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backend.decoder_child import confine
+
+if TYPE_CHECKING:
+    from engine.store import Run
+
+QUESTIONS: dict[str, Callable[[Run], Any]] = {
+    "card": lambda run: run.card(),
+    "overview": lambda run: run.info(),
+    "flow": lambda run: run.flow(),
+    "flow of two paths": lambda run: run.flow(paths=(1,)),
+    "usage": lambda run: run.usage(),
+    "paths": lambda run: run.paths(limit=1000),
+    "law of paths": lambda run: run.fit(),
+    "examples of a path": lambda run: run.examples(1, limit=20),
+    "samples": lambda run: run.samples(limit=1000),
+    "words of samples": lambda run: run.samples(q="e"),
+    "first sample": lambda run: run.sample(0),
+    "compute": lambda run: run.distribution("compute"),
+    "loss": lambda run: run.distribution("loss", per="token"),
+    "knowledge": lambda run: run.knowledge(),
+    "search": lambda run: run.search_tokens(ranks=(1, 3)),
+    "edges": lambda run: run.soft("edges"),
+    "tables": lambda run: run.tables(),
+    "export of tokens": lambda run: sum(len(part) for part in run.export("token", "csv")),
+    "export of samples": lambda run: sum(len(part) for part in run.export("sample", "csv")),
+}
+"""what views ask; a run that fails at one of them is not whole"""
+
+
+def problem_of(file: Path) -> str | None:
+    """What is wrong with the run, in a sentence; None for nothing."""
+    from engine.errors import UserError
+    from engine.store import Run
+    from engine.store.errors import RunFileError, RunNotFound
+    from engine.store.verify import verify_run
+
+    try:
+        verify_run(file)
+        with Run.open(file) as run:
+            for name, ask in QUESTIONS.items():
+                try:
+                    ask(run)
+                except (RunFileError, RunNotFound):
+                    raise
+                except UserError:
+                    continue  # a run need not have losses, labels or edges
+                except Exception as error:
+                    return (
+                        f"{file.name} is damaged: its {name} cannot be read ({type(error).__name__}); "
+                        "copy it again or trace the run again"
+                    )
+    except UserError as error:
+        return str(error)
+    except Exception as error:
+        return f"{file.name} is damaged ({type(error).__name__}): copy it again or trace the run again"
+    return None
+
+
+if __name__ == "__main__":
+    confine(int(sys.argv[2]), threads=True)
+    print(json.dumps({"problem": problem_of(Path(sys.argv[1]))}))

@@ -1,0 +1,143 @@
+"""Runs from elsewhere whose sums are right and whose bytes are not: no one who reads them takes the server along."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backend.strangers import read_apart
+from engine.own import is_known
+from tests.backend.conftest import API, Serve, problem
+from tests.faults.conftest import Keep
+from tests.runs import make_run
+
+HEADERS, BLOCK = 3 * 4096, 16_384
+FORGERIES = 40
+KILLERS = (6, 26)
+"""forgeries that ended the process of DuckDB 1.5.6 by a fault of memory when they were opened or read"""
+QUESTIONS = ("", "/flow?label=circle", "/usage", "/paths?limit=50", "/samples/2", "/samples/2/image", "/paths/fit")
+
+
+def checksum(data: bytes) -> bytes:
+    """DuckDB's sum of a block, after which it takes every byte for its own."""
+    words = np.frombuffer(data, "<u8")
+    with np.errstate(over="ignore"):
+        total = np.uint64(5381) ^ np.bitwise_xor.reduce(words * np.uint64(0xBF58476D1CE4E5B9))
+    return int(total).to_bytes(8, "little")
+
+
+def forged(data: bytes, seed: int) -> bytes:
+    """``data`` with a few places in one to four blocks changed, and their sums made right again."""
+    chance, made = random.Random(seed), bytearray(data)
+    num_blocks = (len(data) - HEADERS) // BLOCK
+    for _ in range(chance.choice((1, 1, 1, 2, 4))):
+        start, size = HEADERS + BLOCK * chance.randrange(num_blocks), BLOCK
+        if chance.random() < 0.06:
+            start, size = chance.choice((0, 4096, 8192)), 4096
+        used = np.flatnonzero(np.frombuffer(bytes(made[start + 8 : start + size]), np.uint8))
+        stop = min(size, int(used[-1]) + 24) if len(used) else 16
+        place = start + chance.randrange(8, stop)
+        number = min(chance.choice((1, 1, 2, 4, 8, 64)), start + size - place)
+        way = chance.choice(("bit", "byte", "ones", "zeros", "number", "copy", "block"))
+        other = HEADERS + BLOCK * chance.randrange(num_blocks)
+        if way == "bit":
+            made[place] ^= 1 << chance.randrange(8)
+        elif way == "block" and size == BLOCK:
+            made[start + 8 : start + size] = made[other + 8 : other + BLOCK]
+        else:
+            values = {
+                "byte": bytes([chance.randrange(256)]), "ones": b"\xff" * number, "zeros": bytes(number),
+                "number": chance.choice((2**31 - 1, 2**31, 2**16, 1)).to_bytes(4, "little")[:number],
+                "copy": bytes(made[other + 8 : other + 8 + number]), "block": b"\x01",
+            }[way]  # fmt: skip
+            made[place : place + len(values)] = values
+        made[start : start + 8] = checksum(bytes(made[start + 8 : start + size]))
+    return bytes(made[: len(data)])
+
+
+def elsewhere(folder: Path, **about: object) -> bytes:
+    """The bytes of a run that was made in another data folder."""
+    return make_run(folder / "elsewhere" / "runs", "given", samples=6, seed=1, **about).read_bytes()  # type: ignore[arg-type]
+
+
+def test_the_sum_is_the_one_that_duckdb_compares(tmp_path: Path) -> None:
+    data = elsewhere(tmp_path)
+    for start, size in ((0, 4096), (4096, 4096), (HEADERS, BLOCK), (HEADERS + BLOCK, BLOCK)):
+        assert data[start : start + 8] == checksum(data[start + 8 : start + size])
+
+
+def test_a_run_from_elsewhere_is_read_apart_once(serve: Serve, tmp_path: Path) -> None:
+    served = serve()
+    own = make_run(served.runs_dir, "own", samples=3)
+    assert is_known(own)
+    given = served.runs_dir / "given.duckdb"
+    given.write_bytes(elsewhere(tmp_path))
+    assert not is_known(given)
+    assert served.get("/runs/given").status_code == 200
+    assert is_known(given)
+    shutil.copy(own, given)  # another file under a name that is known is not
+    os.utime(given, ns=(1, 1))
+    assert not is_known(given)
+
+
+@pytest.mark.parametrize("seed", KILLERS)
+def test_a_run_that_ends_its_reader_is_a_problem(serve: Serve, tmp_path: Path, seed: int) -> None:
+    """Opened by the server itself, each of these ended it."""
+    served = serve(check_seconds=60)
+    make_run(served.runs_dir, "other", samples=3)
+    (served.runs_dir / "evil.duckdb").write_bytes(forged(elsewhere(tmp_path), seed))
+    detail = problem(served.get("/runs/evil"), 409)["detail"]
+    assert "evil.duckdb" in detail
+    assert problem(served.get("/runs/evil/flow"), 409)["detail"] == detail
+    listed = {run["run"]: run.get("problem") for run in served.get("/runs").json()["runs"]}
+    assert listed == {"evil": detail, "other": None}
+
+
+@pytest.mark.slow_fault
+@pytest.mark.timeout(1200)
+def test_forged_runs_do_not_end_the_server(serve: Serve, tmp_path: Path, figure: Keep) -> None:
+    """Runs with changed bytes and right sums, which pass every check of DuckDB's own, asked for through the API"""
+    served = serve(check_seconds=20)
+    make_run(served.runs_dir, "other", samples=3)
+    data, died, refused, answered = elsewhere(tmp_path), 0, 0, 0
+    for seed in range(FORGERIES):
+        file = served.runs_dir / f"forged{seed}.duckdb"
+        file.write_bytes(forged(data, seed))
+        answer = served.get(f"/runs/forged{seed}/flow")
+        if answer.status_code == 200:
+            answered += 1
+            assert all(served.get(f"/runs/forged{seed}{path}").status_code < 500 for path in QUESTIONS), seed
+        else:
+            said = problem(answer, 409)["detail"]
+            refused += 1
+            died += "came from elsewhere" in said
+        assert served.get("/runs/other/flow").status_code == 200
+        assert served.client.delete(f"{API}/runs/forged{seed}").status_code == 204
+    assert died > 0, "the forgeries are to be such that a process ends"
+    figure(5, f"runs with right sums: {FORGERIES} forgeries, {died} ended the process that read them first, "
+              f"{refused - died} refused otherwise, {answered} opened; the server went on")  # fmt: skip
+
+
+def test_what_ends_the_process_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is opened here: a process that dies, one that says nothing and one that never ends."""
+    import subprocess
+    import sys
+
+    real = subprocess.run
+    file = tmp_path / "evil.duckdb"
+    for code, sentence in (
+        ("import os; os.kill(os.getpid(), 11)", "SIGSEGV"), ("raise SystemExit(3)", "code 3"),
+        ("import time; time.sleep(60)", "within 1 s"), ("print('[]')", "code 0"),
+    ):  # fmt: skip
+        monkeypatch.setattr(
+            subprocess, "run", lambda command, code=code, **o: real([sys.executable, "-c", code], **o)
+        )
+        said = read_apart(file, 1.0)
+        assert said is not None
+        assert sentence in said
+        assert "evil.duckdb came from elsewhere" in said
