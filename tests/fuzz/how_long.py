@@ -1,0 +1,24 @@
+"""How long the fuzzers look: the same few examples in every test run, many random ones with ``make fuzz``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, settings
+
+TIMES = float(os.environ.get("FUZZ_TIMES", "0"))
+"""0: the few examples of every test run, always the same; 20: twenty times as many, others each time"""
+
+
+def looked(examples: int, **more: Any) -> settings:
+    """Settings for a test that tries ``examples`` in every run."""
+    return settings(
+        max_examples=max(1, round(examples * (TIMES or 1))),
+        derandomize=not TIMES,
+        database=None,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate, *([Phase.shrink] if TIMES else [])],
+        suppress_health_check=list(HealthCheck),
+        **more,
+    )
