@@ -29,9 +29,7 @@ check: $(VENV)/.installed-test
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.installed
-	$(BIN)/python -m benchmarks.speed
-	$(BIN)/python -m benchmarks.recording
-	$(BIN)/python -m benchmarks.checkpoints
+	$(BIN)/python -m benchmarks.bench
 
 browser:
 	@$(PYTHON) tests/browser/chromium.py

@@ -1,12 +1,15 @@
 """Dreaming speed beside a loop that works as lucent does: CPU time of an iteration for each image, as ratios.
 
-    python -m benchmarks.dream_speed [--repeats 7] [--only shipped|paper]
+    python -m benchmarks.dream_speed [--repeats 7] [--only shipped|paper|promise]
 
 The twin below is our own and follows lucent's way of working: one image at a time, a forward pass through the whole
 network with a hook on every layer, a chain of separate transforms, ``loss.backward()`` on a model in ``eval`` mode
 whose weights still collect gradients (*frozen* is the same without those). Both dream with the same network, images,
 objectives, parametrisation and optimiser; the twin runs the same fast path of the module bank. One thread; the variants
 take turns, and process time is counted, because the cores of the machine may be shared.
+
+*promise*: the row of ``make bench``, milliseconds on the clock with all cores for an image and an iteration of eight
+dreams of all eleven steps at 224×224, beside the twin's one image.
 
 *strip*: the dreams of S = 1 … S_max, which is what a figure is made of; *deepest*: those of S_max alone, where there is
 little to stop early. Batches of eight are eight images of one S.
@@ -17,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -27,7 +31,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.measure import RESULTS, ratio, report
+from benchmarks.measure import RESULTS, interleaved, ratio, report
+from benchmarks.table import Row
 from engine.dream.loop import Dream, ImageDreams
 from engine.dream.objectives import Choices
 from engine.dream.parametrisation import start_spectrum, to_pictures, total_variation
@@ -161,6 +166,36 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
     return {"strip": strip, "config": model.config.model_dump(exclude_defaults=True), "speed-up": rows}
 
 
+def measure_promise(repeats: int) -> dict[str, Any]:
+    """Milliseconds on the clock, with as many threads as PyTorch takes by itself."""
+    model = paper()
+    torch.manual_seed(1)
+    side, deepest = model.config.image_size, model.config.steps
+    with torch.no_grad():
+        ids = model.trace(torch.randn(BATCH, 3, side, side)).module_ids.long()
+    batch = ImageDreams(model, [Dream(Choices(ids[i], range(deepest)), number=i) for i in range(BATCH)], SETTINGS)
+    hooked = HookedLoop(model, ids[0], deepest, SETTINGS)
+    seconds = interleaved({"batch": lambda: batch.run(1), "hooked, frozen": lambda: hooked.run(1)}, repeats)
+    per_image = {"batch": [1000 * t / BATCH for t in seconds["batch"]],
+                 "hooked, frozen": [1000 * t for t in seconds["hooked, frozen"]]}  # fmt: skip
+    low, middle, high = statistics.quantiles(per_image["batch"], n=4, method="inclusive")
+    return {
+        "milliseconds": {"median": round(middle, 1), "q25": round(low, 1), "q75": round(high, 1), "repeats": repeats},
+        "hooked, frozen, milliseconds": round(statistics.median(per_image["hooked, frozen"]), 1),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def rows(document: dict[str, Any]) -> list[Row]:
+    """The table's row of a kept result."""
+    one = document["results"].get("promise")
+    if one is None:
+        return []
+    cell = one["milliseconds"]
+    peers: dict[str, float | str] = {"a loop that works as lucent does, one image": one["hooked, frozen, milliseconds"]}
+    return [Row("dream", cell["median"], (cell["q25"], cell["q75"]), peers, note=f"{one['threads']} threads")]
+
+
 def in_turn(variants: dict[str, Callable[[], None]], repeats: int, iterations: int) -> dict[str, list[float]]:
     """Process seconds an iteration; every round runs all variants in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in variants}
@@ -176,11 +211,16 @@ def in_turn(variants: dict[str, Callable[[], None]], repeats: int, iterations: i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--only", choices=SIZES, help="only this size; the kept result keeps the other")
+    parser.add_argument("--only", choices=(*SIZES, "promise"), help="only this; the kept result keeps the others")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     kept = RESULTS / "dream_speed.json"
     results = json.loads(kept.read_text())["results"] if kept.is_file() and arguments.only else {}
+    if arguments.only in (None, "promise"):
+        results["promise"] = measure_promise(arguments.repeats)
+        if arguments.only:
+            report("dream_speed", f"python -m benchmarks.dream_speed --repeats {arguments.repeats}", results)
+            return
+    torch.set_num_threads(1)
     for name in (arguments.only,) if arguments.only else SIZES:
         results[name] = measure(name, arguments.repeats)
     report("dream_speed", f"python -m benchmarks.dream_speed --repeats {arguments.repeats}", results)

@@ -22,25 +22,34 @@ from engine.store.findings import plain
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
-def interleaved(variants: dict[str, Callable[[], Any]], repeats: int, warmup: int = 1) -> dict[str, list[float]]:
-    """Seconds of each variant in each round; every round runs all variants in turn."""
+def interleaved(
+    variants: dict[str, Callable[[], Any]],
+    repeats: int,
+    warmup: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Seconds of each variant in each round; every round runs all variants in turn.
+
+    With ``clock=time.process_time`` and one thread, what else the machine does is hardly counted.
+    """
     for _ in range(warmup):
         for run in variants.values():
             run()
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(repeats):
         for name, run in variants.items():
-            started = time.perf_counter()
+            started = clock()
             run()
-            seconds[name].append(time.perf_counter() - started)
+            seconds[name].append(clock() - started)
     return seconds
 
 
-def ratio(seconds: dict[str, list[float]], name: str, base: str) -> dict[str, float]:
+def ratio(seconds: dict[str, list[float]], name: str, base: str, places: int = 3) -> dict[str, float]:
     """Median and quartiles of the paired ratios name / base."""
     ratios = [a / b for a, b in zip(seconds[name], seconds[base], strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
-    return {"median": round(middle, 3), "q25": round(low, 3), "q75": round(high, 3), "repeats": len(ratios)}
+    found = {"median": round(middle, places), "q25": round(low, places), "q75": round(high, places)}
+    return found | {"repeats": len(ratios)}
 
 
 def machine() -> str:

@@ -3,21 +3,28 @@
     python -m benchmarks.recording [--model dna-vision-top1]
 
 The same shipped checkpoint on the same batches, interleaved; "recorded" is everything that
-``tokenpaths trace`` adds to the forward pass per token, writer thread included.
+``tokenpaths trace`` adds to the forward pass per token, writer thread included. One thread, process time; "plain again"
+is the same pass once more, the noise of the machine. What is looked for is smaller than that noise, so the added work
+is timed by itself too ("share"): recording and shaping of a batch whose pass is over, and writing it, over the pass.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks.measure import interleaved, ratio, report
+from benchmarks.table import Row, worst
 from engine.disk import SHIPPED_MODELS
 from engine.models.dna import DNA, DNAConfig
-from engine.record import to_host
+from engine.models.family import Traced
+from engine.record import compact_decisions, to_host
 from engine.store import RunWriter
 from engine.trace import RunInfo, SampleRecord, TraceBatch
 from engine.tracing import load_model
@@ -29,10 +36,13 @@ PAPER_SIZE = DNAConfig(
 
 def batch_of(model: DNA, inputs: torch.Tensor) -> TraceBatch:
     """Forward, record, and shape for the writer."""
-    recording = to_host(model.trace(inputs))
-    tokens = recording.module_ids.shape[1]
+    return shaped(model, to_host(model.trace(inputs)))
+
+
+def shaped(model: DNA, recording: Traced) -> TraceBatch:
+    samples, tokens = recording.module_ids.shape[:2]
     return TraceBatch(
-        samples=[SampleRecord(num_tokens=tokens) for _ in inputs],
+        samples=[SampleRecord(num_tokens=tokens) for _ in range(samples)],
         module_ids=recording.module_ids.flatten(0, 1).numpy(),
         weights=recording.weights.flatten(0, 1).numpy(),
         gate_entropy=recording.gate_entropy.flatten(0, 1).numpy(),
@@ -64,13 +74,48 @@ def measure(model: DNA, batch: int, repeats: int) -> dict:
             with torch.inference_mode():
                 writer.write(batch_of(model, inputs))
 
-        seconds = interleaved({"plain": plain, "recorded": in_memory, "written": with_writer}, repeats, warmup=2)
+        def added(write: bool) -> None:
+            """What stands behind the pass, with the decisions of the pass before."""
+            with torch.inference_mode():
+                ready = shaped(model, to_host(Traced(made.logits, *compact_decisions(made.decisions, batch))))
+                if write:
+                    writer.write(ready)
+
+        with torch.inference_mode():
+            made = model(inputs)
+        variants = {
+            "plain": plain, "recorded": in_memory, "written": with_writer, "plain again": plain,
+            "added": partial(added, False), "added, written": partial(added, True),
+        }  # fmt: skip
+        seconds = interleaved(variants, repeats, 2, time.process_time)
         writer.abort()
     return {
         "batch": batch,
+        "plain again/plain": ratio(seconds, "plain again", "plain"),
+        "share": {name: ratio(seconds, name, "plain", 5) for name in ("added", "added, written")},
         "recorded/plain": ratio(seconds, "recorded", "plain"),
         "recorded and written/plain": ratio(seconds, "written", "plain"),
     }
+
+
+def rows(document: dict[str, Any]) -> list[Row]:
+    """The table's rows: the work that is added, over the plain pass, and the paired ratios as a check."""
+    made = []
+    for key, share, whole in (
+        ("recording", "added", "recorded/plain"), ("recording_store", "added, written", "recorded and written/plain"),
+    ):  # fmt: skip
+        cells = {
+            name: {k: round(1 + v, 4) if k != "repeats" else v for k, v in one["share"][share].items()}
+            for name, one in document["results"].items()
+        }
+        pairs = [one[whole]["median"] for one in document["results"].values()]
+        noise = [one["plain again/plain"]["median"] for one in document["results"].values()]
+        note = (
+            f"whole passes against whole passes {min(pairs):.3f} to {max(pairs):.3f}, the plain pass against itself "
+            f"{min(noise):.3f} to {max(noise):.3f}"
+        )
+        made.append(worst(key, cells, note=note))
+    return made
 
 
 def main() -> None:
@@ -79,6 +124,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     arguments = parser.parse_args()
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     shipped = load_model(arguments.model, [SHIPPED_MODELS]).model
     results = {
         arguments.model: measure(shipped, 64, arguments.repeats),

@@ -1,143 +1,290 @@
-"""Routed forward and training step, as ratios to the dense twin and to the naive routed loop.
+"""Routed forward and training step, as ratios to the dense twin, to the naive routed loop and to compiled dense.
 
-    python -m benchmarks.speed [--quick] [--only vision|text] [--what forward|training]
+    python -m benchmarks.speed [--repeats 5] [--only forward top2 one_sample training training_memory bfloat16]
 
-float32, matched active blocks, imposed routing (the router's cost is still paid): "uniform", or
-"skewed", where every sample strongly prefers a few modules. A fresh routing is drawn for each call.
+Matched active blocks, imposed routing (``benchmarks.imposed``: uniform, skewed by sample, or as a shipped checkpoint
+chose). One thread; the variants take turns, process time is counted, and each round gives one ratio. Weights of the
+forward pass are frozen, as a loaded checkpoint's are; the dense twin is plain eager PyTorch. ``dense, ordered`` is the
+dense twin with frozen weights that are ordered beforehand like ours (``engine/models/packed.py``).
+
+``one_sample``: batch 1; the shipped model's size is what the page's upload runs. ``training_memory``: peak resident
+memory of two training steps in a process of its own, over what it held before the model was built. ``bfloat16``:
+weights and activations in bfloat16, for information.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
+import os
+import shutil
+import subprocess
 import sys
-from dataclasses import replace
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from benchmarks.imposed import How, ImposedDNA, active_share, forward, make_inputs, training_step
 from benchmarks.measure import RESULTS, interleaved, ratio, report
+from benchmarks.table import Row, worst
 from engine.models.dna import DNA, DNAConfig
-from engine.routing import Decision
 
-SIZES = {
-    # 196 tokens, D 384: the paper's top-1 vision model (table 1), 18 modules; half of its steps.
-    "vision": (
-        DNAConfig(
-            modality="vision", width=384, heads=6, mlp_width=1536, backbone=1, steps=5, transformers=18,
-            num_classes=1000,
-        ), 16,
-    ),
-    # 1 024 tokens, D 512.
-    "text": (
-        DNAConfig(
-            modality="text", width=512, heads=8, mlp_width=2048, backbone=1, steps=3, transformers=16,
-            vocab_size=1000, context=1024,
-        ), 16,
-    ),
+BATCH = 16
+VISION = dict(modality="vision", width=384, heads=6, mlp_width=1536, transformers=18, num_classes=1000)
+"""196 tokens, D 384: table 1 of the paper"""
+TEXT = dict(modality="text", transformers=16, vocab_size=1000, context=1024)
+
+
+def text(width: int, **more: Any) -> DNAConfig:
+    return DNAConfig(**TEXT | dict(width=width, heads=width // 64, mlp_width=4 * width) | more)
+
+
+SKIP = dict(top_k=2, identities=4, skip_ratio=0.3, steps=5)
+"""with K = 2 and 30 % skipped a token visits seven blocks in five steps"""
+SIZES: dict[str, dict[str, DNAConfig]] = {
+    "forward": {
+        "vision 196 × D 384": DNAConfig(**VISION, backbone=1, steps=5),
+        "text 1,024 × D 256": text(256, backbone=0, steps=3),
+        "text 1,024 × D 512": text(512, backbone=0, steps=2),
+        "text 1,024 × D 1,024": text(1024, backbone=0, steps=1),
+    },
+    "top2": {
+        "vision 196 × D 384": DNAConfig(**VISION, backbone=1, **SKIP),
+        "text 1,024 × D 256": text(256, backbone=0, **SKIP),
+    },
+    "one_sample": {
+        "vision 196 × D 384": DNAConfig(**VISION, backbone=1, steps=11),
+        "shipped size, 64 × D 192": DNAConfig(
+            modality="vision", width=192, heads=3, mlp_width=768, backbone=1, steps=5, transformers=12,
+            image_size=64, patch_size=8, stem="conv", num_classes=1000,
+        ),
+        "text 64 × D 512": text(512, backbone=1, steps=5, context=64),
+    },
+    "training": {
+        "vision 196 × D 384": DNAConfig(**VISION, backbone=1, steps=5),
+        "text 1,024 × D 512": text(512, backbone=0, steps=2),
+    },
+    "training_memory": {
+        "vision 196 × D 384": DNAConfig(**VISION, backbone=1, steps=5),
+        "text 1,024 × D 256": text(256, backbone=0, steps=3),
+    },
+    "bfloat16": {"vision 196 × D 384": DNAConfig(**VISION, backbone=1, steps=5)},
 }  # fmt: skip
+HOWS: tuple[How, ...] = ("uniform", "skewed", "trained")
+NAIVE = {"vision 196 × D 384", "text 1,024 × D 256"}
+"""sizes whose naive loop is timed: skewed routing costs it up to seven times the dense twin"""
+COMPILED = {"forward": {"vision 196 × D 384", "text 1,024 × D 512"}, "one_sample": {"vision 196 × D 384"}}
 
 
-class ImposedDNA(DNA):
-    """A DNA whose choices are drawn instead of computed; its routers still run and weigh."""
-
-    how = "uniform"
-
-    def decide(self, h: Tensor, step: int, *rest: Any) -> Decision:
-        decision = super().decide(h, step, *rest)
-        batch, tokens = h.shape[:2]
-        scores_BTM = torch.rand(batch, tokens, self.config.num_modules)
-        if self.how == "skewed":
-            favourite = torch.rand(batch, 1, self.config.num_modules)
-            scores_BTM = scores_BTM + 3 * favourite.pow(3)
-        ids_NK = scores_BTM.flatten(0, 1).topk(self.config.top_k).indices
-        return replace(decision, module_ids=ids_NK, weights=decision.probs.gather(-1, ids_NK))
-
-
-def make_inputs(config: DNAConfig, batch: int) -> tuple[Tensor, Tensor]:
-    if config.modality == "vision":
-        return torch.randn(batch, 3, config.image_size, config.image_size), torch.randint(1000, (batch,))
-    ids = torch.randint(config.vocab_size, (batch, config.context))
-    return ids, ids
-
-
-def forward(model: DNA, inputs: Tensor) -> None:
-    with torch.inference_mode():
-        model(inputs)
-
-
-def training_step(model: DNA, inputs: Tensor, targets: Tensor) -> None:
-    model.zero_grad(set_to_none=True)
-    model.training_loss(inputs, targets)[0].backward()
-
-
-STEPS = {"forward": forward, "training": training_step}
-NAIVE_TRAINING_TOKENS = 4 * 1024
-"""tokens of a batch on which the naive loop is trained: its padding takes 17 GB at 16 × 1 024 of width 512"""
-
-
-def measure(name: str, what: str, repeats: int) -> dict:
-    """Ratios of one size; ``what`` is forward or training."""
-    config, batch = SIZES[name]
+def models(config: DNAConfig, dtype: torch.dtype = torch.float32) -> tuple[ImposedDNA, DNA]:
+    """The routed model and its dense twin."""
     torch.manual_seed(0)
-    routed, dense = ImposedDNA(config), DNA(config.dense_twin())
-    inputs, targets = make_inputs(config, batch)
-    few = batch if what == "forward" else min(batch, max(1, NAIVE_TRAINING_TOKENS // config.num_tokens))
+    return ImposedDNA(config).to(dtype).eval(), DNA(config.dense_twin()).to(dtype).eval()
 
-    def timed(model: DNA, count: int, how: str = "", execution: str = ""):
-        def run() -> None:
-            if execution:
-                model.how, model.execution = how, execution
-            rest = () if what == "forward" else (targets[:count],)
-            STEPS[what](model, inputs[:count], *rest)
 
-        return run
+def has_compiler() -> bool:
+    """Whether torch.compile finds what it needs here."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++"))
 
-    variants = {"dense": timed(dense, batch)}
-    for how in ("uniform", "skewed"):
-        variants[f"grouped {how}"] = timed(routed, batch, how, "grouped")
-        variants[f"naive {how}"] = timed(routed, few, how, "naive")
-        if few < batch:
-            variants[f"grouped {how}, small batch"] = timed(routed, few, how, "grouped")
-    if few < batch:
-        variants["dense, small batch"] = timed(dense, few)
-    seconds = interleaved(variants, repeats)
-    small = ", small batch" if few < batch else ""
-    rows = {
-        f"{what} {how}": {
-            "grouped/dense": ratio(seconds, f"grouped {how}", "dense"),
-            "naive/dense": ratio(seconds, f"naive {how}", f"dense{small}"),
-            "naive/grouped": ratio(seconds, f"naive {how}", f"grouped {how}{small}"),
-            "batch": batch,
-            "batch of the naive ratios": few,
-        }
-        for how in ("uniform", "skewed")
+
+def routed(model: ImposedDNA, how: How, run: Callable[[], Any], execution: str = "grouped") -> Callable[[], None]:
+    def timed() -> None:
+        model.how, model.execution = how, execution
+        run()
+
+    return timed
+
+
+def turns(variants: dict[str, Callable[[], Any]], repeats: int, seldom: dict[str, Callable[[], Any]] | None = None
+          ) -> dict[str, list[float]]:
+    """Process seconds by variant; ``seldom`` is what takes so long that two rounds must do (each beside all others)."""
+    seldom = seldom or {}
+    few = min(2, repeats) if seldom else 0
+    seconds = interleaved(variants | seldom, few, 1, time.process_time) if few else {name: [] for name in variants}
+    for name, more in interleaved(variants, repeats - few, 0 if few else 1, time.process_time).items():
+        seconds[name] += more
+    return seconds
+
+
+def paired(seconds: dict[str, list[float]], name: str, base: str) -> dict[str, float]:
+    """``ratio`` over the rounds that both were in."""
+    rounds = min(len(seconds[name]), len(seconds[base]))
+    return ratio({x: seconds[x][:rounds] for x in (name, base)}, name, base)
+
+
+def measure_forward(group: str, size: str, repeats: int) -> dict[str, Any]:
+    """Ratios of a forward pass for every routing; groups forward, top2, one_sample and bfloat16."""
+    config, batch = SIZES[group][size], 1 if group == "one_sample" else BATCH
+    dtype = torch.bfloat16 if group == "bfloat16" else torch.float32
+    model, dense = models(config, dtype)
+    frozen = copy.deepcopy(dense).requires_grad_(False)
+    model.requires_grad_(False)
+    model.draw(HOWS, batch, config.num_tokens)
+    inputs, _ = make_inputs(config, batch)
+    inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+    variants: dict[str, Callable[[], Any]] = {"dense": partial(forward, dense, inputs)}
+    if batch == 1:
+        variants["dense, ordered"] = partial(forward, frozen, inputs)
+    if size in COMPILED.get(group, ()) and has_compiler():
+        variants["dense, compiled"] = partial(forward, torch.compile(dense), inputs)
+    for how in HOWS:
+        variants[how] = routed(model, how, partial(forward, model, inputs))
+    slow = {}
+    if group == "forward" and size in NAIVE:
+        slow = {f"naive, {how}": routed(model, how, partial(forward, model, inputs), "naive") for how in HOWS[:2]}
+    seconds = turns(variants, repeats, slow)
+    share = {how: active_share(config, how) for how in HOWS}
+    made: dict[str, Any] = {
+        how: {key: round(x / share[how], 3) if key != "repeats" else x for key, x in
+              paired(seconds, how, "dense").items()}
+        for how in HOWS
+    }  # fmt: skip
+    made |= {name: paired(seconds, name, "dense") for name in seconds if name not in (*HOWS, "dense")}
+    made |= {f"naive over ours, {how}": paired(seconds, f"naive, {how}", how) for how in HOWS[:2] if slow}
+    made["dense milliseconds"] = round(1000 * sorted(seconds["dense"])[len(seconds["dense"]) // 2], 1)
+    return made | ({"active blocks / dense": {h: round(s, 3) for h, s in share.items()}} if config.identities else {})
+
+
+def measure_training(group: str, size: str, repeats: int) -> dict[str, Any]:
+    config = SIZES[group][size]
+    model, dense = (m.train() for m in models(config))
+    model.draw(HOWS, BATCH, config.num_tokens)
+    inputs, targets = make_inputs(config, BATCH)
+    variants: dict[str, Callable[[], Any]] = {"dense": partial(training_step, dense, inputs, targets)}
+    for how in HOWS:
+        variants[how] = routed(model, how, partial(training_step, model, inputs, targets))
+    slow = {}
+    if size.startswith("vision"):  # the naive loop's padding would take 17 GB of texts
+        slow = {"naive, skewed": routed(model, "skewed", partial(training_step, model, inputs, targets), "naive")}
+    seconds = turns(variants, repeats, slow)
+    made = {name: paired(seconds, name, "dense") for name in seconds if name != "dense"}
+    return made | ({"naive over ours, skewed": paired(seconds, "naive, skewed", "skewed")} if slow else {})
+
+
+CHILD = """
+import sys, torch
+from benchmarks.speed import peak_of
+torch.set_num_threads(1)
+peak_of(*sys.argv[1:])
+"""
+
+
+def measure_memory(group: str, size: str, repeats: int) -> dict[str, Any]:
+    """Peak memory of a training step, each variant in a process of its own."""
+    kinds = ("dense", *HOWS, *(("naive",) if size.startswith("vision") else ()))
+    peaks = {}
+    for kind in kinds:
+        root = Path(__file__).resolve().parent.parent
+        environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run([sys.executable, "-c", CHILD, size, kind], capture_output=True, text=True, check=True,
+                              env=environment, cwd=root)  # fmt: skip
+        peaks[kind] = json.loads(done.stdout.splitlines()[-1])
+    made: dict[str, Any] = {"MiB": peaks}
+    for kind in kinds[1:]:
+        value = round(peaks[kind]["all"] / peaks["dense"]["all"], 3)
+        made[kind] = {"median": value, "q25": value, "q75": value, "repeats": 1}
+        working, base = (peaks[k]["all"] - 2 * peaks[k]["weights"] for k in (kind, "dense"))
+        made[f"{kind}, without weights and their gradients"] = round(working / base, 3)
+    return made
+
+
+def peak_of(size: str, kind: Any) -> None:
+    """Print the most memory that two training steps of one variant took, in MiB (in a fresh process)."""
+    config = SIZES["training_memory"][size]
+    tiny = DNA(config.model_copy(update=dict(width=64, heads=1, mlp_width=64))).train()
+    training_step(tiny, *make_inputs(config, 1))  # what the libraries keep for themselves
+    how: How = "skewed" if kind in ("dense", "naive") else kind
+    imposer = ImposedDNA(config.model_copy(update=dict(width=64, heads=1, mlp_width=64)))
+    imposer.draw([how], BATCH, config.num_tokens)
+    before = memory("VmRSS")
+    model: DNA = DNA(config.dense_twin()) if kind == "dense" else ImposedDNA(config)
+    if isinstance(model, ImposedDNA):
+        model.how, model.execution = how, "naive" if kind == "naive" else "grouped"
+        model.calls, model.drawn = 0, imposer.drawn
+    inputs, targets = make_inputs(config, BATCH)
+    for _ in range(2):
+        training_step(model.train(), inputs, targets)
+    weights = sum(p.numel() for p in model.parameters()) * 4 / 2**20
+    print(json.dumps({"all": round(memory("VmHWM") - before), "weights": round(weights)}))
+
+
+def memory(name: str) -> float:
+    """A line of this process's status, in MiB; a new process image starts its peak from nothing."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(f"{name}:"))) / 1024
+
+
+MEASURE = {"training": measure_training, "training_memory": measure_memory}
+
+
+def rows(document: dict[str, Any]) -> list[Row]:
+    """The table's rows of a kept result."""
+    results = document["results"]
+    made = []
+    for key in ("forward", "top2", "one_sample", "training", "training_memory"):
+        sizes = results.get(key, {})
+        hows = HOWS if key in ("training", "training_memory") else ("skewed", "trained")
+        cells = {f"{size}, {how}": cell[how] for size, cell in sizes.items() for how in hows if how in cell}
+        if cells:
+            made.append(worst(key, cells, peers=_others(sizes), note=_aside(key, sizes)))
+    naive = {
+        f"{size}, {what}": cell["naive over ours, skewed"]
+        for what in ("forward", "training")
+        for size, cell in results.get(what, {}).items()
+        if "naive over ours, skewed" in cell
     }
-    for row, ratios in rows.items():
-        print(name, row, ratios, file=sys.stderr, flush=True)
-    return rows
+    return made + ([worst("naive", naive)] if naive else [])
+
+
+def _others(sizes: dict[str, Any]) -> dict[str, float | str]:
+    """The slowest of each other way."""
+    names = ("dense, compiled", "dense, ordered", "naive, skewed", "naive")
+    found: dict[str, float | str] = {
+        name: max(cell[name]["median"] for cell in sizes.values() if name in cell)
+        for name in names
+        if any(name in cell for cell in sizes.values())
+    }
+    return found
+
+
+def _aside(key: str, sizes: dict[str, Any]) -> str:
+    if key in ("forward", "top2", "one_sample"):
+        best = min(cell["uniform"]["median"] for cell in sizes.values())
+        most = max(cell["uniform"]["median"] for cell in sizes.values())
+        return f"uniform routing {best:.2f} to {most:.2f}"
+    if key == "training_memory":
+        aside = [cell[f"{how}, without weights and their gradients"] for cell in sizes.values() for how in HOWS]
+        return f"without weights and their gradients at most {max(aside):.2f}"
+    return ""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three repeats instead of seven")
-    parser.add_argument("--only", choices=SIZES)
-    parser.add_argument("--what", choices=STEPS, help="only forward or only training; the kept result keeps the rest")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--only", choices=SIZES, nargs="+", help="the kept result keeps the rest")
+    parser.add_argument("--size", help="only sizes whose name begins so")
+    parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
-    repeats = 3 if arguments.quick else arguments.repeats
+    torch.set_num_threads(1)
     kept_file = RESULTS / "speed.json"
-    partly = bool(arguments.only or arguments.what)
-    kept = json.loads(kept_file.read_text(encoding="utf-8"))["results"] if partly and kept_file.exists() else {}
-    results = {}
-    for name in SIZES:
-        rows = dict(kept.get(name, {}).get("rows", {}))
-        for what in STEPS:
-            if arguments.only in (None, name) and arguments.what in (None, what):
-                rows |= measure(name, what, repeats)
-        results[name] = {"config": SIZES[name][0].model_dump(exclude_defaults=True), "rows": rows}
-        report("speed", f"python -m benchmarks.speed --repeats {repeats}", results, quiet=name != list(SIZES)[-1])
+    kept = json.loads(kept_file.read_text(encoding="utf-8"))["results"] if kept_file.exists() else {}
+    results = {group: kept[group] for group in SIZES if group in kept}
+    groups = arguments.only or list(SIZES)
+    for group in groups:
+        done = results.setdefault(group, {})
+        for size in SIZES[group]:
+            if not size.startswith(arguments.size or ""):
+                continue
+            # Small models are timed more often: a round takes milliseconds.
+            repeats = arguments.repeats * (3 if group == "one_sample" else 1)
+            done[size] = MEASURE.get(group, measure_forward)(group, size, repeats)
+            print(group, size, json.dumps(done[size]), file=sys.stderr, flush=True)
+        last = group == groups[-1]
+        report("speed", f"python -m benchmarks.speed --repeats {arguments.repeats}", results, quiet=not last)
 
 
 if __name__ == "__main__":

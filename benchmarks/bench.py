@@ -1,0 +1,202 @@
+"""Everything that is promised about speed in one table: ours, goal, stretch, met or not, and what others take.
+
+    python -m benchmarks.bench [--row forward training …] [--show] [--long] [--peers-python FILE] [--write-docs]
+
+Each part is a module of its own with its own command; this one starts those whose rows are asked for, each in a
+process of its own, says what is going on and how long it still takes, and reads what they kept in
+``benchmarks/results/``. Parts that take longer than the table may (a hundred million tokens, a browser) are not
+started without ``--long``: their newest kept figures stand in the table with their date. ``--show`` starts nothing.
+``--write-docs`` writes the table into ``docs/performance.md``. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import RESULTS, report
+from benchmarks.table import GOALS, Row, bound, markdown, ours, peers
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "performance.md"
+BEGIN, END = "<!-- benchmarks.bench: begin -->\n", "<!-- benchmarks.bench: end -->\n"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A module that measures some rows."""
+
+    module: str
+    keys: tuple[str, ...]
+    minutes: float
+    """on two quiet cores"""
+    arguments: tuple[str, ...] = ()
+    only: str = ""
+    """the module's option that names single rows, where it has one"""
+
+
+PARTS = (
+    Part("speed", ("forward", "top2", "one_sample", "training", "training_memory", "naive"), 9, (), "--only"),
+    Part("peers", (), 0.5),
+    Part("recording", ("recording", "recording_store"), 1.5),
+    Part("dream_speed", ("dream",), 0.7, ("--only", "promise", "--repeats", "5")),
+    Part("device", ("gpu_forward", "gpu_training"), 1),
+    Part("queries", ("bytes_per_token", "ingest", "query_warm", "query_cold", "filter_sampled", "filter_exact",
+                     "page_beside_trace"), 60),
+    Part("page_views", ("page_cold",), 40),
+)  # fmt: skip
+LONG_PARTS = ("queries", "page_views")
+"""only with ``--long``"""
+NEEDS = {"naive": ("forward", "training"), "forward": ("forward", "bfloat16")}
+"""groups of ``benchmarks.speed`` that a row is read from, where they are not called like it"""
+
+
+def kept(module: str) -> dict[str, Any] | None:
+    """The newest result of a part; None where there is none that can be read."""
+    file = RESULTS / f"{module}.json"
+    try:
+        document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return document
+
+
+def rows_of(part: Part) -> list[Row]:
+    """A part's rows, in order; one that is not there says which command would measure it."""
+    document = kept(part.module)
+    found: dict[str, Row] = {}
+    if document is not None:
+        about = {key: document.get(key, "") for key in ("command", "machine", "date")}
+        reader = getattr(importlib.import_module(f"benchmarks.{part.module}"), "rows", None)
+        try:
+            found = {row.key: replace(row, **about) for row in (reader(document) if reader else [])}
+        except (KeyError, TypeError, IndexError) as error:  # kept by an earlier form of the part
+            say(f"benchmarks/results/{part.module}.json has another form than its part reads ({error!r})")
+    missing = f"not measured yet: python -m benchmarks.{part.module}"
+    return [found.get(key, Row(key, None, note=missing)) for key in part.keys]
+
+
+def all_rows() -> list[Row]:
+    """The whole table in the order of ``GOALS``, the peers' figures beside the rows that they belong to."""
+    found = {row.key: row for part in PARTS for row in rows_of(part)}
+    beside = kept("peers")
+    if beside is not None:
+        from benchmarks.peers import experts_peers, recording_peers
+
+        for key, more in (
+            ("forward", experts_peers(beside, "batch 16 × 256")),
+            ("one_sample", experts_peers(beside, "one sample of 64")),
+            ("recording", recording_peers(beside)),
+        ):
+            found[key] = replace(found[key], peers=found[key].peers | more)
+    return [found[key] for key in GOALS]
+
+
+def command_of(part: Part, wanted: list[str], python: str) -> list[str]:
+    """How to start a part for the rows that are wanted."""
+    more = list(part.arguments)
+    if part.only and set(wanted) != set(part.keys):
+        groups = {group for key in wanted for group in NEEDS.get(key, (key,))}
+        more += [part.only, *sorted(groups)]
+    return [python, "-m", f"benchmarks.{part.module}", *more]
+
+
+def run(parts: list[tuple[Part, list[str]]], peers_python: str) -> list[str]:
+    """Start the parts in turn; returns a sentence for each that failed."""
+    problems, started = [], time.monotonic()
+    for number, (part, wanted) in enumerate(parts):
+        left = sum(p.minutes for p, _ in parts[number:])
+        python = peers_python if part.module == "peers" else sys.executable
+        command = command_of(part, wanted, python)
+        say(f"[{number + 1} of {len(parts)}, {(time.monotonic() - started) / 60:.1f} min, about {left:.0f} left] "
+            f"python {' '.join(command[1:])}")  # fmt: skip
+        done = subprocess.run(
+            command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, check=False
+        )
+        if done.returncode:
+            problems.append(f"benchmarks.{part.module} ended with code {done.returncode}; its kept figures are shown")
+            say(problems[-1])
+    return problems
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def printed(rows: list[Row]) -> str:
+    """The table for a terminal: a block of lines a row, because others' figures are long."""
+    lines = []
+    for row in rows:
+        goals = f"goal {bound(row, row.goal.goal)}, stretch {bound(row, row.goal.stretch)}"
+        lines.append(f"{row.goal.what}: {ours(row)}   {goals}   met: {row.met}")
+        if row.peers:
+            lines.append(f"    others: {peers(row)}")
+        if row.note and row.ours is not None:
+            lines.append(f"    {row.note}")
+        if row.cells and len(row.cells) > 1:
+            lines.append("    " + "; ".join(f"{name} {value:.3f}" for name, value in row.cells.items()))
+        if row.date:
+            lines.append(f"    {row.command}, {row.date}, {row.machine}")
+    return "\n".join(lines)
+
+
+def page_part(rows: list[Row]) -> str:
+    """What stands between the marks of ``docs/performance.md``."""
+    lines = ["", markdown(rows).rstrip(), "", "What each figure was taken with:", ""]
+    lines += [
+        f"- `{row.key}`: " + (f"`{row.command}`, {row.date}, {row.machine}" if row.date else row.note)
+        + (f". {row.note[0].upper()}{row.note[1:]}" if row.note and row.date and row.ours is not None else "")
+        for row in rows
+    ]  # fmt: skip
+    cells = [row for row in rows if len(row.cells) > 1]
+    lines += ["", "| of these | size, routing | ratio |", "|---|---|---|"]
+    lines += [f"| `{row.key}` | {name} | {value:.3f} |" for row in cells for name, value in row.cells.items()]
+    return "\n".join(lines) + "\n\n"
+
+
+def page_with(text: str, rows: list[Row]) -> str:
+    """The page with its generated part made anew."""
+    before, rest = text.split(BEGIN)
+    return before + BEGIN + page_part(rows) + END + rest.split(END)[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--row", nargs="+", choices=GOALS, metavar="ROW", help=f"only these: {', '.join(GOALS)}")
+    parser.add_argument("--show", action="store_true", help="measure nothing, show what is kept")
+    parser.add_argument("--long", action="store_true", help="also parts that take longer than the table may")
+    parser.add_argument("--peers-python", default=sys.executable, help="a Python that has the peers' packages")
+    parser.add_argument("--write-docs", action="store_true", help="write the table into docs/performance.md")
+    arguments = parser.parse_args()
+    wanted = arguments.row or list(GOALS)
+    problems: list[str] = []
+    if not arguments.show:
+        chosen = []
+        for part in PARTS:
+            keys = [key for key in part.keys if key in wanted]
+            asked = bool(keys) or (not part.keys and not arguments.row)
+            if asked and (part.module not in LONG_PARTS or arguments.long):
+                chosen.append((part, keys))
+        problems = run(chosen, arguments.peers_python)
+    table = all_rows()
+    rows = [row for row in table if row.key in wanted]
+    print(printed(rows))
+    if arguments.write_docs:
+        PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), table), encoding="utf-8")
+    document = {"rows": {row.key: row.as_json() for row in rows}, "problems": problems}
+    if arguments.row or arguments.show:
+        print(json.dumps(document))  # part of a table, or nothing new: not kept
+    else:
+        report("bench", "make bench", document)
+
+
+if __name__ == "__main__":
+    main()
