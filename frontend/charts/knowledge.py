@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 
 from frontend.charts import numbers
-from frontend.charts.frame import finish, rows, tip, titled
+from frontend.charts.frame import finish, highest, rows, tip, titled
 from frontend.charts.palette import Theme, theme_named
 
 PROPERTIES = {
@@ -131,7 +131,8 @@ def knowledge_chart(
     x = alt.X("nmi:Q", scale=scale, axis=alt.Axis(title="NMI of path and property", tickCount=5))
     domain = [KNOWN, UNKNOWN, NULL]
     base = alt.Chart(rows(table))
-    legend = alt.Legend(title=None, orient="top", symbolSize=90, columns=2, columnPadding=10)
+    across = 1 if look.name == "print" else 2  # a column of paper is narrow
+    legend = alt.Legend(title=None, orient="top", symbolSize=90, columns=across, columnPadding=10)
     colour = alt.Color(
         "what:N", scale=alt.Scale(domain=domain, range=[look.ink, look.muted, look.identity]), legend=legend
     )
@@ -152,7 +153,10 @@ def knowledge_chart(
     )  # fmt: skip
     height = (1.6 if twins else 1) * _ROW * max(2, len(names))
     chart = alt.layer(bar, tick, dots).properties(width="container", height=height)
-    return finish(titled(chart, look, title, knowledge_words(answer)), look)
+    said = highest(answer["properties"], "nmi", lambda row: (
+        f"{PROPERTIES[row['property']]}, NMI {numbers.number(row['nmi'])} against {numbers.number(row['null_mean'])} "
+        "shuffled"))  # fmt: skip
+    return finish(titled(chart, look, title, knowledge_words(answer), said=said), look)
 
 
 def contrast_words(answer: Mapping[str, Any]) -> str:

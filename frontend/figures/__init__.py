@@ -1,4 +1,5 @@
-"""Every figure of the DNA paper, from any run that allows it: for ``tokenpaths figures``, the report and notebooks.
+"""Every figure of the DNA paper, from any run that allows it, and the charts of the other families: for
+``tokenpaths figures``, the report and notebooks.
 
 >>> from frontend.figures import KINDS
 >>> [kind.name for kind in KINDS][:3]
@@ -8,8 +9,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from frontend.figures import dreams, flows, paths, work
+from frontend.figures import dreams, families, flows, paths, work
 from frontend.figures.figure import Dreams, Figure, Kind, NotHere, Source, Wishes
 
 _TESTS = "tests/frontend/test_figures.py"
@@ -51,8 +53,14 @@ KINDS = (
     Kind("fig18", ("9 left", "18", "19"), "every token of one text on its way through the steps",
          flows.token_flow, "view=sample", "/runs/{run}/samples/{sample}",
          f"{_TESTS}::test_token_flow_has_every_token"),
+    Kind("knows", (), "what paths tell of labels, words and places, beside shuffles and the untrained twin",
+         families.knows, "view=paths", "/runs/{run}/paths/knowledge",
+         f"{_TESTS}::test_what_paths_know_is_the_answer_of_the_run"),
+    Kind("family", (), "what only the run’s family has: lit blocks, shards, experts, connections, gates",
+         families.family, "view=family", "/runs/{run}/usage, /runs/{run}/specialisation, /runs/{run}/repetition",
+         f"{_TESTS}::test_every_family_has_the_charts_of_its_view"),
 )  # fmt: skip
-"""in the order of the paper"""
+"""in the order of the paper; then what is not in it"""
 
 OTHER_NAMES = {
     "fig1": ("fig1cd", "fig1e", "fig1f"), "fig1c": ("fig1cd",), "fig1d": ("fig1cd",), "fig8": ("fig2",),
@@ -75,7 +83,7 @@ def chosen(names: Sequence[str]) -> list[Kind]:
     wanted: set[str] = set()
     for name in names:
         plain = name.strip().lower().replace("figure", "fig").replace(" ", "")
-        plain = plain if plain.startswith("fig") else f"fig{plain}"
+        plain = plain if plain in known or plain.startswith("fig") else f"fig{plain}"
         found = (plain,) if plain in known else OTHER_NAMES.get(plain)
         if found is None:
             raise ValueError(f"there is no figure {name[:40]!r}; there are {', '.join(known)}")
@@ -89,6 +97,7 @@ def draw_figures(
     """Each kind with its figures, and the sentence why some or all are missing; ``refusals`` are errors that are such
     a sentence."""
     known: tuple[type[Exception], ...] = (NotHere, *refusals)
+    wishes = replace(wishes, refusals=refusals)
     for kind in kinds:
         figures: list[Figure] = []
         why = ""

@@ -54,7 +54,8 @@ class Index:
             picture = next((name for name in row["files"] if name.endswith((".svg", ".png"))), None)
             lines += ["", f"## {row['figure']}: {row['question']}", ""]
             lines += [f"![{row['question']}]({picture})", ""] * bool(picture)
-            lines += [escaped(row["caption"]), "", f"Paper: figure {', '.join(row['paper'])}. Files: "
+            paper = f"Paper: figure {', '.join(row['paper'])}. " if row["paper"] else ""
+            lines += [escaped(row["caption"]), "", f"{paper}Files: "
                       + ", ".join(f"[{name}]({name})" for name in row["files"]) + "."]  # fmt: skip
             if row["numbers"]:
                 shown = ((name, json.dumps(value, ensure_ascii=False)) for name, value in row["numbers"].items())

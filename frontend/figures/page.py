@@ -16,8 +16,10 @@ from frontend.figures import KINDS
 
 HEAD = """# Figures
 
-Every figure of *Towards Distributed Neural Architectures* from any run that allows it. One command draws them ready for
-print, with the exact numbers:
+Every figure of *Towards Distributed Neural Architectures* from any run that allows it, and the charts that the page has
+for what paths know and for one family alone: blocks that light up and what they cost (RayTracing), shards and shared
+modules (DiPaCo), load, domains, words and partners of experts (mixtures of experts), connections (H-Model), gates
+(Directional Routing). One command draws them ready for print, with the exact numbers:
 
 ```sh
 tokenpaths figures --run scenes-dna-vision-top2-skip --beside scenes-dna-vision-top1 --out figures
@@ -82,7 +84,7 @@ def figures_page() -> str:
     for kind in KINDS:
         calls = ", ".join(f"`{call.strip()}`" for call in kind.rest.split(","))
         lines.append(
-            f"| {', '.join(kind.paper)} | {kind.shows} | `?{kind.view}` | {calls} | "
+            f"| {', '.join(kind.paper) or '–'} | {kind.shows} | `?{kind.view}` | {calls} | "
             f"`tokenpaths figures --only {kind.name}` | `{kind.test}` |"
         )
     cells = [f"![{words}](figures/{name})<br>{words}" for name, _, _, words in SHOWN]

@@ -33,7 +33,8 @@ POLICY = (
 """unsafe-eval: Vega makes functions of its expressions"""
 MOST_ROWS, MOST_CSV_BYTES = 300, 2_000_000
 CARD = {
-    "model": "model", "family": "family", "dataset": "data set", "split": "split", "num_samples": "samples",
+    "model": "model", "family": "family", "dataset": "data set", "samples_are": "its samples are", "split": "split",
+    "num_samples": "samples",
     "num_tokens": "tokens", "num_steps": "steps", "num_modules": "modules", "top_k": "top-k", "num_paths": "paths",
     "accuracy": "accuracy", "loss": "loss (nats)", "created_at": "traced at",
     "checkpoint_sha256": "checkpoint, SHA-256", "engine_version": "version",
@@ -48,18 +49,18 @@ def report(
     parts, contents, missing = [], [], []
     for kind, figures, why in draw_figures(source, wishes or Wishes(), KINDS, refusals):
         if why:
-            numbered = f"figure {escape(', '.join(kind.paper))}"
-            missing.append(f"<li><b>{escape(kind.shows)}</b> ({numbered}): {_text(why)}</li>")
+            numbered = f" (figure {escape(', '.join(kind.paper))})" if kind.paper else ""
+            missing.append(f"<li><b>{escape(kind.shows)}</b>{numbered}: {_text(why)}</li>")
         if not figures:
             continue
         contents.append((kind.name, figures[0].question))
         parts.append(_section(kind, figures, counter))
-    contents += [("knows", "Do paths know what they carry?"), ("tables", "Tables")]
+    contents += [("tables", "Tables")]
     body = [
         f"<h1>{_text(info['run'])}</h1>", f"<p>{_text(_in_words(info))}</p>", _card(info),
         "<nav aria-label='contents'><ol>",
         *(f"<li><a href='#{name}'>{_text(words)}</a></li>" for name, words in contents), "</ol></nav>",
-        *parts, _family(source, info, counter), _knows(info), _tables(source, info),
+        *parts, _tables(source, info),
         f"<h2>Not drawn</h2><ul class='why'>{''.join(missing)}</ul>" if missing else "",
         f"<p class='why'>Made by Tokenpaths {_text(version)} from one run file; nothing on this page is loaded from "
         "elsewhere.</p>",
@@ -100,7 +101,8 @@ def _file(name: str) -> str:
 
 def _section(kind: Kind, figures: Sequence[Figure], counter: Any) -> str:
     head = f"<section id='{kind.name}'><h2>{_text(figures[0].question)}</h2>"
-    paper = f"<p class='paper'>Figure {escape(', '.join(kind.paper))} of the DNA paper: {escape(kind.shows)}.</p>"
+    told = f"Figure {', '.join(kind.paper)} of the DNA paper: {kind.shows}" if kind.paper else kind.shows
+    paper = f"<p class='paper'>{escape(told[:1].upper() + told[1:])}.</p>"
     drawn = [_figure(figure, counter, first=number == 0) for number, figure in enumerate(figures)]
     return head + paper + "".join(drawn) + "</section>"
 
@@ -203,32 +205,6 @@ def _card(info: Mapping[str, Any]) -> str:
         if info.get(name) not in (None, "")
     )
     return f"<div class='card'><table>{rows}</table></div>"
-
-
-def _family(source: Any, info: Mapping[str, Any], counter: Any) -> str:
-    """Connections of an H-Model, gates of Directional Routing: the mean over all samples."""
-    from frontend.charts import gate_chart, graph_chart
-
-    charts: dict[str, tuple[str, Any]] = {
-        "edges": ("Which layers talk to each other?", graph_chart),
-        "gates": ("Which directions are switched on?", gate_chart),
-    }
-    parts = []
-    for name, (question, draw) in charts.items():
-        if name in info.get("soft", ()):
-            chart = draw(source.soft(name), theme="light", title=None)
-            parts.append(f"<section><h2>{question}</h2><p class='paper'>Mean over all samples.</p>"
-                         f"<figure>{_chart(chart, counter)}</figure></section>")  # fmt: skip
-    return "".join(parts)
-
-
-def _knows(info: Mapping[str, Any]) -> str:
-    rows = [row for row in info["associations"] if row.get("nmi") is not None]
-    told = _table(rows) if rows else "<p>This run has neither labels nor regions nor token ids that differ.</p>"
-    return (
-        f"<section id='knows'><h2>Do paths know what they carry?</h2><p class='why'>{_text(HELP['nmi'])}</p>{told}"
-        "</section>"
-    )
 
 
 def _tables(source: Source, info: Mapping[str, Any]) -> str:

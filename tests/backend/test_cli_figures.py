@@ -113,7 +113,7 @@ def test_a_report_is_one_page_that_asks_for_nothing(data_dir, tmp_path, capsys):
         assert not re.findall(r"""(?:src|href|url)\s*=\s*["'](?!data:|#)[^"']""", body)
         assert "default-src 'none'" in page
         assert page.count("<script") == page.count("</script>")
-        shown = re.findall(r"<section id='(fig\w+)'", page)
+        shown = re.findall(r"<section id='(fig\w+|knows|family)'", page)
         missing = page.partition("<h2>Not drawn</h2>")[2].count("<li>")
         assert len(shown) + missing == len(KINDS)
     assert main(["report", "--data-dir", str(data_dir), "--run", "words", "--out", str(tmp_path)]) == 2

@@ -16,12 +16,14 @@ from PIL import Image
 from engine.errors import UserError
 from engine.store import Run
 from frontend.charts.canvas import Canvas, wrapped
+from frontend.charts.knowledge import PROPERTIES
 from frontend.charts.palette import PRINT, cdf_colour
 from frontend.figures import KINDS, Dreams, NotHere, Wishes, chosen, draw_figures
 from frontend.figures.common import bands, drawn_samples, samples_at
 from frontend.figures.files import FORMATS, files_of
 from tests.frontend.answers import PNG
-from tests.runs import make_run
+from tests.frontend.lights_shards_runs import dipaco_run, raytracing_run
+from tests.runs import make_experts, make_run
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -98,6 +100,62 @@ def test_rank_frequency_is_the_answer_of_the_run(runs):
         ]
         assert figure.numbers[f"{whose}.slope"] == fit[whose]["slope"]
     assert figure.numbers["observed.law.alpha"] == runs["pictures"].law(draws=0)["observed"]["alpha"]
+
+
+def test_what_paths_know_is_the_answer_of_the_run(runs):
+    figure, run = drawn(runs["words"], "knows")[0]["knows-nmi"], runs["words"]
+    answer = {PROPERTIES[row["property"]]: row for row in run.knowledge()["properties"]}
+    rows = {row["property"]: row for row in table(figure)}
+    assert set(rows) == set(answer)
+    for name, row in rows.items():
+        assert float(row["NMI"]) == answer[name]["nmi"]
+        assert float(row["untrained NMI"]) == answer[name]["untrained_nmi"]
+        assert float(row["shuffled, 97.5 %"]) == answer[name]["null_high"]
+    figures, why = drawn(runs["bare"], "knows")
+    assert not figures
+    assert "one and the same path" in why
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory):
+    """A run of each family that has charts of its own, and one of experts of which little is known."""
+    folder = tmp_path_factory.mktemp("families")
+    files = [
+        raytracing_run(folder, "rays", samples=12), dipaco_run(folder, "shards", documents=9),
+        make_experts("experts").write(folder / "runs"),
+        make_experts("poor", samples=1, length=1, top_k=1, labels=False, text=False, token_ids=False)
+        .write(folder / "runs"),
+    ]  # fmt: skip
+    opened = {file.stem: Run.open(file) for file in files}
+    yield opened
+    for run in opened.values():
+        run.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("rays", {"lit", "classes", "difficulty", "blocks", "used"}), ("shards", {"ways", "labels", "sharing"}),
+        ("experts", {"load", "domains", "words", "together", "repetition"}), ("poor", {"load"}),
+    ],
+)  # fmt: skip
+def test_every_family_has_the_charts_of_its_view(families, name, keys):
+    figures, why = drawn(families[name], "family")
+    assert not why
+    assert {f"family-{key}" for key in keys} <= set(figures)
+    if name == "poor":
+        assert not {"family-domains", "family-words", "family-together"} & set(figures)
+    for figure in figures.values():
+        files = files_of(figure, ("svg", "csv"), 89.0)
+        assert b"NaN" not in files[f"{figure.key}.svg"]
+        assert not {"NaN", "nan", "inf"} & set(figure.caption.split())
+        assert any(file.endswith(".csv") for file in files)
+
+
+def test_a_family_without_charts_of_its_own_says_so(runs):
+    figures, why = drawn(runs["pictures"], "family")
+    assert not figures
+    assert "no charts but the ones above" in why
 
 
 def test_flow_and_top_k_are_the_answers_of_the_run(runs):

@@ -1,0 +1,305 @@
+"""What only one family of models has, and what paths know: the charts of the page's Family and Paths views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from frontend.charts import chunks, co_activation, experts, light_costs, lights, numbers, shards, steadiness
+from frontend.charts.knowledge import knowledge_chart, knowledge_rows, knowledge_words
+from frontend.figures import common
+from frontend.figures.figure import Figure, NotHere, Source, Wishes
+
+MOST_EXPERTS = 16
+MOST_POINTS = 2500
+MOST_PATHS = 500
+_ROW = 14.0
+"""points of a row of a chart with a row a thing"""
+
+
+def knows(source: Source, wishes: Wishes) -> list[Figure]:
+    """What paths tell of labels, words and places, beside shuffles and the untrained twin."""
+    answer = source.knowledge()
+    if answer["reason"]:
+        raise NotHere(f"Paths say nothing of anything here: {answer['reason']}.")
+    rows = answer["properties"]
+    twins = any(row["untrained_nmi"] is not None for row in rows)
+    beside = (
+        " Diamonds: the untrained twin’s paths." if twins
+        else f" No untrained twin beside it: {answer['untrained_reason']}."
+    )  # fmt: skip
+    crops = source.info().get("samples_are")
+    alike = f" The samples are {crops}; shuffles take them as independent." if crops else ""
+    return [
+        Figure(
+            "knows-nmi", "What do paths know?",
+            f"{knowledge_words(answer)} Dot: NMI of path and property; grey: 95 % of {answer['shuffles']} shuffles."
+            + beside + alike,
+            {row["property"]: row["nmi"] for row in rows}, {"properties": knowledge_rows(answer)}, ("nmi",),
+            draw=lambda theme: knowledge_chart(answer, theme=theme, title=None),
+            height=(2.2 if twins else 1.4) * _ROW * max(2, len(rows)),
+        )
+    ]  # fmt: skip
+
+
+def family(source: Source, wishes: Wishes) -> list[Figure]:
+    """The charts of the run's family; NotHere where it has none of its own, or where the run holds too little."""
+    info = source.info()
+    parts = _PARTS.get(info["family"])
+    if parts is None:
+        raise NotHere(f"A run of the family {info['family']} has no charts but the ones above.")
+    drawn: list[Figure] = []
+    for part in parts:
+        try:
+            figure = part(source, info)
+        except (NotHere, *wishes.refusals):  # what this one needs was not recorded
+            continue
+        if figure is not None:
+            drawn.append(figure)
+    if not drawn:
+        raise NotHere("This run holds nothing of what the charts of its family are drawn from.")
+    return drawn
+
+
+def _named(key: str, question: str, caption: str, rows: Sequence[Mapping[str, Any]], draw: Callable[[str], Any],
+           height: float | None = None, told: Mapping[str, Any] | None = None) -> Figure:  # fmt: skip
+    return Figure(f"family-{key}", question, caption, told or {}, {key: rows}, draw=draw, height=height)
+
+
+# -- RayTracing ------------------------------------------------------------------------------------
+def _lit(source: Source, info: Mapping[str, Any]) -> Figure:
+    number = 0
+    soft, sample = source.soft("blocks", sample=number), source.sample(number)
+    network, values, names = lights.network_of(info), soft["values"], soft["axes"][0]["names"]
+    last = lights.last_step(values)
+    said = f"{sample['prediction']} {numbers.percent(sample['confidence'], 2)}" if sample.get("prediction") else "fired"
+    curve = lights.share_rows(network, values, names)
+    return _named(
+        "lit", lights.NETWORK,
+        f"Sample {number}{', ' + sample['label'] if sample.get('label') else ''}, at the step {last} where its output "
+        "fired. Circles are blocks, the fuller the higher the firing rate; hollow: silent. Lines carry a signal.",
+        curve, lambda theme: lights.network_chart(network, values, last, theme=theme, said=said, title=None),
+    )  # fmt: skip
+
+
+def _fired(source: Source, info: Mapping[str, Any]) -> Figure | None:
+    steps = (info["findings"].get("lights") or {}).get("steps_until_fired") or {}
+    names = source.soft("blocks")["axes"][0]["names"]
+    table = lights.fired_rows(steps.get("counts") or (), names)
+    if len(table) < 2:
+        return None
+    return _named("fired", "When does the output fire?", "Samples of the run by the threshold step at which their "
+                  "output fired.", table, lambda theme: lights.fired_chart(table, theme=theme, title=None))  # fmt: skip
+
+
+def _classes(source: Source, info: Mapping[str, Any]) -> Figure | None:
+    table = light_costs.class_rows(common.drawn_samples(source)[0])
+    if len(table) < 2:
+        return None
+    return _named(
+        "classes", "Which classes light more of the network?",
+        "Active share by label. Dot: mean; thick: the middle half of the samples; thin: the middle 90 %.", table,
+        lambda theme: light_costs.class_chart(table, theme=theme, title=None), height=_ROW * max(3, len(table)),
+    )  # fmt: skip
+
+
+def _difficulty(source: Source, info: Mapping[str, Any]) -> Figure | None:
+    points = light_costs.difficulty_points(common.drawn_samples(source)[0])
+    if len(points) < 4:
+        return None
+    found = (info["findings"].get("lights") or {}).get("correlation")
+    shown = points[:: -(-len(points) // MOST_POINTS)]
+    some = "" if len(shown) == len(points) else f" {numbers.count(len(shown))} of them are drawn."
+    crops = f" The samples are {info['samples_are']}; the interval takes them as independent." * bool(
+        info.get("samples_are")
+    )
+    return _named(
+        "difficulty", "Do difficult samples light more of the network?",
+        f"{light_costs.correlation_words(found, len(points))}{some} Circle: right; cross: wrong.{crops}", shown,
+        lambda theme: light_costs.difficulty_chart(shown, theme=theme, title=None),
+    )  # fmt: skip
+
+
+def _blocks(source: Source, info: Mapping[str, Any]) -> Figure | None:
+    sizes = {row["label"]: row["num_samples"] for row in info["labels"] if row["label"] is not None}
+    if len(sizes) < 2:
+        return None
+    shown = dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[: light_costs.MOST_LABELS])
+    table = light_costs.class_block_rows({label: source.usage(label) for label in shown}, shown)
+    return _named(
+        "blocks", "Which blocks does each class light?",
+        "Share of the samples of a class in which the block fired at any threshold step.", table,
+        lambda theme: light_costs.class_block_chart(table, theme=theme, title=None),
+    )  # fmt: skip
+
+
+def _used(source: Source, info: Mapping[str, Any]) -> Figure | None:
+    table = light_costs.used_rows(info["findings"].get("validation") or {})
+    if not table:
+        return None
+    return _named(
+        "used", "How accurate for how many parameters?",
+        "On the test data of the checkpoint. Filled: parameters used by a sample on average; outline: all of them.",
+        table, lambda theme: light_costs.used_chart(table, theme=theme, title=None),
+    )  # fmt: skip
+
+
+# -- DiPaCo ----------------------------------------------------------------------------------------
+def _ways(source: Source, info: Mapping[str, Any]) -> tuple[dict[str, list[dict[str, Any]]], list[dict[str, Any]]]:
+    """Rows of paths for each of the largest labels, and the paths of all documents."""
+    paths = source.paths(limit=MOST_PATHS)["paths"]
+    sizes = sorted((-row["num_tokens"], row["label"]) for row in info["labels"] if row["label"] is not None)
+    names = [label for _size, label in sizes][: shards.MOST_LABELS]
+    found = {label: source.paths(limit=MOST_PATHS, label=label)["paths"] for label in names}
+    return found or {"all documents": paths}, paths
+
+
+def _tree(source: Source, info: Mapping[str, Any]) -> Figure:
+    by_label, paths = _ways(source, info)
+    kept = {path["rank"] for path in paths[: shards.MOST_PATHS]}
+    shown = {label: [path for path in rows if path["rank"] in kept] for label, rows in by_label.items()}
+    cdfs = {shards.modules_of(path): path["cdf"] for path in paths}
+    left = sum(row["label"] is not None for row in info["labels"]) - len(by_label)
+    return _named(
+        "ways", shards.TREE,
+        f"{numbers.plural(info['num_samples'], 'document')} on {numbers.plural(info['num_paths'], 'path')}. Height of "
+        "a bar and width of a band: share of the tokens; colour of a path: its CDF."
+        + (f" Without {numbers.plural(left, 'smaller label')}." if left > 0 else ""),
+        shards.tree_rows(shown), lambda theme: shards.tree_chart(shown, cdfs, theme=theme, title=None),
+    )  # fmt: skip
+
+
+def _labels(source: Source, info: Mapping[str, Any]) -> Figure | None:
+    by_label, paths = _ways(source, info)
+    if all(row["label"] is None for row in info["labels"]):
+        return None
+    drawn = sorted(paths[: shards.MOST_PATHS], key=lambda path: tuple(reversed(shards.modules_of(path))))
+    table = shards.label_path_rows(by_label, drawn)
+    return _named(
+        "labels", "Which labels take which path?", "Per cent of the label’s tokens; a row adds up to 100.", table,
+        lambda theme: shards.label_path_chart(table, theme=theme, title=None),
+    )  # fmt: skip
+
+
+def _sharing(source: Source, info: Mapping[str, Any]) -> Figure:
+    paths = source.paths(limit=MOST_PATHS)["paths"][: shards.MOST_PATHS]
+    table = shards.sharing_rows(sorted(paths, key=shards.modules_of))
+    levels = [int(n) for n in info["config"]["levels"]]
+    return _named(
+        "sharing", "Which paths share which module?",
+        "One row: one path. Dots in one column: paths that share this module; larger: more tokens.", table,
+        lambda theme: shards.sharing_chart(table, levels, theme=theme, title=None),
+    )  # fmt: skip
+
+
+def _rerouting(source: Source, info: Mapping[str, Any]) -> Figure | None:
+    by_w, baselines = chunks.rerouting_rows(info["findings"].get("validation") or {}, info["model"])
+    if not by_w and not baselines:
+        return None
+    return _named(
+        "rerouting", "Does it help to choose the path again along the way?",
+        "Validation perplexity of the checkpoint by the tokens W between two decisions, lower is better. Dashed: other "
+        "models from the same base.", [*by_w, *baselines],
+        lambda theme: chunks.rerouting_chart(by_w, baselines, theme=theme, title=None),
+    )  # fmt: skip
+
+
+# -- mixtures of experts ---------------------------------------------------------------------------
+def _loads(source: Source, info: Mapping[str, Any]) -> Figure:
+    usage = source.usage()
+    return _named(
+        "load", experts.LOAD, experts.load_words(usage) + " Bar: the middle 80 % of the experts; tick: the median; "
+        "point: the busiest; dashed: a fair share.", experts.load_rows(usage),
+        lambda theme: experts.load_band_chart(usage, theme=theme, title=None),
+    )  # fmt: skip
+
+
+def _dead(source: Source, info: Mapping[str, Any]) -> Figure | None:
+    usage = source.usage()
+    if not any(row["dead"] for row in usage["steps"]):
+        return None
+    return _named(
+        "dead", experts.DEAD, "Share of the experts of a layer that no token chose.", experts.load_rows(usage),
+        lambda theme: experts.dead_chart(usage, theme=theme, title=None),
+    )  # fmt: skip
+
+
+def _domains(source: Source, info: Mapping[str, Any]) -> Figure | None:
+    if not any(row["label"] is not None for row in info["labels"]):
+        return None
+    found = source.specialisation("label", 0, limit=MOST_EXPERTS)
+    return _named(
+        "domains", experts.DOMAINS, "Layer 0. " + experts.domain_words(found), experts.domain_rows(found),
+        lambda theme: experts.domain_chart(found, theme=theme, title=None),
+    )  # fmt: skip
+
+
+def _words(source: Source, info: Mapping[str, Any]) -> Figure | None:
+    found = source.specialisation("input", 0, limit=MOST_EXPERTS)
+    if not found["modules"]:
+        return None
+    return _named(
+        "words", experts.WORDS, f"Layer 0; tokens seen at least {found['least']} times, the {len(found['modules'])} "
+        "most specialised experts.", experts.word_rows(found),
+        lambda theme: experts.word_chart(found, theme=theme, title=None),
+    )  # fmt: skip
+
+
+def _together(source: Source, info: Mapping[str, Any]) -> Figure | None:
+    if int(info["top_k"]) == 1:
+        return None
+    found = source.co_activation(0)
+    if not found["modules"]:
+        return None
+    return _named(
+        "together", co_activation.TITLE, "Layer 0. " + co_activation.co_activation_words(found), found["pairs"],
+        lambda theme: co_activation.co_activation_chart(found, theme=theme, title=None),
+    )  # fmt: skip
+
+
+def _repetition(source: Source, info: Mapping[str, Any]) -> Figure:
+    found = source.repetition()
+    return _named(
+        "repetition", steadiness.REPETITION,
+        steadiness.repetition_words(found) + " Dashed: by chance, if choices were even and independent.",
+        steadiness.repetition_rows(found), lambda theme: steadiness.repetition_chart(found, theme=theme, title=None),
+    )  # fmt: skip
+
+
+# -- soft routers ----------------------------------------------------------------------------------
+def _connections(source: Source, info: Mapping[str, Any]) -> Figure:
+    from frontend.charts import graph_chart
+    from frontend.charts.connections import TITLE
+
+    answer = source.soft("edges")
+    return _named("connections", TITLE, "Mean connection over all samples.", _flat(answer),
+                  lambda theme: graph_chart(answer, theme=theme, title=None))  # fmt: skip
+
+
+def _gates(source: Source, info: Mapping[str, Any]) -> Figure:
+    from frontend.charts import gate_chart
+
+    answer = source.soft("gates")
+    return _named("gates", "Which directions are switched on?", "Mean gate over all samples.", _flat(answer),
+                  lambda theme: gate_chart(answer, theme=theme, title=None))  # fmt: skip
+
+
+def _flat(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row for each value of a soft answer, its place named by the axes."""
+    names = [axis["axis"] for axis in answer["axes"]]
+
+    def walk(values: Any, place: tuple[int, ...]) -> list[dict[str, Any]]:
+        if not isinstance(values, list | tuple):
+            return [{**dict(zip(names, place, strict=True)), "mean": values}]
+        return [row for number, part in enumerate(values) for row in walk(part, (*place, number))]
+
+    return walk(answer["values"], ())
+
+
+_PARTS: dict[str, tuple[Callable[[Source, Mapping[str, Any]], Figure | None], ...]] = {
+    "raytracing": (_lit, _fired, _classes, _difficulty, _blocks, _used),
+    "dipaco": (_tree, _labels, _sharing, _rerouting),
+    "moe": (_loads, _dead, _domains, _words, _together, _repetition),
+    "hmodel": (_connections,),
+    "directional": (_gates,),
+}
