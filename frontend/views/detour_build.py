@@ -12,6 +12,7 @@ from frontend.charts import numbers
 from frontend.selection import Selection
 from frontend.views import common
 from frontend.views.detour_edits import EVERY, KINDS, WHAT, Link, added, link_of, on_link, said
+from frontend.views.detour_sweep import of_huggingface
 
 CHOOSES_BY_TOKEN = ("dna",)
 """families whose routers decide for each token by itself, so that some tokens can be forced and others not"""
@@ -105,8 +106,12 @@ def _fields(
         who = {"": "every token"}
         if token is not None and run["family"] in CHOOSES_BY_TOKEN:
             who |= {str(token): f"token {token} alone", f"path{token}": f"tokens on the path of token {token}"}
-        chosen = st.selectbox("Who", list(who), format_func=lambda one: who[one], key=f"edit_who_{kind}",
-                              help="Click a token or patch below to choose it.")  # fmt: skip
+        told = "Click a token or patch below to choose it."
+        if run["family"] not in CHOOSES_BY_TOKEN:
+            told = "Single tokens cannot be chosen: this model does not decide for each token by itself."
+        if of_huggingface(run):
+            told = "Single tokens cannot be chosen: the model’s own gate is given one mask for all of them."
+        chosen = st.selectbox("Who", list(who), format_func=lambda one: who[one], key=f"edit_who_{kind}", help=told)
         return f"{kind}:{step}.{module}" + (f".{chosen}" if chosen else "")
     if kind == "bias":
         step = step_picker(steps)

@@ -86,13 +86,13 @@ def _detour(
     job = job_of(named, _jobs(), model["model"], run["run"], edits, number, most)
     if job is None:
         job_panel.refusal()
-        st.caption("Nobody has run this yet. The page may be closed meanwhile.")
+        st.caption("Nobody has run this yet. It runs as a job: the page may be closed meanwhile, and shows it again.")
         detour_result.one_side(run, run, sample, None, selection, "Before")
         return
-    if selection.job == job["job"] or job["state"] != "succeeded":
+    if job["state"] != "succeeded":
         job = job_panel.job_panel(job["job"], key="detour")
     if job["state"] == "succeeded":
-        _result(run, selection, number, job)
+        _result(run, selection, sample, job)
 
 
 def _edits(
@@ -179,7 +179,9 @@ def _same(controls: Mapping[str, Any] | None, edits: Sequence[Mapping[str, Any]]
     return bool(given) and set(controls or ()) == {"edits"} and given == [dict(edit) for edit in edits]
 
 
-def _result(run: Mapping[str, Any], selection: Selection, number: int, job: Mapping[str, Any]) -> None:
+def _result(
+    run: Mapping[str, Any], selection: Selection, sample: Mapping[str, Any], job: Mapping[str, Any]
+) -> None:
     """Both runs of a finished job, side by side; of many texts, the one that is chosen."""
     client, (first, second) = look.client(), job["result"]["runs"]
     try:
@@ -191,7 +193,7 @@ def _result(run: Mapping[str, Any], selection: Selection, number: int, job: Mapp
     effect = client.effect(second, of=first, sample=0 if one else None, limit=detour_result.MOST_LINKS)
     shown = 0
     if not one:
-        shown = number if first == run["run"] else _among(after)
+        shown = int(sample["sample"]) if first == run["run"] else _among(after, sample)
     view = "sample" if one else "flow"
 
     def opened() -> None:
@@ -200,10 +202,14 @@ def _result(run: Mapping[str, Any], selection: Selection, number: int, job: Mapp
     detour_result.show(run, selection, effect, before, after, number=shown, on_open=opened)
 
 
-def _among(after: Mapping[str, Any]) -> int:
-    """One of the texts that were drawn from a larger run."""
+def _among(after: Mapping[str, Any], sample: Mapping[str, Any]) -> int:
+    """One of the texts that were drawn from a larger run; at first the chosen one, where it is among them."""
     rows = look.client().samples(after["run"], most=int(after["num_samples"]))["samples"]
+    same = (place for place, row in enumerate(rows)
+            if all(row.get(part) == sample.get(part) for part in ("source", "label", "snippet")))  # fmt: skip
     words = {row["sample"]: (row.get("snippet") or row.get("source") or "").replace("\n", " ")[:60] for row in rows}
     told = f"{numbers.plural(len(words), 'text')} drawn from the run; the numbers below are over all of them."
-    return int(st.selectbox("Text", list(words), format_func=lambda one: f"{one:,} · {words[one]}", key="detour_text",
-                            help=told))  # fmt: skip
+    return int(st.selectbox(
+        "Text", list(words), index=next(same, 0), format_func=lambda one: f"{one:,} · {words[one]}", help=told,
+        key=f"detour_text_{after['run']}_{sample['sample']}",
+    ))  # fmt: skip

@@ -86,9 +86,11 @@ def _verdict(
         change = effect["loss"]["change"]
         error = ((outputs.get("loss") or {}).get("error")) or 0.0
         if abs(change) <= 2 * error:
-            sentence += "; how hard the text is to predict changes by no more than chance would."
+            is_hard = "the text is" if effect["num_samples"] == 1 else "the texts are"
+            sentence += f"; how hard {is_hard} to predict changes by no more than chance would."
         else:
-            sentence += f"; the text becomes {'harder' if change > 0 else 'easier'} to predict by "
+            becomes = "the text becomes" if effect["num_samples"] == 1 else "the texts become"
+            sentence += f"; {becomes} {'harder' if change > 0 else 'easier'} to predict by "
             sentence += f"{numbers.number(abs(change))} nats a token."
     st.subheader(look.plain(sentence), anchor=False, help=HELP)
     with st.container(horizontal=True, gap="large", key="effect_numbers"):
