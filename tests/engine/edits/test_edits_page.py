@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 from benchmarks.importance import BEGIN, END, tables
+from engine.adapters.hf_config import Layout
+from engine.edits.expert_controls import check_experts
 from engine.edits.job import RerouteJob
 from engine.edits.values import KINDS
 from engine.jobs import read_request
@@ -33,8 +35,10 @@ def test_requests_are_read():
         value, end = decoder.raw_decode(text[place:])
         found.append(read_request(RerouteJob, value["request"]))
         place += end + len(text[place + end :]) - len(text[place + end :].lstrip())
-    assert [one.sweep for one in found] == ["modules", None, "shares", "modules"]
-    assert [one.model for one in found[2:]] == ["hf:OLMoE-1B-7B-0924"] * 2
+    assert [one.sweep for one in found] == ["modules", None, "shares", "modules", None, None]
+    assert [one.model for one in found[2:]] == ["hf:OLMoE-1B-7B-0924"] * 4
+    for one in found[4:]:
+        check_experts(one, Layout(layers=16, choices=64, top_k=8))
 
 
 def test_every_edit_is_on_the_page():
