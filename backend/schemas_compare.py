@@ -139,11 +139,19 @@ class Comparison(Shape):
     summary: list[SummaryRow]
     correlations: list[MeasureCorrelation] = Field(description="Of every measure")
     within: list[WithinCorrelation]
-    grouping: Grouping
+    grouping: Grouping | None = Field(description="Null where it was not asked for")
     flow: FlowDifference
     points: list[SamplePair] = Field(description="The measure sample by sample; an even draw where there are many")
     points_of: int = Field(description="Pairs that have the measure")
     most: list[MovedSample] = Field(description="Samples that differ most, largest difference first")
+
+
+class SameGroups(Shape):
+    """The grouping of two runs' tokens, by itself."""
+
+    a: str
+    b: str
+    grouping: Grouping
 
 
 class TrainingPoint(Shape):

@@ -184,6 +184,10 @@ class Client:
         """Run ``b`` beside run ``a``; query: measure, limit, links, points."""
         return self._get("/compare", {"a": a, "b": b, **query})
 
+    def same_groups(self, a: str, b: str) -> dict[str, Any]:
+        """Whether both runs put the same tokens on one path."""
+        return self._get("/compare/grouping", {"a": a, "b": b})
+
     def series(self, run: str) -> dict[str, Any]:
         """The numbers of all checkpoints of the training that a run belongs to."""
         return self._get(f"/runs/{_part(run)}/series")

@@ -12,7 +12,7 @@ from backend.answers import Answer, as_json
 from backend.problems import Problem
 from backend.routes.parameters import ABOUT_A_RUN, RunName
 from backend.routes.series import runs_of_series
-from backend.schemas_compare import Comparison, Measure, Training
+from backend.schemas_compare import Comparison, Measure, SameGroups, Training
 from backend.services import Services, Shared
 
 router = APIRouter(tags=["compare"], responses=ABOUT_A_RUN)
@@ -28,6 +28,9 @@ async def show_comparison(
     limit: Annotated[int, Query(ge=1, le=100, description="Most samples that differ")] = 12,
     links: Annotated[int, Query(ge=1, le=2000, description="Most flows that differ")] = 200,
     points: Annotated[int, Query(ge=1, le=2000, description="Most samples of the scatter, an even draw")] = 2000,
+    grouping: Annotated[
+        bool, Query(description="Whether to tell how alike both group tokens; without, large runs answer twice as soon")
+    ] = True,
 ) -> Response:
     """Run `b` beside run `a`, sample by sample: correlations, groups of tokens, flows, and what differs most.
 
@@ -36,7 +39,25 @@ async def show_comparison(
 
     def compute() -> Answer:
         with services.registry.lease(a) as one, services.registry.lease(b) as other:
-            return as_json(Comparison, one.compare(other, measure, limit=limit, links=links, points=points))
+            found = one.compare(other, measure, limit=limit, links=links, points=points, grouping=grouping)
+            return as_json(Comparison, found)
+
+    identity = _identity_of(services, a, "a") + _identity_of(services, b, "b")
+    return await services.answers.about(request, identity, compute)
+
+
+@router.get("/compare/grouping", response_model=SameGroups)
+async def show_grouping(
+    request: Request,
+    services: Shared,
+    a: Annotated[str, Query(max_length=64, description="Name of a run")],
+    b: Annotated[str, Query(max_length=64, description="Name of another run over the same samples")],
+) -> Response:
+    """Whether both runs put the same tokens on one path: `grouping` of the comparison, by itself."""
+
+    def compute() -> Answer:
+        with services.registry.lease(a) as one, services.registry.lease(b) as other:
+            return as_json(SameGroups, one.grouping(other))
 
     identity = _identity_of(services, a, "a") + _identity_of(services, b, "b")
     return await services.answers.about(request, identity, compute)

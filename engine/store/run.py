@@ -439,12 +439,19 @@ class Run:
         return similar.map_of(self, method, limit=limit, thumbnails=thumbnails)
 
     def compare(
-        self, other: Run, measure: str = "reuse", *, limit: int = 12, links: int = 200, points: int = 2000
+        self, other: Run, measure: str = "reuse", *, limit: int = 12, links: int = 200, points: int = 2000,
+        grouping: bool = True,
     ) -> dict[str, Any]:
         """Run ``other`` beside this one over the samples that both have."""
         from engine.store.compare import compare  # pandas, only for who asks
 
-        return compare(self, other, measure, limit=limit, links=links, points=points)
+        return compare(self, other, measure, limit=limit, links=links, points=points, grouping=grouping)
+
+    def grouping(self, other: Run) -> dict[str, Any]:
+        """Whether run ``other`` and this one put the same tokens on one path."""
+        from engine.store.compare import grouping_of
+
+        return grouping_of(self, other)
 
     def distribution(
         self, measure: str, per: str = "sample", bins: int = 40, label: str | None = None

@@ -63,7 +63,7 @@ def draw(selection: Selection) -> None:
         return
     measure = selection.measure if selection.measure in SHOWN else "reuse"
     try:
-        answer = look.client().compare(run["run"], against, measure=measure, limit=MOST_MOVED, links=2000)
+        answer = _asked(run, against, measure)
     except ApiError as error:
         _controls(place, run, selection, cards, against)
         look.heading("What differs between these two?", "")
@@ -78,17 +78,26 @@ def draw(selection: Selection) -> None:
     if telling != measure:
         why = charts.correlation_of(answer)["reason"]
         st.caption(look.plain(look.ended(f"Shown is {telling} in place of {measure}, because {why}")))
-        answer = look.client().compare(run["run"], against, measure=telling, limit=MOST_MOVED, links=2000)
+        answer = _asked(run, against, telling)
     left, right = st.columns([3, 2], gap="large")
     with left:
         _scatter(answer, names, selection)
     with right:
         _summary(answer, names)
-        _grouping(answer, names)
+        groups = st.container()
     _moved(run, answer, names)
     _flow(answer, names)
+    with groups, look.guarded("which tokens share a path"):
+        _grouping(look.client().same_groups(run["run"], against)["grouping"])
     _training(run, selection)
     _offer_twin(run, cards)
+
+
+def _asked(run: Mapping[str, Any], against: str, measure: str) -> dict[str, Any]:
+    """The comparison without the groups of tokens: those take as long as all the rest, and come after the picture."""
+    return look.client().compare(
+        run["run"], against, measure=measure, limit=MOST_MOVED, links=2000, grouping=False
+    )
 
 
 def partners(run: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -214,9 +223,8 @@ def _summary(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
     )  # fmt: skip
 
 
-def _grouping(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
+def _grouping(found: Mapping[str, Any]) -> None:
     st.subheader("Do both put the same tokens on one path?", anchor=False, help=GROUPING_HELP)
-    found = answer["grouping"]
     if found["ami"] is None:
         st.write(look.plain(f"That cannot be told: {found['reason']}."))
         return

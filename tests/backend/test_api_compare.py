@@ -85,6 +85,10 @@ def test_a_run_of_one_sample_has_numbers_but_no_correlation(pairs: Served) -> No
     assert all(row["pearson"] is None and "takes four" in row["reason"] for row in body["correlations"])
     assert len(body["points"]) == 1
     assert body["grouping"]["num_tokens"] == 64
+    assert pairs.get("/compare/grouping?a=one&b=first").json() == {"a": "one", "b": "first"} | {
+        "grouping": body["grouping"]
+    }
+    assert pairs.get("/compare?a=one&b=first&grouping=false").json() == body | {"grouping": None}
 
 
 def test_checkpoints_of_a_training(pairs: Served) -> None:
