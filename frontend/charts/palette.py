@@ -110,6 +110,19 @@ DIVERGING = {"light": ("#1f66b5", "#b0124f"), "dark": ("#6db3ff", "#ff86ab")}
 """less and more of a difference: blue and rose, told apart with every common colour blindness"""
 
 
+GROUPS = {
+    "light": ("#332288", "#3a94c5", "#117733", "#85852a", "#cc6677", "#882255", "#aa4499", "#5b6474"),
+    "dark": ("#8f86e8", "#3fb6d9", "#55b56e", "#e6dc7a", "#ee8899", "#c0508a", "#e6bdf2", "#8b95a6"),
+}
+"""up to eight groups whose order means nothing; each has a shape of its own as well. After the muted scheme of Paul
+Tol, darker or lighter where a page's colour asks for it; told apart with every common colour blindness"""
+
+
+def group_colours(count: int, theme: str | Theme) -> list[str]:
+    """A colour for each of ``count`` groups, at most eight."""
+    return list(GROUPS["dark" if theme_named(theme).name == "dark" else "light"][:count])
+
+
 def theme_named(name: str | Theme) -> Theme:
     """``light``, ``dark`` or ``print``; a Theme passes through."""
     if isinstance(name, Theme):

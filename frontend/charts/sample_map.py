@@ -10,12 +10,13 @@ import altair as alt
 
 from frontend.charts import numbers
 from frontend.charts.frame import as_vectors, finish, rows, titled
-from frontend.charts.palette import Theme, theme_named
+from frontend.charts.palette import Theme, group_colours, theme_named
 
 TITLE = "Which samples take similar routes?"
 SAMPLE_PICK = "sample"
-SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-left", "stroke")
-"""one a label, where there are no more labels than shapes"""
+_STAR = "M0,-1.1L0.26,-0.36L1.05,-0.34L0.42,0.14L0.65,0.89L0,0.44L-0.65,0.89L-0.42,0.14L-1.05,-0.34L-0.26,-0.36Z"
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-left", _STAR)
+"""one a label, where there are no more labels than shapes; each with a colour of its own (``palette.GROUPS``)"""
 NO_LABEL = "no label"
 
 
@@ -50,8 +51,8 @@ def sample_map_chart(
 ) -> alt.LayerChart:
     """Draw an answer of ``/map`` or the artifact of a map job.
 
-    Up to eight labels have a shape each and a name in the middle of their samples. The ``chosen`` label gets the
-    accent against the rest, the chosen ``sample`` a ring.
+    Up to eight labels have a shape and a colour each and a name in the middle of their samples. The ``chosen`` label
+    gets the accent against the rest, which is grey then; the chosen ``sample`` gets a ring.
     """
     look = theme_named(theme)
     labels = [label for label, _ in Counter(row.get("label") for row in answer["points"]).most_common() if label]
@@ -76,23 +77,28 @@ def sample_map_chart(
         tooltip.append(alt.Tooltip("image:N"))  # Vega draws what is called so
     if any(row["text"] for row in table):
         tooltip.append(alt.Tooltip("text:N", title="sample is"))
-    quiet = 0.35 if chosen is not None else 0.7
+    coloured = few and chosen is None
+    quiet = 0.35 if chosen is not None else 0.8
+    domain = [*labels, NO_LABEL]
+    legend = alt.Legend(title=None, orient="top", columns=4, symbolSize=130, symbolOpacity=1, symbolStrokeWidth=0,
+                        labelLimit=110, values=labels)  # fmt: skip
+    plain = alt.value(look.module)
+    if coloured:
+        scale = alt.Scale(domain=domain, range=[*group_colours(len(labels), look), look.identity])
+        plain = alt.Fill("label:N", scale=scale, legend=legend)
     points = (
         alt.Chart(rows(sorted(table, key=lambda row: row["on"])))
-        .mark_point(filled=not few, size=64 if len(table) <= 400 else 30, strokeWidth=1.5, cursor="pointer")
+        .mark_point(filled=True, size=72 if len(table) <= 400 else 34, strokeWidth=0.5, cursor="pointer")
         .encode(
-            x=x, y=y, tooltip=tooltip, description="words:N",
-            color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module)),
+            x=x, y=y, tooltip=tooltip, description="words:N", stroke=alt.value(look.background),
+            fill=alt.when("datum.on").then(alt.value(look.accent)).otherwise(plain),
             opacity=alt.when("datum.on").then(alt.value(0.95)).otherwise(alt.value(quiet)),
         )
         .add_params(pick)
     )  # fmt: skip
     if few:
-        domain = [*labels, NO_LABEL]
-        points = points.encode(shape=alt.Shape(
-            "label:N", scale=alt.Scale(domain=domain, range=[*SHAPES[: len(labels)], "wedge"]),
-            legend=alt.Legend(title=None, orient="top", columns=4, symbolSize=80, labelLimit=110, values=labels),
-        ))  # fmt: skip
+        shapes = alt.Scale(domain=domain, range=[*SHAPES[: len(labels)], "wedge"])
+        points = points.encode(shape=alt.Shape("label:N", scale=shapes, legend=legend))
     ring = alt.Chart(rows(row for row in table if row["here"])).mark_point(
         shape="circle", size=300, color=look.accent, strokeWidth=2.5, filled=False, aria=False
     )
