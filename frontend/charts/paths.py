@@ -199,10 +199,11 @@ def _points(fit: Mapping[str, Any], look: Theme, x: alt.X, y: alt.Y, chosen: set
 
 
 def _points_legend(look: Theme) -> alt.Chart:
-    """No mark, only the first entry of the legend: the points are this run."""
+    """No mark, only a legend: the points are this run. It stands where no point can, since shares fall with ranks;
+    beside the legend of the lines a narrow picture would cut it off."""
     legend = alt.Legend(
         title=None,
-        orient="top",
+        orient="top-right",
         symbolType="circle",
         symbolFillColor=look.ink,
         symbolStrokeColor=look.ink,
@@ -228,7 +229,7 @@ def _colours(names: list[str], look: Theme) -> alt.Color:
             orient="top",
             direction="horizontal",
             symbolType="stroke",
-            columns=2,  # with one more for the points, this fits on a telephone
+            columns=2,  # this fits on a telephone
             labelLimit=200,
             symbolSize=300,
         ),
