@@ -70,8 +70,8 @@ class Selection:
     """Sample: tint by the module of this step; None: by path CDF"""
     opacity: int = 65
     """Sample: of the tint, per cent"""
-    hide: float = 0.0
-    """Flow: links below this share of tokens are not drawn, per cent"""
+    hide: float | None = None
+    """Flow: links below this share of tokens are not drawn, per cent; None: by itself, where there are too many"""
     order: str = "rank"
     """Paths: order of the table"""
     measure: str = "compute"

@@ -9,7 +9,7 @@ import altair as alt
 
 from frontend.charts import numbers
 from frontend.charts.frame import as_vectors, finish, rows, tip, titled
-from frontend.charts.layout import MOST_LINKS, OTHER, FlowLayout, flow_layout, ribbon_outline
+from frontend.charts.layout import MOST_LINKS, OTHER, FlowLayout, flow_layout, least_share, ribbon_outline
 from frontend.charts.palette import Theme, theme_named
 
 TITLE = "Where do tokens go?"
@@ -25,6 +25,7 @@ def flow_chart(
     ribbon: Sequence[Sequence[int]] | None = None,
     title: str | None = TITLE,
     most_links: int = MOST_LINKS,
+    least: float | None = None,
     interactive: bool = True,
 ) -> alt.LayerChart:
     """Draw an answer of ``/flow``.
@@ -36,10 +37,14 @@ def flow_chart(
         links: [{step, source, target, count, share}], other: [{step, num_links, count}]}
     through
         ``step.module`` of the circles that are chosen; they get the accent.
+    least
+        Links with a smaller share of the tokens are not drawn but counted; None: ``layout.least_share`` says.
     ribbon
         One path to draw on top as a line, as many tuples of module ids as there are steps.
     """
-    look, layout = theme_named(theme), flow_layout(flow, most_links=most_links)
+    look = theme_named(theme)
+    least = least_share(flow) if least is None else least
+    layout = flow_layout(flow, most_links=most_links, least=least)
     chosen = set(through)
     x = alt.X("x:Q", scale=alt.Scale(domain=_domain(layout), nice=False, zero=False), axis=_step_axis(layout))
     y = alt.Y("y:Q", scale=alt.Scale(domain=[layout.height, 0], nice=False, zero=False), axis=None)
@@ -57,7 +62,7 @@ def flow_chart(
         *merged_words(flow),
     ]
     chart = alt.layer(*layers).properties(width="container", height=layout.height)
-    drawn = finish(titled(chart, look, title, subtitle + hidden_words(layout.other, moves_of(flow))), look)
+    drawn = finish(titled(chart, look, title, subtitle + hidden_words(layout.other, moves_of(flow), least)), look)
     return as_vectors(drawn, len(layout.links) + len(layout.nodes))
 
 
@@ -100,14 +105,17 @@ def moves_of(flow: Mapping[str, Any]) -> float:
     return float(flow.get("num_tokens") or 0) * max(0, len(flow.get("steps") or []) - 1)
 
 
-def hidden_words(other: Sequence[Mapping[str, Any]], moves: float = 0) -> list[str]:
-    """One line that counts what is not drawn, with its share of all ``moves``; empty when everything is drawn."""
+def hidden_words(other: Sequence[Mapping[str, Any]], moves: float = 0, least: float = 0.0) -> list[str]:
+    """One line that counts what is not drawn, with its share of all ``moves`` and the share of the tokens that it would
+    have needed; empty when everything is drawn."""
     links = sum(int(row["num_links"]) for row in other)
     if not links:
         return []
     tokens = sum(float(row["count"]) for row in other)
     return [
-        f"Not drawn (“other”): {numbers.plural(links, 'small flow')}, together "
+        f"Not drawn (“other”): {numbers.plural(links, 'small flow')}"
+        + (f" of less than {numbers.percent(least)} of the tokens each" if least else "")
+        + ", together "
         f"{numbers.plural(tokens, 'token move')} between steps"
         + (f" ({numbers.percent(min(1.0, tokens / moves))} of all)." if moves else ".")
     ]

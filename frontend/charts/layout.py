@@ -16,6 +16,12 @@ from typing import Any
 
 MOST_LINKS = 2000
 """more are summed as “other”: the browser stays quick and the eye could not tell them apart"""
+MANY_LINKS = 200
+"""more are a tangle: then the smallest are left out, if nobody says otherwise"""
+LEAST_SHARES = (0.005, 0.002, 0.001, 0.0005)
+"""of the tokens, below which links are left out: the first that leaves …"""
+MOST_LEFT_OUT = 0.1
+"""… no more than this share of all moves out"""
 OTHER = -1
 """module id of the small modules of a step that the API merged"""
 _FILL = 0.92
@@ -88,12 +94,29 @@ class FlowLayout:
         return self.row_of.get(module, self.height)
 
 
-def flow_layout(flow: Mapping[str, Any], *, height: float | None = None, most_links: int = MOST_LINKS) -> FlowLayout:
+def least_share(flow: Mapping[str, Any]) -> float:
+    """The share of the tokens below which links of an answer of ``/flow`` are better left out; 0: draw all.
+
+    Where there are many links, nearly all of them are often so small that they only hide the others.
+    """
+    counts = [float(link["count"]) for link in flow.get("links") or []]
+    total, moves = float(flow.get("num_tokens") or 0), sum(counts)
+    if len(counts) <= MANY_LINKS or not total:
+        return 0.0
+    for share in LEAST_SHARES:
+        if sum(count for count in counts if count < share * total) <= MOST_LEFT_OUT * moves:
+            return share
+    return 0.0
+
+
+def flow_layout(
+    flow: Mapping[str, Any], *, height: float | None = None, most_links: int = MOST_LINKS, least: float = 0.0
+) -> FlowLayout:
     """Lay out an answer of ``/flow`` ({steps, nodes, links, other}).
 
     Rows are modules: working ones by id from the top, identity modules below them, so that a ribbon
-    that stays level visits the same module again. Of the links, the ``most_links`` largest are kept and
-    the rest is added to ``other``, so tokens are conserved per step.
+    that stays level visits the same module again. Of the links, the ``most_links`` largest are kept that have at
+    least a share ``least`` of the tokens, and the rest is added to ``other``, so tokens are conserved per step.
     """
     nodes = list(flow.get("nodes") or [])
     own = bool(flow.get("own_modules"))
@@ -101,8 +124,8 @@ def flow_layout(flow: Mapping[str, Any], *, height: float | None = None, most_li
     gap = height / max(1, len(set(place.values())))
     largest = max((float(node["count"]) for node in nodes if node["module"] != OTHER), default=0.0) or 1.0
     steps = [int(step) for step in flow.get("steps") or sorted({int(node["step"]) for node in nodes})]
-    least = 3.0 if own else 9.0  # columns of their own are full: larger circles would cover each other
-    radius = min(24.0, max(0.55 * gap, least), max(5.0, _COLUMNS / max(1, len(steps))))
+    smallest = 3.0 if own else 9.0  # columns of their own are full: larger circles would cover each other
+    radius = min(24.0, max(0.55 * gap, smallest), max(5.0, _COLUMNS / max(1, len(steps))))
     drawn = [
         Node(
             f"{int(n['step'])}.{int(n['module'])}",
@@ -118,7 +141,8 @@ def flow_layout(flow: Mapping[str, Any], *, height: float | None = None, most_li
         )
         for n in nodes
     ]
-    kept, other = _cap(list(flow.get("links") or []), list(flow.get("other") or []), most_links)
+    floor = least * float(flow.get("num_tokens") or 0)
+    kept, other = _cap(list(flow.get("links") or []), list(flow.get("other") or []), most_links, floor)
     slots = _slots(nodes, flow.get("num_tokens"))
     links = _place(kept, place, _FILL * 2 * radius * slots / largest)
     return FlowLayout(drawn, links, other, steps, height, row_of, largest, radius, own, place)
@@ -176,13 +200,13 @@ def ribbon_outline(link: Link) -> str:
 
 
 def _cap(
-    links: list[Mapping[str, Any]], other: list[Mapping[str, Any]], most: int
+    links: list[Mapping[str, Any]], other: list[Mapping[str, Any]], most: int, floor: float
 ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]]]:
-    """The largest ``most`` links, and the rest summed per step into ``other``; those from and to what was merged
-    are of the rest."""
+    """The largest ``most`` links of at least ``floor`` tokens, and the rest summed per step into ``other``; those from
+    and to what was merged are of the rest."""
     named = [link for link in links if link["count"] > 0 and min(link["source"], link["target"]) != OTHER]
     nameless = [link for link in links if link["count"] > 0 and min(link["source"], link["target"]) == OTHER]
-    links, most = sorted(named, key=lambda link: -link["count"]), min(most, len(named))
+    links, most = sorted(named, key=lambda link: -link["count"]), min(most, sum(k["count"] >= floor for k in named))
     links += nameless
     rest: dict[int, list[float]] = defaultdict(lambda: [0, 0.0])
     for row in other:

@@ -169,7 +169,7 @@ def flow_question(run: Mapping[str, Any], selection: Selection, *, limit: int) -
         "through": selection.through,
         "paths": selection.paths,
         "limit": limit,
-        "min_share": selection.hide / 100 or None,
+        "min_share": selection.hide / 100 if selection.hide else None,
         **merging(run, selection),
     }
 

@@ -19,7 +19,7 @@ from frontend.charts.flow import (
     moves_of,
     node_rows,
 )
-from frontend.charts.layout import MOST_LINKS, flow_layout
+from frontend.charts.layout import MANY_LINKS, MOST_LINKS, flow_layout, least_share
 from frontend.selection import Selection, to_query
 from frontend.views import common, flow_beside
 
@@ -41,14 +41,16 @@ def draw(selection: Selection) -> None:
     if not flow["num_tokens"]:
         look.empty("No token passes all of these filters.", "Let go of a chip above to see some again.")
         return
-    drawing = flow_chart(flow, theme=look.theme(), through=selection.through, title=None)
+    least = least_share(flow) if selection.hide is None else 0.0
+    drawing = flow_chart(flow, theme=look.theme(), through=selection.through, title=None, least=least)
     look.chart(
         drawing,
         key=f"flow_{hash(tuple(sorted(to_query(selection).items())))}",
         on_pick=_picked,
         pick=(NODE_PICK, LINK_PICK),
     )
-    for line in [*merged_words(flow), *hidden_words(flow_layout(flow).other, moves_of(flow))]:
+    hidden = hidden_words(flow_layout(flow, least=least).other, moves_of(flow), least)
+    for line in [*merged_words(flow), *hidden]:
         st.caption(look.plain(line))
     st.caption(
         "Click a circle or a ribbon to keep only the tokens that pass there; click it again to let go. "
@@ -71,10 +73,12 @@ def _controls(run: Mapping[str, Any], selection: Selection) -> None:
             st.select_slider,
             "hide",
             "Hide flows below",
-            selection.hide,
-            sorted({*HIDE_STEPS, selection.hide}),
-            format_func=lambda value: f"{value:g} %",
-            help="Ribbons with a smaller share of the tokens are not drawn, but counted.",
+            "auto" if selection.hide is None else selection.hide,
+            ["auto", *sorted({*HIDE_STEPS, *([] if selection.hide is None else [selection.hide])})],
+            format_func=lambda value: "by itself" if value == "auto" else f"{value:g} %",
+            read=lambda value: None if value == "auto" else float(value),
+            help="Ribbons with a smaller share of the tokens are not drawn, but counted. By itself: nothing is hidden "
+            f"of {MANY_LINKS} ribbons or fewer, and never more than a tenth of the moves.",
         )
         if int(run["num_modules"]) > common.DRAWN_MODULES:
             merge_slider(run, selection)

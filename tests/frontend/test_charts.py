@@ -113,7 +113,7 @@ def test_a_theme_that_does_not_exist_is_named():
 
 
 def test_flow_draws_what_the_api_counted():
-    chart = charts.flow_chart(FLOW)
+    chart = charts.flow_chart(FLOW, least=0)
     circles = data_of(chart, "node", "count")
     assert sum(row["count"] for row in circles if row["step"] == 0) == FLOW["num_tokens"]
     size = next(part["size"] for part in walk(chart.to_dict()) if isinstance(part, dict) and "size" in part
@@ -152,7 +152,7 @@ def test_every_ribbon_and_circle_has_a_name_however_many_there_are():
 
 def test_a_ribbon_reaches_from_column_to_column_at_any_width():
     for width in (300, 900):
-        svg = svg_of(charts.flow_chart(FLOW), width)
+        svg = svg_of(charts.flow_chart(FLOW, least=0), width)
         circle = {step: float(x) for step, x in re.findall(
             r'aria-label="node: (\d+)\.\d+;[^>]*transform="translate\(([0-9.]+),', svg)}  # fmt: skip
         ribbons = re.findall(r'aria-label="link: (\d+)\.[^>]*transform="translate\(([0-9.]+),[^>]* d="([^"]+)"', svg)

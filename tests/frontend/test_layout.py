@@ -8,7 +8,7 @@ from collections import defaultdict
 
 import pytest
 
-from frontend.charts.layout import MOST_LINKS, flow_layout, ribbon_outline
+from frontend.charts.layout import MOST_LINKS, flow_layout, least_share, ribbon_outline
 from tests.frontend import answers
 
 
@@ -105,3 +105,21 @@ def test_nothing_to_draw_is_drawn_as_nothing():
     layout = flow_layout({"steps": [], "nodes": [], "links": [], "other": []})
     assert (layout.nodes, layout.links, layout.other) == ([], [], [])
     assert math.isfinite(layout.height)
+
+
+def test_of_many_links_the_smallest_are_left_out_and_counted():
+    nodes = [{"step": s, "module": m, "name": str(m), "kind": "mlp", "count": 1, "share": 1} for s in (0, 1)
+             for m in range(30)]  # fmt: skip
+    few = [{"step": 0, "source": m, "target": m, "count": 31.0} for m in range(30)]
+    many = [{"step": 0, "source": m % 30, "target": (m + 1 + m // 30) % 30, "count": 0.35} for m in range(200)]
+    flow = {"num_tokens": 1000, "steps": [0, 1], "nodes": nodes, "links": few + many, "other": []}
+    assert least_share({**flow, "links": few}) == 0, "nothing is hidden of a few links"
+    share = least_share(flow)
+    assert share == 0.005
+    drawn = flow_layout(flow, least=share)
+    assert {link.count for link in drawn.links} == {31.0}
+    assert drawn.other == [{"step": 0, "num_links": 200, "count": pytest.approx(70)}]
+    # Where small links carry more than a tenth of the moves, a lower bound is taken, or none.
+    spread = [{**link, "count": 1.5} for link in many]
+    assert least_share({**flow, "links": few + spread}) == 0.001
+    assert least_share({**flow, "links": [{**link, "count": 0.3} for link in many * 2]}) == 0
