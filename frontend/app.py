@@ -59,12 +59,12 @@ def main() -> None:
     st.html(look.STYLE)
     selection = address.current()
     _navigation(selection)
+    keys()
     for problem in address.problems():
         st.warning(look.plain(problem), icon=":material/link_off:")
     chips_row(selection)
     with look.guarded(f"the view {VIEWS[selection.view]}"):
         DRAW[selection.view](selection)
-    keys()
 
 
 def _navigation(selection: Selection) -> None:

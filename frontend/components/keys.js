@@ -19,9 +19,8 @@ function enter(trigger) {
   opener = trigger.closest('[class*="st-key-"]')?.className.match(/st-key-\S+/)?.[0] || "";
   const until = performance.now() + PATIENCE_MS;
   const look = () => {
-    const body = document.querySelector(OPENED);
-    const left = document.activeElement !== trigger && document.activeElement !== document.body;
-    if (left || performance.now() > until || (!body && trigger.getAttribute("aria-expanded") !== "true")) return;
+    const body = document.querySelector(OPENED), now = document.activeElement;
+    if (performance.now() > until || (now !== document.body && !now.matches(TRIGGER))) return;
     const stop = body && first(body);
     if (stop) stop.focus();
     else requestAnimationFrame(look);
@@ -71,6 +70,8 @@ export default function () {
   window.tokenpathsKeys?.();  // one pair of ears, however often the page is drawn anew
   const ears = { keydown: pressed, focusout: left, pointerdown: used };
   for (const [name, hear] of Object.entries(ears)) document.addEventListener(name, hear, true);
+  const early = document.activeElement?.closest?.(`${TRIGGER}[aria-expanded="true"]`);
+  if (early) enter(early);  // opened before anybody listened
   window.tokenpathsKeys = () => {
     for (const [name, hear] of Object.entries(ears)) document.removeEventListener(name, hear, true);
   };

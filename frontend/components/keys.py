@@ -20,4 +20,4 @@ def _renderer() -> Any:
 
 def keys() -> None:
     """Listen to keys. Once a page; nothing is drawn."""
-    _renderer()(key="keys", height=1)
+    _renderer()(key="keys")
