@@ -17,7 +17,7 @@ from frontend.client import ApiError, NotFound
 from frontend.selection import Selection
 from frontend.views import common, detour_compare, detour_result, detour_sweep, job_panel
 from frontend.views.detour_build import builder, chosen_edits
-from frontend.views.detour_edits import KINDS, read_edits
+from frontend.views.detour_edits import KINDS, in_address, read_edits
 from frontend.views.sample import sample_picker
 
 THIS = 1
@@ -174,9 +174,13 @@ def job_of(
 
 
 def _same(controls: Mapping[str, Any] | None, edits: Sequence[Mapping[str, Any]]) -> bool:
-    given = [{name: value for name, value in edit.items() if value is not None}
-             for edit in (controls or {}).get("edits") or ()]  # fmt: skip
-    return bool(given) and set(controls or ()) == {"edits"} and given == [dict(edit) for edit in edits]
+    """Whether a request's controls are these edits and nothing else, however bans are put together."""
+    given = (controls or {}).get("edits") or ()
+    said = [[in_address(edit) for edit in some] for some in (given, edits)]
+    if set(controls or ()) != {"edits"} or any(None in some for some in said):
+        return False
+    mine, theirs = ({text for texts in some for text in texts or ()} for some in said)
+    return bool(mine) and mine == theirs
 
 
 def _result(

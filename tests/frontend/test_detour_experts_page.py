@@ -243,3 +243,31 @@ def test_a_ban_from_the_page_of_a_module(api: str, monkeypatch: pytest.MonkeyPat
     assert page.query_params["controls"] in ("ban:1.3", ["ban:1.3"])
     assert not page.error, words(page)
     assert "Nobody has run this yet" in words(page, "caption")
+
+
+def test_a_job_is_found_again_by_what_it_was_asked_for() -> None:
+    from frontend.views.detour_experts import job_of
+
+    edits = [{"edit": "ban", "modules": [5], "step": 0}, {"edit": "ban", "modules": [2], "step": 0}]
+    asked = {"model": "hf:m", "run": "r", "controls": {"edits": [{"edit": "ban", "modules": [2, 5], "step": 0,
+                                                                 "tokens": None, "path": None}]}}  # fmt: skip
+
+    def job(state: str = "succeeded", runs: tuple[str, ...] = ("b", "a"), **changes: object) -> dict:
+        return {"job": state, "state": state, "request": asked | changes, "result": {"runs": runs}}
+
+    def found(*jobs: dict, named: dict | None = None, run: str = "r", most: int = 1, edits: list = edits) -> object:
+        return job_of(named, jobs, "hf:m", run, edits, 3, most)
+
+    one, many = job(sample=3), job(limit=32, sample=None)
+    assert found(many, one) is one
+    assert found(many, one, most=32) is many
+    assert found(many, one, most=64) is None
+    assert found(job(sample=4), job("failed", sample=3), job("cancelled", sample=3)) is None
+    assert found(one, named=many) is many, "an address that names a job shows it, whatever size is chosen"
+    assert found(named=job("failed", sample=3)) is not None, "and says why it failed"
+    assert found(one, named=job(sample=4)) is one
+    assert found(one, edits=edits[:1]) is None
+    others = job(sample=3, model="hf:other"), job(sample=3, run="s"), job(sample=3, controls={"ban_share": 0.5})
+    assert found(*others) is None
+    assert found(many, run="b", most=32) is many, "the run beside which it stands"
+    assert found(many, run="b") is None
