@@ -26,7 +26,7 @@ from engine.errors import UserError
 from engine.store import Run
 from engine.store.experts import DRAWN_TOKENS, draw_tokens, series_of
 from engine.store.filters import Query
-from engine.store.flows import columns_sql, ribbons_of
+from engine.store.flows import columns_sql
 
 CHUNK_TOKENS = 65_536
 MOST_CHOICES = 100_000_000
@@ -297,7 +297,7 @@ def _parts(run: Run, sampled: bool) -> Iterator[_Part]:
         parts: list[Any] = [columns.pop(name) for name in columns_sql(run.layout).split(", ")]
         if run.layout.packed:
             parts = [[bytes(blob) for blob in part] for part in parts]
-        yield _Part(columns, ribbons_of(run.layout, parts)[0])
+        yield _Part(columns, run.ribbons_of(parts)[0])
 
 
 def _other_tokens(own: _Part, part: _Part, final: Run) -> str | None:

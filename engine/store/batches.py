@@ -112,7 +112,8 @@ def own_token_columns(batch: CompactBatch, layout: Layout, first_sample: int) ->
         arrays["weights"] = _blobs(batch.weights)
     else:
         # Transposed once, every column is contiguous and goes to Arrow without another copy.
-        arrays |= dict(zip(layout.module_columns(), np.ascontiguousarray(ids_nV.T), strict=True))
+        if not layout.by_path:
+            arrays |= dict(zip(layout.module_columns(), np.ascontiguousarray(ids_nV.T), strict=True))
         arrays |= dict(zip(layout.weight_columns(), np.ascontiguousarray(batch.weights.T), strict=True))
     return arrays
 
@@ -124,16 +125,17 @@ def token_table(
     first_sample: int,
     label_ids: np.ndarray,
     path_ids: np.ndarray,
-    compute: np.ndarray,
-    reuse: np.ndarray,
+    usual_flops: np.ndarray,
 ) -> pa.Table:
-    """Rows of ``token``; ``label_ids`` (B,) with −1 = none, the other arrays (n,)."""
+    """Rows of ``token``; ``label_ids`` (B,) with −1 = none, the other arrays (n,).
+
+    FLOPs are NULL where they are those that the modules of the ribbon have by themselves, ``usual_flops``.
+    """
     return pa.table({
         **own_token_columns(batch, layout, first_sample),
         "label_id": _minus_one_is_null(np.repeat(label_ids.astype(np.int32), batch.lengths)),
         "path_id": path_ids,
-        "compute": compute.astype(np.float32),
-        "reuse": reuse.astype(np.float32),
+        "flops": pa.array(batch.flops, mask=batch.flops == usual_flops),
     })  # fmt: skip
 
 
@@ -175,6 +177,7 @@ def sample_table(
         **own_sample_columns(batch, first_sample),
         "label_id": _minus_one_is_null(label_ids.astype(np.int32)),
         "first_row": first_row + starts,
+        "gate_entropy": _means(batch.gate_entropy, starts),
         "compute": np.add.reduceat(compute, starts) / lengths,
         "reuse": np.add.reduceat(reuse, starts) / lengths,
         "num_distinct_paths": distinct.astype(np.int32),
@@ -194,8 +197,21 @@ def sample_losses(batch: CompactBatch, starts: np.ndarray) -> Sequence[float | N
     return [mean if loss is None else loss for loss, mean in zip(given, means, strict=True)]
 
 
-def search_key(sample: SampleRecord) -> str:
-    """What the filter ``q`` looks into: label, prediction, source and text, casefolded, a line each."""
+def _means(values: np.ndarray, starts: np.ndarray) -> pa.Array:
+    """Mean of the known values of each sample, NULL where there are none."""
+    known = ~np.isnan(values)
+    sums = np.add.reduceat(np.where(known, values, 0.0).astype(np.float64), starts)
+    counts = np.add.reduceat(known.astype(np.int64), starts)
+    return pa.array(sums / np.maximum(counts, 1), mask=counts == 0)
+
+
+def search_key(sample: SampleRecord) -> str | None:
+    """What the filter ``q`` looks into: label, prediction, source and text, casefolded, a line each.
+
+    None where these are in ASCII: SQL then puts them in lower case itself (``queries.sample_condition``).
+    """
+    if all((getattr(sample, name) or "").isascii() for name in _FOLDED_FIELDS):
+        return None
     return "\n".join(getattr(sample, name) or "" for name in _FOLDED_FIELDS).casefold()
 
 

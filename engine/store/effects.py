@@ -15,7 +15,7 @@ import numpy as np
 from engine.analysis.effects import RouteChange, change_of, edited_steps, step_distance
 from engine.errors import UserError
 from engine.store.filters import Query
-from engine.store.flows import columns_sql, read_chunks, ribbons_of
+from engine.store.flows import columns_sql, read_chunks
 from engine.store.queries import some_samples
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _ribbons(run: Run, first_row: int, size: int) -> np.ndarray:
     sql = f"SELECT {columns_sql(run.layout)} FROM token WHERE rowid BETWEEN ? AND ? ORDER BY rowid"
     with run.cursor() as cursor:
         parts = [
-            ribbons_of(run.layout, columns)[0]
+            run.ribbons_of(columns)[0]
             for columns in read_chunks(cursor, sql, run.layout, (first_row, first_row + size - 1))
         ]
     return np.concatenate(parts)

@@ -19,10 +19,10 @@ import numpy as np
 
 from engine.analysis import experts as measure
 from engine.errors import UserError
-from engine.store import queries
+from engine.store import path_pages, queries
 from engine.store.errors import NoSuchThing
 from engine.store.filters import Query, check_choice, check_page
-from engine.store.flows import CHUNK_ROWS, columns_sql, ribbons_of
+from engine.store.flows import CHUNK_ROWS
 from engine.store.samples import token_text, vocabulary
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ def draw_tokens(run: Run, step: int | None = None, label_id: int | None = None, 
     layout = run.layout
     if layout.packed:
         columns = "ids"
+    elif layout.by_path:
+        columns = "path_id"
     elif step is None:
         columns = ", ".join(layout.module_columns())
     else:
@@ -129,6 +131,9 @@ def _ids(run: Run, columns: Sequence[Any], step: int | None) -> np.ndarray:
     if layout.packed:
         flat = np.frombuffer(b"".join(columns[0].tolist()), dtype=layout.id_dtype)
         ids = flat.reshape(-1, layout.num_steps, layout.top_k)
+        return ids if step is None else ids[:, step : step + 1].copy()
+    if layout.by_path:
+        ids = path_pages.look_up(run, columns[0].astype(np.int64))[1][:, :, None]
         return ids if step is None else ids[:, step : step + 1].copy()
     return np.stack(columns, axis=1).reshape(len(columns[0]), -1, layout.top_k)
 
@@ -346,26 +351,20 @@ def token_slice(run: Run, sample: int, step: int, first: int, limit: int) -> dic
     rows = run.rows(queries.one_sample(sample)) if 0 <= sample < 2**31 else []
     if not rows:
         raise run.no_sample(sample)
-    num_tokens, (text, _, _, first_row) = rows[0][5], rows[0][-4:]
+    num_tokens, (text, *_) = rows[0][5], rows[0][-4:]
     if num_tokens and first >= num_tokens:
         raise UserError(f"sample {sample} has tokens 0 to {num_tokens - 1}, not {first}", field="first")
     layout = run.layout
     columns = [name for name in ("token_id", "row", "col", "char_start", "char_end") if name in run.token_columns]
     stop = min(first + limit, num_tokens)
-    found = run.rows(
-        Query(
-            f"SELECT {', '.join(['token', *columns])}, {columns_sql(layout)} FROM token "
-            "WHERE rowid BETWEEN ? AND ? ORDER BY token",
-            (first_row + first, first_row + stop - 1),
-        )
-    )
+    found = run.rows(queries.tokens_of_sample(layout, ["token", *columns], sample, first, stop))
     arrays = [
         list(column) if layout.packed else np.array(column)
         for column in list(zip(*found, strict=True))[1 + len(columns) :]
     ]
     tokens = [dict(zip(["token", *columns], row, strict=False)) for row in found]
     texts = vocabulary(run, [token["token_id"] for token in tokens if token.get("token_id") is not None])
-    ids, levels = ribbons_of(layout, arrays) if found else (np.zeros((0, 1, 1)), np.zeros((0, 1, 1)))
+    ids, levels = run.ribbons_of(arrays) if found else (np.zeros((0, 1, 1)), np.zeros((0, 1, 1)))
     answer = []
     for place, token in enumerate(tokens):
         where = {name: token[name] for name in ("token_id", "row", "col") if name in token}

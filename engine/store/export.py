@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
 from engine.store.errors import NoSuchThing
 from engine.store.filters import Query, check_choice
 from engine.store.schema import Layout
+from engine.store.token_flops import flops_of
 
 if TYPE_CHECKING:
     from engine.store.run import Run
@@ -85,13 +87,13 @@ def table_batches(run: Run, table: str, *, flat: bool = False) -> Iterator[pa.Ta
     """The rows of a table, a range at a time and at least one (perhaps empty); ``flat`` makes lists and bytes text."""
     query = export_query(table, run.layout, run.token_columns, flat=flat)
     rows = _range_rows(table, run.layout)
-    ranks = _ranks(run) if table == "token" else None
+    paths = PathColumns(run) if table == "token" else None
     with run.cursor(limited=False) as cursor:
         total = cursor.execute(f"SELECT count(*) FROM {_source(table)}").fetchall()[0][0]
         for start in range(0, max(total, 1), rows):
             cursor.execute(query.sql, [start, start + rows - 1])
             found = cursor.to_arrow_reader(rows).read_all().drop_columns(["place"])
-            yield found if ranks is None else _with_ranks(found, ranks)
+            yield found if paths is None else paths.beside(found)
 
 
 def export_query(table: str, layout: Layout, token_columns: Collection[str], *, flat: bool) -> Query:
@@ -122,24 +124,65 @@ def _token_columns(layout: Layout, token_columns: Collection[str], flat: bool) -
     if layout.packed:
         ribbons = ["hex(t.ids) AS ids", "hex(t.weights) AS weights"] if flat else ["t.ids", "t.weights"]
     else:
-        ribbons = [f"t.{name}" for name in layout.module_columns()]
+        ribbons = [] if layout.by_path else [f"t.{name}" for name in layout.module_columns()]
         ribbons += [f"{layout.weights.sql('t.' + name)}::FLOAT AS {name}" for name in layout.weight_columns()]
     hidden = {"label_id", "path_id", "ids", "weights", *layout.module_columns(), *layout.weight_columns()}
     plain = [f"t.{name}" for name in token_columns if name not in hidden]
     return ", ".join([*plain, "label.label", "t.path_id AS rank", *ribbons])
 
 
-def _ranks(run: Run) -> np.ndarray:
-    """(P,) int32, the rank of each path by its ``path_id``. A join would sort or build all paths for every range."""
-    ranks = np.zeros(run.row["num_paths"], dtype=np.int32)
-    for part in run.chunks(Query("SELECT path_id, rank FROM path"), BATCH_ROWS, limited=False):
-        ranks[part["path_id"]] = part["rank"]
-    return ranks
+class PathColumns:
+    """What tokens have from their paths, by ``path_id``: a join would sort or build all paths for every range of rows.
+
+    Of older files the rank alone, for their tokens hold the rest; 4 bytes a path. Else also compute, reuse and FLOPs,
+    12 bytes, and where a token has no ids of its own the ribbon, a byte a step.
+    """
+
+    def __init__(self, run: Run) -> None:
+        num_paths, layout = run.row["num_paths"], run.layout
+        self._layout, self._paged = layout, run.paged
+        self._rank = np.zeros(num_paths, dtype=np.int32)
+        self._measures = {name: np.zeros(num_paths, np.float32) for name in ("compute", "reuse", "flops") if run.paged}
+        self._ribbons = np.zeros((num_paths if layout.by_path else 0, layout.num_steps), dtype=layout.id_dtype)
+        columns = "path_id, rank, compute, reuse, ribbon" if run.paged else "path_id, rank"
+        with run.cursor(limited=False) as cursor:
+            for batch in cursor.execute(f"SELECT {columns} FROM path").to_arrow_reader(BATCH_ROWS):
+                place = batch.column("path_id").to_numpy()
+                self._rank[place] = batch.column("rank").to_numpy()
+                if not run.paged or not batch.num_rows:
+                    continue
+                for name in ("compute", "reuse"):
+                    self._measures[name][place] = batch.column(name).to_numpy()
+                flat = batch.column("ribbon").flatten().to_numpy(zero_copy_only=False)
+                ribbons = flat.reshape(batch.num_rows, layout.num_steps, layout.top_k)
+                self._measures["flops"][place] = flops_of(run.flops, ribbons)
+                if layout.by_path:
+                    self._ribbons[place] = ribbons[:, :, 0]
+
+    def beside(self, rows: pa.Table) -> pa.Table:
+        """Rows of the export of ``token`` whose ``rank`` is still a ``path_id``, with all their columns."""
+        place = rows["rank"].to_numpy()
+        columns = {name: rows[name] for name in rows.column_names}
+        columns["rank"] = pa.array(self._rank[place], pa.int32())
+        if not self._paged:
+            return pa.table(columns)
+        own = columns.pop("flops")
+        columns["flops"] = pc.coalesce(own, pa.array(self._measures["flops"][place]))
+        found = {name: pa.array(self._measures[name][place]) for name in ("compute", "reuse")}
+        if self._layout.by_path:
+            names = self._layout.module_columns()
+            found |= {name: pa.array(np.ascontiguousarray(self._ribbons[place, i])) for i, name in enumerate(names)}
+        return pa.table({name: (columns | found)[name] for name in _order(list(columns), list(found))})
 
 
-def _with_ranks(rows: pa.Table, ranks: np.ndarray) -> pa.Table:
-    place = rows.schema.get_field_index("rank")
-    return rows.set_column(place, "rank", pa.array(ranks[rows["rank"].to_numpy()], pa.int32()))
+def _order(columns: list[str], found: list[str]) -> list[str]:
+    """The columns of the export as they stood when tokens held all of them."""
+    measures, modules = found[:2], found[2:]
+    columns = [name for name in columns if name != "flops"]
+    at = columns.index("gate_entropy")
+    columns[at : at + 1] = [*measures, "gate_entropy", "flops"]
+    at = columns.index("rank") + 1
+    return [*columns[:at], *modules, *columns[at:]]
 
 
 def _source(table: str) -> str:

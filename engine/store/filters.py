@@ -163,10 +163,22 @@ def token_condition(filters: Filters, label_id: int | None, layout: Layout) -> Q
     return Query(" AND ".join(conditions), tuple(parameters))
 
 
+def path_condition(filters: Filters) -> Query:
+    """The condition on rows of ``path`` that ``filters`` without a label put on tokens of one slot."""
+    conditions, parameters = ["true"], []
+    for step, module in filters.through:
+        conditions.append(f"ribbon[{step + 1}] = ?")
+        parameters.append(module)
+    if filters.paths:
+        conditions.append(f"rank IN ({', '.join('?' * len(filters.paths))})")
+        parameters += filters.paths
+    return Query(" AND ".join(conditions), tuple(parameters))
+
+
 def _passes(layout: Layout, step: int, module: int) -> tuple[str, list[int]]:
     """Tokens that choose ``module`` at ``step`` in any slot."""
-    if layout.packed:
-        # BLOBs cannot be looked into fast; the dictionary of paths holds the same ids, from index 1.
+    if layout.packed or layout.by_path:
+        # BLOBs cannot be looked into fast, if there are any; the dictionary of paths holds the same ids, from index 1.
         first = step * layout.top_k + 1
         where = " OR ".join(f"ribbon[{first + slot}] = ?" for slot in range(layout.top_k))
         return f"path_id IN (SELECT path_id FROM path WHERE {where})", [module] * layout.top_k

@@ -113,14 +113,28 @@ def usage_values_sql(layout: Layout, tokens: str, parts: str) -> str:
 
 
 def columns_sql(layout: Layout) -> str:
-    """The columns that ``ribbons_of`` takes."""
+    """The columns that ``ribbons_of`` takes, or ``Run.ribbons_of`` where ribbons are those of their paths."""
     if layout.packed:
         return "ids, weights"
-    return ", ".join([*layout.module_columns(), *layout.weight_columns()])
+    return ", ".join([*layout.id_columns(), *layout.weight_columns()])
+
+
+def ribbon_sql(layout: Layout) -> list[str]:
+    """The columns m0 … from ``path``, for tokens that have none of their own."""
+    names = layout.module_columns() if layout.by_path else []
+    return [f"path.ribbon[{i + 1}] AS {name}" for i, name in enumerate(names)]
+
+
+def with_modules(layout: Layout) -> str:
+    """``token`` with the columns m0 … of its ribbons, as SQL reads it after FROM."""
+    if not layout.by_path:
+        return "token"
+    return f"(SELECT token.*, {', '.join(ribbon_sql(layout))} FROM token JOIN path USING (path_id))"
 
 
 def ribbons_of(layout: Layout, columns: Sequence[np.ndarray | list[bytes]]) -> tuple[np.ndarray, np.ndarray]:
-    """Ids (n, S, K) and 8-bit weights (n, S, K) of the fetched ``columns_sql``."""
+    """Ids (n, S, K) and 8-bit weights (n, S, K) of the fetched ``columns_sql``; not of a layout ``by_path``."""
+    assert not layout.by_path, "Run.ribbons_of knows the paths"
     n = len(columns[0])
     shape = (n, layout.num_steps, layout.top_k)
     if layout.packed:

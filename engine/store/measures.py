@@ -42,14 +42,14 @@ def distribution_of(
     if sealed:
         described = json.loads(sealed[0][0])
     else:
-        columns = run.arrays(queries.measure_values(measure, per, label_id))
+        columns = run.arrays(queries.measure_values(measure, per, label_id, in_samples=run.paged))
         described = describe(columns["value"], bins, counts=columns["count"], limits=LIMITS.get(measure))
     if not described["num"]:
         raise UserError(
             f"run {run.run_id!r} recorded no {measure} per {per}{' for this label' if label else ''}",
             field="measure",
         )
-    by_label = run.rows(queries.measure_by_label(measure, per))
+    by_label = run.rows(queries.measure_by_label(measure, per, in_samples=run.paged))
     return {
         "run": run.run_id,
         "measure": measure,

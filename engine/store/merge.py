@@ -15,10 +15,9 @@ import pyarrow as pa
 
 from engine.disk import is_disk_full
 from engine.store.errors import WriterFailed
-from engine.store.schema import SCHEMA_VERSION, Layout
+from engine.store.schema import SCHEMA_VERSION, layout_for
 from engine.store.shards import ABOUT, MANIFEST, Manifest, ShardError, check_sums, read_about, read_manifest
 from engine.store.shards_read import read_batches, read_twin
-from engine.store.weights import code_for
 from engine.store.writer import RunWriter
 
 _SAME = (
@@ -116,7 +115,7 @@ def seal_shards(
     _check_bytes(found, on_progress)
     info, modules = read_about(found.folders[0])
     info = replace(info, run_id=run_id or info.run_id)
-    layout = Layout(info.num_steps, info.top_k, info.num_modules, code_for(info.num_modules, info.top_k))
+    layout = layout_for(info, shard=True)
     done = 0
     try:
         with RunWriter(runs_dir, info, modules, overwrite=overwrite) as writer:

@@ -148,6 +148,11 @@ def _path_order(order: str) -> str:
 
 def all_paths(order: str, limit: int, offset: int) -> Query:
     """rank, ribbon, count, cdf, compute, reuse, top_label, top_label_share; no filter."""
+    if order == "rank":  # the table lies in this order: blocks without these ranks are not read
+        return Query(
+            f"SELECT {_PATH_ROW} FROM (SELECT *, count AS n FROM path) WHERE rank BETWEEN ? AND ? ORDER BY rank",
+            (offset + 1, offset + limit),
+        )
     return Query(
         f"SELECT {_PATH_ROW} FROM (SELECT *, count AS n FROM path) ORDER BY {_path_order(order)} LIMIT ? OFFSET ?",
         (limit, offset),
@@ -168,6 +173,21 @@ def filtered_path_totals(condition: Query) -> Query:
     return Query(f"SELECT count(DISTINCT path_id), count(*) FROM token WHERE {condition.sql}", condition.parameters)
 
 
+def path_totals(condition: Query) -> Query:
+    """num_paths, num_tokens of the paths of ``condition``."""
+    sql = f"SELECT count(*), coalesce(sum(count), 0)::BIGINT FROM path WHERE {condition.sql}"
+    return Query(sql, condition.parameters)
+
+
+def chosen_paths(condition: Query, order: str, limit: int, offset: int) -> Query:
+    """As ``all_paths``, of the paths of ``condition``."""
+    return Query(
+        f"SELECT {_PATH_ROW} FROM (SELECT *, count AS n FROM path WHERE {condition.sql}) "
+        f"ORDER BY {_path_order(order)} LIMIT ? OFFSET ?",
+        (*condition.parameters, limit, offset),
+    )
+
+
 def path_fits() -> Query:
     """kind, num_paths, num_tokens, effective_paths, slope, r2."""
     return Query("SELECT kind, num_paths, num_tokens, effective_paths, slope, r2 FROM path_fit")
@@ -179,6 +199,11 @@ def path_points() -> Query:
         "SELECT kind, rank, point.count, CASE WHEN kind = 'observed' THEN path.cdf END FROM path_point AS point "
         "LEFT JOIN path USING (rank) ORDER BY kind, rank"
     )
+
+
+def sealed_counts(kind: str) -> Query:
+    """As ``count_histogram``, from the table that was written when the run was sealed."""
+    return Query("SELECT count, num_paths FROM path_count WHERE kind = ? ORDER BY count", (kind,))
 
 
 def count_histogram(kind: str) -> Query:
@@ -214,6 +239,20 @@ def some_tokens(rowids: Sequence[int], columns: str) -> Query:
     return Query(f"SELECT {columns} FROM token WHERE rowid IN ({marks}) ORDER BY sample, token", tuple(rowids))
 
 
+def tokens_at(pairs: Sequence[tuple[int, int]], columns: str) -> Query:
+    """sample, token and ``columns`` of these tokens, and of some others of their samples, in reading order."""
+    samples, tokens = (sorted(set(part)) for part in zip(*pairs, strict=True))
+    return Query(
+        f"SELECT sample, token, {columns} FROM token WHERE sample IN ({', '.join('?' * len(samples))}) "
+        f"AND token IN ({', '.join('?' * len(tokens))}) ORDER BY sample, token",
+        (*samples, *tokens),
+    )
+
+
+_SEARCHED = "lower(" + " || chr(10) || ".join(
+    f"coalesce({name}, '')" for name in ("label", "prediction", "source", "text")) + ")"  # fmt: skip
+
+
 def sample_condition(label_id: int | None, q: str | None) -> Query:
     """The condition on rows of ``sample``: of the label, and ``q`` (casefolded) somewhere in its words."""
     conditions: list[str] = ["true"]
@@ -222,7 +261,7 @@ def sample_condition(label_id: int | None, q: str | None) -> Query:
         conditions.append("label_id = ?")
         parameters.append(label_id)
     if q:
-        conditions.append("contains(search, ?)")
+        conditions.append(f"contains(coalesce(search, {_SEARCHED}), ?)")
         parameters.append(q.casefold())
     return Query(" AND ".join(conditions), tuple(parameters))
 
@@ -248,13 +287,23 @@ def one_sample(number: int) -> Query:
     return Query(f"SELECT {_SAMPLE_ROW}, text, grid_rows, grid_cols, first_row FROM sample WHERE sample = ?", (number,))
 
 
-def sample_tokens(layout: Layout, columns: Sequence[str], first_row: int, num_tokens: int) -> Query:
+def sample_tokens(layout: Layout, columns: Sequence[str], sample: int) -> Query:
     """``columns`` of ``token``, then rank, cdf, compute, reuse of its path, then ids and weights."""
     named = ", ".join(f"t.{column}" for column in columns)
     return Query(
         f"SELECT {named}, p.rank, p.cdf, p.compute, p.reuse, {columns_sql(layout)} FROM (SELECT * FROM token "
-        "WHERE rowid BETWEEN ? AND ?) AS t JOIN path AS p USING (path_id) ORDER BY t.token",
-        (first_row, first_row + num_tokens - 1),
+        "WHERE sample = ?) AS t JOIN path AS p USING (path_id) ORDER BY t.token",
+        (sample,),
+    )
+
+
+def tokens_of_sample(layout: Layout, columns: Sequence[str], sample: int, first: int, stop: int) -> Query:
+    """``columns`` of the tokens ``first`` … ``stop`` − 1 of a sample, then their ids and weights."""
+    return Query(
+        # Samples lie in order: blocks without this one are not read. A range of rowid would look at every row.
+        f"SELECT {', '.join(columns)}, {columns_sql(layout)} FROM token WHERE sample = ? AND token >= ? AND token < ? "
+        "ORDER BY token",
+        (sample, first, stop),
     )
 
 
@@ -282,11 +331,14 @@ def null_usage(kind: str) -> Query:
     return Query("SELECT step, module, count FROM null_usage WHERE kind = ? ORDER BY step, module", (kind,))
 
 
-def measure_values(measure: str, per: str, label_id: int | None) -> Query:
-    """Columns ``value`` and ``count``: how often each value occurs; NULLs left out."""
+def measure_values(measure: str, per: str, label_id: int | None, *, in_samples: bool = True) -> Query:
+    """Columns ``value`` and ``count``: how often each value occurs; NULLs left out.
+
+    ``in_samples``: whether samples hold their gate entropy.
+    """
     parameters = () if label_id is None else (label_id,)
     where = "true" if label_id is None else "label_id = ?"
-    if per == "sample" and measure == "gate_entropy":
+    if per == "sample" and measure == "gate_entropy" and not in_samples:
         sql = (
             f"SELECT avg(gate_entropy) AS value, 1 AS count FROM token WHERE {where} "
             "AND gate_entropy IS NOT NULL GROUP BY sample"
@@ -306,12 +358,12 @@ def measure_values(measure: str, per: str, label_id: int | None) -> Query:
     return Query(sql, parameters)
 
 
-def measure_by_label(measure: str, per: str) -> Query:
+def measure_by_label(measure: str, per: str, *, in_samples: bool = True) -> Query:
     """label, num, mean, in the alphabet's order."""
     if per == "token" and measure in ("compute", "reuse"):
         sql = f"SELECT label, sum(num_tokens), sum({measure} * num_tokens) / sum(num_tokens) FROM sample"
         return Query(f"{sql} WHERE label IS NOT NULL GROUP BY label ORDER BY label")
-    if per == "sample" and measure != "gate_entropy":
+    if per == "sample" and (measure != "gate_entropy" or in_samples):
         return Query(
             f"SELECT label, count({measure}), avg({measure}) FROM sample WHERE label IS NOT NULL "
             f"GROUP BY label HAVING count({measure}) > 0 ORDER BY label"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import numpy as np
 
 from engine.analysis.tokens import module_units
 from engine.errors import UserError
-from engine.store import answers, effects, experts, knowledge, queries, search, similar, soft, specific
+from engine.store import answers, effects, experts, knowledge, path_pages, queries, search, similar, soft, specific
 from engine.store.checks import check_text
+from engine.store.counted import count_paths, count_tokens_by_path
 from engine.store.errors import NoSuchThing
 from engine.store.export import check_export, export, tables_of
 from engine.store.filters import (
@@ -25,6 +27,7 @@ from engine.store.filters import (
     check_filters,
     check_page,
     check_steps,
+    path_condition,
     token_condition,
 )
 from engine.store.flows import FlowCounter, countable_in_sql, read_chunks, ribbons_of
@@ -32,9 +35,12 @@ from engine.store.frames import Frames
 from engine.store.hydrate import sample_answer
 from engine.store.measures import distribution_of, existing_measures
 from engine.store.open_file import Connection
+from engine.store.path_tops import paths_of_label, top_paths
 from engine.store.provenance import crops_words
 from engine.store.samples import path_examples, sample_detail
 from engine.store.schema import Layout
+from engine.store.sealed_answers import kept
+from engine.store.token_flops import flops_table
 from engine.store.weights import CODES
 from engine.trace import ModuleInfo
 
@@ -66,9 +72,14 @@ class Run:
             self.token_columns = tuple(column[0] for column in cursor.description)
             self._shapes, self._axis_names = soft.read_shapes(cursor) if self.row["schema_version"] > 1 else ({}, {})
         code = CODES[self.row.get("weight_code") or "linear"]
-        self.layout = Layout(self.row["num_steps"], self.row["top_k"], self.row["num_modules"], code)
+        self.paged = self.row["schema_version"] >= 5
+        """whether paths can be looked up by their numbers"""
+        self.layout = Layout(
+            self.row["num_steps"], self.row["top_k"], self.row["num_modules"], code,
+            by_path=self.paged and not {"m0", "ids"} & set(self.token_columns),
+        )  # fmt: skip
         self._label_ids = {label: (label_id, tokens) for label_id, label, _, tokens in self.labels}
-        available, _ = module_units(self.modules, self.layout.num_steps, self.layout.num_modules)
+        available, self.units = module_units(self.modules, self.layout.num_steps, self.layout.num_modules)
         self.bank = answers.ModuleBank(self.modules, available)
 
     @classmethod
@@ -167,7 +178,10 @@ class Run:
             kept = answers.kept_modules(usage, (first, stop), num_tokens, *merging)
             links = self._rows(queries.largest_links(label_id, first, stop, kept, min_share * num_tokens, limit))
         else:
-            num_tokens, columns, usage = self._count(token_condition(filters, label_id, self.layout), first, stop)
+            if self.layout.by_path and label_id is None:
+                num_tokens, columns, usage = count_paths(self, filters, first, stop)
+            else:
+                num_tokens, columns, usage = self._count(token_condition(filters, label_id, self.layout), first, stop)
             kept = answers.kept_modules(usage, (first, stop), num_tokens, *merging)
             if kept is not None:
                 columns = answers.merge_links(columns, kept, self.layout.num_modules)
@@ -184,6 +198,8 @@ class Run:
 
     def _count(self, condition: Query, first: int, stop: int) -> tuple[int, dict[str, np.ndarray], list[tuple]]:
         """num_tokens, links and usage of the tokens of ``condition``."""
+        if self.layout.by_path:
+            return count_tokens_by_path(self, condition, first, stop)
         if countable_in_sql(self.layout):
             return (
                 self._rows(queries.count_tokens(condition))[0][0],
@@ -194,7 +210,7 @@ class Run:
         with self._connection.cursor() as cursor:
             query = queries.token_ribbons(self.layout, condition)
             for columns in read_chunks(cursor, query.sql, self.layout, query.parameters):
-                counter.add(*ribbons_of(self.layout, columns))
+                counter.add(*self.ribbons_of(columns))
         return counter.num_tokens, counter.flow_arrays(), counter.usage_rows()
 
     count = _count
@@ -219,7 +235,13 @@ class Run:
         filters, label_id = self._filters(label, paths, through)
         if label_id is None and not filters.need_tokens:
             num_paths, num_tokens = self.row["num_paths"], self.row["num_tokens"]
-            rows = self._rows(queries.all_paths(order, limit, offset))
+            sealed = top_paths(order, None, limit, offset) if self.paged and order != "rank" else None
+            rows = self._rows(sealed or queries.all_paths(order, limit, offset))
+        elif (listed := self._listed_paths(order, label, label_id, filters, limit, offset)) is not None:
+            num_paths, num_tokens, rows = listed
+        elif self.layout.by_path and label_id is None:
+            num_paths, num_tokens = self._rows(queries.path_totals(path_condition(filters)))[0]
+            rows = self._rows(queries.chosen_paths(path_condition(filters), order, limit, offset))
         else:
             condition = token_condition(filters, label_id, self.layout)
             ((num_paths, num_tokens),) = self._rows(queries.filtered_path_totals(condition))
@@ -232,11 +254,22 @@ class Run:
             "next": _next(offset, limit, num_paths),
         }
 
+    def _listed_paths(
+        self, order: str, label: str | None, label_id: int | None, filters: Filters, limit: int, offset: int
+    ) -> tuple[int, int, list[tuple]] | None:
+        """num_paths, num_tokens and rows of a label's page, where it was worked out at sealing."""
+        if not self.paged or label_id is None or filters.need_tokens or order != "rank":
+            return None
+        sealed = top_paths(order, label_id, limit, offset)
+        ((num_paths, listed),) = self._rows(paths_of_label(label_id))
+        return (num_paths, self._num_tokens(label), self._rows(sealed)) if sealed and listed else None
+
     def fit(self) -> dict[str, Any]:
         """Rank–frequency of the run, of its untrained twin and of independent steps."""
         fit_rows, point_rows = self._rows(queries.path_fits()), self._rows(queries.path_points())
         return {"run": self.run_id, **answers.fits(fit_rows, point_rows)}
 
+    @kept
     def law(self, draws: int = 100, seed: int = 0) -> dict[str, Any]:
         """A power law fitted to the counts of paths, of the untrained twin's and of independent steps'.
 
@@ -248,7 +281,7 @@ class Run:
     def _law(self, kind: str, draws: int, seed: int) -> dict[str, Any] | None:
         from engine.analysis import power_law  # SciPy's optimisers, only for who asks
 
-        rows = self._rows(queries.count_histogram(kind))
+        rows = self._rows(queries.sealed_counts(kind) if self.paged else queries.count_histogram(kind))
         if not rows:
             return None
         values, paths = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
@@ -260,6 +293,7 @@ class Run:
         check_page(limit, 0, MOST_EXAMPLES)
         return path_examples(self, rank, limit, seed)
 
+    @kept
     def knowledge(self) -> dict[str, Any]:
         """What paths know: NMI(π; property) beside 200 shuffles, of label, token id, region, kind of word …
 
@@ -270,6 +304,7 @@ class Run:
         """
         return knowledge.what_paths_know(self)
 
+    @kept
     def specific(
         self, of: str = "path", *, label: str | None = None, least: int = specific.LEAST, limit: int = 20
     ) -> dict[str, Any]:
@@ -353,6 +388,7 @@ class Run:
         """Token × module: the choices of tokens ``first`` … of one sample at one step, with their weights."""
         return experts.token_slice(self, sample, step, first, limit)
 
+    @kept
     def specialisation(
         self, of: str = "label", step: int = 0, *, label: str | None = None, limit: int = 40, each: int = 5
     ) -> dict[str, Any]:
@@ -367,6 +403,7 @@ class Run:
         """N_ij/N_i over all pairs chosen together at a step, of the modules of the strongest pairs."""
         return experts.co_activation(self, step, label, limit)
 
+    @kept
     def repetition(self, *, label: str | None = None) -> dict[str, Any]:
         """How often neighbouring tokens share their first, or any, module; per step, beside its baselines."""
         return experts.repetition(self, label)
@@ -434,6 +471,7 @@ class Run:
         """The ribbons nearest to a token's by path distance, and tokens that take them."""
         return similar.similar_tokens(self, sample, token, limit=limit, each=each, seed=seed)
 
+    @kept
     def map(self, method: str = "pca", *, limit: int = 2000, thumbnails: bool = False) -> dict[str, Any]:
         """Samples on the plane in which their path profiles differ most."""
         return similar.map_of(self, method, limit=limit, thumbnails=thumbnails)
@@ -453,6 +491,7 @@ class Run:
 
         return grouping_of(self, other)
 
+    @kept
     def distribution(
         self, measure: str, per: str = "sample", bins: int = 40, label: str | None = None
     ) -> dict[str, Any]:
@@ -499,6 +538,24 @@ class Run:
                 if batch.num_rows:
                     names = batch.schema.names
                     yield {n: c.to_numpy(zero_copy_only=False) for n, c in zip(names, batch.columns, strict=True)}
+
+    def ribbons_of(self, columns: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids (n, S, K) and 8-bit weights (n, S, K) of the fetched ``columns_sql``."""
+        if not self.layout.by_path:
+            return ribbons_of(self.layout, columns)
+        shape = (len(columns[0]), self.layout.num_steps, 1)
+        ids = path_pages.look_up(self, np.asarray(columns[0], dtype=np.int64))[1]
+        return ids.reshape(shape), np.stack(columns[1:], axis=1).reshape(shape)
+
+    @cached_property
+    def shares(self) -> path_pages.Shares:
+        """The CDF of ranks; of a run that is ``paged``."""
+        return path_pages.Shares.of(self)
+
+    @cached_property
+    def flops(self) -> np.ndarray:
+        """(S, M) FLOPs of each module at each step."""
+        return flops_table(self.modules, self.layout.num_steps, self.layout.num_modules)
 
     def no_sample(self, sample: int) -> NoSuchThing:
         return NoSuchThing(

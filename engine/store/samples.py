@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.store import queries
+from engine.analysis.tokens import compute, reuse
+from engine.store import path_pages, queries
 from engine.store.errors import NoSuchThing
 from engine.store.flows import ribbons_of
 from engine.store.hydrate import (
@@ -19,6 +20,7 @@ from engine.store.hydrate import (
     sample_answer,
     text_context,
 )
+from engine.store.token_flops import flops_of
 
 if TYPE_CHECKING:
     from engine.store.run import Run
@@ -31,18 +33,9 @@ def sample_detail(run: Run, sample: int) -> dict[str, Any]:
     rows = run.rows(queries.one_sample(sample)) if 0 <= sample < 2**31 else []
     if not rows:
         raise run.no_sample(sample)
-    head, (text, grid_rows, grid_cols, first_row) = rows[0][: len(SAMPLE_FIELDS)], rows[0][len(SAMPLE_FIELDS) :]
+    head, (text, grid_rows, grid_cols, _) = rows[0][: len(SAMPLE_FIELDS)], rows[0][len(SAMPLE_FIELDS) :]
     answer = sample_answer(head)
-    columns = ["token", *(name for name in _PLACE if name in run.token_columns)]
-    query = queries.sample_tokens(run.layout, columns, first_row, answer["num_tokens"])
-    token_rows = run.rows(query)
-    tokens = [dict(zip([*columns, "rank", "cdf", "compute", "reuse"], row, strict=False)) for row in token_rows]
-    width = len(columns) + 4
-    arrays = [
-        list(column) if run.layout.packed else np.array(column)
-        for column in list(zip(*token_rows, strict=True))[width:]
-    ]
-    ids_nSK, levels_nSK = ribbons_of(run.layout, arrays)
+    tokens, ids_nSK, levels_nSK = (_tokens if run.paged else _tokens_by_join)(run, sample, answer["num_tokens"])
     texts = vocabulary(run, [token["token_id"] for token in tokens if token.get("token_id") is not None])
     return {
         "run": run.run_id,
@@ -54,6 +47,42 @@ def sample_detail(run: Run, sample: int) -> dict[str, Any]:
             for token, ids, levels in zip(tokens, ids_nSK.tolist(), levels_nSK, strict=True)
         ],
     }
+
+
+def _tokens(run: Run, sample: int, num_tokens: int) -> tuple[list[dict[str, Any]], np.ndarray, np.ndarray]:
+    """The tokens of a sample with rank, cdf, compute and reuse of their paths; ids and levels (n, S, K)."""
+    columns = ["token", "path_id", *(name for name in _PLACE if name in run.token_columns)]
+    rows = run.rows(queries.tokens_of_sample(run.layout, columns, sample, 0, num_tokens))
+    tokens = [dict(zip(columns, row, strict=False)) for row in rows]
+    path_ids = np.array([token["path_id"] for token in tokens])
+    ranks, ribbons = path_pages.look_up(run, path_ids)
+    arrays = _arrays(run, rows, len(columns))
+    if run.layout.by_path:
+        shape = (len(rows), run.layout.num_steps, 1)
+        ids, levels = ribbons.reshape(shape), np.stack(arrays[1:], axis=1).reshape(shape)
+    else:
+        ids, levels = ribbons_of(run.layout, arrays)
+    of_path = {"rank": ranks, "cdf": run.shares.cdf(ranks), "compute": compute(ids, run.units),
+               "reuse": reuse(ids, run.units)}  # fmt: skip
+    usual = flops_of(run.flops, ids).tolist()
+    for token, flops, *values in zip(tokens, usual, *(part.tolist() for part in of_path.values()), strict=True):
+        token |= dict(zip(of_path, values, strict=True))
+        token["flops"] = flops if token["flops"] is None else token["flops"]
+    return tokens, ids, levels
+
+
+def _tokens_by_join(run: Run, sample: int, num_tokens: int) -> tuple[list[dict[str, Any]], np.ndarray, np.ndarray]:
+    """The same of a file from before there were pages of paths."""
+    columns = ["token", *(name for name in _PLACE if name in run.token_columns)]
+    rows = run.rows(queries.sample_tokens(run.layout, columns, sample))
+    tokens = [dict(zip([*columns, "rank", "cdf", "compute", "reuse"], row, strict=False)) for row in rows]
+    return tokens, *ribbons_of(run.layout, _arrays(run, rows, len(columns) + 4))
+
+
+def _arrays(run: Run, rows: list[tuple], first: int) -> list[Any]:
+    """The columns from ``first`` on, as ``ribbons_of`` takes them."""
+    columns = list(zip(*rows, strict=True))[first:]
+    return [list(column) if run.layout.packed else np.array(column) for column in columns]
 
 
 def vocabulary(run: Run, token_ids: Iterable[int]) -> dict[int, str]:
@@ -131,21 +160,21 @@ def shown_tokens(run: Run, rowids: list[int]) -> list[dict[str, Any]]:
     return _patches(run, pairs) if run.row["modality"] == "vision" else _contexts(run, pairs)
 
 
-def _places(run: Run, pairs: list[tuple[int, int]], first_rows: dict[int, int], columns: str) -> list[tuple]:
+def _places(run: Run, pairs: list[tuple[int, int]], columns: str) -> list[tuple]:
     """``sample, token`` and ``columns`` of these tokens, in their order."""
-    rowids = [first_rows[sample] + token for sample, token in pairs]
-    return run.rows(queries.some_tokens(rowids, f"sample, token, {columns}"))
+    wanted = set(pairs)
+    return [row for row in run.rows(queries.tokens_at(pairs, columns)) if row[:2] in wanted]
 
 
 def _patches(run: Run, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
     numbers = sorted({sample for sample, _ in pairs})
-    columns = "sample, label, first_row, image, grid_rows, grid_cols"
+    columns = "sample, label, image, grid_rows, grid_cols"
     rows = {row[0]: row[1:] for row in run.rows(queries.some_samples(numbers, columns))}
-    places = _places(run, pairs, {number: row[1] for number, row in rows.items()}, "row, col")
-    pictures = {number: open_picture(row[2]) for number, row in rows.items() if row[2] is not None}
+    places = _places(run, pairs, "row, col")
+    pictures = {number: open_picture(row[1]) for number, row in rows.items() if row[1] is not None}
     answer = []
     for sample, token, row, col in places:
-        label, _, _, grid_rows, grid_cols = rows[sample]
+        label, _, grid_rows, grid_cols = rows[sample]
         whole = sample in pictures and grid_rows and row is not None and col is not None
         patch = patch_uri(pictures[sample], (grid_rows, grid_cols), row, col) if whole else None
         answer.append({"sample": sample, "token": token, "label": label, "row": row, "col": col, "patch": patch})
@@ -154,13 +183,12 @@ def _patches(run: Run, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
 
 def _contexts(run: Run, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
     numbers = sorted({sample for sample, _ in pairs})
-    rows = {row[0]: row[1:] for row in run.rows(queries.some_samples(numbers, "sample, label, first_row, text"))}
-    first_rows = {number: row[1] for number, row in rows.items()}
-    places = _places(run, pairs, first_rows, "char_start, char_end, token_id")
+    rows = {row[0]: row[1:] for row in run.rows(queries.some_samples(numbers, "sample, label, text"))}
+    places = _places(run, pairs, "char_start, char_end, token_id")
     texts = vocabulary(run, [row[4] for row in places if row[4] is not None])
     answer = []
     for sample, token, start, end, token_id in places:
-        label, _, text = rows[sample]
+        label, text = rows[sample]
         if text is not None and start is not None and end is not None:
             context = text_context(text, start, end)
         else:

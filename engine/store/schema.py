@@ -5,16 +5,18 @@ Shapes: S steps, K slots, V = S·K visits. The tables of soft and gated families
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.store.weights import LINEAR, WeightCode
+from engine.store.weights import LINEAR, WeightCode, code_for
 from engine.trace import RunInfo
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """2: the tables of soft and gated families; 3: ``run.weight_code`` (before, every code was linear); 4: ``known_token``,
-and which null and whose paths an ``association`` is of (before, the run's, and single tokens were shuffled)"""
+and which null and whose paths an ``association`` is of (before, the run's, and single tokens were shuffled); 5:
+``path_page``, ``path_count``, ``path_top``, ``answer``; a token holds no more what its path says (its ribbon where
+k = 1, compute, reuse, FLOPs), ``sample.search`` only what is not the text in lower case"""
 STORAGE_VERSION = "v1.2.0"
 SMALL_BLOCK_BYTES = 16_384
 LARGE_BLOCK_BYTES = 262_144
@@ -38,6 +40,9 @@ class Layout:
     num_modules: int
     weights: WeightCode = LINEAR
     """what the 8 bits of a weight mean"""
+    by_path: bool = False
+    """True: a token has no ids of its own, its ribbon is that of its path (never with more than one slot, where a path
+    does not know their order)"""
 
     @property
     def visits(self) -> int:
@@ -63,6 +68,10 @@ class Layout:
     def weight_column(self, step: int, slot: int) -> str:
         return f"w{step}" if slot == 0 else f"w{step}_{slot}"
 
+    def id_columns(self) -> list[str]:
+        """Columns of ``token`` that the ids of a ribbon come from, unless it is packed."""
+        return ["path_id"] if self.by_path else self.module_columns()
+
     def module_columns(self) -> list[str]:
         """In the order of the visits: step after step, slot after slot."""
         return [self.module_column(s, k) for s in range(self.num_steps) for k in range(self.top_k)]
@@ -84,8 +93,6 @@ TOKEN_COLUMNS: tuple[tuple[str, str], ...] = (
     ("char_end", "INTEGER"),
     ("region", "UTINYINT"),
     ("loss", "FLOAT"),
-    ("compute", "FLOAT"),
-    ("reuse", "FLOAT"),
     ("gate_entropy", "FLOAT"),
     ("flops", "FLOAT"),
 )
@@ -97,6 +104,7 @@ SAMPLE_COLUMNS: tuple[tuple[str, str], ...] = (
     ("prediction", "VARCHAR"),
     ("confidence", "DOUBLE"),
     ("loss", "DOUBLE"),
+    ("gate_entropy", "DOUBLE"),
     ("num_tokens", "INTEGER"),
     ("first_row", "BIGINT"),
     ("compute", "DOUBLE"),
@@ -128,6 +136,9 @@ CREATE TABLE null_usage (kind VARCHAR, step INTEGER, module INTEGER, count BIGIN
 CREATE TABLE path_fit (kind VARCHAR, num_paths BIGINT, num_tokens BIGINT, effective_paths DOUBLE,
     slope DOUBLE, r2 DOUBLE);
 CREATE TABLE path_point (kind VARCHAR, rank INTEGER, count BIGINT);
+CREATE TABLE path_page (page INTEGER, ranks BLOB, ribbons BLOB);
+CREATE TABLE path_count (kind VARCHAR, count BIGINT, num_paths BIGINT);
+CREATE TABLE answer (question VARCHAR, arguments VARCHAR, answer VARCHAR);
 CREATE TABLE histogram (measure VARCHAR, bins INTEGER, answer VARCHAR);
 CREATE TABLE association (attribute VARCHAR, nmi DOUBLE, null_mean DOUBLE, null_std DOUBLE,
     p_value DOUBLE, shuffles INTEGER, num_tokens INTEGER, shuffled VARCHAR, whose VARCHAR);
@@ -136,6 +147,14 @@ CREATE TABLE flow (step INTEGER, source INTEGER, target INTEGER, count DOUBLE, w
     label_id INTEGER);
 CREATE TABLE usage (step INTEGER, module INTEGER, count BIGINT, weight DOUBLE, label_id INTEGER);
 """
+
+
+def layout_for(info: RunInfo, *, shard: bool = False) -> Layout:
+    """The layout of a new run; that of its shards, which know no paths, holds the ids with the tokens."""
+    code = code_for(info.num_modules, info.top_k)
+    layout = Layout(info.num_steps, info.top_k, info.num_modules, code)
+    by_path = info.top_k == 1 and not layout.packed and code.name == "linear" and not shard
+    return replace(layout, by_path=by_path)
 
 
 _TEXT_ONLY = {"token_id", "char_start", "char_end"}
@@ -155,7 +174,8 @@ def token_columns(layout: Layout, info: RunInfo) -> list[tuple[str, str]]:
     columns = [column for column in TOKEN_COLUMNS if column[0] not in absent]
     if layout.packed:
         return [*columns, ("ids", "BLOB"), ("weights", "BLOB")]
-    columns += [(name, layout.id_type) for name in layout.module_columns()]
+    if not layout.by_path:
+        columns += [(name, layout.id_type) for name in layout.module_columns()]
     columns += [(name, "UTINYINT") for name in layout.weight_columns()]
     return columns
 

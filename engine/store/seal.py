@@ -28,18 +28,23 @@ from engine.store.flows import (
     flow_parts_sql,
     flow_values_sql,
     read_chunks,
+    ribbon_sql,
     ribbons_of,
     usage_parts_sql,
     usage_values_sql,
+    with_modules,
 )
 from engine.store.measures import SEALED_BINS
 from engine.store.packed_flows import count_packed, fits
+from engine.store.path_pages import write_pages
+from engine.store.path_tops import write_tops
 from engine.store.pathbook import TAKE_ROWS, PathBook
 from engine.store.rows import insert_columns, insert_rows, range_array
 from engine.store.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, SCHEMA_VERSION, Layout
 from engine.store.seal_knowledge import write_associations
 from engine.store.seal_nulls import write_nulls
 from engine.store.soft import SoftSums
+from engine.store.visits import Visits
 from engine.store.weights import code_for
 from engine.trace import ModuleInfo, RunInfo
 
@@ -47,8 +52,8 @@ _STAGES = (
     "ranking paths", "paths", "tokens of each path", "flows and usage", "nulls", "what paths know",
     "sample and histograms", "findings",
 )  # fmt: skip
-NUM_STAGES = len(_STAGES) + 1
-"""the last one, writing to the disk, is the writer's"""
+NUM_STAGES = len(_STAGES) + 2
+"""the last two, writing to the disk and the answers of large runs, are the writer's"""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,8 @@ class Totals:
     """path_ids of the twin for the tokens of ``sketch``; None without a twin of every token"""
     num_samples: int
     soft: SoftSums
+    visits: Visits | None
+    """flows and usage, where they were counted on the way"""
 
 
 def build_summaries(
@@ -88,18 +95,21 @@ def build_summaries(
     _small_tables(con, info, modules, totals)
     _label_table(con, totals)
     stage(1)
+    _count_by_label(con)
     _path_table(con, layout, totals, order)
+    write_pages(con, layout, totals.book, order)
+    write_tops(con, order)
     stage(2)
     _member_table(con)
     stage(3)
-    _flow_and_usage(con, layout, totals.labels)
+    _flow_and_usage(con, layout, totals)
     _step_summary(con, totals)
     stage(4)
     write_nulls(con, layout, totals.book, totals.twin, order)
     stage(5)
     write_associations(con, totals.sketch, order, totals.twin, totals.twin_paths)
     stage(6)
-    _sample_of_tokens(con, totals.book.num_tokens)
+    _sample_of_tokens(con, layout, totals.book.num_tokens)
     _histograms(con)
     stage(7)
     totals.soft.write(con, info.axes)
@@ -169,6 +179,14 @@ def _path_table(con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals, 
         before = int(up_to[-1])
 
 
+def _count_by_label(con: duckdb.DuckDBPyConnection) -> None:
+    """How many tokens of each label are on each path, for two summaries; dropped by ``_flow_and_usage``."""
+    con.execute(
+        "CREATE TEMP TABLE on_path AS SELECT path_id, label_id, count(*) AS n FROM token "
+        "WHERE label_id IS NOT NULL GROUP BY path_id, label_id"
+    )
+
+
 def _top_labels(con: duckdb.DuckDBPyConnection, num_paths: int) -> tuple[list[str], np.ndarray]:
     """Labels in the alphabet's order, and of each path (P,) its most frequent one: tokens · L + (L − 1 − place).
 
@@ -179,10 +197,8 @@ def _top_labels(con: duckdb.DuckDBPyConnection, num_paths: int) -> tuple[list[st
         return [], np.empty(0, dtype=np.int64)
     top = np.full(num_paths, -1, dtype=np.int64)
     reader = con.execute(
-        "WITH placed AS (SELECT label_id, row_number() OVER (ORDER BY label DESC) - 1 AS place FROM label), "
-        "by_label AS (SELECT path_id, label_id, count(*) AS n FROM token "
-        "WHERE label_id IS NOT NULL GROUP BY path_id, label_id) "
-        f"SELECT path_id, max(n * {len(names)} + place)::BIGINT AS best FROM by_label JOIN placed USING (label_id) "
+        "WITH placed AS (SELECT label_id, row_number() OVER (ORDER BY label DESC) - 1 AS place FROM label) "
+        f"SELECT path_id, max(n * {len(names)} + place)::BIGINT AS best FROM on_path JOIN placed USING (label_id) "
         "GROUP BY path_id"
     )
     for batch in reader.to_arrow_reader(CHUNK_ROWS):
@@ -197,10 +213,15 @@ def _member_table(con: duckdb.DuckDBPyConnection) -> None:
     )
 
 
-def _flow_and_usage(con: duckdb.DuckDBPyConnection, layout: Layout, labels: dict[str, int]) -> None:
+def _flow_and_usage(con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals) -> None:
+    con.execute("DROP TABLE on_path")
+    labels = totals.labels
+    if totals.visits is not None:
+        _counted_on_the_way(con, layout, totals.visits)
+        return
     steps = range(layout.num_steps - 1)
     if countable_in_sql(layout):
-        con.execute("CREATE TEMP VIEW chosen AS SELECT * FROM token")
+        con.execute(f"CREATE TEMP VIEW chosen AS SELECT * FROM {with_modules(layout)}")
         for table, sql, keys, values in (
             ("flow", flow_parts_sql(layout, steps, "label_id"), "step, source, target",
              (flow_values_sql, ("pairs", "parts"))),
@@ -229,6 +250,22 @@ def _flow_and_usage(con: duckdb.DuckDBPyConnection, layout: Layout, labels: dict
             if rows:
                 by_name = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
                 insert_columns(con, table, {**by_name, "label_id": [label_id] * len(rows)})
+
+
+def _counted_on_the_way(con: duckdb.DuckDBPyConnection, layout: Layout, visits: Visits) -> None:
+    """Rows of ``flow`` and ``usage``: of all tokens first, then of each label."""
+    known = [(label, counts) for label, counts in sorted(visits.by_label.items()) if label >= 0]
+    for label, counts in [(ALL_LABELS, visits.total()), *known]:
+        step, source, target = (place.astype(np.int32) for place in np.nonzero(counts.links))
+        num = counts.links[step, source, target].astype(np.float64)
+        insert_columns(con, "flow", {"step": step, "source": source, "target": target, "count": num, "weight": num,
+                                     "label_id": np.full(len(num), label, dtype=np.int32)})  # fmt: skip
+        step, module = (place.astype(np.int32) for place in np.nonzero(counts.tokens))
+        insert_columns(con, "usage", {
+            "step": step, "module": module, "count": counts.tokens[step, module],
+            "weight": counts.levels[step, module] / layout.weights.whole,
+            "label_id": np.full(len(step), label, dtype=np.int32),
+        })  # fmt: skip
 
 
 def _count_one_by_one(
@@ -262,13 +299,14 @@ def _step_summary(con: duckdb.DuckDBPyConnection, totals: Totals) -> None:
     insert_columns(con, "step_summary", columns)
 
 
-def _sample_of_tokens(con: duckdb.DuckDBPyConnection, num_tokens: int) -> None:
-    """``token_sample``: one million tokens by hash; of smaller runs a view of everything."""
+def _sample_of_tokens(con: duckdb.DuckDBPyConnection, layout: Layout, num_tokens: int) -> None:
+    """``token_sample``: one million tokens by hash, with their ribbons; of smaller runs a view of everything."""
     if num_tokens <= SAMPLE_TABLE_ROWS:
-        con.execute("CREATE VIEW token_sample AS SELECT * FROM token")
+        con.execute(f"CREATE VIEW token_sample AS SELECT * FROM {with_modules(layout)}")
         return
     con.execute(
-        "CREATE TABLE token_sample AS SELECT * FROM token "
+        f"CREATE TABLE token_sample AS SELECT {', '.join(['token.*', *ribbon_sql(layout)])} "
+        f"FROM token{' JOIN path USING (path_id)' if layout.by_path else ''} "
         f"WHERE hash(sample, token) < {int(2**64 * SAMPLE_TABLE_ROWS / num_tokens)}::UBIGINT"
     )
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from engine.analysis.paths import effective_paths, independent_steps, log_spaced_ranks, rank_frequency_fit
 from engine.store.flows import CHUNK_ROWS
+from engine.store.path_pages import write_counts
 from engine.store.pathbook import PathBook
 from engine.store.rows import insert_columns, range_array
 from engine.store.schema import Layout
@@ -31,6 +32,7 @@ def write_nulls(
     """
     counts = book.counts()[order]
     _fit(con, "observed", counts)
+    write_counts(con, "observed", counts)
     independent = PathBook(layout.id_dtype, book.folder)
     drawn = _thinned(counts, layout)
     some = np.flatnonzero(drawn)
@@ -47,6 +49,7 @@ def write_nulls(
             ranks = np.arange(start + 1, start + 1 + len(part), dtype=np.int32)
             insert_columns(con, "null_path", {"kind": pa.repeat(kind, len(part)), "rank": ranks, "count": part})
         _fit(con, kind, null_counts)
+        write_counts(con, kind, null_counts)
         _null_usage(con, kind, layout, null)
 
 

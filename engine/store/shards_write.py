@@ -25,10 +25,9 @@ from engine.store.batches import CompactBatch, compact, own_sample_columns, own_
 from engine.store.checks import check_batch, check_json, check_ribbons, check_run
 from engine.store.errors import WriterFailed
 from engine.store.lifecycle import SealedOnce, claim
-from engine.store.schema import SAMPLE_COLUMNS, SCHEMA_VERSION, Layout, token_columns
+from engine.store.schema import SAMPLE_COLUMNS, SCHEMA_VERSION, Layout, layout_for, token_columns
 from engine.store.shards import ABOUT, MANIFEST, FileEntry, Manifest, Shard, about_bytes, manifest_bytes
 from engine.store.soft import SOFT_TABLES, soft_rows
-from engine.store.weights import code_for
 from engine.trace import ModuleInfo, RunInfo, TraceBatch
 
 GROUP_BYTES = 32 * 2**20
@@ -60,7 +59,8 @@ def token_schema(layout: Layout, info: RunInfo) -> pa.Schema:
 def sample_schema() -> pa.Schema:
     """Columns of ``sample.parquet``."""
     types = _ARROW_TYPES | {"BLOB": pa.binary()}
-    return pa.schema({name: types[kind] for name, kind in SAMPLE_COLUMNS if name not in NUMBERED})
+    return pa.schema({name: types[kind] for name, kind in SAMPLE_COLUMNS
+                      if name not in NUMBERED and name != "gate_entropy"})
 
 
 def ribbon_names(layout: Layout) -> list[str]:
@@ -86,7 +86,7 @@ class ShardWriter(SealedOnce):
             check_json(getattr(info, name), name)
         self.info, self.modules, self.shard = info, list(modules), shard
         self._skipped, self._overwrite = skipped, overwrite
-        self.layout = Layout(info.num_steps, info.top_k, info.num_modules, code_for(info.num_modules, info.top_k))
+        self.layout = layout_for(info, shard=True)
         self._available, _ = module_units(modules, info.num_steps, info.num_modules)
         self._columns = {name for name, _ in token_columns(self.layout, info)}
         self._title = shard.name

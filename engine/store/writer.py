@@ -31,14 +31,16 @@ from engine.store.schema import (
     LARGE_BLOCK_BYTES,
     SMALL_BLOCK_BYTES,
     STORAGE_VERSION,
-    Layout,
     create_tables,
+    layout_for,
     token_columns,
 )
 from engine.store.seal import NUM_STAGES, Totals, build_summaries
+from engine.store.sealed_answers import LEAST_TOKENS, seal_answers
 from engine.store.sketch import TokenSketch
 from engine.store.soft import CREATE_SOFT, SOFT_TABLES, SoftSums, soft_rows
-from engine.store.weights import code_for
+from engine.store.token_flops import flops_of, flops_table
+from engine.store.visits import Visits
 from engine.trace import ModuleInfo, RunInfo, TraceBatch
 
 QUEUE_BATCHES = 4
@@ -198,10 +200,10 @@ class _Filler:
 
     def __init__(self, file: Path, info: RunInfo, modules: Sequence[ModuleInfo]) -> None:
         self.info, self.modules = info, modules
-        self.layout = Layout(
-            info.num_steps, info.top_k, info.num_modules, code_for(info.num_modules, info.top_k)
-        )
+        self.layout = layout_for(info)
         self.available, self.units = module_units(modules, info.num_steps, info.num_modules)
+        self.flops = flops_table(modules, info.num_steps, info.num_modules)
+        self.visits = Visits(self.layout) if self.layout.by_path else None
         self.token_columns = {name for name, _ in token_columns(self.layout, info)}
         self.book = PathBook(self.layout.id_dtype, file.parent)
         self.twin = PathBook(self.layout.id_dtype, file.parent)
@@ -248,11 +250,14 @@ class _Filler:
                 [-1 if s.label is None else self.labels.setdefault(s.label, len(self.labels)) for s in batch.samples]
             ),
             "path_ids": path_ids,
-            "compute": self._of_paths(self._compute_P, 1.0)[path_ids],
-            "reuse": self._of_paths(self._reuse_P, 0.0)[path_ids],
         }
-        self._hold("token", token_table(batch, self.layout, **common))
-        self._hold("sample", sample_table(batch, first_row=first_row, **common))
+        self._hold("token", token_table(batch, self.layout, usual_flops=flops_of(self.flops, batch.ids), **common))
+        self._hold("sample", sample_table(
+            batch, first_row=first_row, compute=self._of_paths(self._compute_P, 1.0)[path_ids],
+            reuse=self._of_paths(self._reuse_P, 0.0)[path_ids], **common,
+        ))  # fmt: skip
+        if self.visits is not None:
+            self.visits = self.visits.add(common["label_ids"], batch)
         for kind, values in batch.soft.items():
             self._hold(SOFT_TABLES[kind].table, soft_rows(kind, values, self.num_samples))
             self.soft.add(kind, values, common["label_ids"])
@@ -325,12 +330,16 @@ class _Filler:
             twin_paths=self.twin_sketch.columns()["path_id"] if self.twin.num_tokens == self.book.num_tokens else None,
             num_samples=self.num_samples,
             soft=self.soft,
+            visits=self.visits,
         )
         build_summaries(self.con, self.info, self.modules, self.layout, totals, on_stage)
-        on_stage("writing to the disk", NUM_STAGES - 1, NUM_STAGES)
+        on_stage("writing to the disk", NUM_STAGES - 2, NUM_STAGES)
         self.con.execute("COMMIT")
         self.con.execute("CHECKPOINT")
         self.con.close()
+        if self.book.num_tokens >= LEAST_TOKENS:
+            on_stage("answers that take long", NUM_STAGES - 1, NUM_STAGES)
+            seal_answers(self._file, self.info.run_id)
         shutil.rmtree(_temporary_folder(self._file), ignore_errors=True)
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from engine.store import QueryTimeout, Run, RunFileError, RunNotFound, list_runs
 from engine.store.export import FORMATS, TABLES
 from engine.store.filters import Query
 from engine.store.open_file import Connection, open_read_only
+from engine.store.schema import SCHEMA_VERSION
 from tests.runs import make_run
 
 
@@ -83,7 +84,7 @@ def test_a_newer_schema_is_refused(sealed: Path, tmp_path: Path):
     file.write_bytes(sealed.read_bytes())
     with duckdb.connect(str(file)) as con:
         con.execute("UPDATE run SET schema_version = 99")
-    with pytest.raises(RunFileError, match="schema version 99, this program reads up to 3: update it"):
+    with pytest.raises(RunFileError, match=rf"schema version 99, this program reads up to {SCHEMA_VERSION}: update it"):
         Run.open(file)
 
 

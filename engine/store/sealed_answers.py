@@ -1,0 +1,104 @@
+"""Answers that take long, worked out when a large run is sealed: what its page asks as soon as it is opened.
+
+A row of ``answer`` is one question with its arguments and the answer as JSON, as ``Run`` gives it. ``Run`` looks there
+first; any other argument is worked out when asked, and so is everything of a run below ``LEAST_TOKENS`` or of another
+``ANSWERS_VERSION``. The same methods make the answer then and now, so there is no second way to be wrong in.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+
+from engine.errors import UserError
+from engine.store.filters import Query
+from engine.store.rows import insert_columns
+
+if TYPE_CHECKING:
+    from engine.store.run import Run
+
+ANSWERS_VERSION = 1
+"""another number when an answer changes its shape or its meaning: older files are asked anew then"""
+LEAST_TOKENS = 1_000_000
+MOST_LABELS = 16
+"""labels whose distributions are kept, those with the most tokens"""
+MOST_STEPS = 32
+BINS = 40
+PATIENCE_S = 3600
+
+
+def questions(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names of methods of ``Run`` with the arguments that the page uses."""
+    yield "knowledge", {}
+    for of in ("path", "module"):
+        yield "specific", {"of": of, "limit": 20}
+    yield "law", {"draws": 0}
+    for limit, thumbnails in ((1000, True), (2000, False)):
+        yield "map", {"limit": limit, "thumbnails": thumbnails}
+    yield "repetition", {}
+    for step in range(min(run.layout.num_steps, MOST_STEPS)):
+        yield "specialisation", {"of": "input", "step": step, "limit": 16}
+        yield "specialisation", {"of": "input", "step": step, "limit": 256, "each": 24}
+    labels = sorted(run.labels, key=lambda row: (-row[3], row[1]))[:MOST_LABELS]
+    for measure in run.info()["measures"]:
+        for per in ("sample", "token"):
+            for label in (None, *(row[1] for row in labels)):
+                yield "distribution", {"measure": measure, "per": per, "bins": BINS, "label": label}
+
+
+def key(method: Callable[..., Any], run: Run, given: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[str, str]:
+    """What a row is found by: the method, and all of its arguments, those that were not given too."""
+    bound = inspect.signature(method).bind(run, *given, **named)
+    bound.apply_defaults()
+    arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
+    return f"{method.__name__} {ANSWERS_VERSION}", json.dumps(arguments, sort_keys=True, default=str)
+
+
+def kept(method: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """A method of ``Run`` whose answer may lie in the file."""
+
+    @functools.wraps(method)
+    def ask(run: Run, *given: Any, **named: Any) -> dict[str, Any]:
+        if run.paged:
+            place = key(method, run, given, named)
+            rows = run.rows(Query("SELECT answer FROM answer WHERE question = ? AND arguments = ?", place))
+            if rows:
+                return {"run": run.run_id, **json.loads(rows[0][0])}
+        return method(run, *given, **named)
+
+    return ask
+
+
+def seal_answers(file: Path, run_id: str) -> None:
+    """Ask the complete, closed run ``file`` all ``questions`` and add the answers to it."""
+    from engine.store.run import Run
+
+    rows: dict[str, list[str]] = {"question": [], "arguments": [], "answer": []}
+    with Run.open(file, time_limit_s=PATIENCE_S) as run:
+        run.run_id = run_id
+        for question, arguments in questions(run):
+            method = getattr(Run, question).__wrapped__
+            try:
+                answer = method(run, **arguments)
+            except UserError:
+                continue  # This run has nothing of the sort.
+            del answer["run"]
+            name, whole = key(method, run, (), arguments)
+            rows["question"].append(name)
+            rows["arguments"].append(whole)
+            rows["answer"].append(json.dumps(answer, allow_nan=False))
+    con = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
+    try:
+        address = str(file).replace("'", "''")
+        con.execute(f"ATTACH '{address}' AS r")
+        con.execute("USE r")
+        insert_columns(con, "answer", rows)
+        con.execute("CHECKPOINT")
+    finally:
+        con.close()
