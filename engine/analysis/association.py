@@ -84,7 +84,8 @@ def _normalised(entropy_paths: float, entropy_labels: float, entropy_joint: floa
     total = entropy_paths + entropy_labels
     if total < 1e-12:
         return 0.0
-    return min(1.0, max(0.0, 2.0 * (total - entropy_joint) / total))
+    shared = 2.0 * (total - entropy_joint) / total
+    return min(1.0, shared) if shared > 1e-12 else 0.0  # what is left of rounding tells nothing
 
 
 class Sequences:

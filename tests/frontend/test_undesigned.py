@@ -1,0 +1,118 @@
+"""Runs that nobody designs a chart for: one path, one token, one label, none; a twin that knows nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engine.errors import UserError
+from engine.store import Run
+from frontend.charts.knowledge import knowledge_chart, knowledge_words, modules_first, preferred_words, search_words
+from frontend.charts.tables import csv_files, tables_of, zip_of
+from frontend.charts.usage import top_k_chart
+from frontend.figures import KINDS, Wishes, draw_figures
+from frontend.figures.files import files_of
+from frontend.views.modules import balance_words
+from tests.runs import make
+
+
+def one_token():
+    made = make("token", samples=1, steps=3, modules=4, identities=1, labels=False, twin=True)
+    (batch,) = made.batches
+    keep = slice(0, 1)
+    fields = ("module_ids", "weights", "gate_entropy", "flops", "row", "col", "region")
+    cut = {name: values[keep] for name in fields if (values := getattr(batch, name, None)) is not None}
+    record = replace(batch.samples[0], num_tokens=1)
+    return replace(made, batches=[replace(batch, samples=[record], **cut)], twin=made.twin[keep])
+
+
+def still_twin():
+    """An untrained twin all of whose tokens take one path."""
+    made = make("still", "text", samples=4, steps=3, modules=4, identities=1)
+    return replace(made, twin=np.repeat(made.twin[:1], len(made.twin), axis=0))
+
+
+def short_twin():
+    """A twin that was traced for some of the tokens only."""
+    made = make("short", "text", samples=4)
+    return replace(made, twin=made.twin[:-3])
+
+
+def one_label():
+    made = make("label", samples=5)
+    batches = [replace(b, samples=[replace(s, label="cat") for s in b.samples]) for b in made.batches]
+    return replace(made, batches=batches)
+
+
+RUNS = {
+    "one path": lambda: make("path", samples=3, steps=1, modules=1, identities=0),
+    "one token": one_token,
+    "one label": one_label,
+    "no labels": lambda: make("none", "text", samples=3, labels=False),
+    "one sample": lambda: make("sample", "text", samples=1, labels=False, twin=False),
+    "every module": lambda: make("all", samples=4, steps=2, modules=3, identities=0, top_k=3),
+    "a twin of one path": still_twin,
+    "a twin of some tokens": short_twin,
+}
+
+
+@pytest.fixture(scope="module", params=RUNS, ids=lambda name: name.replace(" ", "-"))
+def run(request, tmp_path_factory):
+    with Run.open(RUNS[request.param]().write(tmp_path_factory.mktemp("undesigned"))) as opened:
+        opened.called = request.param
+        yield opened
+
+
+def test_answers_hold_no_nan_and_say_what_is_missing(run):
+    told, info, usage = run.knowledge(), run.info(), run.usage()
+    json.dumps([told, info, usage], allow_nan=False)
+    assert told["properties"] or told["reason"]
+    twins = [row["untrained_nmi"] is not None for row in told["properties"]]
+    assert all(twins) if told["untrained_reason"] is None else not any(twins)
+    if run.called == "a twin of some tokens":
+        assert told["untrained_reason"] == "the untrained twin was traced for some of the tokens only"
+        assert all(row["untrained_nmi"] is None for row in info["associations"])
+    if run.called == "a twin of one path":
+        assert {row["untrained_nmi"] for row in told["properties"]} == {0.0}
+        assert {row["untrained_p_value"] for row in told["properties"]} == {1.0}
+        assert "Those of its untrained twin know none of these." in knowledge_words(told)
+    words = balance_words(usage)
+    assert words.endswith((".", "(0 = even)."))
+    assert "nan" not in words.lower()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark", "print"])
+def test_charts_hold_no_nan_and_no_empty_axis(run, theme):
+    charts = [top_k_chart(run.usage(), theme=theme)]
+    told = run.knowledge()
+    if told["properties"]:
+        charts.append(knowledge_chart(told, theme=theme))
+    for chart in charts:
+        spec = chart.to_dict()
+        text = json.dumps(spec)
+        assert "NaN" not in text
+        assert "Infinity" not in text
+        assert all(rows for rows in spec["datasets"].values()) if "datasets" in spec else True
+
+
+def test_figures_are_drawn_or_say_why(run):
+    kinds = [kind for kind in KINDS if kind.name in ("knows", "family", "fig2", "fig13")]
+    for kind, figures, why in draw_figures(run, Wishes(law_draws=0), kinds, (UserError,)):
+        assert bool(figures) != bool(why), kind.name
+        for figure in figures:
+            for content in files_of(figure, ("svg", "csv"), 89.0).values():
+                assert b"NaN" not in content
+
+
+def test_a_search_that_leaves_nothing_to_compare_is_a_sentence(run):
+    found = run.search_tokens(ranks=(1, 1))
+    json.dumps(found, allow_nan=False)
+    assert search_words(found, "on path 1")
+    assert preferred_words(found)
+    assert modules_first(found) in (True, False)
+    files = csv_files(tables_of({"search": found}))
+    assert all("nan" not in content.lower().split(",") for content in files.values())
+    assert zip_of(files)[:2] == b"PK"
