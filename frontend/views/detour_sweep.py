@@ -119,16 +119,22 @@ def _sweep_of(run: Mapping[str, Any], name: str, selection: Selection) -> dict[s
         if job["kind"] == "reroute" and job["request"].get("sweep"):
             return job
         _not_a_sweep(job)
+    return newest_sweep(run, model=name)
+
+
+def newest_sweep(run: Mapping[str, Any], **wanted: str) -> dict[str, Any] | None:
+    """The newest sweep of a run that has measured something and was asked for with these values."""
     try:
         jobs = look.client().jobs(kind="reroute", most=50)["jobs"]
     except ApiError:
         return None
-    mine = [
-        job for job in jobs
-        if job["request"].get("sweep") and job["request"]["model"] == name
-        and (job["request"].get("run") == run["run"]) and "importance.json" in job["artifacts"]
-    ]  # fmt: skip
-    return mine[0] if mine else None
+    wanted["run"] = run["run"]
+    for job in jobs:
+        asked = job["request"]
+        fits = all(asked.get(name) == value for name, value in wanted.items())
+        if fits and asked.get("sweep") and "importance.json" in job["artifacts"]:
+            return dict(job)
+    return None
 
 
 def _not_a_sweep(job: Mapping[str, Any]) -> None:

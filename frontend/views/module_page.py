@@ -15,7 +15,7 @@ from frontend.charts.served import served_chart
 from frontend.client import ApiError
 from frontend.selection import Selection
 from frontend.views import common, path_examples
-from frontend.views.detour_sweep import of_huggingface, samples_told
+from frontend.views.detour_sweep import newest_sweep, of_huggingface, samples_told
 
 MOST_WORDS = 24
 EXAMPLES = 40
@@ -43,7 +43,7 @@ def draw(run: Mapping[str, Any], usage: Mapping[str, Any], selection: Selection)
         return
     left, right = st.columns(2, gap="large")
     with left:
-        _labels(run, step, module)
+        _labels(run, selection, usage, step, module)
         _words(run, step, module)
     with right:
         _neighbours(run, selection, step, module)
@@ -83,7 +83,9 @@ def _actions(run: Mapping[str, Any], selection: Selection, step: int, module: in
             st.button(words, key=f"module_{key}", icon=icon, on_click=address.go_changed, kwargs=to)
 
 
-def _labels(run: Mapping[str, Any], step: int, module: int) -> None:
+def _labels(
+    run: Mapping[str, Any], selection: Selection, usage: Mapping[str, Any], step: int, module: int
+) -> None:
     """All labels, whatever label is chosen: the question is which of them come here more often than others."""
     st.subheader("Whom does it serve?", anchor=False, help="N of a label at the module / N of the label. Dashed: the "
                  "share of all tokens that visit it.")  # fmt: skip
@@ -95,8 +97,8 @@ def _labels(run: Mapping[str, Any], step: int, module: int) -> None:
     if not mine or not mine["prefers"]:
         st.caption(f"It is not among the {len(found['modules'])} modules of this step that labels tell most of.")
         return
-    everybody = look.client().usage(run["run"])["usage"]
-    visits = next(r["count"] for r in everybody if (r["step"], r["module"]) == (step, module))
+    everybody = usage if selection.label is None else look.client().usage(run["run"])
+    visits = next(r["count"] for r in everybody["usage"] if (r["step"], r["module"]) == (step, module))
     look.chart(served_chart(mine["prefers"], visits / max(1, int(run["num_tokens"])), theme=look.theme(), title=None))
     if found.get("more_labels"):
         more = numbers.count(found["more_labels"])
@@ -193,13 +195,8 @@ def _importance(run: Mapping[str, Any], step: int, module: int) -> None:
 
 
 def _sweep(run: Mapping[str, Any]) -> dict[str, Any] | None:
+    job = newest_sweep(run, sweep="modules")
     try:
-        for job in look.client().jobs(kind="reroute", most=50)["jobs"]:
-            asked = job["request"]
-            if asked.get("sweep") == "modules" and asked.get("run") == run["run"] and (
-                "importance.json" in job["artifacts"]
-            ):
-                return json.loads(look.client().artifact(job["job"], "importance.json"))
+        return None if job is None else json.loads(look.client().artifact(job["job"], "importance.json"))
     except (ApiError, ValueError):
         return None
-    return None
