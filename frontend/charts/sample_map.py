@@ -14,7 +14,7 @@ from frontend.charts.palette import Theme, group_colours, theme_named
 
 TITLE = "Which samples take similar routes?"
 SAMPLE_PICK = "sample"
-_STAR = "M0,-1.1L0.26,-0.36L1.05,-0.34L0.42,0.14L0.65,0.89L0,0.44L-0.65,0.89L-0.42,0.14L-1.05,-0.34L-0.26,-0.36Z"
+_STAR = "M0,-1.43L0.34,-0.47L1.37,-0.44L0.55,0.18L0.85,1.16L0,0.57L-0.85,1.16L-0.55,0.18L-1.37,-0.44L-0.34,-0.47Z"
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-left", _STAR)
 """one a label, where there are no more labels than shapes; each with a colour of its own (``palette.GROUPS``)"""
 NO_LABEL = "no label"
