@@ -40,6 +40,7 @@ def draw(selection: Selection) -> None:
         )
         st.caption("Click a cell: below stands what this module is for.")
         look.numbers_behind(usage["usage"], "cells")
+        _balance(usage)
     with right:
         look.heading(
             "How widely does each step choose?",
@@ -54,7 +55,6 @@ def draw(selection: Selection) -> None:
                 else "This run has no untrained twin to compare with."
             )
         look.numbers_behind([{**row, "dead": ", ".join(map(str, row["dead"]))} for row in usage["steps"]], "steps")
-        _balance(usage)
         st.subheader("Dead and overloaded", anchor=False)
         _extremes(run, usage, common.own_modules(run))
     module_page.draw(run, usage, selection)
@@ -146,6 +146,7 @@ def dead_words(usage: Mapping[str, Any], idle: Collection[tuple[int, int]] = ())
 def _specific(run: Mapping[str, Any], selection: Selection) -> None:
     st.subheader("Which modules are specific to a label?", anchor=False, help=path_knowledge.SPECIFIC)
     path_knowledge.specific(run, selection, "module")
+    common.note_not_independent(run)
     st.button(
         "What do paths know?", key="to_knowledge", icon=":material/route:", on_click=address.go_changed,
         kwargs={"view": "paths"}, help="How much paths tell of labels, words and places, beside chance; on Paths.",

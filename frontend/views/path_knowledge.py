@@ -89,7 +89,7 @@ def specific(run: Mapping[str, Any], selection: Selection, of: str) -> None:
         # capitalize() would write the names of labels small.
         look.empty(look.ended(look.plain(answer["reason"][:1].upper() + answer["reason"][1:])))
         return
-    st.caption(look.plain(f"{_first(answer, of)} {common.not_independent(run)}"))
+    st.caption(look.plain(_first(answer, of)))
     if answer["rows"]:
         _table(answer, of, selection)
 

@@ -216,7 +216,8 @@ def answer(run: Mapping[str, Any], selection: Selection) -> None:
     with modules:
         st.subheader("Which modules do they prefer?", anchor=False, help=CONTRAST)
         if found["modules"]:
-            st.caption(look.plain(look.ended(contrast_words(found))))
+            if not first:
+                st.caption(look.plain(look.ended(contrast_words(found))))
             look.chart(contrast_chart(found, theme=look.theme(), title=None))
             look.numbers_behind(found["modules"], "modules")
         else:
