@@ -153,6 +153,8 @@ class FlowNode(Shape):
     num_modules: int | None = Field(
         None, description="Of module −1, “other (n experts)”: how many small modules of the step are merged in it"
     )
+    low: float | None = Field(None, description="Of a sampled answer: lower end of the 95 % interval of `share`")
+    high: float | None = Field(None, description="Upper end of it")
 
 
 class FlowLink(Shape):
@@ -164,6 +166,8 @@ class FlowLink(Shape):
     count: float = Field(description="Tokens; with top-K each of the K² pairs counts 1/K²")
     weight: float | None = Field(description="The same weighted by the product of the weights, normalised per token")
     share: Share
+    low: float | None = Field(None, description="Of a sampled answer: lower end of the 95 % interval of `share`")
+    high: float | None = Field(None, description="Upper end of it")
 
 
 class OtherFlow(Shape):
@@ -172,6 +176,14 @@ class OtherFlow(Shape):
     step: int
     num_links: int
     count: float
+
+
+class SampledOn(Shape):
+    """How many tokens of the hash sample of a run passed the filters."""
+
+    num_tokens: Count
+    of_tokens: int = Field(description="Tokens of the sample")
+    exact: bool = Field(description="Whether the sample is the whole run")
 
 
 class Flow(Shape):
@@ -185,6 +197,7 @@ class Flow(Shape):
     nodes: list[FlowNode]
     links: list[FlowLink]
     other: list[OtherFlow]
+    counted: SampledOn | None = Field(None, description="Of a sampled answer; counts are scaled to the run")
 
 
 class Path(Shape):

@@ -85,6 +85,10 @@ async def show_flow(
     most_modules: Annotated[
         int | None, Query(ge=1, le=65536, description="At most so many modules a step; the smaller ones are merged too")
     ] = None,
+    sampled: Annotated[
+        bool,
+        Query(description="With `paths` or `through`: from a hash sample of a million tokens, with error bars"),
+    ] = False,
 ) -> Response:
     """Where tokens go: modules as nodes, flows between consecutive steps as links."""
     span, ranks, points = parse_steps(steps), parse_paths(paths), parse_through(through)
@@ -94,7 +98,7 @@ async def show_flow(
         Flow,
         lambda opened: opened.flow(
             steps=span, label=label or None, min_share=min_share, paths=ranks, through=points, limit=limit,
-            merge_share=merge_share, most_modules=most_modules,
+            merge_share=merge_share, most_modules=most_modules, sampled=sampled,
         ),  # fmt: skip
     )
 

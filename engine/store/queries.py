@@ -114,29 +114,29 @@ def label_usage(step: int) -> Query:
     )
 
 
-def _chosen(layout: Layout, condition: Query) -> str:
-    return f"WITH chosen AS MATERIALIZED (SELECT {columns_sql(layout)} FROM token WHERE {condition.sql}) "
+def _chosen(layout: Layout, condition: Query, table: str) -> str:
+    return f"WITH chosen AS MATERIALIZED (SELECT {columns_sql(layout)} FROM {table} WHERE {condition.sql}) "
 
 
-def token_flow(layout: Layout, condition: Query, first: int, stop: int) -> Query:
+def token_flow(layout: Layout, condition: Query, first: int, stop: int, table: str = "token") -> Query:
     """As ``sealed_flow``, counted over the tokens of ``condition``."""
-    sql = _chosen(layout, condition) + flow_sql(layout, range(first, stop - 1))
+    sql = _chosen(layout, condition, table) + flow_sql(layout, range(first, stop - 1))
     return Query(sql + " ORDER BY step, source, target", condition.parameters)
 
 
-def token_usage(layout: Layout, condition: Query) -> Query:
+def token_usage(layout: Layout, condition: Query, table: str = "token") -> Query:
     """As ``sealed_usage``, counted over the tokens of ``condition``."""
-    return Query(_chosen(layout, condition) + usage_sql(layout) + " ORDER BY step, module", condition.parameters)
+    return Query(_chosen(layout, condition, table) + usage_sql(layout) + " ORDER BY step, module", condition.parameters)
 
 
-def token_ribbons(layout: Layout, condition: Query) -> Query:
+def token_ribbons(layout: Layout, condition: Query, table: str = "token") -> Query:
     """The columns that ``flows.ribbons_of`` takes, of the tokens of ``condition``."""
-    return Query(f"SELECT {columns_sql(layout)} FROM token WHERE {condition.sql}", condition.parameters)
+    return Query(f"SELECT {columns_sql(layout)} FROM {table} WHERE {condition.sql}", condition.parameters)
 
 
-def count_tokens(condition: Query) -> Query:
+def count_tokens(condition: Query, table: str = "token") -> Query:
     """num_tokens."""
-    return Query(f"SELECT count(*) FROM token WHERE {condition.sql}", condition.parameters)
+    return Query(f"SELECT count(*) FROM {table} WHERE {condition.sql}", condition.parameters)
 
 
 _PATH_ROW = "rank, ribbon, n, cdf, compute, reuse, top_label, top_label_share"

@@ -37,6 +37,7 @@ from engine.store.measures import distribution_of, existing_measures
 from engine.store.open_file import Connection
 from engine.store.path_tops import paths_of_label, top_paths
 from engine.store.provenance import crops_words
+from engine.store.sampled import sampled_flow, with_error_bars
 from engine.store.samples import path_examples, sample_detail
 from engine.store.schema import Layout
 from engine.store.sealed_answers import kept
@@ -154,6 +155,7 @@ class Run:
         limit: int = MOST_LINKS,
         merge_share: int | float = 0.0,
         most_modules: int | None = None,
+        sampled: bool = False,
     ) -> dict[str, Any]:
         """Nodes and links of the filtered tokens between ``steps`` (half open: (0, 5) = steps 0 … 4).
 
@@ -161,7 +163,8 @@ class Run:
         in ``other``. Modules below ``merge_share`` of the filtered tokens, and past the ``most_modules``
         largest of their step, become one node of the step: module −1, named “other (n experts)”; at every
         step, links and ``other`` still sum to the number of tokens. Without ``paths`` and ``through`` the
-        sealed summaries answer.
+        sealed summaries answer. With them and ``sampled`` a hash sample of a million tokens does, at once:
+        counts are scaled to the run, shares have both ends of a 95 % interval, ``counted`` says of how many.
         """
         first, stop = check_steps(steps, self.layout)
         check_page(limit, 0, MOST_LINKS)
@@ -171,14 +174,17 @@ class Run:
         if most_modules is not None and most_modules < 1:
             raise UserError(f"most_modules is {most_modules}, it should be at least 1", field="most_modules")
         filters, label_id = self._filters(label, paths, through)
-        merging = (float(merge_share), most_modules)
+        merging, counted = (float(merge_share), most_modules), None
         if not filters.need_tokens:
             num_tokens = self._num_tokens(label)
             usage = self._rows(queries.sealed_usage(label_id))
             kept = answers.kept_modules(usage, (first, stop), num_tokens, *merging)
             links = self._rows(queries.largest_links(label_id, first, stop, kept, min_share * num_tokens, limit))
         else:
-            if self.layout.by_path and label_id is None:
+            if sampled:
+                counted, columns, usage = sampled_flow(self, filters, label_id, first, stop)
+                num_tokens = counted["num_tokens"]
+            elif self.layout.by_path and label_id is None:
                 num_tokens, columns, usage = count_paths(self, filters, first, stop)
             else:
                 num_tokens, columns, usage = self._count(token_condition(filters, label_id, self.layout), first, stop)
@@ -194,6 +200,8 @@ class Run:
             links, usage, bank=self.bank, steps=(first, stop), num_tokens=num_tokens,
             top_k=self.layout.top_k, kept=kept,
         )  # fmt: skip
+        if counted is not None:
+            answer = with_error_bars(answer, counted, self.row["num_tokens"])
         return {"run": self.run_id, "filters": shown, **answer}
 
     def _count(self, condition: Query, first: int, stop: int) -> tuple[int, dict[str, np.ndarray], list[tuple]]:

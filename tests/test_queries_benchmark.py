@@ -1,0 +1,50 @@
+"""The benchmark of queries asks everything that the page asks of one run, and each question is one that the API has."""
+
+from __future__ import annotations
+
+import inspect
+
+import httpx
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from backend.app import create_app
+from backend.settings import load_settings
+from benchmarks.queries_asked import NOT_MEASURED, QUESTIONS, About
+from benchmarks.queries_peers import compared
+from benchmarks.synthetic import Wish, write_run
+from frontend.client import Client
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("data")
+    write_run(Wish("queried", 3000), folder / "runs")
+    settings = load_settings(data_dir=folder, allowed_hosts=["testserver"])
+    with TestClient(create_app(settings)) as client:
+        yield client
+
+
+def test_every_method_of_the_pages_client_is_asked_or_named() -> None:
+    methods = {name for name, _ in inspect.getmembers(Client, inspect.isfunction) if not name.startswith("_")}
+    asked = {question.method for question in QUESTIONS}
+    assert asked | NOT_MEASURED.keys() == methods
+    assert not asked & NOT_MEASURED.keys()
+    assert len({question.name for question in QUESTIONS}) == len(QUESTIONS)
+
+
+def test_every_question_has_an_answer(api: httpx.Client) -> None:
+    about = About.of(api.get("/api/v1/runs/queried").raise_for_status().json())
+    rng = np.random.default_rng(0)
+    for question in QUESTIONS:
+        path, query = question.ask(rng, about)
+        answer = api.get(f"/api/v1/runs/queried{path}", params=query)
+        assert answer.status_code == 200, (question.name, answer.text)
+
+
+def test_peers_answer_the_same_questions() -> None:
+    found = compared(Wish("peers", 2000, steps=4, modules=6))
+    for question in ("rank and frequency", "flow", "usage", "flow of a label"):
+        assert set(found[question]) == {"store", "pandas", "polars", "sqlite"}
+        assert found[question]["store"]["ms"] > 0
