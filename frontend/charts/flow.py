@@ -8,6 +8,7 @@ from typing import Any
 import altair as alt
 
 from frontend.charts import numbers
+from frontend.charts.flow_parts import axes, circle_size, domain, ribbon_shape, row_labels
 from frontend.charts.frame import as_vectors, finish, rows, tip, titled
 from frontend.charts.layout import MOST_LINKS, OTHER, FlowLayout, flow_layout, least_share, ribbon_outline
 from frontend.charts.palette import Theme, theme_named
@@ -46,10 +47,9 @@ def flow_chart(
     least = least_share(flow) if least is None else least
     layout = flow_layout(flow, most_links=most_links, least=least)
     chosen = set(through)
-    x = alt.X("x:Q", scale=alt.Scale(domain=_domain(layout), nice=False, zero=False), axis=_step_axis(layout))
-    y = alt.Y("y:Q", scale=alt.Scale(domain=[layout.height, 0], nice=False, zero=False), axis=None)
+    x, y = axes(layout)
     layers = [
-        _labels(layout, look, x, y),
+        row_labels(layout, look, x, y),
         *_ribbons(layout, look, x, y, chosen, interactive),
         _circles(layout, look, x, y, chosen, interactive),
         _squares(layout, look, x, y),
@@ -72,7 +72,7 @@ def flow_thumbnail(
     """The same picture without words, for a card."""
     look = theme_named(theme)
     layout = flow_layout(flow, height=height, most_links=most_links)
-    x = alt.X("x:Q", scale=alt.Scale(domain=_domain(layout, 0.2), nice=False, zero=False), axis=None)
+    x = alt.X("x:Q", scale=alt.Scale(domain=domain(layout, 0.2), nice=False, zero=False), axis=None)
     y = alt.Y("y:Q", scale=alt.Scale(domain=[height + 8, -8], nice=False, zero=False), axis=None)
     chart = alt.layer(
         *_ribbons(layout, look, x, y, set(), False),
@@ -121,69 +121,6 @@ def hidden_words(other: Sequence[Mapping[str, Any]], moves: float = 0, least: fl
     ]
 
 
-def _domain(layout: FlowLayout, right: float = 0.35) -> list[float]:
-    first, last = (layout.steps[0], layout.steps[-1]) if layout.steps else (0, 1)
-    room = max(1, last - first) / (7 if layout.own else 12)  # “busiest” is a longer word than a number
-    return [first - max(0.4, room), last + max(right, room / 2)]
-
-
-def _step_axis(layout: FlowLayout) -> alt.Axis:
-    every = max(1, -(-len(layout.steps) // 12))
-    return alt.Axis(
-        orient="top",
-        values=layout.steps[::every],
-        format="d",
-        title="step",
-        grid=False,
-        domain=False,
-        ticks=False,
-        labelPadding=2,
-        titlePadding=2,
-    )
-
-
-def _labels(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.LayerChart:
-    """Module ids at the left, and a faint line per row so that the eye can follow a module."""
-    names = {node.module: node for node in layout.nodes}
-    every = max(1, -(-len(layout.row_of) * 11 // max(1, int(layout.height))))
-    words_of = {"identity": "skip", "other": "other"}
-    table = [
-        {
-            "y": layout.row_of[module],
-            "label": words_of.get(names[module].kind, str(module)),
-            "x": _domain(layout)[0],
-            "x2": _domain(layout)[1],
-        }
-        for place, module in enumerate(layout.row_of)
-        if place % every == 0
-    ]
-    if layout.own:  # an id means another module in every column: a row is a place in the order of load
-        ends = {min(layout.place.values(), default=0.0): "busiest"}
-        ends |= {y: "other" for (_, module), y in layout.place.items() if module == OTHER}
-        table = [
-            {"y": y, "label": word, "x": _domain(layout)[0], "x2": _domain(layout)[1]} for y, word in ends.items()
-        ]
-    lines = alt.Chart(rows(table)).mark_rule(
-        color=look.grid, strokeWidth=1, opacity=0.7, aria=False
-    ).encode(x=x, x2="x2:Q", y=y)
-    words = (
-        alt.Chart(rows(table))
-        .mark_text(
-            align="left",
-            dx=1,
-            color=look.muted,
-            fontSize=look.font_size - 1,
-        )
-        .encode(x=x, y=y, text="label:N")
-    )
-    name = (
-        alt.Chart(rows([{"x": _domain(layout)[0]}]))
-        .mark_text(text="module", align="left", dx=1, color=look.ink, fontSize=look.font_size, fontWeight=600)
-        .encode(x=x, y=alt.value(-24))
-    )
-    return alt.layer(lines, words, name)
-
-
 def _ribbons(
     layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[str], interactive: bool
 ) -> list[alt.Chart]:
@@ -203,15 +140,8 @@ def _ribbons(
             "words": f"link: {link.key}; from module {link.source} at step {link.step} to module {link.target}: "
                      f"{tokens} tokens ({share})",
         })  # fmt: skip
-    first, last = _domain(layout)
-    # Signals of the browser: the width, and with it the distance of two columns.
-    shape = alt.ExprRef(
-        f"replace(replace(datum.outline, regexp('a', 'g'), {0.5 / (last - first):.6f} * width), "
-        f"regexp('b', 'g'), {1 / (last - first):.6f} * width)"
-    )
     data = rows(table)
-    # Size 4: an outline is drawn at half the square root of it.
-    same = {"filled": True, "size": 4, "shape": shape, "strokeWidth": 0.4}
+    same = {"filled": True, "size": 4, "shape": ribbon_shape(layout), "strokeWidth": 0.4}
     if not interactive:
         plain = alt.Chart(data).mark_point(**same, color=look.link, stroke=look.link, opacity=0.4, aria=False)
         return [plain.encode(x=x, y=y)]
@@ -258,14 +188,6 @@ def _circles(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[st
         for node in layout.nodes
         if node.count > 0 and not node.other
     ]
-    span = max(1, (layout.steps[-1] - layout.steps[0]) if layout.steps else 1)
-    # On a narrow page the columns stand closer than the rows: then all circles shrink by one factor.
-    limit = alt.ExprRef(f"pow(min({2 * layout.radius:.2f}, 0.8 * width / {span + 0.9}), 2)")
-    size = alt.Size(
-        "count:Q",
-        legend=None,
-        scale=alt.Scale(type="linear", domain=[0, layout.largest], range=[0, limit], nice=False),
-    )
     paint = (
         alt.when("datum.on")
         .then(alt.value(look.accent))
@@ -280,7 +202,7 @@ def _circles(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[st
             tooltip=tip({name: name for name in ("step", "module", "name", "kind", "tokens")} | {
                 "share of tokens": "share"}) if interactive else None,
         )
-        .encode(x=x, y=y, size=size, color=paint, description="words:N")
+        .encode(x=x, y=y, size=circle_size(layout), color=paint, description="words:N")
     )  # fmt: skip
     if not interactive:
         return chart

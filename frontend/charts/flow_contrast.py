@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from frontend.charts import numbers
-from frontend.charts.flow import _domain, _labels, _step_axis
+from frontend.charts.flow_parts import axes, circle_size, ribbon_shape, row_labels
 from frontend.charts.frame import finish, rows, tip, titled
 from frontend.charts.layout import OTHER, flow_layout, ribbon_outline
 from frontend.charts.palette import Theme, diverging_scale, theme_named
@@ -94,8 +94,7 @@ def flow_contrast_chart(
     node_of = {(n["step"], n["module"]): n for n in contrast["nodes"]}
     link_of = {(k["step"], k["source"], k["target"]): k for k in contrast["links"]}
     most = max((abs(row["change"]) for row in (*contrast["nodes"], *contrast["links"])), default=0.0) or 1.0
-    x = alt.X("x:Q", scale=alt.Scale(domain=_domain(layout), nice=False, zero=False), axis=_step_axis(layout))
-    y = alt.Y("y:Q", scale=alt.Scale(domain=[layout.height, 0], nice=False, zero=False), axis=None)
+    x, y = axes(layout)
 
     def told(row: Mapping[str, Any]) -> dict[str, str]:
         sign = "+" if row["change"] > 0 else ""
@@ -112,11 +111,6 @@ def flow_contrast_chart(
         for link in reversed(layout.links)
         for row in [link_of[link.step, link.source, link.target]]
     ]  # fmt: skip
-    first, last = _domain(layout)
-    shape = alt.ExprRef(
-        f"replace(replace(datum.outline, regexp('a', 'g'), {0.5 / (last - first):.6f} * width), "
-        f"regexp('b', 'g'), {1 / (last - first):.6f} * width)"
-    )
     scale = diverging_scale(most, look, middle=look.identity)
     legend = alt.Legend(
         title=f"less often ← {names[0]} → more often", orient="bottom",
@@ -127,8 +121,7 @@ def flow_contrast_chart(
     columns = {f"tokens of {names[0]}": "after", f"tokens of {names[1]}": "before", "difference": "by"}
     flows = (
         alt.Chart(rows(ribbons))
-        # Size 4: an outline is drawn at half the square root of it.
-        .mark_point(filled=True, size=4, shape=shape, strokeWidth=0, opacity=0.75,
+        .mark_point(filled=True, size=4, shape=ribbon_shape(layout), strokeWidth=0, opacity=0.75,
                     tooltip=tip({"from step.module": "from", "to step.module": "to", **columns}))
         .encode(x=x, y=y, color=colour)
     )  # fmt: skip
@@ -142,19 +135,16 @@ def flow_contrast_chart(
         if n.count > 0 and n.module != OTHER
         for row in [node_of[n.step, n.module]]
     ]  # fmt: skip
-    span = max(1, (layout.steps[-1] - layout.steps[0]) if layout.steps else 1)
-    limit = alt.ExprRef(f"pow(min({2 * layout.radius:.2f}, 0.8 * width / {span + 0.9}), 2)")
     circles = (
         alt.Chart(rows(dots))
         .mark_circle(opacity=1, strokeWidth=1, stroke=look.background,
                      tooltip=tip({"step": "x", "module": "module", "name": "name", **columns}))
         .encode(
-            x=x, y=y, color=colour, description="words:N",
-            size=alt.Size("count:Q", legend=None, scale=alt.Scale(
-                type="linear", domain=[0, layout.largest], range=[0, limit], nice=False)),
+            x=x, y=y, color=colour, description="words:N", size=circle_size(layout),
         )
     )  # fmt: skip
-    chart = alt.layer(_labels(layout, look, x, y), flows, circles).properties(width="container", height=layout.height)
+    layers = [row_labels(layout, look, x, y), flows, circles]
+    chart = alt.layer(*layers).properties(width="container", height=layout.height)
     return finish(titled(chart, look, title, colour_words(*names), said=contrast_words(contrast, *names)), look)
 
 
