@@ -15,10 +15,20 @@ def data_dir_option() -> str:
 
     ``tokenpaths up`` tells the page its folder by the environment; a page that runs elsewhere knows none.
     """
+    folder = _other_folder()
+    return f" --data-dir {shlex.quote(folder)}" if folder else ""
+
+
+def runs_dir() -> str:
+    """Where ``tokenpaths.record`` must be told to write; empty where it does so by itself."""
+    folder = _other_folder()
+    return os.path.join(folder, "runs") if folder else ""
+
+
+def _other_folder() -> str:
     folder = os.environ.get(DATA_DIR, "")
-    if not folder or os.path.realpath(folder) == os.path.realpath(platformdirs.user_data_dir("tokenpaths", False)):
-        return ""
-    return f" --data-dir {shlex.quote(folder)}"
+    usual = platformdirs.user_data_dir("tokenpaths", False)
+    return "" if os.path.realpath(folder or usual) == os.path.realpath(usual) else folder
 
 
 def command(line: str) -> str:

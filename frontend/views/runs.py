@@ -11,7 +11,7 @@ from frontend import address, look
 from frontend.charts import numbers
 from frontend.charts.flow import flow_thumbnail
 from frontend.client import ApiError
-from frontend.commands import command, data_dir_option
+from frontend.commands import command, runs_dir
 from frontend.selection import Selection
 from frontend.views import common
 from frontend.views.family import NAMES
@@ -245,12 +245,11 @@ def _tries(cards: Sequence[Mapping[str, Any]]) -> None:
 def _own() -> None:
     st.subheader("Trace your own model", anchor=False)
     trace = command("tokenpaths trace --model hf:./my-mixtral --data my-texts.jsonl")
-    record = 'with tokenpaths.record(model, run="mine"): model(batch)'
+    where = f", runs_dir={runs_dir()!r}" if runs_dir() else ""
+    record = f'with tokenpaths.record(model, run="mine"{where}): model(batch)'
     wide = max(len(trace), len(record))
     st.code(
         f"{trace:<{wide}}   # or a shipped model over your images\n"
         f"{record:<{wide}}   # or any PyTorch model with routers",
         language="bash",
     )
-    if data_dir_option():
-        st.caption("This page shows another data folder than the usual one: give record its folder as `runs_dir` too.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platformdirs
 import pytest
 
-from frontend.commands import command, data_dir_option
+from frontend.commands import command, data_dir_option, runs_dir
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,7 @@ def test_a_command_names_the_folder_that_is_not_the_usual_one(monkeypatch, folde
     monkeypatch.setenv("TOKENPATHS_DATA_DIR", folder)
     assert data_dir_option() == option
     assert command("tokenpaths jobs") == "tokenpaths jobs" + option
+    assert runs_dir() == (f"{folder}/runs" if option else "")
 
 
 def test_the_usual_folder_is_that_of_the_settings():
