@@ -305,4 +305,5 @@ def _scatter(run: Mapping[str, Any], selection: Selection) -> None:
         else ""
     )
     st.caption(look.plain(correlation_words(table) + " One point: one sample; click it to open it." + some))
+    common.note_not_independent(run)
     look.numbers_behind(table, "points")

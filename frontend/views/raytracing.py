@@ -287,6 +287,7 @@ def _difficulty(
     some = "" if len(shown) == len(points) and whole else f" {numbers.count(len(shown))} of them are drawn."
     words = light_costs.correlation_words(found, len(points)) + some
     st.caption(look.plain(words + " Circle: right; cross: wrong. Click one to light it up."))
+    common.note_not_independent(run)
     look.numbers_behind(shown, "points")
 
 
