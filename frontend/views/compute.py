@@ -23,6 +23,7 @@ from frontend.charts.patches import data_url
 from frontend.components.wall import wall
 from frontend.selection import Selection
 from frontend.views import common
+from frontend.views.pickers import run_and_label
 
 AT_EACH_END = 8
 READ_AT_MOST = 5000
@@ -92,9 +93,7 @@ def _alike(
 
 
 def _controls(run: Mapping[str, Any], selection: Selection, measures: list[str], measure: str) -> None:
-    with look.controls():
-        common.run_picker(run)
-        common.label_picker(run, selection)
+    with run_and_label(run, selection):
         address.bound(
             st.selectbox,
             "measure",

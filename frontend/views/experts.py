@@ -12,6 +12,7 @@ from frontend.charts import co_activation, experts, numbers, steadiness
 from frontend.client import NotFound, Refused
 from frontend.selection import Selection
 from frontend.views import common
+from frontend.views.pickers import run_and_label
 from frontend.views.sample import sample_picker
 
 HELP = {
@@ -54,9 +55,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
     """The whole page of one mixture of experts."""
     layers = int(run["num_steps"])
     layer = selection.layer if selection.layer is not None and selection.layer < layers else 0
-    with look.controls():
-        common.run_picker(run)
-        common.label_picker(run, selection)
+    with run_and_label(run, selection):
         address.bound(
             st.selectbox, "layer", "Layer", layer, list(range(layers)),
             help="The charts of one layer show this one. A click on a layer chooses it too.",

@@ -22,6 +22,7 @@ from frontend.charts.flow import (
 from frontend.charts.layout import MANY_LINKS, MOST_LINKS, flow_layout, least_share
 from frontend.selection import Selection, to_query
 from frontend.views import common, flow_beside
+from frontend.views.pickers import run_and_label
 
 MANY_STEPS = 32
 MERGE_STEPS = [0.0, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0]
@@ -64,9 +65,7 @@ def draw(selection: Selection) -> None:
 
 
 def _controls(run: Mapping[str, Any], selection: Selection) -> None:
-    with look.controls():
-        common.run_picker(run)
-        common.label_picker(run, selection)
+    with run_and_label(run, selection):
         flow_beside.picker(run, selection)
         _step_pickers(run, selection)
         address.bound(

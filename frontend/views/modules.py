@@ -12,15 +12,14 @@ from frontend.charts import numbers
 from frontend.charts.usage import MOST_MARKED, OVERLOADED, dead_modules, load_chart, overloaded, top_k_chart
 from frontend.selection import Selection
 from frontend.views import common, module_page, path_knowledge
+from frontend.views.pickers import run_and_label
 
 
 def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
-    with look.controls():
-        common.run_picker(run)
-        common.label_picker(run, selection)
+    run_and_label(run, selection)
     usage = look.client().usage(run["run"], label=selection.label)
     left, right = st.columns([3, 2], gap="large")
     with left:

@@ -13,6 +13,7 @@ from frontend.charts.path_law import WHO, law_rows, verdict_words
 from frontend.charts.paths import RANK_PICK, path_rows, rank_frequency_chart
 from frontend.selection import ORDERS, Selection
 from frontend.views import common, path_examples, path_knowledge, path_search
+from frontend.views.pickers import run_and_label
 
 MOST_ROWS = 200
 EXAMPLES = 60
@@ -22,9 +23,7 @@ def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
-    with look.controls():
-        common.run_picker(run)
-        common.label_picker(run, selection)
+    with run_and_label(run, selection):
         address.bound(
             st.selectbox,
             "order",

@@ -14,6 +14,7 @@ from frontend.charts.token_flow import MOST_ROWS, TOKEN_PICK, Shade, token_flow_
 from frontend.components.explorer import MOST_LINKS, explorer, explorer_data
 from frontend.selection import Selection
 from frontend.views import common, similar
+from frontend.views.pickers import run_and_label
 
 LISTED = 300
 CELLS: dict[Shade, str] = {
@@ -29,9 +30,7 @@ def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
-    with look.controls():
-        common.run_picker(run)
-        common.label_picker(run, selection)
+    with run_and_label(run, selection):
         if run["modality"] == "text":
             address.bound(
                 st.text_input,

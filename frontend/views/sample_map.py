@@ -14,6 +14,7 @@ from frontend.charts.sample_map import SAMPLE_PICK, SHAPES, map_rows, map_words,
 from frontend.client import ApiError, NotFound, Refused
 from frontend.selection import Selection
 from frontend.views import common, job_panel
+from frontend.views.pickers import run_and_label
 
 MOST = 1000
 PERPLEXITY = 30.0
@@ -28,9 +29,7 @@ def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
-    with look.controls():
-        common.run_picker(run)
-        common.label_picker(run, selection)
+    run_and_label(run, selection)
     job = _job_of(run, selection)
     try:
         answer = look.client().map(run["run"], limit=MOST, thumbnails=True)
