@@ -1,6 +1,7 @@
 # make demo   trace the bundled samples, start the page    make bench  the claims about speed
 # make test   install what the tests need, run them all    make check  lint, import directions
 # make test-faults   the faults that take long: processes killed, disks filled, 10,000 requests (docs/reliability.md)
+# make fuzz   drawn requests, filters, jobs and bytes, TIMES=20 as many as in make test    make soak   MINUTES=120 of load
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,7 +13,7 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-faults bench check browser clean
+.PHONY: demo test test-faults fuzz soak bench check browser clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/tokenpaths demo --data-dir $(DATA)
@@ -23,6 +24,15 @@ test: $(VENV)/.installed-test browser
 
 test-faults: $(VENV)/.installed-test browser
 	$(BIN)/python -m pytest -m slow_fault tests/faults
+
+# What the fuzzers find when they look for longer, at other places each time.
+fuzz: $(VENV)/.installed-test
+	FUZZ_TIMES=$(or $(TIMES),20) FUZZ_EXAMPLES=300 $(BIN)/python -m pytest --timeout 7200 tests/fuzz \
+		tests/engine/adapters/test_importers_fuzz.py
+
+soak: $(VENV)/.installed-test
+	$(BIN)/python -m tests.faults.soak --minutes $(or $(MINUTES),120)
+	$(BIN)/python -m tests.faults.soak_picture
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check engine backend frontend tests benchmarks tokenpaths.py
