@@ -22,7 +22,9 @@ from backend.settings import Settings
 from engine.adapters.hf_config import is_huggingface
 from engine.disk import is_name
 
-FIELDS = ("model", "image", "text", "controls")
+FIELDS = ("model", "image", "text", "controls", "purpose")
+PURPOSES = ("try", "detour")
+"""what a run of one sample is for, kept as its split; a detour's stands beside another one"""
 OVERHEAD_BYTES = 16_384
 """boundaries, part headers and the model's name beside the payload"""
 MAX_NAME_BYTES = 256
@@ -42,6 +44,7 @@ class TraceForm:
     """name of the uploaded file, shown as the source of the sample; never a path"""
     controls: dict[str, Any] = field(default_factory=dict)
     """what to change of the model for this trace, by name"""
+    purpose: str = PURPOSES[0]
 
 
 @dataclass
@@ -94,6 +97,8 @@ class _Parts:
         value += data[start:end]
         if self._current == "model" and len(value) > MAX_NAME_BYTES:
             raise _bad_model(value[:80].decode("utf-8", "replace"))
+        if self._current == "purpose" and len(value) > MAX_NAME_BYTES:
+            raise _bad_purpose(value[:80].decode("utf-8", "replace"))
         if self._current == "controls" and len(value) > MAX_CONTROLS_BYTES:
             raise _bad_controls(f"it has more than {MAX_CONTROLS_BYTES} bytes")
         if self._current == "text" and len(value) > self.max_text_bytes:
@@ -222,13 +227,23 @@ def _form(parts: _Parts) -> TraceForm:
         given = "both" if "image" in values else "neither"
         raise Problem(422, "one-of", f"Send either `image` or `text`; {given} was sent.", field="image")
     controls = _controls(values.get("controls"))
+    purpose = values.get("purpose", PURPOSES[0].encode()).decode("utf-8", "replace")
+    if purpose not in PURPOSES:
+        raise _bad_purpose(purpose)
     if "text" in values:
         name = parts.file_names.get("text")
-        return TraceForm(model, text=checked_text(values["text"]), file_name=plain_name(name), controls=controls)
+        text = checked_text(values["text"])
+        return TraceForm(model, text=text, file_name=plain_name(name), controls=controls, purpose=purpose)
     if not values["image"]:
         raise Problem(422, "empty", "The image is empty (0 bytes); choose a picture file.", field="image")
     name = parts.file_names.get("image")
-    return TraceForm(model, image=bytes(values["image"]), file_name=plain_name(name), controls=controls)
+    image = bytes(values["image"])
+    return TraceForm(model, image=image, file_name=plain_name(name), controls=controls, purpose=purpose)
+
+
+def _bad_purpose(given: str) -> Problem:
+    told = " or ".join(f"`{one}`" for one in PURPOSES)
+    return Problem(422, "purpose", f"`purpose` is {given[:40]!r}; it may be {told}.", field="purpose")
 
 
 def _controls(data: bytes | bytearray | None) -> dict[str, Any]:

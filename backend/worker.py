@@ -155,15 +155,18 @@ class Worker:
         self.row(name)  # raises, with the nearest name
         raise Problem(404, "no-such-model", f"There is no model {name[:80]!r}.", field="model")
 
-    def trace(self, name: str, sample: Sample, controls: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Trace one sample into a run of its own, under ``controls``. In the model thread only."""
+    def trace(
+        self, name: str, sample: Sample, controls: dict[str, Any] | None = None, purpose: str = "try"
+    ) -> dict[str, Any]:
+        """Trace one sample into a run of its own, under ``controls``; ``purpose`` is its split. In the model thread
+        only."""
         began = time.perf_counter()
         model = self.load(name).with_controls(controls)
         self._check(model, name, sample)
         when = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         run_id = f"try-{name[:36]}-{when}-{secrets.token_hex(2)}"
         effect = _effect(model, sample) if controls else None
-        path = _trace(model, sample, self.settings.runs_dir, run_id, effect)
+        path = _trace(model, sample, self.settings.runs_dir, run_id, effect, purpose)
         return {
             "run": path.stem,
             "effect": effect,
@@ -210,13 +213,14 @@ class Worker:
 
 
 def _trace(
-    model: LoadedModel, sample: Sample, runs_dir: Path, run_id: str, effect: dict[str, Any] | None = None
-) -> Path:
+    model: LoadedModel, sample: Sample, runs_dir: Path, run_id: str, effect: dict[str, Any] | None = None,
+    split: str = "try",
+) -> Path:  # fmt: skip
     from engine.tracing import trace_samples
 
     findings = None if effect is None else {"effect": effect}
     return trace_samples(
-        model, [sample], runs_dir, run_id=run_id, dataset="upload", split="try", batch_size=1, twin=False,
+        model, [sample], runs_dir, run_id=run_id, dataset="upload", split=split, batch_size=1, twin=False,
         findings=findings,
     )  # fmt: skip
 
@@ -345,7 +349,7 @@ async def _traces(worker: Worker, request: Request) -> Response:
     from engine.sources.sample import Sample
 
     name = request.query_params["model"]
-    source = request.query_params.get("source", "upload")
+    source, purpose = request.query_params.get("source", "upload"), request.query_params.get("purpose", "try")
     body, size = await request.body(), int(request.query_params.get("controls_bytes", "0"))
     controls, data = json.loads(body[:size] or b"{}"), body[size:]
     if request.query_params["kind"] == "text":
@@ -354,7 +358,7 @@ async def _traces(worker: Worker, request: Request) -> Response:
         image = await asyncio.to_thread(worker.decoder.decode, data)
         sample = Sample(image=image, text=None, label=None, source=source)
     try:
-        return JSONResponse(await worker.in_thread(worker.trace, name, sample, controls), status_code=201)
+        return JSONResponse(await worker.in_thread(worker.trace, name, sample, controls, purpose), status_code=201)
     except Problem as problem:
         if problem.status == 404:  # the address was right, the form field was not
             problem.status = 422

@@ -49,6 +49,7 @@ class WorkerClient:
             query, content = {"kind": "image"}, form.image or b""
         controls = json.dumps(form.controls).encode()  # first in the body: they may be too long for an address
         query |= {"model": form.model, "source": form.file_name or "upload", "controls_bytes": str(len(controls))}
+        query["purpose"] = form.purpose
         return await self._call("POST", "/traces", params=query, content=controls + content)
 
     async def look(self, metrics: Metrics) -> None:

@@ -223,10 +223,12 @@ class Client:
         image: tuple[str, bytes] | None = None,
         text: str | None = None,
         controls: Mapping[str, Any] | None = None,
+        purpose: str | None = None,
     ) -> dict[str, Any]:
         """Trace one image (file name, bytes) or one text; the answer names the new run.
 
-        ``controls`` changes what ``controls`` of the model's description allows, for this trace only.
+        ``controls`` changes what ``controls`` of the model's description allows, for this trace only; ``purpose``
+        ``detour`` is of a run that only stands beside another.
         """
         files: dict[str, Any] = {"model": (None, _utf8(model))}
         if image is not None:
@@ -235,6 +237,8 @@ class Client:
             files["text"] = (None, _utf8(text))
         if controls:
             files["controls"] = (None, json.dumps(dict(controls)))
+        if purpose:
+            files["purpose"] = (None, purpose)
         return self._json(self._send("POST", "/traces", files=files))
 
     # -- jobs ---------------------------------------------------------------------------------

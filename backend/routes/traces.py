@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse
 from backend.problems import Problem, documented
 from backend.schemas import Traced
 from backend.services import Shared
-from backend.uploads import read_trace_form
+from backend.uploads import PURPOSES, read_trace_form
 
 FORM: dict[str, Any] = {
     "requestBody": {
@@ -32,6 +32,12 @@ FORM: dict[str, Any] = {
                             "type": "string",
                             "description": "JSON object: what to change of the model for this trace, see `controls` "
                             "of GET /models/{model}",
+                        },
+                        "purpose": {
+                            "type": "string",
+                            "enum": list(PURPOSES),
+                            "description": "What the run is for, kept as its `split`: `try` (when left out), or "
+                            "`detour` for one that only stands beside another; lists show both apart from data sets",
                         },
                     },
                 }

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 STATE = "state.json"
 BUNDLED_PREFIX = "bundled:"
-ONE_SAMPLE = "try"
-"""split of the runs of one sample that somebody tries something on, as ``POST /traces`` names it too"""
+ONE_SAMPLE = "detour"
+"""split of the two runs of one sample that stand beside each other, as ``POST /traces`` names it too"""
 
 
 @dataclass(frozen=True)

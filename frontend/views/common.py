@@ -15,6 +15,8 @@ from frontend.views.export import export_popover
 
 TRIED = "try"
 """split of a run of one sample, made on the page or by ``POST /traces``: somebody's try; lists show those apart"""
+DETOUR = "detour"
+"""split of a run of one sample that *Detour* made to stand beside another, without or with an edit"""
 UNTRAINED = "-untrained"
 """how the names of models end that are untrained twins"""
 MANY_MODULES = 48
@@ -31,7 +33,7 @@ def readable_runs() -> list[dict[str, Any]]:
 
 def is_try(card: Mapping[str, Any]) -> bool:
     """Whether a run is somebody's try rather than a data set, even one of a single sample."""
-    return card.get("split") == TRIED
+    return card.get("split") in (TRIED, DETOUR)
 
 
 def chosen_run(selection: Selection) -> dict[str, Any] | None:

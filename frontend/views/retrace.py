@@ -176,10 +176,11 @@ def again(
     try:
         with st.spinner("Running it again …"):
             if sample.get("text") is not None:
-                answer = client.trace(run["model"], text=sample["text"], controls=given)
+                answer = client.trace(run["model"], text=sample["text"], controls=given, purpose="detour")
             else:
                 picture = client.image(run["run"], sample["sample"])
-                answer = client.trace(run["model"], image=("sample.png", picture), controls=given)
+                file = ("sample.png", picture)
+                answer = client.trace(run["model"], image=file, controls=given, purpose="detour")
     except ApiError as error:
         look.sentence(error)
         return None

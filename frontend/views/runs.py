@@ -41,8 +41,11 @@ def draw(selection: Selection) -> None:
         look.empty("There is no run yet.", "Trace a model as below, or open *Try it* with one of the shipped models.")
     if broken:
         _broken(broken)
-    if tries:
-        _tries(tries)
+    detours = [card for card in tries if card["split"] == common.DETOUR]
+    if len(tries) > len(detours):
+        _tries("Tries", [card for card in tries if card["split"] != common.DETOUR])
+    if detours:
+        _tries("Detours, without and with an edit", detours)
     _own()
 
 
@@ -224,8 +227,8 @@ def _broken(cards: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def _tries(cards: Sequence[Mapping[str, Any]]) -> None:
-    with st.expander(f"Tries: {numbers.plural(len(cards), 'run')} of one sample"):
+def _tries(words: str, cards: Sequence[Mapping[str, Any]]) -> None:
+    with st.expander(f"{words}: {numbers.plural(len(cards), 'run')} of one sample"):
         for card in cards[:50]:
             with st.container(horizontal=True, vertical_alignment="center"):
                 st.button(

@@ -60,6 +60,21 @@ def animated() -> bytes:
     return buffer.getvalue()
 
 
+def test_what_a_run_is_for_is_its_split(tracing: Served) -> None:
+    def asked(purpose: str | None) -> httpx.Response:
+        files: dict[str, Any] = {"model": (None, "tiny-text"), "text": (None, "some words")}
+        files |= {} if purpose is None else {"purpose": (None, purpose)}
+        return tracing.client.post(f"{API}/traces", files=files)
+
+    splits = [tracing.get(f"/runs/{asked(purpose).json()['run']}").json()["split"]
+              for purpose in (None, "try", "detour")]  # fmt: skip
+    assert splits == ["try", "try", "detour"]
+    for bad in ("", "Detour", "x" * 1000):
+        answer = asked(bad)
+        assert (answer.status_code, answer.json()["field"]) == (422, "purpose")
+        assert "it may be `try` or `detour`" in answer.json()["detail"]
+
+
 def test_an_image_becomes_a_run(tracing: Served) -> None:
     answer = send(tracing, "tiny-vision", image=png(100, 60))
     assert answer.status_code == 201, answer.text

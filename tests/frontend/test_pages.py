@@ -115,13 +115,17 @@ def test_a_try_is_told_by_its_origin_not_by_its_size(tmp_path, monkeypatch):
 
     make_run(tmp_path / "runs", "one-text", "text", samples=1)
     make_run(tmp_path / "runs", "mine", "text", samples=1, split="try")
+    make_run(tmp_path / "runs", "elsewhere", "text", samples=1, split="detour")
     with api_for(tmp_path) as served:
         monkeypatch.setenv("TOKENPATHS_API_URL", str(served.client.base_url).rstrip("/"))
         look.client.clear()
-        assert [card["run"] for card in common.readable_runs()] == ["one-text", "mine"]
+        names = [card["run"] for card in common.readable_runs()]
+        assert (names[0], sorted(names[1:])) == ("one-text", ["elsewhere", "mine"])
         page = AppTest.from_file(str(APP), default_timeout=120).run()
         look.client.clear()
-    assert "Tries: 1 run of one sample" in [expander.label for expander in page.expander]
+    labels = [expander.label for expander in page.expander]
+    assert "Tries: 1 run of one sample" in labels
+    assert "Detours, without and with an edit: 1 run of one sample" in labels
     assert "open_sample_one-text" in [button.key for button in page.button]
 
 

@@ -118,7 +118,7 @@ def test_samples_of_a_run_and_the_run_itself_as_the_unchanged_one(home: Path, tm
     before, after = one.result["runs"]
     assert (one.result["num_samples"], one.result["of_samples"]) == (1, len(SAMPLES))
     with Run.open(home / "runs" / f"{after}.duckdb") as new, Run.open(home / "runs" / f"{before}.duckdb") as old:
-        assert (new.row["num_samples"], new.row["split"], old.row["split"]) == (1, "try", "try")
+        assert (new.row["num_samples"], new.row["split"], old.row["split"]) == (1, "detour", "detour")
         assert new.sample(0)["text"] == old.sample(0)["text"] == SAMPLES[2].text
         assert new.effect(old, sample=0)["tokens"]
     assert effect_of(tmp_path / "one") == measure_bans(loaded, SAMPLES[2:3], BANS, budget=PASS_TOKENS)
