@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +168,18 @@ def page_with(text: str, rows: list[Row]) -> str:
     return before + BEGIN + page_part(rows) + END + rest.split(END)[1]
 
 
+def as_document(rows: list[Row], problems: list[str]) -> dict[str, Any]:
+    """What ``results/bench.json`` keeps; ``rows_in`` reads it."""
+    return {"rows": {row.key: row.as_json() for row in rows}, "problems": problems}
+
+
+def rows_in(document: dict[str, Any]) -> list[Row]:
+    """The rows of a kept table."""
+    names = [field.name for field in fields(Row)]
+    made = [Row(**{name: one[name] for name in names}) for one in document["results"]["rows"].values()]
+    return [replace(row, spread=tuple(row.spread) if row.spread else None) for row in made]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--row", nargs="+", choices=GOALS, metavar="ROW", help=f"only these: {', '.join(GOALS)}")
@@ -189,13 +201,13 @@ def main() -> None:
     table = all_rows()
     rows = [row for row in table if row.key in wanted]
     print(printed(rows))
+    whole = arguments.write_docs or not (arguments.row or arguments.show)
     if arguments.write_docs:
         PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), table), encoding="utf-8")
-    document = {"rows": {row.key: row.as_json() for row in rows}, "problems": problems}
-    if arguments.row or arguments.show:
-        print(json.dumps(document))  # part of a table, or nothing new: not kept
+    if whole:
+        report("bench", "make bench", as_document(table, problems))
     else:
-        report("bench", "make bench", document)
+        print(json.dumps(as_document(rows, problems)))  # part of a table, or nothing new: not kept
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from engine.trace_batches import image_batches, text_batches
 from engine.tracing import load_model, models_folders
 
 How = Literal["uniform", "skewed", "trained"]
+HOW_ALL: tuple[How, ...] = ("uniform", "skewed", "trained")
 SHIPPED = {
     ("vision", 1): ("dna-vision-top1", "bundled:scenes"),
     ("vision", 2): ("dna-vision-top2-skip", "bundled:scenes"),
@@ -36,6 +37,9 @@ SHIPPED = {
 
 DRAWS = 12
 """more than the rounds of a benchmark: a routing that is met again finds its products compiled"""
+
+
+RECORDED_TOKENS = 4096
 
 
 class ImposedDNA(DNA):
@@ -96,7 +100,7 @@ def trained(config: DNAConfig, batch: int, tokens: int, step: int) -> Int[Tensor
 
 @lru_cache
 def recorded(modality: str, top_k: int) -> tuple[Int[Tensor, "N T S K"], DNAConfig]:
-    """Choices of a shipped checkpoint on the bundled samples: images, or whole windows of texts."""
+    """Choices of a shipped checkpoint on the first bundled samples: images, or whole windows of texts."""
     name, data = SHIPPED[modality, top_k]
     loaded = load_model(name, models_folders(), "cpu")
     dataset = open_dataset(data, loaded.modality)
@@ -104,7 +108,12 @@ def recorded(modality: str, top_k: int) -> tuple[Int[Tensor, "N T S K"], DNAConf
         made = image_batches(loaded, None, dataset, 16, 64)
     else:
         made = text_batches(loaded, None, dataset, 16, 64)
-    ids_NSK = torch.cat([torch.from_numpy(batch.module_ids).long() for batch, _ in made])
+    parts: list[Tensor] = []
+    for batch, _ in made:
+        parts.append(torch.from_numpy(batch.module_ids).long())
+        if sum(len(part) for part in parts) >= RECORDED_TOKENS:
+            break
+    ids_NSK = torch.cat(parts)
     config: DNAConfig = loaded.model.config
     each = config.num_tokens
     return ids_NSK[: len(ids_NSK) // each * each].view(-1, each, *ids_NSK.shape[1:]), config

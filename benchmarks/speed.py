@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.imposed import How, ImposedDNA, active_share, forward, make_inputs, training_step
+from benchmarks.imposed import HOW_ALL, How, ImposedDNA, active_share, forward, make_inputs, training_step
 from benchmarks.measure import RESULTS, interleaved, ratio, report
 from benchmarks.table import Row, worst
 from engine.models.dna import DNA, DNAConfig
@@ -75,7 +75,7 @@ SIZES: dict[str, dict[str, DNAConfig]] = {
     },
     "bfloat16": {"vision 196 × D 384": DNAConfig(**VISION, backbone=1, steps=5)},
 }  # fmt: skip
-HOWS: tuple[How, ...] = ("uniform", "skewed", "trained")
+HOWS = HOW_ALL
 NAIVE = {"vision 196 × D 384", "text 1,024 × D 256"}
 """sizes whose naive loop is timed: skewed routing costs it up to seven times the dense twin"""
 COMPILED = {"forward": {"vision 196 × D 384", "text 1,024 × D 512"}, "one_sample": {"vision 196 × D 384"}}
@@ -181,7 +181,8 @@ def measure_memory(group: str, size: str, repeats: int) -> dict[str, Any]:
     for kind in kinds:
         root = Path(__file__).resolve().parent.parent
         environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run([sys.executable, "-c", CHILD, size, kind], capture_output=True, text=True, check=True,
+        wish = [SIZES[group][size].model_dump_json(), kind, str(BATCH)]
+        done = subprocess.run([sys.executable, "-c", CHILD, *wish], capture_output=True, text=True, check=True,
                               env=environment, cwd=root)  # fmt: skip
         peaks[kind] = json.loads(done.stdout.splitlines()[-1])
     made: dict[str, Any] = {"MiB": peaks}
@@ -193,20 +194,20 @@ def measure_memory(group: str, size: str, repeats: int) -> dict[str, Any]:
     return made
 
 
-def peak_of(size: str, kind: Any) -> None:
+def peak_of(config_json: str, kind: Any, batch: str) -> None:
     """Print the most memory that two training steps of one variant took, in MiB (in a fresh process)."""
-    config = SIZES["training_memory"][size]
+    config = DNAConfig.model_validate_json(config_json)
     tiny = DNA(config.model_copy(update=dict(width=64, heads=1, mlp_width=64))).train()
     training_step(tiny, *make_inputs(config, 1))  # what the libraries keep for themselves
     how: How = "skewed" if kind in ("dense", "naive") else kind
     imposer = ImposedDNA(config.model_copy(update=dict(width=64, heads=1, mlp_width=64)))
-    imposer.draw([how], BATCH, config.num_tokens)
+    imposer.draw([how], int(batch), config.num_tokens)
     before = memory("VmRSS")
     model: DNA = DNA(config.dense_twin()) if kind == "dense" else ImposedDNA(config)
     if isinstance(model, ImposedDNA):
         model.how, model.execution = how, "naive" if kind == "naive" else "grouped"
         model.calls, model.drawn = 0, imposer.drawn
-    inputs, targets = make_inputs(config, BATCH)
+    inputs, targets = make_inputs(config, int(batch))
     for _ in range(2):
         training_step(model.train(), inputs, targets)
     weights = sum(p.numel() for p in model.parameters()) * 4 / 2**20

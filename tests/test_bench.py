@@ -1,0 +1,158 @@
+"""The table of speed: what it calls met, which cell it shows, what it says of parts that are not there; its page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import bench, speed
+from benchmarks.bench import PAGE, PARTS, Part, all_rows, command_of, page_with, printed, rows_in, rows_of
+from benchmarks.imposed import HOW_ALL, ImposedDNA, active_share, imposed, recorded
+from benchmarks.table import GOALS, Row, markdown, worst
+from engine.models.dna_config import DNAConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+KEPT = ROOT / "benchmarks" / "results" / "bench.json"
+
+
+def cell(median: float) -> dict[str, float]:
+    return {"median": median, "q25": median - 0.1, "q75": median + 0.1, "repeats": 3}
+
+
+def test_what_is_met():
+    met = {value: Row("forward", value).met for value in (0.95, 1.0, 1.1, 1.11)}
+    assert met == {0.95: "stretch", 1.0: "yes", 1.1: "yes", 1.11: "no"}
+    assert [Row("naive", value).met for value in (2.9, 3.0, 5.0)] == ["no", "yes", "stretch"]
+    assert Row("gpu_forward", None, note="no GPU").met == "–"
+    with pytest.raises(ValueError, match="no row is called 'fast'; there are: forward, "):
+        Row("fast", 1.0)
+
+
+def test_the_worst_cell_is_shown():
+    row = worst("forward", {"a": cell(1.0), "b": cell(1.2), "c": cell(0.8)}, note="more")
+    assert (row.ours, row.spread, row.note) == (1.2, (1.0999999999999999, 1.3), "worst: b; more")
+    assert worst("naive", {"a": cell(4.0), "b": cell(6.0)}).ours == 4.0
+
+
+def test_a_row_reads_the_same_in_every_form():
+    row = Row("query_warm", 12.34, (11.0, 130.2), {"pandas": 1200.0, "polars": "not installed"}, command="c")
+    line = markdown([row]).splitlines()[-1]
+    assert line.startswith("| slowest query of a page at 100 M tokens, p95 warm | 12.3 ms (11.0–130) | ≤ 50 ms |")
+    assert line.endswith("| ≤ 10 ms | yes | pandas 1,200 ms; polars not installed |")
+    assert "12.3 ms (11.0–130)   goal ≤ 50 ms, stretch ≤ 10 ms   met: yes" in printed([row])
+
+
+def test_every_promise_belongs_to_one_part():
+    keys = [key for part in PARTS for key in part.keys]
+    assert sorted(keys) == sorted(GOALS)
+
+
+def test_parts_that_are_missing_or_broken_say_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    part = Part("speed", ("forward",), 1)
+    assert rows_of(part)[0].note == "not measured yet: python -m benchmarks.speed"
+    (tmp_path / "speed.json").write_text("{", encoding="utf-8")
+    assert rows_of(part)[0].ours is None
+    (tmp_path / "speed.json").write_text(json.dumps({"results": {"forward": {"size": 3}}}), encoding="utf-8")
+    assert rows_of(part)[0].ours is None
+    assert "another form" in capsys.readouterr().err
+    assert [row.key for row in all_rows()] == list(GOALS), "the table is whole without any result"
+
+
+def test_only_what_is_asked_for_is_started():
+    part = next(p for p in PARTS if p.module == "speed")
+    assert command_of(part, list(part.keys), "py") == ["py", "-m", "benchmarks.speed"]
+    assert command_of(part, ["naive"], "py")[3:] == ["--only", "forward", "training"]
+    assert {g for key in part.keys for g in bench.NEEDS.get(key, (key,))} == set(speed.SIZES)
+
+
+def test_a_part_that_fails_costs_only_its_own_figures(monkeypatch, capsys):
+    part = Part("no_such_module", ("forward",), 1)
+    (problem,) = bench.run([(part, ["forward"])], "python")
+    assert problem == "benchmarks.no_such_module ended with code 1; its kept figures are shown"
+    assert "[1 of 1, 0.0 min, about 1 left] python -m benchmarks.no_such_module" in capsys.readouterr().err
+
+
+def config_of(modality: str, top_k: int) -> DNAConfig:
+    _, shipped = recorded(modality, top_k)
+    idle = shipped.identities
+    more = dict(image_size=112, patch_size=16) if modality == "vision" else dict(context=384, vocab_size=50)
+    return DNAConfig(modality=modality, width=32, heads=2, mlp_width=64, backbone=1, steps=7, top_k=top_k,
+                     transformers=18, identities=idle, skip_ratio=0.3 if idle else 0, **more)  # fmt: skip
+
+
+@pytest.mark.parametrize(("modality", "top_k"), [("vision", 1), ("text", 2)])
+def test_imposed_routing_is_a_choice_that_a_router_could_make(modality, top_k):
+    config = config_of(modality, top_k)
+    torch.manual_seed(0)
+    for how in HOW_ALL:
+        ids = imposed(config, how, 3, config.num_tokens, 6)
+        assert ids.shape == (3, config.num_tokens, top_k)
+        assert ids.min() >= 0
+        assert ids.max() < config.num_modules
+        assert top_k == 1 or (ids[..., 0] != ids[..., 1]).all(), how
+    if config.identities:
+        # 1 + 7 · 2 · 0.7 = 10.8 blocks are wanted, the dense twin has 11
+        assert active_share(config, "uniform") == pytest.approx(10.8 / 11, abs=0.02)
+
+
+def test_skewed_samples_prefer_a_few_modules_and_trained_ones_are_the_checkpoints():
+    config = config_of("vision", 1)
+    torch.manual_seed(0)
+    most = {}
+    for how in ("uniform", "skewed"):
+        chose = imposed(config, how, 8, 49, 0) == torch.arange(18)
+        most[how] = chose.sum(dim=1).amax(dim=1).float().mean()
+    assert most["skewed"] > 2 * most["uniform"]
+    samples, shipped = recorded("vision", 1)
+    ids = imposed(config, "trained", 8, 49, 2)
+    rows = (torch.arange(7) * 8 // 7)[:, None] * 8 + torch.arange(7) * 8 // 7
+    laid = samples[:, rows.flatten(), 2]
+    assert (ids[0] == laid).all(dim=(1, 2)).any()
+
+
+def test_an_imposed_model_takes_another_routing_each_time():
+    config = config_of("vision", 1).model_copy(update={"steps": 2})
+    model = ImposedDNA(config).eval()
+    model.draw(["skewed"], 2, 49)
+    model.how = "skewed"
+    with torch.inference_mode():
+        one, two = (model(torch.zeros(2, 3, 112, 112)).decisions for _ in range(2))
+    assert len(one) == config.steps
+    assert not torch.equal(one[0].module_ids, two[0].module_ids)
+
+
+def test_ratios_of_rounds_that_both_were_in():
+    seconds = {"dense": [1.0, 2.0, 4.0], "naive": [3.0, 6.0]}
+    assert speed.paired(seconds, "naive", "dense")["median"] == 3.0
+
+
+def test_speed_measures_every_group_and_makes_its_rows(monkeypatch):
+    tiny = config_of("vision", 1).model_copy(update={"steps": 2, "num_classes": 1000})
+    skip = config_of("text", 2).model_copy(update={"steps": 2, "context": 64})
+    groups = {group: {"vision": tiny} for group in speed.SIZES} | {"top2": {"text": skip}}
+    monkeypatch.setattr(speed, "SIZES", groups)
+    monkeypatch.setattr(speed, "BATCH", 2)
+    monkeypatch.setattr(speed, "NAIVE", {"vision"})
+    results = {
+        group: {size: speed.MEASURE.get(group, speed.measure_forward)(group, size, 2) for size in sizes}
+        for group, sizes in groups.items()
+    }
+    rows = {row.key: row for row in speed.rows({"results": results})}
+    assert list(rows) == ["forward", "top2", "one_sample", "training", "training_memory", "naive"]
+    assert all(row.ours > 0 for row in rows.values())
+    assert {"vision, skewed", "vision, trained"} == set(rows["forward"].cells)
+    assert set(rows["naive"].cells) == {"vision, forward", "vision, training"}
+    assert "naive, skewed" in rows["forward"].peers
+    assert "dense, ordered" in rows["one_sample"].peers
+    assert results["top2"]["text"]["active blocks / dense"]["uniform"] == pytest.approx(0.97, abs=0.05)
+
+
+def test_the_page_is_what_was_measured():
+    rows = rows_in(json.loads(KEPT.read_text(encoding="utf-8")))
+    assert [row.key for row in rows] == list(GOALS)
+    text = PAGE.read_text(encoding="utf-8")
+    assert page_with(text, rows) == text, "python -m benchmarks.bench --show --write-docs"
