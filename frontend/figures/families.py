@@ -219,7 +219,7 @@ def _dead(source: Source, info: Mapping[str, Any]) -> Figure | None:
     if not any(row["dead"] for row in usage["steps"]):
         return None
     return _named(
-        "dead", experts.DEAD, "Share of the experts of a layer that no token chose.", experts.load_rows(usage),
+        "dead", experts.DEAD, "Number of experts of a layer that no token chose.", experts.load_rows(usage),
         lambda theme: experts.dead_chart(usage, theme=theme, title=None),
     )  # fmt: skip
 
