@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from engine.models import bank as bank_module
 from engine.models.bank import grouped_step, naive_step, plan_dispatch
 from engine.models.blocks import Block
 from engine.models.dna import DNA, DNAConfig
@@ -16,6 +17,12 @@ KINDS = {
     "everything": ["transformer", "attention", "mlp", "identity", "identity", "transformer"],
     "mlps": ["mlp"] * 4,
 }
+
+
+@pytest.fixture(params=[0, 256], ids=["segments", "masked"], autouse=True)
+def attention(request, monkeypatch):
+    """Both ways to attend: in buckets of segments, and in one call where entries are few."""
+    monkeypatch.setattr(bank_module, "MASKED_ROWS", request.param)
 
 
 def make_bank(kinds, width=32, heads=4) -> nn.ModuleList:
