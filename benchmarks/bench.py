@@ -73,14 +73,16 @@ def rows_of(part: Part) -> list[Row]:
     """A part's rows, in order; one that is not there says which command would measure it."""
     document = kept(part.module)
     found: dict[str, Row] = {}
+    missing = f"not measured yet: python -m benchmarks.{part.module}"
     if document is not None:
         about = {key: document.get(key, "") for key in ("command", "machine", "date")}
-        reader = getattr(importlib.import_module(f"benchmarks.{part.module}"), "rows", None)
         try:
+            reader = getattr(importlib.import_module(f"benchmarks.{part.module}"), "rows", None)
             found = {row.key: replace(row, **about) for row in (reader(document) if reader else [])}
         except (KeyError, TypeError, IndexError) as error:  # kept by an earlier form of the part
             say(f"benchmarks/results/{part.module}.json has another form than its part reads ({error!r})")
-    missing = f"not measured yet: python -m benchmarks.{part.module}"
+        except ImportError as error:
+            missing = f"cannot be read here: benchmarks.{part.module} needs {error.name} (make test installs it)"
     return [found.get(key, Row(key, None, note=missing)) for key in part.keys]
 
 

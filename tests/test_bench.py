@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,8 @@ def test_parts_that_are_missing_or_broken_say_so(tmp_path, monkeypatch, capsys):
     assert rows_of(part)[0].ours is None
     assert "another form" in capsys.readouterr().err
     assert [row.key for row in all_rows()] == list(GOALS), "the table is whole without any result"
+    monkeypatch.setitem(sys.modules, "benchmarks.speed", None)
+    assert "cannot be read here: benchmarks.speed needs" in rows_of(part)[0].note
 
 
 def test_only_what_is_asked_for_is_started():
