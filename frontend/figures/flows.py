@@ -7,6 +7,7 @@ from typing import Any
 
 from frontend.charts import numbers
 from frontend.charts.flow import hidden_words, link_rows, merged_words, moves_of, node_rows
+from frontend.charts.layout import flow_layout, least_share
 from frontend.charts.module_counts import module_rows
 from frontend.charts.printing import printed
 from frontend.charts.token_flow import token_rows
@@ -33,20 +34,22 @@ def flow(source: Source, wishes: Wishes) -> list[Figure]:
     info, usage = source.info(), source.usage()
     answer = flow_answer(source, info)
     modules = sum(node["count"] > 0 for node in answer["nodes"])
+    least = least_share(answer)
+    drawn = flow_layout(answer, least=least)
     words = [
         f"{numbers.plural(answer['num_tokens'], 'token')} through {numbers.plural(info['num_steps'], 'step')} of "
         f"{numbers.count(info['num_modules'])} modules, top-{info['top_k']}. Circle area: tokens of the module, "
         "ribbon width: tokens that go that way, grey: identity modules.",
         *merged_words(answer),
-        *hidden_words(answer["other"], moves_of(answer)),
+        *hidden_words(drawn.other, moves_of(answer), least),
     ]
     if info["num_steps"] == 1:
         words.append("With one step there are no ribbons.")
     found = [
         Figure(
             "fig2-flow", "Where do tokens go?", " ".join(words),
-            {"num_tokens": answer["num_tokens"], "circles": modules, "ribbons": len(answer["links"]),
-             "not_drawn_links": sum(row["num_links"] for row in answer["other"])},
+            {"num_tokens": answer["num_tokens"], "circles": modules, "ribbons": len(drawn.links),
+             "not_drawn_links": sum(row["num_links"] for row in drawn.other)},
             {"nodes": node_rows(answer), "links": link_rows(answer)}, ("flow",),
             draw=lambda theme: flow_chart(answer, theme=theme, title=None, interactive=theme != "print"), columns=2,
         )
