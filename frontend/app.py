@@ -13,7 +13,7 @@ import streamlit as st  # noqa: E402
 
 from frontend import address, look  # noqa: E402
 from frontend.chips import chips_row  # noqa: E402
-from frontend.components.keys import keys  # noqa: E402
+from frontend.components.keys import keys, keys_help  # noqa: E402
 from frontend.selection import VIEWS, Selection  # noqa: E402
 from frontend.views import (  # noqa: E402
     compare,
@@ -81,6 +81,7 @@ def _navigation(selection: Selection) -> None:
             read=lambda view: view or selection.view,
             width="content",
         )
+        keys_help()
 
 
 main()

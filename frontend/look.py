@@ -55,6 +55,7 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
   .st-key-views { row-gap: .3rem !important; }
   .block-container { padding: .9rem .8rem 3rem !important; }
   h1 { font-size: 1.3rem !important; }
+  .st-key-keys_help { display: none; }
 }
 @media (prefers-reduced-motion: reduce) { * { animation: none !important; transition: none !important; } }
 </style>"""

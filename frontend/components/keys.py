@@ -9,6 +9,13 @@ from typing import Any
 import streamlit as st
 
 _HERE = Path(__file__).parent
+KEYS = {
+    "Tab, Shift Tab": "to the next thing, to the one before",
+    "Enter": "open it, choose it; on *Choose from a list* under a picture: everything that a click there chooses",
+    "arrows": "among the views, patches, words, circles and ribbons, and the small pictures of a wall",
+    "Escape": "close what was opened and go back to its button",
+    "N, P": "the next sample, the previous one",
+}
 
 
 @lru_cache(maxsize=1)
@@ -21,3 +28,9 @@ def _renderer() -> Any:
 def keys() -> None:
     """Listen to keys. Once a page; nothing is drawn."""
     _renderer()(key="keys")
+
+
+def keys_help() -> None:
+    """A small button that lists the keys."""
+    with st.popover("Keys", icon=":material/keyboard:", type="tertiary", width="content", key="keys_help"):
+        st.markdown("\n".join(f"- **{name}** {what}" for name, what in KEYS.items()))

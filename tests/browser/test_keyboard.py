@@ -1,0 +1,169 @@
+"""Without a mouse: circles, cells and points are chosen by key, what opens can be walked through, every chart says what
+it is."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import PATIENCE_S, Visit
+
+FOCUSED = """() => {
+    let one = document.activeElement;
+    while (one.shadowRoot && one.shadowRoot.activeElement) one = one.shadowRoot.activeElement;
+    const style = getComputedStyle(one), bar = one.closest('[data-testid="stElementToolbar"]');
+    return { tag: one.tagName, role: one.getAttribute('role'),
+        name: one.getAttribute('aria-label') || one.innerText || '',
+        opens: one.getAttribute('data-testid') === 'stPopoverButton',
+        ring: style.outlineStyle !== 'none' || style.boxShadow !== 'none',
+        bar: bar && getComputedStyle(bar).opacity };
+}"""
+
+
+def tab_to(here: Visit, wanted: Callable[[dict], bool], most: int = 80) -> dict:
+    """Press Tab until something wanted has the focus; every stop on the way shows that it has it."""
+    for _ in range(most):
+        here.page.keyboard.press("Tab")
+        found = here.page.evaluate(FOCUSED)
+        if found["tag"] in ("BUTTON", "A", "SUMMARY"):
+            assert found["ring"], f"nobody sees that {found} has the focus"
+        if found["bar"] is not None:
+            assert found["bar"] == "1", f"{found} has the focus and cannot be seen"
+        if wanted(found):
+            return found
+    raise AssertionError(f"{most} times Tab did not lead there; the last stop is {found}")
+
+
+def choose(here: Visit, words: str, key: str) -> None:
+    """By key alone: open the list of the first chart that has one, type, Enter, until the address has ``key``."""
+    expect(here.page.get_by_role("button", name="Choose from a list").first).to_be_visible()
+    tab_to(here, lambda found: found["opens"] and "Choose from a list" in found["name"])
+    here.page.keyboard.press("Enter")
+    box = here.page.get_by_role("combobox", name=re.compile("to choose from"))
+    expect(box).to_be_focused()
+    here.page.keyboard.type(words)
+    expect(here.page.get_by_role("option").first).to_be_visible()
+    here.page.keyboard.press("Enter")
+    until = time.monotonic() + PATIENCE_S
+    while key not in here.query():
+        assert time.monotonic() < until, f"the list did not bring {key!r} into the address {here.query()}"
+        here.page.wait_for_timeout(100)
+    here.settled()
+
+
+def test_a_module_is_chosen_in_the_flow_and_its_page_opened_by_keys_alone(visit):
+    here = visit().open(view="flow", run="pictures")
+    choose(here, "step 2, module", "through")
+    node = here.query()["through"]
+    assert node.startswith("2.")
+    expect(here.chip("at step 2")).to_be_visible()
+    expect(here.page.get_by_role("button", name="Choose from a list")).to_be_focused()
+    module = node.split(".")[1]
+    # To Modules: the tabs are one stop, arrows move among them.
+    tab_to(here, lambda found: found["role"] == "radio")
+    for _ in range(12):
+        if here.page.evaluate(FOCUSED)["name"].strip() == "Modules":
+            break
+        here.page.keyboard.press("ArrowRight")
+    here.page.keyboard.press("Enter")
+    here.expect_query(view="modules", run="pictures")
+    choose(here, f"step: 2; module: {module};", "module")
+    here.expect_query(module=node)
+    here.heading(f"What is module {module} at step 2 for?")
+
+
+def test_a_point_of_the_map_opens_its_sample_by_keys_alone(visit):
+    here = visit().open(view="map", run="pictures")
+    choose(here, "sample 5,", "sample")
+    here.expect_query(view="sample", sample="5")
+    here.heading("What happened inside this image?")
+
+
+def test_a_ribbon_is_let_go_of_by_choosing_it_again(visit):
+    here = visit().open(view="flow", run="pictures")
+    choose(here, "from module", "through")
+    link = here.query()["through"]
+    assert len(link.split(",")) == 2
+    (one, module), (_, target) = (node.split(".") for node in link.split(","))
+    here.page.keyboard.press("Enter")
+    expect(here.page.get_by_role("combobox", name=re.compile("to choose from"))).to_be_focused()
+    here.page.keyboard.type(f"from module {module} at step {one} to module {target}:")
+    expect(here.page.get_by_role("option").first).to_be_visible()
+    here.page.keyboard.press("Enter")
+    here.expect_query(through=None)
+
+
+def test_what_a_button_opens_is_walked_through_and_left_by_keys(visit):
+    here = visit().open(view="flow", run="pictures")
+    expect(here.page.get_by_role("button", name="Choose from a list")).to_be_visible()
+    tab_to(here, lambda found: found["opens"] and "Save" in found["name"])
+    here.page.keyboard.press("Enter")
+    panel = here.page.locator('[data-testid="stPopoverBody"]')
+    expect(panel.get_by_role("button", name="SVG")).to_be_focused()
+    for name in ("PNG", "CSV"):
+        here.page.keyboard.press("Tab")
+        expect(panel.get_by_role("button", name=name)).to_be_focused()
+    here.page.keyboard.press("Escape")
+    expect(panel).to_have_count(0)
+    expect(here.page.locator('[class*="st-key-save_"] [data-testid="stPopoverButton"]').first).to_be_focused()
+
+
+def test_the_keys_are_listed_and_not_on_a_telephone(visit):
+    here = visit().open(view="flow", run="pictures")
+    tab_to(here, lambda found: found["opens"] and "Keys" in found["name"])
+    here.page.keyboard.press("Enter")
+    listed = here.page.locator('[data-testid="stPopoverBody"]')
+    expect(listed).to_contain_text("the next sample, the previous one")
+    here.page.keyboard.press("Escape")
+    expect(listed).to_have_count(0)
+    narrow = visit(width=400).open(view="flow", run="pictures")
+    expect(narrow.page.locator(".st-key-keys_help")).to_be_hidden()
+
+
+def test_a_wall_is_one_stop_and_arrows_lead_through_it(visit):
+    here = visit().open(view="paths", run="pictures", paths=1)
+    patches = here.page.locator(".wall-patch button")
+    expect(patches).to_have_count(60)
+    assert patches.evaluate_all("all => all.filter(one => one.tabIndex === 0).length") == 1
+    patches.first.focus()
+    for key in ("ArrowRight", "ArrowDown", "ArrowUp", "End"):
+        here.page.keyboard.press(key)
+    expect(patches.last).to_be_focused()
+    here.page.keyboard.press("Enter")
+    here.expect_query(view="sample")
+
+
+VIEWS = {
+    "runs": {}, "flow": {}, "paths": {"paths": 1}, "sample": {"sample": 2, "token": 3}, "compute": {},
+    "modules": {"module": "1.2"}, "compare": {}, "map": {}, "detour": {"sample": 1}, "dream": {"sample": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_picture_of_a_view_has_a_name_that_says_something(visit, view):
+    here = visit().open(view=view, **({} if view == "runs" else {"run": "pictures"}), **VIEWS[view])
+    drawn = here.page.locator('[data-testid="stVegaLiteChart"]')
+    if view not in ("detour", "dream", "compare"):
+        expect(drawn.locator("svg, canvas").first).to_be_visible()
+    for name in named(here.page, '[data-testid="stVegaLiteChart"]'):
+        assert len(name) > 20, name
+        assert "Vega" not in name
+        assert re.search(r"\d", name), f"no number in {name!r}"
+    for name in named(here.page, "svg.tp-flow, .tp-grid, .tp-text, .wall"):
+        assert re.search(r"\d", name), f"no number in {name!r}"
+    # What the browser tells a screen reader, not what stands in the page.
+    tree = here.page.context.new_cdp_session(here.page).send("Accessibility.getFullAXTree")["nodes"]
+    told = [node["name"]["value"] for node in tree if not node["ignored"]
+            and node["role"]["value"].lower() in ("graphicsdocument", "graphics-document")]  # fmt: skip
+    assert len(told) >= drawn.count()
+    assert all(len(name) > 20 for name in told), told
+
+
+def named(page: Page, selector: str) -> list[str]:
+    """The accessible name of each thing of this kind, empty where it has none."""
+    found = page.locator(selector)
+    return [found.nth(place).get_attribute("aria-label") or "" for place in range(found.count())]
