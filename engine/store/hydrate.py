@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from engine.images import MAX_PIXELS
+from engine.store.errors import RunFileError
 from engine.store.schema import Layout
 
 CONTEXT_CHARACTERS = 60
@@ -46,8 +48,26 @@ def patch_uri(picture: Image.Image, grid: tuple[int, int], row: int, col: int) -
 
 
 def open_picture(png: bytes) -> Image.Image:
-    """The stored PNG, decoded once for all patches that are cut out of it."""
-    return Image.open(io.BytesIO(png), formats=["PNG"]).convert("RGB")
+    """The stored PNG, decoded once for all patches that are cut out of it.
+
+    Raises RunFileError for what is no PNG, and, before it is decoded, for one of too many pixels: a run may come from
+    elsewhere.
+    """
+    try:
+        with Image.open(io.BytesIO(png), formats=["PNG"]) as found:
+            if found.width * found.height <= MAX_PIXELS:
+                return found.convert("RGB")
+            size = f"{found.width:,} × {found.height:,} pixels"
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise RunFileError("a picture of the run is damaged: copy the run again or trace it again") from error
+    raise RunFileError(f"a picture of the run has {size}, at most {MAX_PIXELS:,} are decoded: trace the run again")
+
+
+def clean_picture(png: bytes) -> bytes:
+    """The picture of a stored PNG as a PNG of our own: its pixels and nothing else that its author put there."""
+    buffer = io.BytesIO()
+    open_picture(png).save(buffer, format="PNG")
+    return buffer.getvalue()
 
 
 def text_context(text: str, start: int, end: int) -> dict[str, str]:

@@ -179,7 +179,7 @@ def listen(soak: Soak, seed: int) -> None:
 def kill(soak: Soak, every_s: float) -> None:
     """``kill -9`` of the worker; another one takes its place."""
     while not soak.over.wait(every_s):
-        worker = soak.crew.workers[0]
+        (worker,) = soak.crew.workers
         worker.send_signal(signal.SIGKILL)
         worker.wait()
         soak.kills.append(soak.now())
@@ -190,7 +190,8 @@ def weigh(soak: Soak, every_s: float) -> None:
     """Memory, threads and open files of the processes, over and over."""
     while not soak.over.wait(every_s):
         row = {"t": round(soak.now(), 1)}
-        for name, process in (("api", soak.crew.api), ("worker", soak.crew.workers[0])):
+        workers = soak.crew.workers[:1] or [None]  # none: one was killed just now
+        for name, process in (("api", soak.crew.api), ("worker", workers[0])):
             if process is None or process.poll() is not None:
                 continue
             try:
@@ -202,6 +203,18 @@ def weigh(soak: Soak, every_s: float) -> None:
             except (OSError, KeyError):  # it was killed just now
                 continue
         soak.memory.append(row)
+
+
+def watched(soak: Soak, target: Callable[..., None], argument: float) -> threading.Thread:
+    """A thread whose failure is noted: a figure that stops being taken is lost too."""
+
+    def guarded() -> None:
+        try:
+            target(soak, argument)
+        except Exception as error:
+            soak.lost.append(f"{target.__name__} failed at {soak.now():.0f} s: {error!r}")
+
+    return threading.Thread(target=guarded, daemon=True, name=target.__name__)
 
 
 def settle(soak: Soak) -> dict[str, int]:
@@ -275,7 +288,7 @@ def run(minutes: float, folder: Path, *, seed: int = 0, tell: Callable[[str], No
         soak = Soak(crew, random.Random(seed))
         every_kill = max(45.0, min(600.0, 60 * minutes / 6))
         threads = [
-            threading.Thread(target=target, args=(soak, argument), daemon=True, name=target.__name__)
+            watched(soak, target, argument)
             for target, argument in (
                 (look, 1), (look, 2), (look, 3), (drop, 4), (work, 5), (listen, 6), (listen, 7), (kill, every_kill),
                 (weigh, max(0.5, minutes / 5)),
