@@ -2,7 +2,8 @@
 
 ``path`` lies in the order of ranks, and 300 paths by number are spread over all of it: finding them there reads a
 column of every path. ``path_page`` holds the same by number, ``PAGE_PATHS`` in a row, so that 300 paths are at most 300
-rows. ``path_count`` says how many paths have each count; the CDF of any rank follows from it.
+rows. It is not compressed: DuckDB would compress 2048 rows in one piece, and unpack them all for one of them.
+``path_count`` says how many paths have each count; the CDF of any rank follows from it.
 
 Shapes: P paths, p of them, V = S·K.
 """

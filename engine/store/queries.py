@@ -240,13 +240,13 @@ def some_tokens(rowids: Sequence[int], columns: str) -> Query:
 
 
 def tokens_at(pairs: Sequence[tuple[int, int]], columns: str) -> Query:
-    """sample, token and ``columns`` of these tokens, and of some others of their samples, in reading order."""
-    samples, tokens = (sorted(set(part)) for part in zip(*pairs, strict=True))
-    return Query(
-        f"SELECT sample, token, {columns} FROM token WHERE sample IN ({', '.join('?' * len(samples))}) "
-        f"AND token IN ({', '.join('?' * len(tokens))}) ORDER BY sample, token",
-        (*samples, *tokens),
-    )
+    """sample, token and ``columns`` of these tokens, in reading order.
+
+    Each by itself, so that only the blocks with its sample are looked at: a third of the time of two IN lists.
+    """
+    one = f"(SELECT sample, token, {columns} FROM token WHERE sample = ? AND token = ?)"
+    found = " UNION ALL ".join([one] * len(pairs))
+    return Query(f"SELECT * FROM ({found}) ORDER BY sample, token", tuple(value for pair in pairs for value in pair))
 
 
 _SEARCHED = "lower(" + " || chr(10) || ".join(

@@ -162,8 +162,7 @@ def shown_tokens(run: Run, rowids: list[int]) -> list[dict[str, Any]]:
 
 def _places(run: Run, pairs: list[tuple[int, int]], columns: str) -> list[tuple]:
     """``sample, token`` and ``columns`` of these tokens, in their order."""
-    wanted = set(pairs)
-    return [row for row in run.rows(queries.tokens_at(pairs, columns)) if row[:2] in wanted]
+    return run.rows(queries.tokens_at(pairs, columns))
 
 
 def _patches(run: Run, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:

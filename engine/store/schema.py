@@ -136,7 +136,8 @@ CREATE TABLE null_usage (kind VARCHAR, step INTEGER, module INTEGER, count BIGIN
 CREATE TABLE path_fit (kind VARCHAR, num_paths BIGINT, num_tokens BIGINT, effective_paths DOUBLE,
     slope DOUBLE, r2 DOUBLE);
 CREATE TABLE path_point (kind VARCHAR, rank INTEGER, count BIGINT);
-CREATE TABLE path_page (page INTEGER, ranks BLOB, ribbons BLOB);
+CREATE TABLE path_page (page INTEGER, ranks BLOB USING COMPRESSION uncompressed,
+    ribbons BLOB USING COMPRESSION uncompressed);
 CREATE TABLE path_count (kind VARCHAR, count BIGINT, num_paths BIGINT);
 CREATE TABLE answer (question VARCHAR, arguments VARCHAR, answer VARCHAR);
 CREATE TABLE histogram (measure VARCHAR, bins INTEGER, answer VARCHAR);
