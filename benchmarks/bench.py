@@ -44,7 +44,7 @@ class Part:
 
 
 PARTS = (
-    Part("speed", ("forward", "top2", "one_sample", "training", "training_memory", "naive"), 9, (), "--only"),
+    Part("speed", ("forward", "top2", "one_sample", "training", "training_memory", "naive"), 14, (), "--only"),
     Part("peers", (), 0.5),
     Part("recording", ("recording", "recording_store"), 1.5),
     Part("dream_speed", ("dream",), 0.7, ("--only", "promise", "--repeats", "5")),

@@ -78,6 +78,8 @@ SIZES: dict[str, dict[str, DNAConfig]] = {
 HOWS = HOW_ALL
 NAIVE = {"vision 196 × D 384", "text 1,024 × D 256"}
 """sizes whose naive loop is timed: skewed routing costs it up to seven times the dense twin"""
+HEAVY = {"text 1,024 × D 512", "text 1,024 × D 1,024"}
+"""sizes of which a round takes half a minute: three rounds must do"""
 COMPILED = {"forward": {"vision 196 × D 384", "text 1,024 × D 512"}, "one_sample": {"vision 196 × D 384"}}
 
 
@@ -282,6 +284,8 @@ def main() -> None:
                 continue
             # Small models are timed more often: a round takes milliseconds.
             repeats = arguments.repeats * (3 if group == "one_sample" else 1)
+            if size in HEAVY:
+                repeats = min(repeats, 3)
             done[size] = MEASURE.get(group, measure_forward)(group, size, repeats)
             print(group, size, json.dumps(done[size]), file=sys.stderr, flush=True)
         last = group == groups[-1]
