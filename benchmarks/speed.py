@@ -234,7 +234,8 @@ def rows(document: dict[str, Any]) -> list[Row]:
         hows = HOWS if key in ("training", "training_memory") else ("skewed", "trained")
         cells = {f"{size}, {how}": cell[how] for size, cell in sizes.items() for how in hows if how in cell}
         if cells:
-            made.append(worst(key, cells, peers=_others(sizes), note=_aside(key, sizes)))
+            missing = ", ".join(size for size in SIZES[key] if size not in sizes)
+            made.append(worst(key, cells, peers=_others(sizes), note=_aside(key, sizes), missing=missing))
     naive = {
         f"{size}, {what}": cell["naive over ours, skewed"]
         for what in ("forward", "training")

@@ -65,6 +65,8 @@ class Row:
     cells: dict[str, float] = field(default_factory=dict)
     """where ``ours`` is the worst of several sizes or routings: each of them"""
     note: str = ""
+    missing: str = ""
+    """sizes that the promise is about and that were not measured yet"""
     command: str = ""
     machine: str = ""
     date: str = ""
@@ -79,7 +81,9 @@ class Row:
 
     @property
     def met(self) -> str:
-        return "–" if self.ours is None else self.goal.met(self.ours)
+        if self.ours is None:
+            return "–"
+        return self.goal.met(self.ours) + (f", but without {self.missing}" if self.missing else "")
 
     def as_json(self) -> dict[str, Any]:
         """With what the goal is and whether it is met."""
