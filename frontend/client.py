@@ -89,7 +89,7 @@ class Client:
         return self._get(f"/runs/{_part(run)}")
 
     def flow(self, run: str, **query: Any) -> dict[str, Any]:
-        """Nodes and links; query: steps, label, min_share, paths, through, limit, merge_share, most_modules, sampled."""
+        """Nodes, links; query: steps, label, min_share, paths, through, limit, merge_share, most_modules, sampled."""
         return self._get(f"/runs/{_part(run)}/flow", query)
 
     def paths(self, run: str, *, most: int = 100, **query: Any) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from frontend.charts import effects
 from frontend.charts.palette import DIVERGING
 from frontend.selection import Selection, from_query, to_query
 from frontend.views import detour_compare as compare
-from frontend.views.detour_result import change_words, moved_words
 from frontend.views.detour_edits import added, in_address, link_of, on_path_of, read_edits, said, takes
+from frontend.views.detour_result import change_words, moved_words
 from tests.backend.conftest import SECRET, api_for, serving
 
 APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"
