@@ -7,6 +7,8 @@ address in a new window with an empty cache. Time runs from the request of the a
 or a wall of pictures with something painted), and until the page is complete. For each view and repetition:
 
 ``cold``   the servers were started just now, the run's file is not in the system's cache, nobody has visited yet
+``within`` the page stands open at a view without pictures (fresh servers, the run's file not in the system's cache),
+           and somebody chooses this view in the row at the top: what one waits for who browses
 ``warm``   another visit, in another new window with an empty cache
 ``light``  the same first visit over a run of a thousand tokens: what the browser, the page's scripts and fresh
            processes cost by themselves
@@ -30,7 +32,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,8 @@ LIMIT_MS = 180_000
 NO_PICTURE = ("dream", "detour", "family", "try", "jobs")
 """views that begin with a question or a form, or have nothing for this model: their picture is the complete page.
 They do not depend on the size of the run, so they are opened once, and not again for the other modality."""
+OPEN_AT = "jobs"
+"""the view, without a picture, at which the page stands open before another is chosen"""
 MORE = {"paths": {"paths": 3}, "compare": {"against": "other"}}
 """further choices of a view that a visit would have made"""
 PICTURE = """() => {
@@ -119,25 +123,49 @@ def processor_seconds(parent: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def visit(browser: Browser, url: str, parent: int, *, picture: bool) -> dict[str, float]:
-    """Seconds until the first picture and until the page is complete; a page that failed is an error."""
+@contextmanager
+def _window(browser: Browser) -> Iterator[Page]:
+    """A new window with an empty cache, once Chromium has loaded its own pages."""
     context = browser.new_context(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
     page = context.new_page()
     page.set_default_timeout(LIMIT_MS)
     time.sleep(WINDOW_S)
+    yield page
+    context.close()
+
+
+def _timed(page: Page, ask: Callable[[], object], parent: int, *, picture: bool) -> dict[str, float]:
     used = processor_seconds(parent)
     started = time.perf_counter()
-    page.goto(url, wait_until="commit")
+    ask()
     seen = None
     if picture:
         page.wait_for_function(PICTURE)
         seen = time.perf_counter() - started
     page.wait_for_function(COMPLETE)
     complete = time.perf_counter() - started
-    _refuse_failure(page, url)
-    context.close()
+    _refuse_failure(page, page.url)
     cpu = processor_seconds(parent) - used
     return {"picture_s": complete if seen is None else seen, "complete_s": complete, "cpu_s": cpu}
+
+
+def visit(browser: Browser, url: str, parent: int, *, picture: bool) -> dict[str, float]:
+    """Seconds until the first picture and until the page is complete; a page that failed is an error."""
+    with _window(browser) as page:
+        return _timed(page, lambda: page.goto(url, wait_until="commit"), parent, picture=picture)
+
+
+def visit_within(browser: Browser, url: str, view: str, run_files: list[Path], parent: int) -> dict[str, float]:
+    """As ``visit``, from a click on the view's name in a page that stands open at ``url``, where no picture is."""
+    with _window(browser) as page:
+        page.goto(url)
+        page.wait_for_function(COMPLETE)
+        if page.evaluate(PICTURE):
+            raise RuntimeError(f"{url} has a picture: nobody could tell when that of {view} is there")
+        for file in run_files:
+            forget(file)
+        name = page.get_by_role("radio", name=VIEWS[view], exact=True)
+        return _timed(page, name.click, parent, picture=True)
 
 
 def _refuse_failure(page: Page, url: str) -> None:
@@ -165,7 +193,9 @@ def measure(
     modality: str, tokens: int, views: list[str], repeats: int, browser: Browser, *, light: bool
 ) -> dict[str, Any]:
     """The times of every view over one run; ``light``: also over a small one, in the first repetition."""
-    times: dict[str, dict[str, list[dict[str, float]]]] = {v: {"light": [], "cold": [], "warm": []} for v in views}
+    times: dict[str, dict[str, list[dict[str, float]]]] = {
+        view: {"light": [], "cold": [], "within": [], "warm": []} for view in views
+    }
     with tempfile.TemporaryDirectory() as folder:
         runs = {size: Path(folder) / size for size in ("light", "cold")}
         started = time.perf_counter()
@@ -181,13 +211,18 @@ def measure(
                 for size, data_dir in runs.items():
                     if size == "light" and (repeat or not light):
                         continue
-                    for kept in ("big", "other"):
-                        forget(data_dir / "runs" / f"{kept}.duckdb")
+                    files = [data_dir / "runs" / f"{kept}.duckdb" for kept in ("big", "other")]
+                    for kept in files:
+                        forget(kept)
                     with serving(data_dir) as (url, parent):
                         where, picture = address(url, view, "big"), view not in NO_PICTURE
                         times[view][size].append(visit(browser, where, parent, picture=picture))
                         for _ in range(WARM_VISITS if size == "cold" else 0):
                             times[view]["warm"].append(visit(browser, where, parent, picture=picture))
+                    if size == "cold" and picture:
+                        with serving(data_dir) as (url, parent):
+                            where = address(url, view, "big").replace(f"view={view}", f"view={OPEN_AT}")
+                            times[view]["within"].append(visit_within(browser, where, view, files, parent))
                     shutil.rmtree(data_dir / "logs", ignore_errors=True)
                 print(modality, view, {k: _medians(v[-1:]) for k, v in times[view].items() if v}, flush=True)
         megabytes = round(file.stat().st_size / 1e6, 1)
