@@ -122,4 +122,4 @@ def _sentence(parts: Mapping[str, str], instead: str) -> str:
 
 def _order(told: tuple[Any, Any]) -> list[Any]:
     """By number where there are numbers: 2.3 before 2.10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(told[0]))]
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(told[0]))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import altair as alt
 import pytest
 
 from frontend import charts
@@ -65,6 +66,14 @@ def test_points_bars_and_ranks():
     assert set(bars) <= set(values(charts.histogram_chart(answers.distribution()), "bin"))
     found = choices_of(charts.sample_map_chart(MAP), ["sample"])
     assert [(c.value, c.words) for c in found] == [(2, "sample 2, a"), (10, "sample 10, a")]
+
+
+def test_any_value_has_a_place_in_the_list():
+    """5² is a digit to Python's isdigit, and no number to its int."""
+    pick = alt.selection_point(name="label", fields=["label"], on="click")
+    names = ["10", "5²", "²", "2", "x"]
+    bars = alt.Chart(alt.Data(values=[{"label": name} for name in names])).mark_bar().encode(x="label:O")
+    assert [c.value for c in choices_of(bars.add_params(pick), ["label"])] == ["2", "5²", "10", "x", "²"]
 
 
 def test_nothing_to_choose_in_a_picture_without_clicks():
