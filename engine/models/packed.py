@@ -8,7 +8,9 @@ second time, a third time for dreams, whose gradients pass through the transpose
 
 Only on a CPU, in float32 or bfloat16, outside autocast; everywhere else, and where this build of PyTorch has no such
 kernel or a wrong one, ``Linear`` is ``nn.Linear``, which is also its twin in ``tests/engine/models/test_packed.py``.
-A change through ``weight.data`` is not noticed, as autograd does not notice it; copy into the weight instead.
+A change in place that autograd does not count is not noticed while the weight stays frozen: one through
+``weight.data`` (copy into the weight instead). What any optimiser does is noticed: a forward pass with a weight that
+is trained forgets what was made of it before.
 
 Shapes: R rows, I inputs, O outputs.
 """
@@ -38,6 +40,8 @@ class Linear(nn.Linear):
 
     def forward(self, x: Float[Tensor, "*R I"]) -> Float[Tensor, "*R O"]:
         if not fits(x, self.weight):
+            if self.weight.requires_grad and not torch.compiler.is_compiling():
+                self.ordered.forget()  # fused optimisers change weights without counting it
             return F.linear(x, self.weight)
         if x.requires_grad and torch.is_grad_enabled():
             return _Product.apply(x, self.weight, self.ordered)
@@ -90,7 +94,7 @@ class Ordered:
     """A weight in the order of the kernel, and its transpose; made when asked for, never saved, copied or pickled."""
 
     def __init__(self) -> None:
-        self._made: dict[bool, tuple[tuple[Any, ...], Tensor]] = {}
+        self._made: dict[bool, tuple[tuple[Any, ...], Tensor, Tensor]] = {}
 
     def forward(self, weight: Float[Tensor, "O I"]) -> Tensor:
         """For x · weightᵀ."""
@@ -100,6 +104,11 @@ class Ordered:
         """For gradient · weight."""
         return self._of(weight, True)
 
+    def forget(self) -> None:
+        """Let go of what was made."""
+        if self._made:
+            self._made = {}
+
     def _of(self, weight: Tensor, transposed: bool) -> Tensor:
         state = (weight.data_ptr(), weight._version, weight.shape, weight.dtype)
         kept = self._made.get(transposed)
@@ -107,7 +116,9 @@ class Ordered:
             # Outside inference mode: what is made in a trace may be met again by a dream.
             with torch.inference_mode(False), torch.no_grad():
                 plain = weight.detach().T.contiguous() if transposed else weight.detach()
-                kept = state, torch.ops.mkldnn._reorder_linear_weight(plain, MOST_ROWS)
+                made = torch.ops.mkldnn._reorder_linear_weight(plain, MOST_ROWS)
+            # The plain weight is held as well: no other one can get its address, and pass for it, meanwhile.
+            kept = state, made, weight.detach()
             self._made[transposed] = kept
         return kept[1]
 

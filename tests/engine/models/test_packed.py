@@ -57,6 +57,25 @@ def test_a_changed_weight_is_ordered_anew():
     assert layer(x).abs().max() == 0
 
 
+def test_another_weight_is_never_taken_for_the_one_that_had_its_address():
+    layer, x = Linear(384, 512).requires_grad_(False), torch.randn(5, 384)
+    for _ in range(10):
+        layer(x)
+        del layer.weight  # its address is free for the next one, of the same shape and as often changed
+        layer.weight = torch.nn.Parameter(torch.randn(512, 384), requires_grad=False)
+        torch.testing.assert_close(layer(x), F.linear(x, layer.weight), rtol=1e-4, atol=1e-4)
+
+
+def test_a_fused_optimiser_which_counts_no_change_is_noticed():
+    layer, x = Linear(24, 40).requires_grad_(False), torch.randn(3, 24)
+    layer(x)
+    layer.requires_grad_(True)
+    layer(x).square().mean().backward()
+    torch.optim.AdamW(layer.parameters(), lr=0.1, fused=True).step()
+    layer.requires_grad_(False)
+    torch.testing.assert_close(layer(x), F.linear(x, layer.weight), rtol=1e-5, atol=1e-5)
+
+
 def test_weights_that_are_trained_are_not_ordered_and_get_their_gradient():
     layer, x = Linear(24, 40), torch.randn(3, 24)
     assert not fits(x, layer.weight)
