@@ -25,6 +25,7 @@ from engine.disk import RUN_SUFFIX, is_name
 from engine.errors import UserError
 
 if TYPE_CHECKING:
+    from backend.settings import Settings
     from engine.store import Run
 
 Card = dict[str, Any]
@@ -65,6 +66,12 @@ class RunRegistry:
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._cards: dict[str, tuple[str, Card]] = {}
         self._lock = threading.RLock()
+
+    @classmethod
+    def of(cls, settings: Settings, *, time_limit_s: float, max_open: int = 64) -> RunRegistry:
+        """The runs of the data folder of ``settings``; those from elsewhere are read apart first, if it says so."""
+        strangers = Strangers(settings.check_seconds) if settings.check_runs else None
+        return cls(settings.runs_dir, time_limit_s=time_limit_s, max_open=max_open, strangers=strangers)
 
     def path(self, run_id: str) -> Path:
         """Where the file of ``run_id`` lies; Problem 404 for what cannot be a name (no path leaves the folder)."""

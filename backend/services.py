@@ -16,7 +16,6 @@ from backend.metrics import Metrics
 from backend.runs import RunRegistry
 from backend.settings import Settings
 from backend.slots import Slots
-from backend.strangers import Strangers
 from backend.worker_client import WorkerClient
 
 
@@ -38,10 +37,7 @@ class Services:
     def from_settings(cls, settings: Settings) -> Services:
         """Everything that ``settings`` describe; opens no file and no connection yet."""
         metrics = Metrics()
-        registry = RunRegistry(
-            settings.runs_dir, time_limit_s=settings.query_seconds, max_open=settings.open_runs,
-            strangers=Strangers(settings.check_seconds) if settings.check_runs else None,
-        )  # fmt: skip
+        registry = RunRegistry.of(settings, time_limit_s=settings.query_seconds, max_open=settings.open_runs)
         metrics.open_runs.set_function(registry.count_open)
         jobs = Jobs(settings)
         metrics.job_listeners.set_function(lambda: jobs.streams)

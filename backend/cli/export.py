@@ -50,7 +50,7 @@ def export(
     chosen = format or _format_of(output)
     if output is None and chosen is not Format.csv and sys.stdout.isatty():
         raise UserError(f"{chosen.value} is not for the eye; name a file with --output.", field="output")
-    registry = RunRegistry(settings.runs_dir, time_limit_s=3600)
+    registry = RunRegistry.of(settings, time_limit_s=3600)
     try:
         with registry.lease(run) as opened:
             if table is None:

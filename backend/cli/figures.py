@@ -111,7 +111,7 @@ def opened(settings: Settings, run: str, beside: str | None) -> Iterator[tuple[R
     from backend.problems import Problem
     from backend.runs import RunRegistry
 
-    registry = RunRegistry(settings.runs_dir, time_limit_s=600)
+    registry = RunRegistry.of(settings, time_limit_s=600)
     with ExitStack() as stack:
         stack.callback(registry.close)
 

@@ -38,7 +38,7 @@ def ls(
     if what is not What.models:
         from backend.runs import RunRegistry
 
-        registry = RunRegistry(settings.runs_dir, max_open=1)
+        registry = RunRegistry.of(settings, time_limit_s=settings.query_seconds, max_open=1)
         found["runs"] = registry.cards()
         registry.close()
     if what is not What.runs:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import lzma
 import os
 import random
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from PIL.PngImagePlugin import PngInfo
 from backend.strangers import read_apart
 from engine.own import is_known
 from tests.backend.conftest import API, Serve, problem
+from tests.backend.test_cli_commands import run_cli
 from tests.faults.conftest import Keep
 from tests.runs import make, make_run
 
@@ -106,6 +110,20 @@ def test_a_run_that_ends_its_reader_is_a_problem(serve: Serve, file: Path) -> No
     assert listed == {"evil": detail, "other": None}
 
 
+def test_a_run_that_ends_its_reader_does_not_end_a_command(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs", "other", samples=3)
+    (tmp_path / "runs" / "evil.duckdb").write_bytes(lzma.decompress(CORPUS[0].read_bytes()))
+    folder = ("--data-dir", str(tmp_path))
+    listed = run_cli("ls", "runs", "--json", *folder)
+    assert listed.returncode == 0
+    problems = {run["run"]: run.get("problem") for run in json.loads(listed.stdout)["runs"]}
+    assert problems["other"] is None
+    assert "evil.duckdb" in problems["evil"]
+    exported = run_cli("export", "evil", *folder)
+    assert exported.returncode == 2
+    assert "evil.duckdb" in exported.stderr
+
+
 @pytest.mark.slow_fault
 @pytest.mark.timeout(1200)
 def test_forged_runs_do_not_end_the_server(serve: Serve, tmp_path: Path, figure: Keep) -> None:
@@ -137,9 +155,6 @@ def test_forged_runs_do_not_end_the_server(serve: Serve, tmp_path: Path, figure:
 
 def test_what_ends_the_process_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is opened here: a process that dies, one that says nothing and one that never ends."""
-    import subprocess
-    import sys
-
     real = subprocess.run
     file = tmp_path / "evil.duckdb"
     for code, sentence in (
