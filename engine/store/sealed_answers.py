@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
-from engine.errors import UserError
 from engine.store.filters import Query
 from engine.store.rows import insert_columns
 
@@ -76,7 +75,7 @@ def kept(method: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]
 
 
 def seal_answers(file: Path, run_id: str) -> None:
-    """Ask the complete, closed run ``file`` all ``questions`` and add the answers to it."""
+    """Ask the complete, closed run ``file`` all ``questions`` and add the answers to it; one that fails is left out."""
     from engine.store.run import Run
 
     rows: dict[str, list[str]] = {"question": [], "arguments": [], "answer": []}
@@ -85,14 +84,15 @@ def seal_answers(file: Path, run_id: str) -> None:
         for question, arguments in questions(run):
             method = getattr(Run, question).__wrapped__
             try:
-                answer = method(run, **arguments)
-            except UserError:
-                continue  # This run has nothing of the sort.
-            del answer["run"]
+                found = method(run, **arguments)
+                answer = json.dumps({name: value for name, value in found.items() if name != "run"}, allow_nan=False)
+            except Exception:
+                # Most often this run has nothing of the sort. Nor is what goes wrong in an answer worth the run: who
+                # asks for it gets it worked out, or sees the same error.
+                continue
             name, whole = key(method, run, (), arguments)
-            rows["question"].append(name)
-            rows["arguments"].append(whole)
-            rows["answer"].append(json.dumps(answer, allow_nan=False))
+            for column, value in zip(rows.values(), (name, whole, answer), strict=True):
+                column.append(value)
     con = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
     try:
         address = str(file).replace("'", "''")

@@ -46,6 +46,19 @@ def test_a_kept_answer_is_the_one_that_is_worked_out(kind: str, tmp_path: Path, 
         assert run.map(limit=1000, thumbnails=True)["run"] == "r"
 
 
+def test_an_answer_that_fails_costs_itself_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("engine.store.writer.LEAST_TOKENS", 1)
+    monkeypatch.setattr("engine.store.knowledge.what_paths_know", lambda run: 1 / 0)
+    monkeypatch.setattr("engine.store.specific.most_specific", lambda run, *_: {"run": "r", "lift": float("nan")})
+    made = make("r", modality="text")
+    with Run.open(made.write(tmp_path)) as run:
+        kept = {name.split()[0] for (name,) in run.rows(Query("SELECT question FROM answer"))}
+        assert "distribution" in kept
+        assert not kept & {"knowledge", "specific"}
+        with pytest.raises(ZeroDivisionError):
+            run.knowledge()
+
+
 def test_answers_of_another_version_are_asked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("engine.store.writer.LEAST_TOKENS", 1)
     made = make("r", modality="text")
