@@ -42,6 +42,8 @@ WARM_UP = 2
 COLD_REPEATS = 3
 SEED = 0
 LIMIT_SECONDS = 120.0
+PROMISED = 100_000_000
+"""tokens of the run that the promises speak of"""
 
 
 @contextlib.contextmanager
@@ -243,6 +245,7 @@ def rows(document: dict[str, Any]) -> list[Row]:
     """What ``make bench`` prints of a kept result; what was not measured is left out."""
     found, made = document["results"], []
     tokens, bytes_each = f"{found['tokens']:,} tokens", found.get("bytes_per_token")
+    missing = "" if found["tokens"] >= PROMISED else f"{PROMISED // 10**6} M tokens"
     if bytes_each:
         parts = {name: each for name, each in bytes_each.items() if name != "file"}
         note = f"{tokens}; texts, vocabulary ids and losses included"
@@ -252,14 +255,14 @@ def rows(document: dict[str, Any]) -> list[Row]:
             cells = {one: row["p95"] for one, row in found[name.split("_")[1]].items()}
             peers = {} if key == "query_cold" else _peers(found.get("peers", {}))
             made.append(Row(key, found[name]["p95"], cells=cells, peers=peers,
-                            note=f"{found[name]['question']}; {tokens}"))  # fmt: skip
+                            note=f"{found[name]['question']}; {tokens}", missing=missing))  # fmt: skip
     free = {one.name for one in QUESTIONS if one.free}
     exact = {name: row["p95"] / 1000 for name, row in found.get("warm", {}).items() if name in free}
     if exact:
-        made.append(Row("filter_exact", max(exact.values()), cells=exact, note=tokens))
+        made.append(Row("filter_exact", max(exact.values()), cells=exact, note=tokens, missing=missing))
     if found.get("sampled"):
         sampled = {name: row["p95"] for name, row in found["sampled"].items()}
-        made.append(Row("filter_sampled", max(sampled.values()), cells=sampled, note=tokens))
+        made.append(Row("filter_sampled", max(sampled.values()), cells=sampled, note=tokens, missing=missing))
     if found.get("writing"):
         made.append(Row("page_beside_trace", found["writing"]["median_ratio"],
                         note=f"median, worst {found['writing']['worst_ratio']}; {tokens}"))  # fmt: skip

@@ -83,7 +83,8 @@ class Row:
     def met(self) -> str:
         if self.ours is None:
             return "–"
-        return self.goal.met(self.ours) + (f", but without {self.missing}" if self.missing else "")
+        met = self.goal.met(self.ours)  # what is missed at some size is missed
+        return f"{met}, but without {self.missing}" if self.missing and met != "no" else met
 
     def as_json(self) -> dict[str, Any]:
         """With what the goal is and whether it is met."""

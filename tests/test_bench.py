@@ -29,6 +29,7 @@ def test_what_is_met():
     assert [Row("naive", value).met for value in (2.9, 3.0, 5.0)] == ["no", "yes", "stretch"]
     assert Row("gpu_forward", None, note="no GPU").met == "–"
     assert Row("forward", 0.9, missing="text").met == "stretch, but without text"
+    assert Row("forward", 1.2, missing="text").met == "no"
     with pytest.raises(ValueError, match="no row is called 'fast'; there are: forward, "):
         Row("fast", 1.0)
 

@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from backend.app import create_app
 from backend.settings import load_settings
+from benchmarks.queries import rows
 from benchmarks.queries_asked import NOT_MEASURED, QUESTIONS, About
 from benchmarks.queries_peers import compared
 from benchmarks.synthetic import Wish, write_run
@@ -41,6 +42,15 @@ def test_every_question_has_an_answer(api: httpx.Client) -> None:
         path, query = question.ask(rng, about)
         answer = api.get(f"/api/v1/runs/queried{path}", params=query)
         assert answer.status_code == 200, (question.name, answer.text)
+
+
+def test_a_smaller_run_does_not_keep_the_promise() -> None:
+    times = {"flow of some paths": {"p95": 3.0}}
+    found = {"tokens": 10**7, "warm": times, "worst_warm": {"question": "flow of some paths", "p95": 3.0}}
+    assert {row.key: row.met for row in rows({"results": found})} == {
+        "query_warm": "stretch, but without 100 M tokens", "filter_exact": "stretch, but without 100 M tokens",
+    }  # fmt: skip
+    assert {row.met for row in rows({"results": found | {"tokens": 10**8}})} == {"stretch"}
 
 
 def test_peers_answer_the_same_questions() -> None:
