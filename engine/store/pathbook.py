@@ -160,20 +160,14 @@ class PathBook:
     def num_paths(self) -> int:
         return len(self._rows)
 
-    def add(self, module_ids: np.ndarray, times: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Count ribbons (n, S, K), each as often as ``times`` (n,) says (None: once).
-
-        Returns path_id of each (n,) and the ribbons of new paths (new, V).
-        """
+    def add(self, module_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Count ribbons (n, S, K); returns path_id of each (n,) and the ribbons of new paths (new, V)."""
         rows = sorted_slots(module_ids.astype(self._id_dtype, copy=False))
         hashes, distinct, kind_n = _kinds(rows)
         ids_P, new_rows = self._numbers_of(hashes, distinct)
         self._counts.append(np.zeros(len(new_rows), dtype=np.int64))
-        if times is None:
-            self._counts.values[ids_P] += np.bincount(kind_n, minlength=len(ids_P))
-        else:
-            np.add.at(self._counts.values, ids_P[kind_n], times)
-        self.num_tokens += len(rows) if times is None else int(times.sum())
+        self._counts.values[ids_P] += np.bincount(kind_n, minlength=len(ids_P))
+        self.num_tokens += len(rows)
         return ids_P[kind_n], new_rows
 
     def _numbers_of(self, hashes: np.ndarray, distinct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
