@@ -50,13 +50,14 @@ def module_words(target: Mapping[str, Any], dreams: Sequence[Mapping[str, Any]])
         return ""
     what = "tokens" if "text" in first else "patches"
     steps = target.get("steps") or []
-    where = f"at step {steps[0]}" if len(steps) == 1 else "over all steps"
-    told = f"Module {target['module']} {where}: {numbers.percent(first['matched_choices'])} of the choices that the "
-    told += f"dream’s {what} make there are this module"
+    where = "at every step" if not steps else f"at step {', '.join(map(str, steps))}"
+    counted = "" if len(steps) == 1 else ", counted at each of these steps,"
+    told = f"Module {target['module']} {where}: {numbers.percent(first['matched_choices'])} of the dream’s {what}"
+    told += f"{counted} take it"
     begun = (first.get("at_start") or {}).get("matched_choices")
-    told += f", of the noise that it began as {numbers.percent(begun)}." if begun is not None else "."
+    told += f", {numbers.percent(begun)} of those of the noise that it began as." if begun is not None else "."
     if first["matched_choices"] < 0.5:
-        told += f" So most of its {what} do not take it: the router’s probability grew, but others kept ahead."
+        told += " Most do not: a dream raises the router’s probability of the module, and others are still ahead of it."
     return told
 
 

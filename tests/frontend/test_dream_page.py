@@ -65,11 +65,13 @@ def test_a_dream_of_a_module_says_whether_its_patches_take_it() -> None:
     dream = {"matched_choices": 0.25, "at_start": {"matched_choices": 0.1}}
     target = {"of": "module", "module": 7, "steps": [2]}
     assert module_words(target, [dream]).startswith(
-        "Module 7 at step 2: 25.0 % of the choices that the dream’s patches make there are this module, of the noise "
-        "that it began as 10.0 %. So most of its patches do not take it"
+        "Module 7 at step 2: 25.0 % of the dream’s patches take it, 10.0 % of those of the noise that it began as. "
+        "Most do not: "
     )
     told = module_words({**target, "steps": None}, [{"matched_choices": 0.9, "text": "a"}])
-    assert told == "Module 7 over all steps: 90.0 % of the choices that the dream’s tokens make there are this module."
+    assert told == "Module 7 at every step: 90.0 % of the dream’s tokens, counted at each of these steps, take it."
+    some = module_words({**target, "steps": [0, 2]}, [{"matched_choices": 0.9, "text": "a"}])
+    assert some.startswith("Module 7 at step 0, 2: 90.0 % of the dream’s tokens, counted")
     assert module_words({"of": "path"}, [dream]) == module_words(target, [{"matched_choices": None}]) == ""
 
 
