@@ -28,6 +28,8 @@ LEAST_TOKENS = 1_000_000
 MOST_LABELS = 16
 """labels whose distributions are kept, those with the most tokens"""
 MOST_STEPS = 32
+MOST_AT_ONCE = 20_000_000
+"""tokens whose values are brought into memory for one answer, a gigabyte; a label of more has none kept"""
 BINS = 40
 PATIENCE_S = 3600
 
@@ -47,7 +49,9 @@ def questions(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
     labels = sorted(run.labels, key=lambda row: (-row[3], row[1]))[:MOST_LABELS]
     for measure in run.info()["measures"]:
         for per in ("sample", "token"):
-            for label in (None, *(row[1] for row in labels)):
+            # Compute and reuse are counted by path; the values of all tokens were sorted on the disk (``histogram``).
+            by_token = per == "token" and measure not in ("compute", "reuse")
+            for label in (None, *(row[1] for row in labels if not by_token or row[3] <= MOST_AT_ONCE)):
                 yield "distribution", {"measure": measure, "per": per, "bins": BINS, "label": label}
 
 

@@ -59,6 +59,18 @@ def test_an_answer_that_fails_costs_itself_and_not_the_run(tmp_path: Path, monke
             run.knowledge()
 
 
+def test_values_of_more_tokens_than_fit_are_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = make("r", modality="text")
+    with Run.open(made.write(tmp_path)) as run:
+        most = sorted(tokens for _, _, _, tokens in run.labels)[-2]
+        monkeypatch.setattr(sealed, "MOST_AT_ONCE", most)
+        asked = [arguments for question, arguments in sealed.questions(run) if question == "distribution"]
+        for measure, per, missing in (("loss", "token", 1), ("loss", "sample", 0), ("reuse", "token", 0)):
+            labels = [one["label"] for one in asked if (one["measure"], one["per"]) == (measure, per)]
+            assert None in labels
+            assert len(labels) == 1 + len(run.labels) - missing
+
+
 def test_answers_of_another_version_are_asked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("engine.store.writer.LEAST_TOKENS", 1)
     made = make("r", modality="text")
