@@ -338,6 +338,10 @@ class _Filler:
         self.con.execute("CHECKPOINT")
         self.con.close()
         if self.book.num_tokens >= LEAST_TOKENS:
+            # What was summed up on the way is in the file now; the answers need the memory.
+            del totals
+            self.book = self.twin = PathBook(self.layout.id_dtype)
+            self._compute_P, self._reuse_P, self.visits = Growing(np.float64), Growing(np.float64), None
             on_stage("answers that take long", NUM_STAGES - 1, NUM_STAGES)
             seal_answers(self._file, self.info.run_id)
         shutil.rmtree(_temporary_folder(self._file), ignore_errors=True)
