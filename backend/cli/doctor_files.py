@@ -36,6 +36,8 @@ def runs(settings: Settings) -> Iterator[Finding]:
             good += 1
         except UserError as error:
             yield Finding("broken", "runs", str(error))
+        except OSError as error:  # a link to nowhere; deleted meanwhile
+            yield Finding("broken", "runs", f"{file.name} cannot be read: {error.strerror or error}")
     for left in sorted(settings.runs_dir.glob(".*.partial")):
         text = f"{left.name} is being written, or was left by a writer that was killed; the next trace removes it then"
         yield Finding("note", "runs", text)

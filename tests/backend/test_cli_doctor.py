@@ -57,6 +57,14 @@ def test_a_spoiled_run_is_found_wherever_the_byte_is(settings: Settings) -> None
     assert ".killed.partial" in found("note", findings)[0]
 
 
+def test_a_link_to_nowhere_keeps_no_other_run_from_being_read(settings: Settings) -> None:
+    make_run(settings.runs_dir, "whole", samples=3)
+    (settings.runs_dir / "gone.duckdb").symlink_to(settings.runs_dir / "nowhere.duckdb")
+    findings = list(runs(settings))
+    assert found("broken", findings) == ["gone.duckdb cannot be read: No such file or directory"]
+    assert found("ok", findings)[0].startswith("1 whole")
+
+
 def test_spoiled_weights_are_found(settings: Settings) -> None:
     spoil(settings.data_dir / "models" / "tiny-text" / "model.safetensors", 0.9)
     findings = list(models(settings))
