@@ -58,7 +58,10 @@ def read_apart(file: Path, limit_s: float) -> str | None:
             start_new_session=True,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"{file.name} came from elsewhere and could not be read to its end within {limit_s:.0f} s: {advice}"
+        return (
+            f"{file.name} came from elsewhere and could not be read to its end within {limit_s:.0f} s: it was made to "
+            "do harm, or takes longer here; if it is yours, raise `check_seconds` and start again"
+        )
     try:
         said = json.loads(done.stdout.splitlines()[-1])["problem"]
     except (IndexError, ValueError, KeyError, TypeError):
