@@ -72,5 +72,8 @@ def problem_of(file: Path) -> str | None:
 
 
 if __name__ == "__main__":
+    from engine.store.open_file import limit_memory
+
     confine(int(sys.argv[2]), threads=True)
+    limit_memory(int(sys.argv[2]) // 2)  # the rest is for Python, its libraries and the stacks of threads
     print(json.dumps({"problem": problem_of(Path(sys.argv[1]))}))

@@ -24,6 +24,15 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
 _HEADER_BYTES = 3 * 4096
 
 
+def limit_memory(megabytes: int) -> None:
+    """Have DuckDB keep what it reads of runs, in this process from now on, within ``megabytes``.
+
+    By itself it keeps blocks up to four fifths of the machine's memory: under a limit of the process, a run that is
+    larger than that limit could not be read to its end.
+    """
+    _CONFIG["memory_limit"] = f"{megabytes}MB"
+
+
 def open_read_only(file: Path) -> duckdb.DuckDBPyConnection:
     """A connection that can read this one file and do nothing else outside its own memory.
 

@@ -170,6 +170,27 @@ def test_what_ends_the_process_is_said(tmp_path: Path, monkeypatch: pytest.Monke
         assert "evil.duckdb came from elsewhere" in said
 
 
+def test_the_first_reading_keeps_no_more_than_half_of_its_memory(tmp_path: Path) -> None:
+    """A run of five gigabytes is read within four: what was read is let go of."""
+    file = make_run(tmp_path / "runs", "given", samples=3)
+    code = (
+        "import runpy, sys; from engine.store import open_file\n"
+        "real = open_file.open_read_only\n"
+        "def opened(file):\n"
+        "    con = real(file)\n"
+        "    print(con.execute(\"SELECT current_setting('memory_limit')\").fetchall()[0][0])\n"
+        "    return con\n"
+        "open_file.open_read_only = opened\n"
+        "runpy.run_module('backend.stranger_child', run_name='__main__', alter_sys=True)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code, str(file), "4096"], capture_output=True, text=True, timeout=120, check=True
+    ).stdout.splitlines()
+    assert said[-1] == '{"problem": null}'
+    assert len(said) > 1
+    assert set(said[:-1]) == {"1.9 GiB"}
+
+
 def test_pictures_of_a_run_are_made_anew(serve: Serve) -> None:
     """A picture with a page behind its end, one with a comment, one of 25 million pixels in 3 kB, and none at all"""
     served, made = serve(), make("given", samples=4, seed=1)
