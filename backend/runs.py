@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backend.problems import Problem, nearest
-from backend.strangers import Strangers
+from backend.strangers import Strangers, strangers_of
 from engine.disk import RUN_SUFFIX, is_name
 from engine.errors import UserError
 
@@ -70,8 +70,9 @@ class RunRegistry:
     @classmethod
     def of(cls, settings: Settings, *, time_limit_s: float, max_open: int = 64) -> RunRegistry:
         """The runs of the data folder of ``settings``; those from elsewhere are read apart first, if it says so."""
-        strangers = Strangers(settings.check_seconds) if settings.check_runs else None
-        return cls(settings.runs_dir, time_limit_s=time_limit_s, max_open=max_open, strangers=strangers)
+        return cls(
+            settings.runs_dir, time_limit_s=time_limit_s, max_open=max_open, strangers=strangers_of(settings)
+        )  # fmt: skip
 
     def path(self, run_id: str) -> Path:
         """Where the file of ``run_id`` lies; Problem 404 for what cannot be a name (no path leaves the folder)."""

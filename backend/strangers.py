@@ -12,9 +12,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from backend.decoder import KEPT_ENVIRONMENT
 from engine.own import is_known, know
+
+if TYPE_CHECKING:
+    from backend.settings import Settings
 
 MEMORY_MEGABYTES = 4096
 BYTES_PER_SECOND = 20e6
@@ -44,6 +48,11 @@ class Strangers:
                 return None
             self._refused[key] = problem
         return self._refused[key]
+
+
+def strangers_of(settings: Settings) -> Strangers | None:
+    """The reader of runs from elsewhere that ``settings`` ask for; None where they ask for none."""
+    return Strangers(settings.check_seconds) if settings.check_runs else None
 
 
 def read_apart(file: Path, limit_s: float) -> str | None:

@@ -37,6 +37,7 @@ from backend.jobs.service import job_table
 from backend.logs import REQUEST_ID_HEADER, request_id, taken_over
 from backend.problems import Problem, busy, nearest, problem_of
 from backend.settings import Settings
+from backend.strangers import strangers_of
 from backend.uploads import checked_text
 from engine.adapters.hf_config import is_huggingface
 from engine.disk import is_name, keep_free
@@ -307,12 +308,13 @@ async def working_on_jobs(worker: Worker) -> AsyncIterator[None]:
         return
     loop = asyncio.get_running_loop()
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    table = job_table(settings)
+    table, strangers = job_table(settings), strangers_of(settings)
     runner = JobRunner(
         table,
         JobContext(
             settings.data_dir, tuple(settings.all_models_dirs), worker.load_for_job, settings.huggingface_dir,
             HuggingFaceModels(settings.huggingface_dir).load,
+            strangers.problem if strangers is not None else None,
         ),
         lambda work: loop.run_in_executor(worker.thread, work),
         free_bytes=(settings.least_free_megabytes + settings.job_free_megabytes) * 1e6,

@@ -84,6 +84,8 @@ class JobContext:
     """folder of the Hugging Face checkpoints that jobs may name (``hf:<folder>``); None where none is set"""
     huggingface_loader: Callable[[str], HuggingFaceModel] | None = None
     """how those are loaded here, by the same name"""
+    problem_of_run: Callable[[Path], str | None] | None = None
+    """what is wrong with a run file, found before it is opened here (``backend.strangers``); None: open all"""
 
     @property
     def runs_dir(self) -> Path:
@@ -150,6 +152,9 @@ class JobContext:
         if not file.is_file():
             names = {found.stem for found in self.runs_dir.glob("*.duckdb")}
             raise UserError(f"There is no run {run_id[:80]!r}; {_nearest(run_id, names)}", field="run")
+        problem = self.problem_of_run(file) if self.problem_of_run is not None else None
+        if problem is not None:
+            raise UserError(problem, field="run")
         return Run.open(file)
 
     def inbox_file(self, name: str, *, field: str) -> Path:

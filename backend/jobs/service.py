@@ -17,6 +17,7 @@ from backend.jobs.table import JobTable, seconds_left
 from backend.jobs.watch import Watch
 from backend.problems import Problem, busy, disk_full, from_user_error
 from backend.settings import Settings
+from backend.strangers import strangers_of
 from engine.errors import UserError
 from engine.jobs import JobContext, find_kind, list_artifacts, read_request
 from engine.jobs_title import job_title
@@ -38,6 +39,7 @@ class Jobs:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.strangers = strangers_of(settings)
         self.table = job_table(settings)
         self.watch = Watch(self.table)
         self.streams = 0
@@ -55,8 +57,9 @@ class Jobs:
         except UserError as error:
             raise from_user_error(error) from None
         context = JobContext(
-            self.settings.data_dir, tuple(self.settings.all_models_dirs), huggingface_dir=self.settings.huggingface_dir
-        )
+            self.settings.data_dir, tuple(self.settings.all_models_dirs), huggingface_dir=self.settings.huggingface_dir,
+            problem_of_run=self.strangers.problem if self.strangers is not None else None,
+        )  # fmt: skip
         try:
             checked = read_request(found, request)
             found.check(checked, context)

@@ -110,6 +110,15 @@ def test_a_run_that_ends_its_reader_is_a_problem(serve: Serve, file: Path) -> No
     assert listed == {"evil": detail, "other": None}
 
 
+def test_a_job_about_a_run_that_ends_its_reader_is_refused(serve: Serve) -> None:
+    """Jobs are checked before they are queued, in the process that answers."""
+    served = serve(check_seconds=60)
+    (served.runs_dir / "evil.duckdb").write_bytes(lzma.decompress(CORPUS[0].read_bytes()))
+    job = {"kind": "map", "request": {"run": "evil"}}
+    assert "evil.duckdb" in problem(served.client.post(f"{API}/jobs", json=job), 422)["detail"]
+    assert served.get("/runs").status_code == 200
+
+
 def test_a_run_that_ends_its_reader_does_not_end_a_command(tmp_path: Path) -> None:
     make_run(tmp_path / "runs", "other", samples=3)
     (tmp_path / "runs" / "evil.duckdb").write_bytes(lzma.decompress(CORPUS[0].read_bytes()))
