@@ -42,7 +42,7 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
 [class*="st-key-under_"] [class*="st-key-save_"] { margin-top: 0; }
 [class*="st-key-save_"] button, [class*="st-key-under_"] button { min-height: 1.4rem; padding: 0 .25rem; }
 [class*="st-key-save_"] button p, [class*="st-key-under_"] button p { font-size: .78rem; }
-.st-key-keys { position: absolute; }
+.st-key-keys { position: absolute; left: 0; width: 0 !important; }
 .st-key-controls > div { min-width: 150px; flex: 1 1 160px; }
 .st-key-controls > div:has([data-testid="stPopover"]) { order: 9; flex: 0 0 auto; min-width: 0; }
 .st-key-controls > div:has(.st-key-sample_picker) { min-width: min(100%, 330px) !important; }

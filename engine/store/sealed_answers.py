@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,8 @@ MOST_STEPS = 32
 MOST_AT_ONCE = 20_000_000
 """tokens whose values are brought into memory for one answer, a gigabyte; a label of more has none kept"""
 BINS = 40
-PATIENCE_S = 3600
+PATIENCE_S = 900
+"""for all of them: what is not answered by then is left out"""
 
 
 def questions(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -79,13 +81,19 @@ def kept(method: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]
 
 
 def seal_answers(file: Path, run_id: str) -> None:
-    """Ask the complete, closed run ``file`` all ``questions`` and add the answers to it; one that fails is left out."""
+    """Ask the complete, closed run ``file`` all ``questions`` and add the answers to it; one that fails is left out.
+
+    After ``PATIENCE_S`` nothing more is asked.
+    """
     from engine.store.run import Run
 
     rows: dict[str, list[str]] = {"question": [], "arguments": [], "answer": []}
+    ends = time.monotonic() + PATIENCE_S
     with Run.open(file, time_limit_s=PATIENCE_S) as run:
         run.run_id = run_id
         for question, arguments in questions(run):
+            if time.monotonic() > ends:
+                break
             method = getattr(Run, question).__wrapped__
             try:
                 found = method(run, **arguments)

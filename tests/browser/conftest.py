@@ -30,6 +30,11 @@ LEAVING = re.compile(
     r"^(?!https?://(127\.0\.0\.1|localhost)[:/]|wss?://(127\.0\.0\.1|localhost)[:/]|data:|blob:|about:|chrome)"
 )
 
+WIDEST = """() => [...document.querySelectorAll("[data-testid=stMain] *")]
+  .filter(element => element.getBoundingClientRect().right > innerWidth + 0.5)
+  .map(element => `${element.tagName} ${element.className?.baseVal ?? element.className} `
+    + `${element.textContent.slice(0, 40)} to ${Math.round(element.getBoundingClientRect().right)}`).slice(-6)"""
+"""the innermost of what reaches beyond the window"""
 TEST_FOLDER = Path(__file__).parent
 
 
@@ -222,7 +227,8 @@ class Visit:
 
     def no_sideways_scroll(self) -> None:
         wide = self.page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth")
-        assert wide <= self.page.viewport_size["width"], f"the page is {wide} pixels wide"
+        if wide > self.page.viewport_size["width"]:
+            raise AssertionError(f"{self.page.url} is {wide} pixels wide: {self.page.evaluate(WIDEST)}")
 
 
 @dataclass

@@ -7,9 +7,14 @@ from playwright.sync_api import expect
 
 def start_trace(here, limit: str) -> None:
     here.page.get_by_text("Trace a data set, or import a log").click()
-    here.page.get_by_label("At most so many samples").fill(limit)
-    here.page.get_by_label("At most so many samples").press("Enter")
-    here.settled()
+    field = here.page.get_by_label("At most so many samples")
+    for _ in range(5):
+        field.fill(limit)
+        field.press("Enter")
+        here.settled()
+        if field.input_value() == limit:  # a page that was still being drawn puts its own number back
+            break
+    expect(field).to_have_value(limit)
     here.page.get_by_role("button", name="Trace it").click()
 
 
