@@ -282,7 +282,8 @@ def main() -> None:
     ]
     results["over_two_seconds"] = slow
     if options.keep:
-        command = f"python -m benchmarks.page_views --tokens {options.tokens:g} --repeats {options.repeats} --keep"
+        command = f"python -m benchmarks.page_views --tokens {options.tokens:g} --repeats {options.repeats}"
+        command += f" --modality {' '.join(options.modality)} --keep"
         report("page_views", command, results)
 
 
