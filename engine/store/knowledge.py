@@ -17,13 +17,12 @@ import numpy as np
 from engine.analysis.association import Association, associations, places_in
 from engine.analysis.words import CLASSES, Words, word_class
 from engine.store.filters import Query
-from engine.store.sketch import mix
+from engine.store.sketch import KNOWN_TOKENS, mix
 from engine.store.travellers import Travellers, known_travellers, travellers
 
 if TYPE_CHECKING:
     from engine.store.run import Run
 
-KNOWN_TOKENS = 20_000
 SHUFFLES = 200
 SEED = 0
 UNTRAINED = "-untrained"

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
+KNOWN_TOKENS = 20_000
+"""tokens of which is worked out what paths know: sealing and asking draw the same ones"""
+
 
 def mix(values: np.ndarray, seed: int) -> np.ndarray:
     """splitmix64 of whole numbers (n,): the same on every machine and in every version."""

@@ -37,7 +37,7 @@ from engine.store.schema import (
 )
 from engine.store.seal import NUM_STAGES, Totals, build_summaries
 from engine.store.sealed_answers import LEAST_TOKENS, seal_answers
-from engine.store.sketch import TokenSketch
+from engine.store.sketch import KNOWN_TOKENS, TokenSketch
 from engine.store.soft import CREATE_SOFT, SOFT_TABLES, SoftSums, soft_rows
 from engine.store.token_flops import flops_of, flops_table
 from engine.store.visits import Visits
@@ -45,7 +45,6 @@ from engine.trace import ModuleInfo, RunInfo, TraceBatch
 
 QUEUE_BATCHES = 4
 DUCKDB_MEGABYTES = 2000
-ASSOCIATION_TOKENS = 20_000
 _Item = CompactBatch | np.ndarray
 """a batch, or ribbons of the twin"""
 FLUSH_TOKENS = 65_536
@@ -207,8 +206,8 @@ class _Filler:
         self.token_columns = {name for name, _ in token_columns(self.layout, info)}
         self.book = PathBook(self.layout.id_dtype, file.parent)
         self.twin = PathBook(self.layout.id_dtype, file.parent)
-        self.sketch = TokenSketch(ASSOCIATION_TOKENS)
-        self.twin_sketch = TokenSketch(ASSOCIATION_TOKENS)
+        self.sketch = TokenSketch(KNOWN_TOKENS)
+        self.twin_sketch = TokenSketch(KNOWN_TOKENS)
         self.num_samples = 0
         self.labels: dict[str, int] = {}
         self.entropy: dict[int, np.ndarray] = {}

@@ -270,7 +270,7 @@ def test_what_paths_know_agrees_with_scikit_learn(case: Case):
 def test_what_paths_of_a_large_run_know_is_what_its_file_says(monkeypatch, tmp_path):
     from engine.store import travellers
 
-    monkeypatch.setattr("engine.store.writer.ASSOCIATION_TOKENS", 60)
+    monkeypatch.setattr("engine.store.writer.KNOWN_TOKENS", 60)
     with Run.open(make("large", "text", samples=30).write(tmp_path)) as run:
         monkeypatch.setattr(travellers, "MOST_TOKENS", 100)
         told = run.knowledge()
