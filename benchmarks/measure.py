@@ -7,6 +7,7 @@ median with the quartiles of the ratios is what is quoted.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import statistics
 import time
@@ -20,6 +21,16 @@ import torch
 from engine.store.findings import plain
 
 RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def forget(file: Path) -> None:
+    """Drop a file from the system's cache, so that it is read from the disk."""
+    handle = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(handle)
 
 
 def interleaved(

@@ -39,7 +39,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from benchmarks.measure import report
+from benchmarks.measure import forget, report
 from benchmarks.synthetic import GRID, Wish, write_run
 from benchmarks.table import Row
 from frontend.selection import VIEWS
@@ -172,16 +172,6 @@ def _refuse_failure(page: Page, url: str) -> None:
     failed = page.locator('[data-testid="stAlertContentError"], [data-testid="stException"]')
     if failed.count():
         raise RuntimeError(f"{url} shows an error: {failed.first.inner_text()}")
-
-
-def forget(file: Path) -> None:
-    """Drop a file from the system's cache, so that it is read from the disk."""
-    handle = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(handle)
 
 
 def address(url: str, view: str, run: str) -> str:

@@ -30,7 +30,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from benchmarks.measure import report
+from benchmarks.measure import forget, report
 from benchmarks.queries_asked import QUESTIONS, About, Question
 from benchmarks.synthetic import Wish, _count, write_run
 from benchmarks.table import Row
@@ -72,16 +72,6 @@ def served(folder: Path) -> Iterator[httpx.Client]:
     finally:
         process.terminate()
         process.wait(30)
-
-
-def evict(file: Path) -> None:
-    """Take a file out of the system's cache."""
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
 
 
 def processor_ms(client: httpx.Client) -> float:
@@ -131,7 +121,7 @@ def cold(folder: Path, about: About, questions: list[Question], repeats: int) ->
     for question in questions:
         rng, times = np.random.default_rng(SEED + 1), []
         for _ in range(repeats):
-            evict(folder / "runs" / f"{RUN}.duckdb")
+            forget(folder / "runs" / f"{RUN}.duckdb")
             with served(folder) as client:
                 times.append(ask(client, question, rng, about)[0])
         found[question.name] = percentiles(times) | {"times": repeats}
