@@ -17,6 +17,7 @@ from frontend.selection import Selection
 from frontend.views import common, detour_compare, detour_experts, detour_result, detour_sweep, retrace
 from frontend.views.detour_build import builder, chosen_edits
 from frontend.views.detour_edits import read_edits
+from frontend.views.pickers import run_and_label
 from frontend.views.sample import sample_picker
 
 
@@ -27,9 +28,7 @@ def draw(selection: Selection) -> None:
     if detour_sweep.of_huggingface(run):
         detour_experts.draw(run, selection)
         return
-    with look.controls():
-        common.run_picker(run)
-        common.label_picker(run, selection)
+    with run_and_label(run, selection):
         number = sample_picker(run, selection)
     look.heading(
         "What if it had gone elsewhere?",

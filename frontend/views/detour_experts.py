@@ -15,9 +15,10 @@ from frontend import address, look
 from frontend.charts import numbers
 from frontend.client import ApiError, NotFound
 from frontend.selection import Selection
-from frontend.views import common, detour_compare, detour_result, detour_sweep, job_panel
+from frontend.views import detour_compare, detour_result, detour_sweep, job_panel
 from frontend.views.detour_build import builder, chosen_edits
 from frontend.views.detour_edits import KINDS, in_address, read_edits
+from frontend.views.pickers import run_and_label
 from frontend.views.sample import sample_picker
 
 THIS = 1
@@ -27,9 +28,7 @@ OVER = (THIS, 32, 64, 128, 256)
 
 def draw(run: Mapping[str, Any], selection: Selection) -> None:
     """The detour of a text, or of many, and the sweep over all experts."""
-    with look.controls():
-        common.run_picker(run)
-        common.label_picker(run, selection)
+    with run_and_label(run, selection):
         number = sample_picker(run, selection)
     look.heading(
         "What if it had gone elsewhere?",

@@ -26,8 +26,8 @@ from engine.errors import UserError
 from engine.jobs import JobContext, read_request
 from engine.jobs_title import job_title
 from engine.store import Run
-from tests.engine.adapters.tiny_huggingface import changed_config, copied, save_tiny
-from tests.engine.edits.test_job_experts import SAMPLES, context_of, run_to_the_end
+from tests.engine.adapters.tiny_huggingface import changed_config, copied
+from tests.engine.edits.test_job_experts import SAMPLES, context_of, make_home, run_to_the_end
 
 MODELS = ["mixtral", "qwen2_moe"]
 BANS = [{"edit": "ban", "modules": [0, 3], "step": 0}, {"edit": "ban", "modules": [5]}]
@@ -35,13 +35,7 @@ BANS = [{"edit": "ban", "modules": [0, 3], "step": 0}, {"edit": "ban", "modules"
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("edited")
-    for kind in MODELS:
-        save_tiny(folder / "checkpoints" / f"tiny-{kind}.v1", kind)
-    (folder / "inbox").mkdir()
-    (folder / "runs").mkdir()
-    (folder / "inbox" / "words.jsonl").write_text("\n".join(json.dumps({"text": one.text}) for one in SAMPLES))
-    return folder
+    return make_home(tmp_path_factory.mktemp("edited"), MODELS)
 
 
 def request_of(kind: str = "mixtral", **values: Any) -> Any:

@@ -32,8 +32,12 @@ SAMPLES = [Sample(image=None, text=" ".join([text] * 4), label=None, source="t")
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("experts")
-    for kind in MODELS:
+    return make_home(tmp_path_factory.mktemp("experts"), MODELS)
+
+
+def make_home(folder: Path, kinds: list[str]) -> Path:
+    """A data folder with a tiny checkpoint of each kind, and the samples in its inbox."""
+    for kind in kinds:
         save_tiny(folder / "checkpoints" / f"tiny-{kind}.v1", kind)
     (folder / "inbox").mkdir()
     (folder / "runs").mkdir()
