@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.models.bank import TakeRows
+from engine.models.segments import TakeRows
 
 ORDER = {"attention": 0, "transformer": 1, "mlp": 2, "identity": 3}
 """modules are sorted so that those with attention come first, and those with a perceptron lie side by side"""

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from engine.models import bank as bank_module
-from engine.models.bank import grouped_step, naive_step, plan_dispatch
+from engine.models import dispatch
+from engine.models.bank import grouped_step, naive_step
 from engine.models.blocks import Block
+from engine.models.dispatch import plan_dispatch
 from engine.models.dna import DNA, DNAConfig
 
 KINDS = {
@@ -22,7 +23,7 @@ KINDS = {
 @pytest.fixture(params=[0, 256], ids=["segments", "masked"], autouse=True)
 def attention(request, monkeypatch):
     """Both ways to attend: in buckets of segments, and in one call where entries are few."""
-    monkeypatch.setattr(bank_module, "MASKED_ROWS", request.param)
+    monkeypatch.setattr(dispatch, "MASKED_ROWS", request.param)
 
 
 def make_bank(kinds, width=32, heads=4) -> nn.ModuleList:

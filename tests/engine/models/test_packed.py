@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from engine.models import bank as bank_module
-from engine.models.bank import _pieces, grouped_step, masked_attention, naive_step, plan_dispatch, segment_attention
+from engine.models import dispatch
+from engine.models.bank import grouped_step, naive_step
 from engine.models.blocks import Block
+from engine.models.dispatch import _pieces, plan_dispatch
 from engine.models.packed import MOST_ROWS, Linear, fits, works
+from engine.models.segments import masked_attention, segment_attention
 
 KINDS = ("transformer", "attention", "mlp", "identity", "transformer")
 
@@ -137,7 +139,7 @@ def test_one_masked_attention_is_attention_by_segments(causal, monkeypatch):
     ids = torch.randint(5, (3 * 20, 1), generator=torch.Generator().manual_seed(2))
     qkv = torch.randn(80, 96)
     few = plan_dispatch(ids, bank, 3, 20, 4)
-    monkeypatch.setattr(bank_module, "MASKED_ROWS", 0)
+    monkeypatch.setattr(dispatch, "MASKED_ROWS", 0)
     many = plan_dispatch(ids, bank, 3, 20, 4)
     assert (few.segments, many.group_E) == ([], None)
     entries = few.token_E.numel()
