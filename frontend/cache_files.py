@@ -40,7 +40,7 @@ ELEMENTS: Mapping[str, tuple[str, ...]] = {
     "sample": ("Selectbox", *CHART, *OWN, "Slider", "TextInput"),
     "compute": ("Selectbox", *CHART, *OWN),
     "modules": ("Selectbox", *CHART),
-    "compare": ("Selectbox", *CHART, *TABLE),
+    "compare": ("Selectbox", *CHART),
     "map": ("Selectbox", *CHART),
     "family": ("Selectbox", *CHART),
     "dream": ("Selectbox", "Slider", "NumberInput"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
+from html import escape
 
 import platformdirs
 
@@ -34,3 +36,23 @@ def _other_folder() -> str:
 def command(line: str) -> str:
     """``tokenpaths …`` with the folder that it must be told."""
     return line + data_dir_option()
+
+
+TYPED_STYLE = """<style>
+.tp-typed { font-family: "Source Code Pro", ui-monospace, monospace; font-size: .82rem; overflow-x: auto;
+  background: color-mix(in srgb, currentColor 6%, transparent); border-radius: .5rem; padding: .6rem .8rem; margin: 0; }
+.tp-typed dt, .tp-typed dd { margin: 0; white-space: pre; }
+.tp-typed dt { user-select: all; cursor: copy; }
+.tp-typed dd { opacity: .75; padding-bottom: .45rem; }
+.tp-typed dd:last-child { padding-bottom: 0; }
+.tp-typed dd::before { content: "# "; }
+</style>"""
+
+
+def typed_html(lines: Mapping[str, str]) -> str:
+    """Lines to type, each with what it does below; a click selects the line alone.
+
+    ``st.code`` would load 1.6 MB of scripts to colour it, before the first picture.
+    """
+    pairs = "".join(f"<dt>{escape(line)}</dt><dd>{escape(words)}</dd>" for line, words in lines.items())
+    return f'{TYPED_STYLE}<dl class="tp-typed" role="region" tabindex="0" aria-label="Lines to type">{pairs}</dl>'

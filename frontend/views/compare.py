@@ -22,6 +22,7 @@ from frontend.charts.patches import data_url
 from frontend.client import ApiError, NotFound
 from frontend.components.wall import wall
 from frontend.selection import Selection
+from frontend.tables import Column, plain_table
 from frontend.views import common, job_panel
 
 BUNDLED = ("scenes", "photos", "texts", "digits", "languages")
@@ -217,10 +218,9 @@ def _open(run: str, sample: int) -> None:
 
 def _summary(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
     st.subheader("Both runs in numbers", anchor=False, help=f"{look.HELP['topk']} {look.HELP['load']}")
-    st.dataframe(
-        charts.summary_rows(answer, names), hide_index=True, width="stretch",
-        column_config={"what": st.column_config.TextColumn("", width="medium")},
-    )  # fmt: skip
+    rows = charts.summary_rows(answer, names)
+    columns = {name: Column(name, right=True) for row in rows for name in row} | {"what": Column("number")}
+    plain_table(rows, "Both runs in numbers", columns)
 
 
 def _grouping(found: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from frontend import address, look
 from frontend.charts import numbers
 from frontend.charts.usage import MOST_MARKED, OVERLOADED, dead_modules, load_chart, overloaded, top_k_chart
 from frontend.selection import Selection
+from frontend.tables import Column, plain_table
 from frontend.views import common, module_page, path_knowledge
 from frontend.views.pickers import run_and_label
 
@@ -93,13 +94,10 @@ def _balance(usage: Mapping[str, Any]) -> None:
     st.subheader("How evenly is the work shared?", anchor=False, help=look.HELP["load"])
     st.caption(look.plain(balance_words(usage)))
     named = {"load_entropy": "load entropy", "max_violation": "MaxVio", "importance_cv2": "importance CV²"}
-    st.dataframe(
+    plain_table(
         [{"step": row["step"], **{name: row.get(name) for name in named}} for row in usage["steps"]],
-        hide_index=True, width="stretch", height=min(250, 38 + 35 * len(usage["steps"])),
-        column_config={
-            name: st.column_config.NumberColumn(words, format="%.3f", help=look.COLUMNS[name])
-            for name, words in named.items()
-        },
+        "Balance of the steps",
+        {name: Column(words, "{:.3f}".format, look.COLUMNS[name]) for name, words in named.items()},
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from frontend import address, look
 from frontend.charts import numbers
 from frontend.charts.flow import flow_thumbnail
 from frontend.client import ApiError
-from frontend.commands import command, runs_dir
+from frontend.commands import command, runs_dir, typed_html
 from frontend.selection import Selection
 from frontend.views import common
 from frontend.views.family import NAMES
@@ -250,9 +250,4 @@ def _own() -> None:
     trace = command("tokenpaths trace --model hf:./my-mixtral --data my-texts.jsonl")
     where = f", runs_dir={runs_dir()!r}" if runs_dir() else ""
     record = f'with tokenpaths.record(model, run="mine"{where}): model(batch)'
-    wide = max(len(trace), len(record))
-    st.code(
-        f"{trace:<{wide}}   # or a shipped model over your images\n"
-        f"{record:<{wide}}   # or any PyTorch model with routers",
-        language="bash",
-    )
+    st.html(typed_html({trace: "or a shipped model over your images", record: "or any PyTorch model with routers"}))

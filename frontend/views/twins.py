@@ -7,6 +7,9 @@ from typing import Any
 
 import streamlit as st
 
+from frontend.charts import numbers
+from frontend.tables import Column, plain_table
+
 COLUMNS = {"params": "parameters", "loss": "loss (nats)", "perplexity": "perplexity", "accuracy": "accuracy"}
 
 
@@ -31,15 +34,9 @@ def draw(run: Mapping[str, Any]) -> None:
         help="Models trained by the same recipe on the same batches, measured on the same held-out texts. Loss: mean "
         "cross-entropy of the next token. Perplexity = exp(loss). Accuracy: share of next tokens guessed right.",
     )
-    st.dataframe(
-        twin_rows(beside, str(run["model"])),
-        hide_index=True,
-        width="stretch",
-        column_config={
-            "model": st.column_config.TextColumn("model", width="medium"),
-            "params": st.column_config.NumberColumn(COLUMNS["params"], format="localized"),
-            "loss": st.column_config.NumberColumn(COLUMNS["loss"], format="%.3f"),
-            "perplexity": st.column_config.NumberColumn(COLUMNS["perplexity"], format="%.1f"),
-            "accuracy": st.column_config.NumberColumn(COLUMNS["accuracy"], format="percent"),
-        },
-    )
+    written = {"params": numbers.count, "loss": "{:.3f}".format, "perplexity": "{:.1f}".format,
+               "accuracy": numbers.percent}  # fmt: skip
+    plain_table(
+        twin_rows(beside, str(run["model"])), "The model beside its twins",
+        {name: Column(COLUMNS[name], write) for name, write in written.items()},
+    )  # fmt: skip
