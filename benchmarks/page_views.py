@@ -54,7 +54,7 @@ NO_PICTURE = ("dream", "detour", "family", "try", "jobs")
 They do not depend on the size of the run, so they are opened once, and not again for the other modality."""
 OPEN_AT = "jobs"
 """the view, without a picture, at which the page stands open before another is chosen"""
-MORE = {"paths": {"paths": 3}, "compare": {"against": "other"}}
+MORE = {"paths": {"paths": 3}}
 """further choices of a view that a visit would have made"""
 PICTURE = """() => {
   const MARKS = "[data-testid=stVegaLiteChart] svg path, svg.tp-flow circle, canvas, img";
@@ -174,26 +174,33 @@ def _refuse_failure(page: Page, url: str) -> None:
         raise RuntimeError(f"{url} shows an error: {failed.first.inner_text()}")
 
 
-def address(url: str, view: str, run: str) -> str:
-    query = {"view": view, "run": run, **MORE.get(view, {})}
+def address(url: str, view: str, run: str, other: str) -> str:
+    query = {"view": view, "run": run, **MORE.get(view, {}), **({"against": other} if view == "compare" else {})}
     return f"{url}/?" + "&".join(f"{key}={value}" for key, value in query.items())
 
 
 def measure(
-    modality: str, tokens: int, views: list[str], repeats: int, browser: Browser, *, light: bool
+    modality: str, tokens: int, views: list[str], repeats: int, browser: Browser, *, light: bool, kept: Path | None,
+    names: tuple[str, str] = ("big", "other"),
 ) -> dict[str, Any]:
-    """The times of every view over one run; ``light``: also over a small one, in the first repetition."""
+    """The times of every view over one run; ``light``: also over a small one, in the first repetition.
+
+    ``kept``: a data folder with the runs ``names`` (the second one is what the first is compared with), which are made
+    there unless they lie there already.
+    """
     times: dict[str, dict[str, list[dict[str, float]]]] = {
         view: {"light": [], "cold": [], "within": [], "warm": []} for view in views
     }
     with tempfile.TemporaryDirectory() as folder:
-        runs = {size: Path(folder) / size for size in ("light", "cold")}
-        started = time.perf_counter()
-        file = write_run(Wish("big", tokens, modality=modality), runs["cold"] / "runs")
-        sealed = time.perf_counter() - started
-        write_run(Wish("big", 5 * GRID**2 + 20, modality=modality), runs["light"] / "runs")
+        runs = {"light": Path(folder) / "light", "cold": kept or Path(folder) / "cold"}
+        sealed = {}
         for size, num_tokens in (("cold", tokens), ("light", 5 * GRID**2 + 20)):
-            write_run(Wish("other", num_tokens, modality=modality, routing=1), runs[size] / "runs")
+            for routing, name in enumerate(names):
+                started = time.perf_counter()
+                if not (runs[size] / "runs" / f"{name}.duckdb").exists():
+                    write_run(Wish(name, num_tokens, modality=modality, routing=routing), runs[size] / "runs")
+                sealed[size, name] = time.perf_counter() - started
+        file = runs["cold"] / "runs" / f"{names[0]}.duckdb"
         for repeat in range(repeats):
             for view in views:
                 if repeat and view in NO_PICTURE:
@@ -201,23 +208,23 @@ def measure(
                 for size, data_dir in runs.items():
                     if size == "light" and (repeat or not light):
                         continue
-                    files = [data_dir / "runs" / f"{kept}.duckdb" for kept in ("big", "other")]
-                    for kept in files:
-                        forget(kept)
+                    files = [data_dir / "runs" / f"{name}.duckdb" for name in names]
+                    for each in files:
+                        forget(each)
                     with serving(data_dir) as (url, parent):
-                        where, picture = address(url, view, "big"), view not in NO_PICTURE
+                        where, picture = address(url, view, *names), view not in NO_PICTURE
                         times[view][size].append(visit(browser, where, parent, picture=picture))
                         for _ in range(WARM_VISITS if size == "cold" else 0):
                             times[view]["warm"].append(visit(browser, where, parent, picture=picture))
                     if size == "cold" and picture:
                         with serving(data_dir) as (url, parent):
-                            where = address(url, view, "big").replace(f"view={view}", f"view={OPEN_AT}")
+                            where = address(url, view, *names).replace(f"view={view}", f"view={OPEN_AT}")
                             times[view]["within"].append(visit_within(browser, where, view, files, parent))
                     shutil.rmtree(data_dir / "logs", ignore_errors=True)
                 print(modality, view, {k: _medians(v[-1:]) for k, v in times[view].items() if v}, flush=True)
         megabytes = round(file.stat().st_size / 1e6, 1)
     shown = {view: {kind: _medians(found) for kind, found in kinds.items() if found} for view, kinds in times.items()}
-    return {"file_mb": megabytes, "seal_s": round(sealed, 1), "views": shown}
+    return {"file_mb": megabytes, "seal_s": round(sealed["cold", names[0]], 1), "views": shown}
 
 
 def _medians(times: list[dict[str, float]]) -> dict[str, float]:
@@ -246,8 +253,12 @@ def main() -> None:
     parser.add_argument("--views", nargs="+", choices=list(VIEWS), default=list(VIEWS))
     parser.add_argument("--modality", nargs="+", choices=["text", "vision"], default=["text", "vision"])
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/page_views.json")
+    parser.add_argument("--folder", type=Path, help="where the runs are made, and stay; one modality only")
+    parser.add_argument("--runs", nargs=2, default=("big", "other"), metavar="NAME", help="their names")
     parser.add_argument("--no-light", action="store_true", help="leave out the run of a thousand tokens")
     options = parser.parse_args()
+    if options.folder and len(options.modality) > 1:
+        parser.error("--folder holds runs of one modality: say --modality text, or vision")
     results: dict[str, Any] = {"tokens": options.tokens, "steps": 10, "modules": 18, "top_k": 1,
                                "repeats": options.repeats}  # fmt: skip
     before = os.getloadavg()[0]
@@ -259,8 +270,9 @@ def main() -> None:
             first = modality == options.modality[0]
             views = [view for view in options.views if first or view not in NO_PICTURE]
             results[modality] = measure(
-                modality, options.tokens, views, options.repeats, browser, light=first and not options.no_light
-            )
+                modality, options.tokens, views, options.repeats, browser, light=first and not options.no_light,
+                kept=options.folder, names=tuple(options.runs),
+            )  # fmt: skip
         browser.close()
     results["load_before_and_after"] = [round(before, 1), round(os.getloadavg()[0], 1)]
     slow = [
