@@ -62,6 +62,12 @@ def wants_any(request: Request) -> bool:
     return request.headers.get("if-none-match", "").strip() == "*"
 
 
+def runs_of(request: Request) -> list[str]:
+    """The runs that a request names."""
+    named = (request.path_params.get("run"), *(request.query_params.get(key) for key in ("a", "b", "of")))
+    return [name for name in named if name]
+
+
 def sealed_headers(etag: str) -> dict[str, str]:
     """Headers of everything that comes from a sealed run."""
     return {"etag": etag, "cache-control": CACHE_CONTROL}
@@ -147,7 +153,8 @@ class Answers:
         if answer is not None:
             self.metrics.answers.labels("cached").inc()
         else:
-            answer = await self._shared(etag, compute)
+            with self.registry.fitting(*runs_of(request)):
+                answer = await self._shared(etag, compute)
         if wants_any(request):
             return Response(status_code=304, headers=sealed_headers(etag))
         return Response(answer.body, media_type=answer.media_type, headers=sealed_headers(etag))

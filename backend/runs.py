@@ -2,11 +2,13 @@
 
 A run is sealed by rename and never changes afterwards, so (inode, size, time) of its file tells whether it
 is still the same run. A file that cannot be read is remembered as such, and never keeps others from working.
+One from elsewhere that nobody has read yet is listed as such, and read in the background (``backend.strangers``).
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import os
 import stat
@@ -20,9 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backend.problems import Problem, nearest
-from backend.strangers import Strangers, strangers_of
-from engine.disk import RUN_SUFFIX, is_name
+from backend.strangers import Look, Strangers, strangers_of
+from engine.disk import RUN_SUFFIX, is_disk_full, is_name
 from engine.errors import UserError
+from engine.own import forget as forget_mark
+from engine.own import is_sealed_here
 
 if TYPE_CHECKING:
     from backend.settings import Settings
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 
 Card = dict[str, Any]
 LOOK_AGAIN_SECONDS = 5.0
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -120,11 +125,39 @@ class RunRegistry:
             if entry.run is None:
                 self.identity(run_id)  # deleted while it was being opened: that is no damage, it is gone
                 raise Problem(409, "unreadable-run", str(entry.problem), field="run")
-            yield entry.run
+            with self.fitting(run_id):
+                yield entry.run
         finally:
             with self._lock:
                 entry.users -= 1
                 self._close_if_unused(entry)
+
+    @contextmanager
+    def fitting(self, *run_ids: str) -> Iterator[None]:
+        """For a block that answers from runs: Problem 409 where a run that was not sealed here makes it fail.
+
+        Whoever made a run may write any numbers into it, also such as fit to no others. With runs that were sealed
+        here alone, what nobody foresaw is a fault of this program and stays one.
+        """
+        try:
+            yield
+        except (Problem, UserError):
+            raise
+        except Exception as error:
+            foreign = [run_id for run_id in run_ids if is_name(run_id) and not self._sealed_here(run_id)]
+            if not foreign or is_disk_full(error):
+                raise
+            log.warning("run %s from elsewhere does not fit together", foreign[0], exc_info=error)
+            raise Problem(
+                409, "unreadable-run", f"Run {foreign[0]} cannot be answered: it came from elsewhere, and its tables "
+                f"do not fit together ({type(error).__name__}); copy it again or trace the run again.", field="run",
+            ) from error  # fmt: skip
+
+    def _sealed_here(self, run_id: str) -> bool:
+        try:
+            return is_sealed_here(self.path(run_id))
+        except OSError:  # deleted meanwhile: nobody knows any more
+            return True
 
     def ask(self, run_id: str, question: Callable[[Run], Any]) -> Any:
         """``question`` answered by the open run."""
@@ -186,12 +219,30 @@ class RunRegistry:
             run, entry.run = entry.run, None
             run.close()
 
-    def cards(self) -> list[Card]:
-        """A card for every run file, newest first; unreadable ones last, with a sentence."""
-        found = [card for card in map(self.card, self.names()) if card is not None]
+    def cards(self, *, wait: bool = True) -> list[Card]:
+        """A card for every run file, newest first; unreadable ones last, with a sentence.
+
+        Without ``wait``, runs that must be read first are listed as ``being_read``, and read in the background.
+        """
+        found = [card for card in (self.card(name, wait=wait) for name in self.names()) if card is not None]
+        if not wait:
+            self._read_later([card["run"] for card in found if card["status"] == "being_read"])
         return sorted(found, key=card_key, reverse=True)
 
-    def card(self, run_id: str) -> Card | None:
+    def _read_later(self, run_ids: list[str]) -> None:
+        if self.strangers is None:
+            return
+
+        def changed(file: Path) -> float:
+            try:
+                return os.stat(file).st_mtime
+            except OSError:
+                return 0.0
+
+        files = [self.path(run_id) for run_id in run_ids]
+        self.strangers.later(sorted(files, key=changed, reverse=True))  # what is new is looked for first
+
+    def card(self, run_id: str, *, wait: bool = True) -> Card | None:
         """The card of one run, remembered until its file changes; None when it was deleted meanwhile."""
         from engine.store.answers import card
 
@@ -201,19 +252,30 @@ class RunRegistry:
             identity = self.identity(run_id)
             known = self._cards.get(run_id)
             if known is None or known[0] != identity:
-                known = self._cards[run_id] = (identity, self.ask(run_id, lambda run: run.card()))
+                look = self._look(self.path(run_id))
+                if not wait and look.state == "unread":
+                    return card(run_id, None) | {"status": "being_read"}
+                if not wait and look.state == "refused":
+                    return card(run_id, None, look.sentence)
+                known = self._cards[run_id] = (identity, self.ask(run_id, _checked_card))
             return known[1]
         except Problem as problem:
             return card(run_id, None, problem.detail) if problem.status == 409 else None
         except UserError as error:
             return card(run_id, None, str(error))
+        except OSError:
+            return None
+
+    def _look(self, file: Path) -> Look:
+        return self.strangers.look(file) if self.strangers is not None else Look("known")
 
     def folder_identity(self) -> str:
-        """A word that changes when any run comes, goes or is replaced."""
+        """A word that changes when any run comes, goes, is replaced or has been read for the first time."""
         parts = []
         for name in self.names():
+            file = self.runs_dir / f"{name}{RUN_SUFFIX}"
             try:
-                parts.append(file_identity(self.runs_dir / f"{name}{RUN_SUFFIX}"))
+                parts.append(f"{file_identity(file)} {self._look(file).state}")
             except OSError:
                 continue
         with self._lock:
@@ -221,6 +283,15 @@ class RunRegistry:
         if broken:  # a problem may pass: the list is made anew as often as such a file is looked at again
             parts.append(str(int(time.monotonic() / LOOK_AGAIN_SECONDS)))
         return hashlib.sha256("".join(parts).encode()).hexdigest()[:24]
+
+    def place(self, card: Card, at: float) -> tuple[str, str]:
+        """Where a run stood in a list that was begun ``at`` (seconds since 1970): as ``card_key``.
+
+        Who pages through a list finds each run once, also one that was read for the first time meanwhile and has
+        got the date by which it is sorted.
+        """
+        read_at = self.strangers.read_at.get(card["run"], 0.0) if self.strangers is not None else 0.0
+        return ("", str(card["run"])) if read_at > at else card_key(card)
 
     def delete(self, run_id: str) -> None:
         """Unlink the file of a run; of two who delete at once, one gets Problem 404."""
@@ -231,6 +302,9 @@ class RunRegistry:
         except (FileNotFoundError, IsADirectoryError):
             raise self._missing(run_id) from None
         self._cards.pop(run_id, None)
+        forget_mark(path)
+        if self.strangers is not None:
+            self.strangers.forget(path)
 
     def count_open(self) -> int:
         """How many files are open now."""
@@ -238,9 +312,20 @@ class RunRegistry:
             return sum(entry.run is not None for entry in self._entries.values())
 
     def close(self) -> None:
-        """Close everything that nobody uses."""
+        """Close everything that nobody uses, and stop reading in the background."""
+        if self.strangers is not None:
+            self.strangers.close()
         for name in list(self._entries):
             self.forget(name)
+
+
+def _checked_card(run: Run) -> Card:
+    """The card as the list will show it: one that is none must not spoil the list of all."""
+    from backend.schemas import Card as Shown
+
+    found = run.card()
+    Shown.model_validate(found)
+    return found
 
 
 NO_NAME = (

@@ -57,7 +57,10 @@ class Card(Shape):
         description="Where several samples were cut from one picture: how many from how many, in words; intervals "
         "take samples as independent, and these are not",
     )
-    status: Literal["sealed", "unreadable"] = Field(description="`unreadable`: the file is damaged, see `problem`")
+    status: Literal["sealed", "being_read", "unreadable"] = Field(
+        description="`being_read`: it came from elsewhere and is read for the first time, so that the rest of the card "
+        "is not known yet; `unreadable`: it cannot be read, see `problem`"
+    )
     problem: str | None = Field(None, description="What is wrong with the file, and what to do")
 
 

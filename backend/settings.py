@@ -167,6 +167,7 @@ class Settings(BaseSettings):
     check_seconds: float = Field(
         60, gt=0, description="Longest time of that first reading; a second more for each 20 MB."
     )
+    check_megabytes: int = Field(4096, ge=1024, description="Memory limit of the process that reads it.")
     query_slots: int = Field(4, ge=1, description="Questions to run files that are computed at the same time.")
     query_wait_seconds: float = Field(
         5, gt=0, description="Longest time that a question waits for a free slot before the answer is 503."

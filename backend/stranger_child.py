@@ -1,6 +1,7 @@
 """The process that reads a run from elsewhere first: ``python -m backend.stranger_child <file> <megabytes>``.
 
-Its last line is one of JSON: ``{"problem": null}``, or a sentence. It may die instead; then that was the answer.
+Its last line is one of JSON: ``{"problem": null, "memory": false}``, or a sentence and whether it is for want of
+memory. It may die instead; then that was the answer.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ QUESTIONS: dict[str, Callable[[Run], Any]] = {
 
 
 def problem_of(file: Path) -> str | None:
-    """What is wrong with the run, in a sentence; None for nothing."""
+    """What is wrong with the run, in a sentence; None for nothing. NotEnoughMemory or MemoryError: not known."""
     from engine.errors import UserError
     from engine.store import Run
-    from engine.store.errors import RunFileError, RunNotFound
+    from engine.store.errors import NotEnoughMemory, RunFileError, RunNotFound
     from engine.store.verify import verify_run
 
     try:
@@ -55,15 +56,17 @@ def problem_of(file: Path) -> str | None:
             for name, ask in QUESTIONS.items():
                 try:
                     ask(run)
-                except (RunFileError, RunNotFound):
+                except (RunFileError, RunNotFound, MemoryError):
                     raise
                 except UserError:
-                    continue  # a run need not have losses, labels or edges
+                    continue  # a run need not have losses, labels or edges; and the server has limits of its own
                 except Exception as error:
                     return (
                         f"{file.name} is damaged: its {name} cannot be read ({type(error).__name__}); "
                         "copy it again or trace the run again"
                     )
+    except (NotEnoughMemory, MemoryError):
+        raise
     except UserError as error:
         return str(error)
     except Exception as error:
@@ -71,9 +74,19 @@ def problem_of(file: Path) -> str | None:
     return None
 
 
+def answer_about(file: Path) -> dict[str, Any]:
+    """``problem``, and ``memory``: whether it failed for want of memory, which says nothing of the file."""
+    from engine.store.errors import NotEnoughMemory
+
+    try:
+        return {"problem": problem_of(file), "memory": False}
+    except (NotEnoughMemory, MemoryError) as error:
+        return {"problem": f"{file.name} needs more memory ({type(error).__name__})", "memory": True}
+
+
 if __name__ == "__main__":
     from engine.store.open_file import limit_memory
 
     confine(int(sys.argv[2]), threads=True)
     limit_memory(int(sys.argv[2]) // 2)  # the rest is for Python, its libraries and the stacks of threads
-    print(json.dumps({"problem": problem_of(Path(sys.argv[1]))}))
+    print(json.dumps(answer_about(Path(sys.argv[1]))))

@@ -14,7 +14,7 @@ from pathlib import Path
 import platformdirs
 
 from engine.errors import UserError
-from engine.own import know
+from engine.own import SEALED, know
 
 DATA_DIR_VARIABLE = "TOKENPATHS_DATA_DIR"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
@@ -85,7 +85,7 @@ def rename_durably(source: Path, target: Path) -> None:
     """Sync ``source``, then put it in the place of ``target`` in one step that survives power loss."""
     fsync_file(source)
     if target.suffix == RUN_SUFFIX:
-        know(target, os.stat(source))
+        know(target, os.stat(source), SEALED)
     os.replace(source, target)
     fsync_folder(target.parent)
 

@@ -22,7 +22,7 @@ def runs(settings: Settings) -> Iterator[Finding]:
     from engine.disk import RUN_SUFFIX, is_name
     from engine.store.verify import verify_run
 
-    good, tokens, strangers = 0, 0, Strangers(settings.check_seconds)
+    good, tokens, strangers = 0, 0, Strangers(settings.check_seconds, settings.check_megabytes)
     for file in sorted(settings.runs_dir.glob(f"*{RUN_SUFFIX}")):
         if not is_name(file.stem):
             yield Finding("broken", "runs", f"{file.stem!r} {NO_NAME}")

@@ -17,7 +17,7 @@ from backend.jobs.table import JobTable, seconds_left
 from backend.jobs.watch import Watch
 from backend.problems import Problem, busy, disk_full, from_user_error
 from backend.settings import Settings
-from backend.strangers import strangers_of
+from backend.strangers import Strangers, strangers_of
 from engine.errors import UserError
 from engine.jobs import JobContext, find_kind, list_artifacts, read_request
 from engine.jobs_title import job_title
@@ -37,9 +37,9 @@ def job_table(settings: Settings) -> JobTable:
 class Jobs:
     """Jobs as the routes and the command line see them. Methods block, unless they are ``async``."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, strangers: Strangers | None = None) -> None:
         self.settings = settings
-        self.strangers = strangers_of(settings)
+        self.strangers = strangers if strangers is not None else strangers_of(settings)
         self.table = job_table(settings)
         self.watch = Watch(self.table)
         self.streams = 0

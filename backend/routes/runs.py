@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -12,7 +14,6 @@ from backend.answers import Answer, as_json
 from backend.paging import binding_of, decode_cursor, encode_cursor
 from backend.problems import Problem, documented
 from backend.routes.parameters import ABOUT_A_RUN, Cursor, LabelFilter, Limit, RunName, Through
-from backend.runs import card_key
 from backend.schemas import Distribution, Flow, RunDetails, RunList, Usage
 from backend.services import Services, Shared
 from engine.store.filters import parse_paths, parse_steps, parse_through
@@ -22,9 +23,13 @@ router = APIRouter(prefix="/runs", tags=["runs"], responses=ABOUT_A_RUN)
 
 @router.get("", response_model=RunList)
 async def list_runs(request: Request, services: Shared, limit: Limit = 100, cursor: Cursor = None) -> Response:
-    """All runs of the data folder, newest first. A file that cannot be read is listed with its `problem`."""
+    """All runs of the data folder, newest first. A file that cannot be read is listed with its `problem`.
+
+    A run that came from elsewhere is read to its end once before it is opened. Until then it is listed last, as
+    `being_read`; ask again for the rest of its card. Asking for that run itself waits for its reading.
+    """
     binding = binding_of(request, "runs")
-    after = decode_cursor(cursor, binding) if cursor else None
+    after = str(decode_cursor(cursor, binding)) if cursor else None
 
     def compute() -> Answer:
         return as_json(RunList, _page_of_runs(services, after, limit, binding))
@@ -33,14 +38,30 @@ async def list_runs(request: Request, services: Shared, limit: Limit = 100, curs
     return await services.answers.about(request, identity, compute)
 
 
-def _page_of_runs(services: Services, after: int | str | None, limit: int, binding: str) -> dict[str, Any]:
-    """A page that starts after the run whose key is ``after``: runs may come and go between two pages."""
-    cards = services.registry.cards()
-    keys = [" ".join(card_key(card)) for card in cards]
-    rest = [i for i, key in enumerate(keys) if after is None or key < str(after)]
+def _page_of_runs(services: Services, after: str | None, limit: int, binding: str) -> dict[str, Any]:
+    """A page that starts after the run whose key is ``after``: runs may come and go between two pages.
+
+    The cursor holds when the first page was made, in front of the key.
+    """
+    begun, _, last = after.partition(" ") if after is not None else (f"{time.time():.6f}", "", "")
+    cards = services.registry.cards(wait=False)
+    at = _seconds(begun)
+    keyed = sorted(((" ".join(services.registry.place(card, at)), card) for card in cards), key=_key, reverse=True)
+    rest = [(key, card) for key, card in keyed if after is None or key < last]
     page = rest[:limit]
-    more = encode_cursor(keys[page[-1]], binding) if len(rest) > limit else None
-    return {"runs": [cards[i] for i in page], "next": more}
+    more = encode_cursor(f"{begun} {page[-1][0]}", binding) if len(rest) > limit else None
+    return {"runs": [card for _, card in page], "next": more}
+
+
+def _key(keyed: tuple[str, dict[str, Any]]) -> str:
+    return keyed[0]
+
+
+def _seconds(begun: str) -> float:
+    try:
+        return float(begun)
+    except ValueError:
+        return math.inf
 
 
 @router.get("/{run}", response_model=RunDetails)

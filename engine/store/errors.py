@@ -21,5 +21,9 @@ class QueryTimeout(UserError):
     """The question took longer than the run's time limit and was interrupted."""
 
 
+class NotEnoughMemory(UserError):
+    """A question, or the reading of a file, needs more memory than there is; the file may be whole."""
+
+
 class WriterFailed(UserError):
     """The writer thread could not store what it was given (disk full, file taken away …)."""

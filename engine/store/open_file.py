@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from engine.errors import UserError
-from engine.store.errors import QueryTimeout, RunFileError, RunNotFound
+from engine.store.errors import NotEnoughMemory, QueryTimeout, RunFileError, RunNotFound
 from engine.store.schema import SCHEMA_VERSION
 
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
@@ -53,10 +53,13 @@ def open_read_only(file: Path) -> duckdb.DuckDBPyConnection:
         con.execute("SET lock_configuration = true")
         _check_length(con, file)
         _check_schema(con, file)
+    except duckdb.OutOfMemoryException as error:
+        con.close()
+        raise NotEnoughMemory(f"{file.name} needs more memory to be opened than there is") from error
     except duckdb.Error as error:
         con.close()
         raise RunFileError(
-            f"{file.name} is damaged or cut off and cannot be read ({_first_line(error)}): "
+            f"{file.name} is damaged or cut off and cannot be read ({first_line(error, file)}): "
             "copy it again or trace the run again"
         ) from error
     except BaseException:
@@ -109,7 +112,7 @@ class Connection:
 
     def __init__(self, file: Path, time_limit_s: int | float) -> None:
         self._con = open_read_only(file)
-        self._name = file.name
+        self._file = file
         self._time_limit_s = time_limit_s
         self._lock = threading.Lock()
 
@@ -139,10 +142,10 @@ class Connection:
                     "ask for fewer tokens, for example one label or one path"
                 ) from error
             if isinstance(error, duckdb.OutOfMemoryException):
-                raise UserError("the question needs more memory than there is: ask for fewer tokens") from error
+                raise NotEnoughMemory("the question needs more memory than there is: ask for fewer tokens") from error
             if isinstance(error, duckdb.ProgrammingError):
                 raise  # Our own SQL is wrong: no fault of the file.
-            raise RunFileError(f"{self._name} could not be read: {_first_line(error)}") from error
+            raise RunFileError(f"{self._file.name} could not be read: {first_line(error, self._file)}") from error
         finally:
             timer.cancel()
             cursor.close()
@@ -163,5 +166,9 @@ class Connection:
             self._con.close()
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0][:200]
+def first_line(error: Exception, file: Path) -> str:
+    """What DuckDB or the system says of ``file``, in its own words but for where the file lies."""
+    told = (str(error).splitlines() or [type(error).__name__])[0]
+    for place in {str(file), str(file.absolute()), str(file.resolve())}:
+        told = told.replace(place, file.name).replace(place.removesuffix(file.name), "")
+    return told[:200]

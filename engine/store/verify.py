@@ -6,8 +6,8 @@ from pathlib import Path
 
 import duckdb
 
-from engine.store.errors import RunFileError
-from engine.store.open_file import open_read_only
+from engine.store.errors import NotEnoughMemory, RunFileError
+from engine.store.open_file import first_line, open_read_only
 
 
 def verify_run(file: Path) -> dict[str, int]:
@@ -18,6 +18,7 @@ def verify_run(file: Path) -> dict[str, int]:
 
     Raises:
         RunNotFound, RunFileError: what is wrong with it, in a sentence.
+        NotEnoughMemory: nothing is known of it; it may be whole.
     """
     con = open_read_only(file)
     try:
@@ -28,9 +29,11 @@ def verify_run(file: Path) -> dict[str, int]:
             # The hash is of all columns, so none can be left out of the reading.
             (rows[table], _), = con.execute(f'SELECT count(*), bit_xor(hash(t)) FROM "{name}" t').fetchall()
         said = con.execute("SELECT num_samples, num_tokens FROM run").fetchall()[0]
+    except duckdb.OutOfMemoryException as error:
+        raise NotEnoughMemory(f"{file.name} needs more memory to be read to its end than there is") from error
     except (duckdb.Error, OSError) as error:
         raise RunFileError(
-            f"{file.name} is damaged ({str(error).splitlines()[0][:200]}): copy it again or trace the run again"
+            f"{file.name} is damaged ({first_line(error, file)}): copy it again or trace the run again"
         ) from error
     finally:
         con.close()

@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from backend import strangers
 from backend.strangers import read_apart
 from engine.own import is_known
 from tests.backend.conftest import API, Serve, problem
@@ -164,19 +165,19 @@ def test_forged_runs_do_not_end_the_server(serve: Serve, tmp_path: Path, figure:
 
 def test_what_ends_the_process_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is opened here: a process that dies, one that says nothing and one that never ends."""
-    real = subprocess.run
     file = tmp_path / "evil.duckdb"
-    for code, sentence in (
-        ("import os; os.kill(os.getpid(), 11)", "SIGSEGV"), ("raise SystemExit(3)", "code 3"),
-        ("import time; time.sleep(60)", "within 1 s"), ("print('[]')", "code 0"),
+    for code, sentence, passing in (
+        ("import os; os.kill(os.getpid(), 11)", "SIGSEGV", False), ("raise SystemExit(3)", "code 3", False),
+        ("import time; time.sleep(60)", "within 1 s", True), ("print('[]')", "code 0", False),
+        ("import os; os.kill(os.getpid(), 9)", "ended from outside", True),
+        ("print('{\"problem\": \"no\", \"memory\": true}')", "need not be damaged", True),
     ):  # fmt: skip
-        monkeypatch.setattr(
-            subprocess, "run", lambda command, code=code, **o: real([sys.executable, "-c", code], **o)
-        )
+        monkeypatch.setattr(strangers, "child_command", lambda *_, code=code: [sys.executable, "-c", code])
         said = read_apart(file, 1.0)
         assert said is not None
-        assert sentence in said
-        assert "evil.duckdb came from elsewhere" in said
+        assert sentence in said.sentence
+        assert "evil.duckdb came from elsewhere" in said.sentence
+        assert said.passing is passing
 
 
 def test_the_first_reading_keeps_no_more_than_half_of_its_memory(tmp_path: Path) -> None:
@@ -195,7 +196,7 @@ def test_the_first_reading_keeps_no_more_than_half_of_its_memory(tmp_path: Path)
     said = subprocess.run(
         [sys.executable, "-c", code, str(file), "4096"], capture_output=True, text=True, timeout=120, check=True
     ).stdout.splitlines()
-    assert said[-1] == '{"problem": null}'
+    assert said[-1] == '{"problem": null, "memory": false}'
     assert len(said) > 1
     assert set(said[:-1]) == {"1.9 GiB"}
 
