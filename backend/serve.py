@@ -6,12 +6,15 @@ Settings come from the environment and the settings file, so that no secret stan
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import logging
 import os
 import sys
 import threading
+import time
+from collections.abc import Callable
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -22,9 +25,12 @@ from backend.settings import Settings, load_settings
 from engine.errors import UserError
 
 GRACE_SECONDS = 5
-LATER = ("pandas", "engine.analysis.power_law", "PIL.Image")
-"""what answers need, loaded while nobody waits: DuckDB looks for pandas at the first parameter (0.3 s), the law of
-paths takes SciPy (0.5 s)"""
+FIRST = ("pandas", "PIL.Image")
+"""what nearly every answer needs: DuckDB looks for pandas at the first parameter (0.2 s). Imported before the server
+listens: beside the first question it would cost that question twice the time"""
+LATER = ("engine.analysis.power_law",)
+"""what some answers need, imported once nobody has asked for ``QUIET_SECONDS``: the law of paths takes SciPy (0.4 s)"""
+QUIET_SECONDS = 2.0
 GC_AFTER = 10_000
 """new objects after which Python looks for cycles: a request makes some hundred, none of them in cycles"""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -60,13 +66,27 @@ def make_app(role: str, settings: Settings) -> tuple[ASGIApp, str, int]:
     return create_app(settings), settings.host, settings.port
 
 
-def load() -> None:
-    """Import what later answers need."""
-    for name in LATER:
+def get_ready() -> None:
+    """Import what the first answers need, and have DuckDB and Arrow load what they load when first used."""
+    from engine.store.open_file import warm_up
+
+    for name in FIRST:
         importlib.import_module(name)
+    warm_up()
     gc.collect()
     gc.freeze()  # half a million objects of libraries: looking through them again and again takes a tenth of the time
     gc.set_threshold(GC_AFTER, *gc.get_threshold()[1:])
+
+
+def load(asked: Callable[[], float]) -> None:
+    """Import the rest, when nobody has ``asked`` (a count that grows) for a while."""
+    before = -1.0
+    while (now := asked()) != before:
+        before = now
+        time.sleep(QUIET_SECONDS)
+    for name in LATER:
+        importlib.import_module(name)
+    gc.freeze()
 
 
 def main(arguments: list[str]) -> int:
@@ -86,7 +106,9 @@ def main(arguments: list[str]) -> int:
     if arguments == ["worker"] and hasattr(os, "nice"):  # not on Windows
         os.nice(settings.worker_nice)
     if arguments == ["api"]:
-        threading.Thread(target=load, name="loading", daemon=True).start()
+        get_ready()
+        asked = functools.partial(getattr, server.server_state, "total_requests")
+        threading.Thread(target=load, args=(asked,), name="loading", daemon=True).start()
     try:
         server.run()
     except KeyboardInterrupt:

@@ -11,7 +11,6 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from engine.errors import UserError
 from engine.store.errors import NotEnoughMemory, QueryTimeout, RunFileError, RunNotFound
 from engine.store.schema import SCHEMA_VERSION
 
@@ -31,6 +30,22 @@ def limit_memory(megabytes: int) -> None:
     larger than that limit could not be read to its end.
     """
     _CONFIG["memory_limit"] = f"{megabytes}MB"
+
+
+def warm_up() -> None:
+    """Have DuckDB, Arrow and numpy load what they load when a first question is asked: no file is touched."""
+    con = duckdb.connect(":memory:", config=_CONFIG)
+    try:
+        con.execute("CREATE TABLE t AS SELECT range AS i, [1, 2] AS r, 'a' AS s, 0.5 AS x FROM range(2)")
+        cursor = con.cursor()
+        cursor.execute("SELECT s, sum(i), any_value(r) FROM t WHERE i IN (?, ?) GROUP BY s ORDER BY s", [0, 1])
+        cursor.fetchall()
+        cursor.execute("SELECT i FROM t WHERE i IN (SELECT unnest(?::INTEGER[]))", [[0, 1]]).fetchnumpy()
+        for batch in cursor.execute("SELECT i, r FROM t").to_arrow_reader(1024):
+            batch.column("r").flatten().to_numpy(zero_copy_only=False)
+        cursor.close()
+    finally:
+        con.close()
 
 
 def open_read_only(file: Path) -> duckdb.DuckDBPyConnection:
