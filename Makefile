@@ -30,9 +30,11 @@ fuzz: $(VENV)/.installed-test
 	FUZZ_TIMES=$(or $(TIMES),20) FUZZ_EXAMPLES=300 $(BIN)/python -m pytest --timeout 7200 tests/fuzz \
 		tests/engine/adapters/test_importers_fuzz.py
 
-soak: $(VENV)/.installed-test
-	$(BIN)/python -m tests.faults.soak --minutes $(or $(MINUTES),120)
-	$(BIN)/python -m tests.faults.soak_picture
+# The picture is drawn of a soak that found something too, and `$(BIN)/python -m tests.faults.soak_picture` draws what
+# one that was ended left in build/soak.json.
+soak: $(VENV)/.installed-test browser
+	@code=0; $(BIN)/python -m tests.faults.soak --minutes $(or $(MINUTES),120) || code=$$?; \
+	test ! -f build/soak.json || $(BIN)/python -m tests.faults.soak_picture || exit 1; exit $$code
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check engine backend frontend tests benchmarks tokenpaths.py
