@@ -13,6 +13,7 @@ from backend.docs_page import docs_router
 from backend.head import HeadAsGet
 from backend.metrics import Measured
 from backend.paging import refuse_unknown_keys
+from backend.places import hide_places
 from backend.routes import (
     compare,
     effects,
@@ -54,6 +55,7 @@ def create_app(settings: Settings) -> FastAPI:
     Raises UserError for a bind that other machines reach without a token.
     """
     require_safe_bind(settings)
+    hide_places(settings)
     services = Services.from_settings(settings)
 
     @asynccontextmanager

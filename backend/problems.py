@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from backend.logs import request_id
+from backend.places import without_places
 from engine.disk import is_disk_full
 from engine.errors import UserError
 from engine.store.errors import NoSuchThing, QueryTimeout, RunFileError, RunNotFound
@@ -68,7 +69,7 @@ class Problem(Exception):
             "type": f"urn:tokenpaths:{self.kind}",
             "title": HTTPStatus(self.status).phrase,
             "status": self.status,
-            "detail": self.detail,
+            "detail": without_places(self.detail),
         }
         if path is not None:
             body["instance"] = quote(path[:500])

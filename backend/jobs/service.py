@@ -15,6 +15,7 @@ from backend.jobs.files import job_dir, read_artifact, remove_folder
 from backend.jobs.rows import ENDED, EventRow, JobRow, State, as_text
 from backend.jobs.table import JobTable, seconds_left
 from backend.jobs.watch import Watch
+from backend.places import problem_without_places, without_places
 from backend.problems import Problem, busy, disk_full, from_user_error
 from backend.settings import Settings
 from backend.strangers import Strangers, strangers_of
@@ -117,11 +118,11 @@ class Jobs:
                 "unit": row.unit,
                 "rate": row.rate,
                 "seconds_left": seconds_left(row.done, row.total, row.rate),
-                "message": GONE if self.table.is_abandoned(row) else row.message,
+                "message": GONE if self.table.is_abandoned(row) else without_places(row.message),
             },
             "artifacts": list_artifacts(job_dir(self.settings.data_dir, row.job)),
             "result": row.result,
-            "problem": row.problem,
+            "problem": problem_without_places(row.problem),
             "attempts": row.attempts,
             "request": row.request,
         }
@@ -169,7 +170,7 @@ class Jobs:
                     news, over = await asyncio.to_thread(self._news, job, after)
                     for event in news:
                         after = event.id
-                        yield format_sse_event(data_str=as_text(event.data), event=event.kind, id=str(event.id))
+                        yield format_sse_event(data_str=without_places(as_text(event.data)), event=event.kind, id=str(event.id))
                     if over and not news:
                         return
                     if news:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
+from backend.places import without_places
 from backend.problems import Problem, documented
 from backend.schemas import ModelDetails, ModelList
 from backend.services import Shared
@@ -19,7 +20,9 @@ router = APIRouter(prefix="/models", tags=["models"], responses=documented(400, 
 @router.get("", response_model=ModelList, response_model_exclude_unset=True)
 async def list_models(services: Shared) -> ModelList:
     """All models that the worker finds, broken ones with their `problem`."""
-    return ModelList.model_validate(await services.worker.models())
+    found = await services.worker.models()
+    rows = [row | {"problem": without_places(row["problem"])} if row.get("problem") else row for row in found["models"]]
+    return ModelList.model_validate(found | {"models": rows})
 
 
 @router.get("/{model}", response_model=ModelDetails, response_model_exclude_unset=True, responses=documented(404))

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from backend.answers import Answer, as_json
 from backend.paging import binding_of, decode_cursor, encode_cursor
+from backend.places import without_places
 from backend.problems import Problem, documented
 from backend.routes.parameters import ABOUT_A_RUN, Cursor, LabelFilter, Limit, RunName, Through
 from backend.schemas import Distribution, Flow, RunDetails, RunList, Usage
@@ -44,13 +45,17 @@ def _page_of_runs(services: Services, after: str | None, limit: int, binding: st
     The cursor holds when the first page was made, in front of the key.
     """
     begun, _, last = after.partition(" ") if after is not None else (f"{time.time():.6f}", "", "")
-    cards = services.registry.cards(wait=False)
+    cards = [_shown(card) for card in services.registry.cards(wait=False)]
     at = _seconds(begun)
     keyed = sorted(((" ".join(services.registry.place(card, at)), card) for card in cards), key=_key, reverse=True)
     rest = [(key, card) for key, card in keyed if after is None or key < last]
     page = rest[:limit]
     more = encode_cursor(f"{begun} {page[-1][0]}", binding) if len(rest) > limit else None
     return {"runs": [card for _, card in page], "next": more}
+
+
+def _shown(card: dict[str, Any]) -> dict[str, Any]:
+    return card | {"problem": without_places(card["problem"])} if card["problem"] else card
 
 
 def _key(keyed: tuple[str, dict[str, Any]]) -> str:
