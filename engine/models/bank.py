@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from engine.models.blocks import Block
 from engine.models.dispatch import plan_dispatch
+from engine.models.frozen import fits_frozen, frozen_step
 from engine.models.packed import MOST_ROWS, Linear, orders
 from engine.models.segments import TakeRows, masked_attention, segment_attention
 
@@ -73,6 +74,8 @@ def grouped_step(
     The projections run slice by slice (each slice stays in cache), attention runs once for all
     modules together, in segments of one module and one sample.
     """
+    if fits_frozen(modules, h, weights):
+        return frozen_step(modules, h, module_ids, weights, causal=causal)
     batch, tokens, width = h.shape
     top_k = module_ids.shape[-1]
     ids_NK = module_ids.reshape(batch * tokens, top_k)

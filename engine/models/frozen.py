@@ -1,0 +1,169 @@
+"""The routed step where no gradient is wanted and the weights are frozen: tracing, uploads, forward passes.
+
+Nothing is kept for a backward pass, so each piece of a module's slice is gathered, put through and written to its
+place while it is in the cache (``frozen_step``); few entries fit the cache whole, and there the number of operations
+counts instead (``few_step``). Both are ``bank.naive_step`` (``tests/engine/models/test_frozen.py``).
+
+Shapes: B samples, T tokens, N = B·T, K choices, E entries, D width, Q = 3·D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.models.blocks import MLP, Block, SelfAttention
+from engine.models.dispatch import MASKED_ROWS, plan_dispatch
+from engine.models.packed import MOST_ROWS, Linear, orders, reorders
+from engine.models.segments import masked_attention, segment_attention
+
+ALIGN = 4
+"""row counts of products by ordered weights are multiples of it"""
+
+
+def fits_frozen(modules: nn.ModuleList, h: Tensor, weights: Tensor) -> bool:
+    """Whether nobody asks for a gradient, and the modules' products go by ordered weights."""
+    if torch.is_grad_enabled() and (h.requires_grad or weights.requires_grad):
+        return False
+    weight = next((m.weight for m in modules.modules() if isinstance(m, Linear)), None)
+    return h.dtype == weights.dtype == torch.float32 and weight is not None and orders(h, weight)
+
+
+def frozen_step(
+    modules: nn.ModuleList,
+    h: Float[Tensor, "B T D"],
+    module_ids: Int[Tensor, "B T K"],
+    weights: Float[Tensor, "B T K"],
+    *,
+    causal: bool,
+) -> Float[Tensor, "B T D"]:
+    """One routed step, a piece at a time."""
+    batch, tokens, width = h.shape
+    top_k = module_ids.shape[-1]
+    if batch * tokens * top_k <= MASKED_ROWS and all(isinstance(m, Block) for m in modules):
+        return few_step(modules, h, module_ids, weights, causal=causal)
+    h_ND = h.reshape(batch * tokens, width)
+    ordered = any(reorders(m.weight) for m in modules.modules() if isinstance(m, Linear))
+    plan = plan_dispatch(module_ids.reshape(batch * tokens, top_k), modules, batch, tokens,
+                         ALIGN if ordered else 1, MOST_ROWS)  # fmt: skip
+    if not plan.rows:
+        return h
+    token_E = plan.token_E.clamp(min=0) if plan.padded else plan.token_E  # what a padding row holds, nobody reads
+    mixed_ED = None
+    if plan.segments or plan.group_E is not None:
+        heads = next(m.attention.heads for m in modules if m.attention is not None)
+        qkv_EQ = h.new_empty(len(token_E), 3 * width)
+        for module, start, end in plan.rows:
+            attention, rows = modules[module].attention, qkv_EQ[start:end]
+            if attention is None:
+                rows.zero_()
+            else:
+                rows.copy_(attention.project_in(h_ND.index_select(0, token_E[start:end])))
+        if plan.group_E is not None:
+            mixed_ED = masked_attention(qkv_EQ, plan.group_E, heads, causal=causal)
+        else:
+            mixed_ED = segment_attention(qkv_EQ, plan.segments, heads, causal=causal)
+        del qkv_EQ
+    change_ED = h.new_empty(len(token_E), width)
+    for module, start, end in plan.rows:
+        mixed = None if mixed_ED is None else mixed_ED[start:end]
+        change_ED[start:end] = modules[module].finish(h_ND.index_select(0, token_E[start:end]), mixed)
+    return _blended(h_ND, change_ED, plan.entry_NK, weights.reshape(-1, top_k), plan.complete).view(h.shape)
+
+
+def _blended(h_ND: Tensor, change_ED: Tensor, entry_NK: Tensor, weights_NK: Tensor, complete: bool) -> Tensor:
+    """h + Σ ρ (M(h) − h), without a gather of its own where every token has one entry or several."""
+    if not complete:
+        weights_NK = weights_NK.masked_fill(entry_NK < 0, 0)
+        entry_NK = entry_NK.clamp(min=0)
+    # A weighted bag of rows: gathered, weighed and summed in one pass.
+    return F.embedding_bag(entry_NK, change_ED, mode="sum", per_sample_weights=weights_NK).add_(h_ND)
+
+
+def few_step(
+    modules: nn.ModuleList,
+    h: Float[Tensor, "B T D"],
+    module_ids: Int[Tensor, "B T K"],
+    weights: Float[Tensor, "B T K"],
+    *,
+    causal: bool,
+) -> Float[Tensor, "B T D"]:
+    """One routed step of few entries: all operations but the products run once for all modules."""
+    batch, tokens, width = h.shape
+    top_k, idle = module_ids.shape[-1], len(modules)
+    h_ND, id_P = h.reshape(batch * tokens, width), module_ids.reshape(-1)
+    if any(m.kind == "identity" for m in modules):
+        place_M = torch.tensor([idle if m.kind == "identity" else i for i, m in enumerate(modules)])
+        id_P = place_M[id_P]  # identities are sorted to the end and cut off
+    group_P = id_P
+    if batch > 1:
+        group_P = id_P * batch + torch.arange(batch).repeat_interleave(tokens * top_k)
+    group_P, order_P = group_P.sort(stable=True)
+    counts = torch.bincount(id_P, minlength=idle + 1).tolist()[:idle]
+    entries = sum(counts)
+    if not entries:
+        return h
+    group_E, order_E = group_P[:entries], order_P[:entries]
+    token_E = order_E if top_k == 1 else order_E // top_k
+    ends = list(accumulate(counts))
+    parts = [
+        (cast("Block", module), slice(end - count, end))
+        for module, count, end in zip(modules, counts, ends, strict=True)
+        if count
+    ]
+    x_ED = h_ND.index_select(0, token_E)
+    change_ED = None
+    if any(m.attention is not None for m, _ in parts):
+        normed = _normed(x_ED, parts, lambda m: m.attention)
+        heads = next(m.attention.heads for m, _ in parts if m.attention is not None)
+        qkv = _by_module(normed, parts, lambda m: m.attention and m.attention.qkv, 3 * width)
+        mixed_ED = masked_attention(qkv, group_E, heads, causal=causal)
+        change_ED = _by_module(mixed_ED, parts, lambda m: m.attention and m.attention.proj, width)
+    if any(m.mlp is not None for m, _ in parts):
+        z_ED = x_ED if change_ED is None else x_ED + change_ED
+        normed = _normed(z_ED, parts, lambda m: m.mlp)
+        hidden = next(m.mlp.up.out_features for m, _ in parts if m.mlp is not None)
+        up = F.gelu(_by_module(normed, parts, lambda m: m.mlp and m.mlp.up, hidden))
+        down_ED = _by_module(up, parts, lambda m: m.mlp and m.mlp.down, width)
+        change_ED = down_ED if change_ED is None else down_ED.add_(change_ED)
+    assert change_ED is not None
+    weight_E1 = weights.reshape(-1, 1).index_select(0, order_E)
+    return h_ND.index_add(0, token_E, change_ED.mul_(weight_E1)).view(h.shape)
+
+
+Parts = list[tuple[Block, slice]]
+
+
+def _normed(x_ED: Tensor, parts: Parts, half: Callable[[Block], SelfAttention | MLP | None]) -> Tensor:
+    """LayerNorm of all rows in one call, each by its module's gain."""
+    norms = [None if (one := half(m)) is None else one.norm for m, _ in parts]
+    epsilon = next(norm.eps for norm in norms if norm is not None)
+    plain = x_ED.new_ones(x_ED.shape[1])
+    gain_GD = torch.stack([plain if norm is None else norm.weight for norm in norms])
+    sizes = torch.tensor([rows.stop - rows.start for _, rows in parts])
+    gain_ED = gain_GD.repeat_interleave(sizes, dim=0, output_size=len(x_ED))
+    return F.layer_norm(x_ED, x_ED.shape[1:], eps=epsilon).mul_(gain_ED)
+
+
+def _by_module(x: Tensor, parts: Parts, layer: Callable[[Block], Linear | None], outputs: int) -> Tensor:
+    """Each module's product of its rows; zeros where it has no such layer."""
+    made = []
+    for module, rows in parts:
+        one = layer(module)
+        count = rows.stop - rows.start
+        if one is None:
+            made.append(x.new_zeros(count, outputs))
+        elif count % ALIGN and reorders(one.weight):
+            # Some rows of the neighbours go along: oneDNN compiles for every row count that it has not seen.
+            more = min(len(x), count + -count % ALIGN)
+            first = min(rows.start, len(x) - more)
+            made.append(one(x[first : first + more])[rows.start - first : rows.stop - first])
+        else:
+            made.append(one(x[rows]))
+    return torch.cat(made)
