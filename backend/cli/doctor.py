@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -36,11 +37,12 @@ def doctor(
     Runs, weights, the list of jobs and what jobs have made are read to the last byte, and their sums compared.
     The exit code is 1 when something is broken; notes alone leave it 0.
     """
+    from backend.cli.bars import bar
     from backend.settings import load_settings
 
     settings = load_settings(data_dir=data_dir)
     findings = []
-    for finding in examine(settings):
+    for finding in examine(settings, doctor_files.no_bar if as_json else bar):
         findings.append(finding)
         if not as_json:
             print(f"{finding.state:6}  {finding.what:10}  {finding.text}", flush=True)
@@ -49,16 +51,19 @@ def doctor(
     raise typer.Exit(1 if any(finding.state == "broken" for finding in findings) else 0)
 
 
-def examine(settings: Settings) -> Iterator[Finding]:
-    """All findings, one check after the other; a check that fails itself is a finding too."""
+def examine(settings: Settings, shown: doctor_files.Bars = doctor_files.no_bar) -> Iterator[Finding]:
+    """All findings, one check after the other; a check that fails itself is a finding too.
+
+    ``shown``: how to show how far the checks are that read files.
+    """
     checks: list[tuple[str, Callable[[Settings], Iterator[Finding]]]] = [
         ("python", _python),
         ("packages", _packages),
         ("device", _device),
         ("disk", _disk),
-        ("runs", doctor_files.runs),
-        ("models", doctor_files.models),
-        ("jobs", doctor_files.jobs),
+        ("runs", partial(doctor_files.runs, bar=shown)),
+        ("models", partial(doctor_files.models, bar=shown)),
+        ("jobs", partial(doctor_files.jobs, bar=shown)),
         ("ports", _ports),
     ]
     for name, check in checks:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,60 +12,104 @@ from backend.cli.finding import Finding
 from engine.errors import UserError
 
 if TYPE_CHECKING:
+    from backend.cli.bars import Bar
     from backend.jobs.rows import JobRow
     from backend.settings import Settings
-
-
-def runs(settings: Settings) -> Iterator[Finding]:
-    """Every run, read whole; and what killed writers left behind."""
-    from backend.runs import NO_NAME
     from backend.strangers import Strangers
-    from engine.disk import RUN_SUFFIX, is_name
-    from engine.store.verify import verify_run
 
-    good, tokens, strangers = 0, 0, Strangers(settings.check_seconds, settings.check_megabytes)
-    for file in sorted(settings.runs_dir.glob(f"*{RUN_SUFFIX}")):
-        if not is_name(file.stem):
-            yield Finding("broken", "runs", f"{file.stem!r} {NO_NAME}")
-            continue
-        try:
-            problem = strangers.problem(file)  # first, so that a file from elsewhere does not end this process
-            if problem is not None:
-                yield Finding("broken", "runs", problem)
-                continue
-            tokens += verify_run(file)["token"]
-            good += 1
-        except UserError as error:
-            yield Finding("broken", "runs", str(error))
-        except OSError as error:  # a link to nowhere; deleted meanwhile
-            yield Finding("broken", "runs", f"{file.name} cannot be read: {error.strerror or error}")
+    Bars = Callable[[str, int | None, str], AbstractContextManager[Bar]]
+    """``bars.bar``, or ``no_bar``"""
+
+
+@contextmanager
+def no_bar(label: str, total: int | None, unit: str) -> Iterator[Bar]:
+    """Says nothing, for programs."""
+    from backend.cli.bars import Bar
+
+    yield Bar(label, total, unit)
+
+
+def runs(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
+    """Every run, read whole; what killed writers left behind; marks of runs that somebody deleted by hand."""
+    from backend.strangers import Strangers
+    from engine.disk import RUN_SUFFIX
+    from engine.own import forget_deleted
+
+    files = sorted(settings.runs_dir.glob(f"*{RUN_SUFFIX}"))
+    good, tokens, found = 0, 0, []
+    strangers = Strangers(settings.check_seconds, settings.check_megabytes)
+    with bar("reading runs", len(files), "runs") as shown:
+        for number, file in enumerate(files):
+            shown.update(number, f"{file.stem[:40]} ({_megabytes(file):,.1f} MB)")
+            read = _read_run(file, strangers)
+            if isinstance(read, Finding):
+                found.append(read)
+            else:
+                good, tokens = good + 1, tokens + read
+        shown.update(len(files))
+    yield from found  # after the bar: on a terminal it owns the lines
     for left in sorted(settings.runs_dir.glob(".*.partial")):
         text = f"{left.name} is being written, or was left by a writer that was killed; the next trace removes it then"
         yield Finding("note", "runs", text)
+    if gone := forget_deleted(settings.runs_dir):
+        yield Finding("note", "runs", f"{gone} of them were deleted by hand: what was noted of them was removed too")
     yield Finding("ok", "runs", f"{good} whole, {tokens:,} tokens read")
 
 
-def models(settings: Settings) -> Iterator[Finding]:
+def _read_run(file: Path, strangers: Strangers) -> Finding | int:
+    """The tokens of a run that is whole, or what is wrong with it."""
+    from backend.runs import NO_NAME
+    from engine.disk import is_name
+    from engine.store.errors import NotEnoughMemory
+    from engine.store.verify import verify_run
+
+    if not is_name(file.stem):
+        return Finding("broken", "runs", f"{file.stem!r} {NO_NAME}")
+    try:
+        problem = strangers.problem(file)  # first, so that a file from elsewhere does not end this process
+        if problem is not None:
+            return Finding("broken", "runs", problem)
+        return verify_run(file)["token"]
+    except NotEnoughMemory as error:
+        return Finding("note", "runs", f"{error}; nothing is known of it")
+    except UserError as error:
+        return Finding("broken", "runs", str(error))
+    except OSError as error:  # a link to nowhere; deleted meanwhile
+        return Finding("broken", "runs", f"{file.name} cannot be read: {error.strerror or error}")
+
+
+def _megabytes(file: Path) -> float:
+    try:
+        return file.stat().st_size / 1e6
+    except OSError:
+        return 0.0
+
+
+def models(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
     """Every checkpoint, its weights loaded, their sum compared and their shapes with the configuration."""
     from engine.checkpoint import CheckpointError, build_model, read_checkpoint
     from engine.tracing import list_models
 
-    good = []
-    for row in list_models(settings.all_models_dirs):
-        name = row["model"]
-        if row.get("problem"):
-            yield Finding("broken", "models", f"{name}: {row['problem']}")
-            continue
-        folder = next(folder / name for folder in settings.all_models_dirs if (folder / name).is_dir())
-        try:
-            build_model(read_checkpoint(folder))
-            good.append(name)
-        except CheckpointError as error:
-            yield Finding("broken", "models", str(error))
+    rows, good, found = list_models(settings.all_models_dirs), [], []
+    with bar("loading models", len(rows), "models") as shown:
+        for number, row in enumerate(rows):
+            name = row["model"]
+            shown.update(number, name)
+            if row.get("problem"):
+                found.append(Finding("broken", "models", f"{name}: {row['problem']}"))
+                continue
+            folder = next(folder / name for folder in settings.all_models_dirs if (folder / name).is_dir())
+            try:
+                build_model(read_checkpoint(folder))
+                good.append(name)
+            except CheckpointError as error:
+                found.append(Finding("broken", "models", str(error)))
+        shown.update(len(rows))
+    yield from found
     yield Finding("ok" if good else "note", "models", ", ".join(good) or "none: `tokenpaths train` makes one")
 
 
-def jobs(settings: Settings) -> Iterator[Finding]:
+def jobs(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
     """The list of jobs with the sums of its rows, what became of each job, and every file that jobs have made."""
     from backend.jobs.service import job_table
     from backend.problems import Problem
@@ -83,11 +128,15 @@ def jobs(settings: Settings) -> Iterator[Finding]:
         return
     finally:
         table.close()
-    num_files = 0
-    for row in rows:
-        yield from _about(row, row.job in abandoned)
-        for text in _bad_artifacts(settings.data_dir / "jobs" / row.job):
-            yield Finding("broken", "jobs", f"{row.job}: {text}")
+    num_files, found = 0, []
+    with bar("reading files of jobs", len(rows), "jobs") as shown:
+        for number, row in enumerate(rows):
+            shown.update(number, row.job)
+            found += _about(row, row.job in abandoned)
+            bad = _bad_artifacts(settings.data_dir / "jobs" / row.job)
+            found += [Finding("broken", "jobs", f"{row.job}: {text}") for text in bad]
+        shown.update(len(rows))
+    yield from found
     known = {row.job for row in rows}
     for folder in sorted((settings.data_dir / "jobs").glob("*")):
         num_files += sum(file.is_file() for file in folder.rglob("*"))

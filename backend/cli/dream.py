@@ -132,16 +132,18 @@ def _say(result: dict[str, Any]) -> None:
 
 
 def _context(settings: Settings, device: str | None) -> JobContext:
+    from backend.strangers import strangers_of
     from engine.jobs import JobContext
 
-    folders = settings.all_models_dirs
+    folders, strangers = settings.all_models_dirs, strangers_of(settings)
 
     def load(name: str):
         from engine.tracing import load_model
 
         return load_model(name, folders, device)
 
-    return JobContext(settings.data_dir, tuple(folders), load)
+    problem_of_run = strangers.problem if strangers is not None else None
+    return JobContext(settings.data_dir, tuple(folders), load, problem_of_run=problem_of_run)
 
 
 def _target(

@@ -6,9 +6,12 @@ import json
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from backend.runs import RunRegistry
 
 RUN_COLUMNS = ("run", "model", "dataset", "samples", "tokens", "paths", "accuracy", "loss", "created")
 MODEL_COLUMNS = ("model", "modality", "parameters", "steps", "modules", "top-k", "validation")
@@ -39,7 +42,7 @@ def ls(
         from backend.runs import RunRegistry
 
         registry = RunRegistry.of(settings, time_limit_s=settings.query_seconds, max_open=1)
-        found["runs"] = registry.cards()
+        found["runs"] = _cards(registry)
         registry.close()
     if what is not What.runs:
         from engine.tracing import list_models
@@ -52,6 +55,20 @@ def ls(
         _show_runs(found["runs"], settings.runs_dir)
     if "models" in found:
         _show_models(found["models"])
+
+
+def _cards(registry: RunRegistry) -> list[dict[str, Any]]:
+    """All cards; those that are read for the first time are waited for, with a bar."""
+    from backend.cli.bars import bar
+    from backend.runs import card_key
+
+    names, cards = registry.names(), []
+    with bar("reading runs", len(names), "runs") as shown:
+        for number, name in enumerate(names):
+            shown.update(number, name)
+            cards.append(registry.card(name))
+        shown.update(len(names))
+    return sorted((card for card in cards if card is not None), key=card_key, reverse=True)
 
 
 def _show_runs(cards: list[dict[str, Any]], runs_dir: Path) -> None:

@@ -170,7 +170,8 @@ class Jobs:
                     news, over = await asyncio.to_thread(self._news, job, after)
                     for event in news:
                         after = event.id
-                        yield format_sse_event(data_str=without_places(as_text(event.data)), event=event.kind, id=str(event.id))
+                        told = without_places(as_text(event.data))
+                        yield format_sse_event(data_str=told, event=event.kind, id=str(event.id))
                     if over and not news:
                         return
                     if news:

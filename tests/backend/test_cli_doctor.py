@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from backend.cli import main
+from backend.cli.bars import Bar
 from backend.cli.doctor_files import jobs, models, runs
 from backend.cli.finding import Finding
 from backend.jobs.table import JobTable
 from backend.settings import Settings, load_settings
 from engine.errors import UserError
 from engine.jobs import write_artifact
+from engine.own import FOLDER
 from engine.store.verify import verify_run
 from tests.jobs import picture
 from tests.runs import make_run
@@ -102,3 +109,40 @@ def test_jobs_are_explained_and_their_files_read(settings: Settings) -> None:
         file.seek(0)
         file.write(data)
     assert "damaged" in found("broken", list(jobs(settings)))[0]
+
+
+def test_marks_of_runs_deleted_by_hand_are_cleared_away(settings: Settings) -> None:
+    make_run(settings.runs_dir, "kept", samples=2, twin=False)
+    for name in ("gone", "young"):
+        make_run(settings.runs_dir, name, samples=2, twin=False).unlink()
+    marks = settings.data_dir / FOLDER
+    os.utime(marks / "gone.duckdb", (1, 1))
+    os.utime(marks / "kept.duckdb", (1, 1))
+    assert "1 of them were deleted by hand" in found("note", list(runs(settings)))[0]
+    assert sorted(mark.stem for mark in marks.iterdir()) == ["kept", "young"], "the young one may be of a run to come"
+
+
+def test_doctor_says_how_far_it_is(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a pipe in lines; for programs not at all, and what they get is one JSON object."""
+    seen: list[tuple[str, int | None, int, str]] = []
+
+    @contextmanager
+    def heard(label: str, total: int | None, unit: str) -> Iterator[Bar]:
+        class Heard(Bar):
+            def update(self, done: int, note: str = "") -> None:
+                seen.append((unit, total, done, note))
+
+        yield Heard(label, total, unit)
+
+    for name in ("a", "b"):
+        make_run(settings.runs_dir, name, samples=2, twin=False)
+    assert found("ok", list(runs(settings, heard)))[0].startswith("2 whole")
+    assert [row[:3] for row in seen] == [("runs", 2, 0), ("runs", 2, 1), ("runs", 2, 2)]
+    assert seen[0][3].startswith("a (")
+    list(models(settings, heard))
+    assert seen[-1] == ("models", seen[-1][2], seen[-1][2], "")
+    capsys.readouterr()
+    main(["doctor", "--json", "--data-dir", str(settings.data_dir)])
+    out, err = capsys.readouterr()
+    assert {row["what"] for row in json.loads(out)["findings"]} >= {"runs", "models", "jobs"}
+    assert err == ""

@@ -24,6 +24,7 @@ from backend.strangers import read_apart
 from engine.own import is_known
 from tests.backend.conftest import API, Serve, problem
 from tests.backend.test_cli_commands import run_cli
+from tests.checkpoints import save_tiny
 from tests.faults.conftest import Keep
 from tests.runs import make, make_run
 
@@ -129,9 +130,11 @@ def test_a_run_that_ends_its_reader_does_not_end_a_command(tmp_path: Path) -> No
     problems = {run["run"]: run.get("problem") for run in json.loads(listed.stdout)["runs"]}
     assert problems["other"] is None
     assert "evil.duckdb" in problems["evil"]
-    exported = run_cli("export", "evil", *folder)
-    assert exported.returncode == 2
-    assert "evil.duckdb" in exported.stderr
+    save_tiny(tmp_path / "models" / "tiny", "vision")
+    for command in (("export", "evil"), ("dream", "--model", "tiny", "--run", "evil", "--sample", "0")):
+        refused = run_cli(*command, *folder)
+        assert refused.returncode == 2, refused.stderr
+        assert "evil.duckdb" in refused.stderr
 
 
 @pytest.mark.slow_fault
