@@ -9,7 +9,7 @@ import torch
 from engine.errors import UserError
 from engine.models.dna import DNA, DNAConfig
 from engine.models.family import Traced
-from engine.record import compact_decisions, module_flops, to_host, token_flops
+from engine.record import compact_decisions, entropy, module_flops, to_host, token_flops
 from engine.routing import route
 
 CONFIG = dict(
@@ -90,3 +90,13 @@ def test_nan_names_the_router():
     compact = compact_decisions([route(good, 1), route(bad, 1)], 1)
     with pytest.raises(UserError, match="router 1 gave NaN"):
         to_host(Traced(torch.zeros(1, 1), *compact))
+
+
+def test_entropy_is_that_of_the_library_zeros_and_undefined_rows_included():
+    probs = torch.rand(50, 7, generator=torch.Generator().manual_seed(3)).softmax(-1)
+    probs[0], probs[1, 0] = torch.eye(7)[2], 0.0
+    probs[2, 3] = float("nan")
+    expected = torch.special.entr(probs).sum(-1)
+    torch.testing.assert_close(entropy(probs), expected, equal_nan=True)
+    assert entropy(probs)[0] == 0
+    assert torch.isnan(entropy(probs)[2])
