@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from engine.models.blocks import Block
 from engine.models.dispatch import plan_dispatch
 from engine.models.frozen import fits_frozen, frozen_step
+from engine.models.lean import finish, fits_lean, project_in, trained
 from engine.models.packed import MOST_ROWS, Linear, orders
 from engine.models.segments import TakeRows, masked_attention, segment_attention
 
@@ -85,19 +86,20 @@ def grouped_step(
         return h
     x_ED = TakeRows.apply(h_ND, plan.token_E, plan.entry_NK, plan.padded, not plan.complete)
 
+    lean = fits_lean(h)
     # Split, not sliced: the backward of n slices fills n buffers of all rows with zeros.
     sizes = [end - start for _, start, end in plan.rows]
     xs = x_ED.split(sizes)
     mixed: Sequence[Tensor | None] = [None] * len(xs)
     if plan.segments or plan.group_E is not None:
         heads = next(m.attention.heads for m in modules if m.attention is not None)
-        qkv = torch.cat([_projected(modules[m], x) for (m, _, _), x in zip(plan.rows, xs, strict=True)])
+        qkv = torch.cat([_projected(modules[m], x, lean) for (m, _, _), x in zip(plan.rows, xs, strict=True)])
         if plan.group_E is not None:
             mixed_ED = masked_attention(qkv, plan.group_E, heads, causal=causal)
         else:
             mixed_ED = segment_attention(qkv, plan.segments, heads, causal=causal)
         mixed = mixed_ED.split(sizes)
-    changes = [modules[m].finish(x, y) for (m, _, _), x, y in zip(plan.rows, xs, mixed, strict=True)]
+    changes = [_finished(modules[m], x, y, lean) for (m, _, _), x, y in zip(plan.rows, xs, mixed, strict=True)]
     change_ED = torch.cat(changes)
     change_PD = TakeRows.apply(
         change_ED, plan.entry_NK.reshape(-1), plan.slot_E, not plan.complete, plan.padded
@@ -110,10 +112,14 @@ def grouped_step(
     return (h_ND + blended).view(batch, tokens, width)
 
 
-def _projected(module: Block, x: Tensor) -> Tensor:
-    if module.attention is not None:
-        return module.attention.project_in(x)
-    return x.new_zeros(x.shape[0], 3 * x.shape[1])
+def _projected(module: Block, x: Tensor, lean: bool) -> Tensor:
+    if module.attention is None:
+        return x.new_zeros(x.shape[0], 3 * x.shape[1])
+    return project_in(module.attention, x) if lean and trained(module) else module.attention.project_in(x)
+
+
+def _finished(module: Block, x: Tensor, mixed: Tensor | None, lean: bool) -> Tensor:
+    return finish(module, x, mixed) if lean and trained(module) else module.finish(x, mixed)
 
 
 def _row_shapes(modules: nn.ModuleList, h: Tensor) -> tuple[int, int | None]:
