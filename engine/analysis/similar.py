@@ -15,6 +15,9 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Float32, Integer
 
+SAME = 1e-6
+"""profiles that are no further apart are the same"""
+
 
 def profiles(
     sample_R: Integer[np.ndarray, " R"],
@@ -48,7 +51,7 @@ def profile_distance(one: Float[np.ndarray, " D"], many: Float[np.ndarray, "n D"
     """Hellinger distance of one profile to each of many, in [0, 1]."""
     apart = many.astype(np.float32) - one.astype(np.float32)
     distance = np.sqrt(np.einsum("nd,nd->n", apart, apart, dtype=np.float64))
-    distance[distance < 1e-6] = 0.0  # the same load: what is left is the rounding of square roots
+    distance[distance < SAME] = 0.0  # the same load: what is left is the rounding of square roots
     return np.minimum(distance, 1.0)
 
 

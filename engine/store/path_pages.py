@@ -100,6 +100,10 @@ class Shares:
         )
         return cls(rows["count"].astype(np.int64), rows["num_paths"].astype(np.int64), run.row["num_tokens"])
 
+    def counts(self) -> np.ndarray:
+        """(P,) tokens of each path, in the order of ranks."""
+        return np.repeat(self._counts.astype(np.int32), np.diff(self._last, prepend=0))
+
     def cdf(self, ranks: np.ndarray) -> np.ndarray:
         """(p,) share of the tokens on the paths of rank 1 … r."""
         place = np.searchsorted(self._last, ranks)
