@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 MOST_TOKENS = 1_000_000
 MOST_BYTES = 64 * 2**20
 SEED = 0
+MOST_COUNTED_BYTES = 32 * 2**20
+"""of the counts of what all tokens choose, which stay in memory"""
 KEPT_RUNS = 3
 """runs whose tokens stay in memory for the next question"""
 
@@ -95,13 +97,13 @@ class Travellers:
 
     def chosen_at(self, step: int, modules_I: np.ndarray, mask_n: np.ndarray | None = None) -> np.ndarray:
         """(N, I) tokens of each sample that choose each of these modules at ``step``, in any slot; those of
-        ``mask_n`` only."""
+        ``mask_n`` (a mask, or indices) only."""
         sample_n, path_n = self.sample_n, self.path_n
         if mask_n is not None:
             sample_n, path_n = sample_n[mask_n], path_n[mask_n]
         ids_PK = self.ribbon_PSK[:, step]
         width = len(modules_I)
-        place_M = np.full(int(ids_PK.max(initial=0)) + 1, -1, dtype=np.int64)
+        place_M = np.full(self.num_modules, -1, dtype=np.int64)
         place_M[modules_I] = np.arange(width)
         total = np.zeros(self.num_samples * width, dtype=np.int64)
         for slot in range(ids_PK.shape[1]):
@@ -109,6 +111,45 @@ class Travellers:
             here = place_n >= 0
             total += np.bincount(sample_n[here].astype(np.int64) * width + place_n[here], minlength=len(total))
         return total.reshape(self.num_samples, width)
+
+    def others_at(self, step: int, modules_I: np.ndarray, chosen: np.ndarray, hits_NI: np.ndarray) -> np.ndarray:
+        """``chosen_at`` of all tokens but ``chosen`` (indices), whose own is ``hits_NI``.
+
+        What all tokens choose is counted once and kept, unless there are very many modules.
+        """
+        if 4 * self.num_samples * self.num_modules * self.ribbon_PSK.shape[1] > MOST_COUNTED_BYTES:
+            others = np.ones(self.num_tokens, dtype=bool)
+            others[chosen] = False
+            return self.chosen_at(step, modules_I, others)
+        key = f"chosen at {step}"
+        if key not in self.kept:
+            self.kept[key] = self.chosen_at(step, np.arange(self.num_modules)).astype(np.int32)
+        return self.kept[key][:, modules_I] - hits_NI
+
+    def weighted_at(self, step: int, count_P: np.ndarray) -> np.ndarray:
+        """(M,) visits of each module at ``step``, where ``count_P`` tokens take each path."""
+        some = np.flatnonzero(count_P)
+        ids_PK = self.ribbon_PSK[some, step] if 2 * len(some) < len(count_P) else self.ribbon_PSK[:, step]
+        weights = count_P[some] if 2 * len(some) < len(count_P) else count_P
+        slots = range(ids_PK.shape[1])
+        return np.sum([np.bincount(ids_PK[:, slot], weights, self.num_modules) for slot in slots], axis=0)
+
+    @cached_property
+    def num_modules(self) -> int:
+        """M, as far as the ribbons know."""
+        return int(self.ribbon_PSK.max(initial=0)) + 1
+
+    @cached_property
+    def tokens_of_path(self) -> np.ndarray:
+        """(P,) how many of these tokens take each path."""
+        return np.bincount(self.path_n, minlength=len(self.rank_P))
+
+    def visits_at(self, step: int) -> np.ndarray:
+        """``weighted_at`` of all these tokens."""
+        key = f"visits at {step}"
+        if key not in self.kept:
+            self.kept[key] = self.weighted_at(step, self.tokens_of_path)
+        return self.kept[key]
 
     def per_sample(self, mask_n: np.ndarray | None = None) -> np.ndarray:
         """(N,) tokens of each sample, those of ``mask_n``."""
