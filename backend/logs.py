@@ -1,7 +1,7 @@
 """Logs as one JSON object a line on stderr, where `tokenpaths up` collects them.
 
-Every request has an id: it stands in each line about it, in the header ``x-request-id`` of the answer, and in the
-sentence of an unforeseen error, so that the line for a page's error can be found.
+Every request has an id: it stands in each line about it, in the header ``x-request-id`` of the answer, and in small
+letters behind each error of the API that the page shows, so that the line for it can be found.
 """
 
 from __future__ import annotations

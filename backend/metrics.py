@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
+PROBLEM_KIND = "tokenpaths.problem"
+"""key of a request's scope: the kind of the problem that was its answer"""
 
 
 class Metrics:
@@ -89,17 +91,25 @@ class Measured:
             self.metrics.requests.labels(method, route, str(status)).inc()
             seconds = time.perf_counter() - began
             self.metrics.seconds.labels(route).observe(seconds)
-            _tell(scope["method"], route, status, seconds)
+            _tell(scope["method"], route, status, seconds, scope.get(PROBLEM_KIND))
 
 
-def _tell(method: str, route: str, status: int, seconds: float) -> None:
-    """A line in the log: failures as warnings, what changes something as information; never a query or a path.
+def _tell(method: str, route: str, status: int, seconds: float, problem: str | None) -> None:
+    """A line in the log: failures as warnings, what changes or is refused as information; never a query or a path.
 
     Who is told to come back is only counted: ten thousand lines would keep the next ones waiting.
     """
-    failed = status >= 500 and status != 503
-    level = logging.WARNING if failed else logging.DEBUG if method in ("GET", "HEAD") else logging.INFO
+    if status >= 500 and status != 503:
+        level = logging.WARNING
+    elif status in (429, 503) or (status < 400 and method in ("GET", "HEAD")):
+        level = logging.DEBUG
+    else:
+        level = logging.INFO
     if not log.isEnabledFor(level):
         return
-    about = {"method": method[:10], "route": route, "status": status, "seconds": round(seconds, 4)}
+    about: dict[str, object] = {
+        "method": method[:10], "route": route, "status": status, "seconds": round(seconds, 4)
+    }  # fmt: skip
+    if problem is not None:
+        about["problem"] = problem
     log.log(level, "%s %s %d", method[:10], route, status, extra={"about": about})

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from backend.logs import request_id
+from backend.metrics import PROBLEM_KIND
 from backend.places import without_places
 from engine.disk import is_disk_full
 from engine.errors import UserError
@@ -172,16 +173,20 @@ def problem_of(error: Exception) -> Problem:
 def install(app: FastAPI) -> None:
     """Make ``app`` answer every error as a problem."""
 
+    def answer(request: Request, problem: Problem) -> Response:
+        request.scope[PROBLEM_KIND] = problem.kind
+        return problem.response(request.url.path)
+
     async def on_error(request: Request, error: Exception) -> Response:
-        return problem_of(error).response(request.url.path)
+        return answer(request, problem_of(error))
 
     async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return from_validation(error.errors()).response(request.url.path)
+        return answer(request, from_validation(error.errors()))
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return from_http(error, request).response(request.url.path)
+        return answer(request, from_http(error, request))
 
     app.add_exception_handler(Problem, on_error)
     app.add_exception_handler(UserError, on_error)

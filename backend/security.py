@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from backend.logs import REQUEST_ID_HEADER, new_request_id, request_id
+from backend.metrics import PROBLEM_KIND
 from backend.problems import Problem, problem_of
 from backend.settings import Settings
 
@@ -99,6 +100,7 @@ class Guard:
             if started:  # too late for a problem: break the connection, so that nobody takes half for whole
                 raise
             problem = problem_of(error)
+        scope[PROBLEM_KIND] = problem.kind
         await problem.response(scope["path"])(scope, receive, send_with_headers)
 
     def check(self, scope: Scope) -> Problem | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -19,16 +20,22 @@ import httpx
 DEFAULT_URL = "http://127.0.0.1:8000"
 KEPT_ANSWERS = 256
 PAGE_LIMIT = 500
+BUSY = (429, 503)
 
 
 class ApiError(Exception):
-    """Something that a person should read: ``sentence`` says what happened, ``todo`` what to do."""
+    """Something that a person should read: ``sentence`` says what happened, ``todo`` what to do.
 
-    def __init__(self, sentence: str, todo: str = "", *, status: int | None = None) -> None:
+    ``request`` is the id under which the API's log has the request; empty where nothing of it is logged: nobody
+    answered, or the API only said that it is busy.
+    """
+
+    def __init__(self, sentence: str, todo: str = "", *, status: int | None = None, request: str = "") -> None:
         super().__init__(sentence)
         self.sentence = sentence
         self.todo = todo
         self.status = status
+        self.request = request
 
 
 class Down(ApiError):
@@ -332,7 +339,10 @@ class Client:
                 "Try again; if it happens twice, look at the API's log.",
             ) from error
         if answer.status_code >= 300 and answer.status_code != 304:
-            raise _as_error(answer)
+            error = _as_error(answer)
+            if error.status not in BUSY:
+                error.request = _request_id(answer)
+            raise error
         return answer
 
     def _json(self, answer: httpx.Response) -> Any:
@@ -372,7 +382,7 @@ def _as_error(answer: httpx.Response) -> ApiError:
             "Choose another one; *Start* shows what there is.",
             status=status,
         )
-    if status in (429, 503):
+    if status in BUSY:
         return ApiError(detail or "The API is busy.", "Try again in a few seconds.", status=status)
     if status == 507:
         return ApiError(detail or "The disk is full.", "Free some space, then try again.", status=status)
@@ -383,6 +393,12 @@ def _as_error(answer: httpx.Response) -> ApiError:
         "The other runs go on working; the API's log says why.",
         status=status,
     )
+
+
+def _request_id(answer: httpx.Response) -> str:
+    """The id that the API gave the request; whatever else stands in that header is none."""
+    given = answer.headers.get("x-request-id", "")
+    return given if re.fullmatch(r"[0-9a-f]{12}", given) else ""
 
 
 def _part(name: str) -> str:

@@ -152,8 +152,18 @@ def empty(sentence: str, todo: str = "") -> None:
 
 
 def sentence(error: ApiError) -> None:
-    """An error as two sentences and a button."""
-    st.error(f"{plain(ended(error.sentence))} {error.todo}".strip(), icon=":material/error:")
+    """An error as two sentences, and the id by which the API's log has it."""
+    st.error(f"{plain(ended(error.sentence))} {error.todo}".strip() + _request(error), icon=":material/error:")
+
+
+def told(error: ApiError) -> str:
+    """The sentence of an error inside Markdown, with its id in the API's log."""
+    return plain(ended(error.sentence)) + _request(error)
+
+
+def _request(error: ApiError) -> str:
+    unsaid = error.request and error.request not in error.sentence
+    return f" :small[:gray[Request {error.request}]]" if unsaid else ""
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
@@ -17,6 +17,8 @@ TRIED = "try"
 """split of a run of one sample, made on the page or by ``POST /traces``: somebody's try; lists show those apart"""
 DETOUR = "detour"
 """split of a run of one sample that *Detour* made to stand beside another, without or with an edit"""
+BEING_READ = "being_read"
+"""status of a run from elsewhere that the API reads for the first time; it cannot be opened yet without waiting"""
 UNTRAINED = "-untrained"
 """how the names of models end that are untrained twins"""
 MANY_MODULES = 48
@@ -31,6 +33,11 @@ def readable_runs() -> list[dict[str, Any]]:
     return sorted(cards, key=is_try)
 
 
+def being_read(cards: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of the runs that are read for the first time."""
+    return [str(card["run"]) for card in cards if card["status"] == BEING_READ]
+
+
 def is_try(card: Mapping[str, Any]) -> bool:
     """Whether a run is somebody's try rather than a data set, even one of a single sample."""
     return card.get("split") in (TRIED, DETOUR)
@@ -39,6 +46,9 @@ def is_try(card: Mapping[str, Any]) -> bool:
 def chosen_run(selection: Selection) -> dict[str, Any] | None:
     """Details of the run in the address; without one, a picker and a sentence. None: nothing to draw."""
     cards = readable_runs()
+    if not cards and selection.run is None and being_read(look.client().runs()):
+        look.empty("The runs came from elsewhere and are being read first.", "*Start* shows how far that is.")
+        return None
     if not cards and selection.run is None:
         look.empty(
             "There is no run yet.",

@@ -47,7 +47,7 @@ def _chosen(job: str) -> None:
     try:
         draw_result(job_panel.job_panel(job))
     except NotFound as error:
-        st.warning(look.plain(look.ended(error.sentence)), icon=":material/link_off:")
+        st.warning(look.told(error), icon=":material/link_off:")
 
 
 def _list_again(selection: Selection) -> None:

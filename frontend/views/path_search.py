@@ -160,7 +160,7 @@ def _saved(selection: Selection) -> None:
     st.button("Save", key="save_search", icon=":material/bookmark_add:", on_click=_keep, args=(name, selection),
               disabled=not name.strip())  # fmt: skip
     if said := st.session_state.pop("search_said", None):
-        st.caption(look.plain(said))
+        st.caption(said)
 
 
 def name_of(words: str) -> str:
@@ -171,20 +171,21 @@ def name_of(words: str) -> str:
 def _keep(words: str, selection: Selection) -> None:
     name = name_of(words)
     if not name:
-        st.session_state["search_said"] = f"{words!r} has no letter or digit of A to Z; give it another name."
+        said = f"{words!r} has no letter or digit of A to Z; give it another name."
+        st.session_state["search_said"] = look.plain(said)
         return
     try:
         look.client().save_search(name, to_query(selection))
-        st.session_state["search_said"] = f"Saved as {name}."
+        st.session_state["search_said"] = look.plain(f"Saved as {name}.")
     except look.ApiError as error:
-        st.session_state["search_said"] = error.sentence
+        st.session_state["search_said"] = look.told(error)
 
 
 def _forget(name: str) -> None:
     try:
         look.client().delete_search(name)
     except look.ApiError as error:
-        st.session_state["search_said"] = error.sentence
+        st.session_state["search_said"] = look.told(error)
 
 
 def answer(run: Mapping[str, Any], selection: Selection) -> None:

@@ -19,6 +19,9 @@ from frontend.views.family import NAMES
 CARDS = 8
 """so many, newest first, before anybody asks for all: the page then fits on one screen"""
 MOST_CARDS = 60
+REFRESH_SECONDS = 2.0
+NAMED = 4
+"""so many runs that are being read are named"""
 PICTURE = 74
 """height of a card's small flow picture in pixels"""
 
@@ -33,12 +36,15 @@ def draw(selection: Selection) -> None:
     )
     whole = [card for card in cards if card["status"] == "sealed" and not common.is_try(card)]
     tries = [card for card in cards if card["status"] == "sealed" and common.is_try(card)]
-    broken = [card for card in cards if card["status"] != "sealed"]
+    broken = [card for card in cards if card["status"] == "unreadable"]
+    reading = common.being_read(cards)
     _guides(whole)
     if whole:
         _cards(whole, selection.q)
-    else:
+    elif not reading:
         look.empty("There is no run yet.", "Trace a model as below, or open *Try it* with one of the shipped models.")
+    if reading:
+        st.fragment(_being_read, run_every=REFRESH_SECONDS, key="being_read")(reading)
     if broken:
         _broken(broken)
     detours = [card for card in tries if card["split"] == common.DETOUR]
@@ -181,7 +187,7 @@ def _card(card: Mapping[str, Any]) -> None:
                 key=f"thumb_{card['run']}",
             )
         except ApiError as error:
-            st.caption(look.plain(error.sentence))
+            st.caption(look.told(error))
         st.caption(look.plain(card_words(card)))
         with st.container(horizontal=True, gap="small"):
             views = {"flow": "Flow", "paths": "Paths", "sample": "Samples", "compute": "Compute"}
@@ -216,6 +222,25 @@ def card_words(card: Mapping[str, Any]) -> str:
     if what == "image":  # a loss over the few labels that the model knows would stand for all
         return first + " No accuracy: labels unknown to the model."
     return first + (f" Loss {numbers.number(card['loss'])} nats." if card.get("loss") is not None else "")
+
+
+def _being_read(known: Sequence[str]) -> None:
+    """Which runs are read for the first time; draws the page again when one of them can be opened, or cannot."""
+    if common.being_read(look.client().runs()) != list(known):
+        st.rerun()
+    look.empty(reading_words(known))
+
+
+def reading_words(names: Sequence[str]) -> str:
+    """What is going on with runs that cannot be opened yet."""
+    named = ", ".join(f"**{look.plain(name)}**" for name in names[:NAMED])
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    if len(names) == 1:
+        return f"The run {named} came from elsewhere and is being read to its end first. It appears here by itself."
+    return (
+        f"{len(names)} runs came from elsewhere and are being read to their end first: {named}{more}. "
+        "Each appears here by itself."
+    )
 
 
 def _broken(cards: Sequence[Mapping[str, Any]]) -> None:

@@ -37,6 +37,17 @@ def test_every_status_is_a_sentence(status, kind, todo):
     assert todo in told.value.todo
 
 
+@pytest.mark.parametrize(
+    ("status", "given", "kept"),
+    [(409, "0a1b2c3d4e5f", "0a1b2c3d4e5f"), (500, "0a1b2c3d4e5f", "0a1b2c3d4e5f"), (409, "**bold**", ""),
+     (503, "0a1b2c3d4e5f", ""), (429, "0a1b2c3d4e5f", "")],
+)  # fmt: skip
+def test_an_error_knows_the_line_of_the_log_where_there_is_one(status, given, kept):
+    with pytest.raises(ApiError) as told:
+        client(lambda request: problem(status, "It was wrong.", **{"x-request-id": given})).runs()
+    assert told.value.request == kept
+
+
 @pytest.mark.parametrize("body", ["", "<html>502 Bad Gateway</html>", "[1, 2]", "null", '{"detail": null}'])
 @pytest.mark.parametrize("status", [404, 422, 500, 502])
 def test_an_error_without_a_sentence_gets_one(status, body):

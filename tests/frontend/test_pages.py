@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import re
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +14,8 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from backend import strangers
+from backend.logs import JsonLines
 from tests.backend.conftest import api_for
 from tests.runs import make_run
 
@@ -178,6 +185,54 @@ def test_of_many_runs_the_newest_are_shown_and_the_others_found(show, monkeypatc
     assert cards(page.button("show_all_runs").click().run()) == everything
     assert cards(show(q="PICT")) == ["pictures"]
     assert "None of the 2 runs" in words(show(q="no such run"))
+
+
+def test_an_error_shows_the_id_that_the_log_of_the_api_has(show):
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(json.loads(JsonLines().format(record)))
+    logger = logging.getLogger("backend.metrics")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel("INFO")
+    try:
+        (known,) = re.findall(r":small\[:gray\[Request ([0-9a-f]{12})\]\]", words(show(view="flow", run="cut")))
+        for _ in range(500):  # the line comes after the last byte of the answer
+            if about := [line for line in lines if line.get("request") == known]:
+                break
+            time.sleep(0.02)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+    assert (about[0]["route"], about[0]["status"], about[0]["problem"]) == ("/runs/{run}", 409, "unreadable-run")
+
+
+def test_runs_that_are_read_first_are_said_and_come_by_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, gate = [f"given{number}" for number in range(6)], tmp_path / "gate"
+    for name in names:
+        (tmp_path / "data" / ".known" / make_run(tmp_path / "data" / "runs", name, samples=2, twin=False).name).unlink()
+    code = (
+        "import os, sys, time\n"
+        "while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
+        "print('{\"problem\": null}')"
+    )
+    monkeypatch.setattr(strangers, "child_command", lambda *_: [sys.executable, "-c", code, str(gate)])
+    with api_for(tmp_path / "data") as served, showing(str(served.client.base_url).rstrip("/"), monkeypatch) as show:
+        page = show()
+        told = words(page)
+        assert "6 runs came from elsewhere and are being read" in told
+        assert "and 2 more" in told
+        assert "no run yet" not in told
+        assert not [button for button in page.button if "given" in str(button.key)]
+        assert "being read first" in words(show(view="flow"))
+        gate.touch()
+        for _ in range(600):
+            if not words(page.run()).count("being read"):
+                break
+            time.sleep(0.05)
+        assert {f"open_flow_{name}" for name in names} <= {str(button.key) for button in page.button}
 
 
 def test_a_text_is_found_by_its_words(show):
