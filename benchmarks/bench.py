@@ -4,9 +4,10 @@
 
 Each part is a module of its own with its own command; this one starts those whose rows are asked for, each in a
 process of its own, says what is going on and how long it still takes, and reads what they kept in
-``benchmarks/results/``. Parts that take longer than the table may (a hundred million tokens, a browser) are not
-started without ``--long``: their newest kept figures stand in the table with their date. ``--show`` starts nothing.
-``--write-docs`` writes the table into ``docs/performance.md``. The last line is one JSON object.
+``benchmarks/results/``. One that fails or takes four times as long as it should costs its own figures and no other.
+Parts that take longer than the table may (a hundred million tokens, a browser) are not started without ``--long``:
+their newest kept figures stand in the table with their date. ``--show`` starts nothing. ``--write-docs`` writes the
+table into ``docs/performance.md``. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import RESULTS, report
-from benchmarks.table import GOALS, Row, bound, markdown, ours, peers
+from benchmarks.table import GOALS, Row, bound, markdown, ours, peers, times_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "performance.md"
@@ -39,16 +40,18 @@ class Part:
     minutes: float
     """on two quiet cores"""
     arguments: tuple[str, ...] = ()
-    only: str = ""
-    """the module's option that names single rows, where it has one"""
+    groups: tuple[tuple[str, float], ...] = ()
+    """what the module measures one by one (its option ``--only``), and the minutes of each"""
 
 
 PARTS = (
-    Part("speed", ("forward", "top2", "one_sample", "training", "training_memory", "naive"), 14, (), "--only"),
-    Part("peers", (), 0.5),
-    Part("recording", ("recording", "recording_store"), 1.5),
+    Part("speed", ("forward", "top2", "one_sample", "training", "training_memory", "naive"), 14, (),
+         (("one_sample", 1), ("training_memory", 2.5), ("forward", 4.5), ("top2", 1.5), ("training", 4),
+          ("bfloat16", 0.5))),
+    Part("peers", (), 0.7),
+    Part("recording", ("recording", "recording_store"), 1.3),
     Part("dream_speed", ("dream",), 0.7, ("--only", "promise", "--repeats", "5")),
-    Part("device", ("gpu_forward", "gpu_training"), 1),
+    Part("device", ("gpu_forward", "gpu_training"), 0.1),
     Part("queries", ("bytes_per_token", "ingest", "query_warm", "query_cold", "filter_sampled", "filter_exact",
                      "page_beside_trace"), 60),
     Part("page_views", ("page_cold",), 40),
@@ -57,6 +60,8 @@ LONG_PARTS = ("queries", "page_views")
 """only with ``--long``"""
 NEEDS = {"naive": ("forward", "training"), "forward": ("forward", "bfloat16")}
 """groups of ``benchmarks.speed`` that a row is read from, where they are not called like it"""
+PATIENCE = 4
+"""a part that takes so many times as long as on two quiet cores is given up"""
 
 
 def kept(module: str) -> dict[str, Any] | None:
@@ -93,38 +98,66 @@ def all_rows() -> list[Row]:
     if beside is not None:
         from benchmarks.peers import experts_peers, recording_peers
 
-        for key, more in (
-            ("forward", experts_peers(beside, "batch 16 × 256")),
-            ("one_sample", experts_peers(beside, "one sample of 64")),
-            ("recording", recording_peers(beside)),
-        ):
+        try:
+            columns = (
+                ("forward", experts_peers(beside, "batch 16 × 256")),
+                ("one_sample", experts_peers(beside, "one sample of 64")),
+                ("recording", recording_peers(beside)),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            columns = ()
+            say(f"benchmarks/results/peers.json has another form than its part reads ({error!r})")
+        for key, more in columns:
             found[key] = replace(found[key], peers=found[key].peers | more)
+    asked = kept("queries")
+    if asked is not None:
+        for key, group in (("query_warm", "warm"), ("query_cold", "cold"), ("filter_sampled", "sampled")):
+            found[key] = replace(found[key], times=question_times(asked, group))
     return [found[key] for key in GOALS]
 
 
-def command_of(part: Part, wanted: list[str], python: str) -> list[str]:
-    """How to start a part for the rows that are wanted."""
-    more = list(part.arguments)
-    if part.only and set(wanted) != set(part.keys):
-        groups = {group for key in wanted for group in NEEDS.get(key, (key,))}
-        more += [part.only, *sorted(groups)]
-    return [python, "-m", f"benchmarks.{part.module}", *more]
+def question_times(document: dict[str, Any], group: str) -> dict[str, dict[str, float]]:
+    """p50 and p95 of every question that was asked this way."""
+    asked = document.get("results", {}).get(group) or {}
+    return {
+        name: {f"{p} {group}": row[p] for p in ("p50", "p95")}
+        for name, row in asked.items()
+        if isinstance(row, dict) and {"p50", "p95"} <= set(row)
+    }
+
+
+def commands_of(part: Part, wanted: list[str], python: str) -> list[tuple[list[str], float]]:
+    """What to start for the rows that are wanted, and the minutes of each."""
+    start = [python, "-m", f"benchmarks.{part.module}", *part.arguments]
+    if not part.groups:
+        return [(start, part.minutes)]
+    asked = {group for key in wanted for group in NEEDS.get(key, (key,))}
+    return [([*start, "--only", group], minutes) for group, minutes in part.groups if group in asked]
 
 
 def run(parts: list[tuple[Part, list[str]]], peers_python: str) -> list[str]:
     """Start the parts in turn; returns a sentence for each that failed."""
     problems, started = [], time.monotonic()
-    for number, (part, wanted) in enumerate(parts):
-        left = sum(p.minutes for p, _ in parts[number:])
-        python = peers_python if part.module == "peers" else sys.executable
-        command = command_of(part, wanted, python)
-        say(f"[{number + 1} of {len(parts)}, {(time.monotonic() - started) / 60:.1f} min, about {left:.0f} left] "
+    todo = [
+        (command, minutes)
+        for part, wanted in parts
+        for command, minutes in commands_of(part, wanted, peers_python if part.module == "peers" else sys.executable)
+    ]
+    for number, (command, minutes) in enumerate(todo):
+        left = sum(each for _, each in todo[number:])
+        say(f"[{number + 1} of {len(todo)}, {(time.monotonic() - started) / 60:.1f} min, about {left:.0f} left] "
             f"python {' '.join(command[1:])}")  # fmt: skip
-        done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, check=False
-        )
-        if done.returncode:
-            problems.append(f"benchmarks.{part.module} ended with code {done.returncode}; its kept figures are shown")
+        name, environment = " ".join(command[2:]), os.environ | {"PYTHONPATH": str(ROOT)}
+        try:
+            done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=False,
+                                  timeout=PATIENCE * 60 * max(minutes, 0.5))  # fmt: skip
+            problem = f"ended with code {done.returncode}" if done.returncode else ""
+        except subprocess.TimeoutExpired:
+            problem = f"took more than {PATIENCE * max(minutes, 0.5):.0f} minutes and was ended"
+        except OSError as error:
+            problem = f"could not be started with {command[0]} ({error.strerror})"
+        if problem:
+            problems.append(f"{name} {problem}; its kept figures are shown")
             say(problems[-1])
     return problems
 
@@ -143,7 +176,7 @@ def printed(rows: list[Row]) -> str:
             lines.append(f"    others: {peers(row)}")
         if row.note and row.ours is not None:
             lines.append(f"    {row.note}")
-        if row.cells and len(row.cells) > 1:
+        if len(row.cells) > 1 and not row.times:
             lines.append("    " + "; ".join(f"{name} {value:.3f}" for name, value in row.cells.items()))
         if row.date:
             lines.append(f"    {row.command}, {row.date}, {row.machine}")
@@ -158,9 +191,11 @@ def page_part(rows: list[Row]) -> str:
         + (f". {row.note[0].upper()}{row.note[1:]}" if row.note and row.date and row.ours is not None else "")
         for row in rows
     ]  # fmt: skip
-    cells = [row for row in rows if len(row.cells) > 1]
-    lines += ["", "| of these | size, routing | ratio |", "|---|---|---|"]
+    cells = [row for row in rows if len(row.cells) > 1 and not row.times]
+    lines += ["", "| of these | size, routing | figure |", "|---|---|---|"]
     lines += [f"| `{row.key}` | {name} | {value:.3f} |" for row in cells for name, value in row.cells.items()]
+    if table := times_table(rows):
+        lines += ["", "Every question of the pages, HTTP and JSON included:", "", table]
     return "\n".join(lines) + "\n\n"
 
 
@@ -178,7 +213,7 @@ def as_document(rows: list[Row], problems: list[str]) -> dict[str, Any]:
 def rows_in(document: dict[str, Any]) -> list[Row]:
     """The rows of a kept table."""
     names = [field.name for field in fields(Row)]
-    made = [Row(**{name: one[name] for name in names}) for one in document["results"]["rows"].values()]
+    made = [Row(**{name: one[name] for name in names if name in one}) for one in document["results"]["rows"].values()]
     return [replace(row, spread=tuple(row.spread) if row.spread else None) for row in made]
 
 
@@ -203,6 +238,8 @@ def main() -> None:
     table = all_rows()
     rows = [row for row in table if row.key in wanted]
     print(printed(rows))
+    for problem in problems:
+        print(problem)
     whole = arguments.write_docs or not (arguments.row or arguments.show)
     if arguments.write_docs:
         PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), table), encoding="utf-8")

@@ -7,9 +7,9 @@ chose). One thread; the variants take turns, process time is counted, and each r
 forward pass are frozen, as a loaded checkpoint's are; the dense twin is plain eager PyTorch. ``dense, ordered`` is the
 dense twin with frozen weights that are ordered beforehand like ours (``engine/models/packed.py``).
 
-``one_sample``: batch 1; the shipped model's size is what the page's upload runs. ``training_memory``: peak resident
-memory of two training steps in a process of its own, over what it held before the model was built. ``bfloat16``:
-weights and activations in bfloat16, for information.
+``one_sample``: batch 1, and batches of four and eight; the shipped model's size is what the page's upload runs.
+``training_memory``: peak resident memory of two training steps in a process of its own, over what it held before the
+model was built. ``bfloat16``: weights and activations in bfloat16, for information.
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ def text(width: int, **more: Any) -> DNAConfig:
 
 SKIP = dict(top_k=2, identities=4, skip_ratio=0.3, steps=5)
 """with K = 2 and 30 % skipped a token visits seven blocks in five steps"""
+SHIPPED_SIZE = DNAConfig(
+    modality="vision", width=192, heads=3, mlp_width=768, backbone=1, steps=5, transformers=12, image_size=64,
+    patch_size=8, stem="conv", num_classes=1000,
+)  # fmt: skip
 SIZES: dict[str, dict[str, DNAConfig]] = {
     "forward": {
         "vision 196 × D 384": DNAConfig(**VISION, backbone=1, steps=5),
@@ -59,10 +63,9 @@ SIZES: dict[str, dict[str, DNAConfig]] = {
     },
     "one_sample": {
         "vision 196 × D 384": DNAConfig(**VISION, backbone=1, steps=11),
-        "shipped size, 64 × D 192": DNAConfig(
-            modality="vision", width=192, heads=3, mlp_width=768, backbone=1, steps=5, transformers=12,
-            image_size=64, patch_size=8, stem="conv", num_classes=1000,
-        ),
+        "shipped size, 64 × D 192": SHIPPED_SIZE,
+        "shipped size, batch of 4": SHIPPED_SIZE,
+        "shipped size, batch of 8": SHIPPED_SIZE,
         "text 64 × D 512": text(512, backbone=1, steps=5, context=64),
     },
     "training": {
@@ -77,10 +80,13 @@ SIZES: dict[str, dict[str, DNAConfig]] = {
 }  # fmt: skip
 HOWS = HOW_ALL
 NAIVE = {"vision 196 × D 384", "text 1,024 × D 256"}
-"""sizes whose naive loop is timed: skewed routing costs it up to seven times the dense twin"""
-HEAVY = {"text 1,024 × D 512", "text 1,024 × D 1,024"}
-"""sizes of which a round takes half a minute: three rounds must do"""
-COMPILED = {"forward": {"vision 196 × D 384", "text 1,024 × D 512"}, "one_sample": {"vision 196 × D 384"}}
+"""sizes whose naive loop is timed, once: skewed routing costs it up to ten times the dense twin"""
+HEAVY = {("forward", "text 1,024 × D 256"): 4, ("forward", "text 1,024 × D 512"): 3,
+         ("forward", "text 1,024 × D 1,024"): 3, ("top2", "vision 196 × D 384"): 3, ("top2", "text 1,024 × D 256"): 3,
+         ("training", "vision 196 × D 384"): 4, ("training", "text 1,024 × D 512"): 3,
+         ("bfloat16", "vision 196 × D 384"): 3}  # fmt: skip
+"""rounds that must do where one takes ten seconds and more"""
+COMPILED = {"forward": {"vision 196 × D 384"}, "one_sample": {"vision 196 × D 384"}}
 
 
 def models(config: DNAConfig, dtype: torch.dtype = torch.float32) -> tuple[ImposedDNA, DNA]:
@@ -104,13 +110,25 @@ def routed(model: ImposedDNA, how: How, run: Callable[[], Any], execution: str =
 
 def turns(variants: dict[str, Callable[[], Any]], repeats: int, seldom: dict[str, Callable[[], Any]] | None = None
           ) -> dict[str, list[float]]:
-    """Process seconds by variant; ``seldom`` is what takes so long that two rounds must do (each beside all others)."""
-    seldom = seldom or {}
-    few = min(2, repeats) if seldom else 0
-    seconds = interleaved(variants | seldom, few, 1, time.process_time) if few else {name: [] for name in variants}
-    for name, more in interleaved(variants, repeats - few, 0 if few else 1, time.process_time).items():
+    """Process seconds by variant; ``seldom`` is what takes so long that one round must do (beside all others)."""
+    seconds = interleaved(variants, 1 if seldom else 0, 1, time.process_time)
+    for name, run in (seldom or {}).items():
+        started = time.process_time()
+        run()
+        seconds[name] = [time.process_time() - started]
+    for name, more in interleaved(variants, repeats - bool(seldom), 0, time.process_time).items():
         seconds[name] += more
     return seconds
+
+
+def starts(run: Callable[[], Any]) -> bool:
+    """Whether a variant that depends on what is installed runs at all."""
+    try:
+        run()
+    except Exception as error:
+        print(f"left out: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr, flush=True)
+        return False
+    return True
 
 
 def paired(seconds: dict[str, list[float]], name: str, base: str) -> dict[str, float]:
@@ -119,9 +137,16 @@ def paired(seconds: dict[str, list[float]], name: str, base: str) -> dict[str, f
     return ratio({x: seconds[x][:rounds] for x in (name, base)}, name, base)
 
 
+def batch_of(group: str, size: str) -> int:
+    """Samples of a pass."""
+    if group != "one_sample":
+        return BATCH
+    return int(size.rsplit(" ", 1)[1]) if "batch of" in size else 1
+
+
 def measure_forward(group: str, size: str, repeats: int) -> dict[str, Any]:
     """Ratios of a forward pass for every routing; groups forward, top2, one_sample and bfloat16."""
-    config, batch = SIZES[group][size], 1 if group == "one_sample" else BATCH
+    config, batch = SIZES[group][size], batch_of(group, size)
     dtype = torch.bfloat16 if group == "bfloat16" else torch.float32
     model, dense = models(config, dtype)
     frozen = copy.deepcopy(dense).requires_grad_(False)
@@ -130,15 +155,17 @@ def measure_forward(group: str, size: str, repeats: int) -> dict[str, Any]:
     inputs, _ = make_inputs(config, batch)
     inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
     variants: dict[str, Callable[[], Any]] = {"dense": partial(forward, dense, inputs)}
-    if batch == 1:
+    if group == "one_sample":
         variants["dense, ordered"] = partial(forward, frozen, inputs)
     if size in COMPILED.get(group, ()) and has_compiler():
-        variants["dense, compiled"] = partial(forward, torch.compile(dense), inputs)
+        compiled = partial(forward, torch.compile(dense), inputs)
+        if starts(compiled):
+            variants["dense, compiled"] = compiled
     for how in HOWS:
         variants[how] = routed(model, how, partial(forward, model, inputs))
     slow = {}
     if group == "forward" and size in NAIVE:
-        slow = {f"naive, {how}": routed(model, how, partial(forward, model, inputs), "naive") for how in HOWS[:2]}
+        slow = {"naive, skewed": routed(model, "skewed", partial(forward, model, inputs), "naive")}
     seconds = turns(variants, repeats, slow)
     share = {how: active_share(config, how) for how in HOWS}
     made: dict[str, Any] = {
@@ -147,7 +174,7 @@ def measure_forward(group: str, size: str, repeats: int) -> dict[str, Any]:
         for how in HOWS
     }  # fmt: skip
     made |= {name: paired(seconds, name, "dense") for name in seconds if name not in (*HOWS, "dense")}
-    made |= {f"naive over ours, {how}": paired(seconds, f"naive, {how}", how) for how in HOWS[:2] if slow}
+    made |= {"naive over ours, skewed": paired(seconds, "naive, skewed", "skewed")} if slow else {}
     made["dense milliseconds"] = round(1000 * sorted(seconds["dense"])[len(seconds["dense"]) // 2], 1)
     return made | ({"active blocks / dense": {h: round(s, 3) for h, s in share.items()}} if config.identities else {})
 
@@ -210,7 +237,7 @@ def peak_of(config_json: str, kind: Any, batch: str) -> None:
         model.how, model.execution = how, "naive" if kind == "naive" else "grouped"
         model.calls, model.drawn = 0, imposer.drawn
     inputs, targets = make_inputs(config, int(batch))
-    for _ in range(2):
+    for _ in range(1 if kind == "naive" else 2):  # the naive loop takes a minute, and its first step its peak
         training_step(model.train(), inputs, targets)
     weights = sum(p.numel() for p in model.parameters()) * 4 / 2**20
     print(json.dumps({"all": round(memory("VmHWM") - before), "weights": round(weights)}))
@@ -278,19 +305,26 @@ def main() -> None:
     kept = json.loads(kept_file.read_text(encoding="utf-8"))["results"] if kept_file.exists() else {}
     results = {group: kept[group] for group in SIZES if group in kept}
     groups = arguments.only or list(SIZES)
-    for group in groups:
+    todo = [(group, size) for group in groups for size in SIZES[group] if size.startswith(arguments.size or "")]
+    failed, started = [], time.monotonic()
+    for number, (group, size) in enumerate(todo):
         done = results.setdefault(group, {})
-        for size in SIZES[group]:
-            if not size.startswith(arguments.size or ""):
-                continue
-            # Small models are timed more often: a round takes milliseconds.
-            repeats = arguments.repeats * (3 if group == "one_sample" else 1)
-            if size in HEAVY:
-                repeats = min(repeats, 3)
+        # Small models are timed more often: a round takes milliseconds.
+        repeats = min(arguments.repeats, HEAVY.get((group, size), 100)) * (3 if group == "one_sample" else 1)
+        try:
             done[size] = MEASURE.get(group, measure_forward)(group, size, repeats)
-            print(group, size, json.dumps(done[size]), file=sys.stderr, flush=True)
-        last = group == groups[-1]
+        except Exception as error:
+            failed.append(f"{group}, {size} was not measured ({type(error).__name__}: {error}); its kept figure stays")
+            print(failed[-1], file=sys.stderr, flush=True)
+        else:
+            found = {name: cell["median"] for name, cell in done[size].items() if isinstance(cell, dict) and
+                     "median" in cell}  # fmt: skip
+            print(f"  [{number + 1} of {len(todo)}, {time.monotonic() - started:.0f} s] {group}, {size}: "
+                  + ", ".join(f"{name} {value:.3f}" for name, value in found.items()), file=sys.stderr, flush=True)
+        last = number == len(todo) - 1
         report("speed", f"python -m benchmarks.speed --repeats {arguments.repeats}", results, quiet=not last)
+    if failed:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -64,6 +64,8 @@ class Row:
     """what others take in the same unit, or a sentence why they are not there"""
     cells: dict[str, float] = field(default_factory=dict)
     """where ``ours`` is the worst of several sizes or routings: each of them"""
+    times: dict[str, dict[str, float]] = field(default_factory=dict)
+    """several figures of each of many things (questions), by column; a table of its own in the documents"""
     note: str = ""
     missing: str = ""
     """sizes that the promise is about and that were not measured yet"""
@@ -106,6 +108,22 @@ def worst(key: str, cells: dict[str, dict[str, float]], **more: Any) -> Row:
         key, one["median"], (one["q25"], one["q75"]), cells={cell: c["median"] for cell, c in cells.items()},
         **(more | {"note": note}),
     )  # fmt: skip
+
+
+def times_table(rows: list[Row]) -> str:
+    """A table of the rows' many figures; columns are those that any of its lines has."""
+    lines: dict[str, dict[str, float]] = {}
+    for row in rows:
+        for name, figures in row.times.items():
+            lines.setdefault(name, {}).update(figures)
+    columns = list(dict.fromkeys(column for figures in lines.values() for column in figures))
+    if not columns:
+        return ""
+    made = [f"| milliseconds | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
+    for name, figures in lines.items():
+        cells = (f"{figures[column]:,.1f}" if column in figures else "" for column in columns)
+        made.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(made)
 
 
 def number(value: float, unit: str = "×") -> str:

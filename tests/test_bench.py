@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from benchmarks import bench, speed
-from benchmarks.bench import PAGE, PARTS, Part, all_rows, command_of, page_with, printed, rows_in, rows_of
+from benchmarks.bench import PAGE, PARTS, Part, all_rows, commands_of, page_with, printed, rows_in, rows_of
 from benchmarks.imposed import HOW_ALL, ImposedDNA, active_share, imposed, recorded
-from benchmarks.table import GOALS, Row, markdown, worst
+from benchmarks.table import GOALS, Row, markdown, times_table, worst
 from engine.models.dna_config import DNAConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,9 +69,13 @@ def test_parts_that_are_missing_or_broken_say_so(tmp_path, monkeypatch, capsys):
 
 def test_only_what_is_asked_for_is_started():
     part = next(p for p in PARTS if p.module == "speed")
-    assert command_of(part, list(part.keys), "py") == ["py", "-m", "benchmarks.speed"]
-    assert command_of(part, ["naive"], "py")[3:] == ["--only", "forward", "training"]
-    assert {g for key in part.keys for g in bench.NEEDS.get(key, (key,))} == set(speed.SIZES)
+    whole = [command for command, _ in commands_of(part, list(part.keys), "py")]
+    assert sorted(command[4] for command in whole) == sorted(speed.SIZES)
+    assert all(command[:4] == ["py", "-m", "benchmarks.speed", "--only"] for command in whole)
+    assert [command[4] for command, _ in commands_of(part, ["naive"], "py")] == ["forward", "training"]
+    assert sum(minutes for _, minutes in part.groups) == part.minutes
+    assert sum(p.minutes for p in PARTS if p.module not in bench.LONG_PARTS) < 20
+    assert commands_of(Part("peers", (), 0.7), [], "py") == [(["py", "-m", "benchmarks.peers"], 0.7)]
 
 
 def test_a_part_that_fails_costs_only_its_own_figures(monkeypatch, capsys):
@@ -79,6 +83,28 @@ def test_a_part_that_fails_costs_only_its_own_figures(monkeypatch, capsys):
     (problem,) = bench.run([(part, ["forward"])], "python")
     assert problem == "benchmarks.no_such_module ended with code 1; its kept figures are shown"
     assert "[1 of 1, 0.0 min, about 1 left] python -m benchmarks.no_such_module" in capsys.readouterr().err
+    (problem,) = bench.run([(Part("peers", (), 1), [])], "/no/such/python")
+    assert "could not be started with /no/such/python (No such file or directory)" in problem
+    monkeypatch.setattr(bench, "PATIENCE", 0.0001)
+    (problem,) = bench.run([(Part("device", ("gpu_forward",), 1), ["gpu_forward"])], "python")
+    assert "minutes and was ended; its kept figures are shown" in problem
+
+
+def test_every_question_has_its_line():
+    document = {"results": {"warm": {"flow": {"p50": 1.0, "p95": 2000.25}, "usage": {"p50": 0.5, "p95": 1.0}},
+                            "sampled": {"flow": {"p50": 3.0, "p95": 4.0}, "load": 3}}}  # fmt: skip
+    warm, sampled = (
+        Row(key, 1.0, times=bench.question_times(document, group))
+        for key, group in (("query_warm", "warm"), ("filter_sampled", "sampled"))
+    )
+    assert times_table([warm, Row("forward", 1.0), sampled]).splitlines() == [
+        "| milliseconds | p50 warm | p95 warm | p50 sampled | p95 sampled |",
+        "|---|---|---|---|---|",
+        "| flow | 1.0 | 2,000.2 | 3.0 | 4.0 |",
+        "| usage | 0.5 | 1.0 |  |  |",
+    ]
+    assert times_table([Row("forward", 1.0)]) == ""
+    assert bench.question_times(document, "cold") == {}
 
 
 def config_of(modality: str, top_k: int) -> DNAConfig:
@@ -139,6 +165,7 @@ def test_speed_measures_every_group_and_makes_its_rows(monkeypatch):
     tiny = config_of("vision", 1).model_copy(update={"steps": 2, "num_classes": 1000})
     skip = config_of("text", 2).model_copy(update={"steps": 2, "context": 64})
     groups = {group: {"vision": tiny} for group in speed.SIZES} | {"top2": {"text": skip}}
+    groups["one_sample"] = {"vision": tiny, "vision, batch of 3": tiny}
     monkeypatch.setattr(speed, "SIZES", groups)
     monkeypatch.setattr(speed, "BATCH", 2)
     monkeypatch.setattr(speed, "NAIVE", {"vision"})
@@ -161,3 +188,27 @@ def test_the_page_is_what_was_measured():
     assert [row.key for row in rows] == list(GOALS)
     text = PAGE.read_text(encoding="utf-8")
     assert page_with(text, rows) == text, "python -m benchmarks.bench --show --write-docs"
+
+
+def test_a_size_that_fails_keeps_its_figure_and_the_rest_is_measured(monkeypatch, tmp_path, capsys):
+    tiny = config_of("vision", 1).model_copy(update={"steps": 2, "num_classes": 1000})
+    monkeypatch.setattr(speed, "SIZES", {"one_sample": {"broken": tiny, "vision": tiny}})
+    monkeypatch.setattr(speed, "RESULTS", tmp_path)
+    monkeypatch.setattr("benchmarks.measure.RESULTS", tmp_path)
+    (tmp_path / "speed.json").write_text(json.dumps({"results": {"one_sample": {"broken": {"skewed": {}}}}}))
+    whole = speed.measure_forward
+
+    def measure(group, size, repeats):
+        if size == "broken":
+            raise RuntimeError("no memory")
+        return whole(group, size, repeats)
+
+    monkeypatch.setattr(speed, "measure_forward", measure)
+    monkeypatch.setattr(sys, "argv", ["speed", "--repeats", "1"])
+    with pytest.raises(SystemExit) as ended:
+        speed.main()
+    assert ended.value.code == 1
+    assert "one_sample, broken was not measured (RuntimeError: no memory)" in capsys.readouterr().err
+    kept = json.loads((tmp_path / "speed.json").read_text())["results"]["one_sample"]
+    assert kept["broken"] == {"skewed": {}}
+    assert kept["vision"]["skewed"]["median"] > 0
