@@ -117,9 +117,10 @@ def run(
         page.start()
         crew.start_api()
         crew.staff(1)
-        crew.until(lambda: crew.client.get("/models").status_code == 200)
+        crew.until(lambda: "models" in (crew.get("/models") or {}))
         wait_until_healthy([page], PATIENCE_S)
         before = people.known(crew.client)
+        people.crowd(Soak(crew, page))
         soak = Soak(crew, page)
         every_kill = kill_every_s or max(45.0, min(600.0, 60 * minutes / 6))
         threads = [

@@ -10,6 +10,7 @@ import hashlib
 import os
 import random
 import signal
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -31,6 +32,24 @@ QUESTIONS = (
     "/samples?q=c", "/samples/{n}", "/samples/{n}/image", "/distributions/compute?bins={bins}", "/paths/knowledge",
     "/tokens/search?ranks=1:{n1}", "/map",
 )  # fmt: skip
+
+
+def crowd(soak: Soak) -> None:
+    """Sixty people at once, before anything is measured: the API has all its threads (40) then, each with a connection
+    and memory of its own, instead of whenever chance brings so many together."""
+
+    def ask(seed: int) -> None:
+        chance = random.Random(seed)
+        with soak.client() as client:
+            for _ in range(4):
+                client.get(f"/runs/{chance.choice(('vision', 'text'))}/paths/1/examples?seed={chance.random()}")
+                client.get(f"/jobs?limit={chance.randrange(1, 50)}")
+
+    people = [threading.Thread(target=ask, args=(seed,), daemon=True) for seed in range(60)]
+    for one in people:
+        one.start()
+    for one in people:
+        one.join()
 
 
 def look(soak: Soak, seed: int) -> None:
@@ -79,8 +98,9 @@ def drop(soak: Soak, seed: int) -> None:
 
 
 def work(soak: Soak, seed: int) -> None:
-    """Somebody who starts jobs, keeps a few waiting, and cancels one of five."""
+    """Somebody who starts jobs, keeps a few waiting, and cancels one of five a little later."""
     chance, number = random.Random(seed), 0
+    regretted: dict[str, float] = {}
     with soak.client() as client:
         while not soak.over.wait(chance.uniform(0.5, 2)):
             waiting = soak.ask("jobs", "GET", "/jobs?state=waiting&limit=50", client)
@@ -100,14 +120,16 @@ def work(soak: Soak, seed: int) -> None:
                 if answer is None or answer.status_code != 202:
                     soak.lost.append(f"a {kind} was not taken: {answer.text[:300] if answer is not None else ''}")
                     continue
-                soak.jobs[answer.json()["job"]] = (kind, request, False)
+                job = answer.json()["job"]
+                soak.jobs[job] = (kind, request, False)
+                if chance.random() < 0.2:
+                    regretted[job] = soak.now() + chance.uniform(0, 15)
                 _clear(soak, client)
-            live = [job for job, (_, _, cancelled) in soak.jobs.items() if not cancelled]
-            if live and chance.random() < 0.06:
-                job = live[-1]
+            for job in [job for job, when in regretted.items() if when < soak.now()]:
                 answer = soak.ask("cancel", "DELETE", f"/jobs/{job}", client)
-                if answer is not None and answer.status_code in (200, 409):
+                if answer is not None and answer.status_code in (200, 409):  # 409: it is over
                     soak.jobs[job] = (*soak.jobs[job][:2], answer.status_code == 200)
+                    del regretted[job]
 
 
 def _clear(soak: Soak, client: httpx.Client) -> None:
