@@ -25,6 +25,8 @@ from frontend.views import common, flow_beside
 from frontend.views.pickers import run_and_label
 
 MANY_STEPS = 32
+SAMPLED_FROM = 20_000_000
+"""tokens of a run whose filters are first answered from the sample: a smaller one is counted before an eye sees it"""
 MERGE_STEPS = [0.0, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0]
 HIDE_STEPS = [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0]
 
@@ -37,16 +39,40 @@ def draw(selection: Selection) -> None:
     if selection.other is not None:
         flow_beside.draw(run, selection)
         return
-    flow = look.client().flow(run["run"], **common.flow_question(run, selection, limit=MOST_LINKS))
+    question = common.flow_question(run, selection, limit=MOST_LINKS)
+    if not _takes_long(run, selection):
+        _show(run, selection, look.client().flow(run["run"], **question))
+        return
+    # A place of its own, so that the exact answer takes that of the sampled one.
+    place = st.empty()
+    sampled = look.client().flow(run["run"], sampled=True, **question)
+    if sampled["num_tokens"]:
+        with place.container():
+            _show(run, selection, sampled)
+    exact = look.client().flow(run["run"], **question)
+    with place.container():
+        _show(run, selection, exact)
+
+
+def _takes_long(run: Mapping[str, Any], selection: Selection) -> bool:
+    """Whether these tokens have to be counted, in a run so large that a reader would wait for it."""
+    return bool(selection.through or selection.paths) and int(run["num_tokens"]) >= SAMPLED_FROM
+
+
+def _show(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any]) -> None:
+    """The picture of one answer, counted on a sample or exactly."""
+    counted = flow.get("counted")
     look.heading("Where do tokens go?", _words(run, flow), "flow")
     if not flow["num_tokens"]:
         look.empty("No token passes all of these filters.", "Let go of a chip above to see some again.")
         return
+    if counted and not counted["exact"]:
+        st.caption(look.plain(sampled_words(run, flow)))
     least = least_share(flow) if selection.hide is None else 0.0
     drawing = flow_chart(flow, theme=look.theme(), through=selection.through, title=None, least=least)
     look.chart(
         drawing,
-        key=f"flow_{hash(tuple(sorted(to_query(selection).items())))}",
+        key=f"flow_{'sampled_' if counted else ''}{hash(tuple(sorted(to_query(selection).items())))}",
         on_pick=_picked,
         pick=(NODE_PICK, LINK_PICK),
     )
@@ -59,9 +85,22 @@ def draw(selection: Selection) -> None:
         + (" Grey: identity modules, which do nothing (the step is skipped)." if common.identities(run) else "")
         + (" Choose fewer steps above to see single flows." if len(flow["steps"]) > MANY_STEPS else "")
     )
+    if counted:
+        return  # tables and notes come with the exact answer
     common.notes(run)
     look.numbers_behind(node_rows(flow), "circles", share=st.column_config.NumberColumn(format="percent"))
     look.numbers_behind(link_rows(flow), "ribbons", share=st.column_config.NumberColumn(format="percent"))
+
+
+def sampled_words(run: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
+    """How many tokens this was counted on, and how far the share of a ribbon may be."""
+    counted = flow["counted"]
+    off = numbers.number(100 * max(((row["high"] - row["low"]) / 2 for row in flow["links"]), default=0.0), 2)
+    return (
+        f"Estimated from {numbers.plural(counted['num_tokens'], 'token')} of a sample of "
+        f"{numbers.count(counted['of_tokens'])}: the share of a ribbon is right within ± {off} percentage "
+        f"points (95 %). Now counting all {numbers.plural(run['num_tokens'], 'token')} …"
+    )
 
 
 def _controls(run: Mapping[str, Any], selection: Selection) -> None:

@@ -1,0 +1,53 @@
+"""A filter on a large run: the page shows what a sample says first, then what was counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.frontend.test_pages import api, show  # noqa: F401 (fixtures)
+
+
+def asked_by(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
+    """The questions about flows that the page asks from now on, in their order."""
+    from frontend.client import Client
+
+    asked, ask = [], Client.flow
+    monkeypatch.setattr(Client, "flow", lambda self, run, **query: asked.append(query) or ask(self, run, **query))
+    return asked
+
+
+@pytest.mark.parametrize("filters", [{"through": "1.0"}, {"paths": "1,2"}])
+def test_a_filter_on_a_large_run_is_asked_twice(show, monkeypatch, filters):  # noqa: F811
+    from frontend.views import flow
+
+    monkeypatch.setattr(flow, "SAMPLED_FROM", 1)
+    asked = asked_by(monkeypatch)
+    page = show(view="flow", run="pictures", **filters)
+    assert [query.pop("sampled", False) for query in asked] == [True, False]
+    assert asked[0] == asked[1]
+    shown = [caption.value for caption in page.caption]
+    assert not any("Estimated" in text for text in shown)  # the exact answer took its place
+    assert sum("to keep only the tokens" in text for text in shown) == 1
+
+
+@pytest.mark.parametrize("query", [{}, {"label": "circle"}])
+def test_what_is_sealed_is_asked_once(show, monkeypatch, query):  # noqa: F811
+    from frontend.views import flow
+
+    monkeypatch.setattr(flow, "SAMPLED_FROM", 1)
+    asked = asked_by(monkeypatch)
+    show(view="flow", run="pictures", **query)
+    assert [query.get("sampled", False) for query in asked] == [False]
+
+
+def test_the_words_give_the_widest_error_bar_by_hand():
+    from frontend.views.flow import sampled_words
+
+    flow = {
+        "counted": {"num_tokens": 52_310, "of_tokens": 1_000_123, "exact": False},
+        "links": [{"low": 0.10, "high": 0.102}, {"low": 0.5, "high": 0.508}],
+    }
+    assert sampled_words({"num_tokens": 100_000_000}, flow) == (
+        "Estimated from 52,310 tokens of a sample of 1,000,123: the share of a ribbon is right within ± 0.40 "
+        "percentage points (95 %). Now counting all 100,000,000 tokens …"
+    )
