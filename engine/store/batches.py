@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from engine.store import coded
 from engine.store.schema import Layout
 from engine.store.soft import soft_arrays
 from engine.trace import SampleRecord, TraceBatch
@@ -93,19 +94,26 @@ def _entropy_sums(entropy_nS: np.ndarray, samples: Sequence[SampleRecord]) -> di
     return sums
 
 
-def own_token_columns(batch: CompactBatch, layout: Layout, first_sample: int) -> dict[str, pa.Array | np.ndarray]:
-    """Columns of ``token`` that follow from the batch alone; ``sample`` counts from ``first_sample``."""
+def own_token_columns(
+    batch: CompactBatch, layout: Layout, first_sample: int, *, coded_too: bool = True
+) -> dict[str, pa.Array | np.ndarray]:
+    """Columns of ``token`` that follow from the batch alone; ``sample`` counts from ``first_sample``.
+
+    ``coded_too``: with those that a run holds in another form.
+    """
     n, lengths = batch.num_tokens, batch.lengths
     starts = np.cumsum(lengths) - lengths
+    held = (name for name in batch.whole if coded_too or name not in coded.PLACES)
     arrays = {
         "sample": np.repeat(np.arange(first_sample, first_sample + len(lengths), dtype=np.int32), lengths),
-        "token": (np.arange(n) - np.repeat(starts, lengths)).astype(np.int32),
-        **{name: _minus_one_is_null(values) for name, values in batch.whole.items()},
-        "gate_entropy": _nan_is_null(batch.gate_entropy),
+        **{name: _minus_one_is_null(batch.whole[name]) for name in held},
         "flops": batch.flops,
     }
-    if batch.loss is not None:
-        arrays["loss"] = _nan_is_null(batch.loss)
+    if coded_too:
+        arrays["token"] = (np.arange(n) - np.repeat(starts, lengths)).astype(np.int32)
+        arrays["gate_entropy"] = _nan_is_null(batch.gate_entropy)
+        if batch.loss is not None:
+            arrays["loss"] = _nan_is_null(batch.loss)
     ids_nV = batch.ids.reshape(n, layout.visits)
     if layout.packed:
         arrays["ids"] = _blobs(ids_nV)
@@ -126,17 +134,33 @@ def token_table(
     label_ids: np.ndarray,
     path_ids: np.ndarray,
     usual_flops: np.ndarray,
-) -> pa.Table:
-    """Rows of ``token``; ``label_ids`` (B,) with −1 = none, the other arrays (n,).
+    first_row: int,
+    first_char: int,
+) -> tuple[pa.Table, int]:
+    """Rows of ``token_coded``, and the ``first_char`` of the next batch.
 
-    FLOPs are NULL where they are those that the modules of the ribbon have by themselves, ``usual_flops``.
+    ``label_ids`` (B,) with −1 = none, the other arrays (n,). FLOPs are NULL where they are those that the modules of
+    the ribbon have by themselves, ``usual_flops``. ``first_char``: see ``coded.chars``.
     """
-    return pa.table({
-        **own_token_columns(batch, layout, first_sample),
-        "label_id": _minus_one_is_null(np.repeat(label_ids.astype(np.int32), batch.lengths)),
+    columns = own_token_columns(batch, layout, first_sample, coded_too=False)
+    lengths = batch.lengths
+    starts = first_row + np.cumsum(lengths) - lengths
+    for measure, values in (("loss", batch.loss), ("gate_entropy", batch.gate_entropy)):
+        unknown = np.zeros(batch.num_tokens, dtype=np.int32)
+        columns[coded.code_column(measure)] = unknown if values is None else coded.encode(values)
+    if any(name in batch.whole for name in coded.PLACES):
+        absent = np.full(batch.num_tokens, -1, dtype=np.int32)
+        start, end = (batch.whole.get(name, absent) for name in coded.PLACES)
+        places, unknown, first_char = coded.chars(start, end, lengths, first_char)
+        columns |= places | {"char_length": pa.array(places["char_length"], mask=unknown)}
+    rows = pa.table({
+        **columns,
+        "first_row": np.repeat(starts, lengths),
+        "label_id": _minus_one_is_null(np.repeat(label_ids.astype(np.int32), lengths)),
         "path_id": path_ids,
         "flops": pa.array(batch.flops, mask=batch.flops == usual_flops),
     })  # fmt: skip
+    return rows, first_char
 
 
 def own_sample_columns(batch: CompactBatch, first_sample: int) -> dict[str, pa.Array | np.ndarray]:

@@ -110,7 +110,8 @@ def _check_length(con: duckdb.DuckDBPyConnection, file: Path) -> None:
 
 
 def _check_schema(con: duckdb.DuckDBPyConnection, file: Path) -> None:
-    tables = con.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = 'r'").fetchall()
+    # A table or, from schema 6 on, a view of ``coded.TABLE``.
+    tables = con.execute("SELECT table_name FROM information_schema.tables WHERE table_catalog = 'r'").fetchall()
     if ("run",) not in tables or ("token",) not in tables:
         raise RunFileError(f"{file.name} is a DuckDB file, but no run: it has no table 'run' and 'token'")
     rows = con.execute("SELECT schema_version FROM run").fetchall()

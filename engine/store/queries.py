@@ -15,6 +15,10 @@ PATH_ORDERS = ("rank", "compute", "reuse")
 SAMPLE_ORDERS = ("sample", "compute", "reuse", "loss", "confidence", "num_distinct_paths", "drawn")
 """``drawn``: at random, always the same way; its first rows are a fair draw of all"""
 SNIPPET_CHARACTERS = 160
+MOST_STRETCHES = 64
+"""stretches of samples that are asked for one by one"""
+NEAR = 64
+"""samples that are no further apart are asked for together"""
 _SAMPLE_ROW = (
     "sample, label, prediction, confidence, loss, num_tokens, compute, reuse, num_distinct_paths, "
     f"left(text, {SNIPPET_CHARACTERS}) AS snippet, image IS NOT NULL AS has_image, source"
@@ -213,30 +217,43 @@ def count_histogram(kind: str) -> Query:
     return Query("SELECT count, count(*) FROM null_path WHERE kind = ? GROUP BY count ORDER BY count", (kind,))
 
 
-def one_path(rank: int) -> Query:
-    """ribbon, count, cdf, first_member."""
-    return Query("SELECT ribbon, count, cdf, first_member FROM path WHERE rank = ?", (rank,))
-
-
-def members(rowids: Sequence[int], rank: int) -> Query:
-    """sample, token of these rows of ``path_member``; the rank lets DuckDB skip to them."""
-    marks = ", ".join("?" * len(rowids))
-    return Query(
-        f"SELECT sample, token FROM path_member WHERE rank = ? AND rowid IN ({marks}) ORDER BY sample, token",
-        (rank, *rowids),
-    )
+def some_paths(ranks: Sequence[int]) -> Query:
+    """rank, ribbon, count, cdf, first_member; each by itself, so that only the blocks with these ranks are read."""
+    one = "(SELECT rank, ribbon, count, cdf, first_member FROM path WHERE rank = ?)"
+    return Query(" UNION ALL ".join([one] * len(ranks)), tuple(ranks))
 
 
 def some_samples(numbers: Sequence[int], columns: str) -> Query:
-    """``columns`` of these samples."""
-    marks = ", ".join("?" * len(numbers))
-    return Query(f"SELECT {columns} FROM sample WHERE sample IN ({marks}) ORDER BY sample", tuple(numbers))
+    """``columns`` of these samples, in the order of numbers where ``sample`` is one of them.
+
+    Each stretch of near numbers by itself: only the blocks with them are read then. One list of many numbers would
+    read the texts of all samples; of very many stretches that is the faster way once they are in memory.
+    """
+    order = " ORDER BY sample" if "sample" in columns.split(", ") else ""
+    found = _stretches(numbers)
+    if len(found) > MOST_STRETCHES:
+        marks = ", ".join("?" * len(numbers))
+        return Query(f"SELECT {columns} FROM sample WHERE sample IN ({marks}){order}", tuple(numbers))
+    parts, parameters = [], []
+    for stretch in found:
+        where = "sample BETWEEN ? AND ?"
+        parameters += [stretch[0], stretch[-1]]
+        if len(stretch) <= stretch[-1] - stretch[0]:
+            where += f" AND sample IN ({', '.join('?' * len(stretch))})"
+            parameters += stretch
+        parts.append(f"(SELECT {columns} FROM sample WHERE {where})")
+    return Query(f"SELECT * FROM ({' UNION ALL '.join(parts)}){order}", tuple(parameters))
 
 
-def some_tokens(rowids: Sequence[int], columns: str) -> Query:
-    """``columns`` of these rows of ``token`` (``sample.first_row`` + token)."""
-    marks = ", ".join("?" * len(rowids))
-    return Query(f"SELECT {columns} FROM token WHERE rowid IN ({marks}) ORDER BY sample, token", tuple(rowids))
+def _stretches(numbers: Sequence[int]) -> list[list[int]]:
+    """Rising numbers in groups whose neighbours are at most ``NEAR`` apart."""
+    found: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if found and number - found[-1][-1] <= NEAR:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return found
 
 
 def tokens_at(pairs: Sequence[tuple[int, int]], columns: str) -> Query:
@@ -267,14 +284,24 @@ def sample_condition(label_id: int | None, q: str | None) -> Query:
 
 
 def sample_page(condition: Query, order: str, descending: bool, limit: int, offset: int) -> Query:
-    """The sample rows of one page; samples without the measure come last in both directions."""
+    """The numbers of the samples of one page; those without the measure come last in both directions.
+
+    Their rows (``sample_heads``) hold the beginnings of texts, which would be read for all samples to be sorted.
+    """
     direction = "DESC" if descending else "ASC"
     key = "hash(sample)" if order == "drawn" else order
     return Query(
-        f"SELECT {_SAMPLE_ROW} FROM sample WHERE {condition.sql} "
+        f"SELECT sample FROM sample WHERE {condition.sql} "
         f"ORDER BY {key} {direction} NULLS LAST, sample LIMIT ? OFFSET ?",
         (*condition.parameters, limit, offset),
     )
+
+
+def sample_heads(numbers: Sequence[int]) -> Query:
+    """The rows of these samples, as ``hydrate.sample_answer`` takes them, in the order of numbers."""
+    if not numbers:
+        return Query(f"SELECT {_SAMPLE_ROW} FROM sample WHERE false")
+    return some_samples(numbers, _SAMPLE_ROW)
 
 
 def count_samples(condition: Query) -> Query:

@@ -15,7 +15,19 @@ import numpy as np
 
 from engine.analysis.tokens import module_units
 from engine.errors import UserError
-from engine.store import answers, effects, experts, knowledge, path_pages, queries, search, similar, soft, specific
+from engine.store import (
+    answers,
+    effects,
+    experts,
+    knowledge,
+    matching,
+    path_pages,
+    queries,
+    search,
+    similar,
+    soft,
+    specific,
+)
 from engine.store.checks import check_text
 from engine.store.counted import count_paths, count_tokens_by_path
 from engine.store.errors import NoSuchThing
@@ -39,7 +51,7 @@ from engine.store.path_tops import paths_of_label, top_paths
 from engine.store.provenance import crops_words
 from engine.store.sampled import sampled_flow, with_error_bars
 from engine.store.samples import path_examples, sample_detail
-from engine.store.schema import Layout
+from engine.store.schema import SAMPLE_TABLE_ROWS, Layout
 from engine.store.sealed_answers import kept
 from engine.store.token_flops import flops_table
 from engine.store.weights import CODES
@@ -70,7 +82,7 @@ class Run:
             self.labels = cursor.execute(queries.label_rows().sql).fetchall()
             self.regions: dict[int, str] = dict(cursor.execute(queries.region_rows().sql).fetchall())
             cursor.execute("SELECT * FROM token LIMIT 0")
-            self.token_columns = tuple(column[0] for column in cursor.description)
+            self.token_columns = tuple(column[0] for column in cursor.description if column[0] != "rowid")
             self._shapes, self._axis_names = soft.read_shapes(cursor) if self.row["schema_version"] > 1 else ({}, {})
         code = CODES[self.row.get("weight_code") or "linear"]
         self.paged = self.row["schema_version"] >= 5
@@ -107,6 +119,11 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @cached_property
+    def first_rows(self) -> np.ndarray:
+        """(samples,) the row of ``token`` that each sample begins with."""
+        return self._connection.arrays("SELECT first_row FROM sample ORDER BY sample")["first_row"]
 
     def card(self) -> dict[str, Any]:
         """What a list of runs shows."""
@@ -181,13 +198,15 @@ class Run:
             kept = answers.kept_modules(usage, (first, stop), num_tokens, *merging)
             links = self._rows(queries.largest_links(label_id, first, stop, kept, min_share * num_tokens, limit))
         else:
-            if sampled:
+            if sampled and self.row["num_tokens"] > SAMPLE_TABLE_ROWS:
                 counted, columns, usage = sampled_flow(self, filters, label_id, first, stop)
                 num_tokens = counted["num_tokens"]
             elif self.layout.by_path and label_id is None:
                 num_tokens, columns, usage = count_paths(self, filters, first, stop)
             else:
                 num_tokens, columns, usage = self._count(token_condition(filters, label_id, self.layout), first, stop)
+            if sampled and counted is None:  # the sample is the whole run
+                counted = {"num_tokens": num_tokens, "of_tokens": self.row["num_tokens"], "exact": True}
             kept = answers.kept_modules(usage, (first, stop), num_tokens, *merging)
             if kept is not None:
                 columns = answers.merge_links(columns, kept, self.layout.num_modules)
@@ -379,12 +398,18 @@ class Run:
         check_page(limit, offset, MOST_ROWS)
         check_text(q, "q", field="q")
         condition = queries.sample_condition(self.label_id(label), q)
-        ((total,),) = self._rows(queries.count_samples(condition))
-        rows = self._rows(queries.sample_page(condition, order, descending, limit, offset))
+        total = int(self.row["num_samples"]) if label is None else self._label_samples(label)
+        if q:
+            ((total,),) = self._rows(queries.count_samples(condition))
+        if order == "sample" and not descending and label is None and not q:
+            numbers = list(range(offset, min(offset + limit, total)))  # samples are numbered without gaps
+        else:
+            numbers = [n for (n,) in self._rows(queries.sample_page(condition, order, descending, limit, offset))]
+        heads = {row[0]: sample_answer(row) for row in self._rows(queries.sample_heads(numbers))}
         return {
             "run": self.run_id,
             "total": total,
-            "samples": [sample_answer(row) for row in rows],
+            "samples": [heads[number] for number in numbers],
             "next": _next(offset, limit, total),
         }
 
@@ -410,6 +435,11 @@ class Run:
     def co_activation(self, step: int = 0, *, label: str | None = None, limit: int = 32) -> dict[str, Any]:
         """N_ij/N_i over all pairs chosen together at a step, of the modules of the strongest pairs."""
         return experts.co_activation(self, step, label, limit)
+
+    @kept
+    def samples_fingerprint(self) -> dict[str, Any]:
+        """What tells whether another run is over the same samples in the same order."""
+        return {"run": self.run_id, **matching.fingerprint(self)}
 
     @kept
     def repetition(self, *, label: str | None = None) -> dict[str, Any]:
@@ -556,6 +586,12 @@ class Run:
         return ids.reshape(shape), np.stack(columns[1:], axis=1).reshape(shape)
 
     @cached_property
+    def tables_there(self) -> frozenset[str]:
+        """Tables and views of the file: an older one has fewer."""
+        listed = "SELECT table_name FROM information_schema.tables WHERE table_catalog = 'r'"
+        return frozenset(name for (name,) in self.rows(Query(listed)))
+
+    @cached_property
     def shares(self) -> path_pages.Shares:
         """The CDF of ranks; of a run that is ``paged``."""
         return path_pages.Shares.of(self)
@@ -588,6 +624,9 @@ class Run:
             has = f"its labels are {known}{more}" if known else "it has no labels"
             raise UserError(f"run {self.run_id!r} has no label {label[:60]!r}: {has}", field="label")
         return self._label_ids[label][0]
+
+    def _label_samples(self, label: str) -> int:
+        return next(samples for _, name, samples, _ in self.labels if name == label)
 
     def _num_tokens(self, label: str | None) -> int:
         return self.row["num_tokens"] if label is None else self._label_ids[label][1]

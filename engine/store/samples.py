@@ -9,6 +9,7 @@ import numpy as np
 
 from engine.analysis.tokens import compute, reuse
 from engine.store import path_pages, queries
+from engine.store.coded import tokens_sql
 from engine.store.errors import NoSuchThing
 from engine.store.flows import ribbons_of
 from engine.store.hydrate import (
@@ -20,6 +21,7 @@ from engine.store.hydrate import (
     sample_answer,
     text_context,
 )
+from engine.store.members import members
 from engine.store.token_flops import flops_of
 
 if TYPE_CHECKING:
@@ -132,44 +134,56 @@ def token_text(token: dict[str, Any], text: str | None, texts: dict[int, str]) -
 
 def path_examples(run: Run, rank: int, limit: int, seed: int) -> dict[str, Any]:
     """The answer of ``Run.examples``."""
-    found = run.rows(queries.one_path(rank)) if 1 <= rank <= run.row["num_paths"] else []
-    if not found:
+    if not 1 <= rank <= run.row["num_paths"]:
         raise NoSuchThing(f"run {run.run_id!r} has paths of rank 1 to {run.row['num_paths']}, not {rank}", field="rank")
-    ribbon, count, cdf, first_member = found[0]
-    chosen = np.arange(count)
-    if count > limit:
-        chosen = np.random.default_rng([abs(seed), rank]).choice(count, limit, replace=False)
-    pairs = run.rows(queries.members(sorted((chosen + first_member).tolist()), rank))
-    shown = _patches(run, pairs) if run.row["modality"] == "vision" else _contexts(run, pairs)
-    return {
-        "run": run.run_id,
-        "rank": rank,
-        "ribbon": nested_ribbon(ribbon, run.layout),
-        "count": count,
-        "share": count / run.row["num_tokens"],
-        "cdf": cdf,
-        "examples": shown,
-    }
+    return {"run": run.run_id, **examples_of_paths(run, [rank], limit, seed)[0]}
 
 
-def shown_tokens(run: Run, rowids: list[int]) -> list[dict[str, Any]]:
-    """Patches, or tokens in their contexts, of rising rows of table ``token``."""
-    if not rowids:
+def examples_of_paths(run: Run, ranks: list[int], limit: int, seed: int) -> list[dict[str, Any]]:
+    """Each of these paths with tokens that take it, in the order of ``ranks``; texts and pictures are read once."""
+    heads = {row[0]: row[1:] for row in run.rows(queries.some_paths(ranks))}
+    pairs_of = {}
+    for rank, (_, count, _, first_member) in heads.items():
+        chosen: Any = range(count)
+        if count > limit:
+            chosen = np.random.default_rng([abs(seed), rank]).choice(count, limit, replace=False).tolist()
+        pairs_of[rank] = members(run, sorted(place + first_member for place in chosen), rank)
+    pairs = sorted(pair for some in pairs_of.values() for pair in some)  # a token takes one path
+    shown = shown_at(run, pairs)
+    of_pair = {(one["sample"], one["token"]): one for one in shown}
+    return [
+        {
+            "rank": rank,
+            "ribbon": nested_ribbon(heads[rank][0], run.layout),
+            "count": heads[rank][1],
+            "share": heads[rank][1] / run.row["num_tokens"],
+            "cdf": heads[rank][2],
+            "examples": [of_pair[pair] for pair in pairs_of[rank]],
+        }
+        for rank in ranks
+    ]
+
+
+def shown_at(run: Run, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
+    """Patches, or tokens in their contexts, of these (sample, token), in reading order."""
+    if not pairs:
         return []
-    pairs = run.rows(queries.some_tokens(rowids, "sample, token"))
     return _patches(run, pairs) if run.row["modality"] == "vision" else _contexts(run, pairs)
 
 
-def _places(run: Run, pairs: list[tuple[int, int]], columns: str) -> list[tuple]:
-    """``sample, token`` and ``columns`` of these tokens, in their order."""
-    return run.rows(queries.tokens_at(pairs, columns))
+def _places(run: Run, pairs: list[tuple[int, int]], columns: tuple[str, ...]) -> list[tuple]:
+    """``sample, token`` and ``columns`` of these tokens, in reading order."""
+    if run.row["schema_version"] < 6:
+        return run.rows(queries.tokens_at(pairs, ", ".join(columns)))
+    places = [value for sample, token in pairs for value in (sample, int(run.first_rows[sample]) + token)]
+    return run.rows(queries.Query(tokens_sql(columns, len(pairs)), tuple(places)))
 
 
 def _patches(run: Run, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
     numbers = sorted({sample for sample, _ in pairs})
     columns = "sample, label, image, grid_rows, grid_cols"
     rows = {row[0]: row[1:] for row in run.rows(queries.some_samples(numbers, columns))}
-    places = _places(run, pairs, "row, col")
+    places = _places(run, pairs, ("row", "col"))
     pictures = {number: open_picture(row[1]) for number, row in rows.items() if row[1] is not None}
     answer = []
     for sample, token, row, col in places:
@@ -183,7 +197,7 @@ def _patches(run: Run, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
 def _contexts(run: Run, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
     numbers = sorted({sample for sample, _ in pairs})
     rows = {row[0]: row[1:] for row in run.rows(queries.some_samples(numbers, "sample, label, text"))}
-    places = _places(run, pairs, "char_start, char_end, token_id")
+    places = _places(run, pairs, ("char_start", "char_end", "token_id"))
     texts = vocabulary(run, [row[4] for row in places if row[4] is not None])
     answer = []
     for sample, token, start, end, token_id in places:

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from engine.analysis.distribution import describe_sorted
+from engine.store import coded
 from engine.store.checks import check_json
 from engine.store.findings import write_findings
 from engine.store.flows import (
@@ -43,6 +44,7 @@ from engine.store.rows import insert_columns, insert_rows, range_array
 from engine.store.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, SCHEMA_VERSION, Layout
 from engine.store.seal_knowledge import write_associations
 from engine.store.seal_nulls import write_nulls
+from engine.store.sealed_profiles import write_profiles
 from engine.store.soft import SoftSums
 from engine.store.visits import Visits
 from engine.store.weights import code_for
@@ -68,6 +70,8 @@ class Totals:
     labels: dict[str, int]
     entropy: dict[int, np.ndarray]
     """label_id (−1 = none) -> (2, S): known tokens and their summed gate entropy in nats"""
+    loss: tuple[int, float]
+    """tokens with a loss, and the sum of their losses"""
     sketch: dict[str, np.ndarray]
     twin_paths: np.ndarray | None
     """path_ids of the twin for the tokens of ``sketch``; None without a twin of every token"""
@@ -99,6 +103,7 @@ def build_summaries(
     _path_table(con, layout, totals, order)
     write_pages(con, layout, totals.book, order)
     write_tops(con, order)
+    write_profiles(con, layout, totals.book, totals.num_samples)
     stage(2)
     _member_table(con)
     stage(3)
@@ -145,7 +150,7 @@ def _label_table(con: duckdb.DuckDBPyConnection, totals: Totals) -> None:
 
 
 def _path_table(con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals, order: np.ndarray) -> None:
-    """``path`` in rank order; ``first_member`` is the rowid of its first row in ``path_member``."""
+    """``path`` in rank order; ``first_member`` is the rowid of its first row in ``member``."""
     con.execute(
         f"CREATE TABLE path (path_id INTEGER, rank INTEGER, ribbon {layout.id_type}[], count BIGINT, cdf DOUBLE, "
         "compute DOUBLE, reuse DOUBLE, first_member BIGINT, top_label VARCHAR, top_label_share DOUBLE)"
@@ -207,10 +212,8 @@ def _top_labels(con: duckdb.DuckDBPyConnection, num_paths: int) -> tuple[list[st
 
 
 def _member_table(con: duckdb.DuckDBPyConnection) -> None:
-    con.execute(
-        "CREATE TABLE path_member AS SELECT path.rank, token.sample, token.token "
-        "FROM token JOIN path USING (path_id) ORDER BY path.rank, token.sample, token.token"
-    )
+    con.execute(coded.MEMBER_SQL)
+    con.execute(coded.MEMBER_VIEW_SQL)
 
 
 def _flow_and_usage(con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals) -> None:
@@ -302,10 +305,10 @@ def _step_summary(con: duckdb.DuckDBPyConnection, totals: Totals) -> None:
 def _sample_of_tokens(con: duckdb.DuckDBPyConnection, layout: Layout, num_tokens: int) -> None:
     """``token_sample``: one million tokens by hash, with their ribbons; of smaller runs a view of everything."""
     if num_tokens <= SAMPLE_TABLE_ROWS:
-        con.execute(f"CREATE VIEW token_sample AS SELECT * FROM {with_modules(layout)}")
+        con.execute(f"CREATE VIEW token_sample AS SELECT * EXCLUDE (rowid) FROM {with_modules(layout)}")
         return
     con.execute(
-        f"CREATE TABLE token_sample AS SELECT {', '.join(['token.*', *ribbon_sql(layout)])} "
+        f"CREATE TABLE token_sample AS SELECT {', '.join(['token.* EXCLUDE (rowid)', *ribbon_sql(layout)])} "
         f"FROM token{' JOIN path USING (path_id)' if layout.by_path else ''} "
         f"WHERE hash(sample, token) < {int(2**64 * SAMPLE_TABLE_ROWS / num_tokens)}::UBIGINT"
     )
@@ -313,28 +316,25 @@ def _sample_of_tokens(con: duckdb.DuckDBPyConnection, layout: Layout, num_tokens
 
 def _histograms(con: duckdb.DuckDBPyConnection) -> None:
     """The histograms of all tokens that a page asks for first, so that it never scans for them."""
-    for measure in ("loss", "gate_entropy"):
-        known = f"SELECT count({measure}), min({measure})::DOUBLE, max({measure})::DOUBLE FROM token"
-        num, low, high = con.execute(known).fetchall()[0]
-        if num:
-            described = describe_sorted(_sorted_values(con, measure), SEALED_BINS, num=num, limits=(low, high))
+    for measure in coded.MEASURES:
+        code = coded.code_column(measure)
+        found = con.execute(
+            f"SELECT ({coded.value_sql(code)})::DOUBLE AS value, num FROM (SELECT {code}, count(*) AS num "
+            f"FROM {coded.TABLE} WHERE {code} <> 0 GROUP BY {code}) ORDER BY {code}"
+        ).fetchnumpy()
+        values, counts = found["value"], found["num"]
+        if len(values):
+            parts, limits = _repeated(values, counts), (float(values[0]), float(values[-1]))
+            described = describe_sorted(parts, SEALED_BINS, num=int(counts.sum()), limits=limits)
             con.execute("INSERT INTO histogram VALUES (?, ?, ?)", [measure, SEALED_BINS, json.dumps(described)])
 
 
-def _sorted_values(con: duckdb.DuckDBPyConnection, measure: str) -> Iterator[np.ndarray]:
-    """All values of a column of ``token`` in rising order; DuckDB sorts on the disk what does not fit its memory.
-
-    In parts of one size, so that sums over them are rounded alike every time.
-    """
-    sql = f"SELECT {measure}::DOUBLE AS value FROM token WHERE {measure} IS NOT NULL ORDER BY value"
-    held = np.zeros(0)
-    for batch in con.execute(sql).to_arrow_reader(CHUNK_ROWS):
-        held = np.concatenate([held, batch.column("value").to_numpy()])
-        while len(held) >= CHUNK_ROWS:
-            yield held[:CHUNK_ROWS]
-            held = held[CHUNK_ROWS:]
-    if len(held):
-        yield held
+def _repeated(values: np.ndarray, counts: np.ndarray) -> Iterator[np.ndarray]:
+    """Each value as often as ``counts`` says, in their order, ``CHUNK_ROWS`` at a time."""
+    stops = np.cumsum(counts)
+    for start in range(0, int(stops[-1]), CHUNK_ROWS):
+        rows = np.arange(start, min(start + CHUNK_ROWS, int(stops[-1])))
+        yield values[np.searchsorted(stops, rows, side="right")]
 
 
 def _run_row(con: duckdb.DuckDBPyConnection, info: RunInfo, totals: Totals) -> None:
@@ -350,10 +350,10 @@ def _run_row(con: duckdb.DuckDBPyConnection, info: RunInfo, totals: Totals) -> N
     # Of texts the mean over tokens with a target, of images the mean over samples.
     # Likewise a mean over the few images whose label the model knows would stand for all.
     enough = "1" if info.modality == "text" else "CASE WHEN 2 * count(loss) >= count(*) THEN 1 END"
-    loss = con.execute(
-        f"SELECT {enough} * avg(loss) FROM {'token' if info.modality == 'text' else 'sample'}"
-    ).fetchall()[0][0]
-    if loss is None:
+    with_loss, total = totals.loss
+    if info.modality == "text" and with_loss:
+        loss = total / with_loss
+    else:
         loss = con.execute(f"SELECT {enough} * avg(loss) FROM sample").fetchall()[0][0]
     means = con.execute("SELECT sum(count * compute) / sum(count), sum(count * reuse) / sum(count) FROM path")
     mean_compute, mean_reuse = means.fetchall()[0]

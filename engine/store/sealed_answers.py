@@ -45,6 +45,7 @@ def questions(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
     for limit, thumbnails in ((1000, True), (2000, False)):
         yield "map", {"limit": limit, "thumbnails": thumbnails}
     yield "repetition", {}
+    yield "samples_fingerprint", {}
     for step in range(min(run.layout.num_steps, MOST_STEPS)):
         yield "specialisation", {"of": "input", "step": step, "limit": 16}
         yield "specialisation", {"of": "input", "step": step, "limit": 256, "each": 24}

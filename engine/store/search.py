@@ -19,7 +19,7 @@ from engine.errors import UserError
 from engine.store.checks import check_text
 from engine.store.filters import Filters, check_choice, check_filters, check_page
 from engine.store.patch_kinds import PATCH_KINDS, measured, patches_of_kind
-from engine.store.samples import shown_tokens
+from engine.store.samples import shown_at
 from engine.store.travellers import Travellers, travellers
 
 if TYPE_CHECKING:
@@ -85,7 +85,8 @@ def search_tokens(run: Run, wanted: Wanted, *, least: int, limit: int, examples:
     some = chosen
     if len(chosen) > examples:
         some = np.sort(np.random.default_rng(abs(seed)).choice(chosen, examples, replace=False))
-    places = found.columns["place"][some].tolist()
+    numbers = found.samples_N[found.sample_n[some]].tolist()
+    pairs = list(zip(numbers, found.columns["token"][some].tolist(), strict=True))
     return {
         **answer,
         "num_paths": int(len(np.unique(found.path_n[chosen]))),
@@ -94,7 +95,7 @@ def search_tokens(run: Run, wanted: Wanted, *, least: int, limit: int, examples:
         "modules_reason": reason,
         "examples": [
             {**shown, "rank": int(found.rank_P[found.path_n[i]])}
-            for i, shown in zip(some.tolist(), shown_tokens(run, places), strict=True)
+            for i, shown in zip(some.tolist(), shown_at(run, pairs), strict=True)
         ],
         "reason": None,
     }
@@ -204,14 +205,15 @@ def _top_words(words: Words | None, chosen: np.ndarray) -> list[dict[str, Any]]:
 def _paths(found: Travellers, mask_n: np.ndarray, least: int, limit: int) -> list[dict[str, Any]]:
     """The paths of these tokens, most taken first: their share here, in the run, and the lift of one on the other."""
     size = len(found.rank_P)
-    here_P, all_P = (np.bincount(p, minlength=size) for p in (found.path_n[mask_n], found.path_n))
+    chosen = np.flatnonzero(mask_n)
+    here_P, all_P = np.bincount(found.path_n[chosen], minlength=size), found.tokens_of_path
     order = np.lexsort((np.arange(size), -here_P))[:limit]
     order = order[here_P[order] > 0]
-    of_N, total = found.per_sample(mask_n), int(here_P.sum())
+    of_N, total = found.per_sample(chosen), int(here_P.sum())
     share = here_P[order] / total
     place_P = np.full(size, -1, dtype=np.int64)
     place_P[order] = np.arange(len(order))
-    sample, place = found.sample_n[mask_n].astype(np.int64), place_P[found.path_n[mask_n]]
+    sample, place = found.sample_n[chosen].astype(np.int64), place_P[found.path_n[chosen]]
     keys = sample[place >= 0] * len(order) + place[place >= 0]
     hits_NI = np.bincount(keys, minlength=found.num_samples * len(order)).reshape(found.num_samples, len(order))
     low, high = wilson(share, effective_size(hits_NI, of_N))
@@ -240,12 +242,12 @@ def _modules(
     Modules that were asked for (``through``) are left out: all of these tokens choose them. So is a step all of whose
     slots they fill: no other module is left to these tokens there.
     """
-    of_a, of_b = found.per_sample(mask_n), found.per_sample(~mask_n)
+    chosen = np.flatnonzero(mask_n)
+    of_a = found.per_sample(chosen)
+    of_b = found.per_sample() - of_a
     if not of_b.sum():
         return [], "all tokens were found, so there are no others to compare their modules with"
-    size = len(found.rank_P)
-    here_P = np.bincount(found.path_n[mask_n], minlength=size)
-    others_P = np.bincount(found.path_n[~mask_n], minlength=size)
+    here_P = np.bincount(found.path_n[chosen], minlength=len(found.rank_P))
     rows, measured = [], True
     asked: dict[int, set[int]] = {}
     for step, module in through:
@@ -254,11 +256,11 @@ def _modules(
         given = asked.get(step, set())
         if len(given) >= run.layout.top_k:
             continue
-        modules = _most_different(found.ribbon_PSK[:, step], here_P, others_P, given)
+        modules = _most_different(found, step, here_P, given)
         if not len(modules):
             continue
-        hits_a = found.chosen_at(step, modules, mask_n)
-        told = contrast(hits_a, of_a, found.chosen_at(step, modules, ~mask_n), of_b)
+        hits_a = found.chosen_at(step, modules, chosen)
+        told = contrast(hits_a, of_a, found.others_at(step, modules, chosen, hits_a), of_b)
         measured &= bool(np.isfinite(told.low).all())
         for i, module in enumerate(modules.tolist()):
             rows.append((_surely(told, i), step, module, told, i, int(hits_a[:, i].sum())))
@@ -276,16 +278,15 @@ def _modules(
     ], reason  # fmt: skip
 
 
-def _most_different(ids_PK: np.ndarray, here_P: np.ndarray, others_P: np.ndarray, given: set[int]) -> np.ndarray:
+def _most_different(found: Travellers, step: int, here_P: np.ndarray, given: set[int]) -> np.ndarray:
     """The ``COMPARED`` modules of a step, without those given, whose shares among both sets of tokens differ most, in
-    the order of ids."""
-    counts = np.zeros((2, int(ids_PK.max()) + 1))
-    for slot in range(ids_PK.shape[1]):
-        for row, weight_P in enumerate((here_P, others_P)):
-            counts[row] += np.bincount(ids_PK[:, slot], weight_P, counts.shape[1])
-    counts[:, sorted(given)] = 0
-    used = np.flatnonzero(counts.any(axis=0))
-    delta = np.abs(counts[0] / here_P.sum() - counts[1] / others_P.sum())[used]
+    the order of ids; ``here_P`` tokens of one set take each path, the others are the other set."""
+    here_M, all_M = found.weighted_at(step, here_P), found.visits_at(step).copy()
+    asked = [module for module in given if module < len(all_M)]
+    here_M[asked] = all_M[asked] = 0
+    used = np.flatnonzero(all_M)
+    num = int(here_P.sum())
+    delta = np.abs(here_M / num - (all_M - here_M) / (found.num_tokens - num))[used]
     return np.sort(used[np.lexsort((used, -delta))[:COMPARED]])
 
 

@@ -16,13 +16,15 @@ import numpy as np
 from PIL import Image
 
 from engine.analysis.maps import pca
-from engine.analysis.similar import nearest, profile_distance, profiles, ribbon_distance
+from engine.analysis.similar import SAME, nearest, profile_distance, profiles
 from engine.errors import UserError
-from engine.store import queries
+from engine.store import queries, sealed_profiles
 from engine.store.errors import NoSuchThing
 from engine.store.filters import Query, check_page
-from engine.store.hydrate import nested_ribbon, open_picture, sample_answer
-from engine.store.samples import path_examples
+from engine.store.hydrate import SAMPLE_FIELDS, nested_ribbon, open_picture, sample_answer
+from engine.store.near_ribbons import nearest_paths
+from engine.store.path_pages import look_up
+from engine.store.samples import examples_of_paths
 
 if TYPE_CHECKING:
     from engine.store.run import Run
@@ -55,21 +57,55 @@ def similar_samples(run: Run, sample: int, limit: int = 12) -> dict[str, Any]:
     if num_samples < 2:
         raise UserError(f"run {run.run_id!r} has one sample: there is none to compare it with", field="sample")
     ((own,),) = [list(piece) for _, piece in _profiles(run, np.array([sample]))]
-    distance = np.empty(num_samples)
-    for numbers, piece in _profiles(run, np.arange(num_samples)):
-        distance[numbers] = profile_distance(own, piece)
-    distance[sample] = np.inf
-    chosen = nearest(distance, min(limit, num_samples - 1))
-    head = {row[0]: sample_answer(row) for row in run.rows(_some_heads(chosen.tolist()))}
-    others = np.delete(distance, sample)
+    compare = _by_bounds if sealed_profiles.has_profiles(run) else _by_all
+    chosen, distances, median, num_identical = compare(run, sample, own, min(limit, num_samples - 1))
+    head = {row[0]: sample_answer(row) for row in run.rows(queries.sample_heads(chosen.tolist()))}
     return {
         "run": run.run_id,
         "sample": sample,
         "of_samples": num_samples,
-        "median_distance": float(np.median(others)),
-        "num_identical": int((others == 0).sum()),
-        "similar": [head[number] | {"distance": float(distance[number])} for number in chosen.tolist()],
-    }
+        "median_distance": median,
+        "num_identical": num_identical,
+        "similar": [head[number] | {"distance": distance}
+                    for number, distance in zip(chosen.tolist(), distances.tolist(), strict=True)],
+    }  # fmt: skip
+
+
+Compared = tuple[np.ndarray, np.ndarray, float, int]
+"""the nearest samples, their distances, the median distance of all others, how many of them are at distance 0"""
+
+
+def _by_all(run: Run, sample: int, own: np.ndarray, limit: int) -> Compared:
+    """Compared with the profile of each sample, one after the other."""
+    distance = np.empty(int(run.row["num_samples"]))
+    for numbers, piece in _profiles(run, np.arange(len(distance))):
+        distance[numbers] = profile_distance(own, piece)
+    others = np.delete(distance, sample)
+    distance[sample] = np.inf
+    chosen = nearest(distance, limit)
+    return chosen, distance[chosen], float(np.median(others)), int((others == 0).sum())
+
+
+def _by_bounds(run: Run, sample: int, own: np.ndarray, limit: int) -> Compared:
+    """The same from the sealed counts: all distances nearly, then exactly those that may be among the nearest, in the
+    middle or zero."""
+    squared, off = sealed_profiles.squared_distances(run, own), 2 * sealed_profiles.rounding(run)
+    others = np.delete(squared, sample)
+    places = (len(others) - 1) // 2, len(others) // 2
+    squared[sample] = np.inf
+    *middle, edge = np.partition(others, (*places, limit - 1))[[*places, limit - 1]]
+    bounds = min(middle) - off, max(middle) + off
+    near = np.flatnonzero(squared <= max(edge + off, SAME**2 + off))
+    around = np.flatnonzero((squared >= bounds[0]) & (squared <= bounds[1]))
+    distance = {}
+    for name, numbers in (("near", near), ("around", around)):
+        pieces = [profile_distance(own, piece) for _, piece in sealed_profiles.profiles_of(run, numbers)]
+        distance[name] = np.concatenate(pieces)
+    best = nearest(distance["near"], limit)
+    below = int((squared < bounds[0]).sum())
+    ordered = np.sort(distance["around"])
+    median = float(np.mean([ordered[place - below] for place in places]))
+    return near[best], distance["near"][best], median, int((distance["near"] == 0).sum())
 
 
 def similar_tokens(run: Run, sample: int, token: int, *, limit: int = 8, each: int = 12, seed: int = 0
@@ -88,38 +124,30 @@ def similar_tokens(run: Run, sample: int, token: int, *, limit: int = 8, each: i
     layout = run.layout
     own = _ribbon_of(run, sample, token)
     own_SK = own.reshape(layout.num_steps, layout.top_k)
-    distances, ranks, counts = [], [], []
-    for rank_P, count_P, ribbons_PV in _paths(run):
-        distances.append(ribbon_distance(own_SK, ribbons_PV.reshape(len(rank_P), *own_SK.shape)))
-        ranks.append(rank_P)
-        counts.append(count_P)
-    distance, rank, count = (np.concatenate(parts) for parts in (distances, ranks, counts))
-    chosen = nearest(distance, limit)  # rows come in the order of rank
+    near = nearest_paths(run, own_SK, limit)
     found = []
-    for place in chosen.tolist():
-        examples = path_examples(run, int(rank[place]), each, seed)
+    for examples, distance in zip(examples_of_paths(run, near.ranks.tolist(), each, seed), near.distances.tolist(),
+                                  strict=True):  # fmt: skip
         there_SK = np.array(examples["ribbon"])
         differs = ~np.array([set(one) == set(other) for one, other in zip(own_SK.tolist(), there_SK.tolist(),
                                                                           strict=True)])  # fmt: skip
         examples["examples"] = [
             one for one in examples["examples"] if (one["sample"], one["token"]) != (sample, token)
         ]
-        del examples["run"]
         found.append(
-            examples | {"distance": float(distance[place] / layout.top_k), "differs": np.flatnonzero(differs).tolist()}
+            examples | {"distance": float(distance / layout.top_k), "differs": np.flatnonzero(differs).tolist()}
         )
-    steps = np.unique(distance)
     return {
         "run": run.run_id,
         "sample": sample,
         "token": token,
         "ribbon": nested_ribbon(own.tolist(), layout),
-        "rank": int(rank[distance == 0][0]),
-        "num_paths": len(rank),
+        "rank": int(near.ranks[0]),
+        "num_paths": int(near.num_paths.sum()),
         "apart": [
-            {"distance": float(one / layout.top_k), "num_paths": int((distance == one).sum()),
-             "num_tokens": int(count[distance == one].sum()) - int(one == 0)}
-            for one in steps.tolist()
+            {"distance": float(one / layout.top_k), "num_paths": int(near.num_paths[one]),
+             "num_tokens": int(near.num_tokens[one]) - int(one == 0)}
+            for one in np.flatnonzero(near.num_paths).tolist()
         ],
         "paths": found,
     }  # fmt: skip
@@ -173,7 +201,7 @@ def map_answer(
     run: Run, method: str, numbers: np.ndarray, points: np.ndarray, *, thumbnails: bool, **more: Any
 ) -> dict[str, Any]:
     """A map as the API gives it: one point a sample with its label, snippet and, where wanted, thumbnail."""
-    heads = {row[0]: sample_answer(row) for row in run.rows(_some_heads(numbers.tolist()))}
+    heads = {row[0]: sample_answer(row) for row in run.rows(queries.sample_heads(numbers.tolist()))}
     pictures = _thumbnails(run, numbers) if thumbnails else {}
     names = ("label", "prediction", "snippet", "source", "compute", "reuse", "has_image")
     return {
@@ -210,6 +238,9 @@ def _thumbnails(run: Run, numbers: np.ndarray) -> dict[int, str]:
 
 def _profiles(run: Run, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Profiles of these samples (rising), piece by piece: their numbers and (n, D) float32."""
+    if sealed_profiles.has_profiles(run):
+        yield from sealed_profiles.profiles_of(run, numbers)
+        return
     layout = run.layout
     width = layout.num_steps * layout.num_modules
     size = max(1, CHUNK_CELLS // width)
@@ -250,12 +281,6 @@ def _ribbons(run: Run, path_ids: np.ndarray) -> np.ndarray:
     return table
 
 
-def _paths(run: Run) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """rank, count and ribbon (P, V) of all paths in the order of rank, piece by piece."""
-    for columns, ribbons in _with_ribbons(run, Query("SELECT rank, count, ribbon FROM path ORDER BY rank")):
-        yield columns["rank"].astype(np.int64), columns["count"].astype(np.int64), ribbons
-
-
 def _with_ribbons(run: Run, query: Query) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
     """Rows of ``path`` with their lists as one array, without a Python object for each of them."""
     with run.cursor() as cursor:
@@ -273,19 +298,13 @@ def _ribbon_of(run: Run, sample: int, token: int) -> np.ndarray:
     rows = run.rows(queries.one_sample(sample)) if 0 <= sample < 2**31 else []
     if not rows:
         raise run.no_sample(sample)
-    ((num_tokens, first_row),) = run.rows(Query("SELECT num_tokens, first_row FROM sample WHERE sample = ?", (sample,)))
+    num_tokens = sample_answer(rows[0][: len(SAMPLE_FIELDS)])["num_tokens"]
     if not 0 <= token < num_tokens:
         raise NoSuchThing(
             f"sample {sample} of run {run.run_id!r} has the tokens 0 to {num_tokens - 1}, not {token}", field="token"
         )
-    ((ribbon,),) = run.rows(
-        Query("SELECT ribbon FROM path JOIN token USING (path_id) WHERE token.rowid = ?", (first_row + token,))
-    )
+    ((path_id,),) = run.rows(Query("SELECT path_id FROM token WHERE sample = ? AND token = ?", (sample, token)))
+    if run.paged and run.layout.by_path:
+        return look_up(run, np.array([path_id]))[1][0].astype(np.int64)
+    ((ribbon,),) = run.rows(Query("SELECT ribbon FROM path WHERE path_id = ?", (path_id,)))
     return np.array(ribbon, dtype=np.int64)
-
-
-def _some_heads(numbers: list[int]) -> Query:
-    """The rows of ``queries.sample_page`` of these samples."""
-    page = queries.sample_page(Query("sample IN (SELECT unnest(?::INTEGER[]))", (numbers,)), "sample", False,
-                               max(1, len(numbers)), 0)  # fmt: skip
-    return page

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import duckdb
 
+from engine.store.coded import TABLE
 from engine.store.errors import NotEnoughMemory, RunFileError
 from engine.store.open_file import first_line, open_read_only
 
@@ -27,7 +28,8 @@ def verify_run(file: Path) -> dict[str, int]:
         for (table,) in found:
             name = table.replace('"', '""')
             # The hash is of all columns, so none can be left out of the reading.
-            (rows[table], _), = con.execute(f'SELECT count(*), bit_xor(hash(t)) FROM "{name}" t').fetchall()
+            key = "token" if table == TABLE else table  # what people call them
+            (rows[key], _), = con.execute(f'SELECT count(*), bit_xor(hash(t)) FROM "{name}" t').fetchall()
         said = con.execute("SELECT num_samples, num_tokens FROM run").fetchall()[0]
     except duckdb.OutOfMemoryException as error:
         raise NotEnoughMemory(f"{file.name} needs more memory to be read to its end than there is") from error

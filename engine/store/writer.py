@@ -21,6 +21,7 @@ import pyarrow as pa
 from engine.analysis.tokens import NOTHING, compute, module_units, reuse
 from engine.disk import HolderLock, check_free, rename_durably, run_file
 from engine.errors import UserError
+from engine.store import coded
 from engine.store.batches import CompactBatch, compact, sample_table, token_table
 from engine.store.checks import check_batch, check_json, check_ribbons, check_run
 from engine.store.errors import WriterFailed
@@ -29,6 +30,7 @@ from engine.store.pathbook import Growing, PathBook
 from engine.store.rows import insert_rows
 from engine.store.schema import (
     LARGE_BLOCK_BYTES,
+    ROW_GROUP,
     SMALL_BLOCK_BYTES,
     STORAGE_VERSION,
     create_tables,
@@ -211,6 +213,8 @@ class _Filler:
         self.num_samples = 0
         self.labels: dict[str, int] = {}
         self.entropy: dict[int, np.ndarray] = {}
+        self.loss = (0, 0.0)
+        self._first_char = 0
         self.soft = SoftSums()
         self._no_reuse = _each_its_own(self.available, self.units)
         self._compute_P = Growing(np.float64)
@@ -218,7 +222,7 @@ class _Filler:
         self.con: duckdb.DuckDBPyConnection | None = None
         self._file = file
         self._pending: dict[str, list[pa.Table]] = {
-            "token": [], "sample": [], **{soft.table: [] for soft in SOFT_TABLES.values()},
+            coded.TABLE: [], "sample": [], **{soft.table: [] for soft in SOFT_TABLES.values()},
         }  # fmt: skip
         self._pending_tokens = 0
 
@@ -231,7 +235,8 @@ class _Filler:
         }
         con = duckdb.connect(":memory:", config=config)
         attached = str(self._file).replace("'", "''")
-        con.execute(f"ATTACH '{attached}' AS r (STORAGE_VERSION '{STORAGE_VERSION}', BLOCK_SIZE {block_bytes})")
+        options = f"STORAGE_VERSION '{STORAGE_VERSION}', BLOCK_SIZE {block_bytes}, ROW_GROUP_SIZE {ROW_GROUP}"
+        con.execute(f"ATTACH '{attached}' AS r ({options})")
         con.execute("USE r")
         con.execute(create_tables(self.layout, self.info) + CREATE_SOFT)
         # One transaction: row groups go straight to the file, without a detour through the WAL.
@@ -250,7 +255,12 @@ class _Filler:
             ),
             "path_ids": path_ids,
         }
-        self._hold("token", token_table(batch, self.layout, usual_flops=flops_of(self.flops, batch.ids), **common))
+        rows, self._first_char = token_table(
+            batch, self.layout, usual_flops=flops_of(self.flops, batch.ids), first_row=first_row,
+            first_char=self._first_char, **common,
+        )  # fmt: skip
+        self._hold(coded.TABLE, rows)
+        self._sum_loss(batch)
         self._hold("sample", sample_table(
             batch, first_row=first_row, compute=self._of_paths(self._compute_P, 1.0)[path_ids],
             reuse=self._of_paths(self._reuse_P, 0.0)[path_ids], **common,
@@ -282,6 +292,12 @@ class _Filler:
         self._pending_tokens += batch.num_tokens
         if self._pending_tokens >= FLUSH_TOKENS:
             self._flush(LARGE_BLOCK_BYTES)
+
+    def _sum_loss(self, batch: CompactBatch) -> None:
+        """Add the tokens that have a loss, and the losses, to those so far: of numbers that were not rounded yet."""
+        if batch.loss is not None:
+            known = batch.loss[~np.isnan(batch.loss)]
+            self.loss = (self.loss[0] + len(known), self.loss[1] + float(known.sum(dtype=np.float64)))
 
     def add_twin(self, ids: np.ndarray) -> None:
         """Count the twin's ribbons of the next tokens."""
@@ -317,6 +333,9 @@ class _Filler:
         """Build the summaries and close the file, complete and checkpointed; ``on_stage`` as ``RunWriter.seal``."""
         self._flush(SMALL_BLOCK_BYTES)
         assert self.con is not None
+        # The rows of a table have their numbers once they are committed.
+        self.con.execute("COMMIT")
+        self.con.execute("BEGIN")
         totals = Totals(
             book=self.book,
             twin=self.twin,
@@ -324,6 +343,7 @@ class _Filler:
             reuse=self._of_paths(self._reuse_P, 0.0),
             labels=self.labels,
             entropy=self.entropy,
+            loss=self.loss,
             sketch=self.sketch.columns(),
             # Without a twin of every token, places of the two would not agree.
             twin_paths=self.twin_sketch.columns()["path_id"] if self.twin.num_tokens == self.book.num_tokens else None,

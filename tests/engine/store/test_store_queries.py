@@ -233,7 +233,7 @@ def _check_places(case: Case) -> None:
     assert [t["text"] for t in first["tokens"]] == first["text"].split(" ")
     assert [t["token_id"] for t in first["tokens"]] == batch.token_id[:n].tolist()
     losses = [np.nan if t["loss"] is None else t["loss"] for t in first["tokens"]]
-    np.testing.assert_allclose(losses, batch.loss[:n], rtol=1e-6)
+    np.testing.assert_allclose(losses, batch.loss[:n], rtol=1 / 4095, atol=1 / 4095)  # see engine.store.coded
     assert first["tokens"][0]["loss"] is None
 
 
@@ -333,18 +333,21 @@ def test_distributions(case: Case, measure: str, per: str):
         wanted = wanted[~np.isnan(wanted)]
         for bins in (40, 7):
             answer = case.run.distribution(measure, per, bins, label)
+            # Tokens hold loss and gate entropy as levels.
+            rough = per == "token" and measure in ("loss", "gate_entropy")
+            close = (1 + wanted.max()) / 4095 if rough else 1e-9
             assert answer["num"] == len(wanted) == sum(b["count"] for b in answer["bins"])
-            assert answer["mean"] == pytest.approx(wanted.mean())
-            assert answer["std"] == pytest.approx(wanted.std(), abs=1e-9)
-            assert answer["median"] == pytest.approx(np.median(wanted))
-            assert answer["q99"] == pytest.approx(np.quantile(wanted, 0.99))
+            assert answer["mean"] == pytest.approx(wanted.mean(), abs=close)
+            assert answer["std"] == pytest.approx(wanted.std(), abs=close)
+            assert answer["median"] == pytest.approx(np.median(wanted), abs=close)
+            assert answer["q99"] == pytest.approx(np.quantile(wanted, 0.99), abs=close)
             assert len(answer["bins"]) in (bins, 1)
         names = sorted({name for name in labels if name})
         assert [row["label"] for row in answer["by_label"]] == names
         for row in answer["by_label"]:
             of_label = np.array([v for v, name in zip(values, labels, strict=True) if name == row["label"]])
             of_label = of_label[~np.isnan(of_label)]
-            assert (row["num"], row["mean"]) == (len(of_label), pytest.approx(of_label.mean()))
+            assert (row["num"], row["mean"]) == (len(of_label), pytest.approx(of_label.mean(), abs=close))
     if measure in ("compute", "reuse"):
         assert (answer["bins"][0]["lo"], answer["bins"][-1]["hi"]) == (0, 1)
 

@@ -1,0 +1,160 @@
+"""How a token's numbers lie in ``token_coded``, and the view ``token`` that reads them.
+
+DuckDB packs whole numbers into as few bits as 2048 of them need, also their differences where those are smaller. So a
+run holds, of each token:
+
+- loss and gate entropy as a whole number: 1 + 2048 · ln(1 + |x|), rounded, with the sign of x; 0 where x is unknown.
+  The order of values is kept, and a value is off by at most 1/4095 of 1 + |x|: 0.0005 nats at a loss of 1, 0.0025 at
+  9. Zero is exact, an infinite value stays infinite.
+- the first row of its sample instead of its place there: ``token`` is the row less that.
+- where its characters begin in all texts of the run, one behind the other, with the place where its own text begins
+  there; and how many there are. The first grows from token to token by a few.
+
+``member`` says likewise by the number of its row which token takes a path, and the view ``path_member`` finds sample
+and place.
+
+Means of samples and of the run are worked out before the rounding. Shapes: n tokens, B samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+PER_UNIT = 2048
+"""levels for each unit of ln(1 + |x|)"""
+INFINITE = 1 << 20
+LARGEST = int(np.log1p(float(np.finfo(np.float32).max)) * PER_UNIT) + 1
+"""the level of the largest finite number that single precision has"""
+TABLE = "token_coded"
+MEASURES = ("loss", "gate_entropy")
+"""columns that lie as levels"""
+PLACES = ("char_start", "char_end")
+END_UNKNOWN, START_UNKNOWN = -1, -2
+"""in ``char_length``, where only one end of a token is known; NULL where none is"""
+
+
+MEMBERS = "member"
+MEMBER_SQL = (
+    f"CREATE TABLE {MEMBERS} AS SELECT path.rank, t.rowid AS row FROM {TABLE} AS t JOIN path USING (path_id) "
+    "ORDER BY path.rank, row"
+)
+"""every token once, those of rank 1 first"""
+MEMBER_VIEW_SQL = (
+    "CREATE VIEW path_member AS SELECT m.rowid, m.rank, s.sample, (m.row - s.first_row)::INTEGER AS token "
+    f"FROM {MEMBERS} AS m ASOF JOIN sample AS s ON m.row >= s.first_row ORDER BY m.rowid"
+)
+
+
+def code_column(measure: str) -> str:
+    """Where the levels of ``measure`` lie."""
+    return f"{measure}_code"
+
+
+def encode(values: np.ndarray) -> np.ndarray:
+    """(n,) int32 levels of (n,) numbers, NaN = unknown."""
+    values = np.asarray(values, dtype=np.float32)
+    size = np.abs(values)
+    # The logarithm of single precision is several times as fast, and 1 + x loses less there than a level is wide.
+    levels = np.log(size + np.float32(1)) * np.float32(PER_UNIT)
+    unknown, endless = np.isnan(values), np.isinf(values)
+    levels[unknown | endless] = 0
+    codes = np.minimum(np.rint(levels).astype(np.int32) + 1, LARGEST)
+    codes[endless] = INFINITE
+    below = (values < 0) & (codes > 1)
+    codes[below] *= -1
+    codes[unknown] = 0
+    return codes
+
+
+def decode(codes: np.ndarray) -> np.ndarray:
+    """(n,) float32, as ``value_sql`` reads levels; NaN = unknown. Its naive twin, and for arrays."""
+    codes = np.asarray(codes)
+    size = np.expm1((np.minimum(np.abs(codes), LARGEST) - 1) / PER_UNIT)
+    size = np.where(np.abs(codes) >= INFINITE, np.inf, size)
+    return np.where(codes == 0, np.nan, np.sign(codes) * size).astype(np.float32)
+
+
+def value_sql(code: str) -> str:
+    """The FLOAT of a column of levels; NULL where unknown."""
+
+    def size(level: str) -> str:
+        return f"(exp(({level} - 1) / {PER_UNIT}.0::DOUBLE) - 1)::FLOAT"
+
+    return (
+        f"CASE WHEN {code} BETWEEN 1 AND {LARGEST} THEN {size(code)} "
+        f"WHEN {code} BETWEEN -{LARGEST} AND -1 THEN -{size(f'-{code}')} "
+        f"WHEN {code} > {LARGEST} THEN 'infinity'::FLOAT WHEN {code} < -{LARGEST} THEN '-infinity'::FLOAT END"
+    )
+
+
+def coded_columns(columns: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Name and SQL type of the columns of ``token_coded``, for those that ``token`` shall have."""
+    instead = {
+        "token": [("first_row", "BIGINT")],
+        "char_start": [("char_place", "BIGINT"), ("char_first", "BIGINT")],
+        "char_end": [("char_length", "BIGINT")],
+        **{measure: [(code_column(measure), "INTEGER")] for measure in MEASURES},
+    }
+    return [held for name, kind in columns for held in instead.get(name, [(name, kind)])]
+
+
+def read_sql(name: str) -> str:
+    """The value of a column of ``token`` from those of ``token_coded``."""
+    start = "(char_place - char_first)"
+    read = {
+        "token": "(rowid - first_row)::INTEGER",
+        "char_start": f"CASE WHEN char_length <> {START_UNKNOWN} THEN {start}::INTEGER END",
+        "char_end": f"(CASE WHEN char_length >= 0 THEN {start} + char_length "
+        f"WHEN char_length < {START_UNKNOWN} THEN {start} + char_length - ({START_UNKNOWN}) "
+        f"WHEN char_length = {START_UNKNOWN} THEN {start} END)::INTEGER",
+        **{measure: value_sql(code_column(measure)) for measure in MEASURES},
+    }
+    return read.get(name, name)
+
+
+def view_sql(columns: Sequence[tuple[str, str]]) -> str:
+    """SQL that creates the view ``token`` with ``columns``, and its number of the row as ``rowid``."""
+    held = [f"{read_sql(name)} AS {name}" for name, _ in columns]
+    return f"CREATE VIEW token AS SELECT rowid, {', '.join(held)} FROM {TABLE};\n"
+
+
+def tokens_sql(columns: Sequence[str], num: int) -> str:
+    """sample, token and ``columns`` of ``num`` tokens, in reading order; parameters: sample and row of each.
+
+    Each by itself, so that only the blocks with its sample are looked at. They are read as they lie, and decoded
+    together: DuckDB would look through the view once for each.
+    """
+    held = [name for name, _ in coded_columns([(name, "") for name in dict.fromkeys(("token", *columns))])]
+    one = f"(SELECT sample, rowid, {', '.join(held)} FROM {TABLE} WHERE sample = ? AND rowid = ?)"
+    read = ", ".join(f"{read_sql(name)} AS {name}" for name in ("token", *columns))
+    return f"SELECT sample, {read} FROM ({' UNION ALL '.join([one] * num)}) ORDER BY rowid"
+
+
+def chars(
+    start: np.ndarray, end: np.ndarray, lengths: np.ndarray, first_char: int
+) -> tuple[dict[str, np.ndarray], np.ndarray, int]:
+    """``char_place``, ``char_first``, ``char_length`` of tokens; where the last is NULL; and the next ``first_char``.
+
+    Args:
+        start, end: (n,) characters in the text of the sample, −1 = unknown.
+        lengths: (B,) tokens of each sample, at least one.
+        first_char: where the texts of this batch begin among all texts of the run.
+    """
+    start, end = start.astype(np.int64), end.astype(np.int64)
+    furthest = np.maximum(start, end)
+    extents = np.maximum.reduceat(furthest, np.cumsum(lengths) - lengths) + 1
+    first = np.repeat(first_char + np.cumsum(extents) - extents, lengths)
+    neither = furthest < 0
+    place = first + np.where(start < 0, end, start)
+    if neither.any():
+        # A place that nobody asks for: that of the token before, so that it costs nothing.
+        known = np.maximum.accumulate(np.where(neither, -1, np.arange(len(place))))
+        place = np.where(known < 0, first_char, place[known])
+    length = end - start
+    length[length < 0] += START_UNKNOWN
+    length[(end < 0) & ~neither] = END_UNKNOWN
+    length[(start < 0) & ~neither] = START_UNKNOWN
+    columns = {"char_place": place, "char_first": first, "char_length": length}
+    return columns, neither, first_char + int(extents.sum())
