@@ -35,10 +35,12 @@ def read_frame(pipe: IO[bytes]) -> bytes:
 
 def serve(memory_megabytes: int) -> None:
     """The child: decode until the pipe closes."""
+    from backend.syscalls import refuse_the_rest
     from engine.errors import UserError
     from engine.images import decode_upload
 
     confine(memory_megabytes)
+    refuse_the_rest()
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     while True:
         try:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backend.decoder_child import confine
+from backend.syscalls import die_with_parent, refuse_the_rest
 from engine.store.hydrate import clean_picture
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ def answer_about(file: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     from engine.store.open_file import limit_memory
 
+    die_with_parent()
     confine(int(sys.argv[2]), threads=True)
+    refuse_the_rest()  # where that cannot be done, limits remain; `tokenpaths doctor` says so
     limit_memory(int(sys.argv[2]) // 2)  # the rest is for Python, its libraries and the stacks of threads
     print(json.dumps(answer_about(Path(sys.argv[1]))))

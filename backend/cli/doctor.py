@@ -61,6 +61,7 @@ def examine(settings: Settings, shown: doctor_files.Bars = doctor_files.no_bar) 
         ("packages", _packages),
         ("device", _device),
         ("disk", _disk),
+        ("sandbox", doctor_files.sandbox),
         ("runs", partial(doctor_files.runs, bar=shown)),
         ("models", partial(doctor_files.models, bar=shown)),
         ("jobs", partial(doctor_files.jobs, bar=shown)),

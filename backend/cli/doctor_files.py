@@ -85,6 +85,29 @@ def _megabytes(file: Path) -> float:
         return 0.0
 
 
+def sandbox(settings: Settings) -> Iterator[Finding]:
+    """Whether the processes that read files of strangers can do nothing else, tried out in one of them."""
+    import subprocess
+    import sys
+
+    root = Path(__file__).resolve().parent.parent.parent
+    done = subprocess.run(
+        [sys.executable, "-m", "backend.syscalls"], capture_output=True, text=True, timeout=60, cwd=root, check=False
+    )
+    try:
+        told = json.loads(done.stdout)
+        able = sorted(name for name, could in told["able"].items() if could and name not in ("file read", "thread"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        yield Finding("note", "sandbox", f"it could not be tried out (code {done.returncode})")
+        return
+    if told["reason"] is None and not able:
+        text = "what reads files of strangers can open no connection, start no program and write no file"
+        yield Finding("ok", "sandbox", text)
+        return
+    why = told["reason"] or f"these still succeed: {', '.join(able)}"
+    yield Finding("note", "sandbox", f"what reads files of strangers has limits on memory and time alone: {why}")
+
+
 def models(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
     """Every checkpoint, its weights loaded, their sum compared and their shapes with the configuration."""
     from engine.checkpoint import CheckpointError, build_model, read_checkpoint

@@ -47,7 +47,9 @@ def chosen_run(selection: Selection) -> dict[str, Any] | None:
     """Details of the run in the address; without one, a picker and a sentence. None: nothing to draw."""
     cards = readable_runs()
     if not cards and selection.run is None and being_read(look.client().runs()):
-        look.empty("The runs came from elsewhere and are being read first.", "*Start* shows how far that is.")
+        look.empty(
+            "The runs were copied here or are of an older version, and are being read first.", "*Start* says how far."
+        )
         return None
     if not cards and selection.run is None:
         look.empty(

@@ -236,10 +236,13 @@ def reading_words(names: Sequence[str]) -> str:
     named = ", ".join(f"**{look.plain(name)}**" for name in names[:NAMED])
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     if len(names) == 1:
-        return f"The run {named} came from elsewhere and is being read to its end first. It appears here by itself."
+        return (
+            f"The run {named} was copied here or is of an older version, and is being read to its end before it is "
+            "opened. It appears here by itself."
+        )
     return (
-        f"{len(names)} runs came from elsewhere and are being read to their end first: {named}{more}. "
-        "Each appears here by itself."
+        f"{len(names)} runs were copied here or are of an older version, and are being read to their end before they "
+        f"are opened, a second or more each: {named}{more}. Each appears here by itself."
     )
 
 

@@ -150,10 +150,11 @@ def test_forged_runs_do_not_end_the_server(serve: Serve, tmp_path: Path, figure:
         answer = served.get(f"/runs/forged{seed}/flow")
         if answer.status_code == 200:
             answered += 1
-            for path in QUESTIONS:  # numbers that do not fit together: a bare 500, and no traceback
+            for path in QUESTIONS:  # numbers that do not fit together are a problem in words, and no fault of ours
                 more = served.get(f"/runs/forged{seed}{path}")
-                odd += more.status_code == 500
-                assert more.status_code == 200 or problem(more, more.status_code)
+                if more.status_code != 200:
+                    odd += "do not fit together" in problem(more, more.status_code)["detail"]
+                assert more.status_code != 500
         else:
             said = problem(answer, 409)["detail"]
             refused += 1
@@ -162,7 +163,7 @@ def test_forged_runs_do_not_end_the_server(serve: Serve, tmp_path: Path, figure:
         assert served.client.delete(f"{API}/runs/forged{seed}").status_code == 204
     assert died > 0, "the forgeries are to be such that a process ends"
     figure(5, f"runs with right sums: {FORGERIES} forgeries, {died} ended the process that read them first, "
-              f"{refused - died} refused otherwise, {answered} opened ({odd} of their answers 500); "
+              f"{refused - died} refused otherwise, {answered} opened ({odd} of their answers a problem in words); "
               "the server went on")  # fmt: skip
 
 

@@ -222,7 +222,7 @@ def test_runs_that_are_read_first_are_said_and_come_by_themselves(
     with api_for(tmp_path / "data") as served, showing(str(served.client.base_url).rstrip("/"), monkeypatch) as show:
         page = show()
         told = words(page)
-        assert "6 runs came from elsewhere and are being read" in told
+        assert "6 runs were copied here or are of an older version, and are being read" in told
         assert "and 2 more" in told
         assert "no run yet" not in told
         assert not [button for button in page.button if "given" in str(button.key)]

@@ -1,0 +1,152 @@
+"""What a process that reads a stranger's bytes can still do: with the filter, and in the processes that have it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from backend import decoder
+from backend.cli.doctor_files import sandbox
+from backend.decoder import Decoder
+from backend.settings import load_settings
+from backend.strangers import read_apart
+from backend.syscalls import REFUSED, filter_program
+from tests.backend.conftest import png
+from tests.runs import make_run
+
+linux = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="the filter is for Linux on x86-64"
+)
+PERMIT = 0x7FFF0000
+DENIED, UNKNOWN = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+
+
+def ruling(program: bytes, number: int, *arguments: int, machine: int = 0xC000003E) -> int:
+    """What the kernel would make of one call: the program, interpreted one instruction at a time."""
+    given = [*arguments, *[0] * (6 - len(arguments))]
+    data = struct.pack("=iIQ6Q", number, machine, 0, *(value % 2**64 for value in given))
+    place, held = 0, 0
+    while True:
+        code, then, otherwise, value = struct.unpack_from("=HBBI", program, 8 * place)
+        if code == 0x06:
+            return value
+        if code == 0x20:
+            (held,) = struct.unpack_from("=I", data, value)
+            step = 0
+        else:
+            step = then if {0x15: held == value, 0x35: held >= value, 0x45: bool(held & value)}[code] else otherwise
+        place += 1 + step
+
+
+def test_the_filter_refuses_what_it_names_and_nothing_else() -> None:
+    program = filter_program(77)
+    named = {number for numbers in REFUSED.values() for number in numbers}
+    by_argument = {2: DENIED, 257: DENIED, 56: DENIED, 234: DENIED, 302: DENIED}
+    for number in range(500):
+        allowed = ruling(program, number)
+        if number in named:
+            assert allowed == DENIED, number
+        elif number in (435, 437):
+            assert allowed == UNKNOWN
+        elif number not in by_argument:
+            assert allowed == PERMIT, number
+    assert ruling(program, 0x40000000 | 41) == DENIED, "the same call by its other number"
+    assert ruling(program, 1, machine=0x40000003) == 0x80000000, "numbers of another machine"
+    assert ruling(program, 2, 0, os.O_RDONLY | os.O_CLOEXEC) == PERMIT
+    for flags in (os.O_WRONLY, os.O_RDWR, os.O_CREAT, os.O_TRUNC, os.O_APPEND, os.O_TMPFILE):
+        assert ruling(program, 2, 0, flags) == DENIED
+        assert ruling(program, 257, -100, 0, flags) == DENIED
+        assert ruling(program, 257, flags, 0, os.O_RDONLY) == PERMIT, "another argument"
+    assert ruling(program, 56, 0x3D0F00) == PERMIT, "a thread"
+    assert ruling(program, 56, 17) == DENIED, "a process"
+    assert ruling(program, 234, 77, 5, 6) == PERMIT
+    assert ruling(program, 234, 78, 5, 6) == DENIED
+    assert ruling(program, 302, 0, 7, 0) == PERMIT
+    assert ruling(program, 302, 0, 7, 1) == DENIED
+    assert ruling(program, 302, 0, 7, 1 << 32) == DENIED
+
+
+@linux
+def test_a_process_with_the_filter_can_read_and_nothing_more(tmp_path: Path) -> None:
+    able = {}
+    for how in ((), ("without",)):
+        command = [sys.executable, "-m", "backend.syscalls", *how]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        able[how] = json.loads(said.stdout)["able"]
+    assert all(able[("without",)].values()), "each try works where nothing forbids it"
+    assert {name for name, could in able[()].items() if could} == {"file read", "thread"}
+    assert [finding.state for finding in sandbox(load_settings(data_dir=tmp_path))] == ["ok"]
+
+
+def filters_of(process: int) -> str:
+    status = Path(f"/proc/{process}/status").read_text()
+    return next(line.split()[1] for line in status.splitlines() if line.startswith("Seccomp:"))
+
+
+@linux
+def test_the_processes_that_read_files_of_strangers_have_it(tmp_path: Path) -> None:
+    reader = Decoder(limit_s=60, memory_megabytes=1024)
+    try:
+        assert reader.decode(png()).size == (40, 30)
+        assert reader._child is not None
+        assert filters_of(reader._child.pid) == "2"
+    finally:
+        reader.close()
+    file = make_run(tmp_path / "runs", "given", samples=3)
+    code = (
+        "import runpy, sys; from pathlib import Path; from engine.store import verify\n"
+        "real = verify.verify_run\n"
+        "def seen(file):\n"
+        "    status = Path('/proc/self/status').read_text()\n"
+        "    print(next(line for line in status.splitlines() if line.startswith('Seccomp:')))\n"
+        "    return real(file)\n"
+        "verify.verify_run = seen\n"
+        "runpy.run_module('backend.stranger_child', run_name='__main__', alter_sys=True)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code, str(file), "4096"], capture_output=True, text=True, timeout=120, check=True
+    ).stdout.splitlines()
+    assert said == ["Seccomp:\t2", '{"problem": null, "memory": false}']
+    assert "TOKENPATHS_TOKEN" not in decoder.KEPT_ENVIRONMENT
+    assert read_apart(file, 120) is None
+
+
+@linux
+def test_a_reader_does_not_outlive_who_asked(tmp_path: Path) -> None:
+    """The API is killed while a file is being read first."""
+    asks = (
+        "import sys, subprocess\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'from backend.syscalls import die_with_parent as d; d(); "
+        "import time; print(1, flush=True); time.sleep(600)'], stdout=subprocess.PIPE)\n"
+        "child.stdout.readline(); print(child.pid, flush=True); child.wait()"
+    )
+    api = subprocess.Popen([sys.executable, "-c", asks], stdout=subprocess.PIPE, text=True)
+    assert api.stdout is not None
+    child = int(api.stdout.readline())
+    api.kill()
+    api.wait()
+    for _ in range(500):
+        try:
+            if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return
+        except FileNotFoundError:
+            return
+        time.sleep(0.02)
+    pytest.fail("it reads on")
+
+
+def test_where_there_is_no_filter_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: real([*command, "without"], **options))
+    (finding,) = sandbox(load_settings(data_dir=tmp_path))
+    assert finding.state == "note"
+    assert "connection" in finding.text
