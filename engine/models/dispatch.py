@@ -15,6 +15,11 @@ from torch import Tensor, nn
 MASKED_ROWS = 256
 """up to so many entries one masked attention over all of them is quicker than one call for each bucket of segments"""
 
+LONG = 64
+"""segments whose padding costs more than another call: attention takes the square of the padded length"""
+FEW_SHAPES = 32
+"""rows of a slice where every new shape is compiled (bfloat16), and segments are padded to powers of two alone"""
+
 
 @dataclass(frozen=True)
 class Dispatch:
@@ -40,7 +45,7 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Attention segments (one module, one sample) of similar length, padded to a power of two."""
+    """Attention segments (one module, one sample) of similar length, padded to one of few lengths."""
 
     row_GL: Int[Tensor, "G L"]
     """row to read; padding repeats the segment's last row"""
@@ -131,7 +136,7 @@ def _pieces(start: int, end: int, align: int, longest: int | None) -> list[tuple
 
 
 def _buckets(start_S: Tensor, length_S: Tensor, align: int) -> list[Bucket]:
-    """Group the segments (first row, length) by the power of two that holds them.
+    """Group the segments (first row, length) by the power of two that holds them, long ones by quarters between two.
 
     With ``align`` the number of segments of a bucket is padded too, with copies of the first one that
     nobody reads; buckets of long segments less, where a copy would cost more than a new shape.
@@ -141,6 +146,9 @@ def _buckets(start_S: Tensor, length_S: Tensor, align: int) -> list[Bucket]:
     if length_S.numel() == 0:
         return []
     size_S = 2 ** torch.ceil(torch.log2(length_S.double())).long()
+    if align < FEW_SHAPES:
+        unit_S = torch.where(size_S >= LONG, size_S // 8, size_S)
+        size_S = -(-length_S // unit_S) * unit_S
     buckets = []
     for size in size_S.unique().tolist():
         member = size_S == size

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.models.blocks import MLP, Block, SelfAttention
-from engine.models.dispatch import MASKED_ROWS, plan_dispatch
+from engine.models.dispatch import MASKED_ROWS, Bucket, plan_dispatch
 from engine.models.packed import MOST_ROWS, Linear, orders, reorders
-from engine.models.segments import masked_attention, segment_attention
+from engine.models.segments import masked_attention
 
 ALIGN = 4
 """row counts of products by ordered weights are multiples of it"""
@@ -55,7 +55,7 @@ def frozen_step(
     if not plan.rows:
         return h
     token_E = plan.token_E.clamp(min=0) if plan.padded else plan.token_E  # what a padding row holds, nobody reads
-    mixed_ED = None
+    mixed_RD, row_E = None, None
     if plan.segments or plan.group_E is not None:
         heads = next(m.attention.heads for m in modules if m.attention is not None)
         qkv_EQ = h.new_empty(len(token_E), 3 * width)
@@ -66,15 +66,43 @@ def frozen_step(
             else:
                 rows.copy_(attention.project_in(h_ND.index_select(0, token_E[start:end])))
         if plan.group_E is not None:
-            mixed_ED = masked_attention(qkv_EQ, plan.group_E, heads, causal=causal)
+            mixed_RD = masked_attention(qkv_EQ, plan.group_E, heads, causal=causal)
         else:
-            mixed_ED = segment_attention(qkv_EQ, plan.segments, heads, causal=causal)
+            mixed_RD, row_E = _attended(qkv_EQ, plan.segments, heads, causal)
         del qkv_EQ
     change_ED = h.new_empty(len(token_E), width)
     for module, start, end in plan.rows:
-        mixed = None if mixed_ED is None else mixed_ED[start:end]
+        mixed = None if mixed_RD is None else mixed_RD[start:end]
+        if mixed_RD is not None and row_E is not None:
+            mixed = mixed_RD.index_select(0, row_E[start:end])
         change_ED[start:end] = modules[module].finish(h_ND.index_select(0, token_E[start:end]), mixed)
     return _blended(h_ND, change_ED, plan.entry_NK, weights.reshape(-1, top_k), plan.complete).view(h.shape)
+
+
+def _attended(
+    qkv_EQ: Tensor, segments: list[Bucket], heads: int, causal: bool
+) -> tuple[Float[Tensor, "R D"], Int[Tensor, " E"]]:
+    """``segment_attention`` left where it was worked out, padding included, and the row of each entry in it."""
+    width = qkv_EQ.shape[1] // 3
+    mixed_RD = qkv_EQ.new_empty(sum(bucket.row_GL.numel() for bucket in segments), width)
+    row_E = torch.zeros(len(qkv_EQ), dtype=torch.long)
+    first = 0
+    for bucket in segments:
+        groups, size = bucket.row_GL.shape
+        room = mixed_RD[first : first + groups * size]
+        row_E[bucket.source_R] = bucket.place_R + first
+        first += groups * size
+        if size == 1:
+            torch.index_select(qkv_EQ[:, 2 * width :], 0, bucket.row_GL.reshape(-1), out=room)
+            continue
+        packed = qkv_EQ.index_select(0, bucket.row_GL.reshape(-1))
+        q, k, v = packed.view(groups, size, 3, heads, -1).permute(2, 0, 3, 1, 4)
+        allowed = None
+        if not causal and bucket.valid_GL is not None:
+            allowed = bucket.valid_GL[:, None, None, :].expand(-1, 1, size, -1)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=causal)
+        room.view(groups, size, heads, -1).copy_(mixed.transpose(1, 2))
+    return mixed_RD, row_E
 
 
 def _blended(h_ND: Tensor, change_ED: Tensor, entry_NK: Tensor, weights_NK: Tensor, complete: bool) -> Tensor:
