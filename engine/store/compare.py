@@ -198,12 +198,13 @@ def _most(
     order = order[np.abs(change[order]) > 1e-9]
     if not len(order):
         return []
-    snippets = dict(run.rows(queries.some_samples(pairs["sample_a"].iloc[order].tolist(), "sample, left(text, 160)")))
+    wanted = queries.some_samples(pairs["sample_a"].iloc[order].tolist(), "sample, source, left(text, 160)")
+    told = {number: words for number, *words in run.rows(wanted)}
     return [
         {
             "sample": int(row.sample_a), "partner": int(row.sample_b), "a": float(values_a[i]),
             "b": float(values_b[i]), "difference": float(change[i]), "label": _text(row.label_a),
-            "source": _text(row.source_a), "snippet": snippets[row.sample_a], "has_image": bool(row.has_image_a),
+            "source": told[row.sample_a][0], "snippet": told[row.sample_a][1], "has_image": bool(row.has_image_a),
         }
         for i, row in zip(order.tolist(), pairs.iloc[order].itertuples(), strict=True)
     ]  # fmt: skip

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.store import queries
+from engine.store.filters import Query
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,11 +21,18 @@ AT_ONCE = 256
 SMALL_SIDE = 8
 SAME_PICTURE = 0.12
 """mean difference of two small grey pictures, 0 … 1, up to which they are taken for one"""
-_COLUMNS = (
-    "sample, source, label, num_tokens, first_row, compute, reuse, loss, grid_rows, grid_cols, "
-    "image IS NOT NULL AS has_image, "
-    "CASE WHEN text IS NOT NULL THEN md5(text) WHEN image IS NOT NULL THEN md5(image) END AS content"
+_NUMBERS = (
+    "sample, label, num_tokens, first_row, compute, reuse, loss, grid_rows, grid_cols, image IS NOT NULL AS has_image"
 )
+_CONTENT = "CASE WHEN text IS NOT NULL THEN md5(text) WHEN image IS NOT NULL THEN md5(image) END"
+_FINGERPRINT = f"""
+SELECT count(source) = count(*), count(content) = count(*),
+    bit_xor(md5_number_upper(line)), bit_xor(md5_number_lower(line))
+FROM (SELECT source, content, concat(
+        sample, ' ', coalesce(content, '-'), ' ', CASE WHEN source IS NULL THEN '-' ELSE '+' || source END) AS line
+      FROM (SELECT sample, source, {_CONTENT} AS content FROM sample))
+"""
+"""one number for all samples with their places, sources and contents: 128 bits, and no order in which to read them"""
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,7 @@ class Matched:
     """Pairs of samples, one row each, in the order of the first run."""
 
     pairs: pd.DataFrame
-    """columns as in ``_COLUMNS`` with the suffixes _a and _b"""
+    """columns as in ``_NUMBERS``, where they were needed source and content too, with the suffixes _a and _b"""
     by: str | None
     """source, content or place; None: nothing can be paired"""
     only_a: int
@@ -61,7 +69,9 @@ def match_samples(a: Run, b: Run) -> Matched:
     sources are missing or have nothing in common, equal texts or pictures belong together. Where there is neither
     source nor content, samples belong together by their place, if both runs are of one data set and all lengths agree.
     """
-    left, right = (_samples(run) for run in (a, b))
+    if same := _the_same(a, b):
+        return same
+    left, right = (_samples(run, f"{_NUMBERS}, source, {_CONTENT} AS content") for run in (a, b))
     for by in ("source", "content"):
         if left[by].isna().any() or right[by].isna().any():
             continue
@@ -80,9 +90,29 @@ def match_samples(a: Run, b: Run) -> Matched:
     return _matched(left.iloc[:0].add_suffix("_a").join(right.iloc[:0].add_suffix("_b")), left, right, None, 0)
 
 
-def _samples(run: Run) -> pd.DataFrame:
+def fingerprint(run: Run) -> dict[str, Any]:
+    """What tells whether two runs are over the same samples in the same order, without reading them; and whether every
+    sample has a source, and a content."""
+    ((sources, contents, upper, lower),) = run.rows(Query(_FINGERPRINT))
+    return {"fingerprint": f"{upper:016x}{lower:016x}", "sources": sources, "contents": contents}
+
+
+def _the_same(a: Run, b: Run) -> Matched | None:
+    """The k-th sample beside the k-th, for two large runs that have told at sealing that their samples are the same;
+    None: read them. Equal lists are paired so by every rule below."""
+    if not (a.paged and b.paged):
+        return None
+    told = a.samples_fingerprint(), b.samples_fingerprint()
+    if told[0]["fingerprint"] != told[1]["fingerprint"] or not (told[0]["sources"] or told[0]["contents"]):
+        return None
+    left, right = (_samples(run, _NUMBERS) for run in (a, b))
+    pairs = left.add_suffix("_a").join(right.add_suffix("_b"))
+    return _matched(pairs, left, right, "source" if told[0]["sources"] else "content", 0)
+
+
+def _samples(run: Run, columns: str) -> pd.DataFrame:
     with run.cursor() as cursor:
-        return cursor.execute(f"SELECT {_COLUMNS} FROM sample ORDER BY sample").df()
+        return cursor.execute(f"SELECT {columns} FROM sample ORDER BY sample").df()
 
 
 def _matched(pairs: pd.DataFrame, left: pd.DataFrame, right: pd.DataFrame, by: str | None, different: int) -> Matched:

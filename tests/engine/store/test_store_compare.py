@@ -245,3 +245,23 @@ def test_checkpoints_stand_in_order_of_iteration(opened) -> None:
     assert late["max_violation"] == pytest.approx(np.mean([s["max_violation"] for s in runs[0].usage()["steps"]]))
     with pytest.raises(NoSuchThing):
         over_training(runs, "alone")
+
+
+def test_large_runs_over_the_same_samples_are_paired_without_reading_them(opened, monkeypatch) -> None:
+    made = make("first", "text", samples=7)
+    same, swapped, renamed, other = (
+        moved(made, "same"),
+        moved(with_samples(made, lambda n, one: replace(one, source=f"s{n ^ 1}")), "swapped"),
+        moved(with_samples(made, lambda n, one: replace(one, source=None) if n == 3 else one), "renamed"),
+        moved(with_samples(made, lambda n, one: replace(one, text=one.text + ".") if n == 3 else one), "other"),
+    )
+    runs = opened(made, same, swapped, renamed, other)
+    told = [run.samples_fingerprint()["fingerprint"] for run in runs]
+    assert told[0] == told[1]
+    assert len(set(told[1:])) == 4
+
+    fast = compare(runs[0], runs[1], measure="reuse")
+    monkeypatch.setattr(matching, "_the_same", lambda a, b: None)
+    assert compare(runs[0], runs[1], measure="reuse") == fast
+    assert fast["matched"]["by"] == "source"
+    assert fast["most"][0]["source"] is not None
