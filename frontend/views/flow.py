@@ -175,6 +175,9 @@ def _words(run: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
         if kept == total
         else f"{numbers.count(kept)} of {numbers.plural(total, 'token')} ({numbers.percent(kept / max(1, total))})"
     )
+    counted = flow.get("counted")
+    if counted and not counted["exact"]:
+        tokens = f"About {tokens}"
     rows = "In each the busiest module stands at the top" if flow["own_modules"] else "Rows: modules"
     return (
         f"{tokens}. Columns: steps. {rows}."

@@ -188,7 +188,7 @@ def test_time_limit_holds_for_questions_of_a_run(sealed: Path, monkeypatch: pyte
         slow = "SELECT count(*) FROM range(10000000000) a WHERE hash(a.range) % 7 = ?"
         monkeypatch.setattr("engine.store.run.queries.count_samples", lambda _: Query(slow, (3,)))
         with pytest.raises(QueryTimeout):
-            run.samples()
+            run.samples(q="a word")
         assert run.paths(limit=1)["paths"][0]["rank"] == 1
 
 
