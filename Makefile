@@ -19,8 +19,9 @@ demo: $(VENV)/.installed
 	@$(BIN)/tokenpaths demo --data-dir $(DATA)
 	@$(BIN)/tokenpaths up --data-dir $(DATA)
 
+# Two at a time, each with whole files, ports and folders of its own: WORKERS=0 for one after the other.
 test: $(VENV)/.installed-test browser
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder
 
 test-faults: $(VENV)/.installed-test browser
 	$(BIN)/python -m pytest -m slow_fault tests/faults
