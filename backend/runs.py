@@ -125,8 +125,7 @@ class RunRegistry:
             if entry.run is None:
                 self.identity(run_id)  # deleted while it was being opened: that is no damage, it is gone
                 raise Problem(409, "unreadable-run", str(entry.problem), field="run")
-            with self.fitting(run_id):
-                yield entry.run
+            yield entry.run
         finally:
             with self._lock:
                 entry.users -= 1
@@ -141,7 +140,7 @@ class RunRegistry:
         """
         try:
             yield
-        except (Problem, UserError):
+        except (Problem, UserError, OSError):  # said already; or the fault of a disk, a pipe, a connection
             raise
         except Exception as error:
             foreign = [run_id for run_id in run_ids if is_name(run_id) and not self._sealed_here(run_id)]
@@ -257,7 +256,8 @@ class RunRegistry:
                     return card(run_id, None) | {"status": "being_read"}
                 if not wait and look.state == "refused":
                     return card(run_id, None, look.sentence)
-                known = self._cards[run_id] = (identity, self.ask(run_id, _checked_card))
+                with self.fitting(run_id):
+                    known = self._cards[run_id] = (identity, self.ask(run_id, _checked_card))
             return known[1]
         except Problem as problem:
             return card(run_id, None, problem.detail) if problem.status == 409 else None

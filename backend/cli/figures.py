@@ -121,7 +121,12 @@ def opened(settings: Settings, run: str, beside: str | None) -> Iterator[tuple[R
             except Problem as problem:
                 raise UserError(problem.detail, field=option) from None
 
-        yield lease(run, "run"), lease(beside, "beside") if beside is not None else None
+        both = lease(run, "run"), lease(beside, "beside") if beside is not None else None
+        try:
+            with registry.fitting(run, beside or run):
+                yield both
+        except Problem as problem:
+            raise UserError(problem.detail, field="run") from None
 
 
 @contextmanager

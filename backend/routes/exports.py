@@ -85,11 +85,12 @@ async def export_table(
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(services.export_slots.take())
         opened = await run_in_threadpool(stack.enter_context, services.registry.lease(run))
-        chunks = opened.export(table, format)
-        stack.callback(_close, chunks)
-        if wants_any(request):
-            return Response(status_code=304, headers=sealed_headers(etag))
-        first = await run_in_threadpool(next, chunks, b"")  # errors come now, while there can be a problem
+        with services.registry.fitting(run):
+            chunks = opened.export(table, format)
+            stack.callback(_close, chunks)
+            if wants_any(request):
+                return Response(status_code=304, headers=sealed_headers(etag))
+            first = await run_in_threadpool(next, chunks, b"")  # errors come now, while there can be a problem
         return Streamed(
             first,
             chunks,

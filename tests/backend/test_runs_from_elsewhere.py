@@ -13,6 +13,7 @@ import duckdb
 import pytest
 
 from backend import strangers
+from backend.cli import main
 from backend.runs import RunRegistry
 from backend.strangers import Strangers
 from engine.own import FOLDER, READ, is_known, is_sealed_here, know
@@ -184,6 +185,16 @@ def test_numbers_that_do_not_fit_are_a_problem_of_a_run_from_elsewhere(serve: Se
     assert "Run theirs cannot be answered" in said
     assert "do not fit together" in said
     problem(served.get(f"/runs/ours{question}"), 500)  # our own fault is not put on the run
+    if question == "/export/token.csv":
+        command = ["export", "theirs", "token", "--data-dir", str(served.settings.data_dir)]
+        assert main(command) == 2, "a sentence, and no report of a crash"
+
+
+def test_a_pipe_that_closes_is_no_fault_of_a_run(tmp_path: Path) -> None:
+    file = make_run(tmp_path / "runs", "theirs", samples=2, twin=False)
+    know(file, os.stat(file), READ)
+    with pytest.raises(BrokenPipeError), RunRegistry(file.parent).fitting("theirs"):
+        raise BrokenPipeError
 
 
 def test_a_card_that_is_none_does_not_spoil_the_list(serve: Serve) -> None:
