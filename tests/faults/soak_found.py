@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tests.faults.soak import Soak
 
 PROCESSES = ("api", "worker", "page")
+KEPT = ("t", "api_megabytes", "api_threads", "worker_megabytes", "page_megabytes")
+"""columns of memory over time in the summary; the highest of the others stands with each process"""
 ROWS = 240
 """of memory over time in the summary, however long it was"""
 BINS = {"look": 20, "page": 10}
@@ -47,6 +49,7 @@ def summary(soak: Soak, minutes: float, states: dict[str, int], *, over: bool) -
         "memory": thinned(soak.memory),
     }  # fmt: skip
     found["processes"] = {name: about(found["memory"], name, found["kills"]) for name in PROCESSES}
+    found["memory"] = [{name: value for name, value in row.items() if name in KEPT} for row in found["memory"]]
     return found
 
 
