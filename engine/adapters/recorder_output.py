@@ -112,8 +112,9 @@ class Output:
                 self._meeting.tell({"sha256": None, "plan": None, "notes": notes})
             file = self._meeting.outcome()
         else:
-            self._merge_parts(self._meeting, plan, routers, notes)
-            file = self._seal_run(notes, nothing)
+            with self._meeting.busy():
+                self._merge_parts(self._meeting, plan, routers, notes)
+                file = self._seal_run(notes, nothing)
             self._meeting.announce(file)
         self._meeting.leave()
         self._meeting = None

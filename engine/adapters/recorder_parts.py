@@ -3,16 +3,19 @@
 The processes meet in a hidden folder beside the run. Each but rank 0 writes ``rank-0001.parquet`` (a row is a
 sample) and then a manifest with its SHA-256; rank 0 waits for all manifests, appends the parts in the order of the
 ranks, seals, and says so in ``done.json``. Nobody waits inside a collective, so a process that fails stops nobody
-for longer than ``WAIT_S``. The last one to leave removes the folder.
+for longer than ``WAIT_S`` since it was last heard of: sealing may take longer, and rank 0 gives signs of life
+meanwhile. The last one to leave removes the folder.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,8 @@ from engine.errors import UserError
 from engine.trace import SampleRecord, TraceBatch
 
 WAIT_S = 600.0
-"""how long a process waits for the others when its own part is done"""
+"""how long a process waits for a sign of another when its own part is done"""
+BEAT_S = 5.0
 _POLL_S = 0.02
 _DONE = "done.json"
 _OF_A_SAMPLE = ("num_tokens", "label", "text", "source")
@@ -98,6 +102,27 @@ class Meeting:
         """Leave a message that appears all at once; by default the manifest of this process."""
         write_atomically(self.folder / (name or _manifest(self.rank)), json.dumps(content).encode())
 
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Gives the others a sign of life every ``BEAT_S`` while the block runs."""
+        over = threading.Event()
+
+        def beat() -> None:
+            number = 0
+            while not over.is_set():
+                with suppress(OSError):
+                    (self.folder / _sign(self.rank)).write_text(str(number))
+                number += 1
+                over.wait(BEAT_S)
+
+        thread = threading.Thread(target=beat, name=f"alive {self.rank}", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
     def leave(self) -> None:
         """Say that this process needs the folder no more; the last one removes it."""
         (self.folder / f"left-{self.rank}").touch()
@@ -117,7 +142,7 @@ class Meeting:
 
     def others(self) -> list[dict[str, Any]]:
         """The manifests of ranks 1 …, waited for; raises UserError when one failed or is not there in time."""
-        found = [self._read(_manifest(rank), f"process {rank}") for rank in range(1, self.world)]
+        found = [self._read(_manifest(rank), f"process {rank}", rank) for rank in range(1, self.world)]
         for manifest in found:
             if "problem" in manifest:
                 raise UserError(manifest["problem"] + "; nothing of this run was kept")
@@ -125,7 +150,7 @@ class Meeting:
 
     def outcome(self) -> Path:
         """The sealed file that rank 0 announces, waited for; raises UserError with what it says instead."""
-        told = self._read(_DONE, "process 0, which merges the parts,")
+        told = self._read(_DONE, "process 0, which merges the parts,", 0)
         if "problem" in told:
             raise UserError(told["problem"] + "; nothing of this run was kept")
         return Path(told["file"])
@@ -133,14 +158,28 @@ class Meeting:
     def announce(self, file: Path) -> None:
         self.tell({"file": str(file)}, _DONE)
 
-    def _read(self, name: str, who: str) -> dict[str, Any]:
+    def _read(self, name: str, who: str, rank: int) -> dict[str, Any]:
         file, give_up = self.folder / name, time.monotonic() + WAIT_S
+        heard = None
         while not file.exists():
+            # A sign is new when it differs from the last: clocks of two machines are not compared.
+            if (sign := self._sign_of(rank)) != heard:
+                heard, give_up = sign, time.monotonic() + WAIT_S
             if time.monotonic() > give_up:
-                raise UserError(f"{who} has not finished its part of the run after {WAIT_S:g} seconds: did it stop?")
+                raise UserError(f"{who} was not heard of for {WAIT_S:g} seconds: did it stop?")
             time.sleep(_POLL_S)
         content: dict[str, Any] = json.loads(file.read_bytes())
         return content
+
+    def _sign_of(self, rank: int) -> str | None:
+        try:
+            return (self.folder / _sign(rank)).read_text()
+        except OSError:
+            return None
+
+
+def _sign(rank: int) -> str:
+    return f"alive-{rank:04d}"
 
 
 def _manifest(rank: int) -> str:

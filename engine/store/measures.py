@@ -38,18 +38,19 @@ def distribution_of(
     check_choice(per, ("sample", "token"), "per")
     if not 1 <= bins <= MOST_BINS:
         raise UserError(f"bins is {bins}, it should be 1 to {MOST_BINS}", field="bins")
+    levels = run.row["schema_version"] >= 6
     sealed = run.rows(queries.sealed_distribution(measure, bins)) if per == "token" and label is None else []
     if sealed:
         described = json.loads(sealed[0][0])
     else:
-        columns = run.arrays(queries.measure_values(measure, per, label_id, in_samples=run.paged))
+        columns = run.arrays(queries.measure_values(measure, per, label_id, in_samples=run.paged, levels=levels))
         described = describe(columns["value"], bins, counts=columns["count"], limits=LIMITS.get(measure))
     if not described["num"]:
         raise UserError(
             f"run {run.run_id!r} recorded no {measure} per {per}{' for this label' if label else ''}",
             field="measure",
         )
-    by_label = run.rows(queries.measure_by_label(measure, per, in_samples=run.paged))
+    by_label = run.rows(queries.measure_by_label(measure, per, in_samples=run.paged, levels=levels))
     return {
         "run": run.run_id,
         "measure": measure,

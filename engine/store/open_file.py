@@ -48,10 +48,13 @@ def warm_up() -> None:
         con.close()
 
 
-def open_read_only(file: Path) -> duckdb.DuckDBPyConnection:
+def open_read_only(
+    file: Path, *, memory_megabytes: int | None = None, spill_folder: Path | None = None
+) -> duckdb.DuckDBPyConnection:
     """A connection that can read this one file and do nothing else outside its own memory.
 
-    The file is attached to a private in-memory database: DuckDB keeps one instance per path and
+    Unless ``spill_folder`` takes what does not fit into ``memory_megabytes`` (by itself as ``limit_memory`` said). The
+    file is attached to a private in-memory database: DuckDB keeps one instance per path and
     process, so a connection to the path itself would go on showing a run that was overwritten.
 
     Raises:
@@ -59,7 +62,10 @@ def open_read_only(file: Path) -> duckdb.DuckDBPyConnection:
         RunFileError: it is empty, cut off, damaged, newer than this program or no run at all.
     """
     _check_bytes(file)
-    con = duckdb.connect(":memory:", config=_CONFIG)
+    own = {} if memory_megabytes is None else {"memory_limit": f"{memory_megabytes}MB"}
+    if spill_folder is not None:
+        own["temp_directory"] = str(spill_folder)
+    con = duckdb.connect(":memory:", config=_CONFIG | own)
     try:
         address = str(file).replace("'", "''")
         con.execute(f"ATTACH '{address}' AS r (READ_ONLY)")
@@ -126,10 +132,14 @@ def _check_schema(con: duckdb.DuckDBPyConnection, file: Path) -> None:
 class Connection:
     """Questions to one open file from any thread: a cursor each, interrupted at the time limit."""
 
-    def __init__(self, file: Path, time_limit_s: int | float) -> None:
-        self._con = open_read_only(file)
+    def __init__(
+        self, file: Path, time_limit_s: int | float, *, memory_megabytes: int | None = None,
+        spill_folder: Path | None = None,
+    ) -> None:  # fmt: skip
+        self._con = open_read_only(file, memory_megabytes=memory_megabytes, spill_folder=spill_folder)
         self._file = file
-        self._time_limit_s = time_limit_s
+        self.time_limit_s = time_limit_s
+        """of each question from now on"""
         self._lock = threading.Lock()
 
     @contextmanager
@@ -143,7 +153,7 @@ class Connection:
             late.set()
             cursor.interrupt()
 
-        timer = threading.Timer(self._time_limit_s, stop)
+        timer = threading.Timer(self.time_limit_s, stop)
         timer.daemon = True
         try:
             cursor.execute("USE r")
@@ -154,7 +164,7 @@ class Connection:
             # Rows that leave through Arrow fail with its exceptions or plain OSErrors.
             if late.is_set():
                 raise QueryTimeout(
-                    f"the question took longer than {self._time_limit_s:g} seconds and was stopped: "
+                    f"the question took longer than {self.time_limit_s:g} seconds and was stopped: "
                     "ask for fewer tokens, for example one label or one path"
                 ) from error
             if isinstance(error, duckdb.OutOfMemoryException):
@@ -180,6 +190,11 @@ class Connection:
         """Close the file; questions in flight finish first or fail with a sentence."""
         with self._lock:
             self._con.close()
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """True for what DuckDB makes of Ctrl-C while it works: an error like any other by its class."""
+    return type(error) is RuntimeError and str(error) == "Query interrupted"
 
 
 def first_line(error: Exception, file: Path) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.store import coded
 from engine.store.filters import Query
 from engine.store.flows import columns_sql, flow_sql, usage_sql
 from engine.store.schema import ALL_LABELS, Layout
@@ -358,10 +359,13 @@ def null_usage(kind: str) -> Query:
     return Query("SELECT step, module, count FROM null_usage WHERE kind = ? ORDER BY step, module", (kind,))
 
 
-def measure_values(measure: str, per: str, label_id: int | None, *, in_samples: bool = True) -> Query:
+def measure_values(
+    measure: str, per: str, label_id: int | None, *, in_samples: bool = True, levels: bool = False
+) -> Query:
     """Columns ``value`` and ``count``: how often each value occurs; NULLs left out.
 
-    ``in_samples``: whether samples hold their gate entropy.
+    ``in_samples``: whether samples hold their gate entropy; ``levels``: whether tokens hold measures as levels, of
+    which there are some thousands, however many tokens.
     """
     parameters = () if label_id is None else (label_id,)
     where = "true" if label_id is None else "label_id = ?"
@@ -372,6 +376,8 @@ def measure_values(measure: str, per: str, label_id: int | None, *, in_samples: 
         )
     elif per == "sample":
         sql = f"SELECT {measure} AS value, 1 AS count FROM sample WHERE {where} AND {measure} IS NOT NULL"
+    elif measure not in ("compute", "reuse") and levels:
+        sql = f"SELECT value, num AS count FROM ({level_counts(measure, where)})"
     elif measure not in ("compute", "reuse"):
         sql = f"SELECT {measure}::DOUBLE AS value, 1 AS count FROM token WHERE {where} AND {measure} IS NOT NULL"
     elif label_id is None:
@@ -385,7 +391,16 @@ def measure_values(measure: str, per: str, label_id: int | None, *, in_samples: 
     return Query(sql, parameters)
 
 
-def measure_by_label(measure: str, per: str, *, in_samples: bool = True) -> Query:
+def level_counts(measure: str, where: str, by: str | None = None) -> str:
+    """SQL of rows (value, num[, by]): how many tokens have each level of ``measure``."""
+    code, group = coded.code_column(measure), f", {by}" if by else ""
+    return (
+        f"SELECT ({coded.value_sql(code)})::DOUBLE AS value, num{group} FROM (SELECT {code}, count(*) AS num{group} "
+        f"FROM {coded.TABLE} WHERE {where} AND {code} <> 0 GROUP BY {code}{group}) ORDER BY {code}"
+    )
+
+
+def measure_by_label(measure: str, per: str, *, in_samples: bool = True, levels: bool = False) -> Query:
     """label, num, mean, in the alphabet's order."""
     if per == "token" and measure in ("compute", "reuse"):
         sql = f"SELECT label, sum(num_tokens), sum({measure} * num_tokens) / sum(num_tokens) FROM sample"
@@ -394,6 +409,12 @@ def measure_by_label(measure: str, per: str, *, in_samples: bool = True) -> Quer
         return Query(
             f"SELECT label, count({measure}), avg({measure}) FROM sample WHERE label IS NOT NULL "
             f"GROUP BY label HAVING count({measure}) > 0 ORDER BY label"
+        )
+    if per == "token" and levels:
+        return Query(
+            f"SELECT label.label, sum(num)::BIGINT, fsum(value * num) / sum(num) FROM "
+            f"({level_counts(measure, 'label_id IS NOT NULL', 'label_id')}) JOIN label USING (label_id) "
+            "GROUP BY label.label ORDER BY label.label"
         )
     inner = f"SELECT label_id, sample, {measure} AS value FROM token WHERE {measure} IS NOT NULL"
     if per == "sample":

@@ -40,6 +40,7 @@ from engine.store.packed_flows import count_packed, fits
 from engine.store.path_pages import write_pages
 from engine.store.path_tops import write_tops
 from engine.store.pathbook import TAKE_ROWS, PathBook
+from engine.store.queries import level_counts
 from engine.store.rows import insert_columns, insert_rows, range_array
 from engine.store.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, SCHEMA_VERSION, Layout
 from engine.store.seal_knowledge import write_associations
@@ -317,11 +318,7 @@ def _sample_of_tokens(con: duckdb.DuckDBPyConnection, layout: Layout, num_tokens
 def _histograms(con: duckdb.DuckDBPyConnection) -> None:
     """The histograms of all tokens that a page asks for first, so that it never scans for them."""
     for measure in coded.MEASURES:
-        code = coded.code_column(measure)
-        found = con.execute(
-            f"SELECT ({coded.value_sql(code)})::DOUBLE AS value, num FROM (SELECT {code}, count(*) AS num "
-            f"FROM {coded.TABLE} WHERE {code} <> 0 GROUP BY {code}) ORDER BY {code}"
-        ).fetchnumpy()
+        found = con.execute(level_counts(measure, "true")).fetchnumpy()
         values, counts = found["value"], found["num"]
         if len(values):
             parts, limits = _repeated(values, counts), (float(values[0]), float(values[-1]))

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
+from engine.disk import check_free
 from engine.store.filters import Query
+from engine.store.open_file import Connection, is_interrupt
 from engine.store.rows import insert_columns
 
 if TYPE_CHECKING:
@@ -29,9 +31,9 @@ LEAST_TOKENS = 1_000_000
 MOST_LABELS = 16
 """labels whose distributions are kept, those with the most tokens"""
 MOST_STEPS = 32
-MOST_AT_ONCE = 20_000_000
-"""tokens whose values are brought into memory for one answer, a gigabyte; a label of more has none kept"""
 BINS = 40
+MEGABYTES = 2000
+"""of DuckDB, as while the run is written"""
 PATIENCE_S = 900
 """for all of them: what is not answered by then is left out"""
 
@@ -52,9 +54,8 @@ def questions(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
     labels = sorted(run.labels, key=lambda row: (-row[3], row[1]))[:MOST_LABELS]
     for measure in run.info()["measures"]:
         for per in ("sample", "token"):
-            # Compute and reuse are counted by path; the values of all tokens were sorted on the disk (``histogram``).
-            by_token = per == "token" and measure not in ("compute", "reuse")
-            for label in (None, *(row[1] for row in labels if not by_token or row[3] <= MOST_AT_ONCE)):
+            # Compute and reuse are counted by path, loss and gate entropy by level: no answer holds all tokens.
+            for label in (None, *(row[1] for row in labels)):
                 yield "distribution", {"measure": measure, "per": per, "bins": BINS, "label": label}
 
 
@@ -81,32 +82,69 @@ def kept(method: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]
     return ask
 
 
-def seal_answers(file: Path, run_id: str) -> None:
+def seal_answers(
+    file: Path, run_id: str, on_question: Callable[[int, int], None] = lambda done, of: None, *,
+    megabytes: int = MEGABYTES, folder: Path | None = None,
+) -> None:  # fmt: skip
     """Ask the complete, closed run ``file`` all ``questions`` and add the answers to it; one that fails is left out.
 
-    After ``PATIENCE_S`` nothing more is asked.
+    After ``PATIENCE_S`` nothing more is asked. ``on_question`` is told before each how many were asked, and of how
+    many. DuckDB takes up to ``megabytes``, and puts into ``folder`` what does not fit (without one, a question that
+    needs more has no answer). Whatever goes wrong, the file stays a whole run, with all of these answers or none.
+
+    Raises:
+        What ``on_question`` raises, and a KeyboardInterrupt: nothing is added then.
+        RunFileError, duckdb.Error, OSError: the answers could not be written, or the file not be read.
     """
+    rows = _asked(file, run_id, on_question, megabytes, folder)
+    try:
+        _add(file, rows)
+    except BaseException:
+        # What was not taken into the file itself lies beside it, and goes.
+        file.with_name(file.name + ".wal").unlink(missing_ok=True)
+        raise
+
+
+def _asked(
+    file: Path, run_id: str, on_question: Callable[[int, int], None], megabytes: int, folder: Path | None
+) -> dict[str, list[str]]:
+    """The columns of ``answer``."""
     from engine.store.run import Run
 
     rows: dict[str, list[str]] = {"question": [], "arguments": [], "answer": []}
     ends = time.monotonic() + PATIENCE_S
-    with Run.open(file, time_limit_s=PATIENCE_S) as run:
+    connection = Connection(file, PATIENCE_S, memory_megabytes=megabytes, spill_folder=folder)
+    try:
+        run = Run(file, connection)
         run.run_id = run_id
-        for question, arguments in questions(run):
-            if time.monotonic() > ends:
+        wanted = list(questions(run))
+        for done, (question, arguments) in enumerate(wanted):
+            on_question(done, len(wanted))
+            left = ends - time.monotonic()
+            if left <= 0:
                 break
+            connection.time_limit_s = left
             method = getattr(Run, question).__wrapped__
             try:
                 found = method(run, **arguments)
                 answer = json.dumps({name: value for name, value in found.items() if name != "run"}, allow_nan=False)
-            except Exception:
+            except Exception as error:
+                if is_interrupt(error):
+                    raise KeyboardInterrupt from error
                 # Most often this run has nothing of the sort. Nor is what goes wrong in an answer worth the run: who
                 # asks for it gets it worked out, or sees the same error.
                 continue
             name, whole = key(method, run, (), arguments)
             for column, value in zip(rows.values(), (name, whole, answer), strict=True):
                 column.append(value)
-    con = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
+    finally:
+        connection.close()
+    return rows
+
+
+def _add(file: Path, rows: dict[str, list[str]]) -> None:
+    check_free(file.parent)
+    con = duckdb.connect(":memory:", config={"python_enable_replacements": "false", "memory_limit": "500MB"})
     try:
         address = str(file).replace("'", "''")
         con.execute(f"ATTACH '{address}' AS r")

@@ -13,6 +13,7 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -24,8 +25,9 @@ from engine.errors import UserError
 from engine.store import coded
 from engine.store.batches import CompactBatch, compact, sample_table, token_table
 from engine.store.checks import check_batch, check_json, check_ribbons, check_run
-from engine.store.errors import WriterFailed
+from engine.store.errors import RunFileError, WriterFailed
 from engine.store.lifecycle import SealedOnce, claim
+from engine.store.open_file import is_interrupt, open_read_only
 from engine.store.pathbook import Growing, PathBook
 from engine.store.rows import insert_rows
 from engine.store.schema import (
@@ -121,6 +123,9 @@ class RunWriter(SealedOnce):
 
         ``on_stage(name, done, of)`` is told before each stage what comes, how many are done, and of how many.
 
+        What ``on_stage`` raises, and Ctrl-C, abort the run; while answers that take long are worked out, they leave it
+        whole and without these answers.
+
         Raises:
             UserError: no sample was written, or the name was taken meanwhile.
             WriterFailed: the disk did not take it. The run is aborted in each case.
@@ -134,6 +139,7 @@ class RunWriter(SealedOnce):
                 raise UserError("nothing was traced: a run needs at least one sample")
             with _disk_trouble():
                 self._filler.finish(on_stage)
+            stopped = self._add_answers(on_stage)
             self._refuse_existing()
             with _disk_trouble():
                 rename_durably(self.partial_file, self.file)
@@ -142,7 +148,39 @@ class RunWriter(SealedOnce):
             raise
         self._state = "sealed"
         self._lock.release()
+        if stopped is not None:
+            raise stopped
         return self.file
+
+    def _add_answers(self, on_stage: Callable[[str, int, int], None]) -> BaseException | None:
+        """Answers of a large run; the run is whole without them, so that nothing here costs it.
+
+        Returns what stopped them from outside (Ctrl-C, or ``on_stage`` that raised): the caller raises it when the run
+        has its name. A disk that is full, or whatever else goes wrong with the answers, leaves a run without.
+        """
+        if not self._filler.large:
+            return None
+        stopped: list[BaseException] = []
+
+        def told(*stage: Any) -> None:
+            try:
+                on_stage(*stage)
+            except BaseException as error:
+                stopped.append(error)
+                raise
+
+        try:
+            self._filler.add_answers(told)
+        except Exception as error:
+            if not stopped:  # Who asks for them gets them worked out.
+                on_stage(f"without the answers that take long ({error})", NUM_STAGES, NUM_STAGES)
+        except BaseException as error:
+            stopped[:] = [error]
+        try:
+            open_read_only(self.partial_file).close()
+        except RunFileError as error:
+            raise WriterFailed(f"the run could not be sealed: {error}") from error
+        return stopped[0] if stopped else None
 
     def abort(self) -> None:
         """Stop and delete everything written; does nothing after ``seal`` or a second time."""
@@ -211,6 +249,8 @@ class _Filler:
         self.sketch = TokenSketch(KNOWN_TOKENS)
         self.twin_sketch = TokenSketch(KNOWN_TOKENS)
         self.num_samples = 0
+        self.large = False
+        """from ``finish`` on: whether the run is to hold the answers that take long"""
         self.labels: dict[str, int] = {}
         self.entropy: dict[int, np.ndarray] = {}
         self.loss = (0, 0.0)
@@ -356,14 +396,24 @@ class _Filler:
         self.con.execute("COMMIT")
         self.con.execute("CHECKPOINT")
         self.con.close()
-        if self.book.num_tokens >= LEAST_TOKENS:
-            # What was summed up on the way is in the file now; the answers need the memory.
-            del totals
-            self.book = self.twin = PathBook(self.layout.id_dtype)
-            self._compute_P, self._reuse_P, self.visits = Growing(np.float64), Growing(np.float64), None
-            on_stage("answers that take long", NUM_STAGES - 1, NUM_STAGES)
-            seal_answers(self._file, self.info.run_id)
+        self.large = self.book.num_tokens >= LEAST_TOKENS
+        # What was summed up on the way is in the file now; the answers need the memory.
+        del totals
+        self.book = self.twin = PathBook(self.layout.id_dtype)
+        self._compute_P, self._reuse_P, self.visits = Growing(np.float64), Growing(np.float64), None
         shutil.rmtree(_temporary_folder(self._file), ignore_errors=True)
+
+    def add_answers(self, on_stage: Callable[[str, int, int], None]) -> None:
+        """Answers that take long into the finished file of a large run; see ``seal_answers`` for what is raised."""
+
+        def told(done: int, of: int) -> None:
+            on_stage(f"answers that take long: {done} of {of}", NUM_STAGES - 1, NUM_STAGES)
+
+        folder = Path(_temporary_folder(self._file))
+        try:
+            seal_answers(self._file, self.info.run_id, told, megabytes=DUCKDB_MEGABYTES, folder=folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
         if self.con is not None:
@@ -383,6 +433,10 @@ def _disk_trouble():
         yield
     except (duckdb.Error, OSError) as error:
         raise WriterFailed(f"the run could not be sealed: {error}") from error
+    except RuntimeError as error:
+        if is_interrupt(error):
+            raise KeyboardInterrupt from error
+        raise
 
 
 def _temporary_folder(partial_file: Path) -> str:
