@@ -284,15 +284,15 @@ def _token_flow(run: Mapping[str, Any], selection: Selection, sample: Mapping[st
         shade=shade,
         title=None,
     )
+
+    def picked(_name: str, token: int) -> None:
+        # What this chart shows as chosen counts, not the address: a click that is told twice takes nothing back.
+        address.go_changed(token=None if int(token) == chosen else int(token))
+
     look.chart(
         drawing,
         key=f"token_flow_{run['run']}_{sample['sample']}_{first}_{chosen}",
-        on_pick=_picked,
+        on_pick=picked,
         pick=(TOKEN_PICK,),
     )
     look.numbers_behind(token_rows(sample), "tokens of this sample")
-
-
-def _picked(_name: str, token: int) -> None:
-    now = address.current()
-    address.go(now.change(token=None if now.token == int(token) else int(token)))

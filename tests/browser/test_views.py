@@ -173,6 +173,9 @@ def test_a_click_on_the_token_flow_chooses_the_token(visit):
     here.mark("token: 5 ").click()
     here.expect_query(token="5")
     expect(here.page.locator(".tp-piece.tp-chosen")).to_have_count(1)
+    here.mark("token: 5 ").click()
+    here.expect_query(token=None)
+    expect(here.page.locator(".tp-piece.tp-chosen")).to_have_count(0)
 
 
 def test_a_bar_shows_its_samples_and_a_sample_opens(visit):
