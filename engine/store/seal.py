@@ -304,12 +304,15 @@ def _step_summary(con: duckdb.DuckDBPyConnection, totals: Totals) -> None:
 
 
 def _sample_of_tokens(con: duckdb.DuckDBPyConnection, layout: Layout, num_tokens: int) -> None:
-    """``token_sample``: one million tokens by hash, with their ribbons; of smaller runs a view of everything."""
+    """``token_sample``: one million tokens by hash, what a filter asks for; of smaller runs a view of everything."""
     if num_tokens <= SAMPLE_TABLE_ROWS:
         con.execute(f"CREATE VIEW token_sample AS SELECT * EXCLUDE (rowid) FROM {with_modules(layout)}")
         return
+    own = ["ids", "weights"] if layout.packed else layout.weight_columns()
+    own = own if layout.packed or layout.by_path else [*layout.module_columns(), *own]
+    held = [f"token.{name}" for name in ("sample", "token", "label_id", "path_id", *own)]
     con.execute(
-        f"CREATE TABLE token_sample AS SELECT {', '.join(['token.* EXCLUDE (rowid)', *ribbon_sql(layout)])} "
+        f"CREATE TABLE token_sample AS SELECT {', '.join([*held, *ribbon_sql(layout)])} "
         f"FROM token{' JOIN path USING (path_id)' if layout.by_path else ''} "
         f"WHERE hash(sample, token) < {int(2**64 * SAMPLE_TABLE_ROWS / num_tokens)}::UBIGINT"
     )
