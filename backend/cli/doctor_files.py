@@ -40,7 +40,7 @@ def runs(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
     strangers = Strangers(settings.check_seconds, settings.check_megabytes)
     with bar("reading runs", len(files), "runs") as shown:
         for number, file in enumerate(files):
-            shown.update(number, f"{file.stem[:40]} ({_megabytes(file):,.1f} MB)")
+            shown.update(number, f"{file.stem[:20]} ({_megabytes(file):,.1f} MB)")
             read = _read_run(file, strangers)
             if isinstance(read, Finding):
                 found.append(read)
