@@ -280,7 +280,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=["warm", "cold", "writing", "ingest", "peers"],
                         choices=["warm", "cold", "writing", "ingest", "peers"])  # fmt: skip
     parser.add_argument("--only", help="questions whose name holds these words")
-    parser.add_argument("--peer-tokens", type=_count, default=10_000_000)
+    parser.add_argument("--peer-tokens", type=_count, default=5_000_000)
     parser.add_argument("--ingest-tokens", type=_count, default=4_000_000)
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/queries.json")
     parser.add_argument("--step", choices=[RUN, BESIDE, "ingest", "peers"], help=argparse.SUPPRESS)
