@@ -67,12 +67,15 @@ def make_app(role: str, settings: Settings) -> tuple[ASGIApp, str, int]:
 
 
 def get_ready() -> None:
-    """Import what the first answers need, and have DuckDB and Arrow load what they load when first used."""
+    """Import what the first answers need, and have DuckDB, Arrow and threads load what they load when first used."""
+    import anyio.to_thread
+
     from engine.store.open_file import warm_up
 
     for name in FIRST:
         importlib.import_module(name)
     warm_up()
+    anyio.run(anyio.to_thread.run_sync, int)
     gc.collect()
     gc.freeze()  # half a million objects of libraries: looking through them again and again takes a tenth of the time
     gc.set_threshold(GC_AFTER, *gc.get_threshold()[1:])

@@ -1,0 +1,29 @@
+"""What the API has at hand before it listens, and when it gets the rest."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from backend import serve
+
+
+def test_the_rest_is_loaded_when_nobody_asks(monkeypatch: pytest.MonkeyPatch):
+    counts, imported = iter([3, 4, 4]), []
+    monkeypatch.setattr(serve, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(serve.importlib, "import_module", imported.append)
+    monkeypatch.setattr(serve.gc, "freeze", lambda: imported.append("frozen"))
+    serve.load(lambda: next(counts))
+    assert imported == [*serve.LATER, "frozen"]
+    with pytest.raises(StopIteration):  # it went on looking until two looks were alike
+        next(counts)
+
+
+def test_a_first_question_finds_its_libraries_loaded():
+    seen = "import sys; from backend import serve; serve.get_ready(); print([name in sys.modules for name in NAMES])"
+    names = [*serve.FIRST, "anyio._backends._asyncio", "duckdb", "engine.store.run"]
+    code = f"NAMES = {names!r}; {seen}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str([True] * len(names))
