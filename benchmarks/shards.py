@@ -123,7 +123,7 @@ def seal(wish: Wish, folder: Path, of: int) -> dict[str, Any]:
     clock, stages, peaks, last = Clock(), {}, {}, ["", time.perf_counter()]
 
     def told(progress: SealProgress) -> None:
-        name = "reading" if progress.unit == "tokens" else progress.stage
+        name = "reading" if progress.unit == "tokens" else progress.stage.split(":")[0]
         if name != last[0]:
             now = time.perf_counter()
             if last[0]:
@@ -148,7 +148,9 @@ def differing(first: Path, second: Path) -> list[str]:
     found = []
     for table in tables:
         columns = [name for name, *_ in one.execute(f"DESCRIBE {table}").fetchall() if name != "created_at"]
-        sql = f"SELECT {', '.join(columns)} FROM {table}"
+        # A view joins in no order of its own.
+        ordered = " ORDER BY sample, token" if table == "token_sample" else ""
+        sql = f"SELECT {', '.join(columns)} FROM {table}{ordered}"
         mine, theirs = one.cursor(), other.cursor()
         for cursor in (mine, theirs):
             cursor.execute("USE r")
