@@ -23,11 +23,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import RESULTS, report
+from benchmarks.measure import PAGE, RESULTS, report
 from benchmarks.table import GOALS, Row, bound, markdown, ours, peers, times_table
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- benchmarks.bench: begin -->\n", "<!-- benchmarks.bench: end -->\n"
 
 
@@ -52,6 +51,7 @@ PARTS = (
     Part("recording", ("recording", "recording_store"), 1.3),
     Part("dream_speed", ("dream",), 0.7, ("--only", "promise", "--repeats", "5")),
     Part("device", ("gpu_forward", "gpu_training"), 0.1),
+    Part("profile_rows", (), 1.2),
     Part("queries", ("bytes_per_token", "ingest", "query_warm", "query_cold", "filter_sampled", "filter_exact",
                      "page_beside_trace"), 60),
     Part("page_views", ("page_cold",), 40),
@@ -242,7 +242,12 @@ def main() -> None:
         print(problem)
     whole = arguments.write_docs or not (arguments.row or arguments.show)
     if arguments.write_docs:
-        PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), table), encoding="utf-8")
+        text = page_with(PAGE.read_text(encoding="utf-8"), table)
+        if (profile := kept("profile_rows")) is not None:
+            from benchmarks import profile_rows  # it needs PyTorch
+
+            text = profile_rows.page_with(text, profile)
+        PAGE.write_text(text, encoding="utf-8")
     if whole:
         report("bench", "make bench", as_document(table, problems))
     else:

@@ -21,6 +21,7 @@ import torch
 from engine.store.findings import plain
 
 RESULTS = Path(__file__).resolve().parent / "results"
+PAGE = RESULTS.parent.parent / "docs" / "performance.md"
 
 
 def forget(file: Path) -> None:

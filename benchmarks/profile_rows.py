@@ -24,7 +24,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.imposed import How, forward, make_inputs, training_step
-from benchmarks.measure import RESULTS, report
+from benchmarks.measure import PAGE, RESULTS, report
 from benchmarks.speed import BATCH, SIZES, batch_of, models, routed
 
 KINDS: dict[str, tuple[str, ...]] = {
@@ -171,8 +171,6 @@ def page_with(text: str, document: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    from benchmarks.bench import PAGE
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--row", nargs="+", choices=(*CASES, *MORE), help="only these; the kept result keeps the rest")
     parser.add_argument("--write-docs", action="store_true", help="write the profile into docs/performance.md")
@@ -181,25 +179,28 @@ def main() -> None:
     torch.manual_seed(0)
     kept_file = RESULTS / "profile_rows.json"
     kept = json.loads(kept_file.read_text(encoding="utf-8"))["results"] if kept_file.exists() else {}
-    results, failed = {}, []
+    cases: dict[str, tuple[str, Callable[[], Any]]] = {}
     for row in (*CASES, *MORE):
-        names = {f"{row}, {size}, {how}": partial(measure, row, size, how) for size, how in CASES.get(row, ())}
+        for size, how in CASES.get(row, ()):
+            cases[f"{row}, {size}, {how}"] = row, partial(measure, row, size, how)
         if row in MORE:
-            names = {f"{row}, {MORE[row][0]}": MORE[row][1]}
-        for name, run in names.items():
-            if arguments.row and row not in arguments.row:
-                if name in kept:
-                    results[name] = kept[name]
-                continue
-            try:
-                results[name] = run()
-            except Exception as error:
-                failed.append(f"{name} was not profiled ({type(error).__name__}: {error})")
-                print(failed[-1], file=sys.stderr, flush=True)
-    document = report("profile_rows", "python -m benchmarks.profile_rows", results, quiet=True)
+            cases[f"{row}, {MORE[row][0]}"] = row, MORE[row][1]
+    failed, document = [], None
+    for name, (row, run) in cases.items():
+        if arguments.row and row not in arguments.row:
+            continue
+        try:
+            kept[name] = run()
+        except Exception as error:
+            failed.append(f"{name} was not profiled ({type(error).__name__}: {error}); its kept profile stays")
+            print(failed[-1], file=sys.stderr, flush=True)
+        results = {one: kept[one] for one in cases if one in kept}
+        document = report("profile_rows", "python -m benchmarks.profile_rows", results, quiet=True)
+        print(f"  {name}", file=sys.stderr, flush=True)
+    assert document is not None
     if arguments.write_docs:
         PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), document), encoding="utf-8")
-    print(table(results), file=sys.stderr)
+    print(table(document["results"]), file=sys.stderr)
     print(json.dumps(document))
     if failed:
         sys.exit(1)

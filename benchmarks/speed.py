@@ -262,7 +262,11 @@ def rows(document: dict[str, Any]) -> list[Row]:
         cells = {f"{size}, {how}": cell[how] for size, cell in sizes.items() for how in hows if how in cell}
         if cells:
             missing = ", ".join(size for size in SIZES[key] if size not in sizes)
-            made.append(worst(key, cells, peers=_others(sizes), note=_aside(key, sizes), missing=missing))
+            note = _aside(key, sizes)
+            if key == "forward" and results.get("bfloat16"):
+                low = next(iter(results["bfloat16"].values()))
+                note += ", in bfloat16 " + ", ".join(f"{how} {low[how]['median']:.2f}" for how in HOWS)
+            made.append(worst(key, cells, peers=_others(sizes), note=note, missing=missing))
     naive = {
         f"{size}, {what}": cell["naive over ours, skewed"]
         for what in ("forward", "training")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import bench, speed
+from benchmarks import bench, profile_rows, speed
 from benchmarks.bench import PAGE, PARTS, Part, all_rows, commands_of, page_with, printed, rows_in, rows_of
 from benchmarks.imposed import HOW_ALL, ImposedDNA, active_share, imposed, recorded
 from benchmarks.table import GOALS, Row, markdown, times_table, worst
@@ -212,3 +212,35 @@ def test_a_size_that_fails_keeps_its_figure_and_the_rest_is_measured(monkeypatch
     kept = json.loads((tmp_path / "speed.json").read_text())["results"]["one_sample"]
     assert kept["broken"] == {"skewed": {}}
     assert kept["vision"]["skewed"]["median"] > 0
+
+
+def test_a_profile_adds_up_to_the_ratio(monkeypatch):
+    tiny = config_of("vision", 1).model_copy(update={"steps": 2, "num_classes": 1000})
+    monkeypatch.setattr(profile_rows, "SIZES", {"one_sample": {"vision": tiny}, "training": {"vision": tiny}})
+    monkeypatch.setattr(profile_rows, "BATCH", 1)
+    for group in ("one_sample", "training"):
+        case = profile_rows.measure(group, "vision", "skewed")
+        for side in ("dense", "ours"):
+            assert sum(case[side]["share"].values()) == pytest.approx(1, abs=0.001)
+            assert case[side]["share"]["products"] > 0
+        _, _, dense, ours = profile_rows.table({"one_sample, vision": case}).splitlines()
+        whole, *parts = (float(cell) for cell in ours.strip("| ").split(" | ")[3:])
+        assert whole == pytest.approx(case["ours"]["milliseconds"] / case["dense"]["milliseconds"], abs=0.006)
+        assert dense.split(" | ")[3] == "1.00"
+        assert sum(parts) == pytest.approx(whole, abs=0.05), "each cell is rounded to hundredths"
+
+
+def test_kinds_of_operations():
+    kinds = {
+        "aten::mm": "products", "mkldnn::_linear_pointwise": "products", "aten::copy_": "moving rows",
+        "aten::_scaled_dot_product_flash_attention_for_cpu": "attention", "aten::gelu_backward": "norms, GELU",
+        "aten::_softmax": "norms, GELU", "aten::index_add_": "moving rows", "aten::sort": "sorting",
+        "aten::add_": "sums", "aten::view": "glue", "aten::mkldnn_convolution": "stem",
+    }  # fmt: skip
+    assert {name: profile_rows.kind_of(name) for name in kinds} == kinds
+
+
+def test_the_profile_in_the_page_is_the_kept_one():
+    document = json.loads((KEPT.parent / "profile_rows.json").read_text(encoding="utf-8"))
+    text = PAGE.read_text(encoding="utf-8")
+    assert profile_rows.page_with(text, document) == text, "python -m benchmarks.bench --show --write-docs"
