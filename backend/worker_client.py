@@ -15,6 +15,8 @@ from backend.uploads import TraceForm
 from backend.worker import SECRET_HEADER
 
 LOOK_SECONDS = 1.0
+LIST_SECONDS = 10.0
+"""for what takes the worker a moment: one that is just starting would keep every view with a list of models waiting"""
 
 
 class WorkerClient:
@@ -35,11 +37,11 @@ class WorkerClient:
 
     async def models(self) -> dict[str, Any]:
         """{"models": [row …]}"""
-        return await self._call("GET", "/models")
+        return await self._call("GET", "/models", limit_s=LIST_SECONDS)
 
     async def model(self, name: str) -> dict[str, Any]:
         """The row of one model with its config and card."""
-        return await self._call("GET", f"/models/{name}")
+        return await self._call("GET", f"/models/{name}", limit_s=LIST_SECONDS)
 
     async def trace(self, form: TraceForm) -> dict[str, Any]:
         """Trace one sample; the answer of ``POST /traces``."""
@@ -66,7 +68,10 @@ class WorkerClient:
             for what in ("used", "total"):
                 metrics.gpu_memory.labels(gpu["device"], what).set(gpu[what])
 
-    async def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+    async def _call(self, method: str, path: str, limit_s: float | None = None, **options: Any) -> dict[str, Any]:
+        """``limit_s``: of a small question; else as long as a trace may take."""
+        if limit_s is not None:
+            options["timeout"] = httpx.Timeout(min(limit_s, self.limit_s), connect=2.0)
         try:
             known = {REQUEST_ID_HEADER: request_id.get()}
             answer = await self.client.request(method, path, headers=known, **options)
@@ -74,6 +79,11 @@ class WorkerClient:
         except httpx.TimeoutException as error:
             if isinstance(error, httpx.ConnectTimeout):
                 raise worker_away() from None
+            if limit_s is not None:
+                raise Problem(
+                    503, "worker-slow", f"The engine worker did not answer within {LIST_SECONDS:g} s: it is starting "
+                    "or has much to do; try again in a moment. Runs can still be read.", headers={"retry-after": "5"},
+                ) from None  # fmt: skip
             raise Problem(
                 503,
                 "worker-slow",
