@@ -21,6 +21,7 @@ from engine.jobs import JobContext, Progress
 from engine.jobs_made import Finished, check_run_name, claim_run, made_by
 
 if TYPE_CHECKING:
+    from engine.adapters.importers import ImportProgress
     from engine.adapters.importers.base import Log
 
 SLICE_SECONDS = 0.7
@@ -53,10 +54,10 @@ class ImportJob:
     kind: ClassVar[str] = "import"
     Request: ClassVar[type[BaseModel]] = ImportRequest
 
-    def __init__(self, log: Log, make: Callable[[Log], Generator[int, None, Path]], run: str) -> None:
+    def __init__(self, log: Log, make: Callable[[Log], Generator[ImportProgress, None, Path]], run: str) -> None:
         self.log, self.make, self.run = log, make, run
         self.counting: Generator[int, None, Log] | None = log.counting()
-        self.parts: Generator[int, None, Path] | None = None
+        self.parts: Generator[ImportProgress, None, Path] | None = None
         self.file: Path | None = None
         self.last = Progress(0, None, "tokens")
 
@@ -90,7 +91,7 @@ class ImportJob:
             return Finished(run, None, "tokens")
         remove_abandoned(context.runs_dir)
 
-        def make(counted: Log) -> Generator[int, None, Path]:
+        def make(counted: Log) -> Generator[ImportProgress, None, Path]:
             return importers.import_parts(
                 counted, context.runs_dir, run, model=request.model, token_texts=texts, findings=made_by(folder)
             )
@@ -98,7 +99,7 @@ class ImportJob:
         return cls(log, make, run)
 
     def advance(self) -> Progress:
-        """Some batches; the last call seals the run."""
+        """Some batches, or some stages of the sealing."""
         ends = time.monotonic() + SLICE_SECONDS
         while time.monotonic() < ends:
             if self.counting is not None:
@@ -129,10 +130,11 @@ class ImportJob:
             self.parts = self.make(self.log)
 
     def _write(self) -> bool:
-        """One batch; True when the run is sealed."""
+        """One batch, or where the sealing is; True when the run is sealed."""
         assert self.parts is not None
         try:
-            self.last = Progress(next(self.parts), None, "tokens", f"making the run {self.run}")
+            at = next(self.parts)
+            self.last = Progress(at.tokens, None, "tokens", at.sealing or f"making the run {self.run}")
         except StopIteration as end:
             self.file = end.value
             return True

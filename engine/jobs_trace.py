@@ -108,7 +108,7 @@ class TraceJob:
         return cls(dataset, parts, run)
 
     def advance(self) -> Progress:
-        """Some batches; the last call seals the run, which takes longer where there are millions of tokens."""
+        """Some batches, or some stages of the sealing."""
         ends = time.monotonic() + SLICE_SECONDS
         while time.monotonic() < ends:
             try:
@@ -116,7 +116,8 @@ class TraceJob:
             except StopIteration:
                 return self._sealed()
             left_out = f", {self.dataset.num_skipped:,} left out" if self.dataset.num_skipped else ""
-            self.last = Progress(at.samples, at.total, "samples", f"{at.tokens:,} tokens traced{left_out}")
+            words = at.sealing or f"{at.tokens:,} tokens traced"
+            self.last = Progress(at.samples, at.total, "samples", words + left_out)
         return self.last
 
     def _sealed(self) -> Progress:

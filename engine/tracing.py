@@ -24,7 +24,7 @@ from engine.disk import SHIPPED_MODELS, is_name
 from engine.errors import UserError
 from engine.models.families import family_class
 from engine.models.family import Controls, RoutedModel
-from engine.parts import followed
+from engine.parts import followed, reworded, sealed
 from engine.store.shards_write import ShardWriter
 from engine.store.writer import RunWriter
 from engine.tokenizer import TextTokenizer
@@ -76,6 +76,13 @@ class TraceProgress:
     samples: int
     total: int | None
     tokens: int
+    sealing: str = ""
+    """the stage of the sealing, once all are traced"""
+
+    @property
+    def words(self) -> str:
+        """Beside the number of samples."""
+        return self.sealing or f"{self.tokens:,} tokens"
 
 
 def models_folders(data_dir: Path | None = None) -> list[Path]:
@@ -257,7 +264,8 @@ def trace_parts(
             yield TraceProgress(done, total, tokens)
         if not done and isinstance(writer, RunWriter):
             raise UserError("the data set holds no sample, so there is nothing to trace", field="data")
-        return writer.seal()
+        at = TraceProgress(done, total, tokens)
+        return (yield from reworded(sealed(writer), lambda words: replace(at, sealing=words)))
 
 
 def _known(loaded: LoadedModel) -> dict[str, Any]:

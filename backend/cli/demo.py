@@ -81,7 +81,7 @@ def _trace_all(wanted: list[tuple[str, str, str]], settings: Settings) -> None:
     from engine.tracing import TraceProgress, load_model, trace_samples
 
     def follow(progress: Bar, now: TraceProgress) -> None:
-        progress.update(now.samples, f"{now.tokens:,} tokens")
+        progress.update(now.samples, now.words)
 
     remove_abandoned(settings.runs_dir)
     for number, (model, name, run_id) in enumerate(wanted, start=1):

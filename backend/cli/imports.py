@@ -64,7 +64,7 @@ def import_log(
     with bar(f"{file.name} ({log.format})", None, "tokens") as progress:
         path = importers.import_log(
             log, settings.runs_dir, run_id, model=model, token_texts=texts, overwrite=overwrite,
-            on_progress=progress.update,
+            on_progress=lambda p: progress.update(p.tokens, p.sealing),
         )  # fmt: skip
     from engine.store import Run
 

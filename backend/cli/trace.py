@@ -156,7 +156,7 @@ def trace(
     with bar(f"{loaded.name} on {dataset.name}{wish or ''}", part.num_samples, "samples") as progress:
 
         def told(p: TraceProgress) -> None:
-            progress.update(p.samples, f"{p.tokens:,} tokens")
+            progress.update(p.samples, p.words)
 
         if ask and ask.beside:
             before, path, effect = trace_beside(loaded, dataset, settings.runs_dir, options, run, twin, told)
@@ -211,7 +211,7 @@ def _trace_huggingface(
     with bar(f"{loaded.name} on {dataset.name}{wish or ''}", part.num_samples, "samples") as progress:
 
         def told(p: TraceProgress) -> None:
-            progress.update(p.samples, f"{p.tokens:,} tokens")
+            progress.update(p.samples, p.words)
 
         writing |= {"dataset": dataset.name, "split": dataset.split, "total": part.num_samples}
         run = writing.pop("run_id")

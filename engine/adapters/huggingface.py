@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from engine.blocks import block_rows, with_breaks
 from engine.datasets import Sample
 from engine.errors import UserError
 from engine.models.losses import token_losses
-from engine.parts import followed
+from engine.parts import followed, reworded, sealed
 from engine.store.writer import RunWriter
 from engine.tokenizer import Encoded
 from engine.trace import ModuleInfo, RunInfo, SampleRecord, TraceBatch
@@ -122,7 +122,8 @@ def trace_parts(
             yield TraceProgress(done, total, tokens)
         if not done and isinstance(writer, RunWriter):
             raise UserError("the data set holds no sample, so there is nothing to trace", field="data")
-        return writer.seal()
+        at = TraceProgress(done, total, tokens)
+        return (yield from reworded(sealed(writer), lambda words: replace(at, sealing=words)))
 
 
 def run_info(loaded: HuggingFaceModel, run_id: str, dataset: str, split: str = "") -> RunInfo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -22,8 +23,11 @@ class SealedOnce(ABC):
     """what is written, as a sentence names it: ``run 'a'``"""
 
     @abstractmethod
-    def seal(self) -> Path:
-        """Finish; what was written has its own name from then on."""
+    def seal(self, on_stage: Callable[[str, int, int], None] = lambda name, done, of: None) -> Path:
+        """Finish; what was written has its own name from then on.
+
+        ``on_stage(name, done, of)`` is told before each stage what comes; where sealing takes no time, there are none.
+        """
 
     @abstractmethod
     def abort(self) -> None:

@@ -132,7 +132,7 @@ class ShardWriter(SealedOnce):
             with self._disk_trouble():
                 self._add_twin(np.asarray(module_ids))
 
-    def seal(self) -> Path:
+    def seal(self, on_stage: Callable[[str, int, int], None] = lambda name, done, of: None) -> Path:
         """Finish: sums, manifest, fsync, rename; returns the shard's folder. A shard may hold no sample.
 
         Raises:

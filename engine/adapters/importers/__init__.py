@@ -25,7 +25,7 @@ from engine.adapters.importers.megatron import is_megatron_line, open_megatron
 from engine.adapters.importers.parquet import open_parquet
 from engine.adapters.importers.seen import Seen
 from engine.errors import UserError
-from engine.parts import followed
+from engine.parts import followed, reworded, sealed
 from engine.store.checks import check_text
 from engine.store.writer import RunWriter
 from engine.trace import RunInfo
@@ -195,6 +195,14 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:60]} …"
 
 
+@dataclass(frozen=True)
+class ImportProgress:
+    """Tokens written so far, and the stage of the sealing once all are."""
+
+    tokens: int
+    sealing: str = ""
+
+
 def import_log(
     log: Log,
     runs_dir: Path,
@@ -203,7 +211,7 @@ def import_log(
     model: str | None = None,
     token_texts: dict[int, str] | None = None,
     overwrite: bool = False,
-    on_progress: Callable[[int], None] = lambda tokens: None,
+    on_progress: Callable[[ImportProgress], None] = lambda p: None,
 ) -> Path:
     """Make a sealed run of a log; returns its file. Nothing is left behind where something is wrong.
 
@@ -219,7 +227,7 @@ def import_log(
 def import_parts(
     log: Log, runs_dir: Path, run_id: str, *, model: str | None = None, token_texts: dict[int, str] | None = None,
     overwrite: bool = False, findings: dict[str, Any] | None = None,
-) -> Generator[int, None, Path]:  # fmt: skip
+) -> Generator[ImportProgress, None, Path]:  # fmt: skip
     """``import_log`` batch by batch: yields the tokens done so far, returns the run's file. Closing it early leaves
     nothing behind.
 
@@ -259,12 +267,12 @@ def import_parts(
         for batch in batches(seen.through(log.pieces()), token_texts):
             writer.write(batch)
             tokens += batch.num_tokens
-            yield tokens
+            yield ImportProgress(tokens)
         if not tokens:
             raise UserError(f"{log.file}: holds no token", field="file")
         # The writer keeps findings when it seals: what only the whole log can tell is said until then.
         notes.extend(seen.notes(log, bool(token_texts)))
-        return writer.seal()
+        return (yield from reworded(sealed(writer), lambda words: ImportProgress(tokens, words)))
 
 
 def read_vocabulary(folder: Path) -> dict[int, str]:
