@@ -192,8 +192,11 @@ def _losses(after: Run, before: Run, pairs: list[tuple[int, int, int, int]]) -> 
 
 
 def _token_loss(run: Run, first_row: int, size: int) -> float | None:
+    """Mean over tokens, from the means of whole samples: those are exact, losses of single tokens are rounded."""
     query = Query(
-        "SELECT avg(loss) FROM token WHERE rowid BETWEEN ? AND ? AND loss IS NOT NULL AND NOT isnan(loss)",
+        "SELECT sum(mean * n) / sum(n) FROM (SELECT sample, count(*) AS n FROM token WHERE rowid BETWEEN ? AND ? "
+        "AND loss IS NOT NULL AND NOT isnan(loss) GROUP BY sample) JOIN (SELECT sample, loss AS mean FROM sample) "
+        "USING (sample) WHERE mean IS NOT NULL AND NOT isnan(mean)",
         (first_row, first_row + size - 1),
     )
     ((mean,),) = run.rows(query)
