@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from engine.edits.values import check_length
 from engine.errors import UserError
 from engine.images import display_png, model_view, patch_regions
 from engine.models.family import Controls, RoutedModel, Traced
+from engine.models.graphs import Graphs
 from engine.models.losses import token_losses
 from engine.record import to_host
 from engine.trace import SampleRecord, TraceBatch
@@ -28,6 +30,9 @@ from engine.train.augment import normalise
 
 if TYPE_CHECKING:
     from engine.tracing import LoadedModel
+
+GRAPHS: WeakKeyDictionary[RoutedModel, Graphs] = WeakKeyDictionary()
+"""the captured traces of models whose ``execution`` is "graph" """
 
 
 def _chunks(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
@@ -52,7 +57,11 @@ def run_model(
     """Logits on the device, decisions on the host."""
     with mixed_precision(device):
         there = None if valid is None else valid.to(device)
-        traced = model.trace_with(inputs.to(device, non_blocking=True), there, controls or model.Controls())
+        here = inputs.to(device, non_blocking=True)
+        if getattr(model, "execution", None) == "graph" and not (controls and controls.given()):
+            traced = GRAPHS.setdefault(model, Graphs(model, "trace"))(here, there)
+        else:
+            traced = model.trace_with(here, there, controls or model.Controls())
     return to_host(traced)
 
 

@@ -15,7 +15,7 @@ Shapes: N = B·T tokens, P = N·K entries, D width, Q = 3·D, F hidden width, W 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -120,9 +120,10 @@ def device_step(
     return (h_ND + blended.to(h.dtype)).view(batch, tokens, width)
 
 
-@lru_cache(maxsize=64)
+@cache
 def _places(places: tuple[int, ...], device: torch.device) -> Int[Tensor, " M"]:
-    """Kept on the device: a copy from the host each step would be a synchronisation too."""
+    """Kept on the device: a copy from the host each step would be a synchronisation too. Never dropped: a captured
+    graph (``engine.models.graphs``) reads it where it lies."""
     with torch.inference_mode(False):
         return torch.tensor(places, device=device)
 

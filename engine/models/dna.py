@@ -32,7 +32,7 @@ from engine.record import compact_decisions, dna_module_table, token_flops
 from engine.routing import Decision, module_counts, route, route_expert_choice, updated_bias
 from engine.trace import ModuleInfo
 
-EXECUTIONS = {"grouped": grouped_step, "device": device_step, "naive": naive_step}
+EXECUTIONS = {"grouped": grouped_step, "device": device_step, "graph": device_step, "naive": naive_step}
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class ConvStem(nn.Module):
 class DNA(RoutedModel):
     """A distributed neural architecture for images or for text.
 
-    ``execution`` is "grouped" (fast), "device" (for a GPU: no host synchronisation) or "naive" (readable); all give
-    the same numbers.
+    ``execution`` is "grouped" (fast), "device" (for a GPU: no host synchronisation), "graph" (the same, and a trace
+    replays it as a captured CUDA graph) or "naive" (readable); all give the same numbers.
     """
 
     family = "dna"
@@ -107,7 +107,9 @@ class DNA(RoutedModel):
             }
         return self.WEIGHT_SEMANTICS | changed
 
-    def __init__(self, config: DNAConfig, execution: Literal["grouped", "device", "naive"] = "grouped") -> None:
+    def __init__(
+        self, config: DNAConfig, execution: Literal["grouped", "device", "graph", "naive"] = "grouped"
+    ) -> None:
         super().__init__()
         self.config = config
         self.execution = execution
