@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -137,7 +137,9 @@ class Answers:
             if answer is None and (task is None or not wait or wants_any(request)):
                 return None
             how = "cached" if answer is not None else "shared"
-            answer = answer or await asyncio.shield(task)
+            if answer is None:
+                with self.registry.fitting(*runs_of(request), place.run_id):
+                    answer = await asyncio.shield(task)
             response = Response(answer.body, media_type=answer.media_type, headers=sealed_headers(etag))
         scope["route"] = place.route  # for the metrics around this
         self.metrics.answers.labels(how).inc()
@@ -154,22 +156,25 @@ class Answers:
             self.metrics.answers.labels("cached").inc()
         else:
             with self.registry.fitting(*runs_of(request)):
-                answer = await self._shared(etag, compute)
+                answer = await self._shared(etag, compute, runs_of(request))
         if wants_any(request):
             return Response(status_code=304, headers=sealed_headers(etag))
         return Response(answer.body, media_type=answer.media_type, headers=sealed_headers(etag))
 
-    async def _shared(self, key: str, compute: Callable[[], Answer]) -> Answer:
+    async def _shared(self, key: str, compute: Callable[[], Answer], runs: Sequence[str]) -> Answer:
         task = self._working.get(key)
         if task is None:
             self.metrics.answers.labels("computed").inc()
-            task = self._working[key] = asyncio.create_task(self._compute(key, compute))
+            task = self._working[key] = asyncio.create_task(self._compute(key, compute, runs))
             task.add_done_callback(lambda _: self._working.pop(key, None))
         else:
             self.metrics.answers.labels("shared").inc()
         return await asyncio.shield(task)
 
-    async def _compute(self, key: str, compute: Callable[[], Answer]) -> Answer:
+    async def _compute(self, key: str, compute: Callable[[], Answer], runs: Sequence[str]) -> Answer:
+        for run_id in runs:
+            if self.registry.must_be_read(run_id):  # takes seconds or minutes: not in a slot that others wait for
+                await run_in_threadpool(self.registry.read_first, run_id)
         async with self.slots.take():
             answer = await run_in_threadpool(compute)
         self.cache.put(key, answer)

@@ -48,6 +48,17 @@ def without_places(text: str) -> str:
     return _pattern[0].sub(lambda found: _names[found[1]], text) if _pattern else text
 
 
+def data_without_places(data: Any) -> Any:
+    """What is to become JSON, with each of its texts ``without_places``."""
+    if isinstance(data, str):
+        return without_places(data)
+    if isinstance(data, dict):
+        return {name: data_without_places(value) for name, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [data_without_places(value) for value in data]
+    return data
+
+
 def problem_without_places(problem: dict[str, Any] | None) -> dict[str, Any] | None:
     """A problem as JSON with its sentence ``without_places``."""
     if problem is None or not isinstance(problem.get("detail"), str):

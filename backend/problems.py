@@ -144,7 +144,7 @@ def from_http(error: HTTPException, request: Request) -> Problem:
     """Problems that the framework raises itself: 404 and 405 mostly."""
     headers = {key.lower(): value for key, value in (error.headers or {}).items()}
     if error.status_code == 404:
-        return Problem(404, "not-found", f"There is nothing at {request.url.path[:200]}; /docs lists what there is.")
+        return Problem(404, "not-found", "There is nothing at this address; /docs lists what there is.")
     if error.status_code == 405:
         allowed = headers.get("allow", "another method")
         if allowed == "GET":

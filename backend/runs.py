@@ -16,7 +16,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,7 +140,7 @@ class RunRegistry:
         """
         try:
             yield
-        except (Problem, UserError, OSError):  # said already; or the fault of a disk, a pipe, a connection
+        except (Problem, UserError, OSError, MemoryError):  # said already; or the fault of a disk, a pipe, a machine
             raise
         except Exception as error:
             foreign = [run_id for run_id in run_ids if is_name(run_id) and not self._sealed_here(run_id)]
@@ -151,6 +151,19 @@ class RunRegistry:
                 409, "unreadable-run", f"Run {foreign[0]} cannot be answered: it came from elsewhere, and its tables "
                 f"do not fit together ({type(error).__name__}); copy it again or trace the run again.", field="run",
             ) from error  # fmt: skip
+
+    def must_be_read(self, run_id: str) -> bool:
+        """Whether asking for the run would wait for its first reading."""
+        try:
+            return self.strangers is not None and is_name(run_id) and self._look(self.path(run_id)).state == "unread"
+        except OSError:
+            return False
+
+    def read_first(self, run_id: str) -> None:
+        """Wait for the first reading of a run from elsewhere; how it ended is told when the run is opened."""
+        if self.strangers is not None:
+            with suppress(OSError):
+                self.strangers.problem(self.path(run_id))
 
     def _sealed_here(self, run_id: str) -> bool:
         try:

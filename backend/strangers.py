@@ -115,6 +115,11 @@ class Strangers:
         with self._lock:
             return self._look(file, info)
 
+    def may_pass(self, file: Path) -> bool:
+        """Whether a run is refused for want of memory or time alone, which says nothing of the file."""
+        told = self._told.get(file)
+        return told is not None and told.refusal is not None and told.refusal.passing
+
     def _look(self, file: Path, info: os.stat_result) -> Look:
         told = self._told.get(file)
         if told is None or told.identity != _identity(info):
@@ -152,7 +157,11 @@ class Strangers:
         before = self._told.get(file)
         refusal = self._read_apart(file, self.limit_s + info.st_size / BYTES_PER_SECOND)
         with self._lock:
-            if self._closed:
+            try:
+                same = _identity(os.stat(file)) == _identity(info)
+            except OSError:
+                same = False
+            if self._closed or not same:  # what is there now, if anything, is another run
                 return refusal.sentence if refusal is not None else None
             tries = before.tries + 1 if before is not None and before.identity == _identity(info) else 1
             again_at = float("inf")

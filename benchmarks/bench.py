@@ -16,6 +16,7 @@ import argparse
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -149,10 +150,14 @@ def run(parts: list[tuple[Part, list[str]]], peers_python: str) -> list[str]:
             f"python {' '.join(command[1:])}")  # fmt: skip
         name, environment = " ".join(command[2:]), os.environ | {"PYTHONPATH": str(ROOT)}
         try:
-            done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=False,
-                                  timeout=PATIENCE * 60 * max(minutes, 0.5))  # fmt: skip
-            problem = f"ended with code {done.returncode}" if done.returncode else ""
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, start_new_session=True
+            )
+            code = process.wait(PATIENCE * 60 * max(minutes, 0.5))
+            problem = f"ended with code {code}" if code else ""
         except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # its servers and writers too
+            process.wait()
             problem = f"took more than {PATIENCE * max(minutes, 0.5):.0f} minutes and was ended"
         except OSError as error:
             problem = f"could not be started with {command[0]} ({error.strerror})"

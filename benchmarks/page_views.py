@@ -199,7 +199,7 @@ def measure(
                 started = time.perf_counter()
                 if not (runs[size] / "runs" / f"{name}.duckdb").exists():
                     write_run(Wish(name, num_tokens, modality=modality, routing=routing), runs[size] / "runs")
-                sealed[size, name] = time.perf_counter() - started
+                    sealed[size, name] = round(time.perf_counter() - started, 1)
         file = runs["cold"] / "runs" / f"{names[0]}.duckdb"
         for repeat in range(repeats):
             for view in views:
@@ -220,11 +220,12 @@ def measure(
                         with serving(data_dir) as (url, parent):
                             where = address(url, view, *names).replace(f"view={view}", f"view={OPEN_AT}")
                             times[view]["within"].append(visit_within(browser, where, view, files, parent))
-                    shutil.rmtree(data_dir / "logs", ignore_errors=True)
+                    if not (kept and size == "cold"):
+                        shutil.rmtree(data_dir / "logs", ignore_errors=True)
                 print(modality, view, {k: _medians(v[-1:]) for k, v in times[view].items() if v}, flush=True)
         megabytes = round(file.stat().st_size / 1e6, 1)
     shown = {view: {kind: _medians(found) for kind, found in kinds.items() if found} for view, kinds in times.items()}
-    return {"file_mb": megabytes, "seal_s": round(sealed["cold", names[0]], 1), "views": shown}
+    return {"file_mb": megabytes, "seal_s": sealed.get(("cold", names[0])), "views": shown}
 
 
 def _medians(times: list[dict[str, float]]) -> dict[str, float]:

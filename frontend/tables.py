@@ -11,8 +11,6 @@ import streamlit as st
 
 from frontend.charts import numbers
 
-MOST_ROWS = 200
-"""beyond, a table is ``st.dataframe``, which draws only what is in sight"""
 STYLE = """<style>
 .tp-table { overflow-x: auto; max-height: 36rem; overflow-y: auto; font-size: .875rem; margin-top: .3rem;
   border: 1px solid color-mix(in srgb, currentColor 18%, transparent); border-radius: .5rem; }

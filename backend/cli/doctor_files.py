@@ -68,7 +68,7 @@ def _read_run(file: Path, strangers: Strangers) -> Finding | int:
     try:
         problem = strangers.problem(file)  # first, so that a file from elsewhere does not end this process
         if problem is not None:
-            return Finding("broken", "runs", problem)
+            return Finding("note" if strangers.may_pass(file) else "broken", "runs", problem)
         return verify_run(file)["token"]
     except NotEnoughMemory as error:
         return Finding("note", "runs", f"{error}; nothing is known of it")

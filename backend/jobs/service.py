@@ -15,7 +15,7 @@ from backend.jobs.files import job_dir, read_artifact, remove_folder
 from backend.jobs.rows import ENDED, EventRow, JobRow, State, as_text
 from backend.jobs.table import JobTable, seconds_left
 from backend.jobs.watch import Watch
-from backend.places import problem_without_places, without_places
+from backend.places import data_without_places, problem_without_places, without_places
 from backend.problems import Problem, busy, disk_full, from_user_error
 from backend.settings import Settings
 from backend.strangers import Strangers, strangers_of
@@ -170,7 +170,7 @@ class Jobs:
                     news, over = await asyncio.to_thread(self._news, job, after)
                     for event in news:
                         after = event.id
-                        told = without_places(as_text(event.data))
+                        told = as_text(data_without_places(event.data))  # before JSON changes how they are written
                         yield format_sse_event(data_str=told, event=event.kind, id=str(event.id))
                     if over and not news:
                         return

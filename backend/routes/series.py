@@ -31,7 +31,10 @@ def runs_of_series(services: Services, run_id: str) -> Iterator[list[Run]]:
                 continue
             with ExitStack() as tried:
                 other = tried.enter_context(services.registry.lease(card["run"]))
-                if (series_of(other) or ("", 0))[0] == series[0]:
+                with services.registry.fitting(card["run"]):
+                    belongs = (series_of(other) or ("", 0))[0] == series[0]
+                if belongs:
                     members.append(other)
                     stack.push(tried.pop_all())
-        yield members
+        with services.registry.fitting(run_id, *(member.run_id for member in members)):
+            yield members

@@ -29,7 +29,9 @@ ALIGN = 4
 
 def fits_frozen(modules: nn.ModuleList, h: Tensor, weights: Tensor) -> bool:
     """Whether nobody asks for a gradient, and the modules' products go by ordered weights."""
-    if torch.is_grad_enabled() and (h.requires_grad or weights.requires_grad):
+    if torch.is_grad_enabled() and (
+        h.requires_grad or weights.requires_grad or any(p.requires_grad for p in modules.parameters())
+    ):
         return False
     weight = next((m.weight for m in modules.modules() if isinstance(m, Linear)), None)
     return h.dtype == weights.dtype == torch.float32 and weight is not None and orders(h, weight)
@@ -70,7 +72,8 @@ def frozen_step(
         else:
             mixed_RD, row_E = _attended(qkv_EQ, plan.segments, heads, causal)
         del qkv_EQ
-    change_ED = h.new_empty(len(token_E), width)
+    change_ED = h.new_empty(len(token_E) + 1, width)
+    change_ED[-1] = 0  # for slots without an entry
     for module, start, end in plan.rows:
         mixed = None if mixed_RD is None else mixed_RD[start:end]
         if mixed_RD is not None and row_E is not None:
@@ -109,7 +112,8 @@ def _blended(h_ND: Tensor, change_ED: Tensor, entry_NK: Tensor, weights_NK: Tens
     """h + Σ ρ (M(h) − h), without a gather of its own where every token has one entry or several."""
     if not complete:
         weights_NK = weights_NK.masked_fill(entry_NK < 0, 0)
-        entry_NK = entry_NK.clamp(min=0)
+        # Nothing of another token, whose NaN a weight of 0 would not keep out.
+        entry_NK = entry_NK.masked_fill(entry_NK < 0, len(change_ED) - 1)
     # A weighted bag of rows: gathered, weighed and summed in one pass.
     return F.embedding_bag(entry_NK, change_ED, mode="sum", per_sample_weights=weights_NK).add_(h_ND)
 

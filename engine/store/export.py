@@ -120,7 +120,7 @@ def export_query(table: str, layout: Layout, token_columns: Collection[str], *, 
         columns, labels = _token_columns(layout, token_columns, flat), " LEFT JOIN label USING (label_id)"
     else:
         columns = "t.* EXCLUDE (place)"
-    every = "COLUMNS(c -> c <> 'rowid')"  # which a view lists, and a table does not
+    every = "COLUMNS(lambda c: c <> 'rowid')"  # which a view lists, and a table does not
     ranged = f"(SELECT rowid AS place, {every} FROM {source} WHERE rowid BETWEEN ? AND ?) AS t"
     where = " WHERE t.image IS NOT NULL" if table == "image" else ""
     return Query(f"SELECT t.place, {columns} FROM {ranged}{labels}{where} ORDER BY t.place")

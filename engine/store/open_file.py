@@ -21,6 +21,8 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "temp_directory": "",
 }
 _HEADER_BYTES = 3 * 4096
+LOOK_SECONDS = 20.0
+"""of the first look into a file: milliseconds, unless the file was made to take longer"""
 
 
 def limit_memory(megabytes: int) -> None:
@@ -115,10 +117,28 @@ def _check_length(con: duckdb.DuckDBPyConnection, file: Path) -> None:
         )
 
 
+@contextmanager
+def _interrupted_after(con: duckdb.DuckDBPyConnection, seconds: float) -> Iterator[None]:
+    timer = threading.Timer(seconds, con.interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def _check_schema(con: duckdb.DuckDBPyConnection, file: Path) -> None:
     try:  # a look into the catalogue would take longer than all else here
-        con.execute("SELECT path_id FROM token LIMIT 0")
-        rows = con.execute("SELECT schema_version FROM run").fetchall()
+        with _interrupted_after(con, LOOK_SECONDS):  # both may be views, and a stranger's may never end
+            con.execute("SELECT path_id FROM token LIMIT 0")
+            rows = con.execute("SELECT schema_version FROM run LIMIT 2").fetchall()
+    except (duckdb.InterruptException, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not is_interrupt(error):
+            raise
+        raise RunFileError(
+            f"{file.name} does not say within {LOOK_SECONDS:g} s what it holds: it is damaged or was made to do harm"
+        ) from None
     except (duckdb.CatalogException, duckdb.BinderException):
         raise RunFileError(
             f"{file.name} is a DuckDB file, but no run: it has no table 'run' and 'token'"
@@ -202,6 +222,6 @@ def is_interrupt(error: BaseException) -> bool:
 def first_line(error: Exception, file: Path) -> str:
     """What DuckDB or the system says of ``file``, in its own words but for where the file lies."""
     told = (str(error).splitlines() or [type(error).__name__])[0]
-    for place in {str(file), str(file.absolute()), str(file.resolve())}:
+    for place in sorted({str(file), str(file.absolute()), str(file.resolve())}, key=len, reverse=True):
         told = told.replace(place, file.name).replace(place.removesuffix(file.name), "")
     return told[:200]

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from engine.store.run import Run
 
 _PLACE = ("token_id", "row", "col", "char_start", "char_end", "region", "loss", "gate_entropy", "flops")
+TOKENS_AT_ONCE = 200
+"""in one question: DuckDB 2.0 takes long over thousands of branches"""
 
 
 def sample_detail(run: Run, sample: int) -> dict[str, Any]:
@@ -175,8 +177,12 @@ def _places(run: Run, pairs: list[tuple[int, int]], columns: tuple[str, ...]) ->
     """``sample, token`` and ``columns`` of these tokens, in reading order."""
     if run.row["schema_version"] < 6:
         return run.rows(queries.tokens_at(pairs, ", ".join(columns)))
-    places = [value for sample, token in pairs for value in (sample, int(run.first_rows[sample]) + token)]
-    return run.rows(queries.Query(tokens_sql(columns, len(pairs)), tuple(places)))
+    found = []
+    for start in range(0, len(pairs), TOKENS_AT_ONCE):
+        some = pairs[start : start + TOKENS_AT_ONCE]
+        places = [value for sample, token in some for value in (sample, int(run.first_rows[sample]) + token)]
+        found += run.rows(queries.Query(tokens_sql(columns, len(some)), tuple(places)))
+    return found
 
 
 def _patches(run: Run, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:

@@ -164,10 +164,10 @@ def _read(run: Run, firsts: list[int] | None = None) -> Iterator[Page]:
     for start in range(0, len(firsts), PAGES_AT_ONCE):
         some = firsts[start : start + PAGES_AT_ONCE]
         rows = run.rows(Query(
-            "SELECT first_sample, num_samples, counts, places, large FROM profile_page WHERE first_sample BETWEEN ? "
-            "AND ? ORDER BY first_sample", (some[0], some[-1]),
+            "SELECT first_sample, num_samples, counts, places, large FROM profile_page WHERE first_sample IN "
+            f"({', '.join('?' * len(some))}) ORDER BY first_sample", tuple(some),
         ))  # fmt: skip
-        yield from (Page.of(row, run.layout) for row in rows if row[0] in some)
+        yield from (Page.of(row, run.layout) for row in rows)
 
 
 def profiles_of(run: Run, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

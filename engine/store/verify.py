@@ -6,7 +6,7 @@ from pathlib import Path
 
 import duckdb
 
-from engine.store.coded import TABLE
+from engine.store.coded import MEMBERS, TABLE
 from engine.store.errors import NotEnoughMemory, RunFileError
 from engine.store.open_file import first_line, open_read_only
 
@@ -28,7 +28,7 @@ def verify_run(file: Path) -> dict[str, int]:
         for (table,) in found:
             name = table.replace('"', '""')
             # The hash is of all columns, so none can be left out of the reading.
-            key = "token" if table == TABLE else table  # what people call them
+            key = {TABLE: "token", MEMBERS: "path_member"}.get(table, table)  # what people call them
             (rows[key], _), = con.execute(f'SELECT count(*), bit_xor(hash(t)) FROM "{name}" t').fetchall()
         said = con.execute("SELECT num_samples, num_tokens FROM run").fetchall()[0]
     except duckdb.OutOfMemoryException as error:

@@ -172,8 +172,11 @@ class RunWriter(SealedOnce):
         try:
             self._filler.add_answers(told)
         except Exception as error:
-            if not stopped:  # Who asks for them gets them worked out.
-                on_stage(f"without the answers that take long ({error})", NUM_STAGES, NUM_STAGES)
+            if is_interrupt(error):  # Ctrl-C, as DuckDB tells it
+                stopped[:] = [KeyboardInterrupt()]
+            elif not stopped:  # Who asks for them gets them worked out.
+                with contextlib.suppress(BaseException):  # ``told`` has kept it
+                    told(f"without the answers that take long ({error})", NUM_STAGES, NUM_STAGES)
         except BaseException as error:
             stopped[:] = [error]
         try:

@@ -226,7 +226,12 @@ def card_words(card: Mapping[str, Any]) -> str:
 
 def _being_read(known: Sequence[str]) -> None:
     """Which runs are read for the first time; draws the page again when one of them can be opened, or cannot."""
-    if common.being_read(look.client().runs()) != list(known):
+    try:
+        now = look.client().runs()
+    except ApiError as error:
+        look.sentence(error)
+        return
+    if common.being_read(now) != list(known):
         st.rerun()
     look.empty(reading_words(known))
 

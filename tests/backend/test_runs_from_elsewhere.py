@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import duckdb
@@ -85,6 +86,32 @@ def test_the_list_waits_for_no_first_reading(serve: Serve, let: Let) -> None:
     until(lambda: set(states(served).values()) == {"sealed"})
     assert all(is_known(served.runs_dir / f"{name}.duckdb") for name in names)
     assert not is_sealed_here(served.runs_dir / "given3.duckdb")
+
+
+def test_who_asks_for_unread_runs_takes_no_place_from_others(serve: Serve, let: Let) -> None:
+    served = serve(query_slots=2, query_wait_seconds=0.5)
+    make_run(served.runs_dir, "own", samples=2, twin=False)
+    from_elsewhere(served, "given")
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(served.get, f"/runs/given{path}") for path in ("", "/flow", "/usage", "/paths")]
+        until(lambda: served.get("/runs/own/flow").status_code == 200)
+        assert served.get("/runs").status_code == 200
+        assert not any(one.done() for one in asked)
+        let("given")
+        assert [one.result().status_code for one in asked] == [200] * 4
+
+
+def test_a_reading_says_nothing_of_what_took_its_file_s_place(serve: Serve, let: Let) -> None:
+    served = serve()
+    from_elsewhere(served, "given", "gone")
+    assert set(states(served).values()) == {"being_read"}
+    for name in ("given", "gone"):
+        (served.runs_dir / f"{name}.duckdb").unlink()
+    make_run(served.runs_dir, "given", samples=3, twin=False)
+    let("given", "gone")
+    until(lambda: states(served) == {"given": "sealed"})
+    assert is_sealed_here(served.runs_dir / "given.duckdb")
+    assert not (served.runs_dir.parent / FOLDER / "gone.duckdb").exists()
 
 
 def test_who_pages_through_finds_each_run_once(serve: Serve, let: Let) -> None:

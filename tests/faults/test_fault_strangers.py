@@ -190,8 +190,8 @@ def test_the_first_reading_keeps_no_more_than_half_of_its_memory(tmp_path: Path)
     code = (
         "import runpy, sys; from engine.store import open_file\n"
         "real = open_file.open_read_only\n"
-        "def opened(file):\n"
-        "    con = real(file)\n"
+        "def opened(file, **more):\n"
+        "    con = real(file, **more)\n"
         "    print(con.execute(\"SELECT current_setting('memory_limit')\").fetchall()[0][0])\n"
         "    return con\n"
         "open_file.open_read_only = opened\n"

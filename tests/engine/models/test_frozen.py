@@ -99,3 +99,24 @@ def test_products_and_gradients_by_a_small_weight(small, monkeypatch):
     with torch.no_grad():
         layer.weight.mul_(2)
         torch.testing.assert_close(layer.gelu(x), torch.nn.functional.gelu(x @ layer.weight.T), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("way")
+def test_what_is_no_number_in_one_sample_stays_there():
+    """A slot that goes nowhere reads no other token: 0 times NaN would be NaN."""
+    bank = make_bank(KINDS["mlps"])
+    h = torch.randn(2, 30, 32)
+    h[0] = torch.nan
+    ids = torch.stack([torch.zeros(30, 1, dtype=torch.long), torch.full((30, 1), 2)])
+    with torch.inference_mode():
+        fast = grouped_step(bank, h, ids, torch.ones(2, 30, 1), causal=False)
+    torch.testing.assert_close(fast[1], h[1])
+
+
+def test_a_bank_that_is_trained_in_part_goes_the_way_of_training():
+    bank = make_bank(("transformer",) * 3)
+    h, ids, weights = choices(2, 40, 3, 2)
+    bank[2].requires_grad_(True)
+    assert not frozen.fits_frozen(bank, h, weights)
+    grouped_step(bank, h, ids, weights, causal=False).sum().backward()
+    assert all(p.grad is not None for p in bank[2].parameters())

@@ -109,6 +109,20 @@ def test_answers_that_cannot_be_written_are_all_there_or_none(room: str, tmp_pat
     assert_whole(tmp_path, answers=False)
 
 
+def test_a_stop_that_comes_as_the_answers_fail_keeps_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(folder: Path) -> None:
+        raise NearlyFull("the disk is nearly full")
+
+    def on_stage(name: str, done: int, of: int) -> None:
+        if name.startswith("without"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sealed, "check_free", full)
+    with pytest.raises(KeyboardInterrupt):
+        begun(tmp_path).seal(on_stage)
+    assert_whole(tmp_path, answers=False)
+
+
 def test_the_questions_have_a_bound_of_memory_and_a_place_for_the_rest(tmp_path: Path):
     file = make("r").write(tmp_path)
     spill = tmp_path / "spill"
