@@ -17,6 +17,7 @@ from PIL import Image
 from backend import schemas, schemas_export
 from engine.store import QueryTimeout, Run
 from tests.backend.conftest import API, Serve, Served, problem
+from tests.coroutines import run_alone
 from tests.runs import make_run
 
 EVERY_GET: list[tuple[str, type[schemas.Shape]]] = [
@@ -282,7 +283,7 @@ def test_equal_questions_are_computed_once(serve: Serve) -> None:
         async with httpx.AsyncClient(base_url=served.client.base_url, trust_env=False, timeout=30) as client:
             return await asyncio.gather(*[client.get(f"{API}/runs/one/flow?through=1.2") for _ in range(50)])
 
-    answers = asyncio.run(ask())
+    answers = run_alone(ask())
     assert {answer.status_code for answer in answers} == {200}
     assert len({answer.content for answer in answers}) == 1
     counters = metrics_of(served)

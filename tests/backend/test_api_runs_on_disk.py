@@ -13,6 +13,7 @@ import pytest
 from backend.problems import Problem
 from backend.runs import RunRegistry
 from tests.backend.conftest import API, Serve, Served, problem
+from tests.coroutines import run_alone
 from tests.runs import make_run
 
 
@@ -110,7 +111,7 @@ def test_two_who_delete_at_once(serve: Serve) -> None:
             answers = await asyncio.gather(*[client.delete(f"{API}/runs/one") for _ in range(10)])
             return [answer.status_code for answer in answers]
 
-    assert sorted(asyncio.run(race())) == [204] + [404] * 9
+    assert sorted(run_alone(race())) == [204] + [404] * 9
 
 
 def test_deleting_while_it_is_read(serve: Serve) -> None:

@@ -16,6 +16,7 @@ from backend.connection import HEAD_BYTES
 from backend.problems import Problem
 from backend.slots import Slots
 from tests.backend.conftest import API, TOKEN, Serve, Served, problem, raw
+from tests.coroutines import run_alone
 from tests.runs import make_run
 
 PATHS = ("/runs/vision", "/runs/vision/flow?min_share=0.01", "/runs/vision/paths?limit=3", "/runs/text/samples/2")
@@ -156,6 +157,6 @@ def test_time_in_which_nobody_could_work_is_no_waiting() -> None:
         async with slots.take(), slots.take():
             pass
 
-    assert asyncio.run(held_up()) == "answered"
+    assert run_alone(held_up()) == "answered"
     with pytest.raises(Problem, match="busy with this test"):
-        asyncio.run(waited())
+        run_alone(waited())

@@ -9,12 +9,12 @@ import resource
 import socket
 import statistics
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from benchmarks.crew import Crew
+from tests.coroutines import run_alone
 from tests.faults.conftest import Keep, memory
 
 IDLE, HEALTH_S, REQUESTS, P99_S = 200, 0.05, 10_000, 5.0
@@ -90,8 +90,7 @@ def test_ten_thousand_requests_at_once(api_process: Crew, figure: Keep) -> None:
         go.set()
         return await asyncio.gather(*tasks)
 
-    with ThreadPoolExecutor(1) as beside:  # Playwright leaves a loop running in the main thread
-        answers = beside.submit(asyncio.run, all_at_once()).result()
+    answers = run_alone(all_at_once())
     cpu = cpu_seconds(pid) - cpu_before
     statuses = collections.Counter(status for status, _ in answers)
     seconds = sorted(second for _, second in answers)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from streamlit import file_util
 from frontend import hosts
 from frontend.cache_files import ELEMENTS, WIDGETS, CachedFiles, Files
 from frontend.selection import VIEWS
+from tests.coroutines import run_alone
 
 FOLDER = Path(file_util.get_static_dir())
 SCRIPT = next(file for file in sorted(FOLDER.glob("static/js/react-dom.*.js")))
@@ -38,8 +37,7 @@ def ask(files: Files, path: str, method: str = "GET", *, client: str = "127.0.0.
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as browser:
             return await browser.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
 
-    with ThreadPoolExecutor(1) as pool:  # behind browser tests, Playwright's loop runs in this thread
-        return pool.submit(asyncio.run, one()).result()
+    return run_alone(one())
 
 
 def test_a_script_is_what_streamlit_has_and_is_kept_for_good(files: Files) -> None:

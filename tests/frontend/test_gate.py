@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -12,15 +9,10 @@ import pytest
 
 from frontend import gate
 from frontend.gate import COOKIE, Gate, visit_of
+from tests.coroutines import run_alone
 
 TOKEN = "a-token-for-the-tests"
 FORM = {"content-type": "application/x-www-form-urlencoded"}
-
-
-def finished(work: Coroutine[Any, Any, Any]) -> Any:
-    """In a thread of its own: behind browser tests, Playwright's loop runs in this one."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, work).result()
 
 
 async def behind(scope: Any, receive: Any, send: Any) -> None:
@@ -34,7 +26,7 @@ def ask(method: str, path: str, token: str = TOKEN, **options: Any) -> httpx.Res
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await client.request(method, path, **options)
 
-    return finished(one())
+    return run_alone(one())
 
 
 @pytest.fixture(autouse=True)
@@ -91,5 +83,5 @@ def test_a_socket_is_closed_before_its_handshake() -> None:
         said.append(message)
 
     scope = {"type": "websocket", "path": "/_stcore/stream", "headers": []}
-    finished(Gate(behind, TOKEN)(scope, None, send))
+    run_alone(Gate(behind, TOKEN)(scope, None, send))
     assert said == [{"type": "websocket.close", "code": 1008}]
