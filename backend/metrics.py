@@ -46,6 +46,10 @@ class Metrics:
         self.working = Gauge("tokenpaths_queries_working", "Questions being computed now", registry=self.registry)
         self.waiting = Gauge("tokenpaths_queries_waiting", "Questions waiting for a slot", registry=self.registry)
         self.open_runs = Gauge("tokenpaths_open_runs", "Run files held open", registry=self.registry)
+        self.unread_runs = Gauge(
+            "tokenpaths_unread_runs", "Runs from elsewhere that are being read for the first time, or wait for it",
+            registry=self.registry,
+        )  # fmt: skip
         self.jobs = Gauge("tokenpaths_jobs", "Long jobs by state", ["state"], registry=self.registry)
         self.job_listeners = Gauge(
             "tokenpaths_job_listeners", "Clients that listen to events of jobs", registry=self.registry

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 Card = dict[str, Any]
 LOOK_AGAIN_SECONDS = 5.0
+CLOCKS_APART_S = 0.05
+"""a file's time may be so much behind the clock"""
 log = logging.getLogger(__name__)
 
 
@@ -303,8 +305,11 @@ class RunRegistry:
         Who pages through a list finds each run once, also one that was read for the first time meanwhile and has
         got the date by which it is sorted.
         """
-        read_at = self.strangers.read_at.get(card["run"], 0.0) if self.strangers is not None else 0.0
-        return ("", str(card["run"])) if read_at > at else card_key(card)
+        run_id = str(card["run"])
+        if self.strangers is None or not is_name(run_id):
+            return card_key(card)
+        read_at = self.strangers.read_at(self.path(run_id))
+        return ("", run_id) if read_at > at - CLOCKS_APART_S else card_key(card)
 
     def delete(self, run_id: str) -> None:
         """Unlink the file of a run; of two who delete at once, one gets Problem 404."""
@@ -318,6 +323,10 @@ class RunRegistry:
         forget_mark(path)
         if self.strangers is not None:
             self.strangers.forget(path)
+
+    def count_unread(self) -> int:
+        """How many runs from elsewhere are being read for the first time, or wait for it."""
+        return self.strangers.count_unread() if self.strangers is not None else 0
 
     def count_open(self) -> int:
         """How many files are open now."""

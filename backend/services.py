@@ -39,6 +39,7 @@ class Services:
         metrics = Metrics()
         registry = RunRegistry.of(settings, time_limit_s=settings.query_seconds, max_open=settings.open_runs)
         metrics.open_runs.set_function(registry.count_open)
+        metrics.unread_runs.set_function(registry.count_unread)
         jobs = Jobs(settings, registry.strangers)
         metrics.job_listeners.set_function(lambda: jobs.streams)
         metrics.queue_age.set_function(jobs.queue_age)

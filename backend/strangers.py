@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from backend.decoder import KEPT_ENVIRONMENT
-from engine.own import READ, is_known, know
+from engine.own import READ, is_known, know, read_at
 
 if TYPE_CHECKING:
     from backend.settings import Settings
@@ -73,8 +73,8 @@ class Strangers:
 
     def __init__(self, limit_s: float, memory_megabytes: int = MEMORY_MEGABYTES) -> None:
         self.limit_s, self.memory_megabytes = limit_s, memory_megabytes
-        self.read_at: dict[str, float] = {}
-        """when (seconds since 1970) this process has read a file to its end, by the file's name"""
+        self._read_at: dict[Path, float] = {}
+        """when (seconds since 1970) this process has read a file to its end: marks cannot always be written"""
         self._told: dict[Path, _Told] = {}
         self._reading: dict[tuple[Path, Identity], Future[str | None]] = {}
         self._children: set[subprocess.Popen[bytes]] = set()
@@ -119,6 +119,15 @@ class Strangers:
         """Whether a run is refused for want of memory or time alone, which says nothing of the file."""
         told = self._told.get(file)
         return told is not None and told.refusal is not None and told.refusal.passing
+
+    def read_at(self, file: Path) -> float:
+        """When (seconds since 1970) the run ``file`` was read for the first time, here or by another process; or 0."""
+        return max(self._read_at.get(file, 0.0), read_at(file))
+
+    def count_unread(self) -> int:
+        """How many runs are being read, or wait for it."""
+        with self._lock:
+            return len(self._waiting.keys() | {file for file, _ in self._reading})
 
     def _look(self, file: Path, info: os.stat_result) -> Look:
         told = self._told.get(file)
@@ -170,7 +179,7 @@ class Strangers:
             elif refusal.passing:
                 again_at = time.monotonic() + min(AGAIN_SECONDS * 4 ** (tries - 1), LATEST_AGAIN_SECONDS)
             self._told[file] = _Told(_identity(info), refusal, tries, again_at)
-            self.read_at[file.stem] = time.time()
+            self._read_at[file] = time.time()
         if refusal is not None:
             log.warning("run from elsewhere refused: %s", refusal.sentence)
         return refusal.sentence if refusal is not None else None
@@ -182,7 +191,7 @@ class Strangers:
         """Of a run that was deleted nothing is kept."""
         with self._lock:
             self._told.pop(file, None)
-            self.read_at.pop(file.stem, None)
+            self._read_at.pop(file, None)
             self._waiting.pop(file, None)
 
     def close(self) -> None:

@@ -69,6 +69,17 @@ def is_sealed_here(file: Path) -> bool:
     return _how(file) == SEALED
 
 
+def read_at(file: Path) -> float:
+    """When (seconds since 1970) the run ``file`` from elsewhere was read to its end, whichever process did it.
+
+    Zero where that is not known, and for what was sealed here.
+    """
+    try:
+        return _mark_of(file).stat().st_mtime if _how(file) == READ else 0.0
+    except OSError:
+        return 0.0
+
+
 def forget(file: Path) -> None:
     """Remove the mark of a run that was deleted."""
     with contextlib.suppress(OSError):

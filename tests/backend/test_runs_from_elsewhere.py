@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -54,6 +55,13 @@ def from_elsewhere(served: Served, *names: str) -> None:
         (served.runs_dir.parent / FOLDER / make_run(served.runs_dir, name, samples=2, twin=False).name).unlink()
 
 
+def unread(served: Served) -> float:
+    """What the metrics say."""
+    found = re.search(r"^tokenpaths_unread_runs (\S+)$", served.client.get("/metrics").text, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
 def states(served: Served) -> dict[str, str]:
     return {card["run"]: card["status"] for card in served.get("/runs").json()["runs"]}
 
@@ -82,8 +90,10 @@ def test_the_list_waits_for_no_first_reading(serve: Serve, let: Let) -> None:
     assert served.get("/runs/given3").json()["num_samples"] == 2
     assert served.get("/runs", headers=etag).status_code == 200
     assert states(served) == dict.fromkeys(names, "being_read") | {"own": "sealed", "given3": "sealed"}
+    assert unread(served) == 5
     let(*names)
     until(lambda: set(states(served).values()) == {"sealed"})
+    assert unread(served) == 0
     assert all(is_known(served.runs_dir / f"{name}.duckdb") for name in names)
     assert not is_sealed_here(served.runs_dir / "given3.duckdb")
 
@@ -114,7 +124,8 @@ def test_a_reading_says_nothing_of_what_took_its_file_s_place(serve: Serve, let:
     assert not (served.runs_dir.parent / FOLDER / "gone.duckdb").exists()
 
 
-def test_who_pages_through_finds_each_run_once(serve: Serve, let: Let) -> None:
+@pytest.mark.parametrize("reader", ["this process", "another process"])
+def test_who_pages_through_finds_each_run_once(serve: Serve, let: Let, reader: str) -> None:
     """A run that was read between two pages has got a date, and would stand on the page before."""
     served = serve()
     for name in ("own1", "own2"):
@@ -126,7 +137,11 @@ def test_who_pages_through_finds_each_run_once(serve: Serve, let: Let) -> None:
         found += [card["run"] for card in page["runs"]]
         if page["next"] is None:
             break
-        let(*names)
+        if reader == "this process":
+            let(*names)
+        else:  # such as `tokenpaths ls`, or the worker
+            for file in (served.runs_dir / f"{name}.duckdb" for name in names):
+                know(file, file.stat(), READ)
         until(lambda: set(states(served).values()) == {"sealed"})
         page = served.get("/runs", params={"limit": 3, "next": page["next"]}).json()
     assert sorted(found) == sorted([*names, "own1", "own2"])
