@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,26 +20,32 @@ Was = TypeVar("Was")
 
 def followed(parts: Generator[How, None, Made], on_progress: Callable[[How], None]) -> Made:
     """Work to the end, telling of each part; what ``parts`` returns. An exception on the way ends it at once."""
+    kept = _Kept(parts)
     with closing(parts):
-        while True:
-            try:
-                progress = next(parts)
-            except StopIteration as end:
-                made: Made = end.value
-                return made
+        for progress in kept:
             on_progress(progress)
+    return kept.made
 
 
 def reworded(parts: Generator[Was, None, Made], how: Callable[[Was], How]) -> Generator[How, None, Made]:
     """``parts`` with its progress in other words."""
+    kept = _Kept(parts)
     with closing(parts):
-        while True:
-            try:
-                progress = next(parts)
-            except StopIteration as end:
-                made: Made = end.value
-                return made
+        for progress in kept:
             yield how(progress)
+    return kept.made
+
+
+class _Kept(Generic[Was, Made]):
+    """Goes through ``parts``, and keeps what it returns at its end."""
+
+    made: Made
+
+    def __init__(self, parts: Generator[Was, None, Made]) -> None:
+        self._parts = parts
+
+    def __iter__(self) -> Generator[Was, None, None]:
+        self.made = yield from self._parts
 
 
 SIGN_OF_LIFE_S = 1.0
