@@ -6,9 +6,43 @@ import logging
 import time
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics import MetricWrapperBase
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
+PAGE = """# Watching a server
+
+`GET /metrics` of the API says how it fares, in the text format of Prometheus. Where a token is set it wants the token
+too; `GET /healthz` never does, and says whether the process lives. No label ever holds a name of a run, a text, a path
+or an address, and the number of series stays the same however long the server runs.
+
+This page is generated: `python -m backend.metrics > docs/monitoring.md`.
+
+```yaml
+scrape_configs:
+  - job_name: tokenpaths
+    authorization:
+      credentials_file: /etc/prometheus/tokenpaths.token   # one line; leave authorization out where no token is set
+    static_configs:
+      - targets: ["127.0.0.1:8000"]
+```
+
+| series | kind | labels | what it says |
+|---|---|---|---|
+"""
+AFTER = """
+What to be woken by:
+
+| when | what it means |
+|---|---|
+| `tokenpaths_worker_up == 0` for a minute | no engine worker: jobs wait, uploads are not traced (`tokenpaths doctor`) |
+| `tokenpaths_job_queue_seconds` above an hour | more jobs than this machine does, or one that hangs |
+| `rate(tokenpaths_requests_turned_away_total[5m]) > 1` | more clients than `requests_at_once` lets in |
+| `rate(tokenpaths_requests_total{status="500"}[5m]) > 0` | a fault of this program: [the log](reliability.md) has it |
+| `tokenpaths_requests_total{status="507"}` grows | the disk is nearly full; paused jobs go on once there is space |
+
+Dates of creation (`…_created`) that the client library adds to counters are left out of the table.
+"""
 PROBLEM_KIND = "tokenpaths.problem"
 """key of a request's scope: the kind of the problem that was its answer"""
 
@@ -69,6 +103,18 @@ class Metrics:
         return generate_latest(self.registry)
 
 
+def metrics_markdown() -> str:
+    """The text of ``docs/monitoring.md``."""
+    rows = []
+    for metric in sorted(vars(Metrics()).values(), key=lambda held: getattr(held, "_name", "")):
+        if isinstance(metric, MetricWrapperBase):
+            (family,) = metric.describe()
+            name = family.name + {"counter": "_total", "histogram": "_bucket"}.get(family.type, "")
+            labels = ", ".join(f"`{label}`" for label in metric._labelnames)
+            rows.append(f"| `{name}` | {family.type} | {labels or '–'} | {family.documentation} |\n")
+    return PAGE + "".join(rows) + AFTER
+
+
 class Measured:
     """ASGI middleware that counts requests by route template (never by raw path: that would grow forever)."""
 
@@ -117,3 +163,7 @@ def _tell(method: str, route: str, status: int, seconds: float, problem: str | N
     if problem is not None:
         about["problem"] = problem
     log.log(level, "%s %s %d", method[:10], route, status, extra={"about": about})
+
+
+if __name__ == "__main__":
+    print(metrics_markdown(), end="")
