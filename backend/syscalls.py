@@ -56,7 +56,9 @@ REFUSED: dict[str, tuple[int, ...]] = {
 _UNKNOWN = (435, 437)
 """clone3 and openat2 take their flags from memory, where no filter sees them: as on an older kernel, libraries then
 use clone and openat"""
-_CLONE, _OPEN, _OPENAT, _TGKILL, _PRLIMIT = 56, 2, 257, 234, 302
+_CLONE, _OPEN, _OPENAT, _TGKILL, _PRLIMIT, _FCNTL = 56, 2, 257, 234, 302, 72
+_OWNERS = (8, 15)
+"""F_SETOWN, F_SETOWN_EX: who is told by a signal, of any number, that a pipe can be read; any process of the user"""
 
 
 def _instruction(code: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
@@ -87,6 +89,8 @@ def filter_program(process: int) -> bytes:
     zero = _instruction(_EQUAL, 0)
     program += [_instruction(_EQUAL, _PRLIMIT, 0, 6), low, zero[:2] + b"\x00\x03" + zero[4:], high,
                 zero[:2] + b"\x00\x01" + zero[4:], allow, refuse]  # fmt: skip
+    program += [_instruction(_EQUAL, _FCNTL, 0, 5), _instruction(_LOAD, _ARGUMENTS + 8),
+                _instruction(_EQUAL, _OWNERS[0], 2), _instruction(_EQUAL, _OWNERS[1], 1), allow, refuse]  # fmt: skip
     return b"".join([*program, allow])
 
 
@@ -126,6 +130,7 @@ def tried_out() -> dict[str, bool]:
         "program": lambda: os.execv("/nonexistent/program", ["program"]),
         "process": _fork,
         "signal": lambda: os.kill(parent, 0),
+        "signal through a pipe": lambda: _own_pipe(parent),
         "file made": lambda: os.close(os.open(_place(), os.O_WRONLY | os.O_CREAT, 0o600)),
         "file removed": lambda: os.unlink(_place()),
         "file read": lambda: os.close(os.open(__file__, os.O_RDONLY)),
@@ -145,6 +150,18 @@ def tried_out() -> dict[str, bool]:
 
 def _place() -> str:
     return os.path.join(tempfile.gettempdir(), f"tokenpaths-tried-{os.getpid()}")
+
+
+def _own_pipe(process: int) -> None:
+    """Have the kernel tell ``process`` of a pipe's news; nothing is written to it."""
+    import fcntl
+
+    ends = os.pipe()
+    try:
+        fcntl.fcntl(ends[0], fcntl.F_SETOWN, process)
+    finally:
+        for end in ends:
+            os.close(end)
 
 
 def _fork() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -205,3 +207,10 @@ def raw(served: Served, data: bytes, *, timeout: float = 10) -> bytes:
             while chunk := connection.recv(65536):
                 answer += chunk
         return answer
+
+
+def first_reading(file: Path, changes: str) -> list[str]:
+    """What the process that reads the run ``file`` first says, line by line, with the code ``changes`` run before."""
+    code = f"{changes}\nimport runpy\nrunpy.run_module('backend.stranger_child', run_name='__main__', alter_sys=True)"
+    command = [sys.executable, "-c", code, str(file), "4096"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.splitlines()

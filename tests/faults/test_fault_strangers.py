@@ -8,7 +8,6 @@ import lzma
 import os
 import random
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from PIL.PngImagePlugin import PngInfo
 from backend import strangers
 from backend.strangers import read_apart
 from engine.own import is_known
-from tests.backend.conftest import API, Serve, problem
+from tests.backend.conftest import API, Serve, first_reading, problem
 from tests.backend.test_cli_commands import run_cli
 from tests.checkpoints import save_tiny
 from tests.faults.conftest import Keep
@@ -187,19 +186,16 @@ def test_what_ends_the_process_is_said(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_first_reading_keeps_no_more_than_half_of_its_memory(tmp_path: Path) -> None:
     """A run of five gigabytes is read within four: what was read is let go of."""
     file = make_run(tmp_path / "runs", "given", samples=3)
-    code = (
-        "import runpy, sys; from engine.store import open_file\n"
+    said = first_reading(
+        file,
+        "from engine.store import open_file\n"
         "real = open_file.open_read_only\n"
         "def opened(file, **more):\n"
         "    con = real(file, **more)\n"
         "    print(con.execute(\"SELECT current_setting('memory_limit')\").fetchall()[0][0])\n"
         "    return con\n"
-        "open_file.open_read_only = opened\n"
-        "runpy.run_module('backend.stranger_child', run_name='__main__', alter_sys=True)"
+        "open_file.open_read_only = opened",
     )
-    said = subprocess.run(
-        [sys.executable, "-c", code, str(file), "4096"], capture_output=True, text=True, timeout=120, check=True
-    ).stdout.splitlines()
     assert said[-1] == '{"problem": null, "memory": false}'
     assert len(said) > 1
     assert set(said[:-1]) == {"1.9 GiB"}
