@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CACHE_CONTROL = "private, no-cache"
 """keep it, but ask each time whether the run is still there: a run can be deleted or replaced"""
+FIRST_READINGS = 2
+"""runs from elsewhere that are read for the first time, for who asks for them, at the same time: each takes a thread
+and a process of up to ``check_megabytes``"""
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,8 @@ class Answers:
         self.cache = AnswerCache(cache_bytes)
         self.at_hand = AtHand(registry.identity)
         self._working: dict[str, asyncio.Task[Answer]] = {}
+        self._reading: dict[str, asyncio.Task[None]] = {}
+        self.readers = Slots(FIRST_READINGS, slots.wait_s, "reading other runs from elsewhere for the first time")
 
     async def about_run(
         self,
@@ -173,12 +178,28 @@ class Answers:
 
     async def _compute(self, key: str, compute: Callable[[], Answer], runs: Sequence[str]) -> Answer:
         for run_id in runs:
-            if self.registry.must_be_read(run_id):  # takes seconds or minutes: not in a slot that others wait for
-                await run_in_threadpool(self.registry.read_first, run_id)
+            await self.read_first(run_id)
         async with self.slots.take():
             answer = await run_in_threadpool(compute)
         self.cache.put(key, answer)
         return answer
+
+    async def read_first(self, run_id: str) -> None:
+        """Wait for the first reading of a run from elsewhere, if it needs one; Problem 503 while too many are read.
+
+        It takes seconds or minutes: before any slot is taken, and in one thread for all who ask for the run.
+        """
+        if not self.registry.must_be_read(run_id):
+            return
+        task = self._reading.get(run_id)
+        if task is None:
+            task = self._reading[run_id] = asyncio.create_task(self._read(run_id))
+            task.add_done_callback(lambda _: self._reading.pop(run_id, None))
+        await asyncio.shield(task)
+
+    async def _read(self, run_id: str) -> None:
+        async with self.readers.take():
+            await run_in_threadpool(self.registry.read_first, run_id)
 
 
 def as_json(model: type[BaseModel], data: dict[str, Any]) -> Answer:

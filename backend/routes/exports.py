@@ -82,6 +82,7 @@ async def export_table(
     etag = etag_of(services.registry.identity(run), request)
     if is_fresh(request, etag):
         return Response(status_code=304, headers=sealed_headers(etag))
+    await services.answers.read_first(run)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(services.export_slots.take())
         opened = await run_in_threadpool(stack.enter_context, services.registry.lease(run))

@@ -71,6 +71,8 @@ router = APIRouter(prefix="/jobs", tags=["jobs"], responses=ABOUT_JOBS)
 async def submit_job(request: Request, services: Shared) -> JSONResponse:
     """Queue a long job. What can be refused without loading a model is refused here, with the `field` at fault."""
     kind, wanted = await _read_body(request, services)
+    if isinstance(wanted, dict) and isinstance(run := wanted.get("run"), str):
+        await services.answers.read_first(run)  # who checks the job opens it
     job = await run_in_threadpool(services.jobs.submit, kind, wanted)
     location = f"{request.url.path}/{job['job']}"
     return JSONResponse(_checked(job), status_code=202, headers={"location": location, "cache-control": "no-store"})

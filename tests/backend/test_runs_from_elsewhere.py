@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -12,9 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import duckdb
+import httpx
 import pytest
 
 from backend import strangers
+from backend.answers import FIRST_READINGS
 from backend.cli import main
 from backend.runs import RunRegistry
 from backend.strangers import Strangers
@@ -109,6 +112,32 @@ def test_who_asks_for_unread_runs_takes_no_place_from_others(serve: Serve, let: 
         assert not any(one.done() for one in asked)
         let("given")
         assert [one.result().status_code for one in asked] == [200] * 4
+
+
+def test_who_asks_for_many_unread_runs_does_not_stop_the_others(serve: Serve, let: Let) -> None:
+    """More runs than there are threads: two are read, who asks for the rest is told to come back."""
+    served = serve(query_wait_seconds=0.5)
+    own = make_run(served.runs_dir, "own", samples=2, twin=False)
+    names = [f"given{number}" for number in range(48)]
+    for name in names:
+        shutil.copy(own, served.runs_dir / f"{name}.duckdb")
+
+    def ask(name: str) -> httpx.Response:
+        way = int(name.removeprefix("given")) % 3
+        if way == 2:
+            return served.client.post(f"{API}/jobs", json={"kind": "map", "request": {"run": name}})
+        return served.get(f"/runs/{name}/{'flow' if way else 'export/sample.csv'}")
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        asked = [pool.submit(ask, name) for name in names]
+        until(lambda: sum(one.done() for one in asked) == len(names) - FIRST_READINGS)
+        assert served.get("/runs/own/flow").status_code == 200
+        for one in asked:
+            if one.done():
+                assert "first time (2 at a time)" in problem(one.result(), 503)["detail"]
+                assert one.result().headers["retry-after"]
+        let(*names)
+        assert sum(one.result().status_code < 500 for one in asked) == FIRST_READINGS
 
 
 def test_a_reading_says_nothing_of_what_took_its_file_s_place(serve: Serve, let: Let) -> None:
