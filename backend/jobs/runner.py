@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.jobs.files import changed_artifacts, job_dir, sweep
+from backend.jobs.opened import OpenedRuns
 from backend.jobs.table import JobTable, Lease, Order
 from backend.problems import Problem, problem_of
 from engine.disk import HolderLock, is_disk_full
@@ -46,6 +47,7 @@ class Working:
     lease: Lease
     folder: Path
     job: LongJob | None = None
+    opened: OpenedRuns | None = None
     order: Order = "go"
     known: dict[str, tuple[int, int]] = field(default_factory=dict)
     """artifacts that were told about, as they looked then"""
@@ -171,8 +173,8 @@ class JobRunner:
         """In the model thread."""
         row = work.lease.row
         sweep(work.folder)
-        kind = find_kind(row.kind)
-        work.job = kind.start(read_request(kind, row.request), work.folder, self.context)
+        kind, work.opened = find_kind(row.kind), OpenedRuns(self.context)
+        work.job = kind.start(read_request(kind, row.request), work.folder, work.opened.context)
 
     async def _advance(self, work: Working) -> Progress | None:
         """Slices until it is finished (its last progress) or somebody says stop (None)."""
@@ -207,7 +209,7 @@ class JobRunner:
             message = "The disk of the data folder is full; this goes on by itself when there is space again."
             await self._say(lambda: self.table.pause(work.lease, message, PAUSE_SECONDS))
             return
-        problem = plain(as_problem(error))
+        problem = plain(as_problem(error, work.opened))
         log.warning("job %s failed: %s", work.lease.row.job, problem["detail"])
         await self._say(lambda: self.table.end(work.lease, "failed", problem=problem))
 
@@ -244,10 +246,12 @@ def _slices(work: Working, seconds: float) -> Progress:
             return progress
 
 
-def as_problem(error: Exception) -> dict[str, Any]:
+def as_problem(error: Exception, opened: OpenedRuns | None) -> dict[str, Any]:
     """What a failed job says of why, in the shape of a problem."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         error = Problem(500, "out-of-memory", "There was not enough memory for this; ask for less at once.")
+    if opened is not None:
+        error = opened.told(error)
     if not isinstance(error, (UserError, Problem)):
         log.error("a job failed", exc_info=error)
         said = f"Something unforeseen happened ({type(error).__name__}); the worker's log has the details."

@@ -12,6 +12,7 @@ from typing import Any
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from backend.jobs.files import job_dir, read_artifact, remove_folder
+from backend.jobs.opened import OpenedRuns
 from backend.jobs.rows import ENDED, EventRow, JobRow, State, as_text
 from backend.jobs.table import JobTable, seconds_left
 from backend.jobs.watch import Watch
@@ -57,19 +58,21 @@ class Jobs:
             found = find_kind(kind)
         except UserError as error:
             raise from_user_error(error) from None
-        context = JobContext(
+        opened = OpenedRuns(JobContext(
             self.settings.data_dir, tuple(self.settings.all_models_dirs), huggingface_dir=self.settings.huggingface_dir,
             problem_of_run=self.strangers.problem if self.strangers is not None else None,
-        )  # fmt: skip
+        ))  # fmt: skip
         try:
             checked = read_request(found, request)
-            found.check(checked, context)
+            found.check(checked, opened.context)
         except UserError as error:
             problem = from_user_error(error)
             if problem.status < 500:  # the address was right, a field of the request was not
                 problem.status = 422
             problem.field = "request" if error.field in (None, "request") else f"request.{error.field}"
             raise problem from None
+        except Exception as error:
+            raise opened.told(error) from None
         self._need_space()
         # What was left out is kept as it was when the job was submitted: defaults may change.
         return self.shown(self.table.submit(kind, checked.model_dump(mode="json")))
