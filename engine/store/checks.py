@@ -19,6 +19,8 @@ from engine.trace import ModuleInfo, RunInfo, SampleRecord, TraceBatch
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _MOST_MODULES = 65_536
 _MOST_REGIONS = 255
+_LARGEST = 1e30
+"""of any number of a token: what is kept in single precision stays finite, and so does a sum of some millions"""
 _ROUNDING = 1e-4
 """weights may leave [0, 1] by this much: rounding of half-precision softmaxes"""
 
@@ -182,9 +184,14 @@ def _check_array(
         return
     if not whole:
         wrong = np.isinf(values) if nan else ~np.isfinite(values)
+        if values.dtype.itemsize > 2:  # half precision cannot say so much
+            wrong |= np.abs(values) > _LARGEST
         if wrong.any():
             where = tuple(int(i) for i in np.argwhere(wrong)[0])
-            raise UserError(f"{name}{list(where)} is {values[where]}, it should be a finite number", field=name)
+            raise UserError(
+                f"{name}{list(where)} is {values[where]}, it should be a finite number of at most {_LARGEST:g}",
+                field=name,
+            )
     smallest, largest = (np.nanmin, np.nanmax) if nan and not np.isnan(values).all() else (np.min, np.max)
     if low is not None and smallest(values) < low:
         raise UserError(

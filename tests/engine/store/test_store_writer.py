@@ -62,6 +62,12 @@ BAD_BATCHES = {
     "NaN flops": (lambda m: {"flops": changed(first(m, "flops"), (0,), np.nan)}, "finite"),
     "infinite entropy": (lambda m: {"gate_entropy": changed(first(m, "gate_entropy"), (0, 0), np.inf)}, "finite"),
     "infinite loss": (lambda m: {"loss": changed(first(m, "flops"), (0,), np.inf)}, "loss"),
+    "loss past single precision": (
+        lambda m: {"loss": np.full(len(first(m, "flops")), 1e39)}, r"loss\[0\] is 1e\+39.*at most 1e\+30"
+    ),
+    "entropies whose mean would overflow": (
+        lambda m: {"gate_entropy": np.full(first(m, "gate_entropy").shape, 3e38, np.float32)}, r"gate_entropy\[0, 0\]"
+    ),
     "unknown region": (lambda m: {"region": changed(first(m, "region"), (0,), 3)}, "region"),
     "a sample too many": (lambda m: {"samples": [*m.samples, m.samples[0]]}, "256 tokens together"),
     "an empty sample": (lambda m: {"samples": [*m.samples, SampleRecord(0)]}, "needs at least one"),
