@@ -4,8 +4,9 @@ DuckDB packs whole numbers into as few bits as 2048 of them need, also their dif
 run holds, of each token:
 
 - loss and gate entropy as a whole number: 1 + 2048 · ln(1 + |x|), rounded, with the sign of x; 0 where x is unknown.
-  The order of values is kept, and a value is off by at most 1/4095 of 1 + |x|: 0.0005 nats at a loss of 1, 0.0025 at
-  9. Zero is exact, an infinite value stays infinite.
+  The order of values is kept, and a value is off by at most 1/4000 of 1 + |x|: 0.0005 nats at a loss of 1, 0.0025 at
+  9. Half a level would be 1/4095; the rest is the rounding of logarithms. Zero is exact, an infinite value stays
+  infinite.
 - the first row of its sample instead of its place there: ``token`` is the row less that.
 - where its characters begin in all texts of the run, one behind the other, with the place where its own text begins
   there; and how many there are. The first grows from token to token by a few.

@@ -102,7 +102,8 @@ class Shares:
 
     def counts(self) -> np.ndarray:
         """(P,) tokens of each path, in the order of ranks."""
-        return np.repeat(self._counts.astype(np.int32), np.diff(self._last, prepend=0))
+        narrow = np.int32 if self._counts.max(initial=0) < 2**31 else np.int64
+        return np.repeat(self._counts.astype(narrow), np.diff(self._last, prepend=0))
 
     def cdf(self, ranks: np.ndarray) -> np.ndarray:
         """(p,) share of the tokens on the paths of rank 1 … r."""

@@ -16,6 +16,7 @@ from engine.store import Run, path_pages
 from engine.store.filters import Filters, Query, token_condition
 from engine.store.flows import FlowCounter, flow_sql, usage_sql, with_modules
 from engine.store.frames import Frames
+from engine.store.path_pages import Shares
 from engine.store.schema import SCHEMA_VERSION, SMALL_BLOCK_BYTES, STORAGE_VERSION
 from tests.runs import make
 
@@ -102,7 +103,12 @@ def test_a_file_of_schema_4_gives_the_same_answers(kind: dict, tmp_path: Path):
         entropy, before = (run.distribution("gate_entropy", per="sample") for run in (mine, theirs))
         assert entropy["num"] == before["num"]
         for name in ("mean", "min", "median", "max"):
-            assert entropy[name] == pytest.approx(before[name], abs=(1 + before["max"]) / 4095)
+            assert entropy[name] == pytest.approx(before[name], abs=(1 + before["max"]) / 4000)
+
+
+def test_counts_of_paths_past_32_bits_stay_counts():
+    shares = Shares(np.array([3 * 10**9, 2]), np.array([1, 2]), 3 * 10**9 + 4)
+    assert shares.counts().tolist() == [3 * 10**9, 2, 2]
 
 
 def test_paths_are_looked_up_as_the_table_has_them(case: Case):
