@@ -190,7 +190,7 @@ def _result(
     try:
         before, after = client.run(first), client.run(second)
     except NotFound as error:
-        look.empty(f"A run of this detour is gone. {look.plain(error.sentence)}", "Run it again.")
+        look.empty(f"A run of this detour is gone. {look.told(error)}", "Run it again.")
         return
     one = after["num_samples"] == 1
     effect = client.effect(second, of=first, sample=0 if one else None, limit=detour_result.MOST_LINKS)

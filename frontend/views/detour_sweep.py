@@ -52,7 +52,7 @@ def checkpoint(run: Mapping[str, Any]) -> dict[str, Any] | None:
         return look.client().model(checkpoint_of(run))
     except NotFound as error:
         look.empty(
-            look.plain(f"The experts of {run['model']} cannot be banned from here. {error.sentence}"),
+            look.plain(f"The experts of {run['model']} cannot be banned from here. ") + look.told(error),
             "Put its checkpoint into the folder of the setting huggingface_dir, and start Tokenpaths again if that is "
             "new.",
         )

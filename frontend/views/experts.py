@@ -174,7 +174,7 @@ def _words(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
             run["run"], of=selection.words, step=layer, label=selection.label, limit=SHOWN_EXPERTS
         )
     except Refused as error:
-        look.empty(look.plain(look.ended(error.sentence)))
+        look.empty(look.told(error))
         return
     if not found["modules"]:
         look.empty(
@@ -232,7 +232,7 @@ def _repetition(run: Mapping[str, Any], selection: Selection) -> None:
     try:
         found = look.client().repetition(run["run"], label=selection.label)
     except Refused as error:
-        look.empty(look.plain(look.ended(error.sentence)))
+        look.empty(look.told(error))
         return
     st.caption(look.plain(steadiness.repetition_words(found)))
     look.chart(steadiness.repetition_chart(found, theme=look.theme(), title=None))
@@ -247,7 +247,7 @@ def _saturation(run: Mapping[str, Any], layer: int) -> None:
     try:
         found = look.client().saturation(run["run"])
     except (NotFound, Refused) as error:
-        look.empty(look.plain(look.ended(error.sentence)))
+        look.empty(look.told(error))
         return
     if len(found["points"]) < 2:
         look.empty(

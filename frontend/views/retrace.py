@@ -275,5 +275,5 @@ def model_of(run: Mapping[str, Any]) -> dict[str, Any] | None:
     try:
         return look.client().model(run["model"])
     except ApiError as error:
-        look.empty(look.plain(f"The model {run['model']} cannot be run again. {error.sentence}"), error.todo)
+        look.empty(look.plain(f"The model {run['model']} cannot be run again. ") + look.told(error), error.todo)
         return None

@@ -35,7 +35,7 @@ def draw(selection: Selection) -> None:
         answer = look.client().map(run["run"], limit=MOST, thumbnails=True)
     except Refused as error:
         look.heading("Which samples take similar routes?", "")
-        look.empty(look.plain(look.ended(error.sentence)))
+        look.empty(look.told(error))
         return
     made = _made(job)
     st.header("Which samples take similar routes?", anchor=False, help=HELP)

@@ -1,0 +1,32 @@
+"""Wherever a view shows an error of the API, the id by which the API's log has it stands behind it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.frontend.test_pages import api, show, words  # noqa: F401 (fixtures)
+
+VIEWS = sorted((Path(__file__).resolve().parents[2] / "frontend" / "views").glob("*.py"))
+
+
+@pytest.mark.parametrize("view", ["map", "flow", "sample"])
+def test_a_refusal_that_leaves_a_view_empty_has_it(show, view):  # noqa: F811
+    """The map is refused for a run of one sample, the others for a file that was cut."""
+    told = words(show(view=view, run="bare" if view == "map" else "cut"))
+    assert re.search(r":small\[:gray\[Request [0-9a-f]{12}\]\]", told)
+
+
+@pytest.mark.parametrize("file", VIEWS, ids=lambda file: file.stem)
+def test_no_view_writes_the_sentence_of_an_error_itself(file: Path) -> None:
+    """``look.sentence`` and ``look.told`` do, with the id."""
+    found = [node.lineno for node in ast.walk(ast.parse(file.read_text("utf-8")))
+             if isinstance(node, ast.Attribute) and node.attr == "sentence" and not _is_look(node.value)]  # fmt: skip
+    assert found == []
+
+
+def _is_look(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "look"
