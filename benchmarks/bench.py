@@ -149,6 +149,7 @@ def run(parts: list[tuple[Part, list[str]]], peers_python: str) -> list[str]:
         say(f"[{number + 1} of {len(todo)}, {(time.monotonic() - started) / 60:.1f} min, about {left:.0f} left] "
             f"python {' '.join(command[1:])}")  # fmt: skip
         name, environment = " ".join(command[2:]), os.environ | {"PYTHONPATH": str(ROOT)}
+        process = None
         try:
             process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, start_new_session=True
@@ -156,11 +157,13 @@ def run(parts: list[tuple[Part, list[str]]], peers_python: str) -> list[str]:
             code = process.wait(PATIENCE * 60 * max(minutes, 0.5))
             problem = f"ended with code {code}" if code else ""
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # its servers and writers too
-            process.wait()
             problem = f"took more than {PATIENCE * max(minutes, 0.5):.0f} minutes and was ended"
         except OSError as error:
             problem = f"could not be started with {command[0]} ({error.strerror})"
+        finally:
+            if process is not None and process.returncode is None:  # too long, or Ctrl-C, of which it does not hear
+                os.killpg(process.pid, signal.SIGKILL)  # its servers and writers too
+                process.wait()
         if problem:
             problems.append(f"{name} {problem}; its kept figures are shown")
             say(problems[-1])

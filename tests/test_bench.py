@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -88,6 +90,26 @@ def test_a_part_that_fails_costs_only_its_own_figures(monkeypatch, capsys):
     monkeypatch.setattr(bench, "PATIENCE", 0.0001)
     (problem,) = bench.run([(Part("device", ("gpu_forward",), 1), ["gpu_forward"])], "python")
     assert "minutes and was ended; its kept figures are shown" in problem
+
+
+def test_ctrl_c_ends_the_part_that_runs(monkeypatch, tmp_path):
+    """It has a session of its own, so that the terminal does not tell it."""
+    (tmp_path / "sleeper").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "sleeper").chmod(0o700)
+    started = []
+
+    class Interrupted(subprocess.Popen):
+        def wait(self, timeout=None):
+            if not started:
+                started.append(self)
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    monkeypatch.setattr(bench.subprocess, "Popen", Interrupted)
+    monkeypatch.setattr(bench.sys, "executable", str(tmp_path / "sleeper"))
+    with pytest.raises(KeyboardInterrupt):
+        bench.run([(Part("device", (), 1), [])], "python")
+    assert started[0].returncode == -signal.SIGKILL
 
 
 def test_every_question_has_its_line():
