@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from backend.decoder_child import confine
 from backend.syscalls import die_with_parent, refuse_the_rest
-from engine.store.hydrate import clean_picture
 
 if TYPE_CHECKING:
     from engine.store import Run
@@ -31,7 +30,7 @@ QUESTIONS: dict[str, Callable[[Run], Any]] = {
     "samples": lambda run: run.samples(limit=1000),
     "words of samples": lambda run: run.samples(q="e"),
     "first sample": lambda run: run.sample(0),
-    "pictures": lambda run: [clean_picture(run.image(n)) for n in range(min(200, run.row["num_samples"]))],
+    "pictures": lambda run: [run.picture(n) for n in range(min(200, run.row["num_samples"]))],
     "compute": lambda run: run.distribution("compute"),
     "loss": lambda run: run.distribution("loss", per="token"),
     "knowledge": lambda run: run.knowledge(),

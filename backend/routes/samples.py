@@ -12,7 +12,6 @@ from backend.paging import binding_of, decode_cursor, with_cursor
 from backend.routes.parameters import ABOUT_A_RUN, Cursor, LabelFilter, Limit, RunName, SampleNumber
 from backend.schemas import SampleDetails, SampleList
 from backend.services import Shared
-from engine.store.hydrate import clean_picture
 
 router = APIRouter(prefix="/runs/{run}/samples", tags=["samples"], responses=ABOUT_A_RUN)
 Order = Literal["sample", "compute", "reuse", "loss", "confidence", "num_distinct_paths"]
@@ -60,6 +59,6 @@ async def show_image(request: Request, services: Shared, run: RunName, sample: S
     """The picture that the model saw, cropped to the patch grid, as PNG."""
 
     def compute() -> Answer:
-        return Answer(clean_picture(services.registry.ask(run, lambda opened: opened.image(sample))), "image/png")
+        return Answer(services.registry.ask(run, lambda opened: opened.picture(sample)), "image/png")
 
     return await services.answers.about(request, services.registry.identity(run), compute)

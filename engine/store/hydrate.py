@@ -56,7 +56,9 @@ def open_picture(png: bytes) -> Image.Image:
     try:
         with Image.open(io.BytesIO(png), formats=["PNG"]) as found:
             if found.width * found.height <= MAX_PIXELS:
-                return found.convert("RGB")
+                picture = found.convert("RGB")
+                picture.info.clear()  # Pillow would write the author's colour profile again
+                return picture
             size = f"{found.width:,} × {found.height:,} pixels"
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise RunFileError("a picture of the run is damaged: copy the run again or trace it again") from error

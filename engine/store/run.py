@@ -44,7 +44,7 @@ from engine.store.filters import (
 )
 from engine.store.flows import FlowCounter, countable_in_sql, read_chunks, ribbons_of
 from engine.store.frames import Frames
-from engine.store.hydrate import sample_answer
+from engine.store.hydrate import clean_picture, sample_answer
 from engine.store.measures import distribution_of, existing_measures
 from engine.store.open_file import Connection
 from engine.store.path_tops import paths_of_label, top_paths
@@ -498,6 +498,10 @@ class Run:
         if rows[0][0] is None:
             raise NoSuchThing(f"sample {sample} of run {self.run_id!r} has no image", field="sample")
         return bytes(rows[0][0])
+
+    def picture(self, sample: int) -> bytes:
+        """The PNG of one sample made anew from its pixels, for whoever shows it: a run may come from elsewhere."""
+        return clean_picture(self.image(sample))
 
     def similar_samples(self, sample: int, *, limit: int = 12) -> dict[str, Any]:
         """Samples whose tokens load the modules of each step most alike, nearest first."""

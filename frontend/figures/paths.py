@@ -64,7 +64,7 @@ def tinted(source: Source, wishes: Wishes) -> list[Figure]:
             continue
         rows = patch_rows(sample, theme=PRINT)
         title = f"sample {number}" + (f", {sample['label']}" if sample.get("label") else "")
-        shown.append((title, common.png_url(source.image(number)), sample["grid"], rows))
+        shown.append((title, common.png_url(source.picture(number)), sample["grid"], rows))
         table += [
             {"sample": number, "label": sample.get("label")}
             | {name: token.get(name) for name in ("token", "row", "col", "rank", "cdf", "ribbon", "compute", "reuse")}

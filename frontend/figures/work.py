@@ -149,7 +149,7 @@ def _bands(
         for row in members:
             told = f"{row.get('label') or 'sample ' + str(row['sample'])} · {numbers.number(row[measure])}"
             if pictures:
-                shown.append({"url": common.png_url(source.image(row["sample"])), "caption": told})
+                shown.append({"url": common.png_url(source.picture(row["sample"])), "caption": told})
             else:
                 text = row.get("snippet") or row.get("source") or f"sample {row['sample']}"
                 shown.append({"text": text, "caption": f"sample {row['sample']} · {told}"})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import lzma
 import os
 import random
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -210,7 +212,7 @@ def test_pictures_of_a_run_are_made_anew(serve: Serve) -> None:
     commented, bomb, nothing = io.BytesIO(), io.BytesIO(), whole[:8] + b"nothing"
     about = PngInfo()
     about.add_text("Comment", "<script>alert(1)</script>")
-    Image.open(io.BytesIO(whole)).save(commented, "PNG", pnginfo=about)
+    Image.open(io.BytesIO(whole)).save(commented, "PNG", pnginfo=about, icc_profile=b"<script>alert(3)</script>")
     Image.new("1", (5000, 5000)).save(bomb, "PNG")
     behind = whole + b"<script>alert(2)</script>"
     for number, data in enumerate((behind, commented.getvalue(), bomb.getvalue(), nothing)):
@@ -221,10 +223,23 @@ def test_pictures_of_a_run_are_made_anew(serve: Serve) -> None:
         assert answer.status_code == 200
         assert b"script" not in answer.content
         shown = Image.open(io.BytesIO(answer.content))
-        assert shown.text == {}  # type: ignore[attr-defined]
+        assert shown.info == {}
     first = np.asarray(Image.open(io.BytesIO(served.get("/runs/given/samples/0/image").content)))
     assert np.array_equal(first, np.asarray(Image.open(io.BytesIO(whole)).convert("RGB")))
     assert "pixels" in problem(served.get("/runs/given/samples/2/image"), 409)["detail"]
     assert "damaged" in problem(served.get("/runs/given/samples/3/image"), 409)["detail"]
     answers = [served.get(f"/runs/given/paths/{rank}/examples?limit=200") for rank in (1, 2, 3)]
     assert {answer.status_code for answer in answers} <= {200, 409}, "cropping patches neither decodes nor breaks"
+
+
+def test_a_report_has_no_byte_of_a_picture_s_author(serve: Serve) -> None:
+    served, made = serve(), make("given", samples=9, seed=1)
+    samples = made.batches[0].samples
+    for number, sample in enumerate(samples):
+        assert sample.image is not None
+        samples[number] = replace(sample, image=sample.image + b"<script>alert(2)</script>")
+    made.write(served.runs_dir)
+    told = served.get("/runs/given/report").text
+    pictures = [base64.b64decode(found) for found in re.findall(r"data:image/png;base64,([\w+/=]+)", told)]
+    assert len(pictures) > len(samples)
+    assert not [picture for picture in pictures if b"alert(2)" in picture]
