@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
+from engine.store import coded
 from engine.store.errors import NoSuchThing
 from engine.store.filters import Query, check_choice
 from engine.store.schema import Layout
@@ -59,19 +60,15 @@ BATCH_BYTES = 2**24
 """of a range, about, where rows are wide"""
 _SAMPLE_BYTES, _IMAGE_BYTES = 4096, 65_536
 """guesses for one text and for one picture"""
+_BEHIND = {"token": coded.TABLE, "path_member": coded.MEMBERS}
 _BY_LABEL = ("flow", "usage", "step_summary", "soft_summary")
 
 
 def tables_of(run: Run) -> list[dict[str, Any]]:
     """The tables that a run holds, those without rows left out: ``table``, ``num_rows``, ``what``."""
-    there = _existing(run)
-    known = {name: int(run.row["num_tokens"]) for name in ("token", "path_member")}  # a view of the last takes long
-    counted = [table for table in TABLES if _source(table) in there and table not in known]
-    counts = known | dict(run.rows(Query(" UNION ALL ".join(
-        f"SELECT '{table}', ({_size(table).sql})" for table in counted
-    ))))  # fmt: skip
-    return [{"table": table, "num_rows": counts[table], "what": what} for table, what in TABLES.items()
-            if counts.get(table)]  # fmt: skip
+    there = [table for table in TABLES if _source(table) in run.tables_there]
+    counts = dict(run.rows(Query(" UNION ALL ".join(f"SELECT '{table}', ({_size(run, table)})" for table in there))))
+    return [{"table": table, "num_rows": counts[table], "what": TABLES[table]} for table in there if counts[table]]
 
 
 def check_export(run: Run, table: str, file_format: str) -> None:
@@ -79,7 +76,7 @@ def check_export(run: Run, table: str, file_format: str) -> None:
     if table not in TABLES:
         raise NoSuchThing(f"there is no table {table[:40]!r}, there are {', '.join(TABLES)}", field="table")
     check_choice(file_format, FORMATS, "format")
-    if _source(table) not in _existing(run):
+    if _source(table) not in run.tables_there:
         raise NoSuchThing(f"run {run.run_id!r} was made before there was a table {table!r}", field="table")
 
 
@@ -94,7 +91,7 @@ def table_batches(run: Run, table: str, *, flat: bool = False) -> Iterator[pa.Ta
     rows = _range_rows(table, run.layout)
     paths = PathColumns(run) if table == "token" else None
     with run.cursor(limited=False) as cursor:
-        total = cursor.execute(f"SELECT count(*) FROM {_source(table)}").fetchall()[0][0]
+        total = cursor.execute(_size(run, _source(table))).fetchall()[0][0]
         for start in range(0, max(total, 1), rows):
             cursor.execute(query.sql, [start, start + rows - 1])
             found = cursor.to_arrow_reader(rows).read_all().drop_columns(["place"])
@@ -195,8 +192,12 @@ def _source(table: str) -> str:
     return "sample" if table == "image" else table
 
 
-def _size(table: str) -> Query:
-    return Query("SELECT count(image) FROM sample" if table == "image" else f"SELECT count(*) FROM {table}")
+def _size(run: Run, table: str) -> str:
+    """SQL of the number of rows; of the table behind a view, which would join all of them to count them."""
+    if table == "image":
+        return "SELECT count(image) FROM sample"
+    behind = _BEHIND.get(table)
+    return f"SELECT count(*) FROM {behind if behind in run.tables_there else table}"
 
 
 def _range_rows(table: str, layout: Layout) -> int:
@@ -204,11 +205,6 @@ def _range_rows(table: str, layout: Layout) -> int:
     ribbon = layout.visits * (2 * layout.id_dtype.itemsize + 4)
     width = {"sample": _SAMPLE_BYTES, "image": _IMAGE_BYTES, "token": ribbon, "path": ribbon}.get(table, 1)
     return max(1, min(BATCH_ROWS, BATCH_BYTES // width))
-
-
-def _existing(run: Run) -> set[str]:
-    listed = "SELECT table_name FROM information_schema.tables WHERE table_catalog = 'r'"  # views too
-    return {name for (name,) in run.rows(Query(listed))}
 
 
 def encode(tables: Iterator[pa.Table], file_format: str) -> Iterator[bytes]:

@@ -13,6 +13,7 @@ from pyarrow import csv, parquet
 
 from engine.store import Run, export
 from engine.store.errors import NoSuchThing
+from engine.store.filters import Query
 from engine.store.open_file import Connection
 from tests.engine.store.test_store_soft import seal
 from tests.runs import make_experts, make_run
@@ -124,3 +125,16 @@ def test_only_what_is_there_leaves(runs):
     listed = {one["table"] for one in runs["vision"].tables()["tables"]}
     assert not listed & {"edge", "gate", "block", "token_text"}
     assert "edge" in {one["table"] for one in runs["soft"].tables()["tables"]}
+
+
+def test_rows_are_counted_without_joining_a_view(runs, monkeypatch):
+    run, asked = runs["vision"], []
+    plain = export._size
+    monkeypatch.setattr(export, "_size", lambda *given: asked.append(plain(*given)) or asked[-1])
+    num_tokens = run.row["num_tokens"]
+    for table in ("token", "path_member"):
+        assert arrow(run, table).num_rows == num_tokens
+    assert len(asked) == 2
+    for sql in asked:
+        assert run.rows(Query(sql)) == [(num_tokens,)]
+        assert "JOIN" not in run.rows(Query(f"EXPLAIN {sql}"))[0][1]
