@@ -65,6 +65,8 @@ def _read_run(file: Path, strangers: Strangers) -> Finding | int:
 
     if not is_name(file.stem):
         return Finding("broken", "runs", f"{file.stem!r} {NO_NAME}")
+    if file.exists() and not file.is_file():  # lists leave it out; and opening a pipe waits for a writer, for ever
+        return Finding("note", "runs", f"{file.name} is a folder, a pipe or a device, so it is no run; move it away")
     try:
         problem = strangers.problem(file)  # first, so that a file from elsewhere does not end this process
         if problem is not None:

@@ -72,6 +72,17 @@ def test_a_link_to_nowhere_keeps_no_other_run_from_being_read(settings: Settings
     assert found("ok", findings)[0].startswith("1 whole")
 
 
+@pytest.mark.timeout(60)
+def test_what_is_no_file_is_said_and_waited_for_by_nobody(settings: Settings) -> None:
+    make_run(settings.runs_dir, "whole", samples=3)
+    (settings.runs_dir / "folder.duckdb").mkdir()
+    os.mkfifo(settings.runs_dir / "pipe.duckdb")  # reading it would wait for a writer
+    findings = list(runs(settings))
+    assert [text.split(" ", 1)[0] for text in found("note", findings)] == ["folder.duckdb", "pipe.duckdb"]
+    assert found("ok", findings) == ["1 whole, 192 tokens read"]
+    assert not found("broken", findings)
+
+
 def test_spoiled_weights_are_found(settings: Settings) -> None:
     spoil(settings.data_dir / "models" / "tiny-text" / "model.safetensors", 0.9)
     findings = list(models(settings))
