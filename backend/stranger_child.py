@@ -79,7 +79,8 @@ def answer_about(file: Path) -> dict[str, Any]:
     from engine.store.errors import NotEnoughMemory
 
     try:
-        return {"problem": problem_of(file), "memory": False}
+        problem = problem_of(file)
+        return {"problem": problem[:1000] if problem is not None else None, "memory": False}
     except (NotEnoughMemory, MemoryError) as error:
         return {"problem": f"{file.name} needs more memory ({type(error).__name__})", "memory": True}
 

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 MEMORY_MEGABYTES = 4096
 BYTES_PER_SECOND = 20e6
 """read at least; on top of the limit for small files"""
+MOST_SAID_BYTES = 65_536
+"""of what the process says: one that was taken over could fill this one's memory"""
 AGAIN_SECONDS, LATEST_AGAIN_SECONDS = 60.0, 3600.0
 """when a run is tried again whose reading failed for want of memory or time: then, and each time four times later"""
 Identity = tuple[int, int, int]
@@ -242,20 +244,34 @@ def read_apart(
         )
     holding = children if children is not None else set()
     holding.add(child)
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        child.kill()
+
+    timer = threading.Timer(limit_s, give_up)
+    timer.daemon = True
+    timer.start()
     try:
-        said, _ = child.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        return Refusal(
-            f"{file.name} came from elsewhere and could not be read to its end within {limit_s:.0f} s: it was made to "
-            "do harm, or takes longer here; it is tried again later. If it is yours, raise `check_seconds`", True
-        )  # fmt: skip
+        assert child.stdout is not None
+        said = child.stdout.read(MOST_SAID_BYTES)
+        if (too_much := len(said) == MOST_SAID_BYTES):
+            child.kill()
+        child.wait()
     finally:
+        timer.cancel()
         child.kill()
         child.wait()
         if child.stdout is not None:
             child.stdout.close()
         holding.discard(child)
-    return _understood(file, said, child.returncode, memory_megabytes)
+    if late.is_set():
+        return Refusal(
+            f"{file.name} came from elsewhere and could not be read to its end within {limit_s:.0f} s: it was made to "
+            "do harm, or takes longer here; it is tried again later. If it is yours, raise `check_seconds`", True
+        )  # fmt: skip
+    return _understood(file, said, 0 if too_much else child.returncode, memory_megabytes)
 
 
 def _understood(file: Path, said: bytes, code: int, memory_megabytes: int) -> Refusal | None:

@@ -176,6 +176,7 @@ def test_what_ends_the_process_is_said(tmp_path: Path, monkeypatch: pytest.Monke
         ("import time; time.sleep(60)", "within 1 s", True), ("print('[]')", "code 0", False),
         ("import os; os.kill(os.getpid(), 9)", "ended from outside", True),
         ("print('{\"problem\": \"no\", \"memory\": true}')", "need not be damaged", True),
+        ("import os\nwhile True: os.write(1, bytes(2**20))", "code 0", False),  # it would fill the memory of who asks
     ):  # fmt: skip
         monkeypatch.setattr(strangers, "child_command", lambda *_, code=code: [sys.executable, "-c", code])
         said = read_apart(file, 1.0)
