@@ -263,12 +263,13 @@ def rows(document: dict[str, Any]) -> list[Row]:
 
 
 def _peers(found: dict[str, Any]) -> dict[str, float | str]:
-    """Milliseconds of the slowest of four questions by others, at the number of tokens that fits them."""
+    """Milliseconds of the slowest of their questions by others, and at how many tokens: as many as fit them."""
     slowest: dict[str, float | str] = {}
     for side in ("pandas", "polars", "sqlite"):
         times = [row[side] for name, row in found.items() if name != "tokens"]
         if times:
-            slowest[side] = times[0] if isinstance(times[0], str) else max(one["ms"] for one in times)
+            of = f"{side} ({len(times)} questions, {found['tokens'] / 1e6:g} M tokens)"
+            slowest[of] = times[0] if isinstance(times[0], str) else max(one["ms"] for one in times)
     return slowest
 
 

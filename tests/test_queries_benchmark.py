@@ -58,3 +58,8 @@ def test_peers_answer_the_same_questions() -> None:
     for question in ("rank and frequency", "flow", "usage", "flow of a label"):
         assert set(found[question]) == {"store", "pandas", "polars", "sqlite"}
         assert found[question]["store"]["ms"] > 0
+    # Fewer tokens than the run that stands beside them: the table says of how many.
+    asked = {"q": {"p50": 1.0, "p95": 2.0}}
+    results = {"tokens": 10**8, "warm": asked, "worst_warm": {"question": "q", "p95": 2.0}, "peers": found}
+    warm = next(row for row in rows({"results": results}) if row.key == "query_warm")
+    assert set(warm.peers) == {f"{side} (4 questions, 0.002 M tokens)" for side in ("pandas", "polars", "sqlite")}
