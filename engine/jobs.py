@@ -129,7 +129,8 @@ class JobContext:
             for folder in self.models_dirs:
                 if (folder / name).is_dir():
                     return folder / name
-        names = {entry.name for folder in self.models_dirs if folder.is_dir() for entry in folder.iterdir()}
+        entries = (entry for folder in self.models_dirs if folder.is_dir() for entry in folder.iterdir())
+        names = {entry.name for entry in entries if is_name(entry.name) and entry.is_dir()}
         raise UserError(f"There is no model {name[:80]!r}; {_nearest(name, names)}", field="model")
 
     def model_config(self, name: str) -> dict[str, Any]:
@@ -137,8 +138,11 @@ class JobContext:
         file = self.model_dir(name) / "config.json"
         try:
             config = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            raise UserError(f"The configuration of the model {name} cannot be read.", field="model") from None
+        except FileNotFoundError:
+            raise UserError(f"The folder of the model {name} has no config.json.", field="model") from None
+        except (OSError, ValueError) as error:
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error)[:120]
+            raise UserError(f"config.json of the model {name} cannot be read: {why}.", field="model") from None
         if not isinstance(config, dict):
             raise UserError(f"The configuration of the model {name} is no JSON object.", field="model")
         return config
@@ -150,7 +154,7 @@ class JobContext:
 
         file = run_file(self.runs_dir, run_id)
         if not file.is_file():
-            names = {found.stem for found in self.runs_dir.glob("*.duckdb")}
+            names = {found.stem for found in self.runs_dir.glob("*.duckdb") if found.is_file()}
             raise UserError(f"There is no run {run_id[:80]!r}; {_nearest(run_id, names)}", field="run")
         problem = self.problem_of_run(file) if self.problem_of_run is not None else None
         if problem is not None:
@@ -170,6 +174,8 @@ class JobContext:
             raise UserError(f"There is no {name!r} in {self.inbox_dir}; {_nearest(name, names)}", field=field)
         if not file.resolve().is_relative_to(self.inbox_dir.resolve()):
             raise UserError(f"{name!r} is a link that leads out of the inbox; copy the file there.", field=field)
+        if not (file.is_file() or file.is_dir()):  # opening a pipe would keep the worker waiting for a writer
+            raise UserError(f"{name!r} is neither a file nor a folder; put the data itself there.", field=field)
         return file
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -102,6 +103,22 @@ def test_the_inbox_gives_files_by_plain_name_only(context: JobContext, tmp_path:
     for name in ("../secret.txt", str(secret), "..", ".", "", "a\0b", "C:x", "\\\\host\\x", ".hidden", "link.txt"):
         refused(lambda name=name: context.inbox_file(name, field="file"), "file")
     assert "did you mean 'log.jsonl'" in refused(lambda: context.inbox_file("log.json", field="file"), "file")
+    os.mkfifo(context.inbox_dir / "pipe.jsonl")  # reading it would keep the worker waiting for a writer
+    assert "neither" in refused(lambda: context.inbox_file("pipe.jsonl", field="file"), "file")
+
+
+def test_models_that_cannot_be_used_say_why(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    for name, config in (("bare", None), ("cut", "{"), ("good", "{}")):
+        (folder / name).mkdir(parents=True)
+        if config is not None:
+            (folder / name / "config.json").write_text(config)
+    (folder / "SHA256SUMS").write_text("")
+    context = JobContext(tmp_path, (folder,))
+    assert context.model_config("good") == {}
+    assert refused(lambda: context.model_dir("zebra"), "model").endswith("there are: bare, cut, good.")
+    assert "has no config.json" in refused(lambda: context.model_config("bare"), "model")
+    assert "line 1 column 2" in refused(lambda: context.model_config("cut"), "model")
 
 
 @pytest.mark.parametrize(
