@@ -6,6 +6,7 @@ said in one line; 130 stopped with Ctrl-C. Nothing heavy is imported before a co
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -71,6 +72,9 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = make_app()(args=arguments, standalone_mode=False)
+        sys.stdout.flush()  # here, where a full disk or a closed pipe is still answered, not at the end of Python
+        if code == 130:  # typer has turned the Ctrl-C into a code
+            print("Stopped.", file=sys.stderr)
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
@@ -96,8 +100,16 @@ def _explain(error: Exception) -> int:
         print("Stopped.", file=sys.stderr)
         return 130
     if hasattr(error, "exit_code") and hasattr(error, "show"):
+        if hasattr(error, "message"):
+            error.message = error.message.replace("Value error, ", "", 1)
         error.show()
         return int(error.exit_code)
+    from engine.disk import is_disk_full
+
+    if is_disk_full(error):
+        print("tokenpaths: The disk that this writes to is full; free some space and try again.", file=sys.stderr)
+        _drop_output()
+        return 2
     from backend.cli.crash import write_crash
 
     where = write_crash(error)
@@ -107,3 +119,11 @@ def _explain(error: Exception) -> int:
         file=sys.stderr,
     )
     return 1
+
+
+def _drop_output() -> None:
+    """Forget what standard output could not take: Python would try it again when it ends, and complain."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        return  # not a file of the system's

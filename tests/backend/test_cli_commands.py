@@ -50,11 +50,10 @@ def run_cli(*arguments: str, **options: object) -> subprocess.CompletedProcess[s
         environment |= {"PYTHONIOENCODING": str(encoding), "PYTHONUTF8": "0"}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
-        capture_output=True,
         text=True,
         timeout=120,
         env=environment,
-        **options,
+        **({"capture_output": True} | options),
     )  # type: ignore[call-overload, no-any-return]
 
 
@@ -291,12 +290,22 @@ def test_unforeseen_error_goes_to_a_log(
     assert "Traceback" in (tmp_path / "logs" / "cli.log").read_text()
 
 
-def test_interrupted_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("backend.settings.load_settings", interrupted)
     assert main(["ls"]) == 130
+    assert capsys.readouterr().err == "Stopped.\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_an_answer_that_has_no_room_is_said_in_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = run_cli("--version", capture_output=False, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    assert "is full" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_doctor_finds_the_broken_run(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
