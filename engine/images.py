@@ -107,7 +107,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
         return image if type(image) is Image.Image else image.copy()
     if image.mode.startswith("I") or image.mode == "F":
         grey = np.asarray(image).astype(np.float64)
-        if grey.max(initial=0) > 255:  # mode I says nothing of its range: PNG fills 16 bits of it
+        # mode I says nothing of its range, and I;16 is 16 bits however dark the picture is
+        if image.mode.startswith("I;16") or grey.max(initial=0) > 255:
             grey = grey / 257.0
         return Image.fromarray(np.clip(np.rint(grey), 0, 255).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:

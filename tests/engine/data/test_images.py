@@ -114,6 +114,8 @@ def test_sixteen_bit_grey_is_scaled_not_clipped() -> None:
     picture = np.asarray(decode_upload(encoded(Image.fromarray(ramp))))
     assert picture.shape == (8, 8, 3)
     assert np.array_equal(picture[..., 0], np.rint(ramp / 257).astype(np.uint8))
+    dark = np.arange(256, dtype=np.uint16).reshape(16, 16)  # 16 bits all the same: black, not a ramp of 8 bits
+    assert np.asarray(decode_upload(encoded(Image.fromarray(dark)))).max() == 1
 
 
 def test_dark_mode_i_is_left_alone() -> None:
