@@ -67,9 +67,9 @@ class FileSource:
                 else:
                     others += 1
         if not files:
-            held = f"{others} files of other kinds" if others else "no files"
+            held = f"no {kind} files, but {others} of other kinds" if others else "no files"
             raise UserError(
-                f"The folder '{root}' holds {held} but no {kind} files; "
+                f"The folder '{root}' holds {held}; "
                 f"give a folder with {kind}s ({' '.join(suffixes[:7])}), sub-folders as labels.",
                 field="data",
             )

@@ -504,10 +504,10 @@ def test_dangerous_files_are_never_opened(tmp_path: Path, suffix: str, modality:
 
 
 def test_empty_and_wrong_folders(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no files but no image files|no files"):
+    with pytest.raises(UserError, match="holds no files; give"):
         open_dataset(tmp_path, "vision")
     write(tmp_path / "a.txt", "x")
-    with pytest.raises(UserError, match="1 files of other kinds but no image files"):
+    with pytest.raises(UserError, match="holds no image files, but 1 of other kinds; give"):
         open_dataset(tmp_path, "vision")
 
 
