@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -157,34 +158,39 @@ class Jobs:
     async def events(self, job: str, after: int) -> AsyncIterator[bytes]:
         """Server-sent events of a job after event ``after``, until it is over or removed.
 
-        Raises Problem 404 for an unknown job and 503 when too many listen, before the first event.
+        Raises Problem 404 for an unknown job, before the first event. To be sent inside ``listening``.
         """
         await asyncio.to_thread(self.table.get, job)
-        if self.streams >= self.settings.job_streams:
-            raise busy(f"{self.streams} clients listen to jobs already; ask for the job now and then instead.")
         return self._stream(job, after)
 
-    async def _stream(self, job: str, after: int) -> AsyncIterator[bytes]:
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """For a block that sends events; Problem 503 when too many listen."""
+        if self.streams >= self.settings.job_streams:
+            raise busy(f"{self.streams} clients listen to jobs already; ask for the job now and then instead.")
         self.streams += 1
         try:
-            async with self.watch.listening(job) as ear:
-                while True:
-                    ear.clear()
-                    news, over = await asyncio.to_thread(self._news, job, after)
-                    for event in news:
-                        after = event.id
-                        told = as_text(data_without_places(event.data))  # before JSON changes how they are written
-                        yield format_sse_event(data_str=told, event=event.kind, id=str(event.id))
-                    if over and not news:
-                        return
-                    if news:
-                        continue
-                    try:
-                        await asyncio.wait_for(ear.wait(), PING_SECONDS)
-                    except TimeoutError:
-                        yield KEEPALIVE_COMMENT
+            yield
         finally:
             self.streams -= 1
+
+    async def _stream(self, job: str, after: int) -> AsyncIterator[bytes]:
+        async with self.watch.listening(job) as ear:
+            while True:
+                ear.clear()
+                news, over = await asyncio.to_thread(self._news, job, after)
+                for event in news:
+                    after = event.id
+                    told = as_text(data_without_places(event.data))  # before JSON changes how they are written
+                    yield format_sse_event(data_str=told, event=event.kind, id=str(event.id))
+                if over and not news:
+                    return
+                if news:
+                    continue
+                try:
+                    await asyncio.wait_for(ear.wait(), PING_SECONDS)
+                except TimeoutError:
+                    yield KEEPALIVE_COMMENT
 
     def _news(self, job: str, after: int) -> tuple[list[EventRow], bool]:
         """(events after ``after``, whether nothing more will come)."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 import mimetypes
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from backend.answers import is_fresh
 from backend.jobs.rows import STATES
+from backend.jobs.service import Jobs
 from backend.jobs.shapes import Job, JobList
 from backend.paging import binding_of, decode_cursor, encode_cursor
 from backend.problems import Problem, documented, nearest
@@ -58,6 +61,18 @@ ABOUT_JOBS = documented(400, 401, 403, 404, 422, 500, 503)
 JobName = Annotated[str, Path(description="Name of the job", examples=["trace-20261121-101500-a1b2c3"])]
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], responses=ABOUT_JOBS)
+
+
+class Listening(StreamingResponse):
+    """Events for one listener, counted from before its first byte to after its last: sixty may come at one moment."""
+
+    def __init__(self, jobs: Jobs, stream: AsyncIterator[bytes], **options: Any) -> None:
+        super().__init__(stream, **options)
+        self.jobs = jobs
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self.jobs.listening():
+            await super().__call__(scope, receive, send)
 
 
 @router.post(
@@ -166,7 +181,7 @@ async def job_events(
         return Response(status_code=204)
     stream = await services.jobs.events(job, after)
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+    return Listening(services.jobs, stream, media_type="text/event-stream", headers=headers)
 
 
 @router.get("/{job}/artifacts/{name}", responses=FILE, response_class=Response)

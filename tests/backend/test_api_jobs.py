@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.backend.conftest import API, Serve, Served, problem
 from tests.backend.jobs_over_rest import cancel, events_of, submit, until
+from tests.coroutines import run_alone
 from tests.jobs import counted, know_the_kinds
 
 know_the_kinds()
@@ -156,6 +160,32 @@ def test_too_many_listeners_and_too_many_jobs_are_told_to_come_back(serve: Serve
     answer = served.client.post(f"{API}/jobs", json={"kind": "count", "request": {"iterations": 1}})
     problem(answer, 503)
     assert served.get("/jobs").json()["workers"] == 0
+
+
+def test_of_many_who_come_at_one_moment_no_more_listen_than_may(serve: Serve) -> None:
+    served, answered = serve(job_streams=3), []
+    job = submit(served, iterations=1)
+
+    async def listen(client: httpx.AsyncClient, everyone: asyncio.Event) -> None:
+        async with client.stream("GET", f"{API}/jobs/{job}/events") as answer:
+            answered.append(answer.status_code)
+            if len(answered) == 40:
+                everyone.set()
+            await everyone.wait()  # nobody hangs up before the last has come
+
+    async def at_once() -> None:
+        everyone, limits = asyncio.Event(), httpx.Limits(max_connections=40)
+        options = {"base_url": served.client.base_url, "trust_env": False, "limits": limits}
+        async with httpx.AsyncClient(**options) as client, asyncio.timeout(60), asyncio.TaskGroup() as group:
+            for _ in range(40):
+                group.create_task(listen(client, everyone))
+
+    run_alone(at_once())
+    assert Counter(answered) == {200: 3, 503: 37}
+    while served.app.state.services.jobs.streams:
+        time.sleep(0.02)
+    with served.client.stream("GET", f"{API}/jobs/{job}/events") as answer:
+        assert answer.status_code == 200, "the places of those who hung up are free again"
 
 
 def test_a_trace_comes_through_while_a_job_runs(working: Served) -> None:
