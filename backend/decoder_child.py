@@ -35,10 +35,11 @@ def read_frame(pipe: IO[bytes]) -> bytes:
 
 def serve(memory_megabytes: int) -> None:
     """The child: decode until the pipe closes."""
-    from backend.syscalls import refuse_the_rest
+    from backend.syscalls import die_with_parent, refuse_the_rest
     from engine.errors import UserError
     from engine.images import decode_upload
 
+    die_with_parent()  # nobody else would end an image that takes for ever
     confine(memory_megabytes)
     refuse_the_rest()
     requests, answers = sys.stdin.buffer, sys.stdout.buffer

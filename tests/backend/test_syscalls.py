@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import platform
+import signal
 import struct
 import subprocess
 import sys
@@ -106,33 +107,40 @@ def test_the_processes_that_read_files_of_strangers_have_it(tmp_path: Path) -> N
     file = make_run(tmp_path / "runs", "given", samples=3)
     said = first_reading(
         file,
-        "from pathlib import Path; from engine.store import verify\n"
+        "import ctypes; from pathlib import Path; from engine.store import verify\n"
         "real = verify.verify_run\n"
         "def seen(file):\n"
         "    status = Path('/proc/self/status').read_text()\n"
         "    print(next(line for line in status.splitlines() if line.startswith('Seccomp:')))\n"
+        "    ctypes.CDLL(None).prctl(2, ctypes.byref(told := ctypes.c_int()))  # what it gets when its parent ends\n"
+        "    print(told.value)\n"
         "    return real(file)\n"
         "verify.verify_run = seen",
     )
-    assert said == ["Seccomp:\t2", '{"problem": null, "memory": false}']
+    assert said == ["Seccomp:\t2", str(int(signal.SIGKILL)), '{"problem": null, "memory": false}']
     assert "TOKENPATHS_TOKEN" not in decoder.KEPT_ENVIRONMENT
     assert read_apart(file, 120) is None
 
 
 @linux
 def test_a_reader_does_not_outlive_who_asked(tmp_path: Path) -> None:
-    """The API is killed while a file is being read first."""
+    """The worker is killed while an image is decoded that takes for ever; here the reader is stopped instead."""
+    picture = tmp_path / "picture.png"
+    picture.write_bytes(png())
     asks = (
-        "import sys, subprocess\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'from backend.syscalls import die_with_parent as d; d(); "
-        "import time; print(1, flush=True); time.sleep(600)'], stdout=subprocess.PIPE)\n"
-        "child.stdout.readline(); print(child.pid, flush=True); child.wait()"
+        "import sys; from pathlib import Path; from backend.decoder import Decoder\n"
+        "reader = Decoder(limit_s=60, memory_megabytes=1024)\n"
+        "reader.decode(Path(sys.argv[1]).read_bytes())\n"
+        "print(reader._child.pid, flush=True); sys.stdin.read()"
     )
-    api = subprocess.Popen([sys.executable, "-c", asks], stdout=subprocess.PIPE, text=True)
-    assert api.stdout is not None
-    child = int(api.stdout.readline())
-    api.kill()
-    api.wait()
+    worker = subprocess.Popen(
+        [sys.executable, "-c", asks, str(picture)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert worker.stdout is not None
+    child = int(worker.stdout.readline())
+    os.kill(child, signal.SIGSTOP)  # or it would read that its pipe has closed
+    worker.kill()
+    worker.wait()
     for _ in range(500):
         try:
             if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
