@@ -119,11 +119,17 @@ def _check_length(con: duckdb.DuckDBPyConnection, file: Path) -> None:
 
 @contextmanager
 def _interrupted_after(con: duckdb.DuckDBPyConnection, seconds: float) -> Iterator[None]:
+    """Raises duckdb.InterruptException where the block takes longer, and a KeyboardInterrupt at Ctrl-C."""
     timer = threading.Timer(seconds, con.interrupt)
     timer.daemon = True
     timer.start()
     try:
         yield
+    except RuntimeError as error:
+        if not is_interrupt(error):
+            raise
+        con.interrupt()  # its threads work on: to close would wait for them
+        raise KeyboardInterrupt from error
     finally:
         timer.cancel()
 
@@ -133,9 +139,7 @@ def _check_schema(con: duckdb.DuckDBPyConnection, file: Path) -> None:
         with _interrupted_after(con, LOOK_SECONDS):  # both may be views, and a stranger's may never end
             con.execute("SELECT path_id FROM token LIMIT 0")
             rows = con.execute("SELECT schema_version FROM run LIMIT 2").fetchall()
-    except (duckdb.InterruptException, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not is_interrupt(error):
-            raise
+    except duckdb.InterruptException:
         raise RunFileError(
             f"{file.name} does not say within {LOOK_SECONDS:g} s what it holds: it is damaged or was made to do harm"
         ) from None
@@ -166,7 +170,7 @@ class Connection:
 
     @contextmanager
     def cursor(self, *, limited: bool = True) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A cursor for one question; DuckDB's errors leave the block as sentences."""
+        """A cursor for one question; DuckDB's errors leave the block as sentences, Ctrl-C as a KeyboardInterrupt."""
         with self._lock:
             cursor = self._con.cursor()
         late = threading.Event()
@@ -194,6 +198,11 @@ class Connection:
             if isinstance(error, duckdb.ProgrammingError):
                 raise  # Our own SQL is wrong: no fault of the file.
             raise RunFileError(f"{self._file.name} could not be read: {first_line(error, self._file)}") from error
+        except RuntimeError as error:
+            if not is_interrupt(error):
+                raise
+            cursor.interrupt()  # its threads work on: to close would wait for them, without a time limit
+            raise KeyboardInterrupt from error
         finally:
             timer.cancel()
             cursor.close()

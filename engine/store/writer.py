@@ -421,6 +421,7 @@ class _Filler:
     def close(self) -> None:
         if self.con is not None:
             with contextlib.suppress(duckdb.Error):
+                self.con.interrupt()  # after Ctrl-C its threads work on: to close would wait for them
                 self.con.close()
 
 

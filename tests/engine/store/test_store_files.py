@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import sqlite3
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -236,3 +238,32 @@ def test_exported_tokens_are_the_tokens(text: Case):
     np.testing.assert_allclose(weights, text.naive.made.weights[:, :, 0], atol=1 / 510 + 1e-6)
     assert rows["rank"].to_pylist() == [text.naive.rank[key] for key in text.naive.keys]
     assert rows["label"].to_pylist() == text.naive.labels
+
+
+CTRL_C = """
+import signal, sys, threading
+from pathlib import Path
+from engine.store.open_file import Connection, open_read_only
+run, endless = map(Path, sys.argv[1:])
+query = "SELECT count(*) FROM range(100000000) a, range(1000000) b WHERE (a.range * b.range) % 7 = 3"
+connection = Connection(run, 3600)
+for ask in (lambda: connection.rows(query), lambda: open_read_only(endless)):
+    threading.Timer(0.5, signal.raise_signal, [signal.SIGINT]).start()
+    try:
+        ask()
+    except KeyboardInterrupt:
+        print("stopped", flush=True)
+connection.close()
+"""
+
+
+def test_ctrl_c_ends_a_question_at_once(sealed: Path, tmp_path: Path):
+    """DuckDB only leaves the call: its threads go on, and closing waits for them."""
+    endless = tmp_path / "endless.duckdb"
+    with duckdb.connect(str(endless)) as con:
+        con.execute("CREATE TABLE token (path_id INTEGER)")
+        con.execute("CREATE VIEW run AS SELECT count(*)::INTEGER AS schema_version FROM range(100000000) a, "
+                    "range(1000000) b WHERE (a.range * b.range) % 7 = 3")  # fmt: skip
+    command = [sys.executable, "-c", CTRL_C, str(sealed), str(endless)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["stopped", "stopped"], done.stderr
