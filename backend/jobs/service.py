@@ -125,7 +125,7 @@ class Jobs:
                 "message": GONE if self.table.is_abandoned(row) else without_places(row.message),
             },
             "artifacts": list_artifacts(job_dir(self.settings.data_dir, row.job)),
-            "result": row.result,
+            "result": data_without_places(row.result),
             "problem": problem_without_places(row.problem),
             "attempts": row.attempts,
             "request": row.request,
