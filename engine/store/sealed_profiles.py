@@ -17,6 +17,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
+from engine.store.errors import RunFileError
 from engine.store.filters import Query
 from engine.store.held import held
 from engine.store.pathbook import PathBook
@@ -58,12 +59,14 @@ class Page:
 
     @classmethod
     def of(cls, row: tuple[int, int, bytes, bytes, bytes], layout: Layout) -> Page:
-        """From a row of ``profile_page``."""
+        """From a row of ``profile_page``; raises ValueError or OSError where it holds no counts."""
         first, num_samples, packed, places, large = row
         width = layout.num_steps * layout.num_modules
         low = np.frombuffer(_CODEC.decompress(packed, num_samples * width), dtype=np.uint8).reshape(-1, width)
-        rows, cells = np.divmod(np.frombuffer(places, dtype="<i4"), width)
-        counts = np.frombuffer(large, dtype="<i4")
+        place, counts = np.frombuffer(places, dtype="<i4"), np.frombuffer(large, dtype="<i4")
+        if len(place) != len(counts) or (len(place) and not 0 <= place.min() <= place.max() < low.size):
+            raise ValueError("counts without a place")
+        rows, cells = np.divmod(place, width)
         visits = low[:, : layout.num_modules].sum(axis=1, dtype=np.int64)  # every step has as many
         first_step = cells < layout.num_modules
         np.add.at(visits, rows[first_step], counts[first_step] - LARGEST)
@@ -157,17 +160,29 @@ def pages(run: Run, numbers: np.ndarray | None = None) -> Iterator[Page]:
 
 
 def _read(run: Run, firsts: list[int] | None = None) -> Iterator[Page]:
-    """Pages from the file, a few in memory at a time."""
-    size = page_samples(run.layout)
+    """Pages from the file, a few in memory at a time; RunFileError where one is not what was sealed."""
+    size, num_samples = page_samples(run.layout), int(run.row["num_samples"])
     if firsts is None:
-        firsts = list(range(0, int(run.row["num_samples"]), size))
+        firsts = list(range(0, num_samples, size))
     for start in range(0, len(firsts), PAGES_AT_ONCE):
         some = firsts[start : start + PAGES_AT_ONCE]
         rows = run.rows(Query(
             "SELECT first_sample, num_samples, counts, places, large FROM profile_page WHERE first_sample IN "
             f"({', '.join('?' * len(some))}) ORDER BY first_sample", tuple(some),
         ))  # fmt: skip
-        yield from (Page.of(row, run.layout) for row in rows)
+        # Before anything is unpacked: a file of a stranger may say that a page holds any number of samples.
+        if [row[:2] for row in rows] != [(first, min(size, num_samples - first)) for first in some]:
+            raise _damaged(run)
+        for row in rows:
+            try:
+                page = Page.of(row, run.layout)
+            except (ValueError, OSError) as error:
+                raise _damaged(run) from error
+            yield page
+
+
+def _damaged(run: Run) -> RunFileError:
+    return RunFileError(f"{run.file.name} is damaged (table profile_page): copy it again or trace the run again")
 
 
 def profiles_of(run: Run, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

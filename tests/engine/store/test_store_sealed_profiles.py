@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pytest
 
 from engine.analysis.similar import ribbon_distance
-from engine.store import Run, held, near_ribbons, queries, sealed_profiles, similar
+from engine.store import Run, RunFileError, held, near_ribbons, queries, sealed_profiles, similar
 from tests.runs import make
 
 KINDS = {
@@ -115,3 +116,20 @@ def test_a_file_without_pages_is_counted_as_before(tmp_path: Path, monkeypatch: 
     with Run.open(make("plain", modality="text").write(tmp_path)) as run:
         assert not sealed_profiles.has_profiles(run)
         assert len(run.similar_samples(0, limit=3)["similar"]) == 3
+
+
+@pytest.mark.parametrize("change", [
+    "num_samples = 100000000", "first_sample = first_sample + 1", "counts = '\\x00'::BLOB",
+    "places = '\\xFF\\xFF\\xFF\\x7F'::BLOB, large = places", "large = ''::BLOB",
+])  # fmt: skip
+def test_a_page_that_is_none_is_refused_before_it_is_unpacked(
+    runs: dict[str, Run], change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("PAGE_SAMPLES", 4), ("LARGEST", 3)):
+        monkeypatch.setattr(sealed_profiles, name, value)
+    file = tmp_path / "r.duckdb"
+    file.write_bytes(runs["long"].file.read_bytes())
+    with duckdb.connect(str(file)) as con:
+        con.execute(f"UPDATE profile_page SET {change}")
+    with Run.open(file) as run, pytest.raises(RunFileError, match="r.duckdb is damaged .table profile_page."):
+        run.similar_samples(0)
