@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import re
 
 import httpx
@@ -127,3 +128,16 @@ def test_head_without_body(api: Served) -> None:
         for _ in range(2):
             assert client.head(f"{API}/nothing").content == b""
         assert client.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict", "status"), [(TOKEN, True, 200), (TOKEN, False, 401), ("wrong", True, 200)]
+)
+def test_nothing_but_the_comparison_in_constant_time_decides(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, given: str, verdict: bool, status: int
+) -> None:
+    """A comparison before it (of lengths, of the first letters) would tell by its time how much was right."""
+    served, compared = serve(token=TOKEN), []
+    monkeypatch.setattr(hmac, "compare_digest", lambda *both: compared.append(both) or verdict)
+    assert served.get("/runs", headers={"authorization": f"Bearer {given}"}).status_code == status
+    assert compared == [(given.encode(), TOKEN.encode())]

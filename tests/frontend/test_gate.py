@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from typing import Any
 
 import httpx
@@ -85,3 +86,14 @@ def test_a_socket_is_closed_before_its_handshake() -> None:
     scope = {"type": "websocket", "path": "/_stcore/stream", "headers": []}
     run_alone(Gate(behind, TOKEN)(scope, None, send))
     assert said == [{"type": "websocket.close", "code": 1008}]
+
+
+@pytest.mark.parametrize(("given", "verdict"), [(TOKEN, False), ("wrong", True)])
+def test_nothing_but_the_comparison_in_constant_time_decides(
+    monkeypatch: pytest.MonkeyPatch, given: str, verdict: bool
+) -> None:
+    """Of the token in the form, and of the cookie."""
+    cookie = {"cookie": f"{COOKIE}={visit_of(given)}"}
+    monkeypatch.setattr(hmac, "compare_digest", lambda *both: verdict)
+    assert ask("POST", "/", content=f"token={given}", headers=FORM).status_code == (303 if verdict else 401)
+    assert ask("GET", "/media/x.png", headers=cookie).status_code == (200 if verdict else 401)
