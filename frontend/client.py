@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -17,37 +16,13 @@ from urllib.parse import quote
 
 import httpx
 
+from frontend.api_error import ApiError, Down, NotFound, Refused, error_of
+
+__all__ = ["ApiError", "Client", "Down", "NotFound", "Refused"]
+
 DEFAULT_URL = "http://127.0.0.1:8000"
 KEPT_ANSWERS = 256
 PAGE_LIMIT = 500
-BUSY = (429, 503)
-
-
-class ApiError(Exception):
-    """Something that a person should read: ``sentence`` says what happened, ``todo`` what to do.
-
-    ``request`` is the id under which the API's log has the request; empty where nothing of it is logged: nobody
-    answered, or the API only said that it is busy.
-    """
-
-    def __init__(self, sentence: str, todo: str = "", *, status: int | None = None, request: str = "") -> None:
-        super().__init__(sentence)
-        self.sentence = sentence
-        self.todo = todo
-        self.status = status
-        self.request = request
-
-
-class Down(ApiError):
-    """Nobody answers at the API's address."""
-
-
-class NotFound(ApiError):
-    """The run, sample, path or model does not exist (any more)."""
-
-
-class Refused(ApiError):
-    """The API understood and said no: bad input, a wrong token, too large."""
 
 
 class Client:
@@ -339,10 +314,7 @@ class Client:
                 "Try again; if it happens twice, look at the API's log.",
             ) from error
         if answer.status_code >= 300 and answer.status_code != 304:
-            error = _as_error(answer)
-            if error.status not in BUSY:
-                error.request = _request_id(answer)
-            raise error
+            raise error_of(answer.status_code, answer.content, answer.headers.get("x-request-id", ""))
         return answer
 
     def _json(self, answer: httpx.Response) -> Any:
@@ -359,46 +331,6 @@ class Client:
                 "The API and the page are probably of different versions; update both.",
             )
         return value
-
-
-def _as_error(answer: httpx.Response) -> ApiError:
-    """The sentence for a status and its problem+json (RFC 9457)."""
-    try:
-        problem = answer.json()
-    except ValueError:
-        problem = {}
-    problem = problem if isinstance(problem, dict) else {}
-    detail = str(problem.get("detail") or problem.get("title") or "").strip()
-    status = answer.status_code
-    if status in (401, 403):
-        return Refused(
-            detail or "The API did not accept this page's access token.",
-            "Give TOKENPATHS_TOKEN the same value for the API and for this page.",
-            status=status,
-        )
-    if status == 404:
-        return NotFound(
-            detail or "The API does not know this address.",
-            "Choose another one; *Start* shows what there is.",
-            status=status,
-        )
-    if status in BUSY:
-        return ApiError(detail or "The API is busy.", "Try again in a few seconds.", status=status)
-    if status == 507:
-        return ApiError(detail or "The disk is full.", "Free some space, then try again.", status=status)
-    if 400 <= status < 500:
-        return Refused(detail or f"The API refused the question (HTTP {status}).", status=status)
-    return ApiError(
-        detail or f"The API failed while answering (HTTP {status}).",
-        "The other runs go on working; the API's log says why.",
-        status=status,
-    )
-
-
-def _request_id(answer: httpx.Response) -> str:
-    """The id that the API gave the request; whatever else stands in that header is none."""
-    given = answer.headers.get("x-request-id", "")
-    return given if re.fullmatch(r"[0-9a-f]{12}", given) else ""
 
 
 def _part(name: str) -> str:

@@ -1,0 +1,75 @@
+"""What the page says when the API does not answer as it should: a sentence, what to do, and the request's id."""
+
+from __future__ import annotations
+
+import json
+import re
+
+BUSY = (429, 503)
+
+
+class ApiError(Exception):
+    """Something that a person should read: ``sentence`` says what happened, ``todo`` what to do.
+
+    ``request`` is the id under which the API's log has the request; empty where nothing of it is logged: nobody
+    answered, or the API only said that it is busy.
+    """
+
+    def __init__(self, sentence: str, todo: str = "", *, status: int | None = None, request: str = "") -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+        self.todo = todo
+        self.status = status
+        self.request = request
+
+
+class Down(ApiError):
+    """Nobody answers at the API's address."""
+
+
+class NotFound(ApiError):
+    """The run, sample, path or model does not exist (any more)."""
+
+
+class Refused(ApiError):
+    """The API understood and said no: bad input, a wrong token, too large."""
+
+
+def error_of(status: int, body: bytes, request: str) -> ApiError:
+    """The error for a status, its problem+json (RFC 9457) and its header ``x-request-id``."""
+    error = _as_error(status, body)
+    if status not in BUSY and re.fullmatch(r"[0-9a-f]{12}", request):  # whatever else stands there is no id
+        error.request = request
+    return error
+
+
+def _as_error(status: int, body: bytes) -> ApiError:
+    try:
+        problem = json.loads(body)
+    except ValueError:
+        problem = {}
+    problem = problem if isinstance(problem, dict) else {}
+    detail = str(problem.get("detail") or problem.get("title") or "").strip()
+    if status in (401, 403):
+        return Refused(
+            detail or "The API did not accept this page's access token.",
+            "Give TOKENPATHS_TOKEN the same value for the API and for this page.",
+            status=status,
+        )
+    if status == 404:
+        return NotFound(
+            detail or "The API does not know this address.",
+            "Choose another one; *Start* shows what there is.",
+            status=status,
+        )
+    if status in BUSY:
+        return ApiError(detail or "The API is busy.", "Try again in a few seconds.", status=status)
+    if status == 507:
+        return ApiError(detail or "The disk is full.", "Free some space, then try again.", status=status)
+    if 400 <= status < 500:
+        return Refused(detail or f"The API refused the question (HTTP {status}).", status=status)
+    return ApiError(
+        detail or f"The API failed while answering (HTTP {status}).",
+        "The other runs go on working; the API's log says why.",
+        status=status,
+    )
