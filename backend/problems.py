@@ -21,6 +21,7 @@ from backend.metrics import PROBLEM_KIND
 from backend.places import without_places
 from engine.disk import is_disk_full
 from engine.errors import UserError
+from engine.request_fields import in_words
 from engine.store.errors import NoSuchThing, QueryTimeout, RunFileError, RunNotFound
 
 STATUS_OF: tuple[tuple[type[UserError], int, str], ...] = (
@@ -132,11 +133,11 @@ def disk_full() -> Problem:
 def from_validation(errors: Sequence[Any]) -> Problem:
     """422 that names the first field at fault."""
     first = errors[0]
-    where = [str(part) for part in first.get("loc", ()) if part not in ("query", "path", "body")]
+    where = [str(part) for part in first.get("loc", ()) if part not in ("query", "path", "header", "body")]
     field = where[0] if where else None
     given = first.get("input")
     shown = f"; given {str(given)[:80]!r}" if isinstance(given, str | int | float) else ""
-    message = first.get("msg", "is not valid").removeprefix("Value error, ")
+    message = in_words(first)
     return Problem(422, "invalid-value", f"`{field}`: {message}{shown}." if field else f"{message}.", field=field)
 
 

@@ -276,7 +276,7 @@ def read_request(kind: JobKind, values: object) -> BaseModel:
             ) from None
         given = first.get("input")
         shown = f"; given {str(given)[:80]!r}" if isinstance(given, (str, int, float, bool)) else ""
-        raise UserError(f"`{where}`: {in_words(first)}{shown}.", field=where) from None
+        raise UserError(f"`{where}`: {in_words(first, kind.Request)}{shown}.", field=where) from None
 
 
 def is_artifact_name(name: str) -> bool:

@@ -8,6 +8,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
+from engine.disk import NAME_PATTERN
+
 
 def field_path(model: type[BaseModel], loc: Sequence[int | str]) -> str:
     """The dotted name of a field as the sender wrote it: without the tags of unions that pydantic puts between."""
@@ -48,15 +50,44 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     return [found for part in get_args(annotation) for found in _models_in(part)]
 
 
-def in_words(error: Mapping[str, Any]) -> str:
-    """What pydantic found, as a sentence about a list where it counts one; its own words otherwise."""
+def in_words(error: Mapping[str, Any], model: type[BaseModel] | None = None) -> str:
+    """What pydantic found as a sentence, where its own would speak of Python; its own words otherwise.
+
+    ``error`` is one of ``ValidationError.errors()`` with its context; ``model``, what was validated, knows the kinds
+    that a missing tag could have named.
+    """
     about = error.get("ctx") or {}
-    if error["type"] == "too_short" and "min_length" in about:
+    kind = error["type"]
+    if kind == "too_short" and "min_length" in about:
         least = about["min_length"]
         return "the list is empty; name at least one, or leave it out" if not about.get("actual_length") else (
             f"the list has {about['actual_length']}; at least {least} are needed")  # fmt: skip
-    if error["type"] == "too_long" and "max_length" in about:
+    if kind == "too_long" and "max_length" in about:
         given = len(error["input"]) if isinstance(error.get("input"), Sequence) else "more"
         return f"the list has {given:,}; at most {about['max_length']:,} are taken" if isinstance(given, int) else (
             f"at most {about['max_length']:,} are taken")  # fmt: skip
-    return str(error["msg"]).removeprefix("Value error, ")
+    if kind == "union_tag_invalid":
+        return f"{str(about['discriminator']).replace(chr(39), '`')} is {str(about['tag'])[:40]!r}; it may be " + (
+            str(about["expected_tags"]))  # fmt: skip
+    if kind == "union_tag_not_found":
+        key = str(about["discriminator"]).strip("'")
+        tags = ", ".join(map(repr, _tags(model, error["loc"], key))) if model is not None else ""
+        return f"say with `{key}` which kind it is{': ' * bool(tags)}{tags}"
+    if kind == "string_pattern_mismatch" and about.get("pattern") == NAME_PATTERN:
+        return "a name is 1 to 64 letters, digits, - and _, starting with a letter or digit"
+    return _PLAIN.get(kind) or str(error["msg"]).removeprefix("Value error, ")
+
+
+_PLAIN = {
+    "missing": "it is required, and was not given",
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "it should be a JSON object, {…}"),
+    **dict.fromkeys(("tuple_type", "list_type"), "it should be a list, […]"),
+}
+
+
+def _tags(model: type[BaseModel], loc: Sequence[int | str], key: str) -> list[str]:
+    """What ``key`` may say in the objects that ``loc`` may hold."""
+    fields = [one.model_fields[str(loc[-1])] for one in _walk(model, loc)[1] if loc and loc[-1] in one.model_fields]
+    tagged = [one.model_fields[key] for field in fields for one in _models_in(field.annotation)
+              if key in one.model_fields]  # fmt: skip
+    return [str(tag) for field in tagged for tag in get_args(field.annotation)]

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from engine.edits.values import KINDS, MOST_EDITS, Edit
 from engine.errors import UserError
+from engine.request_fields import in_words
 
 
 class Controls(BaseModel):
@@ -29,7 +30,7 @@ class Controls(BaseModel):
 
 def _edit_problem(error: Any) -> str:
     """A sentence for an edit that cannot be read."""
-    message = error["msg"].removeprefix("Value error, ")
+    message = in_words(error)
     if len(error["loc"]) < 2:
         return message if error["type"] == "value_error" else f"edits: {message}"
     place, *rest = error["loc"][1:]
@@ -49,7 +50,7 @@ def read_controls_of(controls: type[Any], values: dict[str, Any] | None, family:
     try:
         return controls(**(values or {}))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=True)[0]
+        first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"]) or "controls"
         if first["loc"][:1] == ("edits",):
             place = [str(part) for at, part in enumerate(first["loc"]) if at != 2]  # without the kind of edit

@@ -57,6 +57,11 @@ def test_what_is_no_job_is_refused_by_field(working: Served, body: bytes, status
     problem(answer, status, field)
 
 
+def test_a_header_that_is_none_is_named(working: Served) -> None:
+    answer = working.client.get(f"{API}/jobs/none/events", headers={"last-event-id": "abc"})
+    problem(answer, 422, "last-event-id")
+
+
 def test_other_media_types_and_keys_are_refused(working: Served) -> None:
     body = b'{"kind": "count", "request": {"iterations": 1}}'
     for kind in ("text/plain", "application/x-www-form-urlencoded"):

@@ -98,6 +98,11 @@ def test_a_near_miss_names_the_right_run(api: Served) -> None:
     assert "did you mean `vision`" in problem(api.get("/runs/visoin"), 404)["detail"]
 
 
+def test_what_is_missing_is_named_in_words(api: Served) -> None:
+    said = problem(api.get("/compare?a=vision"), 422, "b")["detail"]
+    assert said == "`b`: it is required, and was not given."
+
+
 @pytest.mark.parametrize("path", ["/", "/api", f"{API}", f"{API}/run", f"{API}/runs/", f"{API}/job", "/robots.txt"])
 def test_unknown_addresses(api: Served, path: str) -> None:
     problem(api.client.get(path), 404)

@@ -7,6 +7,7 @@ import pytest
 from engine.dream.job import DreamJob
 from engine.errors import UserError
 from engine.jobs import read_request
+from engine.jobs_trace import TraceJob
 
 
 @pytest.mark.parametrize(("target", "field", "words"), [
@@ -17,11 +18,22 @@ from engine.jobs import read_request
     ({"of": "path", "ribbon": [[0], [-1]]}, "target.ribbon.1.0", "greater than or equal to 0"),
     ({"of": "choices", "until": []}, "target.until", "the list is empty; name at least one, or leave it out"),
     ({"of": "choices", "until": list(range(5000))}, "target.until", "the list has 5,000; at most 4,096 are taken"),
-    ({"of": "dance"}, "target", "'dance'"),
+    ({"of": "dance"}, "target", "`of` is 'dance'; it may be 'choices', 'path'"),
+    ({"kind": "choices"}, "target", "say with `of` which kind it is: 'choices', 'path'"),
+    ({"of": "choices", "until": 3}, "target.until", "it should be a list, […]; given '3'"),
+    ("choices", "target", "it should be a JSON object, {…}; given 'choices'"),
 ])  # fmt: skip
-def test_a_nested_fault_is_named_as_it_was_written(target: dict, field: str, words: str) -> None:
+def test_a_nested_fault_is_named_as_it_was_written(target: object, field: str, words: str) -> None:
     with pytest.raises(UserError) as refused:
         read_request(DreamJob, {"model": "tiny", "target": target})
     assert refused.value.field == field
     assert words in str(refused.value)
-    assert "Tuple" not in str(refused.value)
+    assert not any(word in str(refused.value) for word in ("Tuple", "tuple", "dictionary", "discriminator", "tag"))
+
+
+def test_a_name_that_is_none_is_told_without_a_pattern() -> None:
+    with pytest.raises(UserError) as refused:
+        read_request(TraceJob, {"model": "tiny", "data": "bundled:texts", "run": "a b"})
+    assert str(refused.value) == (
+        "`run`: a name is 1 to 64 letters, digits, - and _, starting with a letter or digit; given 'a b'."
+    )
