@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from engine.store import queries
 from engine.store.filters import Query
+from engine.store.hydrate import open_picture
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -148,6 +148,6 @@ def _small_pictures(run: Run, numbers: list[int]) -> np.ndarray:
 
     found = {}
     for number, png in run.rows(queries.some_samples(sorted(set(numbers)), "sample, image")):
-        picture = Image.open(io.BytesIO(png), formats=["PNG"]).convert("L")
+        picture = open_picture(png).convert("L")
         found[number] = np.asarray(picture.resize((SMALL_SIDE, SMALL_SIDE), Image.Resampling.BOX)) / 255
     return np.stack([found[number] for number in numbers])

@@ -14,7 +14,7 @@ from PIL import Image
 from sklearn.metrics import adjusted_mutual_info_score
 
 from engine.errors import UserError
-from engine.store import NoSuchThing, Run, matching
+from engine.store import NoSuchThing, Run, RunFileError, matching
 from engine.store.compare import NotComparable, compare, over_training
 from tests.runs import Made, make, make_experts
 
@@ -265,3 +265,16 @@ def test_large_runs_over_the_same_samples_are_paired_without_reading_them(opened
     assert compare(runs[0], runs[1], measure="reuse") == fast
     assert fast["matched"]["by"] == "source"
     assert fast["most"][0]["source"] is not None
+
+
+def test_pictures_of_a_stranger_are_looked_at_before_they_are_decoded(opened) -> None:
+    made = make("first", "vision", samples=3)
+    large = io.BytesIO()
+    Image.new("1", (5000, 4000)).save(large, format="PNG")
+    (a,) = opened(made)
+    pictures = ("large", large.getvalue(), "5,000 × 4,000"), ("broken", b"\x89PNG\r\n\x1a\n", "is damaged")
+    for name, png, said in pictures:
+        other = with_samples(made, lambda n, one, png=png: replace(one, image=png) if n == 1 else one)
+        (b,) = opened(moved(other, name))
+        with pytest.raises(RunFileError, match=said):
+            compare(a, b)
