@@ -137,7 +137,7 @@ class Measured:
             await self.app(scope, receive, watch)
         finally:
             route = getattr(scope.get("route"), "path", None) or "other"
-            method = scope["method"] if scope["method"] in ("GET", "POST", "DELETE", "HEAD") else "other"
+            method = scope["method"] if scope["method"] in ("GET", "POST", "PUT", "DELETE", "HEAD") else "other"
             self.metrics.requests.labels(method, route, str(status)).inc()
             seconds = time.perf_counter() - began
             self.metrics.seconds.labels(route).observe(seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from backend.problems import busy
 
 LATE_SECONDS = 0.25
+UNCOUNTED = re.compile(r"/healthz|/api/v1/jobs/[^/]+/events")
 
 
 class Slots:
@@ -90,7 +92,7 @@ class Crowd:
         self.num_inside = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] == "/healthz" or scope["path"].endswith("/events"):
+        if scope["type"] != "http" or UNCOUNTED.fullmatch(scope["path"]):
             await self.app(scope, receive, send)
             return
         answer = await self.known(scope, wait=False)

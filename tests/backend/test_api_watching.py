@@ -12,7 +12,7 @@ import pytest
 from backend.jobs.table import JobTable
 from backend.logs import JsonLines
 from backend.settings import load_settings
-from tests.backend.conftest import SECRET, Serve, Served, problem, serving
+from tests.backend.conftest import API, SECRET, Serve, Served, problem, serving
 from tests.runs import make_run
 
 
@@ -58,13 +58,15 @@ def test_metrics_tell_of_requests_jobs_queue_and_worker(serve: Serve) -> None:
     served = serve()
     JobTable(served.settings.jobs_file, clock=lambda: 1000.0).submit("count", {"iterations": 1})
     served.get("/runs")
+    served.client.put(f"{API}/searches/one", json={"query": {"view": "flow"}})
     text = served.client.get("/metrics").text
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(values['tokenpaths_jobs{state="waiting"}']) == 1
     assert float(values["tokenpaths_job_queue_seconds"]) > 1e9 - 1000
     assert float(values["tokenpaths_worker_up"]) == 0, "nobody listens where the worker should be"
     assert float(values["tokenpaths_requests_inside"]) == 1
-    assert any(name.startswith("tokenpaths_requests_total{") for name in values)
+    methods = {name.partition('method="')[2].partition('"')[0] for name in values if "requests_total{" in name}
+    assert methods == {"GET", "PUT"}
 
 
 def test_metrics_see_the_worker(tracing: Served) -> None:
@@ -82,10 +84,12 @@ def test_a_crowd_is_told_to_come_back_and_health_is_answered(serve: Serve) -> No
         assert problem(answer, 503)["type"] == "urn:tokenpaths:busy"
         assert answer.headers["retry-after"] == "1"
         assert served.client.get("/healthz").status_code == 200
+        problem(served.get("/runs/events"), 503)  # no address of a job's events
+        problem(served.get("/jobs/none/events"), 404)
     finally:
         crowd.num_inside -= 4
     assert served.get("/runs").status_code == 200
-    assert "tokenpaths_requests_turned_away_total 1.0" in served.client.get("/metrics").text
+    assert "tokenpaths_requests_turned_away_total 2.0" in served.client.get("/metrics").text
 
 
 def test_gpu_memory_is_told_where_a_gpu_is_used(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
