@@ -11,6 +11,8 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
+from engine.disk import RUN_SUFFIX
+from engine.errors import UserError
 from engine.store.errors import NotEnoughMemory, QueryTimeout, RunFileError, RunNotFound
 from engine.store.schema import SCHEMA_VERSION
 
@@ -97,7 +99,8 @@ def _check_bytes(file: Path) -> None:
         with open(file, "rb") as handle:
             head = handle.read(16)
     except FileNotFoundError:
-        raise RunNotFound(f"there is no run {file.stem!r}", field="run") from None
+        hint = "" if file.suffix == RUN_SUFFIX else f"; give the file of a run, such as {file.name}{RUN_SUFFIX}"
+        raise RunNotFound(f"there is no run {file.stem!r}{hint}", field="run") from None
     except OSError as error:
         raise RunFileError(f"{file.name} cannot be opened: {error.strerror}") from error
     if not head:
@@ -172,7 +175,10 @@ class Connection:
     def cursor(self, *, limited: bool = True) -> Iterator[duckdb.DuckDBPyConnection]:
         """A cursor for one question; DuckDB's errors leave the block as sentences, Ctrl-C as a KeyboardInterrupt."""
         with self._lock:
-            cursor = self._con.cursor()
+            try:
+                cursor = self._con.cursor()
+            except duckdb.ConnectionException:
+                raise UserError(f"{self._file.name} was closed; open it again to ask it something") from None
         late = threading.Event()
 
         def stop() -> None:

@@ -81,6 +81,15 @@ def test_other_files_are_refused_by_what_they_are(tmp_path: Path):
     assert all(card["status"] == "unreadable" and card["problem"] for card in cards.values())
 
 
+def test_a_closed_run_and_a_name_without_its_file_are_told(sealed: Path) -> None:
+    run = Run.open(sealed)
+    run.close()
+    with pytest.raises(UserError, match="was closed; open it again"):
+        run.paths()
+    with pytest.raises(RunNotFound, match=f"give the file of a run, such as {sealed.stem}.duckdb"):
+        Run.open(sealed.with_suffix(""))
+
+
 def test_a_newer_schema_is_refused(sealed: Path, tmp_path: Path):
     file = tmp_path / "newer.duckdb"
     file.write_bytes(sealed.read_bytes())
