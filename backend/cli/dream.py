@@ -83,10 +83,18 @@ def dream(
     values = _given({"model": model, "run": run, "sample": sample, "data": data, "row": row, "target": _given(target)})
     values |= {"seed": seed, "image": _given({"iterations": iterations, "rate": rate}),
                "text": _given({"iterations": iterations, "length": length, "fluency": fluency})}  # fmt: skip
+    copied = None
     if image is not None:
-        values["inbox"] = _into_inbox(image, about)
-    request = read_request(DreamJob, values)
-    DreamJob.check(request, about)
+        values["inbox"], copied = _into_inbox(image, about)
+    try:
+        request = read_request(DreamJob, values)
+        DreamJob.check(request, about)
+    except UserError as error:
+        if image is None:
+            raise
+        if copied is not None:
+            copied.unlink(missing_ok=True)
+        raise UserError(str(error).replace(values["inbox"], str(image)), field=error.field) from None
     folder = out or settings.data_dir / "dreams" / _name(model, request.model_dump_json())
     _dream(request, folder, about)
 
@@ -186,16 +194,18 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _into_inbox(image: Path, about: JobContext) -> str:
-    """A copy of the image in the inbox, named by its content; returns the name."""
+def _into_inbox(image: Path, about: JobContext) -> tuple[str, Path | None]:
+    """A copy of the image in the inbox, named by its content: (its name, the file where it was not there before)."""
     if not image.is_file():
         raise UserError(f"There is no image file {str(image)!r}.", field="image")
     content = image.read_bytes()
     name = f"dream-{hashlib.sha256(content).hexdigest()[:12]}{image.suffix.lower()}"
     about.inbox_dir.mkdir(parents=True, exist_ok=True)
-    if not (about.inbox_dir / name).is_file():
-        shutil.copyfile(image, about.inbox_dir / name)
-    return name
+    file = about.inbox_dir / name
+    if file.is_file():
+        return name, None
+    shutil.copyfile(image, file)
+    return name, file
 
 
 def _name(model: str, request: str) -> str:

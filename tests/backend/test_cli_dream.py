@@ -72,3 +72,14 @@ def test_what_cannot_be_dreamed_is_one_line(
 ) -> None:
     assert main([*ASK, *extra, "--data-dir", str(data_dir)]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_an_image_that_is_none_is_named_as_given_and_not_kept(
+    data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.png"
+    text.write_text("no picture")
+    ask = [word for word in ASK if word not in ("--data", "bundled:scenes", "--row", "3")]
+    assert main([*ask, "--image", str(text), "--data-dir", str(data_dir)]) == 2
+    assert f"'{text}' is no image for" in capsys.readouterr().err
+    assert list((data_dir / "inbox").iterdir()) == []
