@@ -1,7 +1,7 @@
 """Requests made from the OpenAPI document: no server error, and every answer is what the document says.
 
 schemathesis makes the requests, right ones and wrong ones; names of real runs take the place of most drawn ones, so
-that they come to something. What was found before stands in ``FOUND``.
+that they come to something.
 """
 
 from __future__ import annotations
