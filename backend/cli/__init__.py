@@ -6,6 +6,7 @@ said in one line; 130 stopped with Ctrl-C. Nothing heavy is imported before a co
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -89,6 +90,9 @@ def main(arguments: list[str] | None = None) -> int:
         return _explain(error)
 
 
+_NOT_LET = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+
+
 def one_line(error: BaseException) -> str:
     """The message of ``error`` without line breaks."""
     return " ".join(str(error).split())
@@ -109,6 +113,15 @@ def _explain(error: Exception) -> int:
     if is_disk_full(error):
         print("tokenpaths: The disk that this writes to is full; free some space and try again.", file=sys.stderr)
         _drop_output()
+        return 2
+    if type(error).__name__ == "Problem":  # what the API would answer; its class would load all of the API here
+        print(f"tokenpaths: {one_line(error)}", file=sys.stderr)
+        return 2
+    if isinstance(error, OSError) and error.errno in _NOT_LET and error.filename is not None:
+        print(
+            f"tokenpaths: {error.filename} cannot be read or written ({error.strerror}); "
+            "change who may, or choose another place.", file=sys.stderr
+        )  # fmt: skip
         return 2
     from backend.cli.crash import write_crash
 

@@ -290,6 +290,20 @@ def test_unforeseen_error_goes_to_a_log(
     assert "Traceback" in (tmp_path / "logs" / "cli.log").read_text()
 
 
+def test_a_place_that_may_not_be_used_is_told_in_one_line(
+    tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dreams").write_text("a file where a folder should be")
+    ask = ["dream", "--model", "dna-vision-top1", "--data", "bundled:scenes", "--row", "0", "--data-dir", str(tmp_path)]
+    assert main(ask) == 2
+    said = capsys.readouterr().err
+    assert "dreams" in said
+    assert "(Not a directory)" in said
+    (data_dir / "jobs.sqlite").mkdir()
+    assert main(["jobs", "--data-dir", str(data_dir)]) == 2
+    assert "jobs.sqlite" in capsys.readouterr().err
+
+
 def test_interrupted_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
