@@ -1,9 +1,11 @@
 """Rows in another order, forward and backward, and attention over segments of them.
 
-Shapes: E entries, D width, Q = 3·D.
+Shapes: E entries, D width, Q = 3·D, R rows in segments, P their places with padding.
 """
 
 from __future__ import annotations
+
+from itertools import accumulate
 
 import torch
 from jaxtyping import Float, Int
@@ -53,31 +55,32 @@ def segment_attention(
     Padding stands last, so a causal mask already hides it; otherwise a key mask does. Rows of
     modules without attention come back undefined (zeros).
     """
-    width = qkv.shape[1] // 3
-    parts, sources = [], []
-    for bucket in segments:
+    num_rows, width = qkv.shape[0], qkv.shape[1] // 3
+    sizes = [bucket.row_GL.numel() for bucket in segments]
+    # Once for all buckets: pieces of many sizes would leave holes in memory that nothing fits into.
+    row_P = torch.cat([bucket.row_GL.reshape(-1) for bucket in segments])
+    source_R = torch.cat([bucket.source_R for bucket in segments])
+    place_R = torch.cat(
+        [bucket.place_R + start for bucket, start in zip(segments, accumulate(sizes, initial=0), strict=False)]
+    )
+    place_E = torch.full((num_rows,), -1, dtype=torch.long, device=qkv.device)
+    place_E[source_R] = place_R
+    source_P = torch.full((row_P.numel(),), -1, dtype=torch.long, device=qkv.device)
+    source_P[place_R] = source_R
+    gaps, padded = source_R.numel() < num_rows, source_R.numel() < row_P.numel()
+    parts = []
+    for bucket, packed in zip(
+        segments, TakeRows.apply(qkv, row_P, place_E, False, gaps).split(sizes), strict=True
+    ):
         groups, size = bucket.row_GL.shape
-        back_E = torch.full((qkv.shape[0],), -1, dtype=torch.long, device=qkv.device)
-        back_E[bucket.source_R] = bucket.place_R
-        packed = TakeRows.apply(qkv, bucket.row_GL.reshape(-1), back_E, False, True)
         if size == 1:
-            mixed = packed[:, 2 * width :]  # a token alone attends to itself
-        else:
-            allowed = None
-            if not causal and bucket.valid_GL is not None:
-                allowed = bucket.valid_GL[:, None, None, :].expand(-1, 1, size, -1)
-            mixed = attend(packed.view(groups, size, -1), heads, causal, allowed).reshape(-1, width)
-        if bucket.place_R.numel() < groups * size:
-            back_P = torch.full((groups * size,), -1, dtype=torch.long, device=qkv.device)
-            back_P[bucket.place_R] = torch.arange(bucket.place_R.numel(), device=qkv.device)
-            mixed = TakeRows.apply(mixed, bucket.place_R, back_P, False, True)
-        parts.append(mixed)
-        sources.append(bucket.source_R)
-    mixed, source_R = torch.cat(parts), torch.cat(sources)
-    inverse_E = torch.full((qkv.shape[0],), -1, dtype=torch.long, device=qkv.device)
-    inverse_E[source_R] = torch.arange(source_R.numel(), device=qkv.device)
-    gaps = source_R.numel() < qkv.shape[0]
-    return TakeRows.apply(mixed, inverse_E, source_R, gaps, False)
+            parts.append(packed[:, 2 * width :])  # a token alone attends to itself
+            continue
+        allowed = None
+        if not causal and bucket.valid_GL is not None:
+            allowed = bucket.valid_GL[:, None, None, :].expand(-1, 1, size, -1)
+        parts.append(attend(packed.view(groups, size, -1), heads, causal, allowed).reshape(-1, width))
+    return TakeRows.apply(torch.cat(parts), place_E, source_P, gaps, padded)
 
 
 def masked_attention(
