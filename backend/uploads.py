@@ -224,8 +224,8 @@ def _form(parts: _Parts) -> TraceForm:
     if not is_name(model):
         raise _bad_model(model)
     if ("image" in values) == ("text" in values):
-        given = "both" if "image" in values else "neither"
-        raise Problem(422, "one-of", f"Send either `image` or `text`; {given} was sent.", field="image")
+        given = "both were" if "image" in values else "neither was"
+        raise Problem(422, "one-of", f"Send either `image` or `text`; {given} sent.", field="image")
     controls = _controls(values.get("controls"))
     purpose = values.get("purpose", PURPOSES[0].encode()).decode("utf-8", "replace")
     if purpose not in PURPOSES:

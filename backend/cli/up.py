@@ -114,7 +114,8 @@ def _make_folders(settings: Settings) -> None:
             remove_abandoned(settings.runs_dir)
     except OSError as error:
         raise UserError(
-            f"The data folder {settings.data_dir} cannot be made ({error.strerror}); choose another with --data-dir.",
+            f"The data folder {settings.data_dir} cannot be made or written to ({error.strerror}); "
+            "choose another with --data-dir.",
             field="data_dir",
         ) from None
 
