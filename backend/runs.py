@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,8 +113,10 @@ class RunRegistry:
             raise self._missing(run_id) from None
 
     def _missing(self, run_id: str) -> Problem:
-        names = self.names()
-        hint = nearest(run_id, names[:20]) if names else "there are no runs yet; `tokenpaths trace` makes one."
+        # What is named like a run, and is none (a folder, a broken link), is no suggestion.
+        files = (name for name in self.names() if (self.runs_dir / f"{name}{RUN_SUFFIX}").is_file())
+        names = list(islice((name for name in files if name != run_id), 20))
+        hint = nearest(run_id, names) if names else "there are no runs yet; `tokenpaths trace` makes one."
         return Problem(404, "no-such-run", f"There is no run `{run_id}`; {hint}", field="run")
 
     @contextmanager

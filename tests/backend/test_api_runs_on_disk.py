@@ -101,6 +101,16 @@ def test_deleting(serve: Serve) -> None:
     problem(served.client.delete(f"{API}/runs/one"), 404, "run")
 
 
+def test_what_is_only_named_like_a_run_is_no_suggestion(serve: Serve) -> None:
+    served = serve()
+    make_run(served.runs_dir, "given1", samples=2, twin=False)
+    (served.runs_dir / "given2.duckdb").mkdir()
+    (served.runs_dir / "given3.duckdb").symlink_to("nowhere")
+    for name in ("given2", "given3", "given4"):
+        said = problem(served.get(f"/runs/{name}"), 404, "run")["detail"]
+        assert said == f"There is no run `{name}`; did you mean `given1`? Allowed: `given1`."
+
+
 def test_two_who_delete_at_once(serve: Serve) -> None:
     """Exactly one of ten succeeds, the others learn that it is gone."""
     served = serve()
