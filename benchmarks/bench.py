@@ -24,7 +24,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import PAGE, RESULTS, report
+from benchmarks.measure import PAGE, RESULTS, days, report
 from benchmarks.table import GOALS, Row, bound, markdown, ours, peers, times_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -85,6 +85,9 @@ def rows_of(part: Part) -> list[Row]:
         try:
             reader = getattr(importlib.import_module(f"benchmarks.{part.module}"), "rows", None)
             found = {row.key: replace(row, **about) for row in (reader(document) if reader else [])}
+            for key, when in (document.get("dates") or {}).items():  # what a later, partial measurement kept
+                if key in found and days(when):
+                    found[key] = replace(found[key], date=days(when))
         except (KeyError, TypeError, IndexError) as error:  # kept by an earlier form of the part
             say(f"benchmarks/results/{part.module}.json has another form than its part reads ({error!r})")
         except ImportError as error:

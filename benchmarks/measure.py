@@ -74,6 +74,39 @@ def machine() -> str:
     return f"{model}, {torch.get_num_threads()} threads, torch {torch.__version__}{gpu}"
 
 
+def dates(document: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """When each part of the results was measured: the parts of a part too, where it has some.
+
+    A part that is what the document ``before`` has was kept, not measured again, and keeps its date.
+    """
+
+    def of(now: Any, old: Any, old_dates: Any, depth: int) -> Any:
+        if depth and isinstance(now, dict) and now:
+            olds, known = (x if isinstance(x, dict) else {} for x in (old, old_dates))
+            all_of = old_dates if isinstance(old_dates, str) else None
+            return {key: of(value, olds.get(key), known.get(key, all_of), depth - 1) for key, value in now.items()}
+        same_as_before = now == old and isinstance(old_dates, str)
+        return old_dates if same_as_before else document["date"]
+
+    found = of(document["results"], before.get("results"), before.get("dates", before.get("date")), 2)
+    return found if isinstance(found, dict) else {}
+
+
+def days(of: Any) -> str:
+    """A part of ``dates`` in words: one day, or the first and the last."""
+    found: list[str] = []
+
+    def collect(one: Any) -> None:
+        if isinstance(one, dict):
+            for value in one.values():
+                collect(value)
+        elif isinstance(one, str):
+            found.append(one)
+
+    collect(of)
+    return "" if not found else min(found) if min(found) == max(found) else f"{min(found)} to {max(found)}"
+
+
 def report(name: str, command: str, results: Any, *, quiet: bool = False) -> dict[str, Any]:
     """Keep the result, print it as one line of JSON, the last of the output (unless ``quiet``), and return it."""
     document = {
@@ -81,8 +114,14 @@ def report(name: str, command: str, results: Any, *, quiet: bool = False) -> dic
         "date": datetime.now(UTC).date().isoformat(), "results": results,
     }  # fmt: skip
     document = plain(document)
+    file = RESULTS / f"{name}.json"
+    try:
+        before = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        before = {}
+    document["dates"] = dates(document, before if isinstance(before, dict) else {})
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    file.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
     if not quiet:
         print(json.dumps(document))
     return document

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import bench, profile_rows, speed
+from benchmarks import bench, measure, profile_rows, speed
 from benchmarks.bench import PAGE, PARTS, Part, all_rows, commands_of, page_with, printed, rows_in, rows_of
 from benchmarks.imposed import HOW_ALL, ImposedDNA, active_share, imposed, recorded
 from benchmarks.table import GOALS, Row, markdown, times_table, worst
@@ -266,3 +266,23 @@ def test_the_profile_in_the_page_is_the_kept_one():
     document = json.loads((KEPT.parent / "profile_rows.json").read_text(encoding="utf-8"))
     text = PAGE.read_text(encoding="utf-8")
     assert profile_rows.page_with(text, document) == text, "python -m benchmarks.bench --show --write-docs"
+
+
+def test_what_was_kept_keeps_its_date(monkeypatch, tmp_path):
+    monkeypatch.setattr(measure, "RESULTS", tmp_path)
+    first = {"forward": {"small": {"median": 1.0}, "big": {"median": 2.0}}, "training": {"big": {"median": 3.0}}}
+    report = measure.report("speed", "command", first, quiet=True)
+    assert set(report["dates"]["forward"]) == {"small", "big"}
+    older = json.loads((tmp_path / "speed.json").read_text())
+    for key in ("forward", "training"):
+        older["dates"][key] = dict.fromkeys(older["dates"][key], "2026-01-01")
+    (tmp_path / "speed.json").write_text(json.dumps(older))
+    second = {**first, "forward": {"small": {"median": 1.0}, "big": {"median": 2.5}}}
+    report = measure.report("speed", "command", second, quiet=True)
+    assert measure.days(report["dates"]["training"]) == "2026-01-01"
+    assert report["dates"]["forward"] == {"small": "2026-01-01", "big": report["date"]}
+    assert measure.days(report["dates"]["forward"]) == f"2026-01-01 to {report['date']}"
+    del older["dates"]  # as kept by an older version
+    (tmp_path / "speed.json").write_text(json.dumps({**older, "date": "2025-05-05"}))
+    report = measure.report("speed", "command", second, quiet=True)
+    assert report["dates"]["forward"] == {"small": "2025-05-05", "big": report["date"]}
