@@ -175,7 +175,7 @@ def open_dataset(
     name = str(path_or_name)
     columns = {"text_column": text_column, "image_column": image_column, "label_column": label_column}
     if name.startswith("bundled:"):
-        _no_columns(name, columns)
+        refuse_columns(name, columns)
         source, name, split = _bundled(name, modality), name.removeprefix("bundled:"), "all"
     else:
         path = _existing(name)
@@ -276,11 +276,12 @@ def _source(path: Path, modality: Modality, columns: dict[str, str | None], skip
         from engine.sources.jsonl import JsonlSource
 
         return JsonlSource(path, columns["text_column"], columns["label_column"], skip_bad=skip_bad)
-    _no_columns(str(path), columns)
+    refuse_columns(str(path), columns)
     return FileSource.folder(path, kind) if path.is_dir() else FileSource.single(path, kind)
 
 
-def _no_columns(name: str, columns: dict[str, str | None]) -> None:
+def refuse_columns(name: str, columns: dict[str, str | None]) -> None:
+    """UserError that names the first of ``columns`` (field → column) that is given: data ``name`` have none."""
     for field, column in columns.items():
         if column is not None:
             raise UserError(

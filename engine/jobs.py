@@ -51,6 +51,8 @@ KINDS: dict[str, str] = {
     "map": "engine.jobs_map:MapJob",
 }
 """name of a kind → where its class is; imported only when a job of the kind is asked for"""
+SHIPPED_KINDS = tuple(KINDS)
+"""those without the kinds that a program adds: what the API's description names"""
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,12 @@ def register(name: str, target: str) -> None:
 def known_kinds() -> list[str]:
     """Names of the kinds whose code is installed."""
     return [name for name, target in KINDS.items() if _is_there(target.partition(":")[0])]
+
+
+def kinds_in_words() -> str:
+    """The shipped kinds as a sentence lists them, in backticks and with “or” before the last."""
+    *others, last = (f"`{name}`" for name in SHIPPED_KINDS)
+    return f"{', '.join(others)} or {last}"
 
 
 def _is_there(module: str) -> bool:

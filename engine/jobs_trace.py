@@ -65,8 +65,9 @@ class TraceJob:
 
     @classmethod
     def check(cls, request: TraceRequest, context: JobContext) -> None:
-        """Refuse an unknown model, missing data, a taken name and controls that do not fit the model."""
-        from engine.datasets import BUNDLED
+        """Refuse an unknown model, missing data, a taken name, controls that do not fit the model, and columns of a
+        bundled set."""
+        from engine.datasets import BUNDLED, refuse_columns
 
         found = context.model_config(request.model)
         modality = found.get("config", {}).get("modality")
@@ -77,6 +78,9 @@ class TraceJob:
         elif BUNDLED.get(request.data) != modality:
             fitting = ", ".join(name for name, kind in BUNDLED.items() if modality in (kind, None))
             raise UserError(f"{request.data[:80]!r} is nothing for this model; there are {fitting}.", field="data")
+        else:
+            fields = ("text_column", "image_column", "label_column")
+            refuse_columns(request.data, {field: getattr(request, field) for field in fields})
 
     @classmethod
     def start(cls, request: TraceRequest, folder: Path, context: JobContext) -> TraceJob | Finished:

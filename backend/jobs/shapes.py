@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from backend.schemas import Next, Shape
+from engine.jobs import kinds_in_words
 
 StateName = Literal["waiting", "running", "paused", "succeeded", "failed", "cancelled"]
 
@@ -36,7 +37,7 @@ class Job(Shape):
     """A long job."""
 
     job: str = Field(description="Name of the job, its address under /jobs")
-    kind: str = Field(description="`trace`, `dream`, `reroute` or `import`")
+    kind: str = Field(description=kinds_in_words())
     title: str = Field(description="What it is about, in a short sentence, made from `request`")
     state: StateName = Field(
         description="`paused`: it cannot go on now, for example because the disk is full, and will by itself"

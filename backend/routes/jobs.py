@@ -22,6 +22,7 @@ from backend.problems import Problem, documented, nearest
 from backend.routes.parameters import Cursor, Limit
 from backend.services import Shared
 from backend.uploads import Body
+from engine.jobs import kinds_in_words
 
 MOST_BODY_BYTES = 1_000_000
 KEYS = ("kind", "request")
@@ -35,7 +36,7 @@ BODY: dict[str, Any] = {
                     "required": ["kind", "request"],
                     "additionalProperties": False,
                     "properties": {
-                        "kind": {"type": "string", "description": "`trace`, `dream`, `reroute` or `import`"},
+                        "kind": {"type": "string", "description": kinds_in_words()},
                         "request": {"type": "object", "description": "What this kind of job needs; see docs/jobs.md"},
                     },
                 }
@@ -102,7 +103,12 @@ async def list_jobs(
         Query(max_length=100, description="Only jobs in these states, with commas", examples=["waiting,running"]),
     ] = None,
     kind: Annotated[
-        str | None, Query(max_length=200, description="Only jobs of these kinds, with commas", examples=["dream"])
+        str | None,
+        Query(
+            max_length=200,
+            description=f"Only jobs of these kinds, with commas: {kinds_in_words()}, or one that an older version had",
+            examples=["dream"],
+        ),
     ] = None,
     limit: Limit = 100,
     cursor: Cursor = None,

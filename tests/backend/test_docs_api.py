@@ -57,7 +57,10 @@ def example_server(folder: Path) -> Iterator[Served]:
         folder / "data", worker_url=url, worker_secret=SECRET
     ) as served:
         make_job(served, "my-job", {"limit": 2})
-        make_job(served, "my-failed-job", {"image_column": "picture"})
+        cut = folder / "data" / "inbox" / "cut.png"
+        cut.parent.mkdir(exist_ok=True)
+        cut.write_bytes(png()[:100])
+        make_job(served, "my-failed-job", {"data": "cut.png"})
         yield served
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from backend.app import create_app
 from backend.settings import load_settings
+from engine.jobs import SHIPPED_KINDS
 
 GOLDEN = Path(__file__).resolve().parent.parent / "goldens" / "openapi.json"
 
@@ -46,6 +47,16 @@ def test_every_route_and_field_is_documented() -> None:
     for name, shape in schema["components"]["schemas"].items():
         assert shape.get("description"), name
     assert "HTTPValidationError" not in json.dumps(schema)
+
+
+def test_all_kinds_of_jobs_are_named_wherever_a_kind_is_told() -> None:
+    schema: dict[str, Any] = json.loads(schema_text())
+    jobs = schema["paths"]["/api/v1/jobs"]
+    body = jobs["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]["kind"]
+    asked = next(one for one in jobs["get"]["parameters"] if one["name"] == "kind")
+    for told in (body, asked, schema["components"]["schemas"]["Job"]["properties"]["kind"]):
+        assert all(f"`{kind}`" in told["description"] for kind in SHIPPED_KINDS), told
+    assert "map" in SHIPPED_KINDS
 
 
 if __name__ == "__main__":

@@ -124,7 +124,9 @@ def test_models_that_cannot_be_used_say_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [({"model": "dna-vision-top"}, "model"), ({"model": "../models"}, "model"), ({"data": "bundled:texts"}, "data"),
-     ({"data": "http://example.org/x.parquet"}, "data"), ({"data": "/etc"}, "data"), ({"run": "taken"}, "run")],
+     ({"data": "http://example.org/x.parquet"}, "data"), ({"data": "/etc"}, "data"), ({"run": "taken"}, "run"),
+     ({"text_column": "words"}, "text_column"), ({"image_column": "picture"}, "image_column"),
+     ({"label_column": "class"}, "label_column")],
 )  # fmt: skip
 def test_a_trace_is_refused_before_it_is_queued(context: JobContext, changes: dict, field: str) -> None:
     context.runs_dir.mkdir()
@@ -213,9 +215,9 @@ def test_an_import_counts_experts_and_makes_a_run(context: JobContext, tmp_path:
     request = read_request(kind, {"file": "log.jsonl", "run": "served"})
     kind.check(request, context)
     job = kind.start(request, folder, context)
-    progress = job.advance()
+    while not (progress := job.advance()).finished:  # on a busy machine it takes more than one slice
+        assert progress.done == 6
     job.close()
-    assert progress.finished
     assert progress.result["run"] == "served"
     assert any("4 experts a layer" in note for note in progress.result["notes"])
 
