@@ -7,6 +7,7 @@ import binascii
 import hashlib
 import json
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from fastapi import Request
 
@@ -18,7 +19,8 @@ _BOUND_KEYS_EXCLUDED = ("next", "limit")
 
 
 async def refuse_unknown_keys(request: Request) -> None:
-    """Dependency of every route: 422 for a query key that the route does not have, or has once and got twice.
+    """Dependency of every route: 422 for a query key that the route does not have, or has once and got twice, and for
+    a query that is no UTF-8.
 
     Async, since FastAPI sends anything else to a thread, which costs more than the rest of the route.
     """
@@ -26,6 +28,7 @@ async def refuse_unknown_keys(request: Request) -> None:
     dependant = getattr(route, "dependant", None)
     if dependant is None:
         return
+    _refuse_broken_text(request.scope["query_string"])
     allowed = _query_names(dependant)
     seen: set[str] = set()
     for key, _ in request.query_params.multi_items():
@@ -39,6 +42,32 @@ async def refuse_unknown_keys(request: Request) -> None:
         if key in seen:
             raise Problem(422, "repeated-key", f"The query key `{key}` was given twice; give it once.", field=key)
         seen.add(key)
+
+
+def _refuse_broken_text(query: bytes) -> None:
+    """422 where percent-decoding leaves no UTF-8: the framework would ask for U+FFFD in its place.
+
+    Bytes that should have been percent-encoded are refused too: the framework would take each for a letter.
+    """
+    if query.isascii() and (b"%" not in query or _is_utf8(unquote_to_bytes(query))):
+        return
+    for pair in query.split(b"&"):
+        if pair.isascii() and _is_utf8(unquote_to_bytes(pair)):
+            continue
+        key = unquote_to_bytes(pair.partition(b"=")[0].replace(b"+", b" ")).decode("utf-8", "backslashreplace")[:80]
+        said = "is no UTF-8 after percent-decoding" if pair.isascii() else "holds bytes that are not percent-encoded"
+        raise Problem(
+            422, "query-text", f"The query key {key!r} {said}; send text as percent-encoded UTF-8, é as %C3%A9.",
+            field=key,
+        )  # fmt: skip
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _query_names(dependant: Any) -> set[str]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.backend.conftest import API, Served, problem
+from tests.backend.conftest import API, Served, problem, raw
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,31 @@ def test_every_route_refuses_unknown_keys(api: Served) -> None:
         for method in methods:
             problem(api.client.request(method, address, params={"surprise": "1"}), 422, "surprise")
     assert (api.runs_dir / "vision.duckdb").exists()
+
+
+def test_every_route_refuses_a_query_that_is_no_utf8(api: Served) -> None:
+    """Half a character was asked for as U+FFFD before, and found what nobody had asked for."""
+    schema = api.client.get("/openapi.json").json()
+    for path, methods in schema["paths"].items():
+        address = path.replace("{run}", "vision").replace("{rank}", "1").replace("{sample}", "0")
+        for method in methods:
+            said = problem(api.client.request(method, f"{address}?a=%C3%A9&label=%ff"), 422, "label")["detail"]
+            assert "no UTF-8" in said, address
+    assert (api.runs_dir / "vision.duckdb").exists()
+
+
+@pytest.mark.parametrize("text", ["%ff", "a%C3", "%ed%a0%80", "%C3+%A9", "%c0%af", "a%ff%26label=circle"])
+def test_text_that_is_no_utf8_is_refused_by_its_key(api: Served, text: str) -> None:
+    problem(api.get(f"/runs/vision/samples?q={text}"), 422, "q")
+    problem(api.get(f"/runs/vision/samples?{text}=1"), 422)
+
+
+def test_text_of_any_language_is_asked_for_as_it_is(api: Served) -> None:
+    for text in ("é", "%", "%25ff", "中文", "🜁", "a+b", "\ufffd"):
+        assert api.get(f"/runs/vision/samples?q={quote(text)}").json()["samples"] == []
+    host = f"Host: 127.0.0.1:{api.client.base_url.port}"
+    answer = raw(api, f"GET {API}/runs?limit=é HTTP/1.1\r\n{host}\r\nConnection: close\r\n\r\n".encode())
+    assert answer.startswith((b"HTTP/1.1 422", b"HTTP/1.1 400"))
 
 
 @pytest.mark.parametrize(
