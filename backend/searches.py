@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.problems import Problem
+from backend.strict_json import json_body
 from engine.disk import check_name, write_atomically
 
 MOST_SEARCHES = 500
@@ -61,11 +62,7 @@ def delete_search(data_dir: Path, name: str) -> None:
 
 def check_query(data: bytes) -> dict[str, str]:
     """The query of a body ``{"query": {…}}``; Problem 422 that names the field."""
-    try:
-        values = json.loads(data)
-        json.dumps(values, ensure_ascii=False).encode()  # half a character could be kept, but never be shown again
-    except (ValueError, RecursionError) as error:
-        raise Problem(422, "json", f"The body is no JSON: {str(error)[:120]}.", field="body") from None
+    values = json_body(data)
     if not isinstance(values, dict) or set(values) != {"query"} or not isinstance(values["query"], dict):
         raise Problem(
             422, "json", 'The body should be {"query": {…}}, the query of an address of the page.', field="query"

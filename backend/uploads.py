@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from backend.problems import Problem, nearest
 from backend.settings import Settings
+from backend.strict_json import strict_json
 from engine.adapters.hf_config import is_huggingface
 from engine.disk import is_name
 
@@ -251,9 +251,9 @@ def _controls(data: bytes | bytearray | None) -> dict[str, Any]:
     if not data:
         return {}
     try:
-        values = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise _bad_controls(f"it is no JSON ({str(error)[:80]})") from None
+        values = strict_json(bytes(data))
+    except ValueError as error:
+        raise _bad_controls(f"it cannot be read as JSON ({str(error)[:120]})") from None
     if not isinstance(values, dict):
         raise _bad_controls(f"it is {type(values).__name__}")
     return values

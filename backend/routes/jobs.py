@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import mimetypes
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -21,6 +19,7 @@ from backend.paging import binding_of, decode_cursor, encode_cursor
 from backend.problems import Problem, documented, nearest
 from backend.routes.parameters import Cursor, Limit
 from backend.services import Shared
+from backend.strict_json import json_body
 from backend.uploads import Body
 from engine.jobs import kinds_in_words
 
@@ -233,13 +232,7 @@ async def _read_body(request: Request, services: Shared) -> tuple[str, object]:
         if problem.status != 408:
             await body.drain()
         raise
-    try:
-        values = json.loads(data, parse_constant=_no_constant, parse_float=_finite)
-        json.dumps(values, ensure_ascii=False).encode()  # a lone surrogate could be kept, but never be shown again
-    except UnicodeEncodeError:
-        raise Problem(422, "json", "The body holds half a character (a lone surrogate).", field="body") from None
-    except (ValueError, RecursionError) as error:
-        raise Problem(422, "json", f"The body is no JSON: {str(error)[:120]}.", field="body") from None
+    values = json_body(data)
     if not isinstance(values, dict):
         raise Problem(422, "json", 'The body should be an object: {"kind": …, "request": {…}}.', field="body")
     for key in values:
@@ -249,14 +242,3 @@ async def _read_body(request: Request, services: Shared) -> tuple[str, object]:
     if not isinstance(kind, str):
         raise Problem(422, "missing-field", "Say which `kind` of job, for example \"trace\".", field="kind")
     return kind, values.get("request", {})
-
-
-def _finite(word: str) -> float:
-    number = float(word)
-    if math.isinf(number):
-        raise ValueError(f"{word[:20]} is too large for a number")
-    return number
-
-
-def _no_constant(word: str) -> float:
-    raise ValueError(f"{word} is no number of JSON")

@@ -39,6 +39,8 @@ def test_a_job_from_its_submission_to_its_result(working: Served) -> None:
         (b'{"kind": "count", "request": {"iterations": 1, "seconds": 1e999}}', 422, "body"),
         (b'{"kind": "count", "request": {"iterations": 1, "fail_with": "\\ud800"}}', 422, "body"),
         (b"[" * 100_000, 422, "body"), (b'{"kind": ' + b"1" * 5000 + b"}", 422, "body"),
+        (b'{"kind": "count", "kind": "trace", "request": {}}', 422, "body"),
+        (b'{"kind": "count", "request": {"iterations": 1, "iterations": 2}}', 422, "body"),
         (b" " * 1_200_000, 413, None),
         (b'{"request": {}}', 422, "kind"), (b'{"kind": 7, "request": {}}', 422, "kind"),
         (b'{"kind": "cuont", "request": {}}', 422, "kind"), (b'{"kind": "../count", "request": {}}', 422, "kind"),

@@ -347,9 +347,10 @@ def test_warm_up_loads_every_model(models_dir: Any, tmp_path: Any) -> None:
     [
         ('{"alpha": 0.5}', "alpha", "a dna model has no control 'alpha'; it has: edits"),
         ("[1, 2]", "controls", "but it is list"),
-        ("{alpha", "controls", "it is no JSON"),
+        ("{alpha", "controls", "it cannot be read as JSON"),
+        ('{"edits": [], "edits": []}', "controls", "the key 'edits' is there twice"),
         ("9" * 70000, "controls", "more than 65536 bytes"),
-        ("[" * 4000, "controls", "it is no JSON"),
+        ("[" * 4000, "controls", "nested too deeply"),
     ],
 )
 def test_controls_that_do_not_exist_are_named(tracing: Served, controls: str, field: str, words: str) -> None:
