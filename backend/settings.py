@@ -31,7 +31,8 @@ INTRODUCTION = (
     "A value comes from the first of: command line flag (where the command has one), environment variable, "
     "settings file, default. The settings file is TOML, one `name = value` a line; it is "
     "`settings.toml` in the user's configuration folder (`~/.config/tokenpaths/` on Linux), or the one that "
-    "`TOKENPATHS_SETTINGS_FILE` names. A name that does not exist is refused."
+    "`TOKENPATHS_SETTINGS_FILE` names. A name that does not exist is refused; an empty environment variable counts as "
+    "not set."
 )
 
 PathList = Annotated[tuple[Path, ...], NoDecode]
@@ -189,6 +190,13 @@ class Settings(BaseSettings):
     @classmethod
     def _split_words(cls, value: Any) -> Any:
         return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+    @field_validator("data_dir", "huggingface_dir", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        if isinstance(value, str) and not value.strip():  # it would silently be the current folder
+            raise ValueError("is empty; name a folder (`.` is the current one), or leave it out")
+        return value
 
     @field_validator("data_dir", "huggingface_dir", mode="after")
     @classmethod

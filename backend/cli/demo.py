@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
+
+from backend.cli.options import DataDir
 
 if TYPE_CHECKING:
     from backend.settings import Settings
@@ -23,7 +25,7 @@ OF_MODEL = {
 
 
 def demo(
-    data_dir: Annotated[Path | None, typer.Option(help="Data folder [default: the user's].")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Trace the bundled pictures and texts with every shipped model.
 

@@ -17,6 +17,7 @@ import typer
 
 from backend.cli import doctor_files
 from backend.cli.finding import Finding
+from backend.cli.options import DataDir
 
 if TYPE_CHECKING:
     from backend.settings import Settings
@@ -27,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def doctor(
-    data_dir: Annotated[Path | None, typer.Option(help="Data folder [default: the user's].")] = None,
+    data_dir: DataDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
     """Check Python, packages, device, disk, data folder, runs, models, jobs and ports.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from backend.cli.options import DataDir, named_folder
 from engine.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,9 +51,12 @@ def dream(
     length: Annotated[int | None, typer.Option(help="Tokens of a dreamed text [default: 12].")] = None,
     fluency: Annotated[float | None, typer.Option(help="Weight of how well a text reads [default: 0.05].")] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same dream.", min=0)] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder [default: in dreams/ of the data folder].")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder [default: in dreams/ of the data folder].", parser=named_folder, metavar="PATH"),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cuda, mps or cpu [default: the best there is].")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Data folder [default: the user's].")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Dream: find the image or the text that makes a model take chosen paths.
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from backend.cli.options import DataDir
 from engine.errors import UserError
 
 
@@ -34,7 +35,7 @@ def export(
         Format | None,
         typer.Option("--format", "-f", help="File format [default: by the file's name, else csv]."),
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Data folder [default: the user's].")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Write one table of a run to a file or to standard output; without a table, list those that there are.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from backend.cli.options import DataDir, named_folder
 from engine.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 def figures(
     run: Annotated[str, typer.Option(help="Name of the run, as `tokenpaths ls` shows it.")],
-    out: Annotated[Path, typer.Option(help="Folder to make; one of earlier figures is replaced.")],
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder to make; one of earlier figures is replaced.", parser=named_folder, metavar="PATH"),
+    ],
     only: Annotated[
         str | None, typer.Option(help="Only these figures, by the paper's numbers, such as fig2,fig7 [default: all].")
     ] = None,
@@ -34,7 +38,7 @@ def figures(
     ranks: Annotated[str | None, typer.Option(help="Paths whose travellers are shown [default: 1,2,4,8 …].")] = None,
     seed: Annotated[int, typer.Option(help="Of what is drawn at random.", min=0)] = 0,
     dream: Annotated[bool, typer.Option("--dream", help="Dream first where no dream is there; takes minutes.")] = False,
-    data_dir: Annotated[Path | None, typer.Option(help="Data folder [default: the user's].")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Draw each figure of the DNA paper that the run allows: SVG, PNG, the data as CSV, and an index with the numbers.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from backend.cli.options import DataDir
 from engine.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def import_log(
     layers: Annotated[int | None, typer.Option(help="Layers, where the log holds flat ids.", min=1)] = None,
     top_k: Annotated[int | None, typer.Option(help="Experts a token and layer, where the log is flat.", min=1)] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace a run of the same name.")] = False,
-    data_dir: Annotated[Path | None, typer.Option(help="Data folder [default: the user's].")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Import a log of expert choices (vLLM, SGLang, Megatron-LM, llama.cpp, Parquet, npz) as a run.
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from backend.cli.options import DataDir
 from engine.errors import UserError
 
 if TYPE_CHECKING:
     from backend.jobs.service import Jobs
 
 COLUMNS = ("job", "state", "place", "progress", "left", "about")
-DataDir = Annotated[Path | None, typer.Option(help="Data folder [default: the user's].")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
 Name = Annotated[str, typer.Argument(help="Name of the job, as `tokenpaths jobs list` shows it.")]
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from backend.cli.options import DataDir
+
 if TYPE_CHECKING:
     from backend.runs import RunRegistry
 
@@ -27,7 +29,7 @@ class What(StrEnum):
 
 def ls(
     what: Annotated[What, typer.Argument(help="runs, models or all.")] = What.all,
-    data_dir: Annotated[Path | None, typer.Option(help="Data folder [default: the user's].")] = None,
+    data_dir: DataDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
     """List the runs of the data folder and the models that can be traced.

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from backend.cli.options import DataDir
 from engine.errors import UserError
 
 
@@ -15,7 +16,7 @@ def report(
     out: Annotated[Path, typer.Option(help="The HTML file to write.")],
     beside: Annotated[str | None, typer.Option(help="A second run over the same samples, for figure 7.")] = None,
     seed: Annotated[int, typer.Option(help="Of what is drawn at random.", min=0)] = 0,
-    data_dir: Annotated[Path | None, typer.Option(help="Data folder [default: the user's].")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Write one run as one self-contained HTML page: interactive charts, examples, tables and formulas.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from backend.cli.options import DataDir
 from engine.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def seal(
     remove_shards: Annotated[
         bool, typer.Option("--remove-shards", help="Delete the shards once the run is there.")
     ] = False,
-    data_dir: Annotated[Path | None, typer.Option(help="Data folder [default: the user's].")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Join the shards of `tokenpaths trace --shard i/N` to one run.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from backend.cli.options import DataDir, named_folder
 from engine.errors import UserError
 
 if TYPE_CHECKING:
@@ -82,9 +83,13 @@ def trace(
         ),
     ] = None,
     shards_dir: Annotated[
-        Path | None, typer.Option(help="Folder for shards, one that all workers see [default: in the data folder].")
+        Path | None,
+        typer.Option(
+            help="Folder for shards, one that all workers see [default: in the data folder].", parser=named_folder,
+            metavar="PATH",
+        ),
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Data folder [default: the user's].")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Trace every token's path and keep it as one run file.
 

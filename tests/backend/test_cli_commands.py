@@ -107,6 +107,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         [*TRACE, "--data", "bundled:texts", "--data-dir", "{data}"],
         ["trace", "--model", "nothing", "--data", "bundled:texts", "--data-dir", "{data}"],
         ["train", "dna-vision-top1", "--data", "{data}", "--device", "abacus"],
+        ["figures", "good", "--out", "", "--data-dir", "{data}"],
     ],
 )
 def test_wrong_input_is_one_line_and_code_2(
@@ -118,6 +119,23 @@ def test_wrong_input_is_one_line_and_code_2(
     assert "Traceback" not in shown.err
     lines = [line for line in shown.err.splitlines() if line and not line.startswith(("Usage", "Try"))]
     assert len(lines) == 1, shown.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["up"], ["worker"], ["jobs"], ["jobs", "list"], ["demo"], ["ls"], ["doctor"], ["export", "good", "path"],
+     ["seal", "good"], ["report", "good", "--out", "x.html"], ["dream", "--model", "m"], ["import", "x.npy"],
+     [*TRACE, "--data", "x"]],
+)  # fmt: skip
+def test_a_data_folder_without_a_name_is_not_the_current_one(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    """``--data-dir "$RUNS"`` where RUNS is not set."""
+    monkeypatch.chdir(data_dir)
+    before = sorted(data_dir.rglob("*"))
+    assert main([*command, "--data-dir", ""]) == 2
+    assert "The name of a folder is empty" in capsys.readouterr().err
+    assert sorted(data_dir.rglob("*")) == before
 
 
 def test_ls(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from backend.settings import Settings, load_settings, settings_markdown
+from engine.disk import data_dir
 from engine.errors import UserError
 from tests.backend.conftest import TOKEN
 
@@ -53,6 +54,8 @@ def test_default_file_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         ("port = 70000\n", "port", "70000"),
         ("log_level = 'LOUD'\n", "log_level", "LOUD"),
         ("port = \n", "settings_file", "cannot be read"),
+        ("data_dir = ''\n", "data_dir", "name a folder"),
+        ("huggingface_dir = ' '\n", "huggingface_dir", "name a folder"),
     ],
 )
 def test_wrong_files_are_explained(tmp_path: Path, text: str, field: str, message: str) -> None:
@@ -61,6 +64,14 @@ def test_wrong_files_are_explained(tmp_path: Path, text: str, field: str, messag
     with pytest.raises(UserError, match=message) as caught:
         load_settings(file)
     assert caught.value.field == field
+
+
+def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(f"data_dir = '{tmp_path}'\n")
+    monkeypatch.setenv("TOKENPATHS_DATA_DIR", "")
+    assert load_settings(file).data_dir == tmp_path
+    assert load_settings().data_dir == data_dir() != Path.cwd()
 
 
 def test_missing_file_is_explained(tmp_path: Path) -> None:
