@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -94,13 +95,31 @@ def dream(
         request = read_request(DreamJob, values)
         DreamJob.check(request, about)
     except UserError as error:
-        if image is None:
-            raise
         if copied is not None:
             copied.unlink(missing_ok=True)
-        raise UserError(str(error).replace(values["inbox"], str(image)), field=error.field) from None
+        said = _with_flags(str(error))
+        raise UserError(said if image is None else said.replace(values["inbox"], str(image)), field=error.field) from (
+            None
+        )
     folder = out or settings.data_dir / "dreams" / _name(model, request.model_dump_json())
     _dream(request, folder, about)
+
+
+def _with_flags(said: str) -> str:
+    """A sentence about a field of the request, with the option in its place: nobody here wrote a request.
+
+    >>> _with_flags("`image.iterations`: too few"), _with_flags("`target.steps.0`: too few")
+    ('`--iterations`: too few', '`--step`: too few')
+    """
+    found = re.match(r"`([a-z_.]+?)(\.\d+)?`: ", said)
+    if found is None:
+        return said
+    name = found[1].rpartition(".")[2]
+    return f"`--{_FLAGS.get(name, name)}`: {said[found.end():]}"
+
+
+_FLAGS = {"steps": "step", "index": "class"}
+"""options that have another name than the last part of their field"""
 
 
 def _dream(request: Any, folder: Path, about: JobContext) -> None:

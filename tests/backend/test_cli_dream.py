@@ -65,6 +65,10 @@ def test_a_text_dream_counts_its_two_parts_apart(tmp_path: Path, capsys: pytest.
     (["--direction", "1.2"], "layer.head.direction"),
     (["--step", "1"], "is for --module"),
     (["--iterations", "1000000000"], "65536"),
+    (["--iterations", "0"], "tokenpaths: `--iterations`: Input"),
+    (["--length", "0"], "tokenpaths: `--length`: Input"),
+    (["--until", "-3"], "tokenpaths: `--until`: Input"),
+    (["--module", "1", "--step", "-1"], "tokenpaths: `--step`: Input"),
     (["--image", "nowhere.png"], "no image file"),
 ])  # fmt: skip
 def test_what_cannot_be_dreamed_is_one_line(
