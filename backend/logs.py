@@ -13,9 +13,11 @@ import secrets
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextvars import ContextVar
 
 REQUEST_ID_HEADER = "x-request-id"
+SAID_AGAIN_SECONDS = 600.0
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """of the request at hand; empty outside of one"""
 
@@ -32,6 +34,27 @@ def taken_over(given: str | None) -> str:
     ('0a1b2c3d4e5f', 12)
     """
     return given if given is not None and re.fullmatch(r"[0-9a-f]{12}", given) else new_request_id()
+
+
+class OnceInAWhile:
+    """Says a trouble that lasts once, again when its words change, and else every ``SAID_AGAIN_SECONDS``."""
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self.log, self.clock = log, clock
+        self._last: tuple[str, float] | None = None
+
+    def warn(self, words: str) -> None:
+        """The trouble is there."""
+        now = self.clock()
+        if self._last is None or self._last[0] != words or now - self._last[1] >= SAID_AGAIN_SECONDS:
+            self._last = (words, now)
+            self.log.warning("%s", words)
+
+    def over(self, words: str) -> None:
+        """It is not, or no longer: then ``words`` say so, and the next one is said at once."""
+        if self._last is not None:
+            self._last = None
+            self.log.info("%s", words)
 
 
 class JsonLines(logging.Formatter):

@@ -25,6 +25,7 @@ from typing import Any
 from backend.jobs.files import changed_artifacts, job_dir, sweep
 from backend.jobs.opened import OpenedRuns
 from backend.jobs.table import JobTable, Lease, Order
+from backend.logs import OnceInAWhile
 from backend.problems import Problem, problem_of
 from engine.disk import HolderLock, is_disk_full
 from engine.errors import UserError
@@ -75,6 +76,7 @@ class JobRunner:
         self.table, self.context, self.in_thread, self.free_bytes = table, context, in_thread, free_bytes
         self.worker = f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(3)}"
         self.ending = asyncio.Event()
+        self.trouble = OnceInAWhile(log)
 
     async def run(self) -> None:
         """Until ``ending`` is set: take a job, work on it, take the next."""
@@ -93,9 +95,10 @@ class JobRunner:
         try:
             lease = await asyncio.to_thread(self._lease)
         except Exception as error:  # a full disk, a file taken away: both may pass
-            log.warning("the list of jobs cannot be used now: %s", error)
+            self.trouble.warn(f"the list of jobs cannot be used now: {error}")
             await self._rest(PAUSE_SECONDS)
             return True
+        self.trouble.over("the list of jobs can be used again")
         if lease is None:
             return False
         try:
@@ -229,7 +232,7 @@ class JobRunner:
                 await asyncio.to_thread(word)
                 return
             except (OSError, Problem) as error:
-                log.warning("the list of jobs cannot be written: %s", error)
+                self.trouble.warn(f"the list of jobs cannot be written: {error}")
                 if self.ending.is_set():
                     return
                 await self._rest(PAUSE_SECONDS / 5)
