@@ -30,6 +30,7 @@ MOST_TOKENS = 5_000_000
 MOST_POINTS = 2000
 MOST_LINKS = 2000
 MOST_SAMPLES = 100
+_LABELS = "SELECT sample, label FROM sample WHERE sample IN (SELECT unnest(?::INTEGER[]))"
 
 
 class NotComparable(UserError):
@@ -72,22 +73,23 @@ def compare(
     shown = np.flatnonzero(known)
     if len(shown) > points:
         shown = np.sort(np.random.default_rng(0).choice(shown, points, replace=False))
+    numbers = pairs["sample_a"].iloc[shown].tolist()
+    labels = dict(a.rows(Query(_LABELS, (numbers,))))
     return {
         "a": a.card(),
         "b": b.card(),
         "measure": measure,
         "matched": matched.as_json() | {"sentence": _how(matched, a, b)},
         "summary": _summary(a, b),
-        "correlations": [_correlation(a, b, pairs, name) for name in MEASURES],
+        "correlations": _correlations(a, b, pairs),
         "within": [_within(run, pairs, side) for run, side in ((a, "a"), (b, "b"))],
         "grouping": _grouping(a, b, pairs) if grouping else None,
         "flow": _flow(a, b, matched, links),
         "points": [
             {"sample": sample, "partner": partner, "a": float(values_a[i]), "b": float(values_b[i]),
-             "label": _text(label)}
-            for i, sample, partner, label in zip(
-                shown.tolist(), *(pairs[name].iloc[shown].tolist() for name in ("sample_a", "sample_b", "label_a")),
-                strict=True)
+             "label": labels[sample]}
+            for i, sample, partner in zip(
+                shown.tolist(), numbers, pairs["sample_b"].iloc[shown].tolist(), strict=True)
         ],
         "points_of": int(known.sum()),
         "most": _most(a, pairs, values_a, values_b, known, limit),
@@ -149,7 +151,17 @@ def _values(pairs: pd.DataFrame, measure: str) -> tuple[np.ndarray, np.ndarray, 
     return sides[0], sides[1], np.isfinite(sides[0]) & np.isfinite(sides[1])
 
 
-def _correlation(a: Run, b: Run, pairs: pd.DataFrame, measure: str) -> dict[str, Any]:
+def _correlations(a: Run, b: Run, pairs: pd.DataFrame) -> list[dict[str, Any]]:
+    """Each measure's correlation, in the order of ``MEASURES``."""
+    found = {name: _correlation(a, b, pairs, name) for name in MEASURES if name != "skip"}
+    # 1 − x on both sides has the coefficients of x, and ranking is most of the work.
+    found["skip"] = _correlation(a, b, pairs, "skip", {k: found["compute"][k] for k in ("pearson", "spearman")})
+    return [found[name] for name in MEASURES]
+
+
+def _correlation(
+    a: Run, b: Run, pairs: pd.DataFrame, measure: str, known_coefficients: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Both coefficients of a measure over the pairs, and the means; ``reason`` says why where there are none."""
     x, y, known = _values(pairs, measure)
     x, y = x[known], y[known]
@@ -160,6 +172,8 @@ def _correlation(a: Run, b: Run, pairs: pd.DataFrame, measure: str) -> dict[str,
     reason = _no_correlation(x, y, measure, a.run_id, b.run_id)
     if reason is not None:
         return found | {"reason": reason}
+    if known_coefficients is not None:
+        return found | known_coefficients
     straight, ranked = pearson(x, y), spearman(x, y)
     return found | {
         "pearson": asdict(straight) if straight else None, "spearman": asdict(ranked) if ranked else None,
@@ -198,20 +212,19 @@ def _most(
     order = order[np.abs(change[order]) > 1e-9]
     if not len(order):
         return []
-    wanted = queries.some_samples(pairs["sample_a"].iloc[order].tolist(), "sample, source, left(text, 160)")
+    wanted = queries.some_samples(
+        pairs["sample_a"].iloc[order].tolist(), "sample, label, source, left(text, 160), image IS NOT NULL"
+    )
     told = {number: words for number, *words in run.rows(wanted)}
     return [
         {
-            "sample": int(row.sample_a), "partner": int(row.sample_b), "a": float(values_a[i]),
-            "b": float(values_b[i]), "difference": float(change[i]), "label": _text(row.label_a),
-            "source": told[row.sample_a][0], "snippet": told[row.sample_a][1], "has_image": bool(row.has_image_a),
+            "sample": sample, "partner": partner, "a": float(values_a[i]), "b": float(values_b[i]),
+            "difference": float(change[i]),
+            **dict(zip(("label", "source", "snippet", "has_image"), told[sample], strict=True)),
         }
-        for i, row in zip(order.tolist(), pairs.iloc[order].itertuples(), strict=True)
+        for i, sample, partner in zip(
+            order.tolist(), *(pairs[name].iloc[order].tolist() for name in ("sample_a", "sample_b")), strict=True)
     ]  # fmt: skip
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def numbers_of(run: Run) -> dict[str, float | int | None]:

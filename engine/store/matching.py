@@ -21,9 +21,8 @@ AT_ONCE = 256
 SMALL_SIDE = 8
 SAME_PICTURE = 0.12
 """mean difference of two small grey pictures, 0 … 1, up to which they are taken for one"""
-_NUMBERS = (
-    "sample, label, num_tokens, first_row, compute, reuse, loss, grid_rows, grid_cols, image IS NOT NULL AS has_image"
-)
+_NUMBERS = "sample, num_tokens, first_row, compute, reuse, loss, grid_rows, grid_cols"
+"""of all samples; what else is shown of a few of them is asked for those: reading all labels took as long as this"""
 _CONTENT = "CASE WHEN text IS NOT NULL THEN md5(text) WHEN image IS NOT NULL THEN md5(image) END"
 _FINGERPRINT = f"""
 SELECT count(source) = count(*), count(content) = count(*),
@@ -40,7 +39,7 @@ class Matched:
     """Pairs of samples, one row each, in the order of the first run."""
 
     pairs: pd.DataFrame
-    """columns as in ``_NUMBERS``, where they were needed source and content too, with the suffixes _a and _b"""
+    """columns as in ``_NUMBERS``, where they were needed has_image, source and content too, with suffixes _a and _b"""
     by: str | None
     """source, content or place; None: nothing can be paired"""
     only_a: int
@@ -71,7 +70,8 @@ def match_samples(a: Run, b: Run) -> Matched:
     """
     if same := _the_same(a, b):
         return same
-    left, right = (_samples(run, f"{_NUMBERS}, source, {_CONTENT} AS content") for run in (a, b))
+    columns = f"{_NUMBERS}, image IS NOT NULL AS has_image, source, {_CONTENT} AS content"
+    left, right = (_samples(run, columns) for run in (a, b))
     for by in ("source", "content"):
         if left[by].isna().any() or right[by].isna().any():
             continue
