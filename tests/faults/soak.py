@@ -34,6 +34,9 @@ from tests.runs import make_run
 
 OUT = ROOT / "build" / "soak.json"
 PATIENCE_S = 180.0
+OPEN_RUNS = 16
+"""an open run takes 4 to 5 MB: with few, what is open has its full size after minutes, and runs are closed and opened
+again all the time"""
 
 
 @dataclass
@@ -110,7 +113,7 @@ def run(
         worker_port = probe.getsockname()[1]
     crew = Crew(
         data_dir, module="tests.jobs", worker_port=worker_port, models_dirs=make_models(folder / "models"),
-        job_lease_seconds=5, trace_seconds=110, query_seconds=60, query_wait_seconds=60,
+        job_lease_seconds=5, trace_seconds=110, query_seconds=60, query_wait_seconds=60, open_runs=OPEN_RUNS,
     )  # fmt: skip
     page = page_of(crew, folder)
     try:
