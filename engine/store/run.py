@@ -28,6 +28,7 @@ from engine.store import (
     soft,
     specific,
 )
+from engine.store.asked import explains_arguments
 from engine.store.checks import check_text
 from engine.store.counted import count_paths, count_tokens_by_path
 from engine.store.errors import NoSuchThing
@@ -63,6 +64,7 @@ MOST_EXAMPLES = 200
 SHARE_RANKS = (1, 10, 100, 1000)
 
 
+@explains_arguments
 class Run:
     """A sealed run, read-only; safe from several threads (a cursor for each call).
 
