@@ -13,6 +13,7 @@ from streamlit.errors import StreamlitDuplicateElementKey
 
 from frontend import choose, save
 from frontend.charts.palette import DARK, LIGHT, Theme
+from frontend.charts.running_text import tamed
 from frontend.client import ApiError, Client
 from frontend.formulas import COLUMNS, HELP
 
@@ -186,7 +187,7 @@ def guarded(what: str) -> Iterator[None]:
 
 def plain(text: str) -> str:
     """Text from elsewhere inside Markdown: its special characters are shown as they are, `code` stays code."""
-    parts = text.replace("\n", " ").split("`")
+    parts = tamed(text).replace("\n", " ").split("`")
     # An odd backtick, or two in a row: Markdown pairs runs of equal length, so what we took for code might be none.
     if len(parts) % 2 == 0 or "``" in text:
         parts = ["‵".join(parts)]

@@ -1,10 +1,22 @@
-"""A text cut into the pieces that tokens cover. Pure; the page colours the pieces."""
+"""A text cut into the pieces that tokens cover, and what must be seen in it. Pure; the page colours the pieces."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import bidirectional
+
+_SHOWN = {code: f"⟦{bidirectional(chr(code))}⟧" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+"""Unicode's invisible controls that turn the direction of all that follows (UAX 9), and their names as marks"""
+
+
+def tamed(text: str) -> str:
+    """``text`` with its controls of direction as marks such as ⟦RLO⟧: they would reverse what stands around it.
+
+    Letters keep their own direction, and so does a text in Arabic or Hebrew.
+    """
+    return text if text.isascii() else text.translate(_SHOWN)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from frontend.charts import numbers
 from frontend.charts.layout import OTHER, flow_layout
 from frontend.charts.palette import Theme, cdf_colour, ink_on, mix
 from frontend.charts.patches import module_colour
-from frontend.charts.running_text import text_pieces
+from frontend.charts.running_text import tamed, text_pieces
 from frontend.charts.token_flow import token_label, visible
 
 _HERE = Path(__file__).parent
@@ -142,7 +142,7 @@ def explorer_data(
     }
     if is_text:
         data["pieces"] = [
-            {"text": p.text, "tokens": list(p.tokens)} for p in text_pieces(sample["text"], sample["tokens"])
+            {"text": tamed(p.text), "tokens": list(p.tokens)} for p in text_pieces(sample["text"], sample["tokens"])
         ]
     return data
 

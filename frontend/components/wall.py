@@ -11,6 +11,7 @@ import streamlit as st
 
 from frontend import look
 from frontend.charts import numbers
+from frontend.charts.running_text import tamed
 
 _HERE = Path(__file__).parent
 KINDS = {"patch": ("patch", "patches"), "sample": ("sample",), "text": ("text",), "context": ("token in its context",
@@ -44,7 +45,7 @@ def wall(
     theme = look.theme()
     _renderer()(
         data={
-            "items": [dict(item) for item in items],
+            "items": [_tamed(item) for item in items],
             "kind": kind,
             "label": f"{numbers.plural(len(items), *KINDS[kind])}; each opens its sample",
             "colours": {"accent": theme.accent, "muted": theme.muted},
@@ -52,3 +53,8 @@ def wall(
         key=key,
         on_open_change=opened,
     )
+
+
+def _tamed(item: Mapping[str, Any]) -> dict[str, Any]:
+    """What is written on one thing, beside its picture."""
+    return {name: tamed(value) if isinstance(value, str) else value for name, value in item.items()}

@@ -11,7 +11,7 @@ import streamlit as st
 from frontend import address, look
 from frontend.charts import chunks, numbers, shards
 from frontend.charts.palette import cdf_colour, ink_on, mix
-from frontend.charts.running_text import text_pieces
+from frontend.charts.running_text import tamed, text_pieces
 from frontend.selection import Selection
 from frontend.views import common, retrace
 
@@ -325,7 +325,7 @@ def running_text(sample: Mapping[str, Any], parts: Sequence[chunks.Chunk]) -> st
         title = f"path {_name(part)}, tokens {part.first:,} to {part.end - 1:,}, loss {numbers.number(part.loss)} nats"
         spans.append(
             f'{tag}<span title="{escape(title)}" style="background:{paper};color:{theme.ink};'
-            f'padding:2px 0">{escape(text)}</span>'
+            f'padding:2px 0">{escape(tamed(text))}</span>'
         )
     return (
         '<div dir="auto" tabindex="0" role="region" aria-label="Text of the document, tagged with its paths" '

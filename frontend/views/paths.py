@@ -46,7 +46,8 @@ def draw(selection: Selection) -> None:
     if not selection.paths:
         look.empty(
             "No path is chosen.",
-            "Click a point of the curve or a row of the table to see who takes that path.",
+            ("Click a point of the curve or a row" if run["num_paths"] > 1 else "Click the row")
+            + " of the table to see who takes that path.",
         )
     with look.guarded("the goodness of fit"):
         judge()

@@ -30,7 +30,7 @@ def draw(selection: Selection) -> None:
     broken = [model for model in listed if model.get("problem")]
     for model in broken:
         st.warning(
-            look.plain(f"The model {model['model']} cannot be used. {model['problem']}"),
+            look.plain(_cannot_be_used(model["model"], model["problem"])),
             icon=":material/broken_image:",
         )
     if not models:
@@ -148,3 +148,8 @@ def _trace(model: str, *, image: tuple[str, bytes] | None = None, text: str | No
         return
     st.session_state.setdefault("try_seconds", {})[answer["run"]] = answer.get("seconds")
     address.go(Selection(view="try", model=model, run=answer["run"], sample=0, opacity=address.current().opacity))
+
+
+def _cannot_be_used(model: str, problem: str) -> str:
+    """One sentence; most problems begin with the name of the model, which is said already."""
+    return f"The model {model} cannot be used: {problem.removeprefix(model + ': ')}"

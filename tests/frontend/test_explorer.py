@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from frontend.charts.palette import theme_named
 from frontend.components.explorer import MOST_HOLLOW, explorer_data, small_flow, with_unvisited
+from frontend.components.wall import _tamed
 
 MODULES = [{"step": None, "module": m, "name": f"t{m}", "kind": "transformer"} for m in range(4)]
 
@@ -67,3 +70,22 @@ def test_ranks_of_one_sample_are_said_to_be_that() -> None:
     assert "in this sample: 100 % of its tokens" in data_of(3, 1.0, of="sample")["tokens"][0]["words"]
     assert "of 3: 100 % of all tokens" in data_of(3, 1.0)["tokens"][0]["words"]
     assert "All tokens of this sample." in data_of(3, 1.0, of="sample")["flow"]["caption"]
+
+
+def test_a_text_cannot_turn_what_is_shown_around_it() -> None:
+    """U+202E reversed the rest of the page; each token stays a piece of its own, with a mark where the control is."""
+    text = "ab\u202ecd <b>\u2066שלום"
+    one = {"ribbon": [[0], [1]], "rank": 1, "cdf": 1.0, "compute": 1.0, "reuse": 0.0}
+    tokens = [one | {"token": i // 2, "char_start": i, "char_end": i + 2, "text": text[i : i + 2]}
+              for i in range(0, len(text), 2)]  # fmt: skip
+    drawn = explorer_data(
+        {"sample": 0, "label": None, "text": text, "grid": None, "tokens": tokens}, flow_of({(0, 0): 7, (1, 1): 7}, 2),
+        theme=theme_named("light"), image=None, num_paths=1, opacity=1.0, step=None, chosen=None, identities=(),
+        kept=lambda token: True,
+    )  # fmt: skip
+    assert "".join(piece["text"] for piece in drawn["pieces"]) == "ab⟦RLO⟧cd <b>⟦LRI⟧שלום"
+    assert sum(len(piece["tokens"]) for piece in drawn["pieces"]) == len(tokens)
+    turning = {chr(code) for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+    assert not turning & set(json.dumps(drawn, ensure_ascii=False))
+    item = _tamed({"before": "a\u202e", "text": "\u202d", "token": 3})
+    assert item == {"before": "a⟦RLO⟧", "text": "⟦LRO⟧", "token": 3}

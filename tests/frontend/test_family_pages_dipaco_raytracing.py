@@ -230,12 +230,14 @@ def test_a_text_never_becomes_markup(monkeypatch):
     from frontend.charts.palette import LIGHT
 
     monkeypatch.setattr(dipaco.look, "theme", lambda: LIGHT)
-    text = '<script>alert("é")</script> & <img src=x>'
+    text = '<script>alert("é")</script> & \u202e <img src=x>'
     tokens = [{"token": i, "rank": 1 + i % 2, "cdf": 0.5, "ribbon": [[0], [i % 2]], "loss": 1.0, "char_start": 5 * i,
                "char_end": 5 * i + 5} for i in range(-(-len(text) // 5))]  # fmt: skip
     drawn = dipaco.running_text({"text": text, "tokens": tokens}, chunks.chunks(tokens))
     assert "<script" not in drawn
     assert "<img" not in drawn
+    assert "\u202e" not in drawn
+    assert "⟦RLO⟧" in drawn
     assert drawn.count("<b ") == len(tokens)
 
 

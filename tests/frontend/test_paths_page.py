@@ -54,6 +54,11 @@ def test_a_word_is_searched_and_its_paths_are_told(show):
     assert page.text_input(key="in_find").value == "the"
 
 
+def test_where_no_curve_is_drawn_none_is_to_be_clicked(show):
+    assert "Click the row of the table to see" in said(show(view="paths", run="bare"))
+    assert "Click a point of the curve or a row of the table" in said(show(view="paths", run="texts"))
+
+
 def test_an_untrained_twin_is_not_told_that_it_has_none(show):
     told = said(show(view="paths", run="blank"))
     assert "This run is of an untrained twin itself" in told

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from unicodedata import bidirectional
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from frontend.charts import numbers
-from frontend.charts.running_text import text_pieces
+from frontend.charts.running_text import tamed, text_pieces
 from frontend.look import ended, plain
 from frontend.views.common import not_independent
 from frontend.views.compute import all_alike
 from frontend.views.path_examples import CONTEXT, cut_end, cut_start
 from frontend.views.runs import card_words
 from frontend.views.sample import verdict
+from frontend.views.tryit import _cannot_be_used
 
 
 def test_samples_that_are_crops_of_few_pictures_are_said_to_be():
@@ -72,6 +75,17 @@ def test_bytes_of_one_character_become_one_piece():
     assert [(piece.text, piece.tokens) for piece in pieces] == [("a", (0,)), ("é", (1, 2)), (" ", ()), ("b", (3,))]
 
 
+def test_controls_that_turn_all_that_follows_are_seen_and_turn_nothing():
+    assert tamed("a\u202eb\u202c c") == "a⟦RLO⟧b⟦PDF⟧ c"
+    turning = {chr(code) for code in range(0x110000) if bidirectional(chr(code)) in {
+        "LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}}  # fmt: skip
+    for letter in turning:
+        assert tamed(letter) == f"⟦{bidirectional(letter)}⟧"
+    for text in ("", "abc", "שלום", "سلام\u200f é 🜁\n", "\u200e"):
+        assert tamed(text) == text
+    assert "\u202e" not in plain("a\u202eb")
+
+
 def test_text_from_elsewhere_is_no_markdown():
     assert plain("<b>[x](http://y) *z* :red[w] $a$") == "\\<b\\>\\[x\\]\\(http\\://y\\) \\*z\\* \\:red\\[w\\] \\$a\\$"
     assert plain("run `a_b` now!") == "run `a_b` now\\!"
@@ -86,6 +100,12 @@ def test_text_from_elsewhere_is_never_markup(text):
     for token in MarkdownIt("commonmark", {"html": True}).parse(plain(text)):
         assert token.type in {"paragraph_open", "paragraph_close", "inline", "code_block"}, token
         assert {part.type for part in token.children or []} <= {"text", "text_special", "code_inline"}, token
+
+
+def test_a_model_that_cannot_be_used_is_named_once():
+    said = _cannot_be_used("bad-json", "bad-json: config.json cannot be used")
+    assert said == "The model bad-json cannot be used: config.json cannot be used"
+    assert _cannot_be_used("m", "weights are missing").endswith("used: weights are missing")
 
 
 def test_sentences_end():
