@@ -11,6 +11,7 @@ import altair as alt
 from frontend.charts import numbers
 from frontend.charts.frame import as_vectors, finish, rows, titled
 from frontend.charts.palette import Theme, group_colours, theme_named
+from frontend.charts.running_text import tamed
 
 TITLE = "Which samples take similar routes?"
 SAMPLE_PICK = "sample"
@@ -135,5 +136,5 @@ def _axis(which: str, share: list[float], look: Theme) -> alt.Axis:
 
 def _short(text: str) -> str:
     """One line of a snippet."""
-    text = " ".join(text.split())
+    text = " ".join(tamed(text).split())
     return text if len(text) <= 90 else text[:89] + "…"

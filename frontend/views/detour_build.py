@@ -9,6 +9,7 @@ import streamlit as st
 
 from frontend import address, look
 from frontend.charts import numbers
+from frontend.charts.running_text import tamed
 from frontend.selection import Selection
 from frontend.views import common
 from frontend.views.detour_edits import EVERY, KINDS, WHAT, Link, added, link_of, on_link, said
@@ -141,7 +142,7 @@ def _swap_field(run: Mapping[str, Any], sample: Mapping[str, Any]) -> str | None
 
     def words(number: int) -> str:
         row = there[number]
-        return " · ".join(filter(None, (str(number), row.get("label"), (row.get("snippet") or "")[:30])))
+        return " · ".join(filter(None, (str(number), row.get("label"), tamed(row.get("snippet") or "")[:30])))
 
     return f"swap:{st.selectbox('Whose route', list(there), format_func=words, key='edit_swap')}"
 

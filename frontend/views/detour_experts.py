@@ -13,6 +13,7 @@ import streamlit as st
 
 from frontend import address, look
 from frontend.charts import numbers
+from frontend.charts.running_text import tamed
 from frontend.client import ApiError, NotFound
 from frontend.selection import Selection
 from frontend.views import detour_compare, detour_result, detour_sweep, job_panel
@@ -210,7 +211,8 @@ def _among(after: Mapping[str, Any], sample: Mapping[str, Any]) -> int:
     rows = look.client().samples(after["run"], most=int(after["num_samples"]))["samples"]
     same = (place for place, row in enumerate(rows)
             if all(row.get(part) == sample.get(part) for part in ("source", "label", "snippet")))  # fmt: skip
-    words = {row["sample"]: (row.get("snippet") or row.get("source") or "").replace("\n", " ")[:60] for row in rows}
+    words = {row["sample"]: tamed(row.get("snippet") or row.get("source") or "").replace("\n", " ")[:60]
+             for row in rows}  # fmt: skip
     told = f"{numbers.plural(len(words), 'text')} drawn from the run; the numbers below are over all of them."
     return int(st.selectbox(
         "Text", list(words), index=next(same, 0), format_func=lambda one: f"{one:,} · {words[one]}", help=told,

@@ -249,7 +249,7 @@ def _picker(run: Mapping[str, Any], selection: Selection) -> int | None:
         row = rows.get(value)
         if row is None:
             return f"sample {value:,}"
-        text = (row.get("snippet") or "").replace("\n", " ")[:50]
+        text = tamed(row.get("snippet") or "").replace("\n", " ")[:50]
         taken = numbers.plural(row.get("num_distinct_paths"), "path")
         return " · ".join(filter(None, (f"{value:,}", row.get("label"), taken, text)))
 

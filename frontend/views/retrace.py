@@ -15,6 +15,7 @@ import streamlit as st
 
 from frontend import address, look
 from frontend.charts import numbers
+from frontend.charts.running_text import tamed
 from frontend.charts.token_losses import loss_rows, token_loss_chart
 from frontend.client import ApiError, NotFound
 from frontend.selection import Selection
@@ -252,7 +253,7 @@ def sample_picker(run: Mapping[str, Any], selection: Selection, *, whole: str | 
         if not isinstance(value, int):
             return whole or ""
         row = listed.get(value, {})
-        text = (row.get("snippet") or row.get("source") or "").replace("\n", " ")
+        text = tamed(row.get("snippet") or row.get("source") or "").replace("\n", " ")
         return " · ".join(part for part in (f"{value:,}", row.get("label") or "", text[:50]) if part)
 
     total = found.get("total") or len(listed)

@@ -10,6 +10,7 @@ import streamlit as st
 from frontend import address, look
 from frontend.charts import numbers
 from frontend.charts.patches import data_url
+from frontend.charts.running_text import tamed
 from frontend.charts.token_flow import MOST_ROWS, TOKEN_PICK, Shade, token_flow_chart, token_label, token_rows
 from frontend.components.explorer import MOST_LINKS, explorer, explorer_data
 from frontend.selection import Selection
@@ -93,7 +94,7 @@ def sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
         row = rows.get(value)
         if row is None:
             return f"sample {value:,}"
-        text = (row.get("snippet") or row.get("source") or "").replace("\n", " ")
+        text = tamed(row.get("snippet") or row.get("source") or "").replace("\n", " ")
         return " · ".join(part for part in (f"{value:,}", row.get("label") or "", text[:50]) if part)
 
     total = found.get("total") or len(rows)

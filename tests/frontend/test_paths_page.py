@@ -27,6 +27,10 @@ def api(data_dir: Path) -> Iterator[str]:
     make_run(data_dir / "runs", "unlabelled", "text", samples=3, labels=False, twin=False)
     blank = make("blank", samples=3, twin=False)
     replace(blank, info=replace(blank.info, model="tiny-untrained")).write(data_dir / "runs")
+    turned = make("turned", "text", samples=2, labels=False, twin=False)
+    first = turned.batches[0]
+    samples = [replace(one, text=f"ab\u202e{one.text[3:]}") for one in first.samples]
+    replace(turned, batches=[replace(first, samples=samples), *turned.batches[1:]]).write(data_dir / "runs")
     with api_for(data_dir) as served:
         yield str(served.client.base_url).rstrip("/")
 
@@ -57,6 +61,13 @@ def test_a_word_is_searched_and_its_paths_are_told(show):
 def test_where_no_curve_is_drawn_none_is_to_be_clicked(show):
     assert "Click the row of the table to see" in said(show(view="paths", run="bare"))
     assert "Click a point of the curve or a row of the table" in said(show(view="paths", run="texts"))
+
+
+def test_a_text_does_not_turn_the_words_of_the_picker(show):
+    page = show(view="sample", run="turned", sample=1)
+    (picker,) = (box for box in page.selectbox if any(" · ab" in option for option in box.options))
+    assert all("⟦RLO⟧" in option and "\u202e" not in option for option in picker.options)
+    assert not page.error
 
 
 def test_an_untrained_twin_is_not_told_that_it_has_none(show):
