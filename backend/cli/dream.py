@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backend.cli.options import DataDir, named_folder
+from backend.cli.options import DataDir, folder_option
 from engine.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,10 +52,7 @@ def dream(
     length: Annotated[int | None, typer.Option(help="Tokens of a dreamed text [default: 12].")] = None,
     fluency: Annotated[float | None, typer.Option(help="Weight of how well a text reads [default: 0.05].")] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same dream.", min=0)] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder [default: in dreams/ of the data folder].", parser=named_folder, metavar="PATH"),
-    ] = None,
+    out: Annotated[Path | None, folder_option("Folder [default: in dreams/ of the data folder].")] = None,
     device: Annotated[str | None, typer.Option(help="cuda, mps or cpu [default: the best there is].")] = None,
     data_dir: DataDir = None,
 ) -> None:

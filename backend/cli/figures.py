@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backend.cli.options import DataDir, named_folder
+from backend.cli.options import DataDir, folder_option
 from engine.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 def figures(
     run: Annotated[str, typer.Option(help="Name of the run, as `tokenpaths ls` shows it.")],
-    out: Annotated[
-        Path,
-        typer.Option(help="Folder to make; one of earlier figures is replaced.", parser=named_folder, metavar="PATH"),
-    ],
+    out: Annotated[Path, folder_option("Folder to make; one of earlier figures is replaced.")],
     only: Annotated[
         str | None, typer.Option(help="Only these figures, by the paper's numbers, such as fig2,fig7 [default: all].")
     ] = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +20,9 @@ def named_folder(given: str) -> Path:
     return Path(given)
 
 
-DataDir = Annotated[
-    Path | None, typer.Option(help="Data folder [default: the user's].", parser=named_folder, metavar="PATH")
-]
+def folder_option(help: str) -> Any:
+    """An option for a folder that is named, if it is given."""
+    return typer.Option(help=help, parser=named_folder, metavar="PATH")
+
+
+DataDir = Annotated[Path | None, folder_option("Data folder [default: the user's].")]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backend.cli.options import DataDir, named_folder
+from backend.cli.options import DataDir, folder_option
 from engine.errors import UserError
 
 if TYPE_CHECKING:
@@ -83,11 +83,7 @@ def trace(
         ),
     ] = None,
     shards_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for shards, one that all workers see [default: in the data folder].", parser=named_folder,
-            metavar="PATH",
-        ),
+        Path | None, folder_option("Folder for shards, one that all workers see [default: in the data folder].")
     ] = None,
     data_dir: DataDir = None,
 ) -> None:

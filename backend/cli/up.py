@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from backend.cli.options import named_folder
+from backend.cli.options import folder_option
 from engine.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,11 +24,7 @@ PAGE_FILE = Path(__file__).resolve().parent.parent.parent / "frontend" / "app.py
 
 def up(
     data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of runs, models and logs [default: the user's data folder].", parser=named_folder,
-            metavar="PATH",
-        ),
+        Path | None, folder_option("Folder of runs, models and logs [default: the user's data folder].")
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port of the API, 0 = any free one [default: 8000].")] = None,
     page_port: Annotated[int | None, typer.Option(help="Port of the page, 0 = any free one [default: 8501].")] = None,
