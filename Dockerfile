@@ -3,7 +3,7 @@ WORKDIR /app
 # CPU build by default; for a GPU: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg TORCH_BUILD=
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ARG TORCH_BUILD=+cpu
-COPY constraints.txt pyproject.toml README.md tokenpaths.py ./
+COPY constraints.txt pyproject.toml README.md tokenpaths/__init__.py ./
 RUN pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" \
     "torch==$(sed -n 's/^torch==//p' constraints.txt)$TORCH_BUILD"
 COPY engine engine

@@ -11,6 +11,7 @@ DATA ?= .data
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+SOURCES := engine backend frontend tests benchmarks tokenpaths setup.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: demo test test-faults fuzz soak bench check browser clean
@@ -29,7 +30,7 @@ test-faults: $(VENV)/.installed-test browser
 # What the fuzzers find when they look for longer, at other places each time.
 fuzz: $(VENV)/.installed-test
 	FUZZ_TIMES=$(or $(TIMES),20) FUZZ_EXAMPLES=300 $(BIN)/python -m pytest -n $(or $(WORKERS),2) --timeout 7200 tests/fuzz \
-		tests/engine/adapters/test_importers_fuzz.py
+		tests/engine/adapters/logs/test_importers_fuzz.py
 
 # The picture is drawn of a soak that found something too, and `$(BIN)/python -m tests.faults.soak_picture` draws what
 # one that was ended left in build/soak.json.
@@ -38,8 +39,8 @@ soak: $(VENV)/.installed-test browser
 	test ! -f build/soak.json || $(BIN)/python -m tests.faults.soak_picture || exit 1; exit $$code
 
 check: $(VENV)/.installed-test
-	$(BIN)/ruff check engine backend frontend tests benchmarks tokenpaths.py
-	$(BIN)/lint-imports
+	$(BIN)/ruff check engine backend frontend tests benchmarks tokenpaths/__init__.py
+	$(BIN)/ruff format --check $(SOURCES)
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.bench

@@ -7,14 +7,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import Depends, FastAPI
-
-from backend import __version__, problems
-from backend.docs_page import docs_router
-from backend.head import HeadAsGet
-from backend.metrics import Measured
-from backend.paging import refuse_unknown_keys
-from backend.places import hide_places
-from backend.routes import (
+from tokenpaths.backend import __version__, problems
+from tokenpaths.backend.http.concurrency import Crowd
+from tokenpaths.backend.http.docs_page import docs_router
+from tokenpaths.backend.http.head import HeadAsGet
+from tokenpaths.backend.http.paging import refuse_unknown_keys
+from tokenpaths.backend.http.redact_paths import hide_places
+from tokenpaths.backend.http.security import Guard
+from tokenpaths.backend.metrics import Measured
+from tokenpaths.backend.routes import (
     compare,
     effects,
     experts,
@@ -32,10 +33,8 @@ from backend.routes import (
     soft,
     traces,
 )
-from backend.security import Guard
-from backend.services import Services
-from backend.settings import Settings, require_safe_bind
-from backend.slots import Crowd
+from tokenpaths.backend.services import Services
+from tokenpaths.backend.settings import Settings, require_safe_bind
 
 PREFIX = "/api/v1"
 DESCRIPTION = """

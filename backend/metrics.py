@@ -16,7 +16,7 @@ PAGE = """# Watching a server
 too; `GET /healthz` never does, and says whether the process lives. No label ever holds a name of a run, a text, a path
 or an address, and the number of series stays the same however long the server runs.
 
-This page is generated: `python -m backend.metrics > docs/monitoring.md`.
+This page is generated: `python -m tokenpaths.backend.metrics > docs/monitoring.md`.
 
 ```yaml
 scrape_configs:
@@ -81,9 +81,10 @@ class Metrics:
         self.waiting = Gauge("tokenpaths_queries_waiting", "Questions waiting for a slot", registry=self.registry)
         self.open_runs = Gauge("tokenpaths_open_runs", "Run files held open", registry=self.registry)
         self.unread_runs = Gauge(
-            "tokenpaths_unread_runs", "Runs from elsewhere that are being read for the first time, or wait for it",
+            "tokenpaths_unread_runs",
+            "Runs from elsewhere that are being read for the first time, or wait for it",
             registry=self.registry,
-        )  # fmt: skip
+        )
         self.jobs = Gauge("tokenpaths_jobs", "Long jobs by state", ["state"], registry=self.registry)
         self.job_listeners = Gauge(
             "tokenpaths_job_listeners", "Clients that listen to events of jobs", registry=self.registry
@@ -93,9 +94,11 @@ class Metrics:
         )
         self.worker_up = Gauge("tokenpaths_worker_up", "Whether the engine worker answers", registry=self.registry)
         self.gpu_memory = Gauge(
-            "tokenpaths_gpu_memory_bytes", "Memory of the engine worker's GPUs", ["device", "what"],
+            "tokenpaths_gpu_memory_bytes",
+            "Memory of the engine worker's GPUs",
+            ["device", "what"],
             registry=self.registry,
-        )  # fmt: skip
+        )
         self.traces = Counter("tokenpaths_traces", "POST /traces by status", ["status"], registry=self.registry)
 
     def text(self) -> bytes:
@@ -157,9 +160,7 @@ def _tell(method: str, route: str, status: int, seconds: float, problem: str | N
         level = logging.INFO
     if not log.isEnabledFor(level):
         return
-    about: dict[str, object] = {
-        "method": method[:10], "route": route, "status": status, "seconds": round(seconds, 4)
-    }  # fmt: skip
+    about: dict[str, object] = {"method": method[:10], "route": route, "status": status, "seconds": round(seconds, 4)}
     if problem is not None:
         about["problem"] = problem
     log.log(level, "%s %s %d", method[:10], route, status, extra={"about": about})

@@ -15,14 +15,13 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-
-from backend.logs import request_id
-from backend.metrics import PROBLEM_KIND
-from backend.places import without_places
-from engine.disk import is_disk_full
-from engine.errors import UserError
-from engine.request_fields import in_words
-from engine.store.errors import NoSuchThing, QueryTimeout, RunFileError, RunNotFound
+from tokenpaths.backend.http.redact_paths import without_places
+from tokenpaths.backend.logs import request_id
+from tokenpaths.backend.metrics import PROBLEM_KIND
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import is_disk_full
+from tokenpaths.engine.base.store_errors import NoSuchThing, QueryTimeout, RunFileError, RunNotFound
+from tokenpaths.engine.base.validation import in_words
 
 STATUS_OF: tuple[tuple[type[UserError], int, str], ...] = (
     (RunNotFound, 404, "no-such-run"),
@@ -39,8 +38,7 @@ class ProblemBody(BaseModel):
     """RFC 9457 problem details."""
 
     type: str = Field(
-        description="What kind of problem it is, stable over releases",
-        examples=["urn:tokenpaths:unknown-key"],
+        description="What kind of problem it is, stable over releases", examples=["urn:tokenpaths:unknown-key"]
     )
     title: str = Field(description="The HTTP status in words")
     status: int = Field(description="The HTTP status")
@@ -53,13 +51,7 @@ class Problem(Exception):
     """An answer other than success; ``kind`` is a stable word, ``detail`` a sentence for people."""
 
     def __init__(
-        self,
-        status: int,
-        kind: str,
-        detail: str,
-        *,
-        field: str | None = None,
-        headers: dict[str, str] | None = None,
+        self, status: int, kind: str, detail: str, *, field: str | None = None, headers: dict[str, str] | None = None
     ) -> None:
         super().__init__(detail)
         self.status, self.kind, self.detail, self.field = status, kind, detail, field
@@ -151,10 +143,7 @@ def from_http(error: HTTPException, request: Request) -> Problem:
         if allowed == "GET":
             allowed = headers["allow"] = "GET, HEAD"
         return Problem(
-            405,
-            "method-not-allowed",
-            f"{request.method} is not possible here; use {allowed}.",
-            headers=headers,
+            405, "method-not-allowed", f"{request.method} is not possible here; use {allowed}.", headers=headers
         )
     return Problem(error.status_code, "http", str(error.detail), headers=headers)
 

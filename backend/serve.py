@@ -1,4 +1,4 @@
-"""Start one server process: ``python -m backend.serve api`` or ``… worker``.
+"""Start one server process: ``python -m tokenpaths.backend.serve api`` or ``… worker``.
 
 Settings come from the environment and the settings file, so that no secret stands in a process list.
 ``tokenpaths up`` starts these; a container starts them one by one.
@@ -18,17 +18,16 @@ from collections.abc import Callable
 
 import uvicorn
 from starlette.types import ASGIApp
-
-from backend.connection import Connection
-from backend.logs import set_up_logging
-from backend.settings import Settings, load_settings
-from engine.errors import UserError
+from tokenpaths.backend.http.connection import Connection
+from tokenpaths.backend.logs import set_up_logging
+from tokenpaths.backend.settings import Settings, load_settings
+from tokenpaths.engine.base.errors import UserError
 
 GRACE_SECONDS = 5
 FIRST = ("pandas", "PIL.Image")
 """what nearly every answer needs: DuckDB looks for pandas at the first parameter (0.2 s). Imported before the server
 listens: beside the first question it would cost that question twice the time"""
-LATER = ("engine.analysis.power_law",)
+LATER = ("tokenpaths.engine.analysis.power_law",)
 """what some answers need, imported once nobody has asked for ``QUIET_SECONDS``: the law of paths takes SciPy (0.4 s)"""
 QUIET_SECONDS = 2.0
 GC_AFTER = 10_000
@@ -58,10 +57,10 @@ def server_of(app: ASGIApp, host: str, port: int) -> uvicorn.Server:
 def make_app(role: str, settings: Settings) -> tuple[ASGIApp, str, int]:
     """(app, host, port) of the API or the worker."""
     if role == "worker":
-        from backend.worker import create_worker
+        from tokenpaths.backend.worker.worker import create_worker
 
         return create_worker(settings), settings.worker_host, settings.worker_port
-    from backend.app import create_app
+    from tokenpaths.backend.app import create_app
 
     return create_app(settings), settings.host, settings.port
 
@@ -69,8 +68,7 @@ def make_app(role: str, settings: Settings) -> tuple[ASGIApp, str, int]:
 def get_ready() -> None:
     """Import what the first answers need, and have DuckDB, Arrow and threads load what they load when first used."""
     import anyio.to_thread
-
-    from engine.store.open_file import warm_up
+    from tokenpaths.engine.store.file.open_file import warm_up
 
     for name in FIRST:
         importlib.import_module(name)
@@ -95,7 +93,7 @@ def load(asked: Callable[[], float]) -> None:
 def main(arguments: list[str]) -> int:
     """Serve until told to stop; 2 for wrong settings, with one line on stderr."""
     if arguments not in (["api"], ["worker"]):
-        print("usage: python -m backend.serve api|worker", file=sys.stderr)
+        print("usage: python -m tokenpaths.backend.serve api|worker", file=sys.stderr)
         return 2
     try:
         settings = load_settings()

@@ -8,15 +8,14 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Request
-
-from backend.answers import Answers
-from backend.jobs.rows import STATES
-from backend.jobs.service import Jobs
-from backend.metrics import Metrics
-from backend.runs import RunRegistry
-from backend.settings import Settings
-from backend.slots import Slots
-from backend.worker_client import WorkerClient
+from tokenpaths.backend.http.concurrency import Slots
+from tokenpaths.backend.jobs.rows import STATES
+from tokenpaths.backend.jobs.service import Jobs
+from tokenpaths.backend.metrics import Metrics
+from tokenpaths.backend.runs.answers import Answers
+from tokenpaths.backend.runs.registry import RunRegistry
+from tokenpaths.backend.settings import Settings
+from tokenpaths.backend.worker.client import WorkerClient
 
 
 @dataclass
@@ -47,11 +46,7 @@ class Services:
             metrics.jobs.labels(state).set_function(partial(jobs.count, state))
         wait_s = settings.query_wait_seconds
         queries = Slots(
-            settings.query_slots,
-            wait_s,
-            "other questions",
-            working=metrics.working,
-            waiting=metrics.waiting,
+            settings.query_slots, wait_s, "other questions", working=metrics.working, waiting=metrics.waiting
         )
         cache_bytes = int(settings.answer_cache_megabytes * 1e6)
         return cls(

@@ -2,7 +2,7 @@
 
 A value comes from the first of: command line flag > environment (``TOKENPATHS_<NAME>``) >
 settings file (TOML) > default. ``docs/settings.md`` is generated from this table
-(``python -m backend.settings > docs/settings.md``); a test keeps the two equal.
+(``python -m tokenpaths.backend.settings > docs/settings.md``); a test keeps the two equal.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from pydantic_settings import (
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
-
-from engine.disk import SHIPPED_MODELS
-from engine.errors import UserError
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import SHIPPED_MODELS
 
 ENV_PREFIX = "TOKENPATHS_"
 INTRODUCTION = (
@@ -74,8 +73,7 @@ class Settings(BaseSettings):
         "or `hf download … --local-dir` leaves them; jobs name them `hf:<sub-folder>`. Nothing is fetched.",
     )
     host: str = Field(
-        "127.0.0.1",
-        description="Address that the API listens on. Anything but a loopback address needs `token`.",
+        "127.0.0.1", description="Address that the API listens on. Anything but a loopback address needs `token`."
     )
     page_host: str = Field(
         "127.0.0.1",
@@ -85,8 +83,7 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="Port of the API; 0 takes a free one.")
     page_port: int = Field(8501, ge=0, le=65535, description="Port of the Streamlit page; 0 takes a free one.")
     token: SecretStr | None = Field(
-        None,
-        description="Bearer token that every request but `/healthz` must carry (at least 16 characters).",
+        None, description="Bearer token that every request but `/healthz` must carry (at least 16 characters)."
     )
     allowed_hosts: WordList = Field(
         (),
@@ -99,12 +96,10 @@ class Settings(BaseSettings):
         "for example `https://paths.example.com`; separated by spaces.",
     )
     worker_url: str | None = Field(
-        None,
-        description="Address of an engine worker on another machine; without it `tokenpaths up` starts one.",
+        None, description="Address of an engine worker on another machine; without it `tokenpaths up` starts one."
     )
     worker_host: str = Field(
-        "127.0.0.1",
-        description="Address that the engine worker listens on; it always asks for `worker_secret`.",
+        "127.0.0.1", description="Address that the engine worker listens on; it always asks for `worker_secret`."
     )
     worker_port: int = Field(0, ge=0, le=65535, description="Port of the engine worker; 0 takes a free one.")
     worker_secret: SecretStr | None = Field(
@@ -147,12 +142,16 @@ class Settings(BaseSettings):
     )
     job_queue_length: int = Field(1000, ge=1, description="Jobs that may wait; one more is told to come back.")
     least_free_megabytes: float = Field(
-        64, ge=0, description="Traces and imports stop, or do not begin, when less is free on the disk of the data "
-        "folder, units of 1 000 000 bytes."
+        64,
+        ge=0,
+        description="Traces and imports stop, or do not begin, when less is free on the disk of the data "
+        "folder, units of 1 000 000 bytes.",
     )
     job_free_megabytes: float = Field(
-        64, gt=0, description="A job that paused at a full disk goes on when so much more than `least_free_megabytes` "
-        "is free, units of 1 000 000 bytes."
+        64,
+        gt=0,
+        description="A job that paused at a full disk goes on when so much more than `least_free_megabytes` "
+        "is free, units of 1 000 000 bytes.",
     )
     job_streams: int = Field(
         256, ge=1, description="Clients that listen to events of jobs at the same time; one more is told to come back."
@@ -162,8 +161,9 @@ class Settings(BaseSettings):
     )
     query_seconds: float = Field(10, gt=0, description="Longest time of one question to a run file.")
     check_runs: bool = Field(
-        True, description="Whether a run file that was not sealed in this data folder is first read by a process of "
-        "its own, once, which may die of it."
+        True,
+        description="Whether a run file that was not sealed in this data folder is first read by a process of "
+        "its own, once, which may die of it.",
     )
     check_seconds: float = Field(
         60, gt=0, description="Longest time of that first reading; a second more for each 20 MB."
@@ -302,7 +302,7 @@ def settings_markdown() -> str:
         "",
         INTRODUCTION,
         "",
-        "This page is generated: `python -m backend.settings > docs/settings.md`.",
+        "This page is generated: `python -m tokenpaths.backend.settings > docs/settings.md`.",
         "",
         "| name | default | what it does | environment |",
         "|---|---|---|---|",

@@ -45,18 +45,40 @@ class Part:
 
 
 PARTS = (
-    Part("speed", ("forward", "top2", "one_sample", "training", "training_memory", "naive"), 14, (),
-         (("one_sample", 1), ("training_memory", 2.5), ("forward", 4.5), ("top2", 1.5), ("training", 4),
-          ("bfloat16", 0.5))),
+    Part(
+        "speed",
+        ("forward", "top2", "one_sample", "training", "training_memory", "naive"),
+        14,
+        (),
+        (
+            ("one_sample", 1),
+            ("training_memory", 2.5),
+            ("forward", 4.5),
+            ("top2", 1.5),
+            ("training", 4),
+            ("bfloat16", 0.5),
+        ),
+    ),
     Part("peers", (), 0.7),
     Part("recording", ("recording", "recording_store"), 1.3),
     Part("dream_speed", ("dream",), 0.7, ("--only", "promise", "--repeats", "5")),
     Part("device", ("gpu_forward", "gpu_training"), 0.1),
     Part("profile_rows", (), 1.2),
-    Part("queries", ("bytes_per_token", "ingest", "query_warm", "query_cold", "filter_sampled", "filter_exact",
-                     "page_beside_trace"), 60),
+    Part(
+        "queries",
+        (
+            "bytes_per_token",
+            "ingest",
+            "query_warm",
+            "query_cold",
+            "filter_sampled",
+            "filter_exact",
+            "page_beside_trace",
+        ),
+        60,
+    ),
     Part("page_views", ("page_cold",), 40),
-)  # fmt: skip
+)
 LONG_PARTS = ("queries", "page_views")
 """only with ``--long``"""
 NEEDS = {"naive": ("forward", "training"), "forward": ("forward", "bfloat16")}
@@ -149,8 +171,10 @@ def run(parts: list[tuple[Part, list[str]]], peers_python: str) -> list[str]:
     ]
     for number, (command, minutes) in enumerate(todo):
         left = sum(each for _, each in todo[number:])
-        say(f"[{number + 1} of {len(todo)}, {(time.monotonic() - started) / 60:.1f} min, about {left:.0f} left] "
-            f"python {' '.join(command[1:])}")  # fmt: skip
+        say(
+            f"[{number + 1} of {len(todo)}, {(time.monotonic() - started) / 60:.1f} min, about {left:.0f} left] "
+            f"python {' '.join(command[1:])}"
+        )
         name, environment = " ".join(command[2:]), os.environ | {"PYTHONPATH": str(ROOT)}
         process = None
         try:
@@ -198,10 +222,11 @@ def page_part(rows: list[Row]) -> str:
     """What stands between the marks of ``docs/performance.md``."""
     lines = ["", markdown(rows).rstrip(), "", "What each figure was taken with:", ""]
     lines += [
-        f"- `{row.key}`: " + (f"`{row.command}`, {row.date}, {row.machine}" if row.date else row.note)
+        f"- `{row.key}`: "
+        + (f"`{row.command}`, {row.date}, {row.machine}" if row.date else row.note)
         + (f". {row.note[0].upper()}{row.note[1:]}" if row.note and row.date and row.ours is not None else "")
         for row in rows
-    ]  # fmt: skip
+    ]
     cells = [row for row in rows if len(row.cells) > 1 and not row.times]
     lines += ["", "| of these | size, routing | figure |", "|---|---|---|"]
     lines += [f"| `{row.key}` | {name} | {value:.3f} |" for row in cells for name, value in row.cells.items()]

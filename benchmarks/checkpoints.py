@@ -16,13 +16,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tokenpaths.engine.base.files import SHIPPED_MODELS, write_atomically
+from tokenpaths.engine.data.datasets import open_dataset
+from tokenpaths.engine.models.checkpoint import CONFIG, read_checkpoint
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
+from tokenpaths.engine.train.finish import write_card
+
 from benchmarks.measure import RESULTS, report
-from engine.checkpoint import CONFIG, read_checkpoint
-from engine.datasets import open_dataset
-from engine.disk import SHIPPED_MODELS, write_atomically
-from engine.store import Run
-from engine.tracing import load_model, trace_samples
-from engine.train.finish import write_card
 
 BUNDLED = {"vision": "bundled:scenes", "text": "bundled:texts"}
 
@@ -34,9 +35,15 @@ def measure(folder: Path, data: Path | None) -> dict[str, Any]:
     dataset = open_dataset(name, loaded.modality)
     with tempfile.TemporaryDirectory() as home:
         path = trace_samples(
-            loaded, dataset, Path(home), run_id="measured", dataset=dataset.name, split=dataset.split,
-            regions=dataset.regions, display_side=64,
-        )  # fmt: skip
+            loaded,
+            dataset,
+            Path(home),
+            run_id="measured",
+            dataset=dataset.name,
+            split=dataset.split,
+            regions=dataset.regions,
+            display_side=64,
+        )
         with Run.open(path) as run:
             return figures(run, dataset.name)
 
@@ -51,10 +58,12 @@ def figures(run: Run, dataset: str) -> dict[str, Any]:
     ):
         one = fit[key]
         rows[name] = {
-            "num_paths": one["num_paths"], "effective_paths": round(one["effective_paths"], 1),
-            "slope": round(one["slope"], 3), "r2": round(one["r2"], 3),
+            "num_paths": one["num_paths"],
+            "effective_paths": round(one["effective_paths"], 1),
+            "slope": round(one["slope"], 3),
+            "r2": round(one["r2"], 3),
             "effective_top_k": [round(step[column], 2) for step in steps],
-        }  # fmt: skip
+        }
     rows["independent_slope"] = round(fit["independent"]["slope"], 3)
     rows["mean_compute"], rows["mean_reuse"] = (round(info["summary"][k], 3) for k in ("mean_compute", "mean_reuse"))
     rows["associations"] = info["associations"]
@@ -80,9 +89,15 @@ def models_page(document: dict[str, Any]) -> str:
         cells = [f"{own['loss']:.3f}", f"{own['accuracy']:.1%}"]
         cells += [f"{twin['loss']:.3f}", f"{twin['accuracy']:.1%}"] if twin else ["–", "–"]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    lines += ["", "Accuracy: top-1 of 50 classes (vision), of the next token among 8 192 (text).", "", "## Paths", "",
-              "| model | traced over | tokens | paths | effective paths | slope | effective top-k per step |",
-              "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines += [
+        "",
+        "Accuracy: top-1 of 50 classes (vision), of the next token among 8 192 (text).",
+        "",
+        "## Paths",
+        "",
+        "| model | traced over | tokens | paths | effective paths | slope | effective top-k per step |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name, row in results.items():
         for kind in ("trained", "untrained"):
             one = row[kind]
@@ -92,10 +107,18 @@ def models_page(document: dict[str, Any]) -> str:
                 f"{one['num_paths']:,} | {one['effective_paths']:,.0f} | {one['slope']:.2f} | {steps} |"
             )
     shuffled = ", ".join(f"{row['independent_slope']:.2f} ({name})" for name, row in results.items())
-    lines += ["", "Slope: least squares of log frequency on log rank, the number that the paper quotes. Each step's "
-              f"choices shuffled over the tokens give {shuffled}.", "", "## What paths know", "",
-              "Normalised mutual information of path and attribute, beside the mean of 200 shuffles.", "",
-              "| model | attribute | NMI | shuffled | p |", "|---|---|---|---|---|"]  # fmt: skip
+    lines += [
+        "",
+        "Slope: least squares of log frequency on log rank, the number that the paper quotes. Each step's "
+        f"choices shuffled over the tokens give {shuffled}.",
+        "",
+        "## What paths know",
+        "",
+        "Normalised mutual information of path and attribute, beside the mean of 200 shuffles.",
+        "",
+        "| model | attribute | NMI | shuffled | p |",
+        "|---|---|---|---|---|",
+    ]
     for name, row in results.items():
         lines += [
             f"| {name} | {one['attribute']} | {one['nmi']:.3f} | {one['null_mean']:.3f} | {one['p_value']:.3f} |"

@@ -25,14 +25,17 @@ class Crew:
 
     patience_s = 150.0
 
-    def __init__(self, data_dir: Path, *, module: str = "backend.serve", **settings: object) -> None:
+    def __init__(self, data_dir: Path, *, module: str = "tokenpaths.backend.serve", **settings: object) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         chosen = {
-            "data_dir": data_dir, "port": self.port, "worker_secret": secrets.token_hex(16), "warm_models": "false",
+            "data_dir": data_dir,
+            "port": self.port,
+            "worker_secret": secrets.token_hex(16),
+            "warm_models": "false",
             **settings,
-        }  # fmt: skip
+        }
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("TOKENPATHS_")}
         self.environment |= {f"TOKENPATHS_{name.upper()}": str(value) for name, value in chosen.items()}
         self.module, self.data_dir, self.log = module, data_dir, data_dir.parent / "processes.log"

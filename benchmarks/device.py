@@ -2,7 +2,7 @@
 
     python -m benchmarks.device [--repeats 15]
 
-``execution="device"`` (``engine/models/device_step.py``) with imposed skewed routing, matched active blocks, wall clock
+``execution="device"`` (``engine/models/bank/device_step.py``) with imposed skewed routing, matched active blocks, clock
 with the device waited for at both ends. The forward runs under ``torch.cuda.set_sync_debug_mode("error")``, which
 raises at any synchronisation with the host. Compute capability 9.0 or later.
 
@@ -19,25 +19,44 @@ from itertools import cycle
 from typing import Any
 
 import torch
+from tokenpaths.engine.models.bank.device_step import fits_device
+from tokenpaths.engine.models.dna import DNA, DNAConfig
+from tokenpaths.engine.models.graphs import Graphs
 from torch import Tensor
 
 from benchmarks.imposed import ImposedDNA, forward, make_inputs, training_step
 from benchmarks.measure import interleaved, ratio, report
 from benchmarks.table import Row, worst
-from engine.models.device_step import fits_device
-from engine.models.dna import DNA, DNAConfig
-from engine.models.graphs import Graphs
 
 SIZES = {
     "vision 196 × D 384": (
-        DNAConfig(modality="vision", width=384, heads=6, mlp_width=1536, backbone=1, steps=11, transformers=18,
-                  num_classes=1000), 256,
+        DNAConfig(
+            modality="vision",
+            width=384,
+            heads=6,
+            mlp_width=1536,
+            backbone=1,
+            steps=11,
+            transformers=18,
+            num_classes=1000,
+        ),
+        256,
     ),
     "text 1,024 × D 1,024": (
-        DNAConfig(modality="text", width=1024, heads=16, mlp_width=4096, backbone=1, steps=5, transformers=16,
-                  vocab_size=1000, context=1024), 32,
+        DNAConfig(
+            modality="text",
+            width=1024,
+            heads=16,
+            mlp_width=4096,
+            backbone=1,
+            steps=5,
+            transformers=16,
+            vocab_size=1000,
+            context=1024,
+        ),
+        32,
     ),
-}  # fmt: skip
+}
 NO_GPU = "not measured here: no GPU"
 
 

@@ -19,19 +19,26 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from tokenpaths.engine.base.files import SHIPPED_MODELS, write_atomically
+from tokenpaths.engine.data.tokenizer import TextTokenizer
+from tokenpaths.engine.models.checkpoint import save_tensors
+from tokenpaths.engine.models.dipaco import DiPaCo, PathModel
+from tokenpaths.engine.train.dipaco.dipaco_recipe import RECIPES
+from tokenpaths.engine.train.dipaco.documents import Sequences, document_features, load_documents, split_documents
+from tokenpaths.engine.train.dipaco.finish_dipaco import (
+    document_paths,
+    export,
+    findings,
+    note,
+    routed_numbers,
+    train_rerouter,
+)
+from tokenpaths.engine.train.dipaco.path_report import score_all_paths, shard_table
+from tokenpaths.engine.train.dipaco.train_dipaco import DiPaCoRun, best_path, branch, train
+from tokenpaths.engine.train.loop import Progress
 from torch import Tensor
 
 from benchmarks.measure import report
-from engine.analysis.shards import score_all_paths, shard_table
-from engine.checkpoint import save_tensors
-from engine.disk import SHIPPED_MODELS, write_atomically
-from engine.models.dipaco import DiPaCo, PathModel
-from engine.tokenizer import TextTokenizer
-from engine.train.dipaco import DiPaCoRun, best_path, branch, train
-from engine.train.dipaco_documents import Sequences, document_features, load_documents, split_documents
-from engine.train.dipaco_finish import document_paths, export, findings, note, routed_numbers, train_rerouter
-from engine.train.dipaco_recipe import RECIPES
-from engine.train.loop import Progress
 
 ORDER = ("base", "dense", "kmeans", "dipaco-2x2", "product", "flat", "dipaco-4x4")
 SHIPPED = ("dipaco-2x2", "dipaco-4x4")
@@ -52,8 +59,10 @@ def announce(name: str):
         nonlocal last
         if time.monotonic() - last > 20 or progress.iteration == progress.iterations:
             last = time.monotonic()
-            say(f"{name} {progress.iteration}/{progress.iterations} {progress.note}, loss {progress.loss:.3f}, "
-                f"{progress.rate_per_s:.2f}/s, {progress.seconds_left / 60:.0f} min left")  # fmt: skip
+            say(
+                f"{name} {progress.iteration}/{progress.iterations} {progress.note}, loss {progress.loss:.3f}, "
+                f"{progress.rate_per_s:.2f}/s, {progress.seconds_left / 60:.0f} min left"
+            )
 
     return heard
 
@@ -102,17 +111,24 @@ def measure(name: str, run: DiPaCoRun, val: Sequences, work: Path) -> dict[str, 
         early = [best_path(run, p) for p in range(len(paths))]
         found["early_stopped"] = routed_numbers(early, chosen, val, prefix)
         found["trained_params"] = sum(p.numel() for n, p in model.named_parameters() if not n.startswith("router."))
-        table = shard_table(
-            chosen.numpy(), val.label.numpy(), val.labels, len(paths), documents=val.document.numpy()
-        )
+        table = shard_table(chosen.numpy(), val.label.numpy(), val.labels, len(paths), documents=val.document.numpy())
         found |= {"val_sizes": table.sizes.tolist(), "train_sizes": run.sizes, "nmi": asdict(table.association)}
     found["losses"] = [sum(entry["train_loss"]) / len(entry["train_loss"]) for entry in run.history]
     write_atomically(kept, json.dumps(found).encode())
     return found
 
 
-def ship(name: str, run: DiPaCoRun, sequences: Sequences, val: Sequences, tokenizer: TextTokenizer, work: Path,
-         out: Path, beside: dict[str, Any], base: DiPaCoRun) -> dict[str, Any]:  # fmt: skip
+def ship(
+    name: str,
+    run: DiPaCoRun,
+    sequences: Sequences,
+    val: Sequences,
+    tokenizer: TextTokenizer,
+    work: Path,
+    out: Path,
+    beside: dict[str, Any],
+    base: DiPaCoRun,
+) -> dict[str, Any]:
     """Learn the re-router, export, and measure what was exported: every path over every validation sequence."""
     kept = work / name / "shipped.json"
     if kept.exists() and (out / name).exists():
@@ -154,8 +170,10 @@ def show(results: dict[str, Any]) -> None:
             print(f"{words} | {paper} | {results[name]['perplexity']:.2f} ({name})")
     for name in SHIPPED:
         for row in results.get(name, {}).get("shipped", {}).get("rerouting", []):
-            print(f"{name}, W = {row['every'] or 'once'} | 12.39, 11.38, 11.31, 11.26 (16×16, once, 64, 32, 16) | "
-                  f"{row['perplexity']:.2f}")  # fmt: skip
+            print(
+                f"{name}, W = {row['every'] or 'once'} | 12.39, 11.38, 11.31, 11.26 (16×16, once, 64, 32, 16) | "
+                f"{row['perplexity']:.2f}"
+            )
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
 """Directional Routing, the paper's claims on English text: claim → our number → command.
 
-    python -m benchmarks.directional --data <data folder> --work <folder of engine.train.directional> [--write-cards]
+    python -m benchmarks.directional --data <data folder> --work <its folder> [--write-cards]
 
-Trains nothing: it reads the states that ``python -m engine.train.directional`` left in ``--work``. All numbers
-are of the validation file, in float32. ``--write-cards`` puts the figures on the cards of the shipped
-checkpoints. ``python -m benchmarks.induction`` holds the circuit claims.
+Trains nothing: it reads the states that ``tokenpaths train`` left in ``--work``. All numbers are of the
+validation file, in float32. ``--write-cards`` puts the figures on the cards of the shipped checkpoints.
+``python -m benchmarks.induction`` holds the circuit claims.
 
 What "sees ahead" means: with the paper's pooling a router reads the mean over the whole sequence, so the loss of
 a position is computed with the token that it should predict, and those behind it, in view. ``hidden`` losses are
@@ -23,10 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import torch
-from torch import Tensor
-
-from benchmarks.measure import report
-from engine.analysis.directions import (
+from tokenpaths.engine.analysis.families.directions import (
     centroid_accuracy,
     direction_angles,
     direction_vocabulary,
@@ -34,7 +31,9 @@ from engine.analysis.directions import (
     principal_components,
     specialists,
 )
-from engine.analysis.gate_effects import (
+from tokenpaths.engine.base.files import SHIPPED_MODELS
+from tokenpaths.engine.data.tokenizer import TextTokenizer
+from tokenpaths.engine.edits.gate_effects import (
     ablations,
     effects,
     gates_of,
@@ -45,12 +44,11 @@ from engine.analysis.gate_effects import (
     repeated_rows,
     swap_effect,
 )
-from engine.disk import SHIPPED_MODELS
-from engine.models.directional import Directional
-from engine.models.gates import OFF, Interventions
-from engine.tokenizer import TextTokenizer
-from engine.train.corpora import TextCorpus, load_text
-from engine.train.directional import (
+from tokenpaths.engine.models.directional import Directional
+from tokenpaths.engine.models.directional_gates import OFF, Interventions
+from tokenpaths.engine.train.corpora import TextCorpus, load_text
+from tokenpaths.engine.train.loop import evaluate, open_run
+from tokenpaths.engine.train.train_directional import (
     DIRECTIONAL_RECIPES,
     PREFIX,
     SEQUENCE,
@@ -60,7 +58,9 @@ from engine.train.directional import (
     note,
     num_params,
 )
-from engine.train.loop import evaluate, open_run
+from torch import Tensor
+
+from benchmarks.measure import report
 
 CPU = torch.device("cpu")
 BUCKETS = ((0, 10), (10, 100), (100, 256))
@@ -88,8 +88,9 @@ def spread_rows(ids: Tensor, length: int, count: int) -> Tensor:
     return ids[starts[:, None] + torch.arange(length)].long()
 
 
-def domain_rows(data: Path, tokenizer: TextTokenizer, length: int, per_domain: int, per_document: int = 1
-                ) -> dict[str, Tensor]:  # fmt: skip
+def domain_rows(
+    data: Path, tokenizer: TextTokenizer, length: int, per_domain: int, per_document: int = 1
+) -> dict[str, Tensor]:
     """The first windows of each validation document that is long enough, by domain."""
     table = pq.read_table(data / "text/english_val.parquet", columns=["text", "domain"])
     rows: dict[str, list[Tensor]] = {}
@@ -115,12 +116,21 @@ def ahead(models: dict[str, Directional], rows: Tensor, last_rows: Tensor) -> di
     found: dict[str, Any] = {}
     for name in (SEQUENCE, PREFIX):
         look = lookahead(models[name], rows if name == SEQUENCE else rows[:16], positions)
-        found[name] = _rounded({
-            "in_view": float(look.in_view.mean()), "hidden": float(look.hidden.mean()), "gain": look.gain,
-            "standard_error": look.standard_error, "rows": len(rows) if name == SEQUENCE else 16,
-            "positions": len(positions),
-        }) | {"by_position": [[p, round(float(a), 4), round(float(b), 4)]
-                              for p, a, b in zip(positions, look.in_view, look.hidden, strict=True)]}  # fmt: skip
+        found[name] = _rounded(
+            {
+                "in_view": float(look.in_view.mean()),
+                "hidden": float(look.hidden.mean()),
+                "gain": look.gain,
+                "standard_error": look.standard_error,
+                "rows": len(rows) if name == SEQUENCE else 16,
+                "positions": len(positions),
+            }
+        ) | {
+            "by_position": [
+                [p, round(float(a), 4), round(float(b), 4)]
+                for p, a, b in zip(positions, look.in_view, look.hidden, strict=True)
+            ]
+        }
     plain = losses(models[UNROUTED], rows)[:, list(positions)]
     found["unrouted, same targets"] = round(float(plain.mean()), 4)
     half = rows.shape[1] // 2
@@ -137,10 +147,14 @@ def ahead(models: dict[str, Directional], rows: Tensor, last_rows: Tensor) -> di
 def paired(values: Tensor, base: Tensor) -> dict[str, float]:
     """Mean loss, and the paired difference to the unrouted twin with its standard error."""
     difference = values - base
-    return _rounded({
-        "loss": float(values.mean()), "minus_unrouted": float(difference.mean()),
-        "standard_error": float(difference.std() / math.sqrt(len(difference))), "count": len(difference),
-    })  # fmt: skip
+    return _rounded(
+        {
+            "loss": float(values.mean()),
+            "minus_unrouted": float(difference.mean()),
+            "standard_error": float(difference.std() / math.sqrt(len(difference))),
+            "count": len(difference),
+        }
+    )
 
 
 def by_position(models: dict[str, Directional], rows: Tensor) -> dict[str, Any]:
@@ -148,22 +162,32 @@ def by_position(models: dict[str, Directional], rows: Tensor) -> dict[str, Any]:
     table = {name: losses(model, rows).mean(dim=0) for name, model in models.items()}
     table[f"{SEQUENCE}, run causally"] = losses(models[SEQUENCE], rows, Interventions(pooling="prefix")).mean(dim=0)
     return {
-        name: {f"{a}–{b - 1}": _rounded({
-            "loss": float(values[a:b].mean()), "gain": float((table[UNROUTED] - values)[a:b].mean()),
-        }) for a, b in BUCKETS}
+        name: {
+            f"{a}–{b - 1}": _rounded(
+                {"loss": float(values[a:b].mean()), "gain": float((table[UNROUTED] - values)[a:b].mean())}
+            )
+            for a, b in BUCKETS
+        }
         for name, values in table.items()
-    }  # fmt: skip
+    }
 
 
 def domain_perplexity(models: dict[str, Directional], rows: dict[str, Tensor]) -> dict[str, Any]:
     """Perplexity of each domain, and its reduction against the unrouted twin (the paper's table 5)."""
     loss = {name: {d: float(losses(model, part).mean()) for d, part in rows.items()} for name, model in models.items()}
     return {
-        name: {d: _rounded({
-            "perplexity": math.exp(value), "reduction": 1 - math.exp(value - loss[UNROUTED][d]), "rows": len(rows[d]),
-        }) for d, value in row.items()}
+        name: {
+            d: _rounded(
+                {
+                    "perplexity": math.exp(value),
+                    "reduction": 1 - math.exp(value - loss[UNROUTED][d]),
+                    "rows": len(rows[d]),
+                }
+            )
+            for d, value in row.items()
+        }
         for name, row in loss.items()
-    }  # fmt: skip
+    }
 
 
 def knowledge(model: Directional, rows: dict[str, Tensor]) -> dict[str, Any]:
@@ -179,31 +203,49 @@ def knowledge(model: Directional, rows: dict[str, Tensor]) -> dict[str, Any]:
     few = min(len(rows["code"]), len(rows["prose"]))
     halves = (range(model.config.layers // 2), range(model.config.layers // 2, model.config.layers))
     swaps = [swap_effect(model, rows["code"][:few], rows["prose"][:few], layers) for layers in halves]
-    return _rounded({
-        "num_samples": len(labels), "accuracy": accuracy.accuracy, "balanced": accuracy.balanced,
-        "null_mean": accuracy.null_mean, "null_max": accuracy.null_max, "p_value": accuracy.p_value,
-        "untrained_accuracy": baseline.accuracy, "untrained_balanced": baseline.balanced,
-        "swap_early": swaps[0], "swap_late": swaps[1],
-    }) | {
+    return _rounded(
+        {
+            "num_samples": len(labels),
+            "accuracy": accuracy.accuracy,
+            "balanced": accuracy.balanced,
+            "null_mean": accuracy.null_mean,
+            "null_max": accuracy.null_max,
+            "p_value": accuracy.p_value,
+            "untrained_accuracy": baseline.accuracy,
+            "untrained_balanced": baseline.balanced,
+            "swap_early": swaps[0],
+            "swap_late": swaps[1],
+        }
+    ) | {
         "by_domain": _rounded(accuracy.by_domain),
         "counts": dict(zip(means.domains, means.counts.tolist(), strict=True)),
         "specialists": specialists(means.head_variance).sum(axis=1).tolist(),
         "layer_variance": [float(f"{v:.3g}") for v in means.head_variance.mean(axis=1)],
         "untrained_layer_variance": [float(f"{v:.3g}") for v in domain_gates(untrained, labels).head_variance.mean(1)],
-        "gate_mean": round(float(gates.mean()), 4), "gate_min": round(float(gates.min()), 4),
+        "gate_mean": round(float(gates.mean()), 4),
+        "gate_min": round(float(gates.min()), 4),
         "gate_max": round(float(gates.max()), 4),
         "on_share_by_layer": [round(float(v), 3) for v in (gates > 0.5).mean(axis=(0, 2, 3))],
         "explained": [round(float(v), 3) for v in principal_components(flat, 3).explained],
-    }  # fmt: skip
+    }
 
 
 def changed(model: Directional, rows: Tensor, mean_rows: Tensor) -> list[dict[str, Any]]:
     """The ablation table."""
     mean = torch.from_numpy(gates_of(model, mean_rows).mean(axis=0))
-    return [_rounded({
-        "name": e.name, "loss": e.loss, "perplexity": e.perplexity, "delta_loss": e.delta_loss, "kl": e.kl,
-        "top1_changed": e.top1_changed,
-    }) for e in effects(model, rows, ablations(model, mean))]  # fmt: skip
+    return [
+        _rounded(
+            {
+                "name": e.name,
+                "loss": e.loss,
+                "perplexity": e.perplexity,
+                "delta_loss": e.delta_loss,
+                "kl": e.kl,
+                "top1_changed": e.top1_changed,
+            }
+        )
+        for e in effects(model, rows, ablations(model, mean))
+    ]
 
 
 def copying(model: Directional) -> dict[str, float]:
@@ -244,42 +286,81 @@ def claims(results: dict[str, Any], command: str) -> list[dict[str, Any]]:
     off = {name: [table[name][f"off in layer {i}"]["delta_loss"] for i in layers] for name in SHIPPED}
     gates = ("normal", "off", "neutral", "full", "mean gates")
     rows = [
-        ("perplexity is 31–56 % below the unrouted twin's (26 M model: 18–40 %)",
-         {f"{SEQUENCE}, future in view": below[SEQUENCE], f"{SEQUENCE}, future hidden": hidden, PREFIX: below[PREFIX]},
-         lambda name: (hidden if name == SEQUENCE else below[name]) > 0.1),
-        ("(ours) hiding the tokens behind a position costs the model (nats)",
-         {name: [look[name]["gain"], look[name]["standard_error"]] for name in SHIPPED},
-         lambda name: look[name]["gain"] > 3 * look[name]["standard_error"] + 1e-3),
-        ("(ours) a gain is left where nothing can be seen ahead: last position; second half, gates held from the first",
-         {"last position": last, "second half": second},
-         lambda name: last[name]["minus_unrouted"] < -2 * last[name]["standard_error"]),
+        (
+            "perplexity is 31–56 % below the unrouted twin's (26 M model: 18–40 %)",
+            {
+                f"{SEQUENCE}, future in view": below[SEQUENCE],
+                f"{SEQUENCE}, future hidden": hidden,
+                PREFIX: below[PREFIX],
+            },
+            lambda name: (hidden if name == SEQUENCE else below[name]) > 0.1,
+        ),
+        (
+            "(ours) hiding the tokens behind a position costs the model (nats)",
+            {name: [look[name]["gain"], look[name]["standard_error"]] for name in SHIPPED},
+            lambda name: look[name]["gain"] > 3 * look[name]["standard_error"] + 1e-3,
+        ),
+        (
+            "(ours) a gain is left where nothing can be seen ahead: last position; "
+            "second half, gates held from the first",
+            {"last position": last, "second half": second},
+            lambda name: last[name]["minus_unrouted"] < -2 * last[name]["standard_error"],
+        ),
         ("the gain falls with position", gains, lambda name: _falls(list(gains[name].values()))),
-        ("switching routing off collapses the model (perplexity)",
-         {name: {k: table[name][k]["perplexity"] for k in gates} for name in SHIPPED},
-         lambda name: table[name]["off"]["delta_loss"] > 1),
-        ("fixed gates ruin the model (PPL 3575 against 15); ours: gates at their mean, Δ loss",
-         {name: table[name]["mean gates"]["delta_loss"] for name in SHIPPED},
-         lambda name: table[name]["mean gates"]["delta_loss"] > 1),
-        ("early layers hold the specialist heads", {name: know[name]["specialists"] for name in SHIPPED},
-         lambda name: 2 * sum(know[name]["specialists"][: len(layers) // 2]) > sum(know[name]["specialists"])),
-        ("the layer that varies least is the most critical when switched off (there: layer 9 of 12)",
-         {name: {"variance": know[name]["layer_variance"], "off, Δ loss": off[name]} for name in SHIPPED},
-         lambda name: np.argmin(know[name]["layer_variance"]) == np.argmax(off[name])),
-        ("swapping the gates of code and prose costs more in early layers than in late",
-         {name: [know[name]["swap_early"], know[name]["swap_late"]] for name in SHIPPED},
-         lambda name: know[name]["swap_early"] > know[name]["swap_late"]),
-        ("the nearest centroid tells domains apart (23 of 24)",
-         {name: {k: know[name][k] for k in ("balanced", "untrained_balanced", "null_mean", "p_value")}
-          for name in SHIPPED},
-         lambda name: know[name]["balanced"] > 0.9),
-        ("induction 93.4 % with routing, 0 % without (benchmarks.induction has it in models that learn it)",
-         results["induction"], lambda name: results["induction"][name]["period 64"] > 0.5),
-        ("directions of a head lie closer than at random (75.9° against 89.4°, signed)",
-         {name: results["words"][name]["mean_angle"] for name in SHIPPED} | {"random": random_angle()},
-         lambda name: results["words"][name]["mean_angle"] < random_angle() - 2),
-    ]  # fmt: skip
-    return [{"claim": claim, "ours": ours, "reproduced": bool(ok(SEQUENCE)), "reproduced_causally": bool(ok(PREFIX)),
-             "command": command} for claim, ours, ok in rows]  # fmt: skip
+        (
+            "switching routing off collapses the model (perplexity)",
+            {name: {k: table[name][k]["perplexity"] for k in gates} for name in SHIPPED},
+            lambda name: table[name]["off"]["delta_loss"] > 1,
+        ),
+        (
+            "fixed gates ruin the model (PPL 3575 against 15); ours: gates at their mean, Δ loss",
+            {name: table[name]["mean gates"]["delta_loss"] for name in SHIPPED},
+            lambda name: table[name]["mean gates"]["delta_loss"] > 1,
+        ),
+        (
+            "early layers hold the specialist heads",
+            {name: know[name]["specialists"] for name in SHIPPED},
+            lambda name: 2 * sum(know[name]["specialists"][: len(layers) // 2]) > sum(know[name]["specialists"]),
+        ),
+        (
+            "the layer that varies least is the most critical when switched off (there: layer 9 of 12)",
+            {name: {"variance": know[name]["layer_variance"], "off, Δ loss": off[name]} for name in SHIPPED},
+            lambda name: np.argmin(know[name]["layer_variance"]) == np.argmax(off[name]),
+        ),
+        (
+            "swapping the gates of code and prose costs more in early layers than in late",
+            {name: [know[name]["swap_early"], know[name]["swap_late"]] for name in SHIPPED},
+            lambda name: know[name]["swap_early"] > know[name]["swap_late"],
+        ),
+        (
+            "the nearest centroid tells domains apart (23 of 24)",
+            {
+                name: {k: know[name][k] for k in ("balanced", "untrained_balanced", "null_mean", "p_value")}
+                for name in SHIPPED
+            },
+            lambda name: know[name]["balanced"] > 0.9,
+        ),
+        (
+            "induction 93.4 % with routing, 0 % without (benchmarks.induction has it in models that learn it)",
+            results["induction"],
+            lambda name: results["induction"][name]["period 64"] > 0.5,
+        ),
+        (
+            "directions of a head lie closer than at random (75.9° against 89.4°, signed)",
+            {name: results["words"][name]["mean_angle"] for name in SHIPPED} | {"random": random_angle()},
+            lambda name: results["words"][name]["mean_angle"] < random_angle() - 2,
+        ),
+    ]
+    return [
+        {
+            "claim": claim,
+            "ours": ours,
+            "reproduced": bool(ok(SEQUENCE)),
+            "reproduced_causally": bool(ok(PREFIX)),
+            "command": command,
+        }
+        for claim, ours, ok in rows
+    ]
 
 
 def random_angle() -> float:
@@ -318,8 +399,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measure("models", lambda: quality(models, val))
     measure("lookahead", lambda: ahead(models, long_rows, many))
     measure("by_position", lambda: by_position(models, long_rows))
-    measure("domain_perplexity", lambda: domain_perplexity(
-        models, domain_rows(given.data, tokenizer, 257, 40, per_document=8)))  # fmt: skip
+    measure(
+        "domain_perplexity",
+        lambda: domain_perplexity(models, domain_rows(given.data, tokenizer, 257, 40, per_document=8)),
+    )
     measure("ablations", lambda: {n: changed(m, long_rows[::2], long_rows[1::2, :-1]) for n, m in routed.items()})
     measure("knowledge", lambda: {n: knowledge(m, documents) for n, m in routed.items()})
     measure("words", lambda: {n: words(m, val) for n, m in routed.items()} | {"random_angle": random_angle()})
@@ -328,11 +411,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results["claims"] = claims(results, command)
     if given.write_cards:
         for name in SHIPPED:
-            note(SHIPPED_MODELS / name, {
-                "beside": results["models"], "lookahead": results["lookahead"][name],
-                "ablations": results["ablations"][name], "domains": results["knowledge"][name],
-                "induction": results["induction"][name],
-            })  # fmt: skip
+            note(
+                SHIPPED_MODELS / name,
+                {
+                    "beside": results["models"],
+                    "lookahead": results["lookahead"][name],
+                    "ablations": results["ablations"][name],
+                    "domains": results["knowledge"][name],
+                    "induction": results["induction"][name],
+                },
+            )
     report("directional", command, results)
 
 

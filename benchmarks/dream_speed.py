@@ -28,18 +28,18 @@ from functools import partial
 from typing import Any
 
 import torch
+from tokenpaths.engine.dream.loop import Dream, ImageDreams
+from tokenpaths.engine.dream.objectives import Choices
+from tokenpaths.engine.dream.parametrisation import start_spectrum, to_pictures, total_variation
+from tokenpaths.engine.dream.settings import ImageSettings
+from tokenpaths.engine.models.dna import DNA, DNAConfig
+from tokenpaths.engine.tracing.trace_run import load_model, models_folders
+from tokenpaths.engine.train.augment import normalise
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.measure import RESULTS, interleaved, ratio, report
 from benchmarks.table import Row
-from engine.dream.loop import Dream, ImageDreams
-from engine.dream.objectives import Choices
-from engine.dream.parametrisation import start_spectrum, to_pictures, total_variation
-from engine.dream.settings import ImageSettings
-from engine.models.dna import DNA, DNAConfig
-from engine.tracing import load_model, models_folders
-from engine.train.augment import normalise
 
 BATCH = 8
 SETTINGS = ImageSettings()
@@ -63,8 +63,9 @@ def paper() -> DNA:
 
 
 SIZES: dict[str, tuple[Callable[[], DNA], int, tuple[int, ...]]] = {
-    "shipped": (shipped, 4, (1, 2, 3, 4, 5)), "paper": (paper, 1, (1, 3, 6, 9, 11)),
-}  # fmt: skip
+    "shipped": (shipped, 4, (1, 2, 3, 4, 5)),
+    "paper": (paper, 1, (1, 3, 6, 9, 11)),
+}
 """how to make the model, iterations of a timed piece, the S of the strip"""
 
 
@@ -161,7 +162,7 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
                 kind: round(1000 * sorted(seconds[f"{kind}, {form}"])[repeats // 2], 1)
                 for kind in ("hooked", "hooked, frozen", "one", "batch")
             },
-        }  # fmt: skip
+        }
         print(name, form, rows[form], file=sys.stderr, flush=True)
     return {"strip": strip, "config": model.config.model_dump(exclude_defaults=True), "speed-up": rows}
 
@@ -176,8 +177,10 @@ def measure_promise(repeats: int) -> dict[str, Any]:
     batch = ImageDreams(model, [Dream(Choices(ids[i], range(deepest)), number=i) for i in range(BATCH)], SETTINGS)
     hooked = HookedLoop(model, ids[0], deepest, SETTINGS)
     seconds = interleaved({"batch": lambda: batch.run(1), "hooked, frozen": lambda: hooked.run(1)}, repeats)
-    per_image = {"batch": [1000 * t / BATCH for t in seconds["batch"]],
-                 "hooked, frozen": [1000 * t for t in seconds["hooked, frozen"]]}  # fmt: skip
+    per_image = {
+        "batch": [1000 * t / BATCH for t in seconds["batch"]],
+        "hooked, frozen": [1000 * t for t in seconds["hooked, frozen"]],
+    }
     low, middle, high = statistics.quantiles(per_image["batch"], n=4, method="inclusive")
     return {
         "milliseconds": {"median": round(middle, 1), "q25": round(low, 1), "q75": round(high, 1), "repeats": repeats},

@@ -22,29 +22,26 @@ from typing import Any
 
 import torch
 from PIL import Image
+from tokenpaths.engine.base.files import write_atomically
+from tokenpaths.engine.data.datasets import Sample, open_dataset
+from tokenpaths.engine.data.images import model_view
+from tokenpaths.engine.dream.loop import Dream, ImageDreams
+from tokenpaths.engine.dream.objectives import Choices
+from tokenpaths.engine.dream.pictures import outlined, patch_mask, stacked, strip, to_image, to_png
+from tokenpaths.engine.dream.settings import ImageSettings
+from tokenpaths.engine.tracing.trace_run import LoadedModel, load_model, models_folders
+from tokenpaths.engine.train.augment import normalise
 from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.measure import RESULTS, report
-from engine.datasets import Sample, open_dataset
-from engine.disk import write_atomically
-from engine.dream.loop import Dream, ImageDreams
-from engine.dream.objectives import Choices
-from engine.dream.pictures import outlined, patch_mask, stacked, strip, to_image, to_png
-from engine.dream.settings import ImageSettings
-from engine.images import model_view
-from engine.tracing import LoadedModel, load_model, models_folders
-from engine.train.augment import normalise
 
 MODELS = ("dna-vision-top1", "dna-vision-top2-skip")
 DATA = "vision/tiny_imagenet_50_val.parquet"
 THREE = {"a flower": ("bundled:photos", 3), "a temple": ("bundled:photos", 0), "a scene": ("bundled:scenes", 16)}
 """bundled images, so that their dreams may be shown beside them"""
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "dreams"
-SETTINGS = {
-    "pictures": ImageSettings(iterations=192, rate=0.002),
-    "numbers": ImageSettings(iterations=512),
-}
+SETTINGS = {"pictures": ImageSettings(iterations=192, rate=0.002), "numbers": ImageSettings(iterations=512)}
 """fifty images: a quarter of the paper's iterations, at its rate; pictures: fewer and faster"""
 COLOURS = 80
 """of a picture in docs: its file is a third as large"""
@@ -102,8 +99,11 @@ def dream(loaded: LoadedModel, dreams: list[Dream], settings: ImageSettings) -> 
     while not at_work.finished:
         at_work.run(32)
         seconds = time.perf_counter() - started
-        print(f"{loaded.name}: {at_work.iteration}/{settings.iterations} of {len(dreams)} dreams, {seconds:.0f} s",
-              file=sys.stderr, flush=True)  # fmt: skip
+        print(
+            f"{loaded.name}: {at_work.iteration}/{settings.iterations} of {len(dreams)} dreams, {seconds:.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )
     return at_work
 
 
@@ -120,14 +120,25 @@ def chunk_of_numbers(loaded: LoadedModel, originals: Originals, first: int) -> l
     for (i, s), start, end, alike in zip(which, before, done.examine(), near, strict=True):
         top = [c for c, _ in end["top"]]
         answer = int(originals.answers[i])
-        rows.append({
-            "image": i, "S": s, "objective": end["objective"], "objective of noise": start["objective"],
-            "matched choices": end["matched_choices"], "matched choices of noise": start["matched_choices"],
-            "matched tokens": end["matched_tokens"], "matched tokens of noise": start["matched_tokens"],
-            "class kept": top[0] == answer, "class in top 5": answer in top,
-            "class of noise": start["top"][0][0] == answer, "says": loaded.classes[top[0]], "original": answer,
-            "dream": top[0], "place among originals": int((alike > alike[i]).sum()) + 1,
-        })  # fmt: skip
+        rows.append(
+            {
+                "image": i,
+                "S": s,
+                "objective": end["objective"],
+                "objective of noise": start["objective"],
+                "matched choices": end["matched_choices"],
+                "matched choices of noise": start["matched_choices"],
+                "matched tokens": end["matched_tokens"],
+                "matched tokens of noise": start["matched_tokens"],
+                "class kept": top[0] == answer,
+                "class in top 5": answer in top,
+                "class of noise": start["top"][0][0] == answer,
+                "says": loaded.classes[top[0]],
+                "original": answer,
+                "dream": top[0],
+                "place among originals": int((alike > alike[i]).sum()) + 1,
+            }
+        )
     return rows
 
 
@@ -138,15 +149,25 @@ def summary(rows: list[dict], classes: int) -> dict[str, Any]:
         of_s = [r for r in rows if r["S"] == s]
         mean = lambda key, part=of_s: round(statistics.fmean(float(r[key]) for r in part), 4)  # noqa: E731
         dreamt, answers = Counter(r["dream"] for r in of_s), Counter(r["original"] for r in of_s)
-        names = ("objective", "objective of noise", "matched choices", "matched choices of noise", "matched tokens",
-                 "matched tokens of noise", "class kept", "class in top 5", "class of noise")  # fmt: skip
+        names = (
+            "objective",
+            "objective of noise",
+            "matched choices",
+            "matched choices of noise",
+            "matched tokens",
+            "matched tokens of noise",
+            "class kept",
+            "class in top 5",
+            "class of noise",
+        )
         table[str(s)] = {name: mean(name) for name in names} | {
             "class kept by chance": round(sum(n * answers[c] for c, n in dreamt.items()) / len(of_s) ** 2, 4),
             "nearest original is its own": round(statistics.fmean(r["place among originals"] == 1 for r in of_s), 4),
             "median place among originals": statistics.median(r["place among originals"] for r in of_s),
-            "images": len(of_s), "classes dreamt": len(dreamt),
+            "images": len(of_s),
+            "classes dreamt": len(dreamt),
             "most common": [[r, n] for r, n in Counter(r["says"] for r in of_s).most_common(3)],
-        }  # fmt: skip
+        }
     return {"by S": table, "classes": classes}
 
 
@@ -175,8 +196,10 @@ def numbers(loaded: LoadedModel, data: Path, work: Path) -> dict[str, Any]:
         loaded.classes[int(a)] == label for a, label in zip(originals.answers, originals.labels, strict=True)
     )
     return summary(rows, len(loaded.classes)) | {
-        "settings": settings.model_dump(), "originals classified right": right, "sha256": loaded.sha256,
-    }  # fmt: skip
+        "settings": settings.model_dump(),
+        "originals classified right": right,
+        "sha256": loaded.sha256,
+    }
 
 
 def pictures(loaded: LoadedModel) -> dict[str, Any]:
@@ -206,21 +229,25 @@ def pictures(loaded: LoadedModel) -> dict[str, Any]:
         facts = dict(zip(names[own], told[own], strict=True))
         original = to_image(originals.images[i])
         singles = [by_name["cumulative 1"], *(by_name[f"single {s}"] for s in range(2, steps + 1))]
-        strips += [strip([original, *(by_name[f"cumulative {s}"] for s in range(1, steps + 1))]),
-                   strip([original, *singles])]  # fmt: skip
+        strips += [
+            strip([original, *(by_name[f"cumulative {s}"] for s in range(1, steps + 1))]),
+            strip([original, *singles]),
+        ]
         three = (original, by_name["group"], by_name["group in context"])
         pairs.append(strip([outlined(x, group.tolist(), (rows, cols), 2) for x in three]))
         result[originals.labels[i]] = {
-            "the model says": loaded.classes[int(originals.answers[i])], "patches of the group": group.tolist(),
+            "the model says": loaded.classes[int(originals.answers[i])],
+            "patches of the group": group.tolist(),
             "dreams": {
                 name: {
-                    "objective": round(f["objective"], 4), "matched choices": round(f["matched_choices"], 4),
+                    "objective": round(f["objective"], 4),
+                    "matched choices": round(f["matched_choices"], 4),
                     "matched tokens": round(f["matched_tokens"], 4),
                     "top 5": [[loaded.classes[c], round(p, 3)] for c, p in f["top"]],
                 }
                 for name, f in facts.items()
             },
-        }  # fmt: skip
+        }
     DOCS.mkdir(parents=True, exist_ok=True)
     for name, rows_of in (("steps", strips), ("groups", pairs)):
         few = stacked(rows_of).quantize(COLOURS, dither=Image.Dither.NONE)

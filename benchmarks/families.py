@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenpaths.engine.base.files import write_atomically
+
 from benchmarks.measure import RESULTS
-from engine.disk import write_atomically
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "families.md"
 HEAD = """# What the papers claim, and what we measured
@@ -68,41 +69,71 @@ def hmodel(results: dict[str, Any]) -> list[Row]:
     plain = max(accuracy(n) for n in models if n.startswith("plain"))
     leak = results["leak"]["hmodel-languages-sequence"]
     return [
-        Row("4 layers run 4 times predict better than 6 layers run once", "0.956 and 0.743 of tokens",
+        Row(
+            "4 layers run 4 times predict better than 6 layers run once",
+            "0.956 and 0.743 of tokens",
             f"{scored('hmodel-languages')} and {scored('hmodel-languages-wide')}",
-            verdict(accuracy("hmodel-languages") > accuracy("hmodel-languages-wide"))),
-        Row("H-Models predict better than transformers of the same width with 1 and 6 layers",
-            "0.956, 0.743; 0.016, 0.020", f"{scored('plain-languages-1')} and {scored('plain-languages-6')}",
-            verdict(*(accuracy(n) > plain for n in ("hmodel-languages", "hmodel-languages-wide")))),
-        Row("routing is the same within a language and differs between languages", "shown in figures",
+            verdict(accuracy("hmodel-languages") > accuracy("hmodel-languages-wide")),
+        ),
+        Row(
+            "H-Models predict better than transformers of the same width with 1 and 6 layers",
+            "0.956, 0.743; 0.016, 0.020",
+            f"{scored('plain-languages-1')} and {scored('plain-languages-6')}",
+            verdict(*(accuracy(n) > plain for n in ("hmodel-languages", "hmodel-languages-wide"))),
+        ),
+        Row(
+            "routing is the same within a language and differs between languages",
+            "shown in figures",
             f"distance of connections between languages over within: {deep['distance']['ratio']:.2f} (T = 4), "
             f"{wide['distance']['ratio']:.2f} (T = 1); labels shuffled {deep['distance']['null_mean']:.2f}, at most "
             f"{deep['distance']['null_max']:.2f}, p = {deep['distance']['p_value']:.3f}; untrained "
             f"{deep['distance']['untrained_ratio']:.2f}",
-            verdict(*(r["distance"]["ratio"] > r["distance"]["null_max"] for r in (deep, wide)))),
-        Row("(added) the language can be told from the connections alone", "–",
+            verdict(*(r["distance"]["ratio"] > r["distance"]["null_max"] for r in (deep, wide))),
+        ),
+        Row(
+            "(added) the language can be told from the connections alone",
+            "–",
             f"nearest mean {share(deep['nearest_language_accuracy'])} of texts (untrained "
             f"{share(deep['untrained_nearest_language_accuracy'])}); NMI of strongest chain and language "
             f"{deep['chain']['nmi']:.2f} (shuffled {deep['chain']['null_mean']:.2f})",
-            verdict(deep["nearest_language_accuracy"] > deep["untrained_nearest_language_accuracy"])),
-        Row("layers often send their state back to themselves", "shown in figures",
+            verdict(deep["nearest_language_accuracy"] > deep["untrained_nearest_language_accuracy"]),
+        ),
+        Row(
+            "layers often send their state back to themselves",
+            "shown in figures",
             f"{share(deep['self_share'])} of all weight, {share(deep['equal_self_share'])} if it were spread evenly",
-            verdict(deep["self_share"] > deep["equal_self_share"])),
-        Row("routing is stable", "shown in figures",
+            verdict(deep["self_share"] > deep["equal_self_share"]),
+        ),
+        Row(
+            "routing is stable",
+            "shown in figures",
             f"1 − variance of c over texts (0.75 at worst): {deep['stability']:.3f}, within a language "
             f"{deep['stability_within_language']:.4f}; but untrained {deep['untrained_stability']:.6f}, so this says "
-            "little", NONE),
-        Row("a small α makes connections all or nothing", "shown in figures",
+            "little",
+            NONE,
+        ),
+        Row(
+            "a small α makes connections all or nothing",
+            "shown in figures",
             f"connections between 0.1 and 0.9: {share(low['undecided'])} at α = {low['alpha']:g}, "
-            f"{share(high['undecided'])} at α = {high['alpha']:g}", verdict(low["undecided"] < high["undecided"])),
-        Row("top-k at inference saves computation without training again", "–",
+            f"{share(high['undecided'])} at α = {high['alpha']:g}",
+            verdict(low["undecided"] < high["undecided"]),
+        ),
+        Row(
+            "top-k at inference saves computation without training again",
+            "–",
             f"k = {fewer['top_k']} of {full['top_k']}: {share(1 - fewer['flops_per_token'] / full['flops_per_token'])} "
             f"fewer operations, loss {fewer['loss']:.2f} instead of {full['loss']:.2f}",
-            verdict(fewer["loss"] - full["loss"] < 0.05)),
-        Row("(added) pooling the whole sequence tells a position of the tokens to come", "–",
+            verdict(fewer["loss"] - full["loss"] < 0.05),
+        ),
+        Row(
+            "(added) pooling the whole sequence tells a position of the tokens to come",
+            "–",
             f"{leak['leak_nats']:.4f} ± {leak['standard_error']:.4f} nats are lost when they are hidden; 0 with the "
-            "running mean, which the shipped model has", verdict(leak["leak_nats"] > 2 * leak["standard_error"])),
-    ]  # fmt: skip
+            "running mean, which the shipped model has",
+            verdict(leak["leak_nats"] > 2 * leak["standard_error"]),
+        ),
+    ]
 
 
 def dipaco(results: dict[str, Any]) -> list[Row]:
@@ -112,37 +143,60 @@ def dipaco(results: dict[str, Any]) -> list[Row]:
         return f"{ppl[a]:.1f} and {ppl[b]:.1f}"
 
     rows = [
-        Row("k-means routing over 2×2 modules beats one dense path trained as long", "17.2 (8×8) and 16.23 (dense, "
-            "another budget)", f"{pair('kmeans', 'dense')} ({ppl['base']:.1f} before)",
-            verdict(ppl["kmeans"] < ppl["dense"])),
-        Row("product k-means beats k-means", "16.8 and 17.2", pair("product", "kmeans"),
-            verdict(ppl["product"] < ppl["kmeans"])),
-        Row("discriminative routing beats both", "16.5",
-            f"{ppl['dipaco-2x2']:.1f}", verdict(*(ppl["dipaco-2x2"] < ppl[n] for n in ("kmeans", "product")))),
-        Row("a flat mixture of as many paths, sharing nothing, beats shared modules",
-            "12.76 (64 paths) and 13.37 (8×8)", pair("flat", "dipaco-2x2"), verdict(ppl["flat"] < ppl["dipaco-2x2"])),
-        Row("more paths are better", "13.37 (8×8) and 12.39 (16×16)",
+        Row(
+            "k-means routing over 2×2 modules beats one dense path trained as long",
+            "17.2 (8×8) and 16.23 (dense, another budget)",
+            f"{pair('kmeans', 'dense')} ({ppl['base']:.1f} before)",
+            verdict(ppl["kmeans"] < ppl["dense"]),
+        ),
+        Row(
+            "product k-means beats k-means",
+            "16.8 and 17.2",
+            pair("product", "kmeans"),
+            verdict(ppl["product"] < ppl["kmeans"]),
+        ),
+        Row(
+            "discriminative routing beats both",
+            "16.5",
+            f"{ppl['dipaco-2x2']:.1f}",
+            verdict(*(ppl["dipaco-2x2"] < ppl[n] for n in ("kmeans", "product"))),
+        ),
+        Row(
+            "a flat mixture of as many paths, sharing nothing, beats shared modules",
+            "12.76 (64 paths) and 13.37 (8×8)",
+            pair("flat", "dipaco-2x2"),
+            verdict(ppl["flat"] < ppl["dipaco-2x2"]),
+        ),
+        Row(
+            "more paths are better",
+            "13.37 (8×8) and 12.39 (16×16)",
             f"{ppl['dipaco-2x2']:.1f} (2×2) and {ppl['dipaco-4x4']:.1f} (4×4)",
-            verdict(ppl["dipaco-4x4"] < ppl["dipaco-2x2"])),
-    ]  # fmt: skip
+            verdict(ppl["dipaco-4x4"] < ppl["dipaco-2x2"]),
+        ),
+    ]
     for name in ("dipaco-2x2", "dipaco-4x4"):
         shipped, grid = results[name]["shipped"], name.removeprefix("dipaco-").replace("x", "×")
         curve = {row["every"]: row["perplexity"] for row in shipped["rerouting"]}
         listed = ", ".join(f"{curve[w]:.1f} (W = {w or '∞'})" for w in (None, 64, 32, 16))
         rows.append(
-            Row(f"routing again every W tokens lowers perplexity ({grid})",
+            Row(
+                f"routing again every W tokens lowers perplexity ({grid})",
                 "12.39 (W = ∞), 11.38 (64), 11.31 (32), 11.26 (16)",
                 f"{listed}; the re-router names the best path of the next 64 tokens in "
                 f"{share(shipped['rerouter']['accuracy'])} of places (always the most frequent: "
                 f"{share(shipped['rerouter']['most_frequent'])})",
-                verdict(min(curve[w] for w in (64, 32, 16)) < curve[None]))
-        )  # fmt: skip
+                verdict(min(curve[w] for w in (64, 32, 16)) < curve[None]),
+            )
+        )
         known = shipped["shards"]["nmi"]
         rows.append(
-            Row(f"(added) paths follow the domain of a document ({grid})", "–",
+            Row(
+                f"(added) paths follow the domain of a document ({grid})",
+                "–",
                 f"NMI {known['nmi']:.2f} (shuffled {known['null_mean']:.2f}, p = {known['p_value']:.3f})",
-                verdict(known["p_value"] <= 0.01))
-        )  # fmt: skip
+                verdict(known["p_value"] <= 0.01),
+            )
+        )
     return rows
 
 
@@ -152,8 +206,13 @@ def directional(results: dict[str, Any]) -> list[Row]:
     unrouted = models["directional-text-unrouted"]["perplexity"]
     seen = results["lookahead"]["directional-text"]
     changed = {name: {row["name"]: row["perplexity"] for row in results["ablations"][name]} for name in both}
-    gains = {name: {at: results["by_position"]["directional-text-unrouted"][at]["loss"] - row["loss"]
-                    for at, row in results["by_position"][name].items()} for name in both}  # fmt: skip
+    gains = {
+        name: {
+            at: results["by_position"]["directional-text-unrouted"][at]["loss"] - row["loss"]
+            for at, row in results["by_position"][name].items()
+        }
+        for name in both
+    }
 
     layers = len(knows[both[0]]["specialists"])
     random = results["words"]["random_angle"]
@@ -162,38 +221,68 @@ def directional(results: dict[str, Any]) -> list[Row]:
         return f"{show(both[0])} (whole sequence), {show(both[1])} (prefix)"
 
     return [
-        Row("perplexity below the unrouted twin's", "31 to 56 % lower (26 M model: 18 to 40 %)",
+        Row(
+            "perplexity below the unrouted twin's",
+            "31 to 56 % lower (26 M model: 18 to 40 %)",
             two(lambda n: f"{models[n]['perplexity']:.1f}, {share(1 - models[n]['perplexity'] / unrouted)} lower")
-            + f"; twin {unrouted:.1f}", verdict(*(models[n]["perplexity"] < 0.82 * unrouted for n in both))),
-        Row("(added) part of that gain comes from tokens behind the position, which pooling the sequence shows", "–",
+            + f"; twin {unrouted:.1f}",
+            verdict(*(models[n]["perplexity"] < 0.82 * unrouted for n in both)),
+        ),
+        Row(
+            "(added) part of that gain comes from tokens behind the position, which pooling the sequence shows",
+            "–",
             f"{seen['gain']:.3f} ± {seen['standard_error']:.3f} nats are lost when they are hidden",
-            verdict(seen["gain"] > 2 * seen["standard_error"])),
-        Row("the gain is largest at early positions", "positions 0 to 9",
+            verdict(seen["gain"] > 2 * seen["standard_error"]),
+        ),
+        Row(
+            "the gain is largest at early positions",
+            "positions 0 to 9",
             two(lambda n: " / ".join(f"{g:.3f}" for g in gains[n].values())) + " nats at 0–9 / 10–99 / 100–255",
-            verdict(*(early - late > 0.02 for early, *_, late in (list(gains[n].values()) for n in both)))),
-        Row("switching routing off collapses the model", "induction 93.4 % → 0 %; loss far up",
+            verdict(*(early - late > 0.02 for early, *_, late in (list(gains[n].values()) for n in both))),
+        ),
+        Row(
+            "switching routing off collapses the model",
+            "induction 93.4 % → 0 %; loss far up",
             two(lambda n: f"perplexity {changed[n]['normal']:.1f} → {changed[n]['off']:.1f}"),
-            verdict(*(changed[n]["off"] > 2 * changed[n]["normal"] for n in both))),
-        Row("decisions for this input matter: fixed gates ruin the model", "perplexity 15 → 3 575",
+            verdict(*(changed[n]["off"] > 2 * changed[n]["normal"] for n in both)),
+        ),
+        Row(
+            "decisions for this input matter: fixed gates ruin the model",
+            "perplexity 15 → 3 575",
             two(lambda n: f"{changed[n]['normal']:.1f} → {changed[n]['mean gates']:.1f} (gates held at their mean)"),
-            verdict(*(changed[n]["mean gates"] > 2 * changed[n]["normal"] for n in both))),
-        Row("domains can be told from the gates (nearest centroid, leave one out)", "23 of 24 prompts",
+            verdict(*(changed[n]["mean gates"] > 2 * changed[n]["normal"] for n in both)),
+        ),
+        Row(
+            "domains can be told from the gates (nearest centroid, leave one out)",
+            "23 of 24 prompts",
             two(lambda n: f"{share(knows[n]['balanced'])}, untrained {share(knows[n]['untrained_balanced'])}")
             + f", mean over domains, of {knows[both[0]]['num_samples']} texts; shuffled "
             f"{share(knows[both[0]]['null_mean'])}",
-            verdict(all(knows[n]["balanced"] > knows[n]["untrained_balanced"] for n in both),
-                    all(knows[n]["balanced"] > 0.9 for n in both))),
-        Row("early layers hold the specialist heads", "shown in figures",
+            verdict(
+                all(knows[n]["balanced"] > knows[n]["untrained_balanced"] for n in both),
+                all(knows[n]["balanced"] > 0.9 for n in both),
+            ),
+        ),
+        Row(
+            "early layers hold the specialist heads",
+            "shown in figures",
             two(lambda n: ", ".join(map(str, knows[n]["specialists"]))) + " by layer",
-            verdict(*(2 * sum(knows[n]["specialists"][:layers // 2]) > sum(knows[n]["specialists"]) for n in both))),
-        Row("swapping the gates of code and prose costs more in early layers than in late", "–",
+            verdict(*(2 * sum(knows[n]["specialists"][: layers // 2]) > sum(knows[n]["specialists"]) for n in both)),
+        ),
+        Row(
+            "swapping the gates of code and prose costs more in early layers than in late",
+            "–",
             two(lambda n: f"{knows[n]['swap_early']:.3f} and {knows[n]['swap_late']:.3f} nats"),
-            verdict(*(knows[n]["swap_early"] > knows[n]["swap_late"] for n in both))),
-        Row("directions of a head lie closer than at random", "75.9° on average, 89.4° at random",
+            verdict(*(knows[n]["swap_early"] > knows[n]["swap_late"] for n in both)),
+        ),
+        Row(
+            "directions of a head lie closer than at random",
+            "75.9° on average, 89.4° at random",
             two(lambda n: f"{results['words'][n]['mean_angle']:.1f}°")
             + f", {random:.1f}° at random (between lines, so at most 90°)",
-            verdict(*(results["words"][n]["mean_angle"] < random - 2 for n in both))),
-    ]  # fmt: skip
+            verdict(*(results["words"][n]["mean_angle"] < random - 2 for n in both)),
+        ),
+    ]
 
 
 def induction(results: dict[str, Any]) -> list[Row]:
@@ -209,16 +298,26 @@ def induction(results: dict[str, Any]) -> list[Row]:
         return ", ".join(f"{words} {spread(kind, name)}" for kind, words in kinds.items())
 
     return [
-        Row("induction: on with routing, gone without", "93.4 % → 0 %",
+        Row(
+            "induction: on with routing, gone without",
+            "93.4 % → 0 %",
             f"off: {two('off')}; on: {share(mean('sequence', 'normal'))}, {share(mean('prefix', 'normal'))}",
-            verdict(*(mean(kind, "off") < 0.5 for kind in kinds))),
-        Row("decisions for this input carry it", "–", f"gates of another sequence: {two('gates of another sequence')}",
-            verdict(*(mean(kind, "gates of another sequence") < 0.5 for kind in kinds))),
-        Row("heads are redundant: taking out three hardly matters", "–",
+            verdict(*(mean(kind, "off") < 0.5 for kind in kinds)),
+        ),
+        Row(
+            "decisions for this input carry it",
+            "–",
+            f"gates of another sequence: {two('gates of another sequence')}",
+            verdict(*(mean(kind, "gates of another sequence") < 0.5 for kind in kinds)),
+        ),
+        Row(
+            "heads are redundant: taking out three hardly matters",
+            "–",
             f"three strongest: {two('3 strongest heads knocked out')}, unrouted twin "
             f"{spread('unrouted', '3 strongest heads knocked out')}; three others: {two('3 other heads knocked out')}",
-            verdict(*(mean(kind, "3 strongest heads knocked out") > 0.8 for kind in kinds))),
-    ]  # fmt: skip
+            verdict(*(mean(kind, "3 strongest heads knocked out") > 0.8 for kind in kinds)),
+        ),
+    ]
 
 
 def raytracing(results: dict[str, Any]) -> list[Row]:
@@ -249,41 +348,83 @@ def raytracing(results: dict[str, Any]) -> list[Row]:
         return ", ".join(f"{len(results[n]['seeds'])} of {w}" for n, w in names.items())
 
     return [
-        Row("accuracy at or above that of an MLP of as many parameters", "MNIST, CIFAR-10 (section 3)",
+        Row(
+            "accuracy at or above that of an MLP of as many parameters",
+            "MNIST, CIFAR-10 (section 3)",
             each(sets, lambda n: f"{share(mean(n, 'accuracy'))} and {share(mean(n, 'mlp_accuracy'))}")
             + f" (mean of seeds: {seeds(sets)})",
-            verdict(*(mean(n, "accuracy") >= mean(n, "mlp_accuracy") for n in sets))),
-        Row("over 50 % fewer parameters used", "section 3, figure 2",
-            each(sets, lambda n: f"{share(1 - mean(n, 'used_share'))} fewer; "
-                 f"{share(1 - mean(n, 'used_share_sparse_readout'))} if the output counts only blocks that fired"),
-            verdict(*(mean(n, "used_share") < 0.5 for n in sets))),
-        Row("difficult inputs light more of the network", "section 3, figure 3",
-            each(sets, correlated) + " (active share and loss)", held(sets, "section 3, figure 3: easy")),
-        Row("the same, with θ_out = 80 instead of 0.5 (added)", "–",
+            verdict(*(mean(n, "accuracy") >= mean(n, "mlp_accuracy") for n in sets)),
+        ),
+        Row(
+            "over 50 % fewer parameters used",
+            "section 3, figure 2",
+            each(
+                sets,
+                lambda n: (
+                    f"{share(1 - mean(n, 'used_share'))} fewer; "
+                    f"{share(1 - mean(n, 'used_share_sparse_readout'))} if the output counts only blocks that fired"
+                ),
+            ),
+            verdict(*(mean(n, "used_share") < 0.5 for n in sets)),
+        ),
+        Row(
+            "difficult inputs light more of the network",
+            "section 3, figure 3",
+            each(sets, correlated) + " (active share and loss)",
+            held(sets, "section 3, figure 3: easy"),
+        ),
+        Row(
+            "the same, with θ_out = 80 instead of 0.5 (added)",
+            "–",
             each(relaxed, lambda n: f"{correlated(n)}, {steps(n)} instead of {steps(n.removesuffix('-relaxed'))}")
             + f" (seeds: {seeds(relaxed)})",
-            held(relaxed, "section 3, figure 3: easy")),
-        Row("the first solution is the most approximate, later ones are more precise (θ_out = 80)", "section 1",
-            each(relaxed, first_and_last), held(relaxed, "section 1")),
-    ]  # fmt: skip
+            held(relaxed, "section 3, figure 3: easy"),
+        ),
+        Row(
+            "the first solution is the most approximate, later ones are more precise (θ_out = 80)",
+            "section 1",
+            each(relaxed, first_and_last),
+            held(relaxed, "section 1"),
+        ),
+    ]
 
 
 SECTIONS: tuple[tuple[str, str, tuple[tuple[str, str, Callable[[dict[str, Any]], list[Row]]], ...]], ...] = (
-    ("H-Model", "Six languages (German, Swahili, Arabic, Chinese, English, Ukrainian), width 128, next token among "
-     "4 096, a held-out tenth; 400 iterations of one recipe for all, in which the six-layer transformer is still "
-     "behind the one-layer one: none has converged. Positions were decayed in the H-Models, not in the transformers.",
-     (("hmodel", "", hmodel),)),
-    ("DiPaCo", "English text of five domains, paths of four blocks of width 128 from one base. Perplexity behind the "
-     "routing prefix of 32 tokens, on validation text.", (("dipaco", "", dipaco),)),
-    ("Directional Routing", "The same text, six layers, 120 directions, next token among 8 192. *Whole sequence* is "
-     "the paper's pooling, in which a position sees the tokens behind it; *prefix* the causal one.",
-     (("directional", "", directional),
-      ("induction", "Induction does not form in text models of this size, so it is looked for in three layers trained "
-       "on repeated random segments alone (mean, and each seed).", induction))),
-    ("RayTracing", "Handwritten digits (8×8 pixels) and CIFAR-10 features of a small network of our own, beside an "
-     "MLP of as many parameters.",
-     (("raytracing", "", raytracing),)),
-)  # fmt: skip
+    (
+        "H-Model",
+        "Six languages (German, Swahili, Arabic, Chinese, English, Ukrainian), width 128, next token among "
+        "4 096, a held-out tenth; 400 iterations of one recipe for all, in which the six-layer transformer is still "
+        "behind the one-layer one: none has converged. Positions were decayed in the H-Models, "
+        "not in the transformers.",
+        (("hmodel", "", hmodel),),
+    ),
+    (
+        "DiPaCo",
+        "English text of five domains, paths of four blocks of width 128 from one base. Perplexity behind the "
+        "routing prefix of 32 tokens, on validation text.",
+        (("dipaco", "", dipaco),),
+    ),
+    (
+        "Directional Routing",
+        "The same text, six layers, 120 directions, next token among 8 192. *Whole sequence* is "
+        "the paper's pooling, in which a position sees the tokens behind it; *prefix* the causal one.",
+        (
+            ("directional", "", directional),
+            (
+                "induction",
+                "Induction does not form in text models of this size, so it is looked for in three layers trained "
+                "on repeated random segments alone (mean, and each seed).",
+                induction,
+            ),
+        ),
+    ),
+    (
+        "RayTracing",
+        "Handwritten digits (8×8 pixels) and CIFAR-10 features of a small network of our own, beside an "
+        "MLP of as many parameters.",
+        (("raytracing", "", raytracing),),
+    ),
+)
 
 
 def families_page(kept: Callable[[str], dict[str, Any]]) -> str:

@@ -1,9 +1,11 @@
 """H-Model, the paper's claims on six languages: claim → our number → command.
 
-    python -m benchmarks.hmodel --data <data folder> --work <folder of engine.train.hmodel> [--write-card]
+    python -m benchmarks.hmodel --data <data folder> --work <folder of tokenpaths.engine.train.train_hmodel>
+    [--write-card]
 
-Trains nothing: it reads the states that ``python -m engine.train.hmodel`` left in ``--work``. Everything is
-measured on the held-out tenth of each language, in float32. ``--write-card`` puts the figures on the card of
+Trains nothing: it reads the states that ``python -m tokenpaths.engine.train.train_hmodel`` left in ``--work``.
+Everything is measured on the held-out tenth of each language, in float32. ``--write-card`` puts the figures on the card
+of
 the shipped checkpoint.
 """
 
@@ -16,18 +18,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-
-from benchmarks.measure import report
-from engine.analysis.association import association
-from engine.analysis.connections import label_distance, nearest_label_accuracy, self_share, stability
-from engine.analysis.paths import unique_rows
-from engine.disk import SHIPPED_MODELS
-from engine.models.family import RoutedModel
-from engine.models.hmodel import HModel
-from engine.models.losses import token_losses
-from engine.tokenizer import TextTokenizer
-from engine.train.hmodel import (
+from tokenpaths.engine.analysis.association import association
+from tokenpaths.engine.analysis.families.connections import (
+    label_distance,
+    nearest_label_accuracy,
+    self_share,
+    stability,
+)
+from tokenpaths.engine.analysis.path_statistics import unique_rows
+from tokenpaths.engine.base.files import SHIPPED_MODELS
+from tokenpaths.engine.data.tokenizer import TextTokenizer
+from tokenpaths.engine.models.family import RoutedModel
+from tokenpaths.engine.models.hmodel.hmodel import HModel
+from tokenpaths.engine.models.losses import token_losses
+from tokenpaths.engine.train.loop import evaluate, open_run
+from tokenpaths.engine.train.train_hmodel import (
     HMODEL_RECIPES,
     SHIPPED,
     LabelledTexts,
@@ -36,7 +41,9 @@ from engine.train.hmodel import (
     note,
     tokenizer_for,
 )
-from engine.train.loop import evaluate, open_run
+from torch import Tensor
+
+from benchmarks.measure import report
 
 CPU = torch.device("cpu")
 ALPHAS = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -93,18 +100,21 @@ def leak(model: HModel, ids: Tensor, windows: int = 128, every: int = 8) -> dict
             totals[name].append(torch.stack([token_losses(logits, target), (logits.argmax(-1) == target).float()]))
     means = {name: torch.cat(parts, dim=1).mean(dim=1).tolist() for name, parts in totals.items()}
     gains = (torch.stack(totals["cut"]) - torch.stack(totals["whole"]))[:, 0].mean(dim=0)
-    return _rounded({
-        "loss_with_future": means["whole"][0], "loss_without": means["cut"][0],
-        "leak_nats": means["cut"][0] - means["whole"][0],
-        "standard_error": float(gains.std() / len(gains) ** 0.5),
-        "accuracy_with_future": means["whole"][1], "accuracy_without": means["cut"][1],
-        "predictions": windows * len(positions),
-    })  # fmt: skip
+    return _rounded(
+        {
+            "loss_with_future": means["whole"][0],
+            "loss_without": means["cut"][0],
+            "leak_nats": means["cut"][0] - means["whole"][0],
+            "standard_error": float(gains.std() / len(gains) ** 0.5),
+            "accuracy_with_future": means["whole"][1],
+            "accuracy_without": means["cut"][1],
+            "predictions": windows * len(positions),
+        }
+    )
 
 
 @torch.inference_mode()
-def traced(model: HModel, texts: LabelledTexts, tokenizer: TextTokenizer, **controls
-           ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+def traced(model: HModel, texts: LabelledTexts, tokenizer: TextTokenizer, **controls) -> tuple[np.ndarray, np.ndarray]:
     """Edges and strongest chains of the first window of each text."""
     encoded = [ids[: model.config.context] for ids in tokenizer.encode_batch(list(texts.texts))]
     inputs = torch.zeros(len(encoded), max(map(len, encoded)), dtype=torch.long)
@@ -128,26 +138,38 @@ def routing(model: HModel, texts: LabelledTexts, tokenizer: TextTokenizer) -> di
     )
     within_language = np.mean([stability(edges[labels == name], hidden) for name in distance.labels])
     return {
-        "texts": len(labels), "shuffles": SHUFFLES,
-        "distance": _rounded({
-            "within": distance.within, "between": distance.between, "ratio": distance.ratio,
-            "null_mean": distance.null_mean, "null_max": distance.null_max, "p_value": distance.p_value,
-            "untrained_ratio": label_distance(untrained, labels, hidden, shuffles=0).ratio,
-            "untrained_between": label_distance(untrained, labels, hidden, shuffles=0).between,
-        }),
+        "texts": len(labels),
+        "shuffles": SHUFFLES,
+        "distance": _rounded(
+            {
+                "within": distance.within,
+                "between": distance.between,
+                "ratio": distance.ratio,
+                "null_mean": distance.null_mean,
+                "null_max": distance.null_max,
+                "p_value": distance.p_value,
+                "untrained_ratio": label_distance(untrained, labels, hidden, shuffles=0).ratio,
+                "untrained_between": label_distance(untrained, labels, hidden, shuffles=0).between,
+            }
+        ),
         "nearest_language_accuracy": round(nearest_label_accuracy(edges, labels, hidden), 4),
         "untrained_nearest_language_accuracy": round(nearest_label_accuracy(untrained, labels, hidden), 4),
-        "chain": _rounded({
-            "nmi": chain.nmi, "null_mean": chain.null_mean, "p_value": chain.p_value,
-            "untrained_nmi": untrained_chain.nmi, "distinct": len(np.unique(chains, axis=0)),
-        }),
+        "chain": _rounded(
+            {
+                "nmi": chain.nmi,
+                "null_mean": chain.null_mean,
+                "p_value": chain.p_value,
+                "untrained_nmi": untrained_chain.nmi,
+                "distinct": len(np.unique(chains, axis=0)),
+            }
+        ),
         "strongest_chain": {name: _commonest(chains[labels == name]) for name in distance.labels},
         "self_share": round(self_share(edges, hidden), 4),
         "equal_self_share": round(1 / model.config.num_targets, 4),
         "stability": round(stability(edges, hidden), 5),
         "stability_within_language": round(float(within_language), 5),
         "untrained_stability": round(stability(untrained, hidden), 6),
-    }  # fmt: skip
+    }
 
 
 def _commonest(chains: np.ndarray) -> dict[str, Any]:
@@ -175,13 +197,22 @@ def controls(model: HModel, texts: LabelledTexts, tokenizer: TextTokenizer, wind
         flat, goal = result.logits.flatten(0, 1), rows[:, 1:].flatten()
         edges, chains = traced(model, texts, tokenizer, **setting)
         used = edges[:, 1:, :hidden]
-        found.append(setting | _rounded({
-            "loss": float(token_losses(flat, goal).mean()), "accuracy": float((flat.argmax(-1) == goal).float().mean()),
-            "flops_per_token": float(result.flops.mean()), "mean_connection": float(used[used > 0].mean()),
-            "undecided": float(((edges > 0.1) & (edges < 0.9)).sum() / (edges > 0).sum()),
-            "self_share": self_share(edges, hidden), "output_depth": output_depth(edges, hidden),
-            "ratio": label_distance(edges, labels, hidden, shuffles=0).ratio, "chains": len(np.unique(chains, axis=0)),
-        }))  # fmt: skip
+        found.append(
+            setting
+            | _rounded(
+                {
+                    "loss": float(token_losses(flat, goal).mean()),
+                    "accuracy": float((flat.argmax(-1) == goal).float().mean()),
+                    "flops_per_token": float(result.flops.mean()),
+                    "mean_connection": float(used[used > 0].mean()),
+                    "undecided": float(((edges > 0.1) & (edges < 0.9)).sum() / (edges > 0).sum()),
+                    "self_share": self_share(edges, hidden),
+                    "output_depth": output_depth(edges, hidden),
+                    "ratio": label_distance(edges, labels, hidden, shuffles=0).ratio,
+                    "chains": len(np.unique(chains, axis=0)),
+                }
+            )
+        )
     return found
 
 
@@ -194,31 +225,67 @@ def claims(results: dict[str, Any]) -> list[tuple[str, dict[str, Any], bool]]:
     part = lambda *keys: {name: {k: row[k] for k in keys} for name, row in ways.items()}  # noqa: E731
     deep, alphas = ways[SHIPPED], {row["alpha"]: row for row in results["controls"] if "alpha" in row}
     return [
-        ("4 layers and 4 iterations reach an accuracy of 0.956, 6 layers and 1 iteration 0.743", own,
-         own[SHIPPED]["accuracy"] > 0.9),
+        (
+            "4 layers and 4 iterations reach an accuracy of 0.956, 6 layers and 1 iteration 0.743",
+            own,
+            own[SHIPPED]["accuracy"] > 0.9,
+        ),
         ("transformers of 1 and 6 layers stay at 0.016 and 0.020, loss 10.22", plain, best_plain < 0.03),
-        ("H-Models predict better than transformers of their size", {"best transformer": best_plain, **own},
-         own[SHIPPED]["accuracy"] > best_plain and own[f"{SHIPPED}-wide"]["accuracy"] > best_plain),
-        ("(added) connections chosen from the whole sequence tell a position of the tokens to come",
-         results["leak"], results["leak"][f"{SHIPPED}-sequence"]["leak_nats"] > 0.01),
-        ("routing is the same within a language and differs between languages", part("distance"),
-         all(row["distance"]["p_value"] < 0.05 for row in ways.values())),
-        ("the language can be told from the routing", part("nearest_language_accuracy", "chain", "strongest_chain"),
-         all(row["nearest_language_accuracy"] > 0.9 for row in ways.values())),
-        ("layers often send their state back to themselves", {k: deep[k] for k in ("self_share", "equal_self_share")},
-         deep["self_share"] > deep["equal_self_share"]),
-        ("routing is stable", part("stability", "stability_within_language", "untrained_stability"),
-         deep["stability"] > 0.9),
-        ("a small alpha makes connections all or nothing", {a: row["undecided"] for a, row in alphas.items()},
-         alphas[0.1]["undecided"] < alphas[1.0]["undecided"] < alphas[10.0]["undecided"]),
-        ("a smaller alpha moves computation to later iterations", {a: row["output_depth"] for a, row in alphas.items()},
-         alphas[0.1]["output_depth"] > alphas[1.0]["output_depth"]),
-        ("top-k at inference saves computation without training again",
-         {row["top_k"]: {k: row[k] for k in ("loss", "accuracy", "flops_per_token")}
-          for row in results["controls"] if "top_k" in row},
-         any(row["loss"] < alphas[1.0]["loss"] + 0.1 and row["flops_per_token"] < 0.75 * alphas[1.0]["flops_per_token"]
-             for row in results["controls"] if "top_k" in row)),
-    ]  # fmt: skip
+        (
+            "H-Models predict better than transformers of their size",
+            {"best transformer": best_plain, **own},
+            own[SHIPPED]["accuracy"] > best_plain and own[f"{SHIPPED}-wide"]["accuracy"] > best_plain,
+        ),
+        (
+            "(added) connections chosen from the whole sequence tell a position of the tokens to come",
+            results["leak"],
+            results["leak"][f"{SHIPPED}-sequence"]["leak_nats"] > 0.01,
+        ),
+        (
+            "routing is the same within a language and differs between languages",
+            part("distance"),
+            all(row["distance"]["p_value"] < 0.05 for row in ways.values()),
+        ),
+        (
+            "the language can be told from the routing",
+            part("nearest_language_accuracy", "chain", "strongest_chain"),
+            all(row["nearest_language_accuracy"] > 0.9 for row in ways.values()),
+        ),
+        (
+            "layers often send their state back to themselves",
+            {k: deep[k] for k in ("self_share", "equal_self_share")},
+            deep["self_share"] > deep["equal_self_share"],
+        ),
+        (
+            "routing is stable",
+            part("stability", "stability_within_language", "untrained_stability"),
+            deep["stability"] > 0.9,
+        ),
+        (
+            "a small alpha makes connections all or nothing",
+            {a: row["undecided"] for a, row in alphas.items()},
+            alphas[0.1]["undecided"] < alphas[1.0]["undecided"] < alphas[10.0]["undecided"],
+        ),
+        (
+            "a smaller alpha moves computation to later iterations",
+            {a: row["output_depth"] for a, row in alphas.items()},
+            alphas[0.1]["output_depth"] > alphas[1.0]["output_depth"],
+        ),
+        (
+            "top-k at inference saves computation without training again",
+            {
+                row["top_k"]: {k: row[k] for k in ("loss", "accuracy", "flops_per_token")}
+                for row in results["controls"]
+                if "top_k" in row
+            },
+            any(
+                row["loss"] < alphas[1.0]["loss"] + 0.1
+                and row["flops_per_token"] < 0.75 * alphas[1.0]["flops_per_token"]
+                for row in results["controls"]
+                if "top_k" in row
+            ),
+        ),
+    ]
 
 
 def _rounded(numbers: dict[str, float]) -> dict[str, float]:
@@ -237,12 +304,13 @@ def main() -> None:
     own = {name: model for name, model in models.items() if isinstance(model, HModel)}
     ids = held.corpus(tokenizer).ids
     results: dict[str, Any] = {
-        "held_out_texts": len(held.texts), "held_out_tokens": len(ids),
+        "held_out_texts": len(held.texts),
+        "held_out_tokens": len(ids),
         "models": {name: quality(model, languages, tokenizer) for name, model in models.items()},
         "leak": {name: leak(model, ids) for name, model in own.items()},
         "routing": {name: routing(model, held, tokenizer) for name, model in own.items()},
         "controls": controls(own[SHIPPED], held, tokenizer),
-    }  # fmt: skip
+    }
     command = "python -m benchmarks.hmodel --data <data folder> --work <work folder>"
     results["claims"] = [
         {"claim": claim, "ours": ours, "holds": holds, "command": command} for claim, ours, holds in claims(results)

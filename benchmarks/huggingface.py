@@ -21,14 +21,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenpaths.engine.adapters.huggingface.gate_hooks import GateRecorder, Recorded
+from tokenpaths.engine.adapters.huggingface.gates import common_semantics
+from tokenpaths.engine.adapters.huggingface.tracing import (
+    NOT_TRACED,
+    HuggingFaceModel,
+    find_model,
+    load,
+    run_info,
+    run_windows,
+)
+from tokenpaths.engine.base.files import write_atomically
+from tokenpaths.engine.base.records import SampleRecord, TraceBatch
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.write.writer import RunWriter
 
 from benchmarks.measure import RESULTS, interleaved, ratio, report
-from engine.adapters.hf_gates import common_semantics
-from engine.adapters.hf_record import GateRecorder, Recorded
-from engine.adapters.huggingface import NOT_TRACED, HuggingFaceModel, find_model, load, run_info, run_windows
-from engine.disk import write_atomically
-from engine.store import Run, RunWriter
-from engine.trace import SampleRecord, TraceBatch
 
 KEPT = RESULTS / "huggingface.json"
 PAGE = RESULTS.parent.parent / "docs" / "adapters.md"
@@ -36,11 +44,25 @@ BEGIN, END = "<!-- benchmarks.huggingface: begin -->", "<!-- benchmarks.huggingf
 WINDOWS, LENGTH = 2, 48
 LARGER = {
     "mixtral": dict(hidden_size=512, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=8, head_dim=64),
-    "qwen3_moe": dict(hidden_size=512, moe_intermediate_size=256, num_hidden_layers=6, num_attention_heads=8,
-                      head_dim=64, num_experts=64, num_experts_per_tok=8),
-    "deepseek_v3": dict(hidden_size=512, moe_intermediate_size=256, num_hidden_layers=6, num_attention_heads=8,
-                        num_key_value_heads=8, n_routed_experts=64, num_experts_per_tok=8),
-}  # fmt: skip
+    "qwen3_moe": dict(
+        hidden_size=512,
+        moe_intermediate_size=256,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        head_dim=64,
+        num_experts=64,
+        num_experts_per_tok=8,
+    ),
+    "deepseek_v3": dict(
+        hidden_size=512,
+        moe_intermediate_size=256,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        n_routed_experts=64,
+        num_experts_per_tok=8,
+    ),
+}
 """the same measurement where a layer has some work to do"""
 
 
@@ -57,7 +79,7 @@ def batch_of(loaded: HuggingFaceModel, windows: int, length: int) -> tuple[torch
 
 def check(loaded: HuggingFaceModel) -> dict[str, Any]:
     """Recorded beside what the model did, over all gates of one padded batch."""
-    from tests.engine.adapters.naive_routing import block_from_record, own_decisions, watch
+    from tests.support.naive_routing import block_from_record, own_decisions, watch
 
     inputs, attended, keep, targets = batch_of(loaded, 2, 12)
     recorded, _ = run_windows(loaded, inputs, attended, keep, targets)
@@ -77,17 +99,24 @@ def check(loaded: HuggingFaceModel) -> dict[str, Any]:
         "stored_decisions_equal": float(np.mean(ids == recorded.ids.numpy())),
         "stored_weights_off": float(np.abs(weights - recorded.weights.numpy()).max()),
     }
-    return stored | {"decisions_equal": float(np.mean(same)), "weights_off": off, "block_off": block,
-            "decisions": int(kept.sum()) * len(loaded.gates) * loaded.gates[0].top_k}  # fmt: skip
+    return stored | {
+        "decisions_equal": float(np.mean(same)),
+        "weights_off": off,
+        "block_off": block,
+        "decisions": int(kept.sum()) * len(loaded.gates) * loaded.gates[0].top_k,
+    }
 
 
 def read_back(loaded: HuggingFaceModel, recorded: Recorded) -> tuple[np.ndarray, np.ndarray]:
     """Ids and weights (n, S, K) as a sealed run file holds them."""
     n = len(recorded.ids)
     batch = TraceBatch(
-        samples=[SampleRecord(n)], module_ids=recorded.ids.numpy(), weights=recorded.weights.numpy(),
-        gate_entropy=recorded.gate_entropy.numpy(), flops=np.zeros(n, dtype=np.float32),
-    )  # fmt: skip
+        samples=[SampleRecord(n)],
+        module_ids=recorded.ids.numpy(),
+        weights=recorded.weights.numpy(),
+        gate_entropy=recorded.gate_entropy.numpy(),
+        flops=np.zeros(n, dtype=np.float32),
+    )
     with tempfile.TemporaryDirectory() as folder:
         with RunWriter(Path(folder), run_info(loaded, "checked", "random"), loaded.modules) as writer:
             writer.write(batch)
@@ -118,7 +147,7 @@ def cost(loaded: HuggingFaceModel, windows: int, length: int, repeats: int) -> d
 
 
 def opened(model_type: str, **changes: Any) -> HuggingFaceModel:
-    from tests.engine.adapters.tiny_huggingface import save_tiny
+    from tests.support.tiny_huggingface import save_tiny
 
     with tempfile.TemporaryDirectory() as folder:
         return load(find_model(f"hf:{save_tiny(Path(folder) / model_type, model_type, **changes)}"), "cpu", twin=False)
@@ -128,33 +157,63 @@ def measure(model_type: str, repeats: int, times: bool) -> dict[str, Any]:
     loaded = opened(model_type)
     means = common_semantics(loaded.gates)
     about = {
-        "class": type(loaded.model).__name__, "gate": type(loaded.gates[-1].module).__name__,
-        "score_function": means.score_function, "order": means.order, "renormalised": means.renormalised,
-        "bias": means.bias, "groups": means.groups is not None, "scaled": means.scale != 1,
-        "shared_experts": means.shared_experts, "note": means.note,
-    }  # fmt: skip
+        "class": type(loaded.model).__name__,
+        "gate": type(loaded.gates[-1].module).__name__,
+        "score_function": means.score_function,
+        "order": means.order,
+        "renormalised": means.renormalised,
+        "bias": means.bias,
+        "groups": means.groups is not None,
+        "scaled": means.scale != 1,
+        "shared_experts": means.shared_experts,
+        "note": means.note,
+    }
     return about | check(loaded) | (cost(loaded, WINDOWS, LENGTH, repeats) if times else {})
 
 
 def page(document: dict[str, Any]) -> str:
     """The table of ``docs/adapters.md``, from the kept document."""
     results = document["results"]
-    heads = ("architecture", "gate", "what a weight is", "decisions equal", "weights off by", "block off by",
-             "as read back from the run", "recorded / plain")  # fmt: skip
+    heads = (
+        "architecture",
+        "gate",
+        "what a weight is",
+        "decisions equal",
+        "weights off by",
+        "block off by",
+        "as read back from the run",
+        "recorded / plain",
+    )
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, row in results["architectures"].items():
         equal = f"{100 * row['decisions_equal']:.0f} % of {row['decisions']}"
         stored = f"{100 * row['stored_decisions_equal']:.0f} %; {row['stored_weights_off']:.4f}"
-        cells = (name, row["gate"], _meaning(row), equal, f"{row['weights_off']:.0e}", f"{row['block_off']:.0e}",
-                 stored, _spread(row["recorded/plain"], 2))  # fmt: skip
+        cells = (
+            name,
+            row["gate"],
+            _meaning(row),
+            equal,
+            f"{row['weights_off']:.0e}",
+            f"{row['block_off']:.0e}",
+            stored,
+            _spread(row["recorded/plain"], 2),
+        )
         lines.append(f"| {' | '.join(cells)} |")
     if results["larger"]:
-        lines += ["", "The models above have three layers of width 32: recording is all that one sees. Where a layer "
-                  "has some work to do (six layers of width 512):", ""]  # fmt: skip
+        lines += [
+            "",
+            "The models above have three layers of width 32: recording is all that one sees. Where a layer "
+            "has some work to do (six layers of width 512):",
+            "",
+        ]
         lines += ["| architecture | experts | µs per token, plain | recorded / plain |", "|---|---|---|---|"]
         for name, row in results["larger"].items():
-            cells = (name, f"{row['top_k']} of {row['num_experts']}", f"{row['microseconds_per_token']['plain']:.0f}",
-                     _spread(row["recorded/plain"], 3))  # fmt: skip
+            cells = (
+                name,
+                f"{row['top_k']} of {row['num_experts']}",
+                f"{row['microseconds_per_token']['plain']:.0f}",
+                _spread(row["recorded/plain"], 3),
+            )
             lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "Opened and traced like the others, but not checked here:", "", "| architecture | why |", "|---|---|"]
     lines += [f"| {name} | {reason} |" for name, reason in results["unchecked"].items()]
@@ -169,10 +228,17 @@ def _spread(took: dict[str, float], digits: int) -> str:
 
 
 def _meaning(row: dict[str, Any]) -> str:
-    extras = [word for word, there in (
-        ("renormalised", row["renormalised"]), ("selection bias", row["bias"]), ("groups", row["groups"]),
-        ("scaled", row["scaled"]), ("shared experts", row["shared_experts"]),
-    ) if there]  # fmt: skip
+    extras = [
+        word
+        for word, there in (
+            ("renormalised", row["renormalised"]),
+            ("selection bias", row["bias"]),
+            ("groups", row["groups"]),
+            ("scaled", row["scaled"]),
+            ("shared experts", row["shared_experts"]),
+        )
+        if there
+    ]
     order = row["order"] if row["order"] != "unknown" else "by its own rule (see the run's note)"
     return "; ".join([order, *extras])
 
@@ -185,7 +251,7 @@ def write_page(document: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    from tests.engine.adapters.tiny_huggingface import ARCHITECTURES, UNCHECKED
+    from tests.support.tiny_huggingface import ARCHITECTURES, UNCHECKED
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="architectures, by comma, or larger: what else was kept stays")
@@ -204,15 +270,19 @@ def main() -> None:
             continue
         measured = measure(name, arguments.repeats, not arguments.no_times)
         rows[name] = row = (known.get(name, {}) if arguments.no_times else {}) | measured
-        print(f"{name:24} decisions equal {row['decisions_equal']:.4f}, weights off by {row['weights_off']:.1e}, "
-              f"block off by {row['block_off']:.1e}, read back off by {row['stored_weights_off']:.4f}, "
-              f"recorded/plain {row['recorded/plain']['median']}",
-              flush=True)  # fmt: skip
+        print(
+            f"{name:24} decisions equal {row['decisions_equal']:.4f}, weights off by {row['weights_off']:.1e}, "
+            f"block off by {row['block_off']:.1e}, read back off by {row['stored_weights_off']:.4f}, "
+            f"recorded/plain {row['recorded/plain']['median']}",
+            flush=True,
+        )
     rows = known | rows
     results = {
-        "architectures": {name: rows[name] for name in sorted(rows)}, "larger": before.get("larger", {}) | larger,
-        "not_traced": NOT_TRACED, "unchecked": UNCHECKED,
-    }  # fmt: skip
+        "architectures": {name: rows[name] for name in sorted(rows)},
+        "larger": before.get("larger", {}) | larger,
+        "not_traced": NOT_TRACED,
+        "unchecked": UNCHECKED,
+    }
     quiet = bool(arguments.only or arguments.no_times)
     write_page(report("huggingface", "python -m benchmarks.huggingface", results, quiet=quiet))
 
@@ -221,8 +291,11 @@ def measure_larger(repeats: int) -> dict[str, Any]:
     found = {}
     for name, changes in LARGER.items():
         loaded = opened(name, **changes)
-        found[name] = {"num_experts": loaded.gates[0].num_experts, "top_k": loaded.gates[0].top_k,
-                       "gates": len(loaded.gates)} | cost(loaded, 4, 128, repeats)  # fmt: skip
+        found[name] = {
+            "num_experts": loaded.gates[0].num_experts,
+            "top_k": loaded.gates[0].top_k,
+            "gates": len(loaded.gates),
+        } | cost(loaded, 4, 128, repeats)
     return found
 
 

@@ -17,27 +17,46 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import SHIPPED_MODELS, write_atomically
+from tokenpaths.engine.data.datasets import open_dataset
+from tokenpaths.engine.edits.measure import Unchanged, measure_effect
+from tokenpaths.engine.edits.prepared import prepare
+from tokenpaths.engine.edits.sweep import choices_of, module_rows, result_row, share_rows, usage_of
+from tokenpaths.engine.tracing.trace_run import load_model
+
 from benchmarks.measure import RESULTS, report
-from engine.datasets import open_dataset
-from engine.disk import SHIPPED_MODELS, write_atomically
-from engine.edits.effect import Unchanged, measure_effect
-from engine.edits.prepared import prepare
-from engine.edits.sweep import choices_of, module_rows, result_row, share_rows, usage_of
-from engine.errors import UserError
-from engine.tracing import load_model
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "edits.md"
 BEGIN, END = "<!-- tables: python -m benchmarks.importance --page -->", "<!-- end of tables -->"
 SHARES = (0.1, 0.25, 0.5)
 BUNDLED = {
-    "dna-vision": "bundled:scenes", "raytracing-cifar10": "bundled:scenes", "raytracing-digits": "bundled:digits",
+    "dna-vision": "bundled:scenes",
+    "raytracing-cifar10": "bundled:scenes",
+    "raytracing-digits": "bundled:digits",
     "hmodel": "bundled:languages",
-}  # fmt: skip
+}
 LIMITS = {"vision": 256, "text": 5}
 SHORT = 72
 """the texts of bundled:languages are sentences: all of them"""
-KEPT = ("step", "module", "name", "kind", "share", "which", "banned", "loss_change", "loss_error", "accuracy_change",
-        "kl", "top1_changed", "paths_changed_after", "path_distance", "flow_difference", "problem")  # fmt: skip
+KEPT = (
+    "step",
+    "module",
+    "name",
+    "kind",
+    "share",
+    "which",
+    "banned",
+    "loss_change",
+    "loss_error",
+    "accuracy_change",
+    "kl",
+    "top1_changed",
+    "paths_changed_after",
+    "path_distance",
+    "flow_difference",
+    "problem",
+)
 
 
 def data_of(name: str, modality: str, validation: dict[str, Any], folder: Path | None) -> str:
@@ -70,17 +89,24 @@ def measure(name: str, folder: Path | None, limit: int | None) -> dict[str, Any]
             found.append(result_row(row, effect))
         except UserError as refused:
             found.append(result_row(row, None, str(refused)))
-        print(f"{name} {len(found)}/{len(rows)} {found[-1]['name']} {found[-1]['step']} {found[-1]['loss_change']}",
-              file=sys.stderr, flush=True)  # fmt: skip
+        print(
+            f"{name} {len(found)}/{len(rows)} {found[-1]['name']} {found[-1]['step']} {found[-1]['loss_change']}",
+            file=sys.stderr,
+            flush=True,
+        )
     for row in found:
         if row["module"] is not None and row["step"] is not None:
             slots = usage[row["step"]].sum()
             row["tokens_share"] = float(usage[row["step"], row["module"]] * config.top_k / max(1, slots))
     return {
-        "dataset": dataset.name, "num_samples": data.num_samples, "num_targets": base["targets"], "loss": base["loss"],
-        "num_steps": config.num_steps, "seconds": round(time.monotonic() - began, 1),
+        "dataset": dataset.name,
+        "num_samples": data.num_samples,
+        "num_targets": base["targets"],
+        "loss": base["loss"],
+        "num_steps": config.num_steps,
+        "seconds": round(time.monotonic() - began, 1),
         "rows": [{key: _short(row.get(key)) for key in (*KEPT, "tokens_share")} for row in found],
-    }  # fmt: skip
+    }
 
 
 def _short(value: Any) -> Any:
@@ -117,8 +143,10 @@ def _overview(results: dict[str, Any]) -> str:
         half = {r["which"]: r["loss_change"] for r in one["rows"] if r["share"] == 0.5}
         halves = [_cell(half.get(which), None) for which in ("top", "bottom", "random")]
         share = "–" if top["tokens_share"] is None else f"{100 * top['tokens_share']:.1f} %"
-        head.append(f"| {name} | {top['name']}, step {top['step']} | {_cell(top['loss_change'], top['loss_error'])} "
-                    f"| {share} | {' | '.join(halves)} |")  # fmt: skip
+        head.append(
+            f"| {name} | {top['name']}, step {top['step']} | {_cell(top['loss_change'], top['loss_error'])} "
+            f"| {share} | {' | '.join(halves)} |"
+        )
     return "\n".join(head)
 
 
@@ -133,8 +161,9 @@ def _matrix(one: dict[str, Any]) -> str:
     lines = [f"| module | {head} |", "|---" * (len(steps) + 1) + "|"]
     for module, name in sorted(names.items()):
         row = [cells.get((module, step)) for step in steps]
-        said = [("–" if c is None else "refused" if c["problem"] else _cell(c["loss_change"], c["loss_error"]))
-                for c in row]  # fmt: skip
+        said = [
+            ("–" if c is None else "refused" if c["problem"] else _cell(c["loss_change"], c["loss_error"])) for c in row
+        ]
         lines.append(f"| {name} | {' | '.join(said)} |")
     return "\n".join(lines)
 

@@ -86,8 +86,8 @@ def _write_parquet(file: Path, ids: np.ndarray, weights: np.ndarray | None, samp
 
 def import_it(folder: Path, runs_dir: Path) -> dict[str, float]:
     """Import and measure, in this process."""
-    from engine.adapters.importers import import_log, open_log
-    from engine.store import writer
+    from tokenpaths.engine.adapters.logs.importing import import_log, open_log
+    from tokenpaths.engine.store.write import writer
 
     moments = {}
     sealing = writer.build_summaries
@@ -102,11 +102,13 @@ def import_it(folder: Path, runs_dir: Path) -> dict[str, float]:
     done = time.perf_counter()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
-        "seconds": round(done - started, 1), "seconds_reading": round(moments["read"] - started, 1),
+        "seconds": round(done - started, 1),
+        "seconds_reading": round(moments["read"] - started, 1),
         "seconds_sealing": round(done - moments["read"], 1),
         "cpu_seconds": round(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]), 1),
-        "peak_bytes": peak, "run_bytes": path.stat().st_size,
-    }  # fmt: skip
+        "peak_bytes": peak,
+        "run_bytes": path.stat().st_size,
+    }
 
 
 def measure(tokens: int, kind: str, weights: bool, work: Path) -> dict[str, object]:
@@ -117,17 +119,24 @@ def measure(tokens: int, kind: str, weights: bool, work: Path) -> dict[str, obje
         command = [sys.executable, "-m", "benchmarks.importing", "--only", str(log), "--work", str(runs)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         found = json.loads(done.stdout.splitlines()[-1])
-        from engine.store import Run
+        from tokenpaths.engine.store.ask.run import Run
 
         with Run.open(runs / "imported.duckdb", time_limit_s=60) as run:
             card = run.card()
     return {
-        "tokens": tokens, "layers": LAYERS, "experts": EXPERTS, "top_k": TOP_K, "format": kind, "weights": weights,
-        "paths": card["num_paths"], "log_bytes": log_bytes, **found,
+        "tokens": tokens,
+        "layers": LAYERS,
+        "experts": EXPERTS,
+        "top_k": TOP_K,
+        "format": kind,
+        "weights": weights,
+        "paths": card["num_paths"],
+        "log_bytes": log_bytes,
+        **found,
         "tokens_per_second": round(tokens / found["seconds"]),
         "run_bytes_per_token": round(found["run_bytes"] / tokens, 1),
         "log_megabytes_per_second": round(log_bytes / found["seconds"] / 1e6, 1),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -17,13 +17,12 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
+from tokenpaths.engine.base.routing import Decision
+from tokenpaths.engine.data.datasets import open_dataset
+from tokenpaths.engine.models.dna import DNA, DNAConfig
+from tokenpaths.engine.tracing.trace_batches import image_batches, text_batches
+from tokenpaths.engine.tracing.trace_run import load_model, models_folders
 from torch import Tensor
-
-from engine.datasets import open_dataset
-from engine.models.dna import DNA, DNAConfig
-from engine.routing import Decision
-from engine.trace_batches import image_batches, text_batches
-from engine.tracing import load_model, models_folders
 
 How = Literal["uniform", "skewed", "trained"]
 HOW_ALL: tuple[How, ...] = ("uniform", "skewed", "trained")

@@ -17,21 +17,31 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenpaths.engine.base.device import cpu_has_bfloat16, mixed_precision
+from tokenpaths.engine.edits.gate_effects import ablations, gates_of, induction, knockout_accuracies, repeated_rows
+from tokenpaths.engine.models.directional import Directional, DirectionalConfig
+from tokenpaths.engine.models.directional_gates import Interventions
 from torch import Tensor
 
 from benchmarks.measure import report
-from engine.analysis.gate_effects import ablations, gates_of, induction, knockout_accuracies, repeated_rows
-from engine.device import cpu_has_bfloat16, mixed_precision
-from engine.models.directional import Directional, DirectionalConfig
-from engine.models.gates import Interventions
 
 MODEL = DirectionalConfig(
-    width=128, heads=4, mlp_width=256, layers=3, directions=4, router_width=64, temperature=0.5, tied=False,
-    vocab_size=64, context=64,
-)  # fmt: skip
+    width=128,
+    heads=4,
+    mlp_width=256,
+    layers=3,
+    directions=4,
+    router_width=64,
+    temperature=0.5,
+    tied=False,
+    vocab_size=64,
+    context=64,
+)
 CONFIGS = {
-    "sequence": MODEL, "prefix": MODEL.model_copy(update={"pooling": "prefix"}), "unrouted": MODEL.unrouted_twin(),
-}  # fmt: skip
+    "sequence": MODEL,
+    "prefix": MODEL.model_copy(update={"pooling": "prefix"}),
+    "unrouted": MODEL.unrouted_twin(),
+}
 PERIODS, TEST_PERIOD, TEST_REPEATS = (4, 32), 16, 4
 BATCH, RATE, WARMUP = 64, 3e-3, 50
 KNOCKED_OUT = 3
@@ -69,8 +79,7 @@ def measure(model: Directional) -> dict[str, float]:
     """Induction accuracy on fresh sequences, as trained and under every intervention."""
     config = model.config
     rows, others = (
-        repeated_rows(128, TEST_PERIOD, config.vocab_size, seed=seed, repeats=TEST_REPEATS)
-        for seed in (10_000, 20_000)
+        repeated_rows(128, TEST_PERIOD, config.vocab_size, seed=seed, repeats=TEST_REPEATS) for seed in (10_000, 20_000)
     )
     changes: dict[str, Interventions] = {}
     if config.directions:
@@ -92,15 +101,19 @@ def _accuracy(model: Directional, rows: Tensor, change: Interventions) -> float:
     gates = change.gates
     if gates is None or gates.shape[0] == 1:
         return induction(model, rows, TEST_PERIOD, change).accuracy
-    parts = [induction(model, part, TEST_PERIOD, Interventions.swapped(own)).accuracy
-             for part, own in zip(rows.split(32), gates.split(32), strict=True)]  # fmt: skip
+    parts = [
+        induction(model, part, TEST_PERIOD, Interventions.swapped(own)).accuracy
+        for part, own in zip(rows.split(32), gates.split(32), strict=True)
+    ]
     return float(np.mean(parts))
 
 
 def over_seeds(rows: list[dict[str, float]]) -> dict[str, Any]:
     """Mean over seeds, and every seed's number."""
-    return {name: {"mean": round(float(np.mean([r[name] for r in rows])), 4), "seeds": [r[name] for r in rows]}
-            for name in rows[0]}  # fmt: skip
+    return {
+        name: {"mean": round(float(np.mean([r[name] for r in rows])), 4), "seeds": [r[name] for r in rows]}
+        for name in rows[0]
+    }
 
 
 def main() -> None:

@@ -26,9 +26,12 @@ from benchmarks.crew import API, Crew
 from benchmarks.measure import report
 
 DREAM = {
-    "model": "dna-vision-top1", "data": "bundled:photos", "row": 0, "target": {"of": "choices", "until": [2]},
+    "model": "dna-vision-top1",
+    "data": "bundled:photos",
+    "row": 0,
+    "target": {"of": "choices", "until": [2]},
     "image": {"iterations": 65_536},
-}  # fmt: skip
+}
 TRACE = {"model": "dna-vision-top1", "data": "bundled:scenes", "limit": 1, "twin": False}
 LISTENERS = 200
 
@@ -68,9 +71,14 @@ def _measure(crew: Crew, cancels: int) -> dict[str, Any]:
             crew.client.delete(f"/jobs/{one}")
             seconds.append(_until(crew, one, "cancelled", began))
     return {
-        "begin": _spread(begin), "cancel_running": _spread(running), "cancel_waiting": _spread(waiting),
-        "queue": _queue(crew), **_beside(crew), "listeners": _listeners(crew), **_take_over(crew),
-    }  # fmt: skip
+        "begin": _spread(begin),
+        "cancel_running": _spread(running),
+        "cancel_waiting": _spread(waiting),
+        "queue": _queue(crew),
+        **_beside(crew),
+        "listeners": _listeners(crew),
+        **_take_over(crew),
+    }
 
 
 def _until(crew: Crew, job: str, state: str, began: float) -> float:
@@ -87,9 +95,10 @@ def _queue(crew: Crew) -> dict[str, Any]:
         crew.client.delete(f"/jobs/{job}")
     states = [crew.over(job)["state"] for job in jobs]
     return {
-        "submit_100": round(submitted, 2), "until_all_are_over": round(time.perf_counter() - began, 1),
+        "submit_100": round(submitted, 2),
+        "until_all_are_over": round(time.perf_counter() - began, 1),
         "states": {state: states.count(state) for state in sorted(set(states))},
-    }  # fmt: skip
+    }
 
 
 def _beside(crew: Crew) -> dict[str, Any]:
@@ -166,9 +175,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def _spread(seconds: list[float]) -> dict[str, float]:
-    return {
-        "median": round(statistics.median(seconds), 4), "most": round(max(seconds), 4), "times": len(seconds),
-    }  # fmt: skip
+    return {"median": round(statistics.median(seconds), 4), "most": round(max(seconds), 4), "times": len(seconds)}
 
 
 if __name__ == "__main__":

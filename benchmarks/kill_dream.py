@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
+from tokenpaths.engine.dream.dream_state import STATE
 
 from benchmarks.crew import Crew
 from benchmarks.measure import report
-from engine.dream.state import STATE
 
 LEASE_SECONDS = 5.0
 
@@ -40,9 +40,14 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # bit for bit means: the same sums in the same order
     request = {
-        "model": options.model, "data": "bundled:photos", "row": 0, "seed": 1, "frame_every": 128,
-        "target": {"of": "choices", "until": [options.until]}, "image": {"iterations": options.iterations},
-    }  # fmt: skip
+        "model": options.model,
+        "data": "bundled:photos",
+        "row": 0,
+        "seed": 1,
+        "frame_every": 128,
+        "target": {"of": "choices", "until": [options.until]},
+        "image": {"iterations": options.iterations},
+    }
     with tempfile.TemporaryDirectory() as folder:
         crew = Crew(Path(folder) / "data", job_lease_seconds=LEASE_SECONDS)
         crew.patience_s = 3600
@@ -79,13 +84,19 @@ def _compare(crew: Crew, request: dict[str, Any], options: argparse.Namespace) -
     folders = [crew.data_dir / "jobs" / row["job"] / "artifacts" for row in (whole, disturbed)]
     different = [name for name in _hashes(folders[0]) if _hashes(folders[0])[name] != _hashes(folders[1]).get(name)]
     return {
-        "iterations": options.iterations, "kills": options.kills, "attempts": disturbed["attempts"],
-        "moments": moments, "lost": lost, "most_lost": max(lost),
-        "seconds_until_taken_over": away, "lease_seconds": LEASE_SECONDS,
+        "iterations": options.iterations,
+        "kills": options.kills,
+        "attempts": disturbed["attempts"],
+        "moments": moments,
+        "lost": lost,
+        "most_lost": max(lost),
+        "seconds_until_taken_over": away,
+        "lease_seconds": LEASE_SECONDS,
         "seconds": {"undisturbed": round(undisturbed_s, 1), "killed": round(seconds, 1)},
         "equal": not different and _hashes(folders[0]).keys() == _hashes(folders[1]).keys(),
-        "files": len(_hashes(folders[0])), "different": different,
-    }  # fmt: skip
+        "files": len(_hashes(folders[0])),
+        "different": different,
+    }
 
 
 def _kept(state: Path) -> int:

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from engine.store.findings import plain
+from tokenpaths.engine.store.ask.findings import plain
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PAGE = RESULTS.parent.parent / "docs" / "performance.md"
@@ -110,9 +109,12 @@ def days(of: Any) -> str:
 def report(name: str, command: str, results: Any, *, quiet: bool = False) -> dict[str, Any]:
     """Keep the result, print it as one line of JSON, the last of the output (unless ``quiet``), and return it."""
     document = {
-        "benchmark": name, "command": command, "machine": machine(),
-        "date": datetime.now(UTC).date().isoformat(), "results": results,
-    }  # fmt: skip
+        "benchmark": name,
+        "command": command,
+        "machine": machine(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "results": results,
+    }
     document = plain(document)
     file = RESULTS / f"{name}.json"
     try:

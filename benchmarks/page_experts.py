@@ -22,7 +22,7 @@ from benchmarks.measure import report
 from tests.backend.conftest import api_for
 from tests.browser.conftest import chromium_file
 from tests.browser.test_family_hmodel_directional import page_server
-from tests.runs import make_experts
+from tests.support.runs import make_experts
 
 CHART = '[data-testid="stVegaLiteChart"] svg path'
 TEXT = 256

@@ -38,11 +38,11 @@ from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
+from tokenpaths.frontend.page.selection import VIEWS
 
 from benchmarks.measure import forget, report
 from benchmarks.synthetic import GRID, Wish, write_run
 from benchmarks.table import Row
-from frontend.selection import VIEWS
 from tests.browser.conftest import chromium_file
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,8 +89,18 @@ def serving(data_dir: Path) -> Iterator[tuple[str, int]]:
     """``tokenpaths up`` over a folder, in processes of its own; yields the page's address and the parent's number."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("TOKENPATHS_", "STREAMLIT_"))}
     environment |= {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(data_dir / "config"), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-c", "import sys; from backend.cli import main; sys.exit(main())", "up",
-               "--data-dir", str(data_dir), "--port", "0", "--page-port", "0"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from tokenpaths.cli.main import main; sys.exit(main())",
+        "up",
+        "--data-dir",
+        str(data_dir),
+        "--port",
+        "0",
+        "--page-port",
+        "0",
+    ]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=environment
     )
@@ -180,7 +190,14 @@ def address(url: str, view: str, run: str, other: str) -> str:
 
 
 def measure(
-    modality: str, tokens: int, views: list[str], repeats: int, browser: Browser, *, light: bool, kept: Path | None,
+    modality: str,
+    tokens: int,
+    views: list[str],
+    repeats: int,
+    browser: Browser,
+    *,
+    light: bool,
+    kept: Path | None,
     names: tuple[str, str] = ("big", "other"),
 ) -> dict[str, Any]:
     """The times of every view over one run; ``light``: also over a small one, in the first repetition.
@@ -238,9 +255,10 @@ def rows(document: dict[str, Any]) -> list[Row]:
     results = document["results"]
     cells = {
         f"{view}, {modality}": found["cold"]["picture_s"]
-        for modality in ("text", "vision") for view, found in results.get(modality, {}).get("views", {}).items()
+        for modality in ("text", "vision")
+        for view, found in results.get(modality, {}).get("views", {}).items()
         if view not in NO_PICTURE
-    }  # fmt: skip
+    }
     name = max(cells, key=lambda cell: cells[cell])
     load = max(results["load_before_and_after"])
     note = f"worst: {name}; {results['tokens']:,} tokens, load average {load:g}"
@@ -260,8 +278,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.folder and len(options.modality) > 1:
         parser.error("--folder holds runs of one modality: say --modality text, or vision")
-    results: dict[str, Any] = {"tokens": options.tokens, "steps": 10, "modules": 18, "top_k": 1,
-                               "repeats": options.repeats}  # fmt: skip
+    results: dict[str, Any] = {
+        "tokens": options.tokens,
+        "steps": 10,
+        "modules": 18,
+        "top_k": 1,
+        "repeats": options.repeats,
+    }
     before = os.getloadavg()[0]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
@@ -271,9 +294,15 @@ def main() -> None:
             first = modality == options.modality[0]
             views = [view for view in options.views if first or view not in NO_PICTURE]
             results[modality] = measure(
-                modality, options.tokens, views, options.repeats, browser, light=first and not options.no_light,
-                kept=options.folder, names=tuple(options.runs),
-            )  # fmt: skip
+                modality,
+                options.tokens,
+                views,
+                options.repeats,
+                browser,
+                light=first and not options.no_light,
+                kept=options.folder,
+                names=tuple(options.runs),
+            )
         browser.close()
     results["load_before_and_after"] = [round(before, 1), round(os.getloadavg()[0], 1)]
     slow = [

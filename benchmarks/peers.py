@@ -25,12 +25,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from tokenpaths.engine.models.bank.bank import grouped_step
+from tokenpaths.engine.models.bank.onednn_linear import Linear
 from torch import Tensor, nn
 
 from benchmarks.measure import interleaved, ratio, report
 from benchmarks.table import Row
-from engine.models.bank import grouped_step
-from engine.models.packed import Linear
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 WIDTH, HIDDEN, EXPERTS, TOP_K = 512, 1024, 8, 2
@@ -51,8 +51,9 @@ def mixtral_block(implementation: str) -> nn.Module:
     from transformers import MixtralConfig
     from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
-    config = MixtralConfig(hidden_size=WIDTH, intermediate_size=HIDDEN, num_local_experts=EXPERTS,
-                           num_experts_per_tok=TOP_K)  # fmt: skip
+    config = MixtralConfig(
+        hidden_size=WIDTH, intermediate_size=HIDDEN, num_local_experts=EXPERTS, num_experts_per_tok=TOP_K
+    )
     config._experts_implementation = implementation
     torch.manual_seed(0)
     block = MixtralSparseMoeBlock(config).eval().requires_grad_(False)
@@ -136,10 +137,23 @@ def mixtral() -> nn.Module:
     from transformers import MixtralConfig, MixtralForCausalLM
 
     torch.manual_seed(0)
-    return MixtralForCausalLM(MixtralConfig(
-        vocab_size=1000, hidden_size=WIDTH, intermediate_size=HIDDEN, num_hidden_layers=2, num_attention_heads=8,
-        num_key_value_heads=8, head_dim=64, num_local_experts=EXPERTS, num_experts_per_tok=TOP_K,
-    )).eval().requires_grad_(False)  # fmt: skip
+    return (
+        MixtralForCausalLM(
+            MixtralConfig(
+                vocab_size=1000,
+                hidden_size=WIDTH,
+                intermediate_size=HIDDEN,
+                num_hidden_layers=2,
+                num_attention_heads=8,
+                num_key_value_heads=8,
+                head_dim=64,
+                num_local_experts=EXPERTS,
+                num_experts_per_tok=TOP_K,
+            )
+        )
+        .eval()
+        .requires_grad_(False)
+    )
 
 
 def plain_tokenizer(folder: str) -> Any:
@@ -148,8 +162,9 @@ def plain_tokenizer(folder: str) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     words = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "<unk>": 2}, unk_token="<unk>"))
-    made = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>", unk_token="<unk>",
-                                   pad_token="</s>")  # fmt: skip
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=words, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="</s>"
+    )
     made.save_pretrained(folder)
     mixtral().config.save_pretrained(folder)
     return PreTrainedTokenizerFast.from_pretrained(folder)
@@ -162,22 +177,30 @@ def measure_transformer_lens(repeats: int) -> dict[str, Any] | str:
 
     model, ids = mixtral(), torch.randint(1000, (4, 256))
     with TemporaryDirectory() as folder:
-        bridge = TransformerBridge.boot_transformers(folder, hf_model=mixtral(), device="cpu",
-                                                     tokenizer=plain_tokenizer(folder))  # fmt: skip
+        bridge = TransformerBridge.boot_transformers(
+            folder, hf_model=mixtral(), device="cpu", tokenizer=plain_tokenizer(folder)
+        )
     routers = lambda name: name.endswith("gate.hook_out")  # noqa: E731
     with torch.inference_mode():
         cache = bridge.run_with_cache(ids)[1]
         few = list(bridge.run_with_cache(ids, names_filter=routers)[1])
     size = sum(x.numel() * x.element_size() for x in cache.values() if isinstance(x, Tensor))
-    seconds = interleaved({
-        "plain": no_gradients(model, ids), "bridge": no_gradients(bridge, ids),
-        "cache": no_gradients(bridge.run_with_cache, ids),
-        "routers": no_gradients(lambda: bridge.run_with_cache(ids, names_filter=routers)),
-    }, repeats, 2, CLOCK)  # fmt: skip
+    seconds = interleaved(
+        {
+            "plain": no_gradients(model, ids),
+            "bridge": no_gradients(bridge, ids),
+            "cache": no_gradients(bridge.run_with_cache, ids),
+            "routers": no_gradients(lambda: bridge.run_with_cache(ids, names_filter=routers)),
+        },
+        repeats,
+        2,
+        CLOCK,
+    )
     made: dict[str, Any] = {
-        "everything/bridge": ratio(seconds, "cache", "bridge"), "everything/plain": ratio(seconds, "cache", "plain"),
+        "everything/bridge": ratio(seconds, "cache", "bridge"),
+        "everything/plain": ratio(seconds, "cache", "plain"),
         "bytes a token": round(size / ids.numel()),
-    }  # fmt: skip
+    }
     return made | ({"routers/bridge": ratio(seconds, "routers", "bridge"), "router hooks": len(few)} if few else {})
 
 
@@ -218,9 +241,9 @@ def recording_peers(document: dict[str, Any]) -> dict[str, float | str]:
     if isinstance(lens, str):
         made["TransformerLens"] = lens
     else:
-        made[f"TransformerLens run_with_cache ({lens['bytes a token']:,} bytes a token)"] = (
-            lens["everything/bridge"]["median"]
-        )
+        made[f"TransformerLens run_with_cache ({lens['bytes a token']:,} bytes a token)"] = lens["everything/bridge"][
+            "median"
+        ]
         if "routers/bridge" in lens:
             made["TransformerLens, routers alone"] = lens["routers/bridge"]["median"]
     made["nnsight, routers alone"] = sight if isinstance(sight, str) else sight["routers/plain"]["median"]

@@ -32,21 +32,56 @@ KINDS: dict[str, tuple[str, ...]] = {
     "attention": ("scaled_dot_product", "flash_attention"),
     "stem": ("convolution", "conv2d", "group_norm", "grid_sampler", "fft"),
     "norms, GELU": ("layer_norm", "gelu", "softmax", "log_", "entr"),
-    "moving rows": ("index_select", "aten::cat", "copy_", "gather", "aten::index", "index_put", "index_add", "scatter",
-                    "embedding", "fill_", "zero_", "narrow", "repeat_interleave", "stack"),
-    "sorting": ("sort", "topk", "bincount", "cumsum", "unique", "arange", "nonzero", "where", "aten::max", "aten::min",
-                "local_scalar", "aten::ne", "aten::eq", "clamp", "aten::full", "aten::lt", "aten::le"),
+    "moving rows": (
+        "index_select",
+        "aten::cat",
+        "copy_",
+        "gather",
+        "aten::index",
+        "index_put",
+        "index_add",
+        "scatter",
+        "embedding",
+        "fill_",
+        "zero_",
+        "narrow",
+        "repeat_interleave",
+        "stack",
+    ),
+    "sorting": (
+        "sort",
+        "topk",
+        "bincount",
+        "cumsum",
+        "unique",
+        "arange",
+        "nonzero",
+        "where",
+        "aten::max",
+        "aten::min",
+        "local_scalar",
+        "aten::ne",
+        "aten::eq",
+        "clamp",
+        "aten::full",
+        "aten::lt",
+        "aten::le",
+    ),
     "sums": ("aten::add", "aten::mul", "aten::sum", "aten::sub", "aten::div", "aten::neg", "einsum"),
-}  # fmt: skip
+}
 """operations by a part of their name, the first kind that fits; the rest are views, allocations and glue"""
 REST = "glue"
 BEGIN, END = "<!-- benchmarks.profile_rows: begin -->\n", "<!-- benchmarks.profile_rows: end -->\n"
 CASES: dict[str, tuple[tuple[str, How], ...]] = {
     "forward": (("vision 196 × D 384", "skewed"), ("text 1,024 × D 256", "skewed")),
-    "one_sample": (("vision 196 × D 384", "uniform"), ("shipped size, 64 × D 192", "trained"),
-                   ("shipped size, 64 × D 192", "uniform"), ("text 64 × D 512", "uniform")),
+    "one_sample": (
+        ("vision 196 × D 384", "uniform"),
+        ("shipped size, 64 × D 192", "trained"),
+        ("shipped size, 64 × D 192", "uniform"),
+        ("text 64 × D 512", "uniform"),
+    ),
     "training": (("vision 196 × D 384", "skewed"),),
-}  # fmt: skip
+}
 
 
 def kind_of(operation: str) -> str:
@@ -100,11 +135,12 @@ def measure(group: str, size: str, how: How) -> dict[str, Any]:
 
 def measure_recording() -> dict[str, Any]:
     """What is added behind a pass of the shipped model, and the pass."""
+    from tokenpaths.engine.base.files import SHIPPED_MODELS
+    from tokenpaths.engine.models.family import Traced
+    from tokenpaths.engine.tracing.recording import compact_decisions, to_host
+    from tokenpaths.engine.tracing.trace_run import load_model
+
     from benchmarks.recording import shaped
-    from engine.disk import SHIPPED_MODELS
-    from engine.models.family import Traced
-    from engine.record import compact_decisions, to_host
-    from engine.tracing import load_model
 
     model = load_model("dna-vision-top1", [SHIPPED_MODELS]).model
     images = torch.randn(64, 3, model.config.image_size, model.config.image_size)
@@ -120,10 +156,11 @@ def measure_recording() -> dict[str, Any]:
 
 def measure_dream() -> dict[str, Any]:
     """An iteration of eight dreams at the paper's size."""
+    from tokenpaths.engine.dream.loop import Dream, ImageDreams
+    from tokenpaths.engine.dream.objectives import Choices
+
     from benchmarks.dream_speed import BATCH as DREAMS
     from benchmarks.dream_speed import SETTINGS, paper
-    from engine.dream.loop import Dream, ImageDreams
-    from engine.dream.objectives import Choices
 
     model = paper()
     torch.manual_seed(1)
@@ -153,8 +190,9 @@ def table(results: dict[str, Any]) -> str:
             factor = one["milliseconds"] / base * (1000 if name.startswith("recording") else 1)
             cells = (f"{part * factor:.2f}" for part in one["share"].values())
             label = name if side == "ours" else f"{name}: dense twin"
-            lines.append(f"| {label} | {one['milliseconds']:,.1f} | {one['operations']:,} | {factor:.2f} | "
-                         f"{' | '.join(cells)} |")  # fmt: skip
+            lines.append(
+                f"| {label} | {one['milliseconds']:,.1f} | {one['operations']:,} | {factor:.2f} | {' | '.join(cells)} |"
+            )
     return "\n".join(lines)
 
 

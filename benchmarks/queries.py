@@ -29,12 +29,12 @@ from typing import Any
 
 import httpx
 import numpy as np
+from tokenpaths.engine.store.file.open_file import open_read_only
 
 from benchmarks.measure import forget, report
 from benchmarks.queries_asked import QUESTIONS, About, Question
 from benchmarks.synthetic import Wish, _count, write_run
 from benchmarks.table import Row
-from engine.store.open_file import open_read_only
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN, BESIDE = "queried", "beside"
@@ -51,13 +51,21 @@ def served(folder: Path) -> Iterator[httpx.Client]:
     """The API over the runs of ``folder``, in a process of its own; a client of it that knows the process."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TOKENPATHS_")}
     environment |= {
-        "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(folder / "config"), "TOKENPATHS_DATA_DIR": str(folder),
-        "TOKENPATHS_PORT": "0", "TOKENPATHS_ANSWER_CACHE_MEGABYTES": "0", "TOKENPATHS_QUERY_SECONDS": "100",
-    }  # fmt: skip
+        "PYTHONPATH": str(ROOT),
+        "XDG_CONFIG_HOME": str(folder / "config"),
+        "TOKENPATHS_DATA_DIR": str(folder),
+        "TOKENPATHS_PORT": "0",
+        "TOKENPATHS_ANSWER_CACHE_MEGABYTES": "0",
+        "TOKENPATHS_QUERY_SECONDS": "100",
+    }
     process = subprocess.Popen(
-        [sys.executable, "-m", "backend.serve", "api"], env=environment, cwd=ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        [sys.executable, "-m", "tokenpaths.backend.serve", "api"],
+        env=environment,
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     said: list[str] = []
     threading.Thread(target=lambda: said.extend(process.stdout or ()), daemon=True).start()
     try:
@@ -83,8 +91,9 @@ def processor_ms(client: httpx.Client) -> float:
     return spent / 1e6
 
 
-def ask(client: httpx.Client, question: Question, rng: np.random.Generator, about: About, **more: Any
-        ) -> tuple[float, float, int]:  # fmt: skip
+def ask(
+    client: httpx.Client, question: Question, rng: np.random.Generator, about: About, **more: Any
+) -> tuple[float, float, int]:
     """Milliseconds until the answer is there and read, those of the API's processor time, and bytes."""
     path, query = question.ask(rng, about)
     spent, started = processor_ms(client), time.perf_counter()
@@ -109,8 +118,9 @@ def warm(client: httpx.Client, about: About, questions: list[Question], repeats:
         rows = [ask(client, question, rng, about, **more) for _ in range(times)]
         found[question.name] = percentiles([row[0] for row in rows]) | {
             "cpu_ms": round(float(np.median([row[1] for row in rows])), 1),
-            "bytes": int(np.median([row[2] for row in rows])), "times": times,
-        }  # fmt: skip
+            "bytes": int(np.median([row[2] for row in rows])),
+            "times": times,
+        }
         print(question.name, found[question.name], file=sys.stderr, flush=True)
     return found
 
@@ -167,13 +177,25 @@ def build(wish: Wish, folder: Path) -> dict[str, Any]:
     """Make the run in this process; seconds and the peak of memory. For a process of its own."""
     started = time.perf_counter()
     file = write_run(wish, folder, overwrite=True)
-    return {"seconds": round(time.perf_counter() - started, 1), "bytes": file.stat().st_size,
-            "peak_MiB": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)}  # fmt: skip
+    return {
+        "seconds": round(time.perf_counter() - started, 1),
+        "bytes": file.stat().st_size,
+        "peak_MiB": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    }
 
 
 def in_process(what: str, folder: Path, tokens: int, **popen: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "benchmarks.queries", "--step", what, "--folder", str(folder), "--tokens",
-               str(tokens)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.queries",
+        "--step",
+        what,
+        "--folder",
+        str(folder),
+        "--tokens",
+        str(tokens),
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, **popen)
 
 
@@ -202,8 +224,9 @@ def writing(folder: Path, tokens: int) -> Iterator[None]:
 
 def ingest(folder: Path, tokens: int) -> dict[str, Any]:
     """Tokens a second that the store takes, sealing included, beside what the disk takes raw; batches made before."""
+    from tokenpaths.engine.store.write.writer import RunWriter
+
     from benchmarks.synthetic import batches
-    from engine.store.writer import RunWriter
 
     wish = Wish("ingested", tokens)
     made = list(batches(wish))
@@ -219,11 +242,15 @@ def ingest(folder: Path, tokens: int) -> dict[str, Any]:
     size = file.stat().st_size
     file.unlink()
     return {
-        "tokens": tokens, "tokens_per_second": round(tokens / seconds), "written_per_second": round(tokens / written),
-        "raw_bytes_per_second": round(raw), "bytes_given_per_token": round(given / tokens, 1),
-        "ratio": round(given / written / raw, 3), "ratio_with_sealing": round(given / seconds / raw, 3),
+        "tokens": tokens,
+        "tokens_per_second": round(tokens / seconds),
+        "written_per_second": round(tokens / written),
+        "raw_bytes_per_second": round(raw),
+        "bytes_given_per_token": round(given / tokens, 1),
+        "ratio": round(given / written / raw, 3),
+        "ratio_with_sealing": round(given / seconds / raw, 3),
         "file_bytes_per_token": round(size / tokens, 1),
-    }  # fmt: skip
+    }
 
 
 def worst(found: dict[str, Any], names: list[str]) -> dict[str, Any]:
@@ -244,8 +271,16 @@ def rows(document: dict[str, Any]) -> list[Row]:
         if found.get(name):
             cells = {one: row["p95"] for one, row in found[name.split("_")[1]].items()}
             peers = {} if key == "query_cold" else _peers(found.get("peers", {}))
-            made.append(Row(key, found[name]["p95"], cells=cells, peers=peers,
-                            note=f"{found[name]['question']}; {tokens}", missing=missing))  # fmt: skip
+            made.append(
+                Row(
+                    key,
+                    found[name]["p95"],
+                    cells=cells,
+                    peers=peers,
+                    note=f"{found[name]['question']}; {tokens}",
+                    missing=missing,
+                )
+            )
     free = {one.name for one in QUESTIONS if one.free}
     exact = {name: row["p95"] / 1000 for name, row in found.get("warm", {}).items() if name in free}
     if exact:
@@ -254,11 +289,17 @@ def rows(document: dict[str, Any]) -> list[Row]:
         sampled = {name: row["p95"] for name, row in found["sampled"].items()}
         made.append(Row("filter_sampled", max(sampled.values()), cells=sampled, note=tokens, missing=missing))
     if found.get("writing"):
-        made.append(Row("page_beside_trace", found["writing"]["median_ratio"],
-                        note=f"median, worst {found['writing']['worst_ratio']}; {tokens}"))  # fmt: skip
+        made.append(
+            Row(
+                "page_beside_trace",
+                found["writing"]["median_ratio"],
+                note=f"median, worst {found['writing']['worst_ratio']}; {tokens}",
+            )
+        )
     if found.get("ingest"):
-        made.append(Row("ingest", found["ingest"]["ratio"],
-                        note=f"with sealing {found['ingest']['ratio_with_sealing']}"))  # fmt: skip
+        made.append(
+            Row("ingest", found["ingest"]["ratio"], note=f"with sealing {found['ingest']['ratio_with_sealing']}")
+        )
     return made
 
 
@@ -278,8 +319,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=_count, default=1_000_000)
     parser.add_argument("--folder", type=Path, required=True, help="where the run is made, and stays")
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--parts", nargs="+", default=["warm", "cold", "writing", "ingest", "peers"],
-                        choices=["warm", "cold", "writing", "ingest", "peers"])  # fmt: skip
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        default=["warm", "cold", "writing", "ingest", "peers"],
+        choices=["warm", "cold", "writing", "ingest", "peers"],
+    )
     parser.add_argument("--only", help="questions whose name holds these words")
     parser.add_argument("--peer-tokens", type=_count, default=5_000_000)
     parser.add_argument("--ingest-tokens", type=_count, default=4_000_000)
@@ -320,9 +365,11 @@ def main() -> None:
             with writing(folder, 10**7):
                 busy = warm(client, about, some, max(5, options.repeats // 2))
             ratios = {name: round(busy[name]["p95"] / idle[name]["p95"], 2) for name in busy}
-            results["writing"] = {"p95": {name: row["p95"] for name, row in busy.items()},
-                                  "median_ratio": round(float(np.median(list(ratios.values()))), 2),
-                                  "worst_ratio": max(ratios.values())}  # fmt: skip
+            results["writing"] = {
+                "p95": {name: row["p95"] for name, row in busy.items()},
+                "median_ratio": round(float(np.median(list(ratios.values()))), 2),
+                "worst_ratio": max(ratios.values()),
+            }
     if "cold" in options.parts:
         results["cold"] = cold(folder, about, [one for one in questions if not one.free], COLD_REPEATS)
         results["worst_cold"] = worst(results["cold"], page) if page else None
@@ -335,8 +382,12 @@ def main() -> None:
         results["peers"] = compared(Wish("peers", options.peer_tokens))
     results["load_after"] = round(os.getloadavg()[0], 1)
     if options.keep:
-        report("queries", "python -m benchmarks.queries " + " ".join(
-            word for word in sys.argv[1:] if word not in ("--keep", str(options.folder), "--folder")), results)
+        report(
+            "queries",
+            "python -m benchmarks.queries "
+            + " ".join(word for word in sys.argv[1:] if word not in ("--keep", str(options.folder), "--folder")),
+            results,
+        )
     else:
         print(json.dumps(results))
 

@@ -1,7 +1,8 @@
 """Every question about a run that the views of the page ask the API, with arguments as a reader would choose them.
 
-A question is known by the method of ``frontend.client.Client`` that asks it; a test compares this list with that class,
-so that a new method is measured or named among ``NOT_MEASURED``. Arguments are drawn, so that no answer is there
+A question is known by the method of ``tokenpaths.frontend.api.client.Client`` that asks it; a test compares this list
+with that class, so that a new method is measured or named among ``NOT_MEASURED``. Arguments are drawn, so that no
+answer is there
 already: samples evenly, paths by their frequency, labels, steps and modules evenly.
 """
 
@@ -32,10 +33,13 @@ class About:
     def of(cls, info: Mapping[str, Any]) -> About:
         """From the answer of ``GET /runs/{run}``."""
         return cls(
-            num_samples=info["num_samples"], num_paths=info["num_paths"], num_steps=info["num_steps"],
-            labels=tuple(row["label"] for row in info["labels"]), modules=tuple(m["module"] for m in info["modules"]),
+            num_samples=info["num_samples"],
+            num_paths=info["num_paths"],
+            num_steps=info["num_steps"],
+            labels=tuple(row["label"] for row in info["labels"]),
+            modules=tuple(m["module"] for m in info["modules"]),
             words=("ba", "de", "fi", "go"),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Question:
 
     name: str
     method: str
-    """of ``frontend.client.Client``"""
+    """of ``tokenpaths.frontend.api.client.Client``"""
     views: str
     ask: Callable[[np.random.Generator, About], Asked]
     free: bool = False
@@ -80,8 +84,9 @@ def _fixed(path: str, **query: Any) -> Callable[[np.random.Generator, About], As
 QUESTIONS: tuple[Question, ...] = (
     Question("details", "run", "all", _fixed("")),
     Question("flow", "flow", "flow, runs, sample", _fixed("/flow", limit=2000)),
-    Question("flow of a label", "flow", "flow, compare",
-             lambda r, a: ("/flow", {"limit": 2000, "label": _label(r, a)})),
+    Question(
+        "flow of a label", "flow", "flow, compare", lambda r, a: ("/flow", {"limit": 2000, "label": _label(r, a)})
+    ),
     Question("flow of some steps", "flow", "flow", _fixed("/flow", steps="2:7", min_share=0.001)),
     Question("usage", "usage", "modules, experts", _fixed("/usage")),
     Question("usage of a label", "usage", "modules, experts", lambda r, a: ("/usage", {"label": _label(r, a)})),
@@ -91,71 +96,168 @@ QUESTIONS: tuple[Question, ...] = (
     Question("paths of a label", "paths", "paths", lambda r, a: ("/paths", {"limit": 100, "label": _label(r, a)})),
     Question("paths by compute", "paths", "paths", _fixed("/paths", limit=100, order="compute")),
     Question("paths by reuse", "paths", "paths", _fixed("/paths", limit=100, order="reuse")),
-    Question("60 examples of a path", "examples", "paths, dream",
-             lambda r, a: (f"/paths/{_rank(r, a)}/examples", {"limit": 60})),
+    Question(
+        "60 examples of a path",
+        "examples",
+        "paths, dream",
+        lambda r, a: (f"/paths/{_rank(r, a)}/examples", {"limit": 60}),
+    ),
     Question("samples", "samples", "sample, compute", _fixed("/samples", limit=100)),
-    Question("samples of a label", "samples", "sample, compute",
-             lambda r, a: ("/samples", {"limit": 100, "label": _label(r, a)})),
+    Question(
+        "samples of a label",
+        "samples",
+        "sample, compute",
+        lambda r, a: ("/samples", {"limit": 100, "label": _label(r, a)}),
+    ),
     Question("samples by reuse", "samples", "compute", _fixed("/samples", limit=500, order="reuse", descending="true")),
     Question("samples by loss", "samples", "compute", _fixed("/samples", limit=100, order="loss", descending="true")),
     Question("one sample", "sample", "sample, flow, detour", lambda r, a: (f"/samples/{_sample(r, a)}", {})),
-    Question("tokens × modules", "token_slice", "experts",
-             lambda r, a: (f"/samples/{_sample(r, a)}/experts", {"step": _step(r, a), "limit": 40})),
+    Question(
+        "tokens × modules",
+        "token_slice",
+        "experts",
+        lambda r, a: (f"/samples/{_sample(r, a)}/experts", {"step": _step(r, a), "limit": 40}),
+    ),
     Question("compute per sample", "distribution", "compute", _fixed("/distributions/compute", per="sample", bins=40)),
     Question("compute per token", "distribution", "compute", _fixed("/distributions/compute", per="token", bins=40)),
     Question("reuse per token", "distribution", "compute", _fixed("/distributions/reuse", per="token", bins=40)),
     Question("loss per sample", "distribution", "compute", _fixed("/distributions/loss", per="sample", bins=40)),
     Question("loss per token", "distribution", "compute", _fixed("/distributions/loss", per="token", bins=40)),
-    Question("gate entropy per sample", "distribution", "compute",
-             _fixed("/distributions/gate_entropy", per="sample", bins=40)),
-    Question("gate entropy per token", "distribution", "compute",
-             _fixed("/distributions/gate_entropy", per="token", bins=40)),
-    Question("reuse per token of a label", "distribution", "compute",
-             lambda r, a: ("/distributions/reuse", {"per": "token", "bins": 40, "label": _label(r, a)})),
-    Question("loss per token of a label", "distribution", "compute",
-             lambda r, a: ("/distributions/loss", {"per": "token", "bins": 40, "label": _label(r, a)})),
+    Question(
+        "gate entropy per sample",
+        "distribution",
+        "compute",
+        _fixed("/distributions/gate_entropy", per="sample", bins=40),
+    ),
+    Question(
+        "gate entropy per token", "distribution", "compute", _fixed("/distributions/gate_entropy", per="token", bins=40)
+    ),
+    Question(
+        "reuse per token of a label",
+        "distribution",
+        "compute",
+        lambda r, a: ("/distributions/reuse", {"per": "token", "bins": 40, "label": _label(r, a)}),
+    ),
+    Question(
+        "loss per token of a label",
+        "distribution",
+        "compute",
+        lambda r, a: ("/distributions/loss", {"per": "token", "bins": 40, "label": _label(r, a)}),
+    ),
     Question("tables", "tables", "export", _fixed("/export")),
-    Question("labels of modules", "specialisation", "experts, module",
-             lambda r, a: ("/specialisation", {"of": "label", "step": _step(r, a), "limit": 256})),
-    Question("words of modules", "specialisation", "experts, module",
-             lambda r, a: ("/specialisation", {"of": "input", "step": _step(r, a), "limit": 256, "each": 24})),
+    Question(
+        "labels of modules",
+        "specialisation",
+        "experts, module",
+        lambda r, a: ("/specialisation", {"of": "label", "step": _step(r, a), "limit": 256}),
+    ),
+    Question(
+        "words of modules",
+        "specialisation",
+        "experts, module",
+        lambda r, a: ("/specialisation", {"of": "input", "step": _step(r, a), "limit": 256, "each": 24}),
+    ),
     Question("repetition", "repetition", "experts", _fixed("/repetition")),
     Question("what paths know", "knowledge", "paths", _fixed("/paths/knowledge")),
     Question("paths specific to labels", "specific", "paths", _fixed("/specific", of="path", limit=20)),
     Question("modules specific to labels", "specific", "paths", _fixed("/specific", of="module", limit=20)),
-    Question("tokens with a word", "search_tokens", "paths", lambda r, a: (
-        "/tokens/search", {"q": a.words[int(r.integers(len(a.words)))], "limit": 20, "examples": 30})),
+    Question(
+        "tokens with a word",
+        "search_tokens",
+        "paths",
+        lambda r, a: ("/tokens/search", {"q": a.words[int(r.integers(len(a.words)))], "limit": 20, "examples": 30}),
+    ),
     Question("samples on the plane", "map", "compare", _fixed("/map", limit=1000, thumbnails="true")),
-    Question("similar samples", "similar_samples", "compare",
-             lambda r, a: (f"/samples/{_sample(r, a)}/similar", {"limit": 12})),
-    Question("similar ribbons", "similar_tokens", "compare",
-             lambda r, a: ("/tokens/similar", {"sample": _sample(r, a), "token": 0, "limit": 8, "each": 12})),
+    Question(
+        "similar samples",
+        "similar_samples",
+        "compare",
+        lambda r, a: (f"/samples/{_sample(r, a)}/similar", {"limit": 12}),
+    ),
+    Question(
+        "similar ribbons",
+        "similar_tokens",
+        "compare",
+        lambda r, a: ("/tokens/similar", {"sample": _sample(r, a), "token": 0, "limit": 8, "each": 12}),
+    ),
     Question("power law", "law", "paths", _fixed("/paths/law", draws=0)),
-    Question("flow through a module", "flow", "flow, module",
-             lambda r, a: ("/flow", {"limit": 2000, "through": _through(r, a)}), free=True),
-    Question("flow through two modules", "flow", "flow",
-             lambda r, a: ("/flow", {"limit": 2000, "through": _through(r, a, 2)}), free=True),
-    Question("flow of a label through a module", "flow", "flow",
-             lambda r, a: ("/flow", {"limit": 2000, "label": _label(r, a), "through": _through(r, a)}), free=True),
-    Question("flow of some paths", "flow", "flow, paths",
-             lambda r, a: ("/flow", {"limit": 2000, "paths": f"{_rank(r, a)},1,2"}), free=True),
-    Question("paths through a module", "paths", "paths",
-             lambda r, a: ("/paths", {"limit": 100, "through": _through(r, a)}), free=True),
-    Question("paths of a label through a module", "paths", "paths",
-             lambda r, a: ("/paths", {"limit": 100, "label": _label(r, a), "through": _through(r, a)}), free=True),
-    Question("samples with a word", "samples", "sample",
-             lambda r, a: ("/samples", {"limit": 100, "q": a.words[int(r.integers(len(a.words)))]}), free=True),
-)  # fmt: skip
+    Question(
+        "flow through a module",
+        "flow",
+        "flow, module",
+        lambda r, a: ("/flow", {"limit": 2000, "through": _through(r, a)}),
+        free=True,
+    ),
+    Question(
+        "flow through two modules",
+        "flow",
+        "flow",
+        lambda r, a: ("/flow", {"limit": 2000, "through": _through(r, a, 2)}),
+        free=True,
+    ),
+    Question(
+        "flow of a label through a module",
+        "flow",
+        "flow",
+        lambda r, a: ("/flow", {"limit": 2000, "label": _label(r, a), "through": _through(r, a)}),
+        free=True,
+    ),
+    Question(
+        "flow of some paths",
+        "flow",
+        "flow, paths",
+        lambda r, a: ("/flow", {"limit": 2000, "paths": f"{_rank(r, a)},1,2"}),
+        free=True,
+    ),
+    Question(
+        "paths through a module",
+        "paths",
+        "paths",
+        lambda r, a: ("/paths", {"limit": 100, "through": _through(r, a)}),
+        free=True,
+    ),
+    Question(
+        "paths of a label through a module",
+        "paths",
+        "paths",
+        lambda r, a: ("/paths", {"limit": 100, "label": _label(r, a), "through": _through(r, a)}),
+        free=True,
+    ),
+    Question(
+        "samples with a word",
+        "samples",
+        "sample",
+        lambda r, a: ("/samples", {"limit": 100, "q": a.words[int(r.integers(len(a.words)))]}),
+        free=True,
+    ),
+)
 
 NOT_MEASURED = {
     "runs": "the list of runs: it grows with the number of runs, not of tokens",
-    "delete": "changes the folder", "models": "of models", "model": "of models", "trace": "runs a model",
-    "jobs": "of jobs", "job": "of jobs", "submit_job": "of jobs", "cancel_job": "of jobs", "retry_job": "of jobs",
-    "remove_job": "of jobs", "artifact": "of jobs", "searches": "saved addresses", "save_search": "saved addresses",
-    "delete_search": "saved addresses", "export": "a whole table as a file", "export_url": "asks nothing",
-    "report": "the whole run as a file", "image": "pictures only; this run has texts",
-    "soft": "runs of soft routers only", "co_activation": "runs with k > 1 only",
-    "saturation": "a series of checkpoints", "series": "a series of checkpoints", "effect": "a run and its edited twin",
-    "compare": "two runs", "same_groups": "two runs",
-}  # fmt: skip
+    "delete": "changes the folder",
+    "models": "of models",
+    "model": "of models",
+    "trace": "runs a model",
+    "jobs": "of jobs",
+    "job": "of jobs",
+    "submit_job": "of jobs",
+    "cancel_job": "of jobs",
+    "retry_job": "of jobs",
+    "remove_job": "of jobs",
+    "artifact": "of jobs",
+    "searches": "saved addresses",
+    "save_search": "saved addresses",
+    "delete_search": "saved addresses",
+    "export": "a whole table as a file",
+    "export_url": "asks nothing",
+    "report": "the whole run as a file",
+    "image": "pictures only; this run has texts",
+    "soft": "runs of soft routers only",
+    "co_activation": "runs with k > 1 only",
+    "saturation": "a series of checkpoints",
+    "series": "a series of checkpoints",
+    "effect": "a run and its edited twin",
+    "compare": "two runs",
+    "same_groups": "two runs",
+}
 """methods of ``Client`` that ask nothing of one large run of texts, and why"""

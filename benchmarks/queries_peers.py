@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenpaths.engine.store.ask.run import Run
 
 from benchmarks.synthetic import LABELS, Wish, batches, write_run
-from engine.store import Run
 
 REPEATS = 5
 LONG_SECONDS = 5.0
@@ -28,22 +28,31 @@ NOT_INSTALLED = "not installed"
 
 def compared(wish: Wish) -> dict[str, Any]:
     """Milliseconds of each question by each of them; None where a tool is not installed."""
-    parts = [(batch.module_ids[:, :, 0].astype(np.uint8),
-              np.repeat([LABELS["text"].index(s.label) for s in batch.samples], [s.num_tokens for s in batch.samples]))
-             for batch in batches(wish)]  # fmt: skip
+    parts = [
+        (
+            batch.module_ids[:, :, 0].astype(np.uint8),
+            np.repeat([LABELS["text"].index(s.label) for s in batch.samples], [s.num_tokens for s in batch.samples]),
+        )
+        for batch in batches(wish)
+    ]
     ids = np.concatenate([part[0] for part in parts])
     labels = np.concatenate([part[1] for part in parts]).astype(np.uint8)
     del parts
     with tempfile.TemporaryDirectory() as folder:
         file = write_run(wish, Path(folder))
         with Run.open(file, time_limit_s=600) as run:
-            sides = {"store": _store(run), "pandas": _pandas(ids, labels), "polars": _polars(ids, labels),
-                     "sqlite": _sqlite(ids, labels, Path(folder) / "tokens.sqlite")}  # fmt: skip
+            sides = {
+                "store": _store(run),
+                "pandas": _pandas(ids, labels),
+                "polars": _polars(ids, labels),
+                "sqlite": _sqlite(ids, labels, Path(folder) / "tokens.sqlite"),
+            }
             found: dict[str, Any] = {"tokens": wish.tokens}
             for question in sides["store"] or {}:
                 seconds = in_turn({name: side[question] for name, side in sides.items() if side}, REPEATS)
-                found[question] = {name: _quartiles(seconds[name]) if name in seconds else NOT_INSTALLED
-                                   for name in sides}  # fmt: skip
+                found[question] = {
+                    name: _quartiles(seconds[name]) if name in seconds else NOT_INSTALLED for name in sides
+                }
     return found
 
 
@@ -66,8 +75,12 @@ def _quartiles(seconds: list[float]) -> dict[str, float]:
 
 def _store(run: Run) -> dict[str, Callable[[], Any]]:
     label = run.labels[0][1]
-    return {"rank and frequency": lambda: run.paths(limit=TOP), "flow": run.flow, "usage": run.usage,
-            "flow of a label": lambda: run.flow(label=label)}  # fmt: skip
+    return {
+        "rank and frequency": lambda: run.paths(limit=TOP),
+        "flow": run.flow,
+        "usage": run.usage,
+        "flow of a label": lambda: run.flow(label=label),
+    }
 
 
 def _columns(ids: np.ndarray) -> list[str]:
@@ -125,14 +138,18 @@ def _sqlite(ids: np.ndarray, labels: np.ndarray, file: Path) -> dict[str, Callab
     every = ", ".join(names)
 
     def flow(where: str) -> list[Any]:
-        return [con.execute(f"SELECT {a}, {b}, count(*) FROM token {where} GROUP BY {a}, {b}").fetchall()
-                for a, b in zip(names, names[1:], strict=False)]  # fmt: skip
+        return [
+            con.execute(f"SELECT {a}, {b}, count(*) FROM token {where} GROUP BY {a}, {b}").fetchall()
+            for a, b in zip(names, names[1:], strict=False)
+        ]
 
     return {
         "rank and frequency": lambda: con.execute(
-            f"SELECT {every}, count(*) AS n FROM token GROUP BY {every} ORDER BY n DESC LIMIT {TOP}").fetchall(),
+            f"SELECT {every}, count(*) AS n FROM token GROUP BY {every} ORDER BY n DESC LIMIT {TOP}"
+        ).fetchall(),
         "flow": lambda: flow(""),
-        "usage": lambda: [con.execute(f"SELECT {name}, count(*) FROM token GROUP BY {name}").fetchall()
-                          for name in names],
+        "usage": lambda: [
+            con.execute(f"SELECT {name}, count(*) FROM token GROUP BY {name}").fetchall() for name in names
+        ],
         "flow of a label": lambda: flow("WHERE label = 0"),
-    }  # fmt: skip
+    }

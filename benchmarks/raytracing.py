@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from benchmarks.measure import RESULTS, report
-from engine.analysis.lights import correlation, share_by_class
-from engine.models.raytracing import RayTracing
-from engine.models.raytracing_wires import RayTracingConfig
-from engine.train.loop import Progress
-from engine.train.raytracing import (
+from tokenpaths.engine.analysis.families.lights import correlation, share_by_class
+from tokenpaths.engine.families.raytracing_config import RayTracingConfig
+from tokenpaths.engine.models.raytracing import RayTracing
+from tokenpaths.engine.train.loop import Progress
+from tokenpaths.engine.train.raytracing_fit import Samples, measure
+from tokenpaths.engine.train.raytracing_recipe import Corpora, RayTracingRecipe, find_recipe, load_corpora
+from tokenpaths.engine.train.train_raytracing import (
     Features,
     extract_all,
     light_up,
@@ -32,12 +32,15 @@ from engine.train.raytracing import (
     train_convolutions,
     train_network,
 )
-from engine.train.raytracing_fit import Samples, measure
-from engine.train.raytracing_recipe import Corpora, RayTracingRecipe, find_recipe, load_corpora
+
+from benchmarks.measure import RESULTS, report
 
 SEEDS = {
-    "raytracing-digits": 5, "raytracing-digits-relaxed": 5, "raytracing-cifar10": 3, "raytracing-cifar10-relaxed": 1,
-}  # fmt: skip
+    "raytracing-digits": 5,
+    "raytracing-digits-relaxed": 5,
+    "raytracing-cifar10": 3,
+    "raytracing-cifar10-relaxed": 1,
+}
 CLAIMS = {
     "accuracy": "section 3, figure 2: accuracy at or above that of an MLP of as many parameters",
     "used": "section 3, figure 2: over 50 % fewer parameters used, on average",
@@ -54,15 +57,17 @@ def with_seed(recipe: RayTracingRecipe, seed: int) -> RayTracingRecipe:
     plain = recipe.model.model_dump(exclude={"input_wires", "block_wires"})
     return recipe.model_copy(
         update={
-            "name": f"{recipe.name}-{seed}", "seed": seed, "model": RayTracingConfig(**(plain | {"seed": seed})),
+            "name": f"{recipe.name}-{seed}",
+            "seed": seed,
+            "model": RayTracingConfig(**(plain | {"seed": seed})),
             # Convolutions of CIFAR-10 cost ten minutes: one set of them for all seeds.
             "feature_seed": seed if recipe.data == "digits" else 0,
         }
-    )  # fmt: skip
+    )
 
 
 def run(recipe: RayTracingRecipe, corpora: Corpora, features: Features, convolutions, work: Path) -> dict[str, Any]:
-    """One seed: network and twin trained as ``engine.train.raytracing.train`` would, and measured on the test data."""
+    """One seed: network and twin trained as ``train_raytracing.train`` would, and measured on the test data."""
     show = _progress(recipe.name)
     model, fitted = train_network(recipe, convolutions, features, work / recipe.name, on_progress=show)
     twin, _ = train_network(recipe, convolutions, features, work / f"{recipe.name}-twin", twin=True, on_progress=show)
@@ -80,12 +85,17 @@ def run(recipe: RayTracingRecipe, corpora: Corpora, features: Features, convolut
         "active_share_right": float(share[right].mean()),
         "active_share_wrong": float(share[~right].mean()) if (~right).any() else None,
         "classes": [
-            {"class": c.label, "active_share": c.mean, "low": c.low, "high": c.high,
-             "accuracy": float(right[labels == corpora.test.classes.index(c.label)].double().mean())}
+            {
+                "class": c.label,
+                "active_share": c.mean,
+                "low": c.low,
+                "high": c.high,
+                "accuracy": float(right[labels == corpora.test.classes.index(c.label)].double().mean()),
+            }
             for c in classes
         ],
         "by_threshold_step": by_threshold_step(model, features.test),
-    }  # fmt: skip
+    }
 
 
 @torch.inference_mode()
@@ -100,12 +110,14 @@ def by_threshold_step(model: RayTracing, samples: Samples, most: int = 2000, ste
     lit = (torch.cat([part.rates for part in output]) > 0).cummax(dim=1).values
     for step in range(steps):
         own = logits[:, step]
-        rows.append({
-            "theta": model.config.theta * model.config.decay**step,
-            "accuracy": float((own.argmax(dim=1) == labels).double().mean()),
-            "loss": float(torch.nn.functional.cross_entropy(own, labels)),
-            "lit_share": float(lit[:, step].double().mean()),
-        })  # fmt: skip
+        rows.append(
+            {
+                "theta": model.config.theta * model.config.decay**step,
+                "accuracy": float((own.argmax(dim=1) == labels).double().mean()),
+                "loss": float(torch.nn.functional.cross_entropy(own, labels)),
+                "lit_share": float(lit[:, step].double().mean()),
+            }
+        )
     return rows
 
 
@@ -151,7 +163,7 @@ def verdicts(row: dict[str, Any]) -> list[dict[str, Any]]:
             f"accuracy {first:.1%} if all samples stop at the first threshold step, {last:.1%} at the 16th",
             last > first,
         ),
-    }  # fmt: skip
+    }
     orders = [[c["class"] for c in one["classes"]] for one in seeds]
     if "automobile" in orders[0]:
         ends = "; ".join(f"fewest {order[0]}, most {', '.join(order[:-4:-1])}" for order in orders)
@@ -208,8 +220,11 @@ def main() -> None:
 
 
 def _command(arguments: argparse.Namespace) -> str:
-    flags = "".join(f" --{flag} {value}" for flag, value in (("data", "<data folder>"), ("only", arguments.only))
-                    if getattr(arguments, flag))  # fmt: skip
+    flags = "".join(
+        f" --{flag} {value}"
+        for flag, value in (("data", "<data folder>"), ("only", arguments.only))
+        if getattr(arguments, flag)
+    )
     return f"python -m benchmarks.raytracing --work <folder>{flags}"
 
 

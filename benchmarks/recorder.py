@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenpaths.engine.adapters.recorder.options import Options
+from tokenpaths.engine.adapters.recorder.recorder import Recorder
+from tokenpaths.engine.adapters.recorder.router_plan import Read
+from tokenpaths.engine.families.presets import moe_transformer
+from tokenpaths.engine.models.dna import DNA
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.measure import report
-from engine.adapters.recorder import Recorder
-from engine.adapters.recorder_options import Options
-from engine.adapters.recorder_plan import Read
-from engine.models.dna import DNA
-from engine.models.named import moe_transformer
 
 LAYERS, EXPERTS, TOP_K, WIDTH, VOCABULARY, LENGTH = 4, 8, 2, 256, 512, 128
 STEPS = 2
@@ -89,9 +89,18 @@ class Plain(nn.Module):
 
 
 def own() -> tuple[nn.Module, dict[str, Any]]:
-    """The mixture of experts of ``engine.models.named``; its routers score the experts of all layers."""
-    config = moe_transformer("text", layers=LAYERS, experts=EXPERTS, top_k=TOP_K, width=WIDTH, heads=4,
-                             mlp_width=2 * WIDTH, vocab_size=VOCABULARY, context=LENGTH)  # fmt: skip
+    """The mixture of experts of ``tokenpaths.engine.families.presets``; its routers score the experts of all layers."""
+    config = moe_transformer(
+        "text",
+        layers=LAYERS,
+        experts=EXPERTS,
+        top_k=TOP_K,
+        width=WIDTH,
+        heads=4,
+        mlp_width=2 * WIDTH,
+        vocab_size=VOCABULARY,
+        context=LENGTH,
+    )
     return DNA(config), {"num_experts": EXPERTS}
 
 
@@ -208,7 +217,9 @@ def main() -> None:
     results = {
         "setting": f"{LAYERS} layers × {EXPERTS} experts, top {TOP_K}, width {WIDTH}, {STEPS} steps in turn",
         "plain torch": measure(Plain(), {}, batch, arguments.repeats, arguments.device),
-        "engine.models.named.moe_transformer": measure(*own(), batch, arguments.repeats, arguments.device),
+        "tokenpaths.engine.families.presets.moe_transformer": measure(
+            *own(), batch, arguments.repeats, arguments.device
+        ),
     }
     report("recorder", "python -m benchmarks.recorder", results)
 

@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenpaths.engine.base.files import SHIPPED_MODELS
+from tokenpaths.engine.base.records import RunInfo, SampleRecord, TraceBatch
+from tokenpaths.engine.models.dna import DNA, DNAConfig
+from tokenpaths.engine.models.family import Traced
+from tokenpaths.engine.store.write.writer import RunWriter
+from tokenpaths.engine.tracing.recording import compact_decisions, to_host
+from tokenpaths.engine.tracing.trace_run import load_model
 
 from benchmarks.measure import interleaved, ratio, report
 from benchmarks.table import Row, worst
-from engine.disk import SHIPPED_MODELS
-from engine.models.dna import DNA, DNAConfig
-from engine.models.family import Traced
-from engine.record import compact_decisions, to_host
-from engine.store import RunWriter
-from engine.trace import RunInfo, SampleRecord, TraceBatch
-from engine.tracing import load_model
 
 PAPER_SIZE = DNAConfig(
     modality="vision", width=384, heads=6, mlp_width=1536, backbone=1, steps=11, transformers=18, num_classes=1000
@@ -56,10 +56,20 @@ def measure(model: DNA, batch: int, repeats: int) -> dict:
     inputs = torch.randn(batch, 3, size, size)
     with tempfile.TemporaryDirectory() as folder:
         info = RunInfo(
-            run_id="bench", model="bench", family="dna", modality="vision", dataset="noise", split="",
-            num_steps=config.steps, num_modules=config.num_modules, top_k=config.top_k, weight_semantics={},
-            config={}, checkpoint_sha256="", engine_version="",
-        )  # fmt: skip
+            run_id="bench",
+            model="bench",
+            family="dna",
+            modality="vision",
+            dataset="noise",
+            split="",
+            num_steps=config.steps,
+            num_modules=config.num_modules,
+            top_k=config.top_k,
+            weight_semantics={},
+            config={},
+            checkpoint_sha256="",
+            engine_version="",
+        )
         writer = RunWriter(Path(folder), info, model.module_table())
 
         def plain() -> None:
@@ -84,9 +94,13 @@ def measure(model: DNA, batch: int, repeats: int) -> dict:
         with torch.inference_mode():
             made = model(inputs)
         variants = {
-            "plain": plain, "recorded": in_memory, "written": with_writer, "plain again": plain,
-            "added": partial(added, False), "added, written": partial(added, True),
-        }  # fmt: skip
+            "plain": plain,
+            "recorded": in_memory,
+            "written": with_writer,
+            "plain again": plain,
+            "added": partial(added, False),
+            "added, written": partial(added, True),
+        }
         seconds = interleaved(variants, repeats, 2, time.process_time)
         writer.abort()
     return {
@@ -102,8 +116,9 @@ def rows(document: dict[str, Any]) -> list[Row]:
     """The table's rows: the work that is added, over the plain pass, and the paired ratios as a check."""
     made = []
     for key, share, whole in (
-        ("recording", "added", "recorded/plain"), ("recording_store", "added, written", "recorded and written/plain"),
-    ):  # fmt: skip
+        ("recording", "added", "recorded/plain"),
+        ("recording_store", "added, written", "recorded and written/plain"),
+    ):
         cells = {
             name: {k: round(1 + v, 4) if k != "repeats" else v for k, v in one["share"][share].items()}
             for name, one in document["results"].items()

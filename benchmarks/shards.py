@@ -24,16 +24,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenpaths.engine.base.records import TraceBatch
+from tokenpaths.engine.data.blocks import shard_rows
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.file.open_file import open_read_only
+from tokenpaths.engine.store.file.shard_format import Shard
+from tokenpaths.engine.store.write.merge import SealProgress, find_shards, seal_shards
+from tokenpaths.engine.store.write.shard_writer import ShardWriter
+from tokenpaths.engine.store.write.writer import RunWriter
 
 from benchmarks.synthetic import _ODD, MOST_TWIN_TOKENS, Wish, _count, _lengths, batches, power_law_ranks, ribbons
-from engine.blocks import shard_rows
-from engine.store import Run
-from engine.store.merge import SealProgress, find_shards, seal_shards
-from engine.store.open_file import open_read_only
-from engine.store.shards import Shard
-from engine.store.shards_write import ShardWriter
-from engine.store.writer import RunWriter
-from engine.trace import TraceBatch
 
 READ_ROWS = 100_000
 
@@ -135,8 +135,14 @@ def seal(wish: Wish, folder: Path, of: int) -> dict[str, Any]:
     stages[last[0]] = round(time.perf_counter() - last[1], 3)
     with Run.open(file) as run:
         paths = run.card()["num_paths"]
-    return {"seconds": clock.seconds, "cpu_seconds": clock.cpu_seconds, "stages": stages, "peaks": peaks,
-            "paths": paths, "bytes": file.stat().st_size}  # fmt: skip
+    return {
+        "seconds": clock.seconds,
+        "cpu_seconds": clock.cpu_seconds,
+        "stages": stages,
+        "peaks": peaks,
+        "paths": paths,
+        "bytes": file.stat().st_size,
+    }
 
 
 def differing(first: Path, second: Path) -> list[str]:
@@ -187,15 +193,22 @@ def main() -> None:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
         results: dict[str, Any] = {
-            "tokens": wish.tokens, "num_shards": options.shards, "steps": wish.steps, "modules": wish.modules,
-            "top_k": wish.top_k, "modality": wish.modality, "load_before": round(os.getloadavg()[0], 1),
-        }  # fmt: skip
+            "tokens": wish.tokens,
+            "num_shards": options.shards,
+            "steps": wish.steps,
+            "modules": wish.modules,
+            "top_k": wish.top_k,
+            "modality": wish.modality,
+            "load_before": round(os.getloadavg()[0], 1),
+        }
         same = [word for word in sys.argv[1:] if word != "--keep"]
         for step in STEPS:
             done = subprocess.run(
                 [sys.executable, "-m", "benchmarks.shards", *same, "--folder", str(folder), "--step", step],
-                stdout=subprocess.PIPE, text=True, check=True,
-            )  # fmt: skip
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
             results[step] = json.loads(done.stdout.splitlines()[-1])
             results[step]["tokens_per_second"] = round(wish.tokens / results[step]["seconds"])
             if "cpu_seconds" in results[step]:

@@ -5,7 +5,7 @@
 Matched active blocks, imposed routing (``benchmarks.imposed``: uniform, skewed by sample, or as a shipped checkpoint
 chose). One thread; the variants take turns, process time is counted, and each round gives one ratio. Weights of the
 forward pass are frozen, as a loaded checkpoint's are; the dense twin is plain eager PyTorch. ``dense, ordered`` is the
-dense twin with frozen weights that are ordered beforehand like ours (``engine/models/packed.py``).
+dense twin with frozen weights that are ordered beforehand like ours (``engine/models/bank/onednn_linear.py``).
 
 ``one_sample``: batch 1, and batches of four and eight; the shipped model's size is what the page's upload runs.
 ``training_memory``: peak resident memory of two training steps in a process of its own, over what it held before the
@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenpaths.engine.models.dna import DNA, DNAConfig
 
 from benchmarks.imposed import HOW_ALL, How, ImposedDNA, active_share, forward, make_inputs, training_step
 from benchmarks.measure import RESULTS, interleaved, ratio, report
 from benchmarks.table import Row, worst
-from engine.models.dna import DNA, DNAConfig
 
 BATCH = 16
 VISION = dict(modality="vision", width=384, heads=6, mlp_width=1536, transformers=18, num_classes=1000)
@@ -47,9 +47,18 @@ def text(width: int, **more: Any) -> DNAConfig:
 SKIP = dict(top_k=2, identities=4, skip_ratio=0.3, steps=5)
 """with K = 2 and 30 % skipped a token visits seven blocks in five steps"""
 SHIPPED_SIZE = DNAConfig(
-    modality="vision", width=192, heads=3, mlp_width=768, backbone=1, steps=5, transformers=12, image_size=64,
-    patch_size=8, stem="conv", num_classes=1000,
-)  # fmt: skip
+    modality="vision",
+    width=192,
+    heads=3,
+    mlp_width=768,
+    backbone=1,
+    steps=5,
+    transformers=12,
+    image_size=64,
+    patch_size=8,
+    stem="conv",
+    num_classes=1000,
+)
 SIZES: dict[str, dict[str, DNAConfig]] = {
     "forward": {
         "vision 196 × D 384": DNAConfig(**VISION, backbone=1, steps=5),
@@ -77,14 +86,20 @@ SIZES: dict[str, dict[str, DNAConfig]] = {
         "text 1,024 × D 256": text(256, backbone=0, steps=3),
     },
     "bfloat16": {"vision 196 × D 384": DNAConfig(**VISION, backbone=1, steps=5)},
-}  # fmt: skip
+}
 HOWS = HOW_ALL
 NAIVE = {"vision 196 × D 384", "text 1,024 × D 256"}
 """sizes whose naive loop is timed, once: skewed routing costs it up to ten times the dense twin"""
-HEAVY = {("forward", "text 1,024 × D 256"): 4, ("forward", "text 1,024 × D 512"): 3,
-         ("forward", "text 1,024 × D 1,024"): 3, ("top2", "vision 196 × D 384"): 3, ("top2", "text 1,024 × D 256"): 3,
-         ("training", "vision 196 × D 384"): 4, ("training", "text 1,024 × D 512"): 3,
-         ("bfloat16", "vision 196 × D 384"): 3}  # fmt: skip
+HEAVY = {
+    ("forward", "text 1,024 × D 256"): 4,
+    ("forward", "text 1,024 × D 512"): 3,
+    ("forward", "text 1,024 × D 1,024"): 3,
+    ("top2", "vision 196 × D 384"): 3,
+    ("top2", "text 1,024 × D 256"): 3,
+    ("training", "vision 196 × D 384"): 4,
+    ("training", "text 1,024 × D 512"): 3,
+    ("bfloat16", "vision 196 × D 384"): 3,
+}
 """rounds that must do where one takes ten seconds and more"""
 COMPILED = {"forward": {"vision 196 × D 384"}, "one_sample": {"vision 196 × D 384"}}
 
@@ -108,8 +123,9 @@ def routed(model: ImposedDNA, how: How, run: Callable[[], Any], execution: str =
     return timed
 
 
-def turns(variants: dict[str, Callable[[], Any]], repeats: int, seldom: dict[str, Callable[[], Any]] | None = None
-          ) -> dict[str, list[float]]:
+def turns(
+    variants: dict[str, Callable[[], Any]], repeats: int, seldom: dict[str, Callable[[], Any]] | None = None
+) -> dict[str, list[float]]:
     """Process seconds by variant; ``seldom`` is what takes so long that one round must do (beside all others)."""
     seconds = interleaved(variants, 1 if seldom else 0, 1, time.process_time)
     for name, run in (seldom or {}).items():
@@ -169,10 +185,11 @@ def measure_forward(group: str, size: str, repeats: int) -> dict[str, Any]:
     seconds = turns(variants, repeats, slow)
     share = {how: active_share(config, how) for how in HOWS}
     made: dict[str, Any] = {
-        how: {key: round(x / share[how], 3) if key != "repeats" else x for key, x in
-              paired(seconds, how, "dense").items()}
+        how: {
+            key: round(x / share[how], 3) if key != "repeats" else x for key, x in paired(seconds, how, "dense").items()
+        }
         for how in HOWS
-    }  # fmt: skip
+    }
     made |= {name: paired(seconds, name, "dense") for name in seconds if name not in (*HOWS, "dense")}
     made |= {"naive over ours, skewed": paired(seconds, "naive, skewed", "skewed")} if slow else {}
     made["dense milliseconds"] = round(1000 * sorted(seconds["dense"])[len(seconds["dense"]) // 2], 1)
@@ -211,8 +228,9 @@ def measure_memory(group: str, size: str, repeats: int) -> dict[str, Any]:
         root = Path(__file__).resolve().parent.parent
         environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
         wish = [SIZES[group][size].model_dump_json(), kind, str(BATCH)]
-        done = subprocess.run([sys.executable, "-c", CHILD, *wish], capture_output=True, text=True, check=True,
-                              env=environment, cwd=root)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", CHILD, *wish], capture_output=True, text=True, check=True, env=environment, cwd=root
+        )
         peaks[kind] = json.loads(done.stdout.splitlines()[-1])
     made: dict[str, Any] = {"MiB": peaks}
     for kind in kinds[1:]:
@@ -321,10 +339,15 @@ def main() -> None:
             failed.append(f"{group}, {size} was not measured ({type(error).__name__}: {error}); its kept figure stays")
             print(failed[-1], file=sys.stderr, flush=True)
         else:
-            found = {name: cell["median"] for name, cell in done[size].items() if isinstance(cell, dict) and
-                     "median" in cell}  # fmt: skip
-            print(f"  [{number + 1} of {len(todo)}, {time.monotonic() - started:.0f} s] {group}, {size}: "
-                  + ", ".join(f"{name} {value:.3f}" for name, value in found.items()), file=sys.stderr, flush=True)
+            found = {
+                name: cell["median"] for name, cell in done[size].items() if isinstance(cell, dict) and "median" in cell
+            }
+            print(
+                f"  [{number + 1} of {len(todo)}, {time.monotonic() - started:.0f} s] {group}, {size}: "
+                + ", ".join(f"{name} {value:.3f}" for name, value in found.items()),
+                file=sys.stderr,
+                flush=True,
+            )
         last = number == len(todo) - 1
         report("speed", f"python -m benchmarks.speed --repeats {arguments.repeats}", results, quiet=not last)
     if failed:

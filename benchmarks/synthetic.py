@@ -25,10 +25,9 @@ from typing import Literal
 
 import numpy as np
 from PIL import Image
-
-from engine.errors import UserError
-from engine.store.writer import RunWriter
-from engine.trace import ModuleInfo, RunInfo, SampleRecord, TraceBatch
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.records import ModuleInfo, RunInfo, SampleRecord, TraceBatch
+from tokenpaths.engine.store.write.writer import RunWriter
 
 LEAST_TOKENS, MOST_TOKENS = 1000, 10**9
 BATCH_TOKENS = 65_536
@@ -79,14 +78,22 @@ class Wish:
     def info(self) -> RunInfo:
         text = self.modality == "text"
         return RunInfo(
-            run_id=self.run_id, model=f"synthetic-{self.modality}", family="dna", modality=self.modality,
-            dataset=f"synthetic {self.modality}", split="validation", num_steps=self.steps,
-            num_modules=self.modules, top_k=self.top_k,
+            run_id=self.run_id,
+            model=f"synthetic-{self.modality}",
+            family="dna",
+            modality=self.modality,
+            dataset=f"synthetic {self.modality}",
+            split="validation",
+            num_steps=self.steps,
+            num_modules=self.modules,
+            top_k=self.top_k,
             weight_semantics={"score": "softmax", "renormalised": self.top_k > 1, "bias": True},
-            config={"synthetic": True, "seed": self.seed, "tokens": self.tokens}, checkpoint_sha256="",
-            engine_version="synthetic", regions=() if text else REGIONS,
+            config={"synthetic": True, "seed": self.seed, "tokens": self.tokens},
+            checkpoint_sha256="",
+            engine_version="synthetic",
+            regions=() if text else REGIONS,
             token_texts=dict(enumerate(self.words)) if text else {},
-        )  # fmt: skip
+        )
 
     def bank(self) -> list[ModuleInfo]:
         """The last two modules do nothing, so that compute differs between tokens."""
@@ -208,9 +215,13 @@ def _batch(wish: Wish, rng: np.random.Generator, lengths: np.ndarray, number: in
     weights, entropy = _weights(rng, n, wish)
     working = wish.modules - IDENTITIES
     return TraceBatch(
-        samples=samples, module_ids=ids, weights=weights, gate_entropy=entropy,
-        flops=(3_539_000 * (ids < working).sum(axis=(1, 2))).astype(np.float32), **columns,
-    )  # fmt: skip
+        samples=samples,
+        module_ids=ids,
+        weights=weights,
+        gate_entropy=entropy,
+        flops=(3_539_000 * (ids < working).sum(axis=(1, 2))).astype(np.float32),
+        **columns,
+    )
 
 
 def _paths(rng: np.random.Generator, kind_n: np.ndarray, label_n: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -249,10 +260,12 @@ def _texts(wish: Wish, rng: np.random.Generator, lengths: np.ndarray, label_b: n
     for i, (start, end) in enumerate(zip(ends - lengths, ends, strict=True)):
         samples.append(
             SampleRecord(
-                num_tokens=int(end - start), label=LABELS["text"][label_b[i]],
-                text=" ".join([words[t] for t in token_id[start:end].tolist()]), source=f"part {number}, text {i}",
+                num_tokens=int(end - start),
+                label=LABELS["text"][label_b[i]],
+                text=" ".join([words[t] for t in token_id[start:end].tolist()]),
+                source=f"part {number}, text {i}",
             )
-        )  # fmt: skip
+        )
     char_start = stops - widths - 1 - before
     columns = {"token_id": token_id, "char_start": char_start, "char_end": char_start + widths, "loss": loss}
     return samples, columns, token_id
@@ -275,11 +288,16 @@ def _pictures(wish: Wish, rng: np.random.Generator, lengths: np.ndarray, label_b
         right = rng.random() < 0.8
         samples.append(
             SampleRecord(
-                num_tokens=length, label=names[label], prediction=names[label if right else (label + 1) % len(names)],
-                confidence=float(rng.uniform(0.4, 1.0)), loss=float(rng.exponential(0.3 if right else 2.0)),
-                image=thumbnail(rng, region, label), grid=(GRID, GRID), source=f"{names[label]}/{number}-{i}.png",
+                num_tokens=length,
+                label=names[label],
+                prediction=names[label if right else (label + 1) % len(names)],
+                confidence=float(rng.uniform(0.4, 1.0)),
+                loss=float(rng.exponential(0.3 if right else 2.0)),
+                image=thumbnail(rng, region, label),
+                grid=(GRID, GRID),
+                source=f"{names[label]}/{number}-{i}.png",
             )
-        )  # fmt: skip
+        )
         regions.append(region[:length])
     region_n = np.concatenate(regions)
     place = [np.concatenate([of[:length] for length in lengths.tolist()]) for of in (row, col)]

@@ -21,7 +21,7 @@ class Goal:
     more_is_better: bool = False
 
     def met(self, value: float) -> str:
-        """"stretch", "yes" or "no"."""
+        """ "stretch", "yes" or "no"."""
         sign = -1 if self.more_is_better else 1
         if sign * value <= sign * self.stretch:
             return "stretch"
@@ -91,9 +91,11 @@ class Row:
     def as_json(self) -> dict[str, Any]:
         """With what the goal is and whether it is met."""
         goal = self.goal
-        return {"what": goal.what, "goal": goal.goal, "stretch": goal.stretch, "unit": goal.unit} | asdict(self) | {
-            "met": self.met
-        }
+        return (
+            {"what": goal.what, "goal": goal.goal, "stretch": goal.stretch, "unit": goal.unit}
+            | asdict(self)
+            | {"met": self.met}
+        )
 
 
 def worst(key: str, cells: dict[str, dict[str, float]], **more: Any) -> Row:
@@ -105,9 +107,12 @@ def worst(key: str, cells: dict[str, dict[str, float]], **more: Any) -> Row:
     if more.get("note"):
         note = f"{note}; {more['note']}" if note else more["note"]
     return Row(
-        key, one["median"], (one["q25"], one["q75"]), cells={cell: c["median"] for cell, c in cells.items()},
+        key,
+        one["median"],
+        (one["q25"], one["q75"]),
+        cells={cell: c["median"] for cell, c in cells.items()},
         **(more | {"note": note}),
-    )  # fmt: skip
+    )
 
 
 def times_table(rows: list[Row]) -> str:

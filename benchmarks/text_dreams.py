@@ -18,11 +18,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tokenpaths.engine.data.datasets import open_dataset
+from tokenpaths.engine.jobs.dream import DreamJob
+from tokenpaths.engine.jobs.registry import JobContext, read_request
+from tokenpaths.engine.tracing.trace_run import load_model, models_folders, trace_samples
+
 from benchmarks.measure import report
-from engine.datasets import open_dataset
-from engine.dream.job import DreamJob
-from engine.jobs import JobContext, read_request
-from engine.tracing import load_model, models_folders, trace_samples
 
 RUN = "texts-dna-text-top1"
 ITERATIONS = 16
@@ -30,11 +31,12 @@ SHOWN = 8
 """dreamed texts that are kept: as many as are dreamt at once"""
 DREAMS: dict[str, dict[str, Any]] = {
     "rank": {"model": "dna-text-top1", "run": RUN, "target": {"of": "path", "rank": 5}},
-    "direction": {"model": "directional-text",
-                  "target": {"of": "direction", "layer": 3, "head": 2, "direction": 1}},
-    "connection": {"model": "hmodel-languages",
-                   "target": {"of": "connection", "iteration": 1, "source": 0, "target": 1}},
-}  # fmt: skip
+    "direction": {"model": "directional-text", "target": {"of": "direction", "layer": 3, "head": 2, "direction": 1}},
+    "connection": {
+        "model": "hmodel-languages",
+        "target": {"of": "connection", "iteration": 1, "source": 0, "target": 1},
+    },
+}
 ARGUMENTS = {
     "rank": f"--model dna-text-top1 --run {RUN} --rank 5",
     "direction": "--model directional-text --direction 3.2.1",
@@ -69,7 +71,7 @@ def dreamed(name: str, context: JobContext, folder: Path) -> dict[str, Any]:
             for one in result["dreams"][:SHOWN]
         ],
         "seconds": {"corpus": round(scanned or whole, 1), "rounds": round(whole - (scanned or whole), 1)},
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -1,0 +1,1 @@
+"""Models, traces, run files, dreams, edits and jobs. Knows no web."""

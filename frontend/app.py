@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-_ROOT = str(Path(__file__).resolve().parent.parent)
-if _ROOT not in sys.path:  # Streamlit puts this file's folder on the path, not the project's
-    sys.path.insert(0, _ROOT)
-
-import streamlit as st  # noqa: E402
-
-from frontend import address, look  # noqa: E402
-from frontend.chips import chips_row  # noqa: E402
-from frontend.components.keys import keys, keys_help  # noqa: E402
-from frontend.selection import VIEWS, Selection  # noqa: E402
-from frontend.views import (  # noqa: E402
-    compare,
-    compute,
-    detour,
-    dream,
-    family,
-    flow,
-    jobs,
-    modules,
-    paths,
-    runs,
-    sample,
-    sample_map,
-    tryit,
-)
+import streamlit as st
+from tokenpaths.frontend.components.keys import keys, keys_help
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.filter_chips import chips_row
+from tokenpaths.frontend.page.selection import VIEWS, Selection
+from tokenpaths.frontend.views import compare, compute
+from tokenpaths.frontend.views.detour import detour
+from tokenpaths.frontend.views.dream import dream
+from tokenpaths.frontend.views.family import family
+from tokenpaths.frontend.views.flow import flow
+from tokenpaths.frontend.views.home import runs, tryit
+from tokenpaths.frontend.views.jobs import jobs
+from tokenpaths.frontend.views.modules import modules
+from tokenpaths.frontend.views.paths import paths
+from tokenpaths.frontend.views.sample import sample, sample_map
 
 DRAW = {
     "runs": runs.draw,
@@ -56,14 +45,14 @@ def main() -> None:
         layout="wide",
         initial_sidebar_state="collapsed",
     )
-    st.html(look.STYLE)
+    st.html(widgets.STYLE)
     selection = address.current()
     _navigation(selection)
     keys()
     for problem in address.problems():
-        st.warning(look.plain(problem), icon=":material/link_off:")
+        st.warning(widgets.plain(problem), icon=":material/link_off:")
     chips_row(selection)
-    with look.guarded(f"the view {VIEWS[selection.view]}"):
+    with widgets.guarded(f"the view {VIEWS[selection.view]}"):
         DRAW[selection.view](selection)
 
 

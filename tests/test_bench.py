@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenpaths.engine.families.dna_config import DNAConfig
 
 from benchmarks import bench, measure, profile_rows, speed
 from benchmarks.bench import PAGE, PARTS, Part, all_rows, commands_of, page_with, printed, rows_in, rows_of
 from benchmarks.imposed import HOW_ALL, ImposedDNA, active_share, imposed, recorded
 from benchmarks.table import GOALS, Row, markdown, times_table, worst
-from engine.models.dna_config import DNAConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "benchmarks" / "results" / "bench.json"
@@ -113,8 +113,12 @@ def test_ctrl_c_ends_the_part_that_runs(monkeypatch, tmp_path):
 
 
 def test_every_question_has_its_line():
-    document = {"results": {"warm": {"flow": {"p50": 1.0, "p95": 2000.25}, "usage": {"p50": 0.5, "p95": 1.0}},
-                            "sampled": {"flow": {"p50": 3.0, "p95": 4.0}, "load": 3}}}  # fmt: skip
+    document = {
+        "results": {
+            "warm": {"flow": {"p50": 1.0, "p95": 2000.25}, "usage": {"p50": 0.5, "p95": 1.0}},
+            "sampled": {"flow": {"p50": 3.0, "p95": 4.0}, "load": 3},
+        }
+    }
     warm, sampled = (
         Row(key, 1.0, times=bench.question_times(document, group))
         for key, group in (("query_warm", "warm"), ("filter_sampled", "sampled"))
@@ -133,8 +137,19 @@ def config_of(modality: str, top_k: int) -> DNAConfig:
     _, shipped = recorded(modality, top_k)
     idle = shipped.identities
     more = dict(image_size=112, patch_size=16) if modality == "vision" else dict(context=384, vocab_size=50)
-    return DNAConfig(modality=modality, width=32, heads=2, mlp_width=64, backbone=1, steps=7, top_k=top_k,
-                     transformers=18, identities=idle, skip_ratio=0.3 if idle else 0, **more)  # fmt: skip
+    return DNAConfig(
+        modality=modality,
+        width=32,
+        heads=2,
+        mlp_width=64,
+        backbone=1,
+        steps=7,
+        top_k=top_k,
+        transformers=18,
+        identities=idle,
+        skip_ratio=0.3 if idle else 0,
+        **more,
+    )
 
 
 @pytest.mark.parametrize(("modality", "top_k"), [("vision", 1), ("text", 2)])
@@ -254,11 +269,18 @@ def test_a_profile_adds_up_to_the_ratio(monkeypatch):
 
 def test_kinds_of_operations():
     kinds = {
-        "aten::mm": "products", "mkldnn::_linear_pointwise": "products", "aten::copy_": "moving rows",
-        "aten::_scaled_dot_product_flash_attention_for_cpu": "attention", "aten::gelu_backward": "norms, GELU",
-        "aten::_softmax": "norms, GELU", "aten::index_add_": "moving rows", "aten::sort": "sorting",
-        "aten::add_": "sums", "aten::view": "glue", "aten::mkldnn_convolution": "stem",
-    }  # fmt: skip
+        "aten::mm": "products",
+        "mkldnn::_linear_pointwise": "products",
+        "aten::copy_": "moving rows",
+        "aten::_scaled_dot_product_flash_attention_for_cpu": "attention",
+        "aten::gelu_backward": "norms, GELU",
+        "aten::_softmax": "norms, GELU",
+        "aten::index_add_": "moving rows",
+        "aten::sort": "sorting",
+        "aten::add_": "sums",
+        "aten::view": "glue",
+        "aten::mkldnn_convolution": "stem",
+    }
     assert {name: profile_rows.kind_of(name) for name in kinds} == kinds
 
 

@@ -34,7 +34,7 @@ def test_every_file_in_the_readmes_map_exists():
 
 
 def test_readme_python_runs(tmp_path, monkeypatch, capsys):
-    from tests.runs import make_run
+    from tests.support.runs import make_run
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     code = re.search(r"```python\n(.+?)```", text, flags=re.DOTALL).group(1)
@@ -51,7 +51,7 @@ def test_readme_python_runs(tmp_path, monkeypatch, capsys):
 def test_every_card_is_what_the_checkpoint_says(folder, tmp_path):
     import shutil
 
-    from engine.train.cards import write_card
+    from tokenpaths.engine.train.cards import write_card
 
     copy = tmp_path / folder.name
     shutil.copytree(folder, copy)
@@ -74,13 +74,14 @@ def test_the_claims_page_is_what_was_measured():
 
     assert (ROOT / "docs" / "families.md").read_text(encoding="utf-8") == families_page(kept_result)
 
+
 TRAINING = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 
 
 def test_the_training_page_names_the_files_of_every_recipe():
     from fnmatch import fnmatch
 
-    from engine.train.catalogue import trainings
+    from tokenpaths.engine.train.catalogue import trainings
 
     lines = [line for line in TRAINING.splitlines() if line.startswith("| `")]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
@@ -97,9 +98,9 @@ def test_the_training_page_names_the_files_of_every_recipe():
 
 
 def test_the_files_that_the_training_page_makes_can_be_trained_on(tmp_path, monkeypatch):
-    from engine.models.dna_config import DNAConfig
-    from engine.train.finish import fitted, load_corpora
-    from engine.train.recipes import RECIPES
+    from tokenpaths.engine.families.dna_config import DNAConfig
+    from tokenpaths.engine.train.finish import fitted, load_corpora
+    from tokenpaths.engine.train.recipes import RECIPES
 
     monkeypatch.chdir(tmp_path)
     exec(re.search(r"```python\n(.+?)```", TRAINING, flags=re.DOTALL).group(1), {})

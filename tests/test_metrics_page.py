@@ -47,7 +47,7 @@ def test_independent_checks_do_not_lean_on_the_naive_twins_of_other_tests():
 
 
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    from tests.runs import make_run
+    from tests.support.runs import make_run
 
     make_run(tmp_path, "my-run", samples=6)
     monkeypatch.chdir(tmp_path)

@@ -103,5 +103,6 @@ def test_the_moe_engineers_notebook_leads_from_a_model_to_what_its_experts_are_g
 def test_outputs_are_not_kept_in_git():
     for file in NOTEBOOKS.glob("*.ipynb"):
         cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
-        assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells
-                   if cell["cell_type"] == "code")  # fmt: skip
+        assert all(
+            not cell["outputs"] and cell["execution_count"] is None for cell in cells if cell["cell_type"] == "code"
+        )

@@ -8,14 +8,14 @@ import httpx
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
+from tokenpaths.backend.app import create_app
+from tokenpaths.backend.settings import load_settings
+from tokenpaths.frontend.api.client import Client
 
-from backend.app import create_app
-from backend.settings import load_settings
 from benchmarks.queries import rows
 from benchmarks.queries_asked import NOT_MEASURED, QUESTIONS, About
 from benchmarks.queries_peers import compared
 from benchmarks.synthetic import Wish, write_run
-from frontend.client import Client
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,9 @@ def test_a_smaller_run_does_not_keep_the_promise() -> None:
     times = {"flow of some paths": {"p95": 3.0}}
     found = {"tokens": 10**7, "warm": times, "worst_warm": {"question": "flow of some paths", "p95": 3.0}}
     assert {row.key: row.met for row in rows({"results": found})} == {
-        "query_warm": "stretch, but without 100 M tokens", "filter_exact": "stretch, but without 100 M tokens",
-    }  # fmt: skip
+        "query_warm": "stretch, but without 100 M tokens",
+        "filter_exact": "stretch, but without 100 M tokens",
+    }
     assert {row.met for row in rows({"results": found | {"tokens": 10**8}})} == {"stretch"}
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from backend.jobs.rows import CREATE, SCHEMA_VERSION, DamagedRow, keep_sums
-from backend.problems import Problem
+from tokenpaths.backend.jobs.rows import CREATE, SCHEMA_VERSION, DamagedRow, keep_sums
+from tokenpaths.backend.problems import Problem
 
 log = logging.getLogger(__name__)
 BUSY_SECONDS = 10.0
@@ -68,9 +68,7 @@ class Connection:
         if self._connection is not None:
             return self._connection
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(
-            self.file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
+        connection = sqlite3.connect(self.file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
             connection.row_factory = sqlite3.Row
             _use_write_ahead_log(connection)
@@ -104,10 +102,11 @@ class Connection:
                 log.error("the job file %s is damaged", self.file, exc_info=error)
                 self.close()
                 raise Problem(
-                    500, "jobs-file",
+                    500,
+                    "jobs-file",
                     f"The list of jobs, {self.file}, is damaged; move it away, and an empty one is made. "
                     "Runs and the files of jobs are not affected.",
-                ) from error  # fmt: skip
+                ) from error
             if code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise Problem(
                     503, "busy", "The list of jobs is busy; try again in a moment.", headers={"retry-after": "1"}

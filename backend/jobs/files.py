@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from backend.problems import Problem
-from engine.disk import is_name
-from engine.jobs import ARTIFACTS, is_artifact_name, list_artifacts
+from tokenpaths.backend.problems import Problem
+from tokenpaths.engine.base.files import is_name
+from tokenpaths.engine.jobs.registry import ARTIFACTS, is_artifact_name, list_artifacts
 
 
 def job_dir(data_dir: Path, job: str) -> Path:

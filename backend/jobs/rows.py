@@ -58,10 +58,12 @@ CHECKED = ("job", "event")
 
 
 DAMAGE = {
-    "type": "urn:tokenpaths:damaged-job", "title": "Damaged job", "status": 500,
+    "type": "urn:tokenpaths:damaged-job",
+    "title": "Damaged job",
+    "status": 500,
     "detail": "The row of this job in the job file was changed by something else than Tokenpaths, so that it cannot be "
     "told what it was. Its folder of artifacts stays; remove the job, and submit it again.",
-}  # fmt: skip
+}
 
 
 class DamagedRow(sqlite3.DatabaseError):
@@ -178,11 +180,31 @@ def shown_row(row: sqlite3.Row) -> JobRow:
     except (DamagedRow, ValueError, TypeError):
         number = lambda name: row[name] if isinstance(row[name], (int, float)) else 0  # noqa: E731
         return JobRow(
-            number=int(number("number")), job=str(row["job"]), kind=str(row["kind"]), request={}, state="failed",
-            queued=0, created_at=number("created_at"), started_at=None, finished_at=None, done=0, most_done=0,
-            total=None, unit="", rate=None, message="", result=None, problem=dict(DAMAGE), attempts=0, deaths=0,
-            cancelling=False, worker=None, lease_until=None, not_before=None, damaged=True,
-        )  # fmt: skip
+            number=int(number("number")),
+            job=str(row["job"]),
+            kind=str(row["kind"]),
+            request={},
+            state="failed",
+            queued=0,
+            created_at=number("created_at"),
+            started_at=None,
+            finished_at=None,
+            done=0,
+            most_done=0,
+            total=None,
+            unit="",
+            rate=None,
+            message="",
+            result=None,
+            problem=dict(DAMAGE),
+            attempts=0,
+            deaths=0,
+            cancelling=False,
+            worker=None,
+            lease_until=None,
+            not_before=None,
+            damaged=True,
+        )
 
 
 def as_text(value: dict[str, Any]) -> str:

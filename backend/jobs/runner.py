@@ -22,14 +22,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backend.jobs.files import changed_artifacts, job_dir, sweep
-from backend.jobs.opened import OpenedRuns
-from backend.jobs.table import JobTable, Lease, Order
-from backend.logs import OnceInAWhile
-from backend.problems import Problem, problem_of
-from engine.disk import HolderLock, is_disk_full
-from engine.errors import UserError
-from engine.jobs import JobContext, LongJob, Progress, find_kind, read_request
+from tokenpaths.backend.jobs.files import changed_artifacts, job_dir, sweep
+from tokenpaths.backend.jobs.run_errors import OpenedRuns
+from tokenpaths.backend.jobs.table import JobTable, Lease, Order
+from tokenpaths.backend.logs import OnceInAWhile
+from tokenpaths.backend.problems import Problem, problem_of
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import HolderLock, is_disk_full
+from tokenpaths.engine.jobs.registry import JobContext, LongJob, Progress, find_kind, read_request
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
@@ -218,7 +218,7 @@ class JobRunner:
 
     def _is_nearly_full(self, error: Exception) -> bool:
         """Whether an error of storing a run came where there is hardly any space: not every library says why."""
-        from engine.store.errors import WriterFailed
+        from tokenpaths.engine.base.store_errors import WriterFailed
 
         with contextlib.suppress(OSError):
             free = shutil.disk_usage(self.context.data_dir).free

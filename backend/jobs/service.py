@@ -11,19 +11,18 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
-
-from backend.jobs.files import job_dir, read_artifact, remove_folder
-from backend.jobs.opened import OpenedRuns
-from backend.jobs.rows import ENDED, EventRow, JobRow, State, as_text
-from backend.jobs.table import JobTable, seconds_left
-from backend.jobs.watch import Watch
-from backend.places import data_without_places, problem_without_places, without_places
-from backend.problems import Problem, busy, disk_full, from_user_error
-from backend.settings import Settings
-from backend.strangers import Strangers, strangers_of
-from engine.errors import UserError
-from engine.jobs import JobContext, find_kind, list_artifacts, read_request
-from engine.jobs_title import job_title
+from tokenpaths.backend.http.redact_paths import data_without_places, problem_without_places, without_places
+from tokenpaths.backend.jobs.files import job_dir, read_artifact, remove_folder
+from tokenpaths.backend.jobs.notify import Watch
+from tokenpaths.backend.jobs.rows import ENDED, EventRow, JobRow, State, as_text
+from tokenpaths.backend.jobs.run_errors import OpenedRuns
+from tokenpaths.backend.jobs.table import JobTable, seconds_left
+from tokenpaths.backend.problems import Problem, busy, disk_full, from_user_error
+from tokenpaths.backend.runs.foreign_files import Strangers, strangers_of
+from tokenpaths.backend.settings import Settings
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.jobs.registry import JobContext, find_kind, list_artifacts, read_request
+from tokenpaths.engine.jobs.titles import job_title
 
 PING_SECONDS = 15.0
 LEAST_FREE_BYTES = 1_000_000
@@ -32,9 +31,7 @@ GONE = "Its worker is gone; the next one that is free goes on with it."
 
 def job_table(settings: Settings) -> JobTable:
     """The queue that ``settings`` describe; opened at its first use."""
-    return JobTable(
-        settings.jobs_file, lease_s=settings.job_lease_seconds, most_waiting=settings.job_queue_length
-    )
+    return JobTable(settings.jobs_file, lease_s=settings.job_lease_seconds, most_waiting=settings.job_queue_length)
 
 
 class Jobs:
@@ -59,10 +56,14 @@ class Jobs:
             found = find_kind(kind)
         except UserError as error:
             raise from_user_error(error) from None
-        opened = OpenedRuns(JobContext(
-            self.settings.data_dir, tuple(self.settings.all_models_dirs), huggingface_dir=self.settings.huggingface_dir,
-            problem_of_run=self.strangers.problem if self.strangers is not None else None,
-        ))  # fmt: skip
+        opened = OpenedRuns(
+            JobContext(
+                self.settings.data_dir,
+                tuple(self.settings.all_models_dirs),
+                huggingface_dir=self.settings.huggingface_dir,
+                problem_of_run=self.strangers.problem if self.strangers is not None else None,
+            )
+        )
         try:
             checked = read_request(found, request)
             found.check(checked, opened.context)

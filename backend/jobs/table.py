@@ -17,10 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from backend.jobs.connection import Connection
-from backend.jobs.rows import DAMAGE, ENDED, EventRow, JobRow, State, as_text, checked_row, shown_row
-from backend.problems import Problem, busy
-from engine.jobs import Progress
+from tokenpaths.backend.jobs.connection import Connection
+from tokenpaths.backend.jobs.rows import DAMAGE, ENDED, EventRow, JobRow, State, as_text, checked_row, shown_row
+from tokenpaths.backend.problems import Problem, busy
+from tokenpaths.engine.jobs.registry import Progress
 
 MOST_DEATHS = 12
 """workers that a job may take with it without being heard to come any further; then it fails"""
@@ -150,8 +150,9 @@ class JobTable:
     def counts(self) -> dict[str, int]:
         """Number of jobs by state."""
         with self.connection.reading() as con:
-            return {row["state"]: row["n"] for row in
-                    con.execute("SELECT state, count(*) AS n FROM job GROUP BY state")}  # fmt: skip
+            return {
+                row["state"]: row["n"] for row in con.execute("SELECT state, count(*) AS n FROM job GROUP BY state")
+            }
 
     def queue_age(self) -> float:
         """Seconds since the oldest waiting job was submitted; 0 where none waits."""
@@ -224,9 +225,18 @@ class JobTable:
     def report(self, lease: Lease, progress: Progress, rate: float | None, artifacts: Sequence[str] = ()) -> Order:
         """Say how far it is, and which artifacts are new or changed; renews the lease."""
         values = (
-            self.clock() + self.lease_s, progress.done, progress.total, progress.unit, rate, progress.message,
-            progress.done, progress.unit, progress.unit, progress.done, progress.done,
-        )  # fmt: skip
+            self.clock() + self.lease_s,
+            progress.done,
+            progress.total,
+            progress.unit,
+            rate,
+            progress.message,
+            progress.done,
+            progress.unit,
+            progress.unit,
+            progress.done,
+            progress.done,
+        )
         # On the right stand the values before: a job that begins to count something else has come further.
         changes = (
             "lease_until = ?, done = ?, total = ?, unit = ?, rate = ?, message = ?, "
@@ -234,15 +244,23 @@ class JobTable:
             "most_done = CASE WHEN unit IS NOT ? THEN ? ELSE max(most_done, ?) END"
         )
         told = {
-            "done": progress.done, "total": progress.total, "unit": progress.unit, "rate": rate,
-            "seconds_left": seconds_left(progress.done, progress.total, rate), "message": progress.message,
-        }  # fmt: skip
+            "done": progress.done,
+            "total": progress.total,
+            "unit": progress.unit,
+            "rate": rate,
+            "seconds_left": seconds_left(progress.done, progress.total, rate),
+            "message": progress.message,
+        }
         return self._as_holder(lease, changes, values, told, artifacts)
 
     def end(
-        self, lease: Lease, state: Literal["succeeded", "failed", "cancelled"], *,
-        result: dict[str, Any] | None = None, problem: dict[str, Any] | None = None,
-    ) -> bool:  # fmt: skip
+        self,
+        lease: Lease,
+        state: Literal["succeeded", "failed", "cancelled"],
+        *,
+        result: dict[str, Any] | None = None,
+        problem: dict[str, Any] | None = None,
+    ) -> bool:
         """The last word on a job; False where it is no longer the worker's own."""
         with self.connection.writing() as con:
             if not self._holds(con, lease):
@@ -289,9 +307,13 @@ class JobTable:
         return con.execute(query, lease.key).fetchone() is not None
 
     def _as_holder(
-        self, lease: Lease, changes: str, values: tuple[Any, ...], progress: dict[str, Any] | None = None,
+        self,
+        lease: Lease,
+        changes: str,
+        values: tuple[Any, ...],
+        progress: dict[str, Any] | None = None,
         artifacts: Sequence[str] = (),
-    ) -> Order:  # fmt: skip
+    ) -> Order:
         with self.connection.writing() as con:
             if not self._holds(con, lease):
                 return "lost"
@@ -320,9 +342,14 @@ class JobTable:
             return True
 
     def _finish(
-        self, con: sqlite3.Connection, job: str, state: State, *, result: dict[str, Any] | None = None,
+        self,
+        con: sqlite3.Connection,
+        job: str,
+        state: State,
+        *,
+        result: dict[str, Any] | None = None,
         problem: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         assert state in ENDED
         texts = [None if value is None else as_text(value) for value in (result, problem)]
         con.execute(

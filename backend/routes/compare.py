@@ -7,13 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
-
-from backend.answers import Answer, as_json
-from backend.problems import Problem
-from backend.routes.parameters import ABOUT_A_RUN, RunName
-from backend.routes.series import runs_of_series
-from backend.schemas_compare import Comparison, Measure, SameGroups, Training
-from backend.services import Services, Shared
+from tokenpaths.backend.problems import Problem
+from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, RunName
+from tokenpaths.backend.routes.series import runs_of_series
+from tokenpaths.backend.runs.answers import Answer, as_json
+from tokenpaths.backend.schemas.compare import Comparison, Measure, SameGroups, Training
+from tokenpaths.backend.services import Services, Shared
 
 router = APIRouter(tags=["compare"], responses=ABOUT_A_RUN)
 
@@ -68,7 +67,7 @@ async def show_training(request: Request, services: Shared, run: RunName) -> Res
     """The numbers of all checkpoints of the training that a run belongs to, in order of iteration."""
 
     def compute() -> Answer:
-        from engine.store.compare import over_training
+        from tokenpaths.engine.store.ask.compare import over_training
 
         with runs_of_series(services, run) as members:
             return as_json(Training, over_training(members, run))

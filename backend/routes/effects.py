@@ -6,12 +6,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
-
-from backend.answers import Answer, as_json
-from backend.problems import Problem
-from backend.routes.parameters import ABOUT_A_RUN, MAX_INT, RunName
-from backend.schemas import Effect
-from backend.services import Services, Shared
+from tokenpaths.backend.problems import Problem
+from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, MAX_INT, RunName
+from tokenpaths.backend.runs.answers import Answer, as_json
+from tokenpaths.backend.schemas.runs import Effect
+from tokenpaths.backend.services import Services, Shared
 
 router = APIRouter(prefix="/runs/{run}", tags=["effects"], responses=ABOUT_A_RUN)
 
@@ -23,8 +22,7 @@ async def show_effect(
     run: RunName,
     of: Annotated[str, Query(max_length=64, description="Name of the unchanged run of the same model and inputs")],
     sample: Annotated[
-        int | None,
-        Query(ge=0, le=MAX_INT, description="The one sample of this run stands beside this sample of `of`"),
+        int | None, Query(ge=0, le=MAX_INT, description="The one sample of this run stands beside this sample of `of`")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=2000, description="Most links")] = 200,
 ) -> Response:

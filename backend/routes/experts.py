@@ -7,12 +7,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
-
-from backend.answers import Answer, as_json
-from backend.routes.parameters import ABOUT_A_RUN, MAX_INT, LabelFilter, RunName, SampleNumber
-from backend.routes.series import runs_of_series
-from backend.schemas import CoActivation, Repetition, Saturation, Specialisation, TokenSlice
-from backend.services import Services, Shared
+from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, MAX_INT, LabelFilter, RunName, SampleNumber
+from tokenpaths.backend.routes.series import runs_of_series
+from tokenpaths.backend.runs.answers import Answer, as_json
+from tokenpaths.backend.schemas.runs import CoActivation, Repetition, Saturation, Specialisation, TokenSlice
+from tokenpaths.backend.services import Services, Shared
 
 router = APIRouter(prefix="/runs/{run}", tags=["experts"], responses=ABOUT_A_RUN)
 Step = Annotated[int, Query(ge=0, le=MAX_INT, description="The step (the layer of a mixture of experts)")]
@@ -57,9 +56,7 @@ async def show_co_activation(
 
 
 @router.get("/repetition", response_model=Repetition)
-async def show_repetition(
-    request: Request, services: Shared, run: RunName, label: LabelFilter = None
-) -> Response:
+async def show_repetition(request: Request, services: Shared, run: RunName, label: LabelFilter = None) -> Response:
     """How often neighbouring tokens choose the same modules, per step, beside two baselines."""
     return await services.answers.about_run(
         request, run, Repetition, lambda opened: opened.repetition(label=label or None)
@@ -95,7 +92,7 @@ async def show_saturation(request: Request, services: Shared, run: RunName) -> R
 
 
 def _saturation(services: Services, run_id: str) -> dict[str, Any]:
-    from engine.analysis.saturation import of_series
+    from tokenpaths.engine.store.ask.saturation import of_series
 
     with runs_of_series(services, run_id) as members:
         return of_series(members, run_id)

@@ -11,11 +11,10 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-
-from backend.answers import etag_of, is_fresh, sealed_headers, wants_any
-from backend.routes.parameters import ABOUT_A_RUN, RunName
-from backend.schemas_export import TableList
-from backend.services import Shared
+from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, RunName
+from tokenpaths.backend.runs.answers import etag_of, is_fresh, sealed_headers, wants_any
+from tokenpaths.backend.schemas.exports import TableList
+from tokenpaths.backend.services import Shared
 
 router = APIRouter(prefix="/runs/{run}/export", tags=["runs"], responses=ABOUT_A_RUN)
 MEDIA_TYPES = {

@@ -10,18 +10,17 @@ from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
-
-from backend.answers import is_fresh
-from backend.jobs.rows import STATES
-from backend.jobs.service import Jobs
-from backend.jobs.shapes import Job, JobList
-from backend.paging import binding_of, decode_cursor, encode_cursor
-from backend.problems import Problem, documented, nearest
-from backend.routes.parameters import Cursor, Limit
-from backend.services import Shared
-from backend.strict_json import json_body
-from backend.uploads import Body
-from engine.jobs import kinds_in_words
+from tokenpaths.backend.http.paging import binding_of, decode_cursor, encode_cursor
+from tokenpaths.backend.http.strict_json import json_body
+from tokenpaths.backend.http.uploads import Body
+from tokenpaths.backend.jobs.rows import STATES
+from tokenpaths.backend.jobs.service import Jobs
+from tokenpaths.backend.problems import Problem, documented, nearest
+from tokenpaths.backend.routes.parameters import Cursor, Limit
+from tokenpaths.backend.runs.answers import is_fresh
+from tokenpaths.backend.schemas.jobs import Job, JobList
+from tokenpaths.backend.services import Shared
+from tokenpaths.engine.jobs.registry import kinds_in_words
 
 MOST_BODY_BYTES = 1_000_000
 KEYS = ("kind", "request")
@@ -221,9 +220,11 @@ async def _read_body(request: Request, services: Shared) -> tuple[str, object]:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise Problem(
-            415, "media-type", f"Send application/json, not {media_type[:80] or 'a body without Content-Type'}.",
+            415,
+            "media-type",
+            f"Send application/json, not {media_type[:80] or 'a body without Content-Type'}.",
             field="Content-Type",
-        )  # fmt: skip
+        )
     body = Body(request, services.settings, MOST_BODY_BYTES)
     try:
         body.refuse_declared()
@@ -240,5 +241,5 @@ async def _read_body(request: Request, services: Shared) -> tuple[str, object]:
             raise Problem(422, "unknown-field", f"There is no {key[:80]!r} here; {nearest(key, KEYS)}", field=key[:80])
     kind = values.get("kind")
     if not isinstance(kind, str):
-        raise Problem(422, "missing-field", "Say which `kind` of job, for example \"trace\".", field="kind")
+        raise Problem(422, "missing-field", 'Say which `kind` of job, for example "trace".', field="kind")
     return kind, values.get("request", {})

@@ -6,11 +6,10 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
-
-from backend.routes.parameters import ABOUT_A_RUN, MAX_INT, LabelFilter, RunName, Through
-from backend.schemas_knowledge import Knowledge, Specific, TokenSearch
-from backend.services import Shared
-from engine.store.filters import parse_bounds, parse_paths, parse_ranks, parse_through
+from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, MAX_INT, LabelFilter, RunName, Through
+from tokenpaths.backend.schemas.knowledge import Knowledge, Specific, TokenSearch
+from tokenpaths.backend.services import Shared
+from tokenpaths.engine.store.file.filters import parse_bounds, parse_paths, parse_ranks, parse_through
 
 router = APIRouter(prefix="/runs/{run}", tags=["knowledge"], responses=ABOUT_A_RUN)
 Bounds = Annotated[
@@ -18,9 +17,18 @@ Bounds = Annotated[
     Query(max_length=40, description="Only tokens whose path has this between both, 0 to 1", examples=["0.5:1"]),
 ]
 Kind = Literal[
-    "punctuation", "sentence_end", "number", "capitalised", "function_word", "ends_in_s", "whitespace",
-    "edge", "flat", "border", "centre",
-]  # fmt: skip
+    "punctuation",
+    "sentence_end",
+    "number",
+    "capitalised",
+    "function_word",
+    "ends_in_s",
+    "whitespace",
+    "edge",
+    "flat",
+    "border",
+    "centre",
+]
 
 
 @router.get("/paths/knowledge", response_model=Knowledge)
@@ -44,10 +52,7 @@ async def show_specific(
 ) -> Response:
     """Which paths or modules are specific to a label: share, lift over the run and how sure it is."""
     return await services.answers.about_run(
-        request,
-        run,
-        Specific,
-        lambda opened: opened.specific(of, label=label or None, least=least, limit=limit),
+        request, run, Specific, lambda opened: opened.specific(of, label=label or None, least=least, limit=limit)
     )
 
 
@@ -95,10 +100,18 @@ async def search_tokens(
     Exact up to a million tokens; of larger runs whole samples are drawn, and `counted` says so.
     """
     wanted = {
-        "q": q or None, "kind": kind, "reading": reading, "label": label or None, "paths": parse_paths(paths),
-        "through": parse_through(through), "ranks": parse_ranks(ranks), "compute": parse_bounds(compute, "compute"),
-        "reuse": parse_bounds(reuse, "reuse"), "least": least, "limit": limit, "examples": examples, "seed": seed,
-    }  # fmt: skip
-    return await services.answers.about_run(
-        request, run, TokenSearch, lambda opened: opened.search_tokens(**wanted)
-    )
+        "q": q or None,
+        "kind": kind,
+        "reading": reading,
+        "label": label or None,
+        "paths": parse_paths(paths),
+        "through": parse_through(through),
+        "ranks": parse_ranks(ranks),
+        "compute": parse_bounds(compute, "compute"),
+        "reuse": parse_bounds(reuse, "reuse"),
+        "least": least,
+        "limit": limit,
+        "examples": examples,
+        "seed": seed,
+    }
+    return await services.answers.about_run(request, run, TokenSearch, lambda opened: opened.search_tokens(**wanted))

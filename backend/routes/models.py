@@ -6,13 +6,12 @@ import re
 from typing import Annotated
 
 from fastapi import APIRouter, Path
-
-from backend.places import without_places
-from backend.problems import Problem, documented
-from backend.schemas import ModelDetails, ModelList
-from backend.services import Shared
-from engine.adapters.hf_config import FOLDER_PATTERN, PREFIX, is_huggingface
-from engine.disk import is_name
+from tokenpaths.backend.http.redact_paths import without_places
+from tokenpaths.backend.problems import Problem, documented
+from tokenpaths.backend.schemas.runs import ModelDetails, ModelList
+from tokenpaths.backend.services import Shared
+from tokenpaths.engine.adapters.huggingface.config import FOLDER_PATTERN, PREFIX, is_huggingface
+from tokenpaths.engine.base.files import is_name
 
 router = APIRouter(prefix="/models", tags=["models"], responses=documented(400, 401, 403, 422, 500, 503))
 

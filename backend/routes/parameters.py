@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Path, Query
-
-from backend.problems import documented
+from tokenpaths.backend.problems import documented
 
 MAX_INT = 2**31 - 1
 """samples, tokens and ranks are 32-bit in a run file"""

@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
-
-from backend.paging import binding_of, decode_cursor, with_cursor
-from backend.routes.parameters import (
+from tokenpaths.backend.http.paging import binding_of, decode_cursor, with_cursor
+from tokenpaths.backend.routes.parameters import (
     ABOUT_A_RUN,
     MAX_INT,
     Cursor,
@@ -18,9 +17,9 @@ from backend.routes.parameters import (
     RunName,
     Through,
 )
-from backend.schemas import PathExamples, PathFit, PathLaw, PathList
-from backend.services import Shared
-from engine.store.filters import parse_through
+from tokenpaths.backend.schemas.runs import PathExamples, PathFit, PathLaw, PathList
+from tokenpaths.backend.services import Shared
+from tokenpaths.engine.store.file.filters import parse_through
 
 router = APIRouter(prefix="/runs/{run}/paths", tags=["paths"], responses=ABOUT_A_RUN)
 
@@ -66,9 +65,7 @@ async def show_law(
     seed: Annotated[int, Query(ge=0, le=MAX_INT, description="Of the draws")] = 0,
 ) -> Response:
     """Do path counts follow a power law? Discrete maximum likelihood, goodness of fit, and a lognormal beside it."""
-    return await services.answers.about_run(
-        request, run, PathLaw, lambda opened: opened.law(draws=draws, seed=seed)
-    )
+    return await services.answers.about_run(request, run, PathLaw, lambda opened: opened.law(draws=draws, seed=seed))
 
 
 @router.get("/{rank}/examples", response_model=PathExamples)

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
-
-from backend import __version__
-from backend.answers import Answer
-from backend.routes.parameters import ABOUT_A_RUN, RunName
-from backend.services import Services, Shared
+from tokenpaths.backend import __version__
+from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, RunName
+from tokenpaths.backend.runs.answers import Answer
+from tokenpaths.backend.services import Services, Shared
 
 if TYPE_CHECKING:
-    from engine.store import Run
+    from tokenpaths.engine.store.ask.run import Run
 
 router = APIRouter(prefix="/runs/{run}", tags=["runs"], responses=ABOUT_A_RUN)
 HTML: dict[int | str, dict[str, Any]] = {200: {"content": {"text/html": {"schema": {"type": "string"}}}}}
@@ -35,16 +34,16 @@ async def download_report(request: Request, services: Shared, run: RunName) -> R
 
 
 def _dreams(services: Services) -> str:
-    from backend.kept_dreams import fingerprint
+    from tokenpaths.backend.runs.kept_dreams import fingerprint
 
     return fingerprint(services.settings)
 
 
 def _page(opened: Run, services: Services) -> bytes:
-    from backend.kept_dreams import dreams_of  # charts and their printer, only for who asks
-    from engine.errors import UserError
-    from frontend.figures import Wishes
-    from frontend.figures.report import report
+    from tokenpaths.backend.runs.kept_dreams import dreams_of  # charts and their printer, only for who asks
+    from tokenpaths.engine.base.errors import UserError
+    from tokenpaths.frontend.figures import Wishes
+    from tokenpaths.frontend.figures.report import report
 
     wishes = Wishes(dreams=dreams_of(services.settings, opened.info()))
     return report(opened, version=__version__, refusals=(UserError,), wishes=wishes).encode()

@@ -9,15 +9,14 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
-
-from backend.answers import Answer, as_json
-from backend.paging import binding_of, decode_cursor, encode_cursor
-from backend.places import without_places
-from backend.problems import Problem, documented
-from backend.routes.parameters import ABOUT_A_RUN, Cursor, LabelFilter, Limit, RunName, Through
-from backend.schemas import Distribution, Flow, RunDetails, RunList, Usage
-from backend.services import Services, Shared
-from engine.store.filters import parse_paths, parse_steps, parse_through
+from tokenpaths.backend.http.paging import binding_of, decode_cursor, encode_cursor
+from tokenpaths.backend.http.redact_paths import without_places
+from tokenpaths.backend.problems import Problem, documented
+from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, Cursor, LabelFilter, Limit, RunName, Through
+from tokenpaths.backend.runs.answers import Answer, as_json
+from tokenpaths.backend.schemas.runs import Distribution, Flow, RunDetails, RunList, Usage
+from tokenpaths.backend.services import Services, Shared
+from tokenpaths.engine.store.file.filters import parse_paths, parse_steps, parse_through
 
 router = APIRouter(prefix="/runs", tags=["runs"], responses=ABOUT_A_RUN)
 
@@ -88,23 +87,23 @@ async def show_flow(
     services: Shared,
     run: RunName,
     steps: Annotated[
-        str | None,
-        Query(max_length=20, description="`first:end` for the steps first … end − 1", examples=["0:5"]),
+        str | None, Query(max_length=20, description="`first:end` for the steps first … end − 1", examples=["0:5"])
     ] = None,
     label: LabelFilter = None,
     min_share: Annotated[
         float, Query(ge=0, le=1, allow_inf_nan=False, description="Smaller links are summed in `other`")
     ] = 0.0,
     paths: Annotated[
-        str | None,
-        Query(max_length=2000, description="Only tokens on paths of these ranks", examples=["1,2,3"]),
+        str | None, Query(max_length=2000, description="Only tokens on paths of these ranks", examples=["1,2,3"])
     ] = None,
     through: Through = None,
     limit: Annotated[int, Query(ge=1, le=2000, description="Most links; the rest is summed in `other`")] = 2000,
     merge_share: Annotated[
         float,
         Query(
-            ge=0, le=1, allow_inf_nan=False,
+            ge=0,
+            le=1,
+            allow_inf_nan=False,
             description="Modules with a smaller share of the tokens become one node of their step, module −1",
         ),
     ] = 0.0,
@@ -112,8 +111,7 @@ async def show_flow(
         int | None, Query(ge=1, le=65536, description="At most so many modules a step; the smaller ones are merged too")
     ] = None,
     sampled: Annotated[
-        bool,
-        Query(description="With `paths` or `through`: from a hash sample of a million tokens, with error bars"),
+        bool, Query(description="With `paths` or `through`: from a hash sample of a million tokens, with error bars")
     ] = False,
 ) -> Response:
     """Where tokens go: modules as nodes, flows between consecutive steps as links."""
@@ -123,9 +121,16 @@ async def show_flow(
         run,
         Flow,
         lambda opened: opened.flow(
-            steps=span, label=label or None, min_share=min_share, paths=ranks, through=points, limit=limit,
-            merge_share=merge_share, most_modules=most_modules, sampled=sampled,
-        ),  # fmt: skip
+            steps=span,
+            label=label or None,
+            min_share=min_share,
+            paths=ranks,
+            through=points,
+            limit=limit,
+            merge_share=merge_share,
+            most_modules=most_modules,
+            sampled=sampled,
+        ),
     )
 
 
@@ -149,8 +154,5 @@ async def show_distribution(
     if len(measure) > 64:
         raise Problem(422, "measure", "There is no such measure; try `compute`.", field="measure")
     return await services.answers.about_run(
-        request,
-        run,
-        Distribution,
-        lambda opened: opened.distribution(measure, per=per, bins=bins, label=label or None),
+        request, run, Distribution, lambda opened: opened.distribution(measure, per=per, bins=bins, label=label or None)
     )

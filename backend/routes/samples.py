@@ -6,12 +6,11 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
-
-from backend.answers import Answer
-from backend.paging import binding_of, decode_cursor, with_cursor
-from backend.routes.parameters import ABOUT_A_RUN, Cursor, LabelFilter, Limit, RunName, SampleNumber
-from backend.schemas import SampleDetails, SampleList
-from backend.services import Shared
+from tokenpaths.backend.http.paging import binding_of, decode_cursor, with_cursor
+from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, Cursor, LabelFilter, Limit, RunName, SampleNumber
+from tokenpaths.backend.runs.answers import Answer
+from tokenpaths.backend.schemas.runs import SampleDetails, SampleList
+from tokenpaths.backend.services import Shared
 
 router = APIRouter(prefix="/runs/{run}/samples", tags=["samples"], responses=ABOUT_A_RUN)
 Order = Literal["sample", "compute", "reuse", "loss", "confidence", "num_distinct_paths"]

@@ -7,16 +7,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
+from tokenpaths.backend.http.uploads import Body
+from tokenpaths.backend.problems import Problem, documented
+from tokenpaths.backend.runs import searches
+from tokenpaths.backend.schemas.knowledge import SavedSearch, SavedSearches
+from tokenpaths.backend.services import Shared
 
-from backend import searches
-from backend.problems import Problem, documented
-from backend.schemas_knowledge import SavedSearch, SavedSearches
-from backend.services import Shared
-from backend.uploads import Body
-
-router = APIRouter(
-    prefix="/searches", tags=["searches"], responses=documented(400, 401, 403, 404, 422, 500)
-)
+router = APIRouter(prefix="/searches", tags=["searches"], responses=documented(400, 401, 403, 404, 422, 500))
 SearchName = Annotated[str, Path(description="Name of the search", examples=["plural-nouns"])]
 NEVER_KEPT = {"cache-control": "no-store"}
 BODY: dict[str, Any] = {

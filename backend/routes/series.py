@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from backend.services import Services
+from tokenpaths.backend.services import Services
 
 if TYPE_CHECKING:
-    from engine.store import Run
+    from tokenpaths.engine.store.ask.run import Run
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def runs_of_series(services: Services, run_id: str) -> Iterator[list[Run]]:
 
     Opens the runs of the data folder that may belong to it and keeps those that do. NoSuchThing where it stands alone.
     """
-    from engine.store.experts import no_series, series_of
+    from tokenpaths.engine.store.ask.experts import no_series, series_of
 
     with ExitStack() as stack:
         asked = stack.enter_context(services.registry.lease(run_id))

@@ -7,11 +7,10 @@ import time
 from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
-
-from backend import __version__
-from backend.problems import documented
-from backend.schemas import Health
-from backend.services import Shared
+from tokenpaths.backend import __version__
+from tokenpaths.backend.problems import documented
+from tokenpaths.backend.schemas.runs import Health
+from tokenpaths.backend.services import Shared
 
 router = APIRouter(tags=["service"])
 

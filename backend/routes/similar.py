@@ -6,10 +6,9 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
-
-from backend.routes.parameters import ABOUT_A_RUN, MAX_INT, RunName, SampleNumber
-from backend.schemas_compare import SampleMap, SimilarSamples, SimilarTokens
-from backend.services import Shared
+from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, MAX_INT, RunName, SampleNumber
+from tokenpaths.backend.schemas.compare import SampleMap, SimilarSamples, SimilarTokens
+from tokenpaths.backend.services import Shared
 
 router = APIRouter(prefix="/runs/{run}", tags=["similar"], responses=ABOUT_A_RUN)
 
@@ -41,9 +40,11 @@ async def list_similar_tokens(
 ) -> Response:
     """The ribbons nearest to a token's by path distance, its own first, and tokens that take them."""
     return await services.answers.about_run(
-        request, run, SimilarTokens,
+        request,
+        run,
+        SimilarTokens,
         lambda opened: opened.similar_tokens(sample, token, limit=limit, each=each, seed=seed),
-    )  # fmt: skip
+    )
 
 
 @router.get("/map", response_model=SampleMap)

@@ -6,11 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse
-
-from backend.problems import Problem, documented
-from backend.schemas import Traced
-from backend.services import Shared
-from backend.uploads import PURPOSES, read_trace_form
+from tokenpaths.backend.http.uploads import PURPOSES, read_trace_form
+from tokenpaths.backend.problems import Problem, documented
+from tokenpaths.backend.schemas.runs import Traced
+from tokenpaths.backend.services import Shared
 
 FORM: dict[str, Any] = {
     "requestBody": {

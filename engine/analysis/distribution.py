@@ -73,8 +73,10 @@ def describe_sorted(
         squares += float(((part - own) ** 2).sum()) + (own - mean) ** 2 * seen * n / (seen + n)
         mean += (own - mean) * n / (seen + n)
         seen += n
-    rows = [{"lo": float(a), "hi": float(b), "count": int(h)}
-            for a, b, h in zip(edges[:-1], edges[1:], heights, strict=True)]  # fmt: skip
+    rows = [
+        {"lo": float(a), "hi": float(b), "count": int(h)}
+        for a, b, h in zip(edges[:-1], edges[1:], heights, strict=True)
+    ]
     return {
         "num": num,
         "mean": mean,

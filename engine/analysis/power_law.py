@@ -170,11 +170,18 @@ def against_lognormal(histogram: Histogram, law: PowerLaw) -> AgainstLognormal:
 
     bounds = ((None, None), (None, np.log(WIDEST_SIGMA)))
     best = min(
-        (minimize(cost, (mu / sigma**2, np.log(sigma)), method="Nelder-Mead", bounds=bounds,
-                  options={"maxiter": 2000, "xatol": 1e-4, "fatol": 1e-5})
-         for mu, sigma in ((mean, spread), (0.0, min(2 * spread + 1, WIDEST_SIGMA)))),
+        (
+            minimize(
+                cost,
+                (mu / sigma**2, np.log(sigma)),
+                method="Nelder-Mead",
+                bounds=bounds,
+                options={"maxiter": 2000, "xatol": 1e-4, "fatol": 1e-5},
+            )
+            for mu, sigma in ((mean, spread), (0.0, min(2 * spread + 1, WIDEST_SIGMA)))
+        ),
         key=lambda found: found.fun,
-    )  # fmt: skip
+    )
     sigma = float(np.exp(best.x[1]))
     mu = float(best.x[0]) * sigma**2
     difference = _power_logs(tail.values, law.x_min, law.alpha) - _lognormal_logs(tail.values, law.x_min, mu, sigma)

@@ -11,12 +11,11 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-
-from engine.datasets import Sample, open_dataset
-from engine.dream.objectives import Objective
-from engine.dream.text import reads_back, texts_a_pass, worth
-from engine.models.family import RoutedModel
-from engine.tokenizer import TextTokenizer
+from tokenpaths.engine.data.datasets import Sample, open_dataset
+from tokenpaths.engine.data.tokenizer import TextTokenizer
+from tokenpaths.engine.dream.objectives import Objective
+from tokenpaths.engine.dream.text_loop import reads_back, texts_a_pass, worth
+from tokenpaths.engine.models.family import RoutedModel
 
 BATCH = 128
 

@@ -12,16 +12,15 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.dream.objectives import Choices, Module, Objective
+from tokenpaths.engine.dream.observed_pass import Need, Seen, look
+from tokenpaths.engine.dream.parametrisation import start_spectrum, to_pictures, total_variation
+from tokenpaths.engine.dream.settings import ImageSettings
+from tokenpaths.engine.dream.transforms import disturb, draw, generator_of
+from tokenpaths.engine.models.family import RoutedModel
+from tokenpaths.engine.train.augment import normalise
 from torch import Tensor
-
-from engine.dream.objectives import Choices, Module, Objective
-from engine.dream.parametrisation import start_spectrum, to_pictures, total_variation
-from engine.dream.seen import Need, Seen, look
-from engine.dream.settings import ImageSettings
-from engine.dream.transforms import disturb, draw, generator_of
-from engine.errors import UserError
-from engine.models.family import RoutedModel
-from engine.train.augment import normalise
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 
@@ -94,10 +93,16 @@ class ImageDreams:
     def _climb(self) -> None:
         settings, done = self.settings, self.iteration / self.settings.iterations
         draws = [
-            draw(settings, self.side, self.jitter, generator_of(d.seed, d.number, self.iteration, self.device), done,
-                 self.channels)
+            draw(
+                settings,
+                self.side,
+                self.jitter,
+                generator_of(d.seed, d.number, self.iteration, self.device),
+                done,
+                self.channels,
+            )
             for d in self.dreams
-        ]  # fmt: skip
+        ]
         spectrum = self.spectrum.requires_grad_()
         pictures = self._compose(to_pictures(spectrum))
         seen = look(self.model, disturb(self._normal(pictures), draws), self._needs)
@@ -143,8 +148,11 @@ class ImageDreams:
             UserError: the state is of other dreams.
         """
         if state["spectrum"].shape != self.spectrum.shape:
-            raise UserError(f"The saved state holds dreams of shape {tuple(state['spectrum'].shape)}; these are of "
-                            f"{tuple(self.spectrum.shape)}", field="state")  # fmt: skip
+            raise UserError(
+                f"The saved state holds dreams of shape {tuple(state['spectrum'].shape)}; these are of "
+                f"{tuple(self.spectrum.shape)}",
+                field="state",
+            )
         for name in ("spectrum", "mean", "square"):
             setattr(self, name, state[name].to(self.device).clone())
         self.iteration = int(state["iteration"])
@@ -166,8 +174,9 @@ def _examined(seen: Seen, objective: Objective, top: int) -> dict[str, Any]:
     choices, tokens = objective.matched(seen) if isinstance(objective, Choices | Module) else (None, None)
     found: dict[str, Any] = {
         "objective": float(objective.value(seen)) / objective.terms,
-        "matched_choices": choices, "matched_tokens": tokens,
-    }  # fmt: skip
+        "matched_choices": choices,
+        "matched_tokens": tokens,
+    }
     if seen.output is not None and seen.output.ndim == 1:
         probs, classes = seen.output.float().softmax(dim=-1).topk(min(top, len(seen.output)))
         found["top"] = [[int(c), float(p)] for c, p in zip(classes, probs, strict=True)]

@@ -15,10 +15,9 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
+from tokenpaths.engine.dream.observed_pass import Need, Seen
 from torch import Tensor
 from torch.nn import functional as F
-
-from engine.dream.seen import Need, Seen
 
 Of = Literal["probs", "logits"]
 
@@ -93,8 +92,14 @@ class Choices(Objective):
         return float(right_NSK.float().mean()), float(right_NSK.flatten(1).all(dim=1).float().mean())
 
 
-def follow_path(ribbon: Int[Tensor, "S K"], num_tokens: int, *, steps: range | None = None,
-                tokens: Tensor | None = None, of: Of = "probs") -> Choices:  # fmt: skip
+def follow_path(
+    ribbon: Int[Tensor, "S K"],
+    num_tokens: int,
+    *,
+    steps: range | None = None,
+    tokens: Tensor | None = None,
+    of: Of = "probs",
+) -> Choices:
     """All tokens (or some) take one path, for example the path of rank r."""
     return Choices(ribbon.expand(num_tokens, -1, -1), steps or range(len(ribbon)), tokens, of)
 

@@ -26,8 +26,9 @@ def spectrum_scale(side: int) -> Float[Tensor, "N F"]:
     return 1 / torch.maximum(rows[:, None], cols[None, :]).clamp(min=1 / side)
 
 
-def start_spectrum(side: int, generator: torch.Generator, spread: float = 0.01, channels: int = 3
-                   ) -> Float[Tensor, "channels N F 2"]:  # fmt: skip
+def start_spectrum(
+    side: int, generator: torch.Generator, spread: float = 0.01, channels: int = 3
+) -> Float[Tensor, "channels N F 2"]:
     """Small random coefficients: a nearly grey picture."""
     device = generator.device
     return spread * torch.randn(channels, side, side // 2 + 1, 2, generator=generator, device=device)
@@ -47,7 +48,9 @@ def total_variation(pictures: Float[Tensor, "B channels N N"]) -> Float[Tensor, 
     """Sum of the squared differences of neighbours: to the right, below, and along both diagonals."""
     x = pictures
     differences = (
-        x[..., :, 1:] - x[..., :, :-1], x[..., 1:, :] - x[..., :-1, :],
-        x[..., 1:, 1:] - x[..., :-1, :-1], x[..., 1:, :-1] - x[..., :-1, 1:],
-    )  # fmt: skip
+        x[..., :, 1:] - x[..., :, :-1],
+        x[..., 1:, :] - x[..., :-1, :],
+        x[..., 1:, 1:] - x[..., :-1, :-1],
+        x[..., 1:, :-1] - x[..., :-1, 1:],
+    )
     return torch.stack([d.square().flatten(1).sum(dim=1) for d in differences]).sum(dim=0)

@@ -50,9 +50,11 @@ def outlined(image: Image.Image, patches: Iterable[int], grid: tuple[int, int], 
     for row, col in inside:
         left, top, right, bottom = col * width, row * height, (col + 1) * width - 1, (row + 1) * height - 1
         sides = {
-            (row - 1, col): (left, top, right, top), (row + 1, col): (left, bottom, right, bottom),
-            (row, col - 1): (left, top, left, bottom), (row, col + 1): (right, top, right, bottom),
-        }  # fmt: skip
+            (row - 1, col): (left, top, right, top),
+            (row + 1, col): (left, bottom, right, bottom),
+            (row, col - 1): (left, top, left, bottom),
+            (row, col + 1): (right, top, right, bottom),
+        }
         for neighbour, line in sides.items():
             if neighbour not in inside:
                 pen.line(line, fill=RED, width=max(2, times // 2))

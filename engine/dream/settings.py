@@ -21,7 +21,10 @@ class ImageSettings(BaseModel):
     iterations: int = Field(default=2048, ge=1, le=MOST_ITERATIONS, description="iterations of Adam")
     rate: float = Field(default=0.001, gt=0, le=1, allow_inf_nan=False, description="Adam's rate")
     jitter: float = Field(
-        default=6 / 16, ge=0, le=2, allow_inf_nan=False,
+        default=6 / 16,
+        ge=0,
+        le=2,
+        allow_inf_nan=False,
         description="largest shift in patches, both ways: the paper's 6 pixels are 6/16 of its patch",
     )
     rotation: float = Field(default=10, ge=0, le=180, allow_inf_nan=False, description="largest turn in degrees")
@@ -50,7 +53,10 @@ class TextSettings(BaseModel):
         default=24, ge=1, le=1024, description="swaps that the gradient proposes and a forward pass tries, a round"
     )
     fluency: float = Field(
-        default=0.05, ge=0, le=100, allow_inf_nan=False,
+        default=0.05,
+        ge=0,
+        le=100,
+        allow_inf_nan=False,
         description="weight of the model's own mean log probability of the text, in nats",
     )
     whole_words: bool = Field(default=True, description="only tokens that are words, numbers or marks by themselves")

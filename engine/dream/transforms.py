@@ -17,10 +17,9 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
+from tokenpaths.engine.dream.settings import ImageSettings
 from torch import Tensor
 from torch.nn import functional as F
-
-from engine.dream.settings import ImageSettings
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,9 @@ def generator_of(seed: int, dream: int, iteration: int, device: torch.device | s
     return torch.Generator(device).manual_seed(int.from_bytes(words) >> 1)
 
 
-def draw(settings: ImageSettings, side: int, jitter: float, generator: torch.Generator, done: float,
-         channels: int = 3) -> Draw:  # fmt: skip
+def draw(
+    settings: ImageSettings, side: int, jitter: float, generator: torch.Generator, done: float, channels: int = 3
+) -> Draw:
     """``jitter`` in pixels; ``done`` = share of the iterations that lie behind, which lets the noise fall."""
     device = generator.device
     across, down, turn, size = (torch.rand(4, generator=generator, device=device) * 2 - 1).tolist()
@@ -63,8 +63,7 @@ def affine_of(across: float, down: float, angle: float, scale: float, side: int)
     return torch.tensor([[cos, sin, -2 * across / side], [-sin, cos, -2 * down / side]])
 
 
-def move(pictures: Float[Tensor, "B channels N N"], affine: Float[Tensor, "B 2 3"]
-         ) -> Float[Tensor, "B channels N N"]:  # fmt: skip
+def move(pictures: Float[Tensor, "B channels N N"], affine: Float[Tensor, "B 2 3"]) -> Float[Tensor, "B channels N N"]:
     """Every picture through its map, bilinear; what lies outside is the picture's mirror image."""
     grid = F.affine_grid(affine, list(pictures.shape), align_corners=False)
     return F.grid_sample(pictures, grid, mode="bilinear", padding_mode="reflection", align_corners=False)

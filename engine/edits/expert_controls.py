@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import Field, NonNegativeInt
-
-from engine.adapters.hf_config import Layout
-from engine.edits.controls import EditControls, only_those, read_controls_of
-from engine.edits.plan import RoutePlan, Routers, plan_routes
-from engine.edits.request import RerouteRequest, Which
-from engine.edits.values import Edit
-from engine.errors import UserError
+from tokenpaths.engine.adapters.huggingface.config import Layout
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.edits.reroute_request import RerouteRequest, Which
+from tokenpaths.engine.families.controls import EditControls, only_those, read_controls_of
+from tokenpaths.engine.families.edit_plan import RoutePlan, Routers, plan_routes
+from tokenpaths.engine.families.edit_values import Edit
 
 T = TypeVar("T")
 
@@ -83,12 +82,11 @@ def check_experts(request: RerouteRequest, layout: Layout) -> None:
     if layout.choices <= layout.top_k:
         raise UserError(
             f"no expert of {request.model} can be banned: a layer has {layout.choices}, and {layout.top_k} must be "
-            "left", field="controls" if request.sweep is None else "sweep",
-        )  # fmt: skip
+            "left",
+            field="controls" if request.sweep is None else "sweep",
+        )
     if controls is not None and controls.edits and layout.layers is not None:
-        under_field(
-            "controls", ban_plan, controls.edits, (range(layout.choices),) * layout.layers, layout.top_k
-        )  # fmt: skip
+        under_field("controls", ban_plan, controls.edits, (range(layout.choices),) * layout.layers, layout.top_k)
 
 
 def under_field(name: str, work: Callable[..., T], *given: Any) -> T:

@@ -1,6 +1,6 @@
 """Bans at the gates of Hugging Face models measured pass by pass, so that a long measurement can stop between two.
 
-``engine.edits.experts.measure_bans`` and ``usage_of_experts`` give the same numbers in one call.
+``tokenpaths.engine.edits.expert_bans.measure_bans`` and ``usage_of_experts`` give the same numbers in one call.
 
 Shapes: n tokens, S gates (the steps), K slots, M experts, V vocabulary entries.
 """
@@ -14,18 +14,17 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from tokenpaths.engine.adapters.huggingface import tracing as hf
+from tokenpaths.engine.adapters.huggingface.library import HuggingFaceError
+from tokenpaths.engine.adapters.huggingface.loading import HuggingFaceModel
+from tokenpaths.engine.analysis.route_changes import RouteChange, edited_steps
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.sources.sample import Sample
+from tokenpaths.engine.edits.expert_bans import banned_experts, check_banned, plan_bans, what_follows
+from tokenpaths.engine.edits.expert_controls import ExpertControls
+from tokenpaths.engine.edits.measure import OutputChange, effect_answer
+from tokenpaths.engine.models.family import read_controls_of
 from torch import Tensor
-
-from engine.adapters import huggingface as hf
-from engine.adapters.hf_library import HuggingFaceError
-from engine.adapters.hf_load import HuggingFaceModel
-from engine.analysis.effects import RouteChange, edited_steps
-from engine.edits.effect import OutputChange, effect_answer
-from engine.edits.expert_controls import ExpertControls
-from engine.edits.experts import banned_experts, check_banned, plan_bans, what_follows
-from engine.errors import UserError
-from engine.models.family import read_controls_of
-from engine.sources.sample import Sample
 
 PASS_TOKENS = 512
 """of one forward pass on a CPU, padding counted; a longer window goes alone. Small: nothing can stop inside a pass"""
@@ -174,10 +173,11 @@ class BanMeasurement:
         self.done += 1
 
     def answer(self) -> dict[str, Any]:
-        """The effect as plain JSON, see ``engine.edits.effect``."""
-        return effect_answer(
-            self._outputs, self._routes, num_samples=self._data.num_samples, text=True, edits=self._edits
-        ) | self._top5
+        """The effect as plain JSON, see ``tokenpaths.engine.edits.measure``."""
+        return (
+            effect_answer(self._outputs, self._routes, num_samples=self._data.num_samples, text=True, edits=self._edits)
+            | self._top5
+        )
 
 
 class ExpertUsage:

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.images import model_view
+from tokenpaths.engine.data.sources.sample import Sample
+from tokenpaths.engine.tracing.trace_batches import _padded, _picture, _Window, _windows
+from tokenpaths.engine.tracing.trace_run import LoadedModel
+from tokenpaths.engine.train.augment import normalise
 from torch import Tensor
-
-from engine.errors import UserError
-from engine.images import model_view
-from engine.sources.sample import Sample
-from engine.trace_batches import _padded, _picture, _Window, _windows
-from engine.tracing import LoadedModel
-from engine.train.augment import normalise
 
 TOKENS_AT_ONCE = 4096
 IMAGES_AT_ONCE = 64
@@ -86,8 +85,9 @@ def _texts(loaded: LoadedModel, samples: list[Sample]) -> Iterator[Prepared]:
             raise UserError(f"{sample.source or 'the sample'} is an image; this model takes texts", field="text")
         ids = loaded.tokenizer.encode(sample.text).ids
         if not len(ids):
-            raise UserError(f"{sample.source or 'the text'} is empty; a text needs at least one character",
-                            field="text")  # fmt: skip
+            raise UserError(
+                f"{sample.source or 'the text'} is empty; a text needs at least one character", field="text"
+            )
         windows += _windows(ids, loaded.checkpoint.config.context)
     # Windows of like length share a pass; nothing measured here depends on their order.
     order = sorted(range(len(windows)), key=lambda i: len(windows[i].ids)) if len(samples) > 1 else range(len(windows))

@@ -17,15 +17,21 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Int
-
-from engine.edits.prepared import PreparedSet
-from engine.edits.request import Which
-from engine.errors import UserError
-from engine.trace import ModuleInfo
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.records import ModuleInfo
+from tokenpaths.engine.edits.prepared import PreparedSet
+from tokenpaths.engine.edits.reroute_request import Which
 
 WHICH: tuple[Which, ...] = ("top", "bottom", "random")
-FLAT = ("kl", "top1_changed", "top5_changed", "paths_changed", "paths_changed_after", "path_distance",
-        "flow_difference")  # fmt: skip
+FLAT = (
+    "kl",
+    "top1_changed",
+    "top5_changed",
+    "paths_changed",
+    "paths_changed_after",
+    "path_distance",
+    "flow_difference",
+)
 PAIRS = ("loss", "accuracy", "perplexity")
 
 

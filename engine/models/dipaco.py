@@ -16,19 +16,18 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.records import ModuleInfo
+from tokenpaths.engine.families.dipaco_config import DiPaCoConfig
+from tokenpaths.engine.families.edit_fits import dipaco_plan
+from tokenpaths.engine.families.edit_plan import RoutePlan
+from tokenpaths.engine.families.family_controls import DiPaCoControls
+from tokenpaths.engine.models.bank.modules import Block
+from tokenpaths.engine.models.dipaco_edits import edited_scores, open_paths, swapped_paths
+from tokenpaths.engine.models.dipaco_router import Base, DiPaCoRouter, Rerouter, nearest
+from tokenpaths.engine.models.family import RoutedModel, Traced
+from tokenpaths.engine.models.losses import linear_cross_entropy
 from torch import Tensor, nn
-
-from engine.edits.family_controls import DiPaCoControls
-from engine.edits.fits import dipaco_plan
-from engine.edits.plan import RoutePlan
-from engine.errors import UserError
-from engine.models.blocks import Block
-from engine.models.dipaco_config import DiPaCoConfig
-from engine.models.dipaco_edits import edited_scores, open_paths, swapped_paths
-from engine.models.dipaco_router import Base, DiPaCoRouter, Rerouter, nearest
-from engine.models.family import RoutedModel, Traced
-from engine.models.losses import linear_cross_entropy
-from engine.trace import ModuleInfo
 
 
 @dataclass(frozen=True)
@@ -117,9 +116,7 @@ class DiPaCo(RoutedModel):
             nn.ModuleList(nn.ModuleList(_block(config) for _ in own) for _ in range(count))
             for count, own in zip(config.levels, shared, strict=True)
         )
-        self.own = nn.ModuleList(
-            nn.ModuleList(_block(config) for _ in config.path_blocks) for _ in range(num_paths)
-        )  # fmt: skip
+        self.own = nn.ModuleList(nn.ModuleList(_block(config) for _ in config.path_blocks) for _ in range(num_paths))
         shape = (config.width, config.heads, config.mlp_width)
         base = Base(*shape, config.num_blocks, config.vocab_size, config.context)
         rerouter = Rerouter(*shape, num_paths) if config.rerouter else None
@@ -150,8 +147,7 @@ class DiPaCo(RoutedModel):
     def path_model(self, path: int) -> PathModel:
         """One path as a model that shares its parameters with this one."""
         blocks = [
-            self.own[a][index] if kind == "own" else self.levels[a][b][index]
-            for kind, a, b, index in self.places(path)
+            self.own[a][index] if kind == "own" else self.levels[a][b][index] for kind, a, b, index in self.places(path)
         ]
         return PathModel(self.ends[path if self.config.own_ends else 0], blocks)
 
@@ -219,12 +215,15 @@ class DiPaCo(RoutedModel):
         ]
         return {
             "composition": {
-                "router": config.router, "prefix": config.prefix, "rerouter": config.rerouter,
+                "router": config.router,
+                "prefix": config.prefix,
+                "rerouter": config.rerouter,
                 "path_modules": config.path_modules.tolist(),
                 "modules": [user | {"paths": user["paths"].tolist()} for user in users],
-                "path_blocks": list(config.path_blocks), "own_ends": config.own_ends,
+                "path_blocks": list(config.path_blocks),
+                "own_ends": config.own_ends,
             }
-        }  # fmt: skip
+        }
 
     def decide(
         self,
@@ -322,14 +321,16 @@ class DiPaCo(RoutedModel):
             UserError: there is no such path, no learned router to choose again, or two of these are asked for.
         """
         if path is not None and edits is not None:
-            raise UserError(f"path {path} holds for the whole text, so there is nothing to edit: give one of the two",
-                            field="edits")  # fmt: skip
+            raise UserError(
+                f"path {path} holds for the whole text, so there is nothing to edit: give one of the two", field="edits"
+            )
         given = None
         if path is not None and reroute_every is not None:
             raise UserError(
                 f"path {path} holds for the whole text, so there is nothing to choose again every {reroute_every} "
-                "tokens: give one of the two", field="reroute_every",
-            )  # fmt: skip
+                "tokens: give one of the two",
+                field="reroute_every",
+            )
         if path is not None:
             if not 0 <= path < self.config.num_paths:
                 raise UserError(f"path {path} is not one of 0 to {self.config.num_paths - 1}", field="path")
@@ -390,15 +391,19 @@ class DiPaCo(RoutedModel):
             for index, blocks in enumerate(modules):
                 rows.append(
                     ModuleInfo(
-                        step=level, module=index, name=f"level {level} module {index}", kind="block",
+                        step=level,
+                        module=index,
+                        name=f"level {level} module {index}",
+                        kind="block",
                         num_params=sum(p.numel() for p in blocks.parameters()),
                         flops_per_token=_block_flops(self.config) * len(blocks),
                     )
-                )  # fmt: skip
+                )
         return rows
 
-    def token_flops(self, module_ids: Integer[Tensor, "B T S K"], valid: Bool[Tensor, "B T"] | None = None
-                    ) -> Float[Tensor, "B T"]:  # fmt: skip
+    def token_flops(
+        self, module_ids: Integer[Tensor, "B T S K"], valid: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B T"]:
         """Projections and causal attention of one path's blocks: all paths cost the same.
 
         Reading the text again after a re-route is not counted.
@@ -409,11 +414,12 @@ class DiPaCo(RoutedModel):
         flops = per_token.expand(batch, tokens).clone()
         return flops if valid is None else flops * valid.cpu()
 
-    def training_loss(self, inputs: Tensor, targets: Tensor, label_smoothing: float = 0.0
-                      ) -> tuple[Float[Tensor, ""], Int[Tensor, " B"]]:  # fmt: skip
+    def training_loss(
+        self, inputs: Tensor, targets: Tensor, label_smoothing: float = 0.0
+    ) -> tuple[Float[Tensor, ""], Int[Tensor, " B"]]:
         """Mean cross-entropy of documents on their own paths, all paths in one step (section 4.5).
 
-        The paper's own training is ``engine.train.dipaco``: paths apart for many iterations.
+        The paper's own training is ``tokenpaths.engine.train.dipaco.train_dipaco``: paths apart for many iterations.
         """
         with torch.no_grad():
             features = self.router.features(inputs)
@@ -458,17 +464,20 @@ def check_same_shape(given: dict[str, Tensor], wanted: dict[str, Tensor]) -> Non
     embed, mine = given["ends.embed.weight"].shape, wanted["ends.embed.weight"].shape
     depth = [len({n.split(".")[1] for n in names if n.startswith("blocks.")}) for names in (given, wanted)]
     for field, a, b in (
-        ("width", embed[1], mine[1]), ("vocab_size", embed[0], mine[0]), ("blocks", *depth),
+        ("width", embed[1], mine[1]),
+        ("vocab_size", embed[0], mine[0]),
+        ("blocks", *depth),
         ("context", len(given["ends.positions"]), len(wanted["ends.positions"])),
-    ):  # fmt: skip
+    ):
         if a != b:
             raise UserError(f"the base has {field} {a}, the model {b}: they must be equal", field=field)
     for name, tensor in wanted.items():
         if given[name].shape != tensor.shape:
             raise UserError(
                 f"the base's {name} is {tuple(given[name].shape)}, the model's {tuple(tensor.shape)}: "
-                "mlp_width must be equal", field="mlp_width",
-            )  # fmt: skip
+                "mlp_width must be equal",
+                field="mlp_width",
+            )
 
 
 def _block(config: DiPaCoConfig) -> Block:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Bool, Float, Int
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.families.edit_plan import RoutePlan
 from torch import Tensor
-
-from engine.edits.plan import RoutePlan
-from engine.errors import UserError
 
 
 def open_paths(plan: RoutePlan, path_modules: Int[Tensor, "P S"]) -> Bool[Tensor, " P"]:
@@ -60,8 +59,9 @@ def swapped_paths(
         if length != len(ribbons_TS):
             raise UserError(
                 f"the route given is that of {len(ribbons_TS)} tokens, this text has {length}; routes can be swapped "
-                "between texts of as many tokens", field="edits",
-            )  # fmt: skip
+                "between texts of as many tokens",
+                field="edits",
+            )
     path_T = (ribbons_TS[:, None] == path_modules[None]).all(dim=2).int().argmax(dim=1)
     own_T = chunks[: len(path_T)]
     found = torch.zeros(paths.shape[1], dtype=paths.dtype, device=paths.device)
@@ -71,7 +71,8 @@ def swapped_paths(
             first = int((own_T == chunk).nonzero()[0])
             raise UserError(
                 f"the route given changes its path behind token {first}, where this model decides nothing; give one "
-                "path for each stretch, or the reroute_every that it was made with", field="edits",
-            )  # fmt: skip
+                "path for each stretch, or the reroute_every that it was made with",
+                field="edits",
+            )
         found[chunk] = here[0] if len(here) else 0
     return found.expand_as(paths)

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.models.bank.modules import Block
 from torch import Tensor, nn
-
-from engine.errors import UserError
-from engine.models.blocks import Block
 
 NEVER = -1e4
 """bias of a path that no document should take; finite, so that a softmax stays defined"""
@@ -232,9 +231,7 @@ class DiPaCoRouter(nn.Module):
         for name in ("mean", "scale", "weight", "bias"):
             getattr(self, name).copy_(getattr(scores, name))
 
-    def features(
-        self, ids: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None
-    ) -> Float[Tensor, "B D"]:
+    def features(self, ids: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B D"]:
         """Mean hidden state of the first ``prefix`` tokens, or of all where there are fewer."""
         h = self.base(ids[:, : self.prefix]).float()
         if valid is None:
@@ -290,8 +287,9 @@ def fit_rerouter(
             rerouter.requires_grad_(False).load_state_dict(kept)
             raise UserError(
                 f"the re-router's loss is {losses[-1]} and its gradient {float(norm)} at iteration {i}: lower its "
-                f"learning_rate (now {learning_rate:g})", field="learning_rate",
-            )  # fmt: skip
+                f"learning_rate (now {learning_rate:g})",
+                field="learning_rate",
+            )
         optimizer.step()
         schedule.step()
     rerouter.requires_grad_(False)

@@ -16,16 +16,15 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.records import ModuleInfo
+from tokenpaths.engine.families.directional_config import DirectionalConfig, Pooling
+from tokenpaths.engine.models.bank.modules import MLP, SelfAttention, attend
+from tokenpaths.engine.models.directional_gates import EXECUTIONS, DirectionalControls, Interventions, mean_gates, pool
+from tokenpaths.engine.models.family import RoutedModel, Traced
+from tokenpaths.engine.models.losses import linear_cross_entropy
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from engine.errors import UserError
-from engine.models.blocks import MLP, SelfAttention, attend
-from engine.models.directional_config import DirectionalConfig, Pooling
-from engine.models.family import RoutedModel, Traced
-from engine.models.gates import EXECUTIONS, DirectionalControls, Interventions, mean_gates, pool
-from engine.models.losses import linear_cross_entropy
-from engine.trace import ModuleInfo
 
 
 @dataclass(frozen=True)
@@ -139,10 +138,7 @@ class Directional(RoutedModel):
         return self.embed.weight if self.config.tied else self.head.weight
 
     def run_trunk(
-        self,
-        inputs: Tensor,
-        valid: Bool[Tensor, "B T"] | None = None,
-        interventions: Interventions | None = None,
+        self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None = None, interventions: Interventions | None = None
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B P L H K"]]:
         """The residual stream after the last layer, and every gate on the way.
 
@@ -153,8 +149,9 @@ class Directional(RoutedModel):
         if tokens > config.context:
             raise UserError(
                 f"{tokens} tokens do not fit the model's context of {config.context}; "
-                "split the text into windows first", field="inputs",
-            )  # fmt: skip
+                "split the text into windows first",
+                field="inputs",
+            )
         act = interventions or Interventions()
         act.check(config)
         h = self.embed(inputs) + self.positions[:tokens]
@@ -176,10 +173,7 @@ class Directional(RoutedModel):
         return h, torch.stack([r.expand(-1, longest, -1, -1) for r in gates], dim=2)
 
     def forward(
-        self,
-        inputs: Tensor,
-        valid: Bool[Tensor, "B T"] | None = None,
-        interventions: Interventions | None = None,
+        self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None = None, interventions: Interventions | None = None
     ) -> DirectionalOutput:
         """Token ids (B, T) to next-token logits; ``valid`` False marks padding behind a text."""
         h, gates = self.run_trunk(inputs, valid, interventions)
@@ -207,10 +201,7 @@ class Directional(RoutedModel):
         return {"mean_gate": float(r_BLHK.mean()), "gate_spread": float(r_BLHK.std(dim=0).mean())}
 
     def trace(
-        self,
-        inputs: Tensor,
-        valid: Bool[Tensor, "B T"] | None = None,
-        interventions: Interventions | None = None,
+        self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None = None, interventions: Interventions | None = None
     ) -> Traced:
         """Every gate read as on (its direction) or off (the direction's identity twin), and the gates themselves.
 
@@ -229,10 +220,13 @@ class Directional(RoutedModel):
         entropy = (torch.special.entr(r_BTSM) + torch.special.entr(1 - r_BTSM)).mean(dim=-1)
         narrow = torch.uint8 if self.config.num_modules <= 256 else torch.int16
         return Traced(
-            output.logits, module_ids.to(narrow), weights.to(torch.float16), entropy.to(torch.float16),
+            output.logits,
+            module_ids.to(narrow),
+            weights.to(torch.float16),
+            entropy.to(torch.float16),
             flops=self._flops((weights > 0.5).sum(dim=(2, 3)), output.gates.shape[1], valid),
             gates=mean_gates(output.gates, valid),
-        )  # fmt: skip
+        )
 
     def trace_with(self, inputs: Tensor, valid: Tensor | None, controls: DirectionalControls) -> Traced:
         """``trace`` under what the page or the API asked for."""
@@ -242,8 +236,9 @@ class Directional(RoutedModel):
             if act.gates is not None:
                 raise UserError(
                     "frozen layers take the gates of the unedited pass, so no others can be put in: leave out freeze "
-                    "or gates", field="gates",
-                )  # fmt: skip
+                    "or gates",
+                    field="gates",
+                )
             unedited = self(inputs, valid, Interventions(pooling=act.pooling)).gates
             act = replace(act, gates=unedited, gate_layers=frozen)
         return self.trace(inputs, valid, act)
@@ -279,7 +274,7 @@ class Directional(RoutedModel):
         """The ten words that each direction writes most."""
         if not self.config.directions or not token_texts:
             return {}
-        from engine.analysis.directions import direction_vocabulary
+        from tokenpaths.engine.analysis.families.directions import direction_vocabulary
 
         best = direction_vocabulary(self, top=min(10, self.config.vocab_size)).token_ids
         words = [
@@ -300,10 +295,12 @@ class Directional(RoutedModel):
                     on = kind == "direction"
                     rows.append(
                         ModuleInfo(
-                            step=layer, module=shift + i, kind=kind,
+                            step=layer,
+                            module=shift + i,
+                            kind=kind,
                             name=f"L{layer}H{head}K{k}" + ("" if on else " left alone"),
                             num_params=config.head_width if on else 0,
                             flops_per_token=4 * config.head_width if on else 0,
-                        )  # fmt: skip
+                        )
                     )
         return rows

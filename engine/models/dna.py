@@ -15,22 +15,21 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
+from tokenpaths.engine.base.records import ModuleInfo
+from tokenpaths.engine.base.routing import Decision, module_counts, route, route_expert_choice, updated_bias
+from tokenpaths.engine.families.controls import DNAControls
+from tokenpaths.engine.families.dna_config import DNAConfig
+from tokenpaths.engine.families.edit_fits import dna_plan
+from tokenpaths.engine.families.edit_plan import RoutePlan
+from tokenpaths.engine.models.apply_edits import allowed_modules, edited, pushed, turned_away
+from tokenpaths.engine.models.bank.bank import grouped_step, naive_step
+from tokenpaths.engine.models.bank.device_step import device_step
+from tokenpaths.engine.models.bank.modules import Block
+from tokenpaths.engine.models.family import Controls, RoutedModel, Traced
+from tokenpaths.engine.models.losses import linear_cross_entropy
+from tokenpaths.engine.tracing.recording import compact_decisions, dna_module_table, token_flops
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from engine.edits.apply import allowed_modules, edited, pushed, turned_away
-from engine.edits.controls import DNAControls
-from engine.edits.fits import dna_plan
-from engine.edits.plan import RoutePlan
-from engine.models.bank import grouped_step, naive_step
-from engine.models.blocks import Block
-from engine.models.device_step import device_step
-from engine.models.dna_config import DNAConfig
-from engine.models.family import Controls, RoutedModel, Traced
-from engine.models.losses import linear_cross_entropy
-from engine.record import compact_decisions, dna_module_table, token_flops
-from engine.routing import Decision, module_counts, route, route_expert_choice, updated_bias
-from engine.trace import ModuleInfo
 
 EXECUTIONS = {"grouped": grouped_step, "device": device_step, "graph": device_step, "naive": naive_step}
 
@@ -126,9 +125,7 @@ class DNA(RoutedModel):
             if config.stem == "conv":
                 self.patchify = ConvStem(config.channels, config.width, config.patch_size)
             else:
-                self.patchify = nn.Conv2d(
-                    config.channels, config.width, config.patch_size, stride=config.patch_size
-                )
+                self.patchify = nn.Conv2d(config.channels, config.width, config.patch_size, stride=config.patch_size)
             outputs = config.num_classes
         else:
             self.embed = nn.Embedding(config.vocab_size, config.width)
@@ -196,9 +193,14 @@ class DNA(RoutedModel):
             if plan is not None:
                 assert edits is not None
                 allowed = allowed_modules(
-                    config.choices_of(step), config.num_modules, plan, logits.device, (h.shape[0], h.shape[1]), valid,
+                    config.choices_of(step),
+                    config.num_modules,
+                    plan,
+                    logits.device,
+                    (h.shape[0], h.shape[1]),
+                    valid,
                     unedited,
-                )  # fmt: skip
+                )
                 bias, top_k = pushed(bias, plan), edits.top_k
             elif config.choices is not None:
                 allowed = torch.zeros(config.num_modules, dtype=torch.bool, device=logits.device)
@@ -281,7 +283,7 @@ class DNA(RoutedModel):
         """What each step does differently under ``controls``; None where nothing is to be.
 
         Raises:
-            UserError: an edit that does not fit this model; see ``engine.edits.plan``.
+            UserError: an edit that does not fit this model; see ``tokenpaths.engine.families.edit_plan``.
         """
         return dna_plan(self.config, getattr(controls, "edits", None))
 
@@ -291,7 +293,7 @@ class DNA(RoutedModel):
         return self.config.top_k if plan is None else plan.top_k
 
     def token_flops(self, module_ids: Tensor, valid: Tensor | None = None) -> Tensor:
-        """See ``engine.record.token_flops``."""
+        """See ``tokenpaths.engine.tracing.recording.token_flops``."""
         return token_flops(module_ids, self.config, valid)
 
     def module_table(self) -> list[ModuleInfo]:

@@ -16,10 +16,9 @@ from typing import Any, ClassVar
 
 from jaxtyping import Bool, Float, Integer
 from pydantic import BaseModel
+from tokenpaths.engine.base.records import ModuleInfo
+from tokenpaths.engine.families.controls import Controls, read_controls_of
 from torch import Tensor, nn
-
-from engine.edits.controls import Controls, read_controls_of
-from engine.trace import ModuleInfo
 
 
 @dataclass(frozen=True)
@@ -106,13 +105,15 @@ class RoutedModel(nn.Module):
         """What a run should carry of the model itself, by name, ready for JSON; ``token_texts`` by vocabulary id."""
         return {}
 
-    def token_flops(self, module_ids: Integer[Tensor, "B T S K"], valid: Bool[Tensor, "B T"] | None = None
-                    ) -> Float[Tensor, "B T"]:  # fmt: skip
+    def token_flops(
+        self, module_ids: Integer[Tensor, "B T S K"], valid: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B T"]:
         """Floating-point operations that the visited modules spent on each token (host tensors)."""
         raise NotImplementedError
 
-    def training_loss(self, inputs: Tensor, targets: Tensor, label_smoothing: float = 0.0
-                      ) -> tuple[Float[Tensor, ""], Any]:  # fmt: skip
+    def training_loss(
+        self, inputs: Tensor, targets: Tensor, label_smoothing: float = 0.0
+    ) -> tuple[Float[Tensor, ""], Any]:
         """The loss of one batch in nats, and whatever ``after_iteration`` wants to know of it."""
         raise NotImplementedError
 

@@ -1,6 +1,6 @@
 """A routed model's forward pass as a captured CUDA graph: one launch instead of thousands, for shapes that come again.
 
-``model.execution = "graph"`` switches it on for traces (``engine.trace_batches.run_model``); "device" is the same step
+``model.execution = "graph"`` switches it on for traces (``trace_batches.run_model``); "device" is the same step
 launched operation by operation. It never ran on a GPU; all but ``capture_on_gpu`` is tested on a CPU.
 
 Rules: "CUDA Graphs" in PyTorch's CUDA semantics (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
@@ -21,9 +21,8 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
+from tokenpaths.engine.models.bank.device_step import HOPPER
 from torch import Tensor, nn
-
-from engine.models.device_step import HOPPER
 
 MOST = 8
 """shapes that are remembered: each captured one keeps the memory of a whole forward pass"""
@@ -83,8 +82,15 @@ class Graphs:
     and once after the model's tensors moved; then the shape is captured anew.
     """
 
-    def __init__(self, model: nn.Module, method: str = "forward", *, most: int = MOST,
-                 capture: Capture = capture_on_gpu, fits: Callable = has_graphs) -> None:  # fmt: skip
+    def __init__(
+        self,
+        model: nn.Module,
+        method: str = "forward",
+        *,
+        most: int = MOST,
+        capture: Capture = capture_on_gpu,
+        fits: Callable = has_graphs,
+    ) -> None:
         self._model, self._method, self._most = weakref.ref(model), method, most
         self._capture, self._fits = capture, fits
         self.met: OrderedDict[tuple, Captured | None] = OrderedDict()  # the latest shape last; None: met once

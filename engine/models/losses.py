@@ -55,8 +55,6 @@ def linear_cross_entropy(
         return _LinearCrossEntropy.apply(x, weight, targets)
 
 
-def token_losses(
-    logits: Float[Tensor, "R C"], targets: Int[Tensor, " R"]
-) -> Float[Tensor, " R"]:
+def token_losses(logits: Float[Tensor, "R C"], targets: Int[Tensor, " R"]) -> Float[Tensor, " R"]:
     """Cross-entropy of each row, in float32."""
     return F.cross_entropy(logits.float(), targets, reduction="none")

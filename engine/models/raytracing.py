@@ -16,16 +16,15 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.records import ModuleInfo
+from tokenpaths.engine.families.edit_fits import raytracing_plan
+from tokenpaths.engine.families.family_controls import RayTracingControls
+from tokenpaths.engine.families.raytracing_config import RayTracingConfig
+from tokenpaths.engine.models.family import Controls, RoutedModel, Traced
+from tokenpaths.engine.models.raytracing_relax import EXECUTIONS, RayTracingOutput
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from engine.edits.family_controls import RayTracingControls
-from engine.edits.fits import raytracing_plan
-from engine.errors import UserError
-from engine.models.family import Controls, RoutedModel, Traced
-from engine.models.raytracing_relax import EXECUTIONS, RayTracingOutput
-from engine.models.raytracing_wires import RayTracingConfig
-from engine.trace import ModuleInfo
 
 
 class FeatureExtractor(nn.Sequential):
@@ -233,10 +232,13 @@ class RayTracing(OnFeatures, RoutedModel):
         narrow = torch.uint8 if config.num_modules <= 256 else torch.int16
         flops_BP = (output.rates > 0).sum(dim=1) * self._block_flops()
         return Traced(
-            output.logits, torch.where(on, order, order + config.blocks).to(narrow),
-            rates_BTSK.clamp(max=1).to(torch.float16), rates_BTSK.new_full(shape[:3], float("nan")),
-            flops=flops_BP.sum(dim=1, keepdim=True).float(), blocks=output.rates,
-        )  # fmt: skip
+            output.logits,
+            torch.where(on, order, order + config.blocks).to(narrow),
+            rates_BTSK.clamp(max=1).to(torch.float16),
+            rates_BTSK.new_full(shape[:3], float("nan")),
+            flops=flops_BP.sum(dim=1, keepdim=True).float(),
+            blocks=output.rates,
+        )
 
     def trace_with(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None, controls: RayTracingControls) -> Traced:
         """``trace`` under what the page or the API asked for."""
@@ -286,8 +288,9 @@ class RayTracing(OnFeatures, RoutedModel):
             rows.append(ModuleInfo(layer, config.blocks + block, f"L{layer}B{block} silent", "identity", 0, 0))
         return rows
 
-    def token_flops(self, module_ids: Integer[Tensor, "B T S K"], valid: Bool[Tensor, "B T"] | None = None
-                    ) -> Float[Tensor, "B T"]:  # fmt: skip
+    def token_flops(
+        self, module_ids: Integer[Tensor, "B T S K"], valid: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B T"]:
         """Floating-point operations of the blocks that are on, each counted once (``trace`` counts every step)."""
         flops_SK = self._block_flops().cpu().view(self.config.layers, self.config.blocks)
         both_SM = torch.cat([flops_SK, torch.zeros_like(flops_SK)], dim=1)

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
-    from engine.models.raytracing import RayTracing
+    from tokenpaths.engine.models.raytracing import RayTracing
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,13 @@ def relax_naive(
         outputs.append((said + said[-1:] * rest, rates + silence, rate, steps, out.sum() > limit))
     said, rates, last, steps, reached = zip(*outputs, strict=True)
     return RayTracingOutput(
-        torch.stack([words[-1] for words in said]), torch.tensor(rates), torch.tensor(last), torch.tensor(steps),
-        torch.stack(reached), torch.stack([torch.stack(words) for words in said]).detach() if keep_steps else None,
-    )  # fmt: skip
+        torch.stack([words[-1] for words in said]),
+        torch.tensor(rates),
+        torch.tensor(last),
+        torch.tensor(steps),
+        torch.stack(reached),
+        torch.stack([torch.stack(words) for words in said]).detach() if keep_steps else None,
+    )
 
 
 EXECUTIONS = {"batched": relax_batched, "naive": relax_naive}

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float, Int, UInt8
+from tokenpaths.engine.train.autoaugment import auto_augment
+from tokenpaths.engine.train.recipes import AugmentConfig
 from torch import Tensor
 from torch.nn import functional as F
-
-from engine.train.autoaugment import auto_augment
-from engine.train.recipes import AugmentConfig
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -58,9 +57,7 @@ def random_crop(images: Tensor, padding: int, generator: torch.Generator) -> Ten
     return padded.permute(0, 2, 3, 1)[index, rows[:, :, None], cols[:, None, :]].permute(0, 3, 1, 2)
 
 
-def color_jitter(
-    x: Float[Tensor, "B 3 H W"], strength: float, generator: torch.Generator
-) -> Float[Tensor, "B 3 H W"]:
+def color_jitter(x: Float[Tensor, "B 3 H W"], strength: float, generator: torch.Generator) -> Float[Tensor, "B 3 H W"]:
     """Brightness, contrast and saturation, each scaled by 1 ± strength, an image at a time."""
     low, span = 1 - strength, 2 * strength
     factors = low + span * torch.rand(3, len(x), 1, 1, 1, generator=generator).to(x.device)
@@ -72,9 +69,7 @@ def color_jitter(
     return (grey + (x - grey) * saturation).clamp(0, 1)
 
 
-def random_erase(
-    x: Float[Tensor, "B 3 H W"], share: float, generator: torch.Generator
-) -> Float[Tensor, "B 3 H W"]:
+def random_erase(x: Float[Tensor, "B 3 H W"], share: float, generator: torch.Generator) -> Float[Tensor, "B 3 H W"]:
     """Zero (after normalisation: mean colour) one rectangle of 2 to 33 % of some images."""
     batch, _, height, width = x.shape
     area = (0.02 + 0.31 * _uniform(batch, generator, x.device)) * height * width

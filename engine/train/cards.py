@@ -5,14 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-from engine.checkpoint import read_checkpoint
+from tokenpaths.engine.models.checkpoint import read_checkpoint
 
 WRITERS = {
-    "dna": "engine.train.finish",
-    "hmodel": "engine.train.hmodel",
-    "dipaco": "engine.train.dipaco_finish",
-    "directional": "engine.train.directional",
-    "raytracing": "engine.train.raytracing",
+    "dna": "tokenpaths.engine.train.finish",
+    "hmodel": "tokenpaths.engine.train.train_hmodel",
+    "dipaco": "tokenpaths.engine.train.dipaco.finish_dipaco",
+    "directional": "tokenpaths.engine.train.train_directional",
+    "raytracing": "tokenpaths.engine.train.train_raytracing",
 }
 """module of each family that has ``write_card``"""
 

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from engine.disk import HolderLock
-from engine.errors import UserError
-from engine.train.loop import Progress
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import HolderLock
+from tokenpaths.engine.train.loop import Progress
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,9 @@ class Training:
             holder = str(error).partition(":")[0]
             raise UserError(
                 f"another process trains {self.name} in {order.work} ({holder}); wait for it, or give another folder "
-                "for --work", field="work",
-            ) from error  # fmt: skip
+                "for --work",
+                field="work",
+            ) from error
         try:
             return self.run(order)
         finally:
@@ -110,18 +110,18 @@ def _moved(made: Path, out: Path) -> None:
 
 
 def _validation(out: Path) -> dict[str, Any]:
-    from engine.checkpoint import read_checkpoint
+    from tokenpaths.engine.models.checkpoint import read_checkpoint
 
     return read_checkpoint(out).validation
 
 
 def _dna() -> list[Training]:
-    from engine.train.recipes import RECIPES
+    from tokenpaths.engine.train.recipes import RECIPES
 
     def start(recipe: Any) -> Callable[[Order], dict[str, Any]]:
         def run(order: Order) -> dict[str, Any]:
-            from engine.train.finish import finish, fitted, load_corpora, read_twin
-            from engine.train.loop import train
+            from tokenpaths.engine.train.finish import finish, fitted, load_corpora, read_twin
+            from tokenpaths.engine.train.loop import train
 
             wanted = _shortened(recipe, order.iterations)
             twin = read_twin(order.dense_twin) if order.dense_twin else None
@@ -136,24 +136,25 @@ def _dna() -> list[Training]:
 
     return [
         Training(
-            one.name, "dna",
+            one.name,
+            "dna",
             f"{one.model.modality:7} {one.iterations:6,} iterations of {one.batch_size}, "
             f"{one.model.num_modules} modules, {one.model.num_steps} steps, top-{one.model.top_k}",
             (one.train_file, one.val_file),
             start(one),
         )
         for one in RECIPES.values()
-    ]  # fmt: skip
+    ]
 
 
 def _directional() -> list[Training]:
-    from engine.train.directional import DIRECTIONAL_RECIPES
+    from tokenpaths.engine.train.train_directional import DIRECTIONAL_RECIPES
 
     def start(recipe: Any) -> Callable[[Order], dict[str, Any]]:
         def run(order: Order) -> dict[str, Any]:
-            from engine.train.directional import SHARED_TOKENIZER, ship
-            from engine.train.finish import load_corpora
-            from engine.train.loop import train
+            from tokenpaths.engine.train.finish import load_corpora
+            from tokenpaths.engine.train.loop import train
+            from tokenpaths.engine.train.train_directional import SHARED_TOKENIZER, ship
 
             wanted = _shortened(recipe, order.iterations)
             with order.stage(f"reading {wanted.train_file}"):
@@ -167,23 +168,24 @@ def _directional() -> list[Training]:
 
     return [
         Training(
-            one.name, "directional",
+            one.name,
+            "directional",
             f"text    {one.iterations:6,} iterations of {one.batch_size}, {one.model.layers} layers of "
             f"{one.model.heads} heads, {one.model.directions} directions each",
             (one.train_file, one.val_file),
             start(one),
         )
         for one in DIRECTIONAL_RECIPES.values()
-    ]  # fmt: skip
+    ]
 
 
 def _hmodel() -> list[Training]:
-    from engine.train.hmodel import HMODEL_RECIPES
+    from tokenpaths.engine.train.train_hmodel import HMODEL_RECIPES
 
     def start(recipe: Any) -> Callable[[Order], dict[str, Any]]:
         def run(order: Order) -> dict[str, Any]:
-            from engine.train.hmodel import load_languages, ship, tokenizer_for
-            from engine.train.loop import train
+            from tokenpaths.engine.train.loop import train
+            from tokenpaths.engine.train.train_hmodel import load_languages, ship, tokenizer_for
 
             wanted = _shortened(recipe, order.iterations)
             with order.stage(f"reading {wanted.train_file}"):
@@ -200,7 +202,8 @@ def _hmodel() -> list[Training]:
 
     return [
         Training(
-            one.name, one.family,
+            one.name,
+            one.family,
             f"text    {one.iterations:6,} iterations of {one.batch_size}, {one.model.num_modules} hidden layers, "
             f"{one.model.iterations} {'iteration' if one.model.iterations == 1 else 'iterations'} of routing",
             (one.train_file, one.val_file),
@@ -208,21 +211,21 @@ def _hmodel() -> list[Training]:
         )
         for one in HMODEL_RECIPES.values()
         if one.family == "hmodel"
-    ]  # fmt: skip
+    ]
 
 
 def _dipaco() -> list[Training]:
-    from engine.train.dipaco_recipe import RECIPES
+    from tokenpaths.engine.train.dipaco.dipaco_recipe import RECIPES
 
     files = ("text/english_train.parquet", "text/english_val.parquet")
 
     def start(recipe: Any) -> Callable[[Order], dict[str, Any]]:
         def run(order: Order) -> dict[str, Any]:
-            from engine.disk import SHIPPED_MODELS
-            from engine.tokenizer import TextTokenizer
-            from engine.train.dipaco import train
-            from engine.train.dipaco_documents import load_documents
-            from engine.train.dipaco_finish import document_paths, export, note, routed_numbers
+            from tokenpaths.engine.base.files import SHIPPED_MODELS
+            from tokenpaths.engine.data.tokenizer import TextTokenizer
+            from tokenpaths.engine.train.dipaco.documents import load_documents
+            from tokenpaths.engine.train.dipaco.finish_dipaco import document_paths, export, note, routed_numbers
+            from tokenpaths.engine.train.dipaco.train_dipaco import train
 
             _only_its_length(order, recipe.name)
             with order.stage(f"reading {files[0]}"):
@@ -249,7 +252,8 @@ def _dipaco() -> list[Training]:
 
     return [
         Training(
-            one.name, "dipaco",
+            one.name,
+            "dipaco",
             f"text    {one.iterations:6,} iterations of {one.batch_size} on each of {one.model.num_paths} paths, "
             f"levels {' × '.join(map(str, one.model.levels))}",
             files,
@@ -257,15 +261,15 @@ def _dipaco() -> list[Training]:
         )
         for one in RECIPES.values()
         if one.name.startswith("dipaco")
-    ]  # fmt: skip
+    ]
 
 
 def _raytracing() -> list[Training]:
-    from engine.train.raytracing_recipe import RECIPES
+    from tokenpaths.engine.train.raytracing_recipe import RECIPES
 
     def start(recipe: Any) -> Callable[[Order], dict[str, Any]]:
         def run(order: Order) -> dict[str, Any]:
-            from engine.train.raytracing import finish, load_corpora, train
+            from tokenpaths.engine.train.train_raytracing import finish, load_corpora, train
 
             _only_its_length(order, recipe.name)
             with order.stage(f"reading {recipe.data}"):
@@ -278,11 +282,12 @@ def _raytracing() -> list[Training]:
 
     return [
         Training(
-            one.name, "raytracing",
+            one.name,
+            "raytracing",
             f"vision  at most {one.epochs} epochs of {one.data}, "
             f"{one.model.layers} layers of {one.model.blocks} blocks",
             one.files,
             start(one),
         )
         for one in RECIPES.values()
-    ]  # fmt: skip
+    ]

@@ -12,11 +12,10 @@ import pyarrow.parquet as pq
 import torch
 from jaxtyping import Int, UInt8
 from PIL import Image
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.images import FORMATS
+from tokenpaths.engine.data.tokenizer import TextTokenizer
 from torch import Tensor
-
-from engine.errors import UserError
-from engine.images import FORMATS
-from engine.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True)
@@ -48,16 +47,16 @@ def load_images(path: Path, size: int, classes: tuple[str, ...] = ()) -> ImageCo
         try:
             image = Image.open(io.BytesIO(data.as_py()), formats=FORMATS).convert("RGB")
         except Exception as error:  # Pillow's decoders raise nearly every kind on broken bytes
-            raise UserError(f"{path.name}, row {i}: no picture that can be decoded ({type(error).__name__})",
-                            field="data") from error
+            raise UserError(
+                f"{path.name}, row {i}: no picture that can be decoded ({type(error).__name__})", field="data"
+            ) from error
         if image.size != (size, size):
             image = image.resize((size, size), Image.Resampling.BICUBIC)
         images[i] = torch.from_numpy(np.array(image)).permute(2, 0, 1)
     return ImageCorpus(images, torch.tensor([position[n] for n in names]), classes)
 
 
-def load_text(path: Path, tokenizer: TextTokenizer, on_progress: Callable[[int], None] = lambda n: None
-              ) -> TextCorpus:
+def load_text(path: Path, tokenizer: TextTokenizer, on_progress: Callable[[int], None] = lambda n: None) -> TextCorpus:
     """A Parquet file with a ``text`` column, tokenised."""
     parts = []
     texts = read_texts(path)

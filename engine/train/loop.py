@@ -17,18 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenpaths.engine.base.device import cpu_has_bfloat16, mixed_precision, pick_device
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import write_atomically
+from tokenpaths.engine.models.checkpoint import save_checkpoint, save_tensors
+from tokenpaths.engine.models.family import RoutedModel
+from tokenpaths.engine.models.losses import token_losses
+from tokenpaths.engine.models.registry import family_class
+from tokenpaths.engine.train.augment import augment, mix, normalise
+from tokenpaths.engine.train.corpora import ImageCorpus, TextCorpus
+from tokenpaths.engine.train.recipes import Recipe
 from torch import Tensor
-
-from engine.checkpoint import save_checkpoint, save_tensors
-from engine.device import cpu_has_bfloat16, mixed_precision, pick_device
-from engine.disk import write_atomically
-from engine.errors import UserError
-from engine.models.families import family_class
-from engine.models.family import RoutedModel
-from engine.models.losses import token_losses
-from engine.train.augment import augment, mix, normalise
-from engine.train.corpora import ImageCorpus, TextCorpus
-from engine.train.recipes import Recipe
 
 STATE = "state.safetensors"
 PROGRESS = "state.json"
@@ -74,9 +73,7 @@ def learning_rate(recipe: Recipe, iteration: int) -> float:
         return recipe.start_rate + (recipe.learning_rate - recipe.start_rate) * iteration / recipe.warmup
     done = (iteration - recipe.warmup) / max(1, recipe.iterations - recipe.warmup)
     if recipe.schedule == "cosine":
-        return recipe.final_rate + (recipe.learning_rate - recipe.final_rate) * (
-            1 + math.cos(math.pi * done)
-        ) / 2
+        return recipe.final_rate + (recipe.learning_rate - recipe.final_rate) * (1 + math.cos(math.pi * done)) / 2
     fall = max(0.0, (iteration / recipe.iterations - 0.8) / 0.2)
     return recipe.learning_rate * (1 - 0.9 * fall)
 
@@ -85,10 +82,7 @@ def make_optimizer(model: RoutedModel, recipe: Recipe) -> torch.optim.AdamW:
     """AdamW; matrices decay, vectors (norms) and positions do not."""
     named = [(p, p.ndim > 1 and name.rsplit(".")[-1] != "positions") for name, p in model.named_parameters()]
     decay, rest = ([p for p, decays in named if decays is wanted] for wanted in (True, False))
-    groups = [
-        {"params": decay, "weight_decay": recipe.weight_decay},
-        {"params": rest, "weight_decay": 0.0},
-    ]
+    groups = [{"params": decay, "weight_decay": recipe.weight_decay}, {"params": rest, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas, eps=recipe.eps)
 
 
@@ -96,8 +90,7 @@ def generator_for(seed: int, iteration: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed * 1_000_003 + iteration)
 
 
-def image_batch(corpus: ImageCorpus, recipe: Recipe, iteration: int, num_classes: int
-                ) -> tuple[Tensor, Tensor]:
+def image_batch(corpus: ImageCorpus, recipe: Recipe, iteration: int, num_classes: int) -> tuple[Tensor, Tensor]:
     """The augmented batch of one iteration: every image once an epoch, order redrawn."""
     size, count = recipe.batch_size, len(corpus.labels)
     per_epoch = count // size
@@ -164,8 +157,7 @@ def train(
             run.seconds = before + time.monotonic() - started
             if run.iteration % check_every == 0 or run.iteration == recipe.iterations:
                 _log(run, loss, routing, evaluate(run.model, val, device, limit=60_000))
-            on_progress(Progress(run.iteration, recipe.iterations, loss, len(recent) / sum(recent),
-                                 _note(run)))
+            on_progress(Progress(run.iteration, recipe.iterations, loss, len(recent) / sum(recent), _note(run)))
             if time.monotonic() - last_save > save_every_s:
                 save_state(run)
                 last_save = time.monotonic()
@@ -211,7 +203,10 @@ def _diverged(run: TrainingRun, what: str) -> TrainingDiverged:
 
 @torch.inference_mode()
 def evaluate(
-    model: RoutedModel, corpus: ImageCorpus | TextCorpus, device: torch.device, limit: int | None = None,
+    model: RoutedModel,
+    corpus: ImageCorpus | TextCorpus,
+    device: torch.device,
+    limit: int | None = None,
     precise: bool = False,
 ) -> dict[str, float]:
     """Loss (nats) and, for images, accuracy; in float32 if ``precise``, else as training runs."""
@@ -232,8 +227,7 @@ def evaluate(
     return result
 
 
-def _batches(corpus: ImageCorpus | TextCorpus, context: int, limit: int | None
-             ) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(corpus: ImageCorpus | TextCorpus, context: int, limit: int | None) -> Iterator[tuple[Tensor, Tensor]]:
     if isinstance(corpus, ImageCorpus):
         for start in range(0, len(corpus.labels), 250):
             yield normalise(corpus.images[start : start + 250]), corpus.labels[start : start + 250]
@@ -265,7 +259,8 @@ def open_run(recipe: Recipe, folder: Path, device: torch.device) -> TrainingRun:
     if about["recipe"] != json.loads(recipe.model_dump_json()):
         raise UserError(
             f"{folder.name} holds a run of recipe {about['recipe']['name']!r} with other settings; "
-            "give another folder with --work, or delete this one to start afresh", field="work",
+            "give another folder with --work, or delete this one to start afresh",
+            field="work",
         )
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -324,8 +319,11 @@ def save_state(run: TrainingRun) -> None:
     current = f"{run.iteration:07d}-{STATE}"
     save_tensors(run.folder / current, tensors)
     about = {
-        "recipe": json.loads(run.recipe.model_dump_json()), "iteration": run.iteration,
-        "seconds": run.seconds, "history": run.history, "machine": describe_machine(),
+        "recipe": json.loads(run.recipe.model_dump_json()),
+        "iteration": run.iteration,
+        "seconds": run.seconds,
+        "history": run.history,
+        "machine": describe_machine(),
     }
     write_atomically(run.folder / PROGRESS, json.dumps(about, indent=1).encode())
     for old in run.folder.glob(f"*-{STATE}"):
@@ -335,7 +333,9 @@ def save_state(run: TrainingRun) -> None:
 
 def _log(run: TrainingRun, loss: float, routing: Any, validation: dict[str, float]) -> None:
     entry: dict[str, Any] = {
-        "iteration": run.iteration, "seconds": round(run.seconds, 1), "train_loss": round(loss, 4),
+        "iteration": run.iteration,
+        "seconds": round(run.seconds, 1),
+        "train_loss": round(loss, 4),
         **{f"val_{k}": round(v, 4) for k, v in validation.items() if k != "count"},
     }
     entry |= {name: round(value, 4) for name, value in run.model.training_numbers(routing).items()}
@@ -358,12 +358,15 @@ def describe_machine() -> str:
     return f"{platform.machine()} CPU, {torch.get_num_threads()} thread(s), torch {torch.__version__}"
 
 
-def export(run: TrainingRun, folder: Path, classes: tuple[str, ...], validation: dict[str, Any],
-           command: str) -> Path:
+def export(run: TrainingRun, folder: Path, classes: tuple[str, ...], validation: dict[str, Any], command: str) -> Path:
     """The checkpoint that ships: weights in bfloat16, configuration, numbers."""
     training = {
         "recipe": json.loads(run.recipe.model_dump_json(exclude={"model"})),
-        "iterations": run.iteration, "wall_seconds": round(run.seconds), "machine": describe_machine(),
-        "command": command, "date": datetime.now(UTC).date().isoformat(), "history": run.history,
+        "iterations": run.iteration,
+        "wall_seconds": round(run.seconds),
+        "machine": describe_machine(),
+        "command": command,
+        "date": datetime.now(UTC).date().isoformat(),
+        "history": run.history,
     }
     return save_checkpoint(folder, run.model, classes=classes, validation=validation, training=training)

@@ -20,14 +20,13 @@ import torch
 from jaxtyping import Int
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors.torch import load_file
+from tokenpaths.engine.base.device import cpu_has_bfloat16
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import write_atomically
+from tokenpaths.engine.models.checkpoint import save_tensors
+from tokenpaths.engine.train.loop import PROGRESS, STATE, Progress, TrainingDiverged, generator_for
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from engine.checkpoint import save_tensors
-from engine.device import cpu_has_bfloat16
-from engine.disk import write_atomically
-from engine.errors import UserError
-from engine.train.loop import PROGRESS, STATE, Progress, TrainingDiverged, generator_for
 
 Logits = Callable[[Tensor], Tensor]
 
@@ -176,9 +175,14 @@ def _end_epoch(run: Fit, logits_of: Logits, val: Samples) -> None:
         run.best = {name: p.detach().clone() for name, p in run.trained.items()}
     run.stopped = run.plan.patience is not None and run.stale >= run.plan.patience
     run.history.append(
-        {"epoch": len(run.history) + 1, "iteration": run.iteration, "train_loss": round(run.last_loss, 4),
-         "val_loss": round(numbers["loss"], 4), "val_accuracy": round(numbers["accuracy"], 4)}
-    )  # fmt: skip
+        {
+            "epoch": len(run.history) + 1,
+            "iteration": run.iteration,
+            "train_loss": round(run.last_loss, 4),
+            "val_loss": round(numbers["loss"], 4),
+            "val_accuracy": round(numbers["accuracy"], 4),
+        }
+    )
 
 
 @torch.inference_mode()
@@ -213,17 +217,19 @@ def open_fit(plan: Plan, network: nn.Module, folder: Path) -> Fit:
     }:
         raise UserError(
             f"{folder.name} holds a run of {about['plan']['name']!r} with other settings; "
-            "give another folder, or delete this one to start afresh", field="out",
-        )  # fmt: skip
+            "give another folder, or delete this one to start afresh",
+            field="out",
+        )
     with torch.no_grad():
         for name, parameter in run.trained.items():
             parameter.copy_(tensors[f"model.{name}"])
             run.best[name] = tensors[f"best.{name}"]
             if f"step.{name}" in tensors:
                 run.optimizer.state[parameter] = {
-                    "step": tensors[f"step.{name}"], "exp_avg": tensors[f"m1.{name}"],
+                    "step": tensors[f"step.{name}"],
+                    "exp_avg": tensors[f"m1.{name}"],
                     "exp_avg_sq": tensors[f"m2.{name}"],
-                }  # fmt: skip
+                }
     for name in ("iteration", "seconds", "stale", "stopped", "history"):
         setattr(run, name, about[name])
     for name in ("last_loss", "best_loss"):
@@ -249,11 +255,15 @@ def save_fit(run: Fit) -> None:
     current = f"{run.iteration:07d}-{STATE}"
     save_tensors(run.folder / current, {name: t.clone() for name, t in tensors.items()})
     about = {
-        "plan": json.loads(run.plan.model_dump_json()), "iteration": run.iteration, "seconds": run.seconds,
+        "plan": json.loads(run.plan.model_dump_json()),
+        "iteration": run.iteration,
+        "seconds": run.seconds,
         "last_loss": run.last_loss if math.isfinite(run.last_loss) else None,
         "best_loss": run.best_loss if math.isfinite(run.best_loss) else None,
-        "stale": run.stale, "stopped": run.stopped, "history": run.history,
-    }  # fmt: skip
+        "stale": run.stale,
+        "stopped": run.stopped,
+        "history": run.history,
+    }
     write_atomically(run.folder / PROGRESS, json.dumps(about, indent=1).encode())
     for old in run.folder.glob(f"*-{STATE}"):
         if old.name != current:

@@ -11,12 +11,11 @@ from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-
-from engine.bundled import digits
-from engine.errors import UserError
-from engine.models.raytracing_wires import RayTracingConfig
-from engine.train.corpora import ImageCorpus, load_images
-from engine.train.loop import generator_for
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.bundled import digits
+from tokenpaths.engine.families.raytracing_config import RayTracingConfig
+from tokenpaths.engine.train.corpora import ImageCorpus, load_images
+from tokenpaths.engine.train.loop import generator_for
 
 
 class RayTracingRecipe(BaseModel):

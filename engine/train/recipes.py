@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, SerializeAsAny, model_validator
-
-from engine.errors import UserError
-from engine.models.dna import DNAConfig
-from engine.models.families import family_class
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.models.dna import DNAConfig
+from tokenpaths.engine.models.registry import family_class
 
 if TYPE_CHECKING:
     FamilyConfig = Any  # every family has a configuration class of its own
@@ -80,9 +79,7 @@ class Recipe(BaseModel):
 
     def dense_twin(self) -> Recipe:
         """The same recipe for the dense twin of the model."""
-        return self.model_copy(
-            update={"name": f"{self.name}-dense", "model": self.model.dense_twin()}
-        )
+        return self.model_copy(update={"name": f"{self.name}-dense", "model": self.model.dense_twin()})
 
 
 _VISION: dict[str, Any] = dict(
@@ -133,24 +130,24 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             name="dna-vision-top2-skip",
             model=DNAConfig(
-                **_VISION, width=160, heads=5, mlp_width=640, top_k=2, transformers=16, identities=4,
-                skip_ratio=0.25, skip_speed=1e-3,
+                **_VISION,
+                width=160,
+                heads=5,
+                mlp_width=640,
+                top_k=2,
+                transformers=16,
+                identities=4,
+                skip_ratio=0.25,
+                skip_speed=1e-3,
             ),
             **_TRAIN_VISION,
         ),
         # 7 active blocks of width 160.
-        Recipe(
-            name="dna-text-top1",
-            model=DNAConfig(**_TEXT, steps=6, top_k=1, transformers=14),
-            **_TRAIN_TEXT,
-        ),
+        Recipe(name="dna-text-top1", model=DNAConfig(**_TEXT, steps=6, top_k=1, transformers=14), **_TRAIN_TEXT),
         # 6.6 active blocks of width 160 after 30 % skipping.
         Recipe(
             name="dna-text-top2-skip",
-            model=DNAConfig(
-                **_TEXT, steps=4, top_k=2, transformers=14, identities=4, skip_ratio=0.3,
-                skip_speed=1e-3,
-            ),
+            model=DNAConfig(**_TEXT, steps=4, top_k=2, transformers=14, identities=4, skip_ratio=0.3, skip_speed=1e-3),
             **_TRAIN_TEXT,
         ),
     )

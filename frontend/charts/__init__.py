@@ -1,6 +1,6 @@
 """Charts: plain tables in, ``altair`` charts out. No web, no state; notebooks and prints use the same ones.
 
->>> from frontend.charts import flow_chart
+>>> from tokenpaths.frontend.charts import flow_chart
 >>> flow = {"num_tokens": 4, "steps": [0, 1], "other": [],
 ...         "nodes": [{"step": s, "module": 0, "name": "m0", "kind": "mlp", "count": 4, "share": 1.0} for s in (0, 1)],
 ...         "links": [{"step": 0, "source": 0, "target": 0, "count": 4, "weight": 4.0, "share": 1.0}]}
@@ -8,31 +8,42 @@
 'Where do tokens go?'
 """
 
-from frontend.charts.again import remember_all
-from frontend.charts.chunks import rerouting_chart, strip_chart
-from frontend.charts.co_activation import co_activation_chart
-from frontend.charts.compare import pair_chart, training_chart
-from frontend.charts.connections import distance_chart, graph_chart
-from frontend.charts.distributions import histogram_chart, label_chart, skip_reuse_chart
-from frontend.charts.effects import answers_chart, flow_difference_chart, importance_chart
-from frontend.charts.experts import dead_chart, domain_chart, load_band_chart, slice_chart, word_chart
-from frontend.charts.flow import flow_chart, flow_thumbnail
-from frontend.charts.flow_contrast import flow_contrast_chart
-from frontend.charts.gates import gate_chart, pca_chart, specialist_chart, variance_chart
-from frontend.charts.knowledge import contrast_chart, knowledge_chart
-from frontend.charts.light_costs import class_block_chart, class_chart, difficulty_chart, sharpening_chart, used_chart
-from frontend.charts.lights import fired_chart, network_chart, share_chart
-from frontend.charts.module_counts import module_count_chart
-from frontend.charts.palette import THEMES, cdf_colour, cdf_scale
-from frontend.charts.patches import patch_chart
-from frontend.charts.paths import rank_frequency_chart
-from frontend.charts.running_text import text_pieces
-from frontend.charts.sample_map import sample_map_chart
-from frontend.charts.shards import label_path_chart, sharing_chart, tree_chart
-from frontend.charts.steadiness import repetition_chart, saturation_chart
-from frontend.charts.token_flow import token_flow_chart
-from frontend.charts.token_losses import token_loss_chart
-from frontend.charts.usage import load_chart, top_k_chart
+from tokenpaths.frontend.charts.compare import pair_chart, training_chart
+from tokenpaths.frontend.charts.distributions import histogram_chart, label_chart, skip_reuse_chart
+from tokenpaths.frontend.charts.drawing.palette import THEMES, cdf_colour, cdf_scale
+from tokenpaths.frontend.charts.drawing.running_text import text_pieces
+from tokenpaths.frontend.charts.effects import answers_chart, flow_difference_chart, importance_chart
+from tokenpaths.frontend.charts.families.chunks import rerouting_chart, strip_chart
+from tokenpaths.frontend.charts.families.co_activation import co_activation_chart
+from tokenpaths.frontend.charts.families.connections import distance_chart, graph_chart
+from tokenpaths.frontend.charts.families.experts import (
+    dead_chart,
+    domain_chart,
+    load_band_chart,
+    slice_chart,
+    word_chart,
+)
+from tokenpaths.frontend.charts.families.gates import gate_chart, pca_chart, specialist_chart, variance_chart
+from tokenpaths.frontend.charts.families.light_costs import (
+    class_block_chart,
+    class_chart,
+    difficulty_chart,
+    sharpening_chart,
+    used_chart,
+)
+from tokenpaths.frontend.charts.families.lights import fired_chart, network_chart, share_chart
+from tokenpaths.frontend.charts.families.shards import label_path_chart, sharing_chart, tree_chart
+from tokenpaths.frontend.charts.families.steadiness import repetition_chart, saturation_chart
+from tokenpaths.frontend.charts.flow.flow import flow_chart, flow_thumbnail
+from tokenpaths.frontend.charts.flow.flow_contrast import flow_contrast_chart
+from tokenpaths.frontend.charts.flow.token_flow import token_flow_chart
+from tokenpaths.frontend.charts.knowledge import contrast_chart, knowledge_chart
+from tokenpaths.frontend.charts.module_counts import module_count_chart
+from tokenpaths.frontend.charts.patches import patch_chart
+from tokenpaths.frontend.charts.paths import rank_frequency_chart
+from tokenpaths.frontend.charts.sample_map import sample_map_chart
+from tokenpaths.frontend.charts.token_losses import token_loss_chart
+from tokenpaths.frontend.charts.usage import load_chart, top_k_chart
 
 __all__ = [
     "THEMES",
@@ -88,5 +99,3 @@ __all__ = [
     "variance_chart",
     "word_chart",
 ]
-
-remember_all(__name__, __path__, globals())  # each chart remembers its call, for print; see ``again``

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
-
-from frontend.charts import numbers
-from frontend.charts.frame import as_vectors, finish, rows, tip, titled
-from frontend.charts.palette import Theme, theme_named
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.theme import as_vectors, finish, rows, tip, titled
 
 SAMPLE_PICK = "sample"
 """name of the selection of ``pair_chart``; its field is the sample's number in the first run"""
@@ -73,6 +73,7 @@ def mean_words(answer: Mapping[str, Any], names: tuple[str, str]) -> str:
     return f"Mean {row['measure']}: {first} in {names[0]}, {second} in {names[1]}."
 
 
+@redrawable
 def pair_chart(
     answer: Mapping[str, Any],
     *,
@@ -89,12 +90,17 @@ def pair_chart(
     look, measure = theme_named(theme), str(answer["measure"])
     table = [
         {
-            "sample": row["sample"], "a": row["a"], "b": row["b"], "on": chosen is not None and row["label"] == chosen,
-            "one": numbers.number(row["a"]), "other": numbers.number(row["b"]), "label": row["label"] or "no label",
+            "sample": row["sample"],
+            "a": row["a"],
+            "b": row["b"],
+            "on": chosen is not None and row["label"] == chosen,
+            "one": numbers.number(row["a"]),
+            "other": numbers.number(row["b"]),
+            "label": row["label"] or "no label",
             "words": f"sample {row['sample']}: {numbers.number(row['a'])} and {numbers.number(row['b'])}",
         }
         for row in answer["points"]
-    ]  # fmt: skip
+    ]
     values = [row[side] for row in table for side in ("a", "b")] or [0.0, 1.0]
     low, high = min(values), max(values)
     room = 0.04 * (high - low) or 0.05
@@ -112,14 +118,22 @@ def pair_chart(
     points = (
         alt.Chart(rows(sorted(table, key=lambda row: row["on"])))
         .mark_point(
-            filled=True, size=34 if len(table) <= 500 else 22, opacity=0.75 if len(table) <= 200 else 0.5,
+            filled=True,
+            size=34 if len(table) <= 500 else 22,
+            opacity=0.75 if len(table) <= 200 else 0.5,
             cursor="pointer",
-            tooltip=tip({"sample": "sample", "label": "label", f"in {_plain(names[0])}": "one",
-                         f"in {_plain(names[1])}": "other"}),
+            tooltip=tip(
+                {
+                    "sample": "sample",
+                    "label": "label",
+                    f"in {_plain(names[0])}": "one",
+                    f"in {_plain(names[1])}": "other",
+                }
+            ),
         )
         .encode(x=x, y=y, color=paint, description="words:N")
         .add_params(pick)
-    )  # fmt: skip
+    )
     chart = alt.layer(diagonal, points).properties(width="container", height=height)
     subtitle = ["One point: one sample. Dashed: equal in both.", pair_words(answer, names)]
     return as_vectors(finish(titled(chart, look, title, subtitle), look), len(table))
@@ -170,6 +184,7 @@ def load_words(answer: Mapping[str, Any], names: tuple[str, str]) -> str:
     )
 
 
+@redrawable
 def load_chart(
     answer: Mapping[str, Any],
     *,
@@ -181,36 +196,53 @@ def load_chart(
     look = theme_named(theme)
     table = [
         {
-            "step": row["step"], "value": row[f"load_entropy_{side}"], "run": name,
-            "said": numbers.number(row[f"load_entropy_{side}"]), "top": numbers.number(row[f"effective_top_k_{side}"]),
+            "step": row["step"],
+            "value": row[f"load_entropy_{side}"],
+            "run": name,
+            "said": numbers.number(row[f"load_entropy_{side}"]),
+            "top": numbers.number(row[f"effective_top_k_{side}"]),
         }
         for row in answer["flow"]["loads"]
         for side, name in zip("ab", names, strict=True)
         if row.get(f"load_entropy_{side}") is not None
-    ]  # fmt: skip
+    ]
     spans = [
         {"step": row["step"], "low": row["load_entropy_a"], "high": row["load_entropy_b"]}
-        for row in answer["flow"]["loads"] if row.get("difference") is not None
-    ]  # fmt: skip
+        for row in answer["flow"]["loads"]
+        if row.get("difference") is not None
+    ]
     last = max((row["step"] for row in table), default=1)
-    x = alt.X("step:Q", scale=alt.Scale(domain=[-0.3, last + 0.3], nice=False),
-              axis=alt.Axis(title="step", format="d", tickMinStep=1, grid=False))  # fmt: skip
+    x = alt.X(
+        "step:Q",
+        scale=alt.Scale(domain=[-0.3, last + 0.3], nice=False),
+        axis=alt.Axis(title="step", format="d", tickMinStep=1, grid=False),
+    )
     y = alt.Y("value:Q", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(title="load entropy, 1 = even", tickCount=5))
     between = (
-        alt.Chart(rows(spans)).mark_rule(color=look.identity, strokeWidth=2, aria=False)
+        alt.Chart(rows(spans))
+        .mark_rule(color=look.identity, strokeWidth=2, aria=False)
         .encode(x=x, y=alt.Y("low:Q"), y2="high:Q")
-    )  # fmt: skip
+    )
     marks = (
         alt.Chart(rows(table))
-        .mark_point(size=90, strokeWidth=2, opacity=1,
-                    tooltip=tip({"step": "step", "run": "run", "load entropy": "said", "effective top-k": "top"}))
-        .encode(
-            x=x, y=y, stroke=alt.value(look.module),
-            fill=alt.condition(alt.datum.run == names[1], alt.value(look.module), alt.value(look.background)),
-            shape=alt.Shape("run:N", scale=alt.Scale(domain=list(names), range=["circle", "diamond"]),
-                            legend=alt.Legend(title=None, orient="bottom", labelLimit=260, direction="vertical")),
+        .mark_point(
+            size=90,
+            strokeWidth=2,
+            opacity=1,
+            tooltip=tip({"step": "step", "run": "run", "load entropy": "said", "effective top-k": "top"}),
         )
-    )  # fmt: skip
+        .encode(
+            x=x,
+            y=y,
+            stroke=alt.value(look.module),
+            fill=alt.condition(alt.datum.run == names[1], alt.value(look.module), alt.value(look.background)),
+            shape=alt.Shape(
+                "run:N",
+                scale=alt.Scale(domain=list(names), range=["circle", "diamond"]),
+                legend=alt.Legend(title=None, orient="bottom", labelLimit=260, direction="vertical"),
+            ),
+        )
+    )
     chart = alt.layer(between, marks).properties(width="container", height=240)
     return finish(titled(chart, look, title, load_words(answer, names)), look)
 
@@ -245,12 +277,16 @@ def _said(name: str, value: float | None) -> str:
 def training_rows(training: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row a checkpoint, for a table."""
     return [
-        {"iteration": row["iteration"], "run": row["run"],
-         **{words: row[name] for name, words in SUMMARY.items() if row.get(name) is not None}}
+        {
+            "iteration": row["iteration"],
+            "run": row["run"],
+            **{words: row[name] for name, words in SUMMARY.items() if row.get(name) is not None},
+        }
         for row in training["points"]
-    ]  # fmt: skip
+    ]
 
 
+@redrawable
 def training_chart(
     training: Mapping[str, Any],
     measure: str = "mean_reuse",
@@ -262,12 +298,21 @@ def training_chart(
     """Draw one number of an answer of ``/series`` over the iterations; ``chosen`` runs get the accent."""
     look = theme_named(theme)
     table = [
-        {"iteration": row["iteration"], "value": row[measure], "run": row["run"], "on": row["run"] in chosen,
-         "said": _said(measure, row[measure])}
-        for row in training["points"] if row.get(measure) is not None
-    ]  # fmt: skip
-    x = alt.X("iteration:Q", scale=alt.Scale(zero=False, padding=12),
-              axis=alt.Axis(title="iteration", format=",d", grid=False, tickCount=6, tickMinStep=1))  # fmt: skip
+        {
+            "iteration": row["iteration"],
+            "value": row[measure],
+            "run": row["run"],
+            "on": row["run"] in chosen,
+            "said": _said(measure, row[measure]),
+        }
+        for row in training["points"]
+        if row.get(measure) is not None
+    ]
+    x = alt.X(
+        "iteration:Q",
+        scale=alt.Scale(zero=False, padding=12),
+        axis=alt.Axis(title="iteration", format=",d", grid=False, tickCount=6, tickMinStep=1),
+    )
     values = [row["value"] for row in table] or [0.0]
     scale = alt.Scale(zero=False, padding=10)
     if max(values) - min(values) <= 1e-9 * max(1.0, abs(max(values))):  # all alike: room around the line
@@ -277,9 +322,8 @@ def training_chart(
     base = alt.Chart(rows(table)).encode(x=x, y=y)
     line = base.mark_line(color=look.link, strokeWidth=2, aria=False)
     marks = base.mark_point(
-        filled=True, size=80, opacity=1,
-        tooltip=tip({"run": "run", "iteration": "iteration", SUMMARY[measure]: "said"}),
-    ).encode(color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module)))  # fmt: skip
+        filled=True, size=80, opacity=1, tooltip=tip({"run": "run", "iteration": "iteration", SUMMARY[measure]: "said"})
+    ).encode(color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module)))
     chart = alt.layer(line, marks).properties(width="container", height=240)
     said = f"{numbers.plural(len(training['points']), 'checkpoint')}."
     return finish(titled(chart, look, title, "One point: one checkpoint of the training.", said=said), look)

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
-
-from frontend.charts import numbers
-from frontend.charts.frame import finish, highest, rows, titled
-from frontend.charts.palette import Theme, theme_named
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, titled
 
 BIN_PICK = "bin"
 MEASURES = {
@@ -21,6 +21,7 @@ MEASURES = {
 """measure → its name, and its unit or what its end means"""
 
 
+@redrawable
 def histogram_chart(
     distribution: Mapping[str, Any],
     *,
@@ -90,6 +91,7 @@ def distribution_words(distribution: Mapping[str, Any]) -> str:
     )
 
 
+@redrawable
 def label_chart(
     distribution: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "", most: int = 30
 ) -> alt.LayerChart:
@@ -102,12 +104,7 @@ def label_chart(
     )
     shown = labels if len(labels) <= most else labels[: most // 2] + labels[-(most // 2) :]
     table = [
-        {
-            "label": str(row["label"]),
-            "mean": row["mean"],
-            "num": row["num"],
-            "words": numbers.number(row["mean"]),
-        }
+        {"label": str(row["label"]), "mean": row["mean"], "num": row["num"], "words": numbers.number(row["mean"])}
         for row in shown
     ]
     order = [row["label"] for row in table]
@@ -144,6 +141,7 @@ def label_chart(
     return finish(titled(chart, look, heading, subtitle, said=said), look)
 
 
+@redrawable
 def skip_reuse_chart(
     samples: Sequence[Mapping[str, Any]],
     *,
@@ -154,30 +152,17 @@ def skip_reuse_chart(
     """Scatter of skip (1 − compute) against reuse, one point a sample, with Pearson's r and its 95 % interval."""
     look = theme_named(theme)
     table = [
-        {
-            "skip": 1 - s["compute"],
-            "reuse": s["reuse"],
-            "sample": s["sample"],
-            "label": s.get("label") or "no label",
-        }
+        {"skip": 1 - s["compute"], "reuse": s["reuse"], "sample": s["sample"], "label": s.get("label") or "no label"}
         for s in samples
         if s.get("compute") is not None and s.get("reuse") is not None
     ]
-    x = alt.X(
-        "skip:Q",
-        scale=alt.Scale(zero=False, padding=10),
-        axis=alt.Axis(title="skip (1 − compute)", tickCount=5),
-    )
+    x = alt.X("skip:Q", scale=alt.Scale(zero=False, padding=10), axis=alt.Axis(title="skip (1 − compute)", tickCount=5))
     y = alt.Y("reuse:Q", scale=alt.Scale(zero=False, padding=10), axis=alt.Axis(title="reuse", tickCount=5))
     pick = alt.selection_point(name="sample", fields=["sample"], on="click", clear=False, empty=False)
     chart = alt.layer(
         alt.Chart(rows(table))
         .mark_point(
-            filled=True,
-            size=26,
-            opacity=0.55 if len(table) > 200 else 0.8,
-            color=look.module,
-            cursor="pointer",
+            filled=True, size=26, opacity=0.55 if len(table) > 200 else 0.8, color=look.module, cursor="pointer"
         )
         .encode(
             x=x,

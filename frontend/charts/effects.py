@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
-
-from frontend.charts import numbers
-from frontend.charts.frame import finish, highest, rows, titled
-from frontend.charts.palette import Theme, diverging_scale, theme_named
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, diverging_scale, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, titled
 
 CELL_PICK = "node"
 """name of the selection of ``importance_chart``; its fields are step and module"""
 EVERY = "all"
 
 
+@redrawable
 def flow_difference_chart(
     effect: Mapping[str, Any],
     *,
@@ -33,40 +34,69 @@ def flow_difference_chart(
     height = max(130, min(460, 22 * max(1, len(modules)) + 20))
     shown = [
         {
-            "x": row["step"], "x2": row["step"] + 1, "y": line[row["source"]], "y2": line[row["target"]],
-            "change": row["change"], "width": 1 + 9 * abs(row["change"]) / most,
-            "from": f"module {row['source']} at step {row['step']}", "to": f"module {row['target']}",
-            "was": numbers.percent(row["before"]), "now": numbers.percent(row["after"]),
+            "x": row["step"],
+            "x2": row["step"] + 1,
+            "y": line[row["source"]],
+            "y2": line[row["target"]],
+            "change": row["change"],
+            "width": 1 + 9 * abs(row["change"]) / most,
+            "from": f"module {row['source']} at step {row['step']}",
+            "to": f"module {row['target']}",
+            "was": numbers.percent(row["before"]),
+            "now": numbers.percent(row["after"]),
             "words": f"module {row['source']} at step {row['step']} to module {row['target']}: "
             f"{numbers.percent(row['before'])} before, {numbers.percent(row['after'])} after",
         }
         for row in sorted(links, key=lambda row: abs(row["change"]))
-    ]  # fmt: skip
+    ]
     x = alt.X(
-        "x:Q", scale=alt.Scale(domain=[steps[0] - 0.15, steps[-1] + 0.15], nice=False, zero=False),
+        "x:Q",
+        scale=alt.Scale(domain=[steps[0] - 0.15, steps[-1] + 0.15], nice=False, zero=False),
         axis=alt.Axis(orient="top", title="step", values=steps, format="d", grid=False, domain=False, ticks=False),
-    )  # fmt: skip
+    )
     y = alt.Y(
-        "y:Q", scale=alt.Scale(domain=[len(modules) - 0.5, -0.5], nice=False, zero=False),
-        axis=alt.Axis(title="module", values=list(range(len(modules))), labelExpr=f"{modules}[datum.value]", grid=True,
-                      domain=False, ticks=False),
-    )  # fmt: skip
+        "y:Q",
+        scale=alt.Scale(domain=[len(modules) - 0.5, -0.5], nice=False, zero=False),
+        axis=alt.Axis(
+            title="module",
+            values=list(range(len(modules))),
+            labelExpr=f"{modules}[datum.value]",
+            grid=True,
+            domain=False,
+            ticks=False,
+        ),
+    )
     drawn = (
         alt.Chart(rows(shown))
         .mark_rule(strokeCap="round", opacity=0.85)
         .encode(
-            x=x, x2="x2:Q", y=y, y2="y2:Q",
+            x=x,
+            x2="x2:Q",
+            y=y,
+            y2="y2:Q",
             color=alt.Color(
-                "change:Q", scale=diverging_scale(most, look, middle=look.identity),
-                legend=alt.Legend(title="change, share of tokens", orient="bottom", format="+.0%", gradientLength=180,
-                                  gradientThickness=10, titleLimit=260, values=[-most, 0, most]),
+                "change:Q",
+                scale=diverging_scale(most, look, middle=look.identity),
+                legend=alt.Legend(
+                    title="change, share of tokens",
+                    orient="bottom",
+                    format="+.0%",
+                    gradientLength=180,
+                    gradientThickness=10,
+                    titleLimit=260,
+                    values=[-most, 0, most],
+                ),
             ),
             strokeWidth=alt.StrokeWidth("width:Q", scale=None),
             description="words:N",
-            tooltip=[alt.Tooltip("from:N", title="from"), alt.Tooltip("to:N", title="to"),
-                     alt.Tooltip("was:N", title="tokens before"), alt.Tooltip("now:N", title="tokens after")],
+            tooltip=[
+                alt.Tooltip("from:N", title="from"),
+                alt.Tooltip("to:N", title="to"),
+                alt.Tooltip("was:N", title="tokens before"),
+                alt.Tooltip("now:N", title="tokens after"),
+            ],
         )
-    )  # fmt: skip
+    )
     dots = (
         alt.Chart(rows([{"x": s, "y": line[m]} for s in steps for m in modules]))
         .mark_circle(size=26, color=look.muted, opacity=0.6, aria=False)
@@ -93,6 +123,7 @@ def answer_rows(top5: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[st
     return [{"answer": name, "before": before.get(name), "after": after.get(name)} for name in names]
 
 
+@redrawable
 def answers_chart(
     top5: Mapping[str, Sequence[Mapping[str, Any]]],
     *,
@@ -103,10 +134,16 @@ def answers_chart(
     look = theme_named(theme)
     table = answer_rows(top5)
     shown = [
-        {"answer": answer_words(row["answer"]), "when": when,
-         "probability": row[when], "said": numbers.percent(row[when])}
-        for row in table for when in ("before", "after") if row[when] is not None
-    ]  # fmt: skip
+        {
+            "answer": answer_words(row["answer"]),
+            "when": when,
+            "probability": row[when],
+            "said": numbers.percent(row[when]),
+        }
+        for row in table
+        for when in ("before", "after")
+        if row[when] is not None
+    ]
     order = list(dict.fromkeys(row["answer"] for row in shown))
     y = alt.Y("answer:N", sort=order, axis=alt.Axis(title=None, labelLimit=150, domain=False, ticks=False))
     axis = alt.Axis(title="probability", format="%", tickCount=5)
@@ -117,21 +154,34 @@ def answers_chart(
         for row in table
         if None not in (row["before"], row["after"])
     ]
-    bars = alt.Chart(rows(spans)).mark_rule(color=look.identity, strokeWidth=2, aria=False).encode(
-        y=y, x=alt.X("a:Q"), x2="b:Q"
+    bars = (
+        alt.Chart(rows(spans))
+        .mark_rule(color=look.identity, strokeWidth=2, aria=False)
+        .encode(y=y, x=alt.X("a:Q"), x2="b:Q")
     )
     marks = base.mark_point(size=95, strokeWidth=2).encode(
-        x=x, y=y, stroke=alt.value(look.module),
+        x=x,
+        y=y,
+        stroke=alt.value(look.module),
         fill=alt.condition("datum.when == 'after'", alt.value(look.module), alt.value(look.background)),
-        shape=alt.Shape("when:N", scale=alt.Scale(domain=["before", "after"], range=["circle", "diamond"]),
-                        legend=alt.Legend(title=None, orient="bottom")),
-        tooltip=[alt.Tooltip("answer:N"), alt.Tooltip("when:N", title="when"),
-                 alt.Tooltip("said:N", title="probability")],
-    )  # fmt: skip
+        shape=alt.Shape(
+            "when:N",
+            scale=alt.Scale(domain=["before", "after"], range=["circle", "diamond"]),
+            legend=alt.Legend(title=None, orient="bottom"),
+        ),
+        tooltip=[
+            alt.Tooltip("answer:N"),
+            alt.Tooltip("when:N", title="when"),
+            alt.Tooltip("said:N", title="probability"),
+        ],
+    )
     chart = alt.layer(bars, marks).properties(width="container", height=max(90, 24 * len(order)))
     likely = table[:1]
-    said = "".join(f"Likeliest: {answer_words(row['answer'])}, {numbers.percent(row['before'])} before, "
-                   f"{numbers.percent(row['after'])} after." for row in likely)  # fmt: skip
+    said = "".join(
+        f"Likeliest: {answer_words(row['answer'])}, {numbers.percent(row['before'])} before, "
+        f"{numbers.percent(row['after'])} after."
+        for row in likely
+    )
     return finish(titled(chart, look, title, "Circle: before; diamond: after.", said=said), look)
 
 
@@ -142,6 +192,7 @@ MEASURES = {
 }
 
 
+@redrawable
 def importance_chart(
     table: Sequence[Mapping[str, Any]],
     *,
@@ -160,17 +211,21 @@ def importance_chart(
     most = max((abs(value) for value in values), default=0.0) or 1.0
     shown = [
         {
-            "at": "every step" if row["step"] is None else str(row["step"]), "module": row["module"],
-            "step": EVERY if row["step"] is None else row["step"], "value": row[measure],
-            "said": _signed(row[measure], measure) + _error(row, measure), "name": row["name"],
+            "at": "every step" if row["step"] is None else str(row["step"]),
+            "module": row["module"],
+            "step": EVERY if row["step"] is None else row["step"],
+            "value": row[measure],
+            "said": _signed(row[measure], measure) + _error(row, measure),
+            "name": row["name"],
             "problem": row.get("problem") or "",
             "words": f"{row['name']}, {'every step' if row['step'] is None else 'step ' + str(row['step'])}: "
             f"{_signed(row[measure], measure)}",
         }
         for row in single
-    ]  # fmt: skip
-    x = alt.X("at:N", sort=steps, axis=alt.Axis(orient="top", title="banned at step", labelAngle=0, domain=False,
-                                                ticks=False))  # fmt: skip
+    ]
+    x = alt.X(
+        "at:N", sort=steps, axis=alt.Axis(orient="top", title="banned at step", labelAngle=0, domain=False, ticks=False)
+    )
     y = alt.Y("module:N", sort=modules, axis=alt.Axis(title="module", domain=False, ticks=False, labelOverlap=True))
     signed = measure == "loss_change"
     scale = (
@@ -183,20 +238,34 @@ def importance_chart(
         alt.Chart(rows(shown))
         .mark_rect(stroke=look.grid, strokeWidth=0.7, cursor="pointer", invalid="show")
         .encode(
-            x=x, y=y,
+            x=x,
+            y=y,
             color=alt.condition(
                 "isValid(datum.value)",
-                alt.Color("value:Q", scale=scale, legend=alt.Legend(
-                    title=name, orient="bottom", gradientLength=180, gradientThickness=10, titleLimit=260,
-                    tickCount=5)),
+                alt.Color(
+                    "value:Q",
+                    scale=scale,
+                    legend=alt.Legend(
+                        title=name,
+                        orient="bottom",
+                        gradientLength=180,
+                        gradientThickness=10,
+                        titleLimit=260,
+                        tickCount=5,
+                    ),
+                ),
                 alt.value(look.identity),
             ),
             description="words:N",
-            tooltip=[alt.Tooltip("name:N", title="module"), alt.Tooltip("at:N", title="banned at step"),
-                     alt.Tooltip("said:N", title=name), alt.Tooltip("problem:N", title="refused")],
+            tooltip=[
+                alt.Tooltip("name:N", title="module"),
+                alt.Tooltip("at:N", title="banned at step"),
+                alt.Tooltip("said:N", title=name),
+                alt.Tooltip("problem:N", title="refused"),
+            ],
         )
         .add_params(pick)
-    )  # fmt: skip
+    )
     height = max(90, min(640, 21 * max(1, len(modules))))
     chart = alt.layer(cells).properties(width="container", height=height)
     said = highest(shown, "value", lambda row: row["words"])
@@ -216,6 +285,7 @@ def _error(row: Mapping[str, Any], measure: str) -> str:
     return f" ± {numbers.number(error, 2)}" if measure == "loss_change" and error else ""
 
 
+@redrawable
 def share_chart(
     table: Sequence[Mapping[str, Any]],
     *,
@@ -228,23 +298,34 @@ def share_chart(
     known = [row for row in table if row.get("share") and row.get(measure) is not None]
     names = {"top": "most used", "bottom": "least used", "random": "drawn at random"}
     shown = [
-        {"share": row["share"], "value": row[measure], "which": names[row["which"]],
-         "said": _signed(row[measure], measure) + _error(row, measure), "part": numbers.percent(row["share"])}
+        {
+            "share": row["share"],
+            "value": row[measure],
+            "which": names[row["which"]],
+            "said": _signed(row[measure], measure) + _error(row, measure),
+            "part": numbers.percent(row["share"]),
+        }
         for row in known
-    ]  # fmt: skip
+    ]
     ticks = sorted({row["share"] for row in shown})
     axis = alt.Axis(title="share of each step’s modules banned", format="%", grid=False, values=ticks)
     x = alt.X("share:Q", axis=axis)
     y = alt.Y("value:Q", axis=alt.Axis(title=MEASURES[measure][0], tickCount=5))
-    shape = alt.Shape("which:N", scale=alt.Scale(domain=list(names.values()), range=["triangle-up", "circle", "cross"]),
-                      legend=alt.Legend(title="banned", orient="bottom"))  # fmt: skip
+    shape = alt.Shape(
+        "which:N",
+        scale=alt.Scale(domain=list(names.values()), range=["triangle-up", "circle", "cross"]),
+        legend=alt.Legend(title="banned", orient="bottom"),
+    )
     base = alt.Chart(rows(shown)).encode(x=x, y=y, detail="which:N")
     lines = base.mark_line(color=look.link, strokeWidth=1.5, aria=False)
     marks = base.mark_point(size=80, filled=True, color=look.module, opacity=1).encode(
         shape=shape,
-        tooltip=[alt.Tooltip("which:N", title="banned"), alt.Tooltip("part:N", title="share"),
-                 alt.Tooltip("said:N", title=MEASURES[measure][0])],
-    )  # fmt: skip
+        tooltip=[
+            alt.Tooltip("which:N", title="banned"),
+            alt.Tooltip("part:N", title="share"),
+            alt.Tooltip("said:N", title=MEASURES[measure][0]),
+        ],
+    )
     chart = alt.layer(lines, marks).properties(width="container", height=260)
     said = highest(shown, "value", lambda row: f"{row['part']} banned, {row['which']}: {row['said']}")
     words = "One point: that share of every step’s modules is banned."

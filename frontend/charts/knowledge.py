@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
-
-from frontend.charts import numbers
-from frontend.charts.frame import finish, highest, rows, tip, titled
-from frontend.charts.palette import Theme, theme_named
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, tip, titled
 
 PROPERTIES = {
     "label": "label of the sample",
@@ -85,16 +85,23 @@ def knowledge_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
             "p": row["p_value"],
             "shuffled over": OVER[row["shuffled"]],
             "tokens": row["num_tokens"],
-            **({} if (twin := twin_of(row)) is None else {
-                "untrained NMI": twin["nmi"], "untrained shuffled, mean": twin["null_mean"],
-                "untrained shuffled, 2.5 %": twin["null_low"], "untrained shuffled, 97.5 %": twin["null_high"],
-                "untrained p": twin["p_value"],
-            }),
-        }  # fmt: skip
+            **(
+                {}
+                if (twin := twin_of(row)) is None
+                else {
+                    "untrained NMI": twin["nmi"],
+                    "untrained shuffled, mean": twin["null_mean"],
+                    "untrained shuffled, 2.5 %": twin["null_low"],
+                    "untrained shuffled, 97.5 %": twin["null_high"],
+                    "untrained p": twin["p_value"],
+                }
+            ),
+        }
         for row in answer["properties"]
     ]
 
 
+@redrawable
 def knowledge_chart(
     answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "What do paths know?"
 ) -> alt.LayerChart:
@@ -121,10 +128,16 @@ def knowledge_chart(
     ]
     names = [PROPERTIES[row["property"]] for row in answer["properties"]]
     twins = len(both) > len(names)
-    told = tip({
-        "property": "name", "paths of": "whose", "NMI": "told", "95 % of shuffles": "null", "p": "p",
-        "shuffled over": "over",
-    })  # fmt: skip
+    told = tip(
+        {
+            "property": "name",
+            "paths of": "whose",
+            "NMI": "told",
+            "95 % of shuffles": "null",
+            "p": "p",
+            "shuffled over": "over",
+        }
+    )
     y = alt.Y("name:N", sort=names, axis=alt.Axis(title=None, labelLimit=170, ticks=False))
     beside = {"yOffset": alt.YOffset("whose:N", sort=[RUN, TWIN])} if twins else {}
     scale = alt.Scale(domainMin=0, nice=True)
@@ -139,7 +152,7 @@ def knowledge_chart(
     # Shuffles lie close together: the bar has a width of its own, or nobody would see it.
     tick = base.mark_tick(thickness=4, height=14, color=look.identity).encode(
         x=alt.X("mean:Q", scale=scale), y=y, **beside
-    )  # fmt: skip
+    )
     shapes = alt.Scale(domain=[RUN, TWIN], range=["circle", "diamond"])
     # Below: beside the other legend it would leave a narrow screen no room for the picture.
     below = alt.Legend(title=None, orient="bottom", symbolSize=90, symbolFillColor=look.ink, symbolStrokeWidth=0)
@@ -148,14 +161,21 @@ def knowledge_chart(
         x=x, y=y, color=colour, **beside, **({"shape": shape} if twins else {})
     )
     # Shuffles often lie close together: the tick keeps a short bar in sight.
-    bar = base.transform_calculate(what=f"'{NULL}'").mark_rule(strokeWidth=12, tooltip=told).encode(
-        x=alt.X("low:Q", scale=scale), x2="high:Q", y=y, color=colour, **beside
-    )  # fmt: skip
+    bar = (
+        base.transform_calculate(what=f"'{NULL}'")
+        .mark_rule(strokeWidth=12, tooltip=told)
+        .encode(x=alt.X("low:Q", scale=scale), x2="high:Q", y=y, color=colour, **beside)
+    )
     height = (1.6 if twins else 1) * _ROW * max(2, len(names))
     chart = alt.layer(bar, tick, dots).properties(width="container", height=height)
-    said = highest(answer["properties"], "nmi", lambda row: (
-        f"{PROPERTIES[row['property']]}, NMI {numbers.number(row['nmi'])} against {numbers.number(row['null_mean'])} "
-        "shuffled"))  # fmt: skip
+    said = highest(
+        answer["properties"],
+        "nmi",
+        lambda row: (
+            f"{PROPERTIES[row['property']]}, NMI {numbers.number(row['nmi'])} "
+            f"against {numbers.number(row['null_mean'])} shuffled"
+        ),
+    )
     return finish(titled(chart, look, title, knowledge_words(answer), said=said), look)
 
 
@@ -171,6 +191,7 @@ def contrast_words(answer: Mapping[str, Any]) -> str:
     )
 
 
+@redrawable
 def contrast_chart(
     answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "Which modules do they prefer?"
 ) -> alt.LayerChart:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import altair as alt
-
-from frontend.charts import numbers
-from frontend.charts.frame import finish, highest, rows, titled
-from frontend.charts.palette import Theme, theme_named
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, titled
 
 TITLE = "How many tokens did each module get?"
 
@@ -30,6 +30,7 @@ def module_rows(usage: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [found[module] for module in sorted(found)]
 
 
+@redrawable
 def module_count_chart(
     usage: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = TITLE, height: int = 180
 ) -> alt.LayerChart:
@@ -40,8 +41,12 @@ def module_count_chart(
         for row in module_rows(usage)
     ]
     every = max(1, -(-len(table) // 24))
-    x = alt.X("module:O", axis=alt.Axis(title="module", labelAngle=0, grid=False, ticks=False,
-                                      values=[row["module"] for row in table[::every]]))  # fmt: skip
+    x = alt.X(
+        "module:O",
+        axis=alt.Axis(
+            title="module", labelAngle=0, grid=False, ticks=False, values=[row["module"] for row in table[::every]]
+        ),
+    )
     y = alt.Y("count:Q", axis=alt.Axis(title="visits of tokens", tickCount=4, format="~s"))
     tooltip = [alt.Tooltip("module:O"), alt.Tooltip("name:N"), alt.Tooltip("kind:N"), alt.Tooltip("tokens:N")]
     paint = alt.when("datum.skip").then(alt.value(look.identity)).otherwise(alt.value(look.module))

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
-
-from frontend.charts import numbers
-from frontend.charts.frame import finish, rows, titled
-from frontend.charts.palette import Theme, cdf_colour, cdf_legend, cdf_scale, ink_on, theme_named
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_colour, cdf_legend, cdf_scale, ink_on, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.theme import finish, rows, titled
 
 TITLE = "What happened inside this image?"
 
@@ -72,6 +72,7 @@ def patch_rows(
     return table
 
 
+@redrawable
 def patch_chart(
     sample: Mapping[str, Any],
     image: bytes | str,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from frontend.charts import numbers
+from tokenpaths.frontend.charts.drawing import numbers
 
 WHO = {"observed": "this run", "untrained": "untrained twin", "independent": "independent steps"}
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import altair as alt
-
-from frontend.charts import numbers
-from frontend.charts.frame import finish, rows, titled
-from frontend.charts.palette import Theme, cdf_legend, cdf_scale, theme_named
-from frontend.charts.path_law import law_words as law_words
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_legend, cdf_scale, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.theme import finish, rows, titled
+from tokenpaths.frontend.charts.path_law import law_words as law_words
 
 TITLE = "Which paths exist, and how often is each taken?"
 RANK_PICK = "rank"
@@ -19,6 +19,7 @@ OBSERVED, FITTED, UNTRAINED, INDEPENDENT = "this run", "straight line", "untrain
 LAW, NULL_LAWS = "power law", "laws of nulls"
 
 
+@redrawable
 def rank_frequency_chart(
     fit: Mapping[str, Any],
     *,

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import altair as alt
-
-from frontend.charts import numbers
-from frontend.charts.frame import as_vectors, finish, rows, titled
-from frontend.charts.palette import Theme, group_colours, theme_named
-from frontend.charts.running_text import tamed
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, group_colours, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.running_text import tamed
+from tokenpaths.frontend.charts.drawing.theme import as_vectors, finish, rows, titled
 
 TITLE = "Which samples take similar routes?"
 SAMPLE_PICK = "sample"
@@ -30,9 +30,11 @@ def map_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 def map_words(answer: Mapping[str, Any]) -> str:
     """What is drawn, and how much of the differences the plane shows."""
     shown, total = int(answer["num_samples"]), int(answer["of_samples"])
-    samples = numbers.plural(shown, "sample") if shown == total else (
-        f"{numbers.count(shown)} of {numbers.plural(total, 'sample')}, an even draw"
-    )  # fmt: skip
+    samples = (
+        numbers.plural(shown, "sample")
+        if shown == total
+        else (f"{numbers.count(shown)} of {numbers.plural(total, 'sample')}, an even draw")
+    )
     if answer.get("explained"):
         first, second = answer["explained"][:2]
         share = f"The plane shows {numbers.percent(first + second)} of what makes them different."
@@ -41,6 +43,7 @@ def map_words(answer: Mapping[str, Any]) -> str:
     return f"One point: one sample. Near ones load the same modules at the same steps. {samples}. {share}"
 
 
+@redrawable
 def sample_map_chart(
     answer: Mapping[str, Any],
     *,
@@ -60,13 +63,18 @@ def sample_map_chart(
     few = 1 < len(labels) <= len(SHAPES)
     table = [
         {
-            "sample": row["sample"], "x": row["x"], "y": row["y"], "label": row.get("label") or NO_LABEL,
-            "on": chosen is not None and row.get("label") == chosen, "here": row["sample"] == sample,
-            "image": row.get("thumbnail") or "", "text": _short(row.get("snippet") or row.get("source") or ""),
+            "sample": row["sample"],
+            "x": row["x"],
+            "y": row["y"],
+            "label": row.get("label") or NO_LABEL,
+            "on": chosen is not None and row.get("label") == chosen,
+            "here": row["sample"] == sample,
+            "image": row.get("thumbnail") or "",
+            "text": _short(row.get("snippet") or row.get("source") or ""),
             "words": f"sample {row['sample']}, {row.get('label') or NO_LABEL}",
         }
         for row in answer["points"]
-    ]  # fmt: skip
+    ]
     shares = list(answer.get("explained") or [])
     x, y = (
         alt.X("x:Q", scale=alt.Scale(zero=False, padding=18), axis=_axis("first", shares[:1], look)),
@@ -81,8 +89,16 @@ def sample_map_chart(
     coloured = few and chosen is None
     quiet = 0.35 if chosen is not None else 0.8
     domain = [*labels, NO_LABEL]
-    legend = alt.Legend(title=None, orient="top", columns=4, symbolSize=130, symbolOpacity=1, symbolStrokeWidth=0,
-                        labelLimit=110, values=labels)  # fmt: skip
+    legend = alt.Legend(
+        title=None,
+        orient="top",
+        columns=4,
+        symbolSize=130,
+        symbolOpacity=1,
+        symbolStrokeWidth=0,
+        labelLimit=110,
+        values=labels,
+    )
     plain = alt.value(look.module)
     if coloured:
         scale = alt.Scale(domain=domain, range=[*group_colours(len(labels), look), look.identity])
@@ -91,12 +107,16 @@ def sample_map_chart(
         alt.Chart(rows(sorted(table, key=lambda row: row["on"])))
         .mark_point(filled=True, size=72 if len(table) <= 400 else 34, strokeWidth=0.5, cursor="pointer")
         .encode(
-            x=x, y=y, tooltip=tooltip, description="words:N", stroke=alt.value(look.background),
+            x=x,
+            y=y,
+            tooltip=tooltip,
+            description="words:N",
+            stroke=alt.value(look.background),
             fill=alt.when("datum.on").then(alt.value(look.accent)).otherwise(plain),
             opacity=alt.when("datum.on").then(alt.value(0.95)).otherwise(alt.value(quiet)),
         )
         .add_params(pick)
-    )  # fmt: skip
+    )
     if few:
         shapes = alt.Scale(domain=domain, range=[*SHAPES[: len(labels)], "wedge"])
         points = points.encode(shape=alt.Shape("label:N", scale=shapes, legend=legend))
@@ -110,9 +130,7 @@ def sample_map_chart(
     return as_vectors(finish(titled(chart, look, title, map_words(answer)), look), len(table))
 
 
-def _names(
-    table: list[dict[str, Any]], labels: list[str], look: Theme, x: alt.X, y: alt.Y
-) -> list[alt.Chart]:
+def _names(table: list[dict[str, Any]], labels: list[str], look: Theme, x: alt.X, y: alt.Y) -> list[alt.Chart]:
     """The name of each label at the mean place of its samples."""
     middles = []
     for label in labels:
@@ -121,8 +139,15 @@ def _names(
             middles.append({"label": label, **{axis: sum(row[axis] for row in of) / len(of) for axis in "xy"}})
     base = alt.Chart(rows(middles)).encode(x=x, y=y, text="label:N")
     size = look.font_size + 1
-    halo = base.mark_text(fontSize=size, fontWeight=700, stroke=look.background, strokeWidth=4, color=look.background,
-                          opacity=0.8, aria=False)  # fmt: skip
+    halo = base.mark_text(
+        fontSize=size,
+        fontWeight=700,
+        stroke=look.background,
+        strokeWidth=4,
+        color=look.background,
+        opacity=0.8,
+        aria=False,
+    )
     return [halo, base.mark_text(fontSize=size, fontWeight=700, color=look.ink, aria=False)]
 
 
@@ -130,8 +155,9 @@ def _axis(which: str, share: list[float], look: Theme) -> alt.Axis:
     """An axis of a principal component; without one (t-SNE) none, its numbers would mean nothing."""
     if not share:
         return alt.Axis(title=None, labels=False, ticks=False, grid=False, domain=True, domainColor=look.grid)
-    return alt.Axis(title=f"{which} component, {numbers.percent(share[0])} of the variance", tickCount=5,
-                    titleLimit=380)  # fmt: skip
+    return alt.Axis(
+        title=f"{which} component, {numbers.percent(share[0])} of the variance", tickCount=5, titleLimit=380
+    )
 
 
 def _short(text: str) -> str:

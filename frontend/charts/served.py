@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.theme import finish, rows, titled
 
-from frontend.charts import numbers
-from frontend.charts.frame import finish, rows, titled
-from frontend.charts.palette import Theme, theme_named
 
-
+@redrawable
 def served_chart(
     table: Sequence[Mapping[str, Any]],
     baseline: float,
@@ -26,15 +27,23 @@ def served_chart(
     kept = ordered if len(ordered) <= most else ordered[: most // 2] + ordered[-(most // 2) :]
     shown = [
         {
-            "label": str(row["label"]), "share": row["share"], "all": baseline,
+            "label": str(row["label"]),
+            "share": row["share"],
+            "all": baseline,
             "words": f"{numbers.percent(row['share'])} of {numbers.plural(row['of'], 'token')}",
         }
         for row in kept
-    ]  # fmt: skip
-    x = alt.X("share:Q", scale=alt.Scale(zero=True, nice=True), axis=alt.Axis(
-        title="share of the label’s tokens", format="%", tickCount=4))  # fmt: skip
-    y = alt.Y("label:N", sort=[row["label"] for row in shown],
-              axis=alt.Axis(title=None, labelLimit=130, grid=False, ticks=False, domain=False))  # fmt: skip
+    ]
+    x = alt.X(
+        "share:Q",
+        scale=alt.Scale(zero=True, nice=True),
+        axis=alt.Axis(title="share of the label’s tokens", format="%", tickCount=4),
+    )
+    y = alt.Y(
+        "label:N",
+        sort=[row["label"] for row in shown],
+        axis=alt.Axis(title=None, labelLimit=130, grid=False, ticks=False, domain=False),
+    )
     base = alt.Chart(rows(shown))
     tooltip = [alt.Tooltip("label:N"), alt.Tooltip("words:N", title="visit it")]
     stems = base.mark_rule(color=look.grid, strokeWidth=3).encode(x=alt.X("all:Q"), x2="share:Q", y=y)

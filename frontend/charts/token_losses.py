@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
-
-from frontend.charts import numbers
-from frontend.charts.frame import finish, highest, rows, titled
-from frontend.charts.palette import Theme, diverging_scale, theme_named
-from frontend.charts.token_flow import visible
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, diverging_scale, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, titled
+from tokenpaths.frontend.charts.flow.token_flow import visible
 
 
 def loss_rows(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -30,6 +30,7 @@ def loss_rows(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, 
     ]
 
 
+@redrawable
 def token_loss_chart(
     table: Sequence[Mapping[str, Any]],
     *,
@@ -40,30 +41,40 @@ def token_loss_chart(
     """Bars over the tokens of a text: how much the loss of each rises (up) or falls (down)."""
     look = theme_named(theme)
     shown = [
-        dict(row) | {
+        dict(row)
+        | {
             "zero": 0,
             "was": numbers.number(row["before"]),
             "now": numbers.number(row["after"]),
             "change": ("−" if row["rise"] < 0 else "+") + numbers.number(abs(row["rise"])),
         }
         for row in table
-    ]  # fmt: skip
+    ]
     most = max([abs(row["rise"]) for row in shown], default=0.0) or 1.0
-    x = alt.X("token:Q", axis=alt.Axis(title="token of the text", format="d", tickMinStep=1, grid=False, tickCount=6),
-              scale=alt.Scale(nice=False, zero=False, padding=8))  # fmt: skip
+    x = alt.X(
+        "token:Q",
+        axis=alt.Axis(title="token of the text", format="d", tickMinStep=1, grid=False, tickCount=6),
+        scale=alt.Scale(nice=False, zero=False, padding=8),
+    )
     y = alt.Y("rise:Q", axis=alt.Axis(title="rise of the loss (nats)", tickCount=4))
     width = alt.ExprRef(f"max(1, min(14, 0.7 * width / {max(1, len(shown))}))")
     bars = (
         alt.Chart(rows(shown))
         .mark_bar(width=width)
         .encode(
-            x=x, y=y, y2="zero:Q",
+            x=x,
+            y=y,
+            y2="zero:Q",
             color=alt.Color("rise:Q", scale=diverging_scale(most, look, middle=look.identity), legend=None),
-            tooltip=[alt.Tooltip("text:N", title="predicted token"), alt.Tooltip("token:Q", title="place"),
-                     alt.Tooltip("was:N", title="loss before"), alt.Tooltip("now:N", title="loss after"),
-                     alt.Tooltip("change:N", title="rise")],
+            tooltip=[
+                alt.Tooltip("text:N", title="predicted token"),
+                alt.Tooltip("token:Q", title="place"),
+                alt.Tooltip("was:N", title="loss before"),
+                alt.Tooltip("now:N", title="loss after"),
+                alt.Tooltip("change:N", title="rise"),
+            ],
         )
-    )  # fmt: skip
+    )
     zero = alt.Chart(rows([{"rise": 0}])).mark_rule(color=look.muted).encode(y=y)
     chart = alt.layer(bars, zero).properties(width="container", height=height)
     said = highest(shown, "rise", lambda row: f"token {row['token']}, {row['change']} nats")

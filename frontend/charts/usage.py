@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
-
-from frontend.charts import numbers
-from frontend.charts.frame import MOST_VECTORS, as_vectors, finish, highest, rows, tip, titled
-from frontend.charts.palette import Theme, theme_named
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.theme import MOST_VECTORS, as_vectors, finish, highest, rows, tip, titled
 
 OVERLOADED = 3.0
 """utilisation from which a module is called overloaded: three times its fair share"""
@@ -42,9 +42,13 @@ def columns_of_cells(
         )
         name, kind, load = row.get("name") or str(row["module"]), row.get("kind") or "module", row["utilisation"] or 0.0
         told = {
-            "module": row["module"], "name": name, "kind": kind, "utilisation": numbers.number(row["utilisation"]),
-            "tokens": numbers.count(row["count"]), "share": numbers.percent(row["share"]),
-        }  # fmt: skip
+            "module": row["module"],
+            "name": name,
+            "kind": kind,
+            "utilisation": numbers.number(row["utilisation"]),
+            "tokens": numbers.count(row["count"]),
+            "share": numbers.percent(row["share"]),
+        }
         words = "; ".join(f"{title}: {value}" for title, value in {"step": step, **told}.items())
         place = line[row["module"]]
         entry = {**told, "y": place, "y2": place + 1, "load": round(load, 4), "words": words}
@@ -58,6 +62,7 @@ def height_of(modules: int) -> int:
     return max(80, min(620, 20 * max(1, modules)))
 
 
+@redrawable
 def load_chart(
     usage: Mapping[str, Any],
     *,
@@ -79,18 +84,31 @@ def load_chart(
     x = alt.X(
         "x:Q",
         scale=alt.Scale(domain=[min(steps, default=0) - 0.5, max(steps, default=0) + 0.5], nice=False, zero=False),
-        axis=alt.Axis(orient="top", title="step", labelAngle=0, labelOverlap=True, domain=False, ticks=False,
-                      grid=False, values=steps, format="d"),
-    )  # fmt: skip
+        axis=alt.Axis(
+            orient="top",
+            title="step",
+            labelAngle=0,
+            labelOverlap=True,
+            domain=False,
+            ticks=False,
+            grid=False,
+            values=steps,
+            format="d",
+        ),
+    )
     y = alt.Y(
         "y:Q",
         scale=alt.Scale(domain=[len(modules), 0], nice=False, zero=False),
         axis=alt.Axis(
-            title="module", domain=False, ticks=False, grid=False, labelOverlap=True,
+            title="module",
+            domain=False,
+            ticks=False,
+            grid=False,
+            labelOverlap=True,
             values=[place + 0.5 for place in range(0, len(modules), every)],
             labelExpr=f"{modules}[floor(datum.value)]",
         ),
-    )  # fmt: skip
+    )
     pick = alt.selection_point(name="node", fields=["step", "module"], on="click", clear=False, empty=False)
     most = max([row["utilisation"] or 0 for row in cells], default=1) or 1
     scale = alt.Scale(
@@ -103,7 +121,10 @@ def load_chart(
         alt.Chart(rows(table, "cells"))
         .transform_flatten(FLATTENED if named else FLATTENED[:-1])
         .mark_rect(
-            stroke=look.grid, strokeWidth=0.7 if len(modules) <= MOST_LINED else 0, cursor="pointer", invalid="show",
+            stroke=look.grid,
+            strokeWidth=0.7 if len(modules) <= MOST_LINED else 0,
+            cursor="pointer",
+            invalid="show",
             tooltip=tip(told),
         )
         .encode(
@@ -160,14 +181,21 @@ def load_chart(
                 + ("×" if len(modules) <= MOST_MARKED else "Page colour")
                 + ": no token ever came (dead)."
             ],
-            said=highest(cells, "utilisation", lambda row: f"module {row['module']} at step {row['step']}, "
-                         f"{numbers.number(row['utilisation'])} times a fair share"),
+            said=highest(
+                cells,
+                "utilisation",
+                lambda row: (
+                    f"module {row['module']} at step {row['step']}, "
+                    f"{numbers.number(row['utilisation'])} times a fair share"
+                ),
+            ),
         ),
         look,
     )
     return as_vectors(drawn, len(cells))
 
 
+@redrawable
 def top_k_chart(
     usage: Mapping[str, Any],
     *,
@@ -194,14 +222,10 @@ def top_k_chart(
             scale=alt.Scale(padding=12, nice=False),
         ),
         y=alt.Y(
-            "value:Q",
-            axis=alt.Axis(title="effective top-k", tickCount=5),
-            scale=alt.Scale(zero=False, padding=12),
+            "value:Q", axis=alt.Axis(title="effective top-k", tickCount=5), scale=alt.Scale(zero=False, padding=12)
         ),
         color=alt.Color(
-            "what:N",
-            scale=alt.Scale(domain=shown, range=[look.module, look.identity][: len(shown)]),
-            legend=legend,
+            "what:N", scale=alt.Scale(domain=shown, range=[look.module, look.identity][: len(shown)]), legend=legend
         ),
         strokeDash=alt.StrokeDash(
             "what:N", scale=alt.Scale(domain=shown, range=[[1, 0], [5, 3]][: len(shown)]), legend=legend
@@ -215,9 +239,17 @@ def top_k_chart(
     points = base.mark_point(filled=True, size=60, opacity=1)
     chart = alt.layer(base.mark_line(strokeWidth=2), points).properties(width="container", height=height)
     return finish(
-        titled(chart, look, title, "Effective number of modules among which tokens are spread, per step.",
-               said=highest(usage["steps"], "effective_top_k", lambda row: f"step {row['step']}, "
-                            f"{numbers.number(row['effective_top_k'])}")),
+        titled(
+            chart,
+            look,
+            title,
+            "Effective number of modules among which tokens are spread, per step.",
+            said=highest(
+                usage["steps"],
+                "effective_top_k",
+                lambda row: f"step {row['step']}, {numbers.number(row['effective_top_k'])}",
+            ),
+        ),
         look,
     )
 

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import streamlit as st
-
-from frontend.charts import numbers
-from frontend.charts.layout import OTHER, flow_layout
-from frontend.charts.palette import Theme, cdf_colour, ink_on, mix
-from frontend.charts.patches import module_colour
-from frontend.charts.running_text import tamed, text_pieces
-from frontend.charts.token_flow import token_label, visible
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_colour, ink_on, mix
+from tokenpaths.frontend.charts.drawing.running_text import tamed, text_pieces
+from tokenpaths.frontend.charts.flow.layout import OTHER, flow_layout
+from tokenpaths.frontend.charts.flow.token_flow import token_label, visible
+from tokenpaths.frontend.charts.patches import module_colour
 
 _HERE = Path(__file__).parent
 PICTURE_WIDTH = 560
@@ -67,9 +66,12 @@ def explorer(
             on_link(source, target)
 
     _renderer()(
-        data=dict(data) | {"open_links": on_link is not None}, key=key, on_pick_change=picked, on_node_change=node,
+        data=dict(data) | {"open_links": on_link is not None},
+        key=key,
+        on_pick_change=picked,
+        on_node_change=node,
         on_link_change=linked,
-    )  # fmt: skip
+    )
 
 
 def explorer_data(
@@ -256,8 +258,7 @@ def small_flow(
             if place % thin == 0
         ]
         or [
-            {"y": round(y + top, 1), "label": "other"}
-            for y in {y for (_, m), y in layout.place.items() if m == OTHER}
+            {"y": round(y + top, 1), "label": "other"} for y in {y for (_, m), y in layout.place.items() if m == OTHER}
         ],
     }
 

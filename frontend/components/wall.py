@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import streamlit as st
-
-from frontend import look
-from frontend.charts import numbers
-from frontend.charts.running_text import tamed
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.running_text import tamed
+from tokenpaths.frontend.page import widgets
 
 _HERE = Path(__file__).parent
-KINDS = {"patch": ("patch", "patches"), "sample": ("sample",), "text": ("text",), "context": ("token in its context",
-         "tokens in their context")}  # fmt: skip
+KINDS = {
+    "patch": ("patch", "patches"),
+    "sample": ("sample",),
+    "text": ("text",),
+    "context": ("token in its context", "tokens in their context"),
+}
 
 
 @lru_cache(maxsize=1)
@@ -42,7 +45,7 @@ def wall(
         if value := st.session_state[key].get("open"):
             on_open(value)
 
-    theme = look.theme()
+    theme = widgets.theme()
     _renderer()(
         data={
             "items": [_tamed(item) for item in items],

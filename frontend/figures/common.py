@@ -7,11 +7,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from tokenpaths.frontend.figures.figure import NotHere, Source
 
-from frontend.figures.figure import NotHere, Source
-
-SAMPLE_COLUMNS = ("sample", "label", "prediction", "confidence", "loss", "num_tokens", "compute", "reuse",
-                  "num_distinct_paths", "source")  # fmt: skip
+SAMPLE_COLUMNS = (
+    "sample",
+    "label",
+    "prediction",
+    "confidence",
+    "loss",
+    "num_tokens",
+    "compute",
+    "reuse",
+    "num_distinct_paths",
+    "source",
+)
 PAGE = 1000
 """rows that one question may give"""
 

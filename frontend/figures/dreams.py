@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from frontend.charts import numbers
-from frontend.figures import common, walls
-from frontend.figures.figure import Figure, NotHere, Source, Wishes
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.figures import common, walls
+from tokenpaths.frontend.figures.figure import Figure, NotHere, Source, Wishes
 
 MOST = 4
 """dreams in one figure, the newest first"""
@@ -41,23 +41,33 @@ def _figure(key: str, question: str, number: str, source: Source, wishes: Wishes
         for one in result["dreams"]:
             pictures.append((_url(dream, one["image"]), f"{one['name']}: {_says(one)}"))
             table.append(
-                {"dream": dream["title"], "name": one["name"], "objective": one["objective"],
-                 "matched_choices": one.get("matched_choices"), "matched_tokens": one.get("matched_tokens"),
-                 "sees": (one.get("top") or [[None]])[0][0], "probability": (one.get("top") or [[None, None]])[0][1]}
-            )  # fmt: skip
+                {
+                    "dream": dream["title"],
+                    "name": one["name"],
+                    "objective": one["objective"],
+                    "matched_choices": one.get("matched_choices"),
+                    "matched_tokens": one.get("matched_tokens"),
+                    "sees": (one.get("top") or [[None]])[0][0],
+                    "probability": (one.get("top") or [[None, None]])[0][1],
+                }
+            )
         rows.append((dream["title"], pictures))
     matched = [row["matched_choices"] for row in table if row["matched_choices"] is not None]
     ends = [numbers.percent(share) for share in sorted({min(matched), max(matched)})] if matched else []
     words = f"They take {' to '.join(ends)} of the wanted choices." if ends else ""
     return [
         Figure(
-            key, question,
+            key,
+            question,
             "The original and its dreams, each with the class that the model sees in it. "
-            + ("Red: the group whose decisions were maximised. " if group else "") + words,
-            {"dreams": len(table), "matched_choices": matched}, {"dreams": table},
-            sheet=walls.strips(rows), columns=2,
+            + ("Red: the group whose decisions were maximised. " if group else "")
+            + words,
+            {"dreams": len(table), "matched_choices": matched},
+            {"dreams": table},
+            sheet=walls.strips(rows),
+            columns=2,
         )
-    ]  # fmt: skip
+    ]
 
 
 def _of_choices(dream: Mapping[str, Any]) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from frontend.charts import chunks, co_activation, experts, light_costs, lights, numbers, shards, steadiness
-from frontend.charts.knowledge import knowledge_chart, knowledge_rows, knowledge_words
-from frontend.figures import common
-from frontend.figures.figure import Figure, NotHere, Source, Wishes
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.families import chunks, co_activation, experts, light_costs, lights, shards, steadiness
+from tokenpaths.frontend.charts.knowledge import knowledge_chart, knowledge_rows, knowledge_words
+from tokenpaths.frontend.figures import common
+from tokenpaths.frontend.figures.figure import Figure, NotHere, Source, Wishes
 
 MOST_EXPERTS = 16
 MOST_POINTS = 2500
@@ -25,21 +26,26 @@ def knows(source: Source, wishes: Wishes) -> list[Figure]:
     rows = answer["properties"]
     twins = any(row["untrained_nmi"] is not None for row in rows)
     beside = (
-        " Diamonds: the untrained twin’s paths." if twins
+        " Diamonds: the untrained twin’s paths."
+        if twins
         else f" No untrained twin beside it: {answer['untrained_reason']}."
-    )  # fmt: skip
+    )
     crops = source.info().get("samples_are")
     alike = f" The samples are {crops}; shuffles take them as independent." if crops else ""
     return [
         Figure(
-            "knows-nmi", "What do paths know?",
+            "knows-nmi",
+            "What do paths know?",
             f"{knowledge_words(answer)} Dot: NMI of path and property; grey: 95 % of {answer['shuffles']} shuffles."
-            + beside + alike,
-            {row["property"]: row["nmi"] for row in rows}, {"properties": knowledge_rows(answer)}, ("nmi",),
+            + beside
+            + alike,
+            {row["property"]: row["nmi"] for row in rows},
+            {"properties": knowledge_rows(answer)},
+            ("nmi",),
             draw=lambda theme: knowledge_chart(answer, theme=theme, title=None),
             height=(2.2 if twins else 1.4) * _ROW * max(2, len(rows)),
         )
-    ]  # fmt: skip
+    ]
 
 
 def family(source: Source, wishes: Wishes) -> list[Figure]:
@@ -61,8 +67,15 @@ def family(source: Source, wishes: Wishes) -> list[Figure]:
     return drawn
 
 
-def _named(key: str, question: str, caption: str, rows: Sequence[Mapping[str, Any]], draw: Callable[[str], Any],
-           height: float | None = None, told: Mapping[str, Any] | None = None) -> Figure:  # fmt: skip
+def _named(
+    key: str,
+    question: str,
+    caption: str,
+    rows: Sequence[Mapping[str, Any]],
+    draw: Callable[[str], Any],
+    height: float | None = None,
+    told: Mapping[str, Any] | None = None,
+) -> Figure:
     return Figure(f"family-{key}", question, caption, told or {}, {key: rows}, draw=draw, height=height)
 
 
@@ -75,11 +88,13 @@ def _lit(source: Source, info: Mapping[str, Any]) -> Figure:
     said = f"{sample['prediction']} {numbers.percent(sample['confidence'], 2)}" if sample.get("prediction") else "fired"
     curve = lights.share_rows(network, values, names)
     return _named(
-        "lit", lights.NETWORK,
+        "lit",
+        lights.NETWORK,
         f"Sample {number}{', ' + sample['label'] if sample.get('label') else ''}, at the step {last} where its output "
         "fired. Circles are blocks, the fuller the higher the firing rate; hollow: silent. Lines carry a signal.",
-        curve, lambda theme: lights.network_chart(network, values, last, theme=theme, said=said, title=None),
-    )  # fmt: skip
+        curve,
+        lambda theme: lights.network_chart(network, values, last, theme=theme, said=said, title=None),
+    )
 
 
 def _fired(source: Source, info: Mapping[str, Any]) -> Figure | None:
@@ -88,8 +103,13 @@ def _fired(source: Source, info: Mapping[str, Any]) -> Figure | None:
     table = lights.fired_rows(steps.get("counts") or (), names)
     if len(table) < 2:
         return None
-    return _named("fired", "When does the output fire?", "Samples of the run by the threshold step at which their "
-                  "output fired.", table, lambda theme: lights.fired_chart(table, theme=theme, title=None))  # fmt: skip
+    return _named(
+        "fired",
+        "When does the output fire?",
+        "Samples of the run by the threshold step at which their output fired.",
+        table,
+        lambda theme: lights.fired_chart(table, theme=theme, title=None),
+    )
 
 
 def _classes(source: Source, info: Mapping[str, Any]) -> Figure | None:
@@ -97,10 +117,13 @@ def _classes(source: Source, info: Mapping[str, Any]) -> Figure | None:
     if len(table) < 2:
         return None
     return _named(
-        "classes", "Which classes light more of the network?",
-        "Active share by label. Dot: mean; thick: the middle half of the samples; thin: the middle 90 %.", table,
-        lambda theme: light_costs.class_chart(table, theme=theme, title=None), height=_ROW * max(3, len(table)),
-    )  # fmt: skip
+        "classes",
+        "Which classes light more of the network?",
+        "Active share by label. Dot: mean; thick: the middle half of the samples; thin: the middle 90 %.",
+        table,
+        lambda theme: light_costs.class_chart(table, theme=theme, title=None),
+        height=_ROW * max(3, len(table)),
+    )
 
 
 def _difficulty(source: Source, info: Mapping[str, Any]) -> Figure | None:
@@ -114,10 +137,12 @@ def _difficulty(source: Source, info: Mapping[str, Any]) -> Figure | None:
         info.get("samples_are")
     )
     return _named(
-        "difficulty", "Do difficult samples light more of the network?",
-        f"{light_costs.correlation_words(found, len(points))}{some} Circle: right; cross: wrong.{crops}", shown,
+        "difficulty",
+        "Do difficult samples light more of the network?",
+        f"{light_costs.correlation_words(found, len(points))}{some} Circle: right; cross: wrong.{crops}",
+        shown,
         lambda theme: light_costs.difficulty_chart(shown, theme=theme, title=None),
-    )  # fmt: skip
+    )
 
 
 def _blocks(source: Source, info: Mapping[str, Any]) -> Figure | None:
@@ -127,10 +152,12 @@ def _blocks(source: Source, info: Mapping[str, Any]) -> Figure | None:
     shown = dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[: light_costs.MOST_LABELS])
     table = light_costs.class_block_rows({label: source.usage(label) for label in shown}, shown)
     return _named(
-        "blocks", "Which blocks does each class light?",
-        "Share of the samples of a class in which the block fired at any threshold step.", table,
+        "blocks",
+        "Which blocks does each class light?",
+        "Share of the samples of a class in which the block fired at any threshold step.",
+        table,
         lambda theme: light_costs.class_block_chart(table, theme=theme, title=None),
-    )  # fmt: skip
+    )
 
 
 def _used(source: Source, info: Mapping[str, Any]) -> Figure | None:
@@ -138,10 +165,12 @@ def _used(source: Source, info: Mapping[str, Any]) -> Figure | None:
     if not table:
         return None
     return _named(
-        "used", "How accurate for how many parameters?",
+        "used",
+        "How accurate for how many parameters?",
         "On the test data of the checkpoint. Filled: parameters used by a sample on average; outline: all of them.",
-        table, lambda theme: light_costs.used_chart(table, theme=theme, title=None),
-    )  # fmt: skip
+        table,
+        lambda theme: light_costs.used_chart(table, theme=theme, title=None),
+    )
 
 
 # -- DiPaCo ----------------------------------------------------------------------------------------
@@ -161,12 +190,14 @@ def _tree(source: Source, info: Mapping[str, Any]) -> Figure:
     cdfs = {shards.modules_of(path): path["cdf"] for path in paths}
     left = sum(row["label"] is not None for row in info["labels"]) - len(by_label)
     return _named(
-        "ways", shards.TREE,
+        "ways",
+        shards.TREE,
         f"{numbers.plural(info['num_samples'], 'document')} on {numbers.plural(info['num_paths'], 'path')}. Height of "
         "a bar and width of a band: share of the tokens; colour of a path: its CDF."
         + (f" Without {numbers.plural(left, 'smaller label')}." if left > 0 else ""),
-        shards.tree_rows(shown), lambda theme: shards.tree_chart(shown, cdfs, theme=theme, title=None),
-    )  # fmt: skip
+        shards.tree_rows(shown),
+        lambda theme: shards.tree_chart(shown, cdfs, theme=theme, title=None),
+    )
 
 
 def _labels(source: Source, info: Mapping[str, Any]) -> Figure | None:
@@ -176,9 +207,12 @@ def _labels(source: Source, info: Mapping[str, Any]) -> Figure | None:
     drawn = sorted(paths[: shards.MOST_PATHS], key=lambda path: tuple(reversed(shards.modules_of(path))))
     table = shards.label_path_rows(by_label, drawn)
     return _named(
-        "labels", "Which labels take which path?", "Per cent of the label’s tokens; a row adds up to 100.", table,
+        "labels",
+        "Which labels take which path?",
+        "Per cent of the label’s tokens; a row adds up to 100.",
+        table,
         lambda theme: shards.label_path_chart(table, theme=theme, title=None),
-    )  # fmt: skip
+    )
 
 
 def _sharing(source: Source, info: Mapping[str, Any]) -> Figure:
@@ -186,10 +220,12 @@ def _sharing(source: Source, info: Mapping[str, Any]) -> Figure:
     table = shards.sharing_rows(sorted(paths, key=shards.modules_of))
     levels = [int(n) for n in info["config"]["levels"]]
     return _named(
-        "sharing", "Which paths share which module?",
-        "One row: one path. Dots in one column: paths that share this module; larger: more tokens.", table,
+        "sharing",
+        "Which paths share which module?",
+        "One row: one path. Dots in one column: paths that share this module; larger: more tokens.",
+        table,
         lambda theme: shards.sharing_chart(table, levels, theme=theme, title=None),
-    )  # fmt: skip
+    )
 
 
 def _rerouting(source: Source, info: Mapping[str, Any]) -> Figure | None:
@@ -197,21 +233,26 @@ def _rerouting(source: Source, info: Mapping[str, Any]) -> Figure | None:
     if not by_w and not baselines:
         return None
     return _named(
-        "rerouting", "Does it help to choose the path again along the way?",
+        "rerouting",
+        "Does it help to choose the path again along the way?",
         "Validation perplexity of the checkpoint by the tokens W between two decisions, lower is better. Dashed: other "
-        "models from the same base.", [*by_w, *baselines],
+        "models from the same base.",
+        [*by_w, *baselines],
         lambda theme: chunks.rerouting_chart(by_w, baselines, theme=theme, title=None),
-    )  # fmt: skip
+    )
 
 
 # -- mixtures of experts ---------------------------------------------------------------------------
 def _loads(source: Source, info: Mapping[str, Any]) -> Figure:
     usage = source.usage()
     return _named(
-        "load", experts.LOAD, experts.load_words(usage) + " Bar: the middle 80 % of the experts; tick: the median; "
-        "point: the busiest; dashed: a fair share.", experts.load_rows(usage),
+        "load",
+        experts.LOAD,
+        experts.load_words(usage) + " Bar: the middle 80 % of the experts; tick: the median; "
+        "point: the busiest; dashed: a fair share.",
+        experts.load_rows(usage),
         lambda theme: experts.load_band_chart(usage, theme=theme, title=None),
-    )  # fmt: skip
+    )
 
 
 def _dead(source: Source, info: Mapping[str, Any]) -> Figure | None:
@@ -219,9 +260,12 @@ def _dead(source: Source, info: Mapping[str, Any]) -> Figure | None:
     if not any(row["dead"] for row in usage["steps"]):
         return None
     return _named(
-        "dead", experts.DEAD, "Number of experts of a layer that no token chose.", experts.load_rows(usage),
+        "dead",
+        experts.DEAD,
+        "Number of experts of a layer that no token chose.",
+        experts.load_rows(usage),
         lambda theme: experts.dead_chart(usage, theme=theme, title=None),
-    )  # fmt: skip
+    )
 
 
 def _domains(source: Source, info: Mapping[str, Any]) -> Figure | None:
@@ -229,9 +273,12 @@ def _domains(source: Source, info: Mapping[str, Any]) -> Figure | None:
         return None
     found = source.specialisation("label", 0, limit=MOST_EXPERTS)
     return _named(
-        "domains", experts.DOMAINS, "Layer 0. " + experts.domain_words(found), experts.domain_rows(found),
+        "domains",
+        experts.DOMAINS,
+        "Layer 0. " + experts.domain_words(found),
+        experts.domain_rows(found),
         lambda theme: experts.domain_chart(found, theme=theme, title=None),
-    )  # fmt: skip
+    )
 
 
 def _words(source: Source, info: Mapping[str, Any]) -> Figure | None:
@@ -239,10 +286,12 @@ def _words(source: Source, info: Mapping[str, Any]) -> Figure | None:
     if not found["modules"]:
         return None
     return _named(
-        "words", experts.WORDS, f"Layer 0; tokens seen at least {found['least']} times, the {len(found['modules'])} "
-        "most specialised experts.", experts.word_rows(found),
+        "words",
+        experts.WORDS,
+        f"Layer 0; tokens seen at least {found['least']} times, the {len(found['modules'])} most specialised experts.",
+        experts.word_rows(found),
         lambda theme: experts.word_chart(found, theme=theme, title=None),
-    )  # fmt: skip
+    )
 
 
 def _together(source: Source, info: Mapping[str, Any]) -> Figure | None:
@@ -252,36 +301,51 @@ def _together(source: Source, info: Mapping[str, Any]) -> Figure | None:
     if not found["modules"]:
         return None
     return _named(
-        "together", co_activation.TITLE, "Layer 0. " + co_activation.co_activation_words(found), found["pairs"],
+        "together",
+        co_activation.TITLE,
+        "Layer 0. " + co_activation.co_activation_words(found),
+        found["pairs"],
         lambda theme: co_activation.co_activation_chart(found, theme=theme, title=None),
-    )  # fmt: skip
+    )
 
 
 def _repetition(source: Source, info: Mapping[str, Any]) -> Figure:
     found = source.repetition()
     return _named(
-        "repetition", steadiness.REPETITION,
+        "repetition",
+        steadiness.REPETITION,
         steadiness.repetition_words(found) + " Dashed: by chance, if choices were even and independent.",
-        steadiness.repetition_rows(found), lambda theme: steadiness.repetition_chart(found, theme=theme, title=None),
-    )  # fmt: skip
+        steadiness.repetition_rows(found),
+        lambda theme: steadiness.repetition_chart(found, theme=theme, title=None),
+    )
 
 
 # -- soft routers ----------------------------------------------------------------------------------
 def _connections(source: Source, info: Mapping[str, Any]) -> Figure:
-    from frontend.charts import graph_chart
-    from frontend.charts.connections import TITLE
+    from tokenpaths.frontend.charts import graph_chart
+    from tokenpaths.frontend.charts.families.connections import TITLE
 
     answer = source.soft("edges")
-    return _named("connections", TITLE, "Mean connection over all samples.", _flat(answer),
-                  lambda theme: graph_chart(answer, theme=theme, title=None))  # fmt: skip
+    return _named(
+        "connections",
+        TITLE,
+        "Mean connection over all samples.",
+        _flat(answer),
+        lambda theme: graph_chart(answer, theme=theme, title=None),
+    )
 
 
 def _gates(source: Source, info: Mapping[str, Any]) -> Figure:
-    from frontend.charts import gate_chart
+    from tokenpaths.frontend.charts import gate_chart
 
     answer = source.soft("gates")
-    return _named("gates", "Which directions are switched on?", "Mean gate over all samples.", _flat(answer),
-                  lambda theme: gate_chart(answer, theme=theme, title=None))  # fmt: skip
+    return _named(
+        "gates",
+        "Which directions are switched on?",
+        "Mean gate over all samples.",
+        _flat(answer),
+        lambda theme: gate_chart(answer, theme=theme, title=None),
+    )
 
 
 def _flat(answer: Mapping[str, Any]) -> list[dict[str, Any]]:

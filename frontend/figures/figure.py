@@ -10,7 +10,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class Source(Protocol):
-    """Answers about one run, in the shapes of the REST API: ``engine.store.Run`` is one."""
+    """Answers about one run, in the shapes of the REST API: ``tokenpaths.engine.store.Run`` is one."""
 
     def info(self) -> dict[str, Any]: ...
     def flow(self, *, most_modules: int | None = None) -> dict[str, Any]: ...
@@ -84,7 +84,7 @@ class Figure:
     tables: Mapping[str, Rows]
     """the data behind it, by name"""
     formulas: tuple[str, ...] = ()
-    """keys of ``frontend.formulas.HELP``"""
+    """keys of ``tokenpaths.frontend.formulas.HELP``"""
     draw: Callable[[str], Any] | None = None
     """theme → chart"""
     sheet: Callable[[float], str] | None = None

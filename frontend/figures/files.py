@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
-from frontend.charts.printing import GUTTER_MM, png_of, points, print_spec, printed
-from frontend.charts.tables import csv_of
-from frontend.figures.figure import Figure, Kind
-from frontend.formulas import HELP
+from tokenpaths.frontend.charts.drawing.printing import GUTTER_MM, png_of, points, print_spec, printed
+from tokenpaths.frontend.charts.drawing.tables import csv_of
+from tokenpaths.frontend.figures.figure import Figure, Kind
+from tokenpaths.frontend.formulas import HELP
 
 FORMATS = ("svg", "png", "csv", "json")
 INDEX = ("index.md", "index.json")
@@ -34,15 +34,28 @@ class Index:
             self.left_out.append({"figure": kind.name, "paper": list(kind.paper), "shows": kind.shows, "why": why})
         for figure in figures:
             self.drawn.append(
-                {"figure": figure.key, "paper": list(kind.paper), "question": figure.question,
-                 "files": list(files[figure.key]), "caption": figure.caption, "numbers": plain(figure.numbers),
-                 "formulas": [name for name in figure.formulas if name in HELP], "view": kind.view, "rest": kind.rest}
-            )  # fmt: skip
+                {
+                    "figure": figure.key,
+                    "paper": list(kind.paper),
+                    "question": figure.question,
+                    "files": list(files[figure.key]),
+                    "caption": figure.caption,
+                    "numbers": plain(figure.numbers),
+                    "formulas": [name for name in figure.formulas if name in HELP],
+                    "view": kind.view,
+                    "rest": kind.rest,
+                }
+            )
 
     def as_json(self) -> str:
         formulas = {name: HELP[name] for row in self.drawn for name in row["formulas"]}
-        document = {"made_by": MADE_BY, **self.about, "figures": self.drawn, "not_drawn": self.left_out,
-                    "formulas": formulas}  # fmt: skip
+        document = {
+            "made_by": MADE_BY,
+            **self.about,
+            "figures": self.drawn,
+            "not_drawn": self.left_out,
+            "formulas": formulas,
+        }
         return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     def as_markdown(self) -> str:
@@ -55,8 +68,11 @@ class Index:
             lines += ["", f"## {row['figure']}: {row['question']}", ""]
             lines += [f"![{row['question']}]({picture})", ""] * bool(picture)
             paper = f"Paper: figure {', '.join(row['paper'])}. " if row["paper"] else ""
-            lines += [escaped(row["caption"]), "", f"{paper}Files: "
-                      + ", ".join(f"[{name}]({name})" for name in row["files"]) + "."]  # fmt: skip
+            lines += [
+                escaped(row["caption"]),
+                "",
+                f"{paper}Files: " + ", ".join(f"[{name}]({name})" for name in row["files"]) + ".",
+            ]
             if row["numbers"]:
                 shown = ((name, json.dumps(value, ensure_ascii=False)) for name, value in row["numbers"].items())
                 lines += ["", "| number | value |", "|---|---|"]

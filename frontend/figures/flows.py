@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from frontend.charts import numbers
-from frontend.charts.flow import hidden_words, link_rows, merged_words, moves_of, node_rows
-from frontend.charts.layout import flow_layout, least_share
-from frontend.charts.module_counts import module_rows
-from frontend.charts.printing import printed
-from frontend.charts.token_flow import token_rows
-from frontend.figures import common, walls
-from frontend.figures.figure import Figure, NotHere, Source, Wishes
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.printing import printed
+from tokenpaths.frontend.charts.flow.flow import hidden_words, link_rows, merged_words, moves_of, node_rows
+from tokenpaths.frontend.charts.flow.layout import flow_layout, least_share
+from tokenpaths.frontend.charts.flow.token_flow import token_rows
+from tokenpaths.frontend.charts.module_counts import module_rows
+from tokenpaths.frontend.figures import common, walls
+from tokenpaths.frontend.figures.figure import Figure, NotHere, Source, Wishes
 
 MANY_MODULES, DRAWN_MODULES = 48, 12
 """a run whose steps have more modules of their own is drawn with the small ones of each step merged"""
@@ -29,7 +29,7 @@ def flow_answer(source: Source, info: Mapping[str, Any]) -> dict[str, Any]:
 
 def flow(source: Source, wishes: Wishes) -> list[Figure]:
     """Figures 2, 8 and 10: circles and links, and effective top-k."""
-    from frontend.charts import flow_chart, top_k_chart
+    from tokenpaths.frontend.charts import flow_chart, top_k_chart
 
     info, usage = source.info(), source.usage()
     answer = flow_answer(source, info)
@@ -47,36 +47,58 @@ def flow(source: Source, wishes: Wishes) -> list[Figure]:
         words.append("With one step there are no ribbons.")
     found = [
         Figure(
-            "fig2-flow", "Where do tokens go?", " ".join(words),
-            {"num_tokens": answer["num_tokens"], "circles": modules, "ribbons": len(drawn.links),
-             "not_drawn_links": sum(row["num_links"] for row in drawn.other)},
-            {"nodes": node_rows(answer), "links": link_rows(answer)}, ("flow",),
-            draw=lambda theme: flow_chart(answer, theme=theme, title=None, interactive=theme != "print"), columns=2,
+            "fig2-flow",
+            "Where do tokens go?",
+            " ".join(words),
+            {
+                "num_tokens": answer["num_tokens"],
+                "circles": modules,
+                "ribbons": len(drawn.links),
+                "not_drawn_links": sum(row["num_links"] for row in drawn.other),
+            },
+            {"nodes": node_rows(answer), "links": link_rows(answer)},
+            ("flow",),
+            draw=lambda theme: flow_chart(answer, theme=theme, title=None, interactive=theme != "print"),
+            columns=2,
         )
-    ]  # fmt: skip
+    ]
     known = [row for row in usage["steps"] if row["effective_top_k"] is not None]
     twin = any(row.get("untrained_effective_top_k") is not None for row in known)
     if known:
         listed = ", ".join(numbers.number(row["effective_top_k"]) for row in known)
         found.append(
             Figure(
-                "fig2-top-k", "How widely does each step choose?",
+                "fig2-top-k",
+                "How widely does each step choose?",
                 f"Effective top-k per step (α = 1.5): {listed}. "
                 + ("Dashed: the untrained twin." if twin else "This run has no untrained twin to compare with."),
                 {f"step {row['step']}": row["effective_top_k"] for row in known},
-                {"steps": [{name: row.get(name) for name in ("step", "effective_top_k", "untrained_effective_top_k",
-                                                             "load_entropy", "max_violation")} for row in known]},
+                {
+                    "steps": [
+                        {
+                            name: row.get(name)
+                            for name in (
+                                "step",
+                                "effective_top_k",
+                                "untrained_effective_top_k",
+                                "load_entropy",
+                                "max_violation",
+                            )
+                        }
+                        for row in known
+                    ]
+                },
                 ("topk", "load"),
                 draw=lambda theme: top_k_chart(usage, theme=theme, title=None, height=130),
             )
-        )  # fmt: skip
+        )
     return found
 
 
 def module_counts(source: Source, wishes: Wishes) -> list[Figure]:
     """Figure 13: tokens per module, dead ones marked; per step as a heat map."""
-    from frontend.charts import load_chart
-    from frontend.charts.module_counts import module_count_chart
+    from tokenpaths.frontend.charts import load_chart
+    from tokenpaths.frontend.charts.module_counts import module_count_chart
 
     usage = source.usage()
     own = any(module["step"] is not None for module in source.info()["modules"])
@@ -94,25 +116,30 @@ def module_counts(source: Source, wishes: Wishes) -> list[Figure]:
     )
     figures = [
         Figure(
-            "fig13-load-per-step", "How is the work shared between modules, step by step?",
+            "fig13-load-per-step",
+            "How is the work shared between modules, step by step?",
             "Utilisation of each module at each step (1 = a fair share); ×: no token ever came. " + words,
             {"dead": dead, "max_violation": [row["max_violation"] for row in usage["steps"]]},
-            {"cells": usage["usage"], "steps": usage["steps"]}, ("load",),
+            {"cells": usage["usage"], "steps": usage["steps"]},
+            ("load",),
             draw=lambda theme: load_chart(usage, theme=theme, title=None),
             height=None if len(table) > 40 else 11.0 * len(table) + 60,
         )
-    ]  # fmt: skip
+    ]
     if not own:
         figures.insert(
             0,
             Figure(
-                "fig13-module-counts", "How many tokens did each module get?",
+                "fig13-module-counts",
+                "How many tokens did each module get?",
                 f"Visits of {numbers.plural(len(table), 'module')} over all steps; grey: identity modules, where a "
                 "visit is a skipped step. " + words,
-                {"dead": dead, "visits": sum(row["count"] for row in table)}, {"modules": table}, ("load",),
+                {"dead": dead, "visits": sum(row["count"] for row in table)},
+                {"modules": table},
+                ("load",),
                 draw=lambda theme: module_count_chart(usage, theme=theme, title=None, height=130),
             ),
-        )  # fmt: skip
+        )
     return figures
 
 
@@ -130,8 +157,10 @@ def token_flow(source: Source, wishes: Wishes) -> list[Figure]:
     # A cell names its modules: with few steps of one module, three columns of tokens fit on a page.
     beside = max(1, min(3, round(24 / (info["num_steps"] * min(2, info["top_k"])))))
     shown = min(beside * ROWS, len(sample["tokens"]))
-    parts = [_part(sample, first, min(ROWS, shown - first), common.identities(info), shade)
-             for first in range(0, shown, ROWS)]  # fmt: skip
+    parts = [
+        _part(sample, first, min(ROWS, shown - first), common.identities(info), shade)
+        for first in range(0, shown, ROWS)
+    ]
     colour = {
         "cdf": "colour: the CDF of its whole path; grey: a skipped step",
         "weight": "colour: the weight of that module (nearly every token has a path of its own)",
@@ -139,17 +168,25 @@ def token_flow(source: Source, wishes: Wishes) -> list[Figure]:
     }[shade]
     return [
         Figure(
-            "fig18-token-flow", "Which module did each token take at each step?",
-            f"Sample {number}" + (f" ({sample['label']})" if sample.get("label") else "")
+            "fig18-token-flow",
+            "Which module did each token take at each step?",
+            f"Sample {number}"
+            + (f" ({sample['label']})" if sample.get("label") else "")
             + f": {numbers.count(shown)} of {numbers.plural(len(sample['tokens']), 'token')}, one row a token, one "
             f"column a step; cell: the module taken, {colour}. "
             f"{numbers.plural(sample['num_distinct_paths'], 'different path')} in this text.",
             {"sample": number, "num_tokens": len(sample["tokens"]), "num_distinct_paths": sample["num_distinct_paths"]},
-            {"tokens": [row | {"text": token.get("text"), "ribbon": token["ribbon"], "weights": token["weights"]}
-                        for row, token in zip(token_rows(sample), sample["tokens"], strict=True)]}, ("cdf",),
-            sheet=walls.side_by_side(parts), columns=2 if len(parts) > 1 or info["num_steps"] > 8 else 1,
+            {
+                "tokens": [
+                    row | {"text": token.get("text"), "ribbon": token["ribbon"], "weights": token["weights"]}
+                    for row, token in zip(token_rows(sample), sample["tokens"], strict=True)
+                ]
+            },
+            ("cdf",),
+            sheet=walls.side_by_side(parts),
+            columns=2 if len(parts) > 1 or info["num_steps"] > 8 else 1,
         )
-    ]  # fmt: skip
+    ]
 
 
 def _readable(source: Source) -> int:
@@ -162,7 +199,7 @@ def _readable(source: Source) -> int:
 
 
 def _part(sample: Mapping[str, Any], first: int, num: int, skips: list[int], shade: Any) -> Callable[[float], str]:
-    from frontend.charts import token_flow_chart
+    from tokenpaths.frontend.charts import token_flow_chart
 
     def draw(width: float) -> str:
         chart = token_flow_chart(sample, theme="print", first=first, most=num, identities=skips, shade=shade)

@@ -1,7 +1,7 @@
 """``docs/figures.md``: each figure of the paper × view, REST call, command and test.
 
-    python -m frontend.figures.page > docs/figures.md
-    python -m frontend.figures.page --pictures figures figures-of-texts    # small copies into docs/figures
+    python -m tokenpaths.frontend.figures.page > docs/figures.md
+    python -m tokenpaths.frontend.figures.page --pictures figures figures-of-texts    # small copies into docs/figures
 
 The folders are those of the two commands on the page, over the demo's runs.
 """
@@ -12,7 +12,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from frontend.figures import KINDS
+from tokenpaths.frontend.figures import KINDS
 
 HEAD = """# Figures
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from frontend.charts import numbers
-from frontend.charts.palette import PRINT
-from frontend.charts.patches import patch_rows
-from frontend.charts.paths import fit_words, law_words
-from frontend.figures import common, walls
-from frontend.figures.figure import Figure, NotHere, Source, Wishes
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import PRINT
+from tokenpaths.frontend.charts.patches import patch_rows
+from tokenpaths.frontend.charts.paths import fit_words, law_words
+from tokenpaths.frontend.figures import common, walls
+from tokenpaths.frontend.figures.figure import Figure, NotHere, Source, Wishes
 
 PATCHES, TOKENS, IMAGES = 60, 24, 4
 _LEAST = 12
@@ -18,7 +18,7 @@ _LEAST = 12
 
 def rank_frequency(source: Source, wishes: Wishes) -> list[Figure]:
     """Figure 1c, d: rank and frequency with fit, untrained twin and independent steps."""
-    from frontend.charts import rank_frequency_chart
+    from tokenpaths.frontend.charts import rank_frequency_chart
 
     fit = source.fit()
     observed = fit["observed"]
@@ -40,13 +40,18 @@ def rank_frequency(source: Source, wishes: Wishes) -> list[Figure]:
     table = [{"whose": key, **point} for key in parts for point in fit[key]["points"]]
     return [
         Figure(
-            "fig1cd-paths", "Which paths exist, and how often is each taken?",
-            "Share of tokens on a path by the rank of the path, both axes logarithmic. " + " ".join(words) + " "
+            "fig1cd-paths",
+            "Which paths exist, and how often is each taken?",
+            "Share of tokens on a path by the rank of the path, both axes logarithmic. "
+            + " ".join(words)
+            + " "
             + law_words(law["observed"]),
-            found, {"points": table, "power law": law["observed"].get("curve") or []}, ("paths", "nulls", "law"),
+            found,
+            {"points": table, "power law": law["observed"].get("curve") or []},
+            ("paths", "nulls", "law"),
             draw=lambda theme: rank_frequency_chart(fit, law=law["observed"], theme=theme, title=None, height=190),
         )
-    ]  # fmt: skip
+    ]
 
 
 def tinted(source: Source, wishes: Wishes) -> list[Figure]:
@@ -74,13 +79,17 @@ def tinted(source: Source, wishes: Wishes) -> list[Figure]:
         raise NotHere("The tokens of this run are whole images rather than patches, so there is nothing to tint.")
     return [
         Figure(
-            "fig1e-tinted", "What happened inside this image?",
+            "fig1e-tinted",
+            "What happened inside this image?",
             f"{numbers.plural(len(shown), 'image')}, and the same with each patch in the colour of its path’s CDF: "
             f"dark patches take frequent paths, bright ones rare ones. There are {numbers.count(info['num_paths'])}.",
-            {"samples": [row[0] for row in shown], "num_paths": info["num_paths"]}, {"patches": table}, ("cdf",),
-            sheet=walls.tinted_images(shown), columns=2 if len(shown) > 2 else 1,
+            {"samples": [row[0] for row in shown], "num_paths": info["num_paths"]},
+            {"patches": table},
+            ("cdf",),
+            sheet=walls.tinted_images(shown),
+            columns=2 if len(shown) > 2 else 1,
         )
-    ]  # fmt: skip
+    ]
 
 
 def tokens_of_ranks(source: Source, wishes: Wishes) -> list[Figure]:
@@ -93,20 +102,26 @@ def tokens_of_ranks(source: Source, wishes: Wishes) -> list[Figure]:
         found = source.examples(rank, limit=TOKENS, seed=wishes.seed)
         words = [one.get("text") or _named(one) for one in found["examples"]]
         ribbon = numbers.ribbon_words(found["ribbon"], most=24)
-        head = (f"rank {numbers.count(rank)}: {numbers.plural(found['count'], 'token')}, "
-                f"{numbers.percent(found['share'])}; modules {ribbon}")  # fmt: skip
+        head = (
+            f"rank {numbers.count(rank)}: {numbers.plural(found['count'], 'token')}, "
+            f"{numbers.percent(found['share'])}; modules {ribbon}"
+        )
         blocks.append((head, found["cdf"], words))
         about = {name: found[name] for name in ("rank", "count", "share", "cdf", "ribbon")}
         table += [about | dict(one) for one in found["examples"]]
     return [
         Figure(
-            "fig1f-tokens", "Which tokens share a path?",
+            "fig1f-tokens",
+            "Which tokens share a path?",
             f"Up to {TOKENS} tokens drawn at random (seed {wishes.seed}) from those on the path of each rank; colour: "
             "the path’s CDF. " + "; ".join(head for head, _, _ in blocks) + ".",
-            {"ranks": sorted({row["rank"] for row in table})}, {"tokens": table}, ("paths", "cdf"),
-            sheet=walls.blocks_of_tokens(blocks), columns=2,
+            {"ranks": sorted({row["rank"] for row in table})},
+            {"tokens": table},
+            ("paths", "cdf"),
+            sheet=walls.blocks_of_tokens(blocks),
+            columns=2,
         )
-    ]  # fmt: skip
+    ]
 
 
 def patches_of_ranks(source: Source, wishes: Wishes) -> list[Figure]:
@@ -119,8 +134,10 @@ def patches_of_ranks(source: Source, wishes: Wishes) -> list[Figure]:
         cut = [one for one in found["examples"] if one.get("patch")]
         if not cut:
             continue
-        head = (f"rank {numbers.count(rank)}, {numbers.percent(found['share'])} of patches; "
-                f"modules {numbers.ribbon_words(found['ribbon'], most=24)}")  # fmt: skip
+        head = (
+            f"rank {numbers.count(rank)}, {numbers.percent(found['share'])} of patches; "
+            f"modules {numbers.ribbon_words(found['ribbon'], most=24)}"
+        )
         blocks.append((head, found["cdf"], cut))
         about = {name: found[name] for name in ("rank", "count", "share", "cdf", "ribbon")}
         table += [about | {key: value for key, value in one.items() if key != "patch"} for one in cut]
@@ -128,13 +145,18 @@ def patches_of_ranks(source: Source, wishes: Wishes) -> list[Figure]:
         raise NotHere("The tokens of this run are whole images rather than patches, so no patch can be cut out.")
     return [
         Figure(
-            "fig3-patches", "Which patches share a path?",
+            "fig3-patches",
+            "Which patches share a path?",
             f"Up to {PATCHES} patches drawn at random (seed {wishes.seed}) from all that follow the path of each rank: "
-            + "; ".join(head for head, _, _ in blocks) + ".",
-            {"ranks": sorted({row["rank"] for row in table})}, {"patches": table}, ("paths", "cdf"),
-            sheet=walls.blocks_of_patches(blocks), columns=2,
+            + "; ".join(head for head, _, _ in blocks)
+            + ".",
+            {"ranks": sorted({row["rank"] for row in table})},
+            {"patches": table},
+            ("paths", "cdf"),
+            sheet=walls.blocks_of_patches(blocks),
+            columns=2,
         )
-    ]  # fmt: skip
+    ]
 
 
 def _spread(total: int, most: int) -> list[int]:

@@ -15,15 +15,15 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from frontend.charts import numbers
-from frontend.charts.canvas import clean
-from frontend.charts.paths import path_rows
-from frontend.charts.printing import points
-from frontend.charts.tables import csv_of
-from frontend.figures import KINDS, Figure, Kind, Source, Wishes, draw_figures
-from frontend.figures.common import sample_rows
-from frontend.figures.files import plain
-from frontend.formulas import HELP
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.printing import points
+from tokenpaths.frontend.charts.drawing.svg_sheet import clean
+from tokenpaths.frontend.charts.drawing.tables import csv_of
+from tokenpaths.frontend.charts.paths import path_rows
+from tokenpaths.frontend.figures import KINDS, Figure, Kind, Source, Wishes, draw_figures
+from tokenpaths.frontend.figures.common import sample_rows
+from tokenpaths.frontend.figures.files import plain
+from tokenpaths.frontend.formulas import HELP
 
 _HERE = Path(__file__).parent
 POLICY = (
@@ -33,12 +33,23 @@ POLICY = (
 """unsafe-eval: Vega makes functions of its expressions"""
 MOST_ROWS, MOST_CSV_BYTES = 300, 2_000_000
 CARD = {
-    "model": "model", "family": "family", "dataset": "data set", "samples_are": "its samples are", "split": "split",
+    "model": "model",
+    "family": "family",
+    "dataset": "data set",
+    "samples_are": "its samples are",
+    "split": "split",
     "num_samples": "samples",
-    "num_tokens": "tokens", "num_steps": "steps", "num_modules": "modules", "top_k": "top-k", "num_paths": "paths",
-    "accuracy": "accuracy", "loss": "loss (nats)", "created_at": "traced at",
-    "checkpoint_sha256": "checkpoint, SHA-256", "engine_version": "version",
-}  # fmt: skip
+    "num_tokens": "tokens",
+    "num_steps": "steps",
+    "num_modules": "modules",
+    "top_k": "top-k",
+    "num_paths": "paths",
+    "accuracy": "accuracy",
+    "loss": "loss (nats)",
+    "created_at": "traced at",
+    "checkpoint_sha256": "checkpoint, SHA-256",
+    "engine_version": "version",
+}
 
 
 def report(
@@ -57,18 +68,26 @@ def report(
         parts.append(_section(kind, figures, counter))
     contents += [("tables", "Tables")]
     body = [
-        f"<h1>{_text(info['run'])}</h1>", f"<p>{_text(_in_words(info))}</p>", _card(info),
+        f"<h1>{_text(info['run'])}</h1>",
+        f"<p>{_text(_in_words(info))}</p>",
+        _card(info),
         "<nav aria-label='contents'><ol>",
-        *(f"<li><a href='#{name}'>{_text(words)}</a></li>" for name, words in contents), "</ol></nav>",
-        *parts, _tables(source, info),
+        *(f"<li><a href='#{name}'>{_text(words)}</a></li>" for name, words in contents),
+        "</ol></nav>",
+        *parts,
+        _tables(source, info),
         f"<h2>Not drawn</h2><ul class='why'>{''.join(missing)}</ul>" if missing else "",
         f"<p class='why'>Made by Tokenpaths {_text(version)} from one run file; nothing on this page is loaded from "
         "elsewhere.</p>",
-    ]  # fmt: skip
+    ]
     return _PAGE.format(
-        policy=POLICY, title=_text(info["run"]), style=_file("report.css"), body="\n".join(body),
-        library=_library(), script=_file("report.js"),
-    )  # fmt: skip
+        policy=POLICY,
+        title=_text(info["run"]),
+        style=_file("report.css"),
+        body="\n".join(body),
+        library=_library(),
+        script=_file("report.js"),
+    )
 
 
 _PAGE = """<!doctype html>
@@ -124,7 +143,7 @@ def _figure(figure: Figure, counter: Any, *, first: bool) -> str:
         + _formulas([name for name in figure.formulas if name in HELP])
         + _details("Exact numbers", told)
         + "".join(_details(f"Data: {name}", table, f"{figure.key}-{name}.csv") for name, table in figure.tables.items())
-    )  # fmt: skip
+    )
 
 
 def _formulas(names: Sequence[str]) -> str:
@@ -214,8 +233,10 @@ def _tables(source: Source, info: Mapping[str, Any]) -> str:
         "Labels": (info["labels"], None),
         "Modules": (info["modules"], None),
     }
-    more = (f"<p class='why'>Every row: <code>tokenpaths export {_text(info['run'])} path -o paths.csv</code>; "
-            "<code>sample</code> in place of <code>path</code> gives the samples.</p>")  # fmt: skip
+    more = (
+        f"<p class='why'>Every row: <code>tokenpaths export {_text(info['run'])} path -o paths.csv</code>; "
+        "<code>sample</code> in place of <code>path</code> gives the samples.</p>"
+    )
     inside = "".join(_details(name, table, f"{name.lower()}.csv", total) for name, (table, total) in tables.items())
     config = _text(json.dumps(info["config"], ensure_ascii=False, indent=1))
     return (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from frontend.charts.canvas import Canvas, text_width
-from frontend.charts.palette import PRINT, cdf_colour, ink_on, mix
-from frontend.charts.token_flow import visible
+from tokenpaths.frontend.charts.drawing.palette import PRINT, cdf_colour, ink_on, mix
+from tokenpaths.frontend.charts.drawing.svg_sheet import Canvas, text_width
+from tokenpaths.frontend.charts.flow.token_flow import visible
 
 GAP = 1.5
 
@@ -41,8 +41,16 @@ def tinted_images(
             sheet.image(x, top, each, high, url)
             cell_w, cell_h = each / grid["cols"], high / grid["rows"]
             for patch in patches:
-                sheet.rect(x + patch["col"] * cell_w, top + patch["row"] * cell_h, cell_w, cell_h,
-                           fill=patch["fill"], stroke=PRINT.background, stroke_width=0.3, opacity=opacity)  # fmt: skip
+                sheet.rect(
+                    x + patch["col"] * cell_w,
+                    top + patch["row"] * cell_h,
+                    cell_w,
+                    cell_h,
+                    fill=patch["fill"],
+                    stroke=PRINT.background,
+                    stroke_width=0.3,
+                    opacity=opacity,
+                )
         scale_of_cdf(sheet, 0, sheet.height + 6)
         return sheet.svg()
 
@@ -69,8 +77,14 @@ def blocks_of_patches(
             y = sheet.lines(x + room, y + 8.5, title, block - room, most=2) - 6
             for place, one in enumerate(examples):
                 told = f"sample {one['sample']}, row {one.get('row')}, column {one.get('col')}"
-                sheet.image(x + place % across * (side + GAP), y + place // across * (side + GAP), side, side,
-                            one["patch"], told)  # fmt: skip
+                sheet.image(
+                    x + place % across * (side + GAP),
+                    y + place // across * (side + GAP),
+                    side,
+                    side,
+                    one["patch"],
+                    told,
+                )
             tops[column] = y + -(-len(examples) // across) * (side + GAP) + 6
             if column == beside - 1:
                 tops = [max(tops)] * beside

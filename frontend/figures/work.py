@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-
-from frontend.charts import numbers
-from frontend.charts.distributions import MEASURES, bin_rows, correlation_words, distribution_words
-from frontend.figures import common, walls
-from frontend.figures.figure import Figure, NotHere, Source, Wishes
+from tokenpaths.frontend.charts.distributions import MEASURES, bin_rows, correlation_words, distribution_words
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.figures import common, walls
+from tokenpaths.frontend.figures.figure import Figure, NotHere, Source, Wishes
 
 SHOWN = {True: 6, False: 3}
 """samples of a band: images, texts"""
@@ -38,29 +37,36 @@ def compute_per_token(source: Source, wishes: Wishes) -> list[Figure]:
         members, part = _travellers(source, level, rank, wishes.seed)
         groups.append((name, level, members))
         searched.append(part)
-    table = [{"level": name, "compute": compute} | {key: value for key, value in one.items() if key != "patch"}
-             for name, compute, members in groups for one in members]  # fmt: skip
+    table = [
+        {"level": name, "compute": compute} | {key: value for key, value in one.items() if key != "patch"}
+        for name, compute, members in groups
+        for one in members
+    ]
     heads = [(f"{name}: compute {numbers.number(compute)}", members) for name, compute, members in groups]
     whose = "Tokens" if what == "token" else "Patches"
     words = f"{whose} drawn at random (seed {wishes.seed}) from all of the most, the median and the least compute. "
     words = " ".join([words + "; ".join(head for head, _ in heads) + ".", *filter(None, dict.fromkeys(searched))])
     common_parts = (
-        "Which tokens get more work?" if what == "token" else "Which patches get more work?", words,
-        {name: compute for name, compute, _ in groups}, {"tokens": table}, ("compute",),
-    )  # fmt: skip
+        "Which tokens get more work?" if what == "token" else "Which patches get more work?",
+        words,
+        {name: compute for name, compute, _ in groups},
+        {"tokens": table},
+        ("compute",),
+    )
     if what == "patch" and all(one.get("patch") for _, _, members in groups for one in members):
         sheet = walls.blocks_of_patches([(head, None, members) for head, members in heads])
         figures.append(Figure("fig16-patches", *common_parts, sheet=sheet, columns=2))
     elif what == "token":
-        blocks = [(head, None, [one.get("text") or f"#{one.get('token_id')}" for one in members])
-                  for head, members in heads]  # fmt: skip
+        blocks = [
+            (head, None, [one.get("text") or f"#{one.get('token_id')}" for one in members]) for head, members in heads
+        ]
         figures.append(Figure("fig16-tokens", *common_parts, sheet=walls.blocks_of_tokens(blocks), columns=2))
     return figures
 
 
 def reuse(source: Source, wishes: Wishes) -> list[Figure]:
     """Figures 7 and 12: reuse per sample, its examples, and skip against reuse."""
-    from frontend.charts import skip_reuse_chart
+    from tokenpaths.frontend.charts import skip_reuse_chart
 
     info, found = source.info(), _spread(source, "reuse", "sample")
     samples, total = common.drawn_samples(source)
@@ -68,26 +74,31 @@ def reuse(source: Source, wishes: Wishes) -> list[Figure]:
         _histogram("fig7-reuse", found, "Module reuse per sample (0 = no module twice).", ("reuse",)),
         _bands("fig7-samples", source, info, found, wishes),
     ]
-    table = [{"sample": row["sample"], "label": row["label"], "skip": 1 - row["compute"], "reuse": row["reuse"]}
-             for row in samples if row["compute"] is not None and row["reuse"] is not None]  # fmt: skip
+    table = [
+        {"sample": row["sample"], "label": row["label"], "skip": 1 - row["compute"], "reuse": row["reuse"]}
+        for row in samples
+        if row["compute"] is not None and row["reuse"] is not None
+    ]
     if table and np.ptp([row["skip"] for row in table]) > 1e-12:
         pearson = numbers.correlation([row["skip"] for row in table], [row["reuse"] for row in table])
         some = f", {len(samples):,} drawn at random of {total:,}" if len(samples) < total else ""
         figures.append(
             Figure(
-                "fig7-skip-reuse", "Do samples that skip more also reuse more?",
+                "fig7-skip-reuse",
+                "Do samples that skip more also reuse more?",
                 f"One point a sample{some}. " + correlation_words(table),
-                dict(pearson or {}) | ({"of_samples": total} if some else {}), {"samples": table},
+                dict(pearson or {}) | ({"of_samples": total} if some else {}),
+                {"samples": table},
                 ("compute", "reuse"),
                 draw=lambda theme: skip_reuse_chart(samples, theme=theme, title=None, height=170),
             )
-        )  # fmt: skip
+        )
     return figures
 
 
 def reuse_beside(source: Source, wishes: Wishes) -> list[Figure]:
     """Figure 12: reuse of the same samples in two runs."""
-    from frontend.charts.compare import pair_chart, pair_words
+    from tokenpaths.frontend.charts.compare import pair_chart, pair_words
 
     answer = source.compare(wishes.other, "reuse")
     names = (answer["a"]["run"], answer["b"]["run"])
@@ -96,14 +107,15 @@ def reuse_beside(source: Source, wishes: Wishes) -> list[Figure]:
         raise NotHere(f"No sample of {names[0]} and {names[1]} has reuse in both.")
     return [
         Figure(
-            "fig7-beside", "Do the same samples reuse modules in both runs?",
-            f"{answer['matched']['sentence']} One point a sample; dashed: equal in both. "
-            + pair_words(answer, names),
+            "fig7-beside",
+            "Do the same samples reuse modules in both runs?",
+            f"{answer['matched']['sentence']} One point a sample; dashed: equal in both. " + pair_words(answer, names),
             {"pearson": row["pearson"], "spearman": row["spearman"], "num": row["num"]},
-            {"samples": answer["points"]}, ("reuse",),
+            {"samples": answer["points"]},
+            ("reuse",),
             draw=lambda theme: pair_chart(answer, names=names, theme=theme, title=None, height=190),
         )
-    ]  # fmt: skip
+    ]
 
 
 def _spread(source: Source, measure: str, per: str) -> dict[str, Any]:
@@ -123,20 +135,21 @@ def _spread(source: Source, measure: str, per: str) -> dict[str, Any]:
 
 
 def _histogram(key: str, found: Mapping[str, Any], head: str, formulas: tuple[str, ...]) -> Figure:
-    from frontend.charts import histogram_chart
+    from tokenpaths.frontend.charts import histogram_chart
 
     name = MEASURES[found["measure"]][0]
     return Figure(
-        key, f"How is {name} spread over {found['per']}s?",
-        f"{head} {distribution_words(found)} Dashed: the mean.", {name: found[name] for name in _MOMENTS},
-        {"bins": bin_rows(found)}, formulas,
+        key,
+        f"How is {name} spread over {found['per']}s?",
+        f"{head} {distribution_words(found)} Dashed: the mean.",
+        {name: found[name] for name in _MOMENTS},
+        {"bins": bin_rows(found)},
+        formulas,
         draw=lambda theme: histogram_chart(found, theme=theme, title=None, height=120),
-    )  # fmt: skip
+    )
 
 
-def _bands(
-    key: str, source: Source, info: Mapping[str, Any], found: Mapping[str, Any], wishes: Wishes
-) -> Figure:
+def _bands(key: str, source: Source, info: Mapping[str, Any], found: Mapping[str, Any], wishes: Wishes) -> Figure:
     """Samples of three bands of a measure, as pictures or as the beginnings of texts."""
     measure, num = found["measure"], found["num"]
     pictures = common.with_pictures(source, info)
@@ -159,12 +172,16 @@ def _bands(
         f"{name}: {', '.join(numbers.number(row[measure]) for row in members)}" for name, members in drawn
     )
     return Figure(
-        key, f"Which samples have much, middling and little {measure}?",
+        key,
+        f"Which samples have much, middling and little {measure}?",
         f"Samples drawn at random (seed {wishes.seed}) from the most, the middle and the least {measure} among "
         f"{numbers.plural(num, 'sample')}. {measure.capitalize()}: {listed}.",
         {f"{name}, mean": float(np.mean([row[measure] for row in members])) for name, members in drawn},
-        {"samples": table}, (measure,), sheet=walls.rows_of_samples(rows), columns=2,
-    )  # fmt: skip
+        {"samples": table},
+        (measure,),
+        sheet=walls.rows_of_samples(rows),
+        columns=2,
+    )
 
 
 def _levels(source: Source, found: Mapping[str, Any]) -> list[tuple[str, float, int]]:
@@ -200,4 +217,4 @@ def _travellers(source: Source, level: float, rank: int, seed: int) -> tuple[lis
     return members, (
         f"Compute {numbers.number(level)} is not met in the {counted['num_samples']:,} of {whole} that were searched: "
         f"shown is the path of rank {rank:,}."
-    )  # fmt: skip
+    )

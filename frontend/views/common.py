@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
-
-from frontend import address, look
-from frontend.charts import numbers
-from frontend.commands import command
-from frontend.selection import Selection
-from frontend.views.export import export_popover
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.commands import command
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views.export import export_popover
 
 TRIED = "try"
 """split of a run of one sample, made on the page or by ``POST /traces``: somebody's try; lists show those apart"""
@@ -29,7 +28,7 @@ DRAWN_MODULES = 12
 
 def readable_runs() -> list[dict[str, Any]]:
     """Cards of all runs that can be opened, whole data sets before single tries."""
-    cards = [card for card in look.client().runs() if card["status"] == "sealed"]
+    cards = [card for card in widgets.client().runs() if card["status"] == "sealed"]
     return sorted(cards, key=is_try)
 
 
@@ -46,13 +45,13 @@ def is_try(card: Mapping[str, Any]) -> bool:
 def chosen_run(selection: Selection) -> dict[str, Any] | None:
     """Details of the run in the address; without one, a picker and a sentence. None: nothing to draw."""
     cards = readable_runs()
-    if not cards and selection.run is None and being_read(look.client().runs()):
-        look.empty(
+    if not cards and selection.run is None and being_read(widgets.client().runs()):
+        widgets.empty(
             "The runs were copied here or are of an older version, and are being read first.", "*Start* says how far."
         )
         return None
     if not cards and selection.run is None:
-        look.empty(
+        widgets.empty(
             "There is no run yet.",
             f"Trace a model with `{command('tokenpaths trace --model … --data …')}`, or open *Try it*.",
         )
@@ -62,7 +61,7 @@ def chosen_run(selection: Selection) -> dict[str, Any] | None:
         names = [selection.run, *names]
     if selection.run is None:
         address.redirect(run=names[0])
-    return look.client().run(str(selection.run))
+    return widgets.client().run(str(selection.run))
 
 
 def run_picker(run: Mapping[str, Any]) -> None:
@@ -111,7 +110,7 @@ def not_independent(run: Mapping[str, Any]) -> str:
 def note_not_independent(run: Mapping[str, Any]) -> None:
     """``not_independent`` as a caption; nothing where there is nothing to say."""
     if words := not_independent(run):
-        st.caption(look.plain(words))
+        st.caption(widgets.plain(words))
 
 
 def is_untrained(run: Mapping[str, Any]) -> bool:
@@ -204,4 +203,4 @@ def notes(run: Mapping[str, Any]) -> None:
     if found and isinstance(found, list):
         with st.expander(f"What was guessed of this log: {numbers.plural(len(found), 'note')}"):
             for note in found:
-                st.write(look.plain(look.ended(str(note))))
+                st.write(widgets.plain(widgets.ended(str(note))))

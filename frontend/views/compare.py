@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
-
-from frontend import address, look
-from frontend.charts import compare as charts
-from frontend.charts import numbers
-from frontend.charts.flow_contrast import (
+from tokenpaths.frontend.api.client import ApiError, NotFound
+from tokenpaths.frontend.charts import compare as charts
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.flow.flow_contrast import (
     FEW_NODES,
     colour_words,
     contrast_rows,
@@ -18,12 +17,13 @@ from frontend.charts.flow_contrast import (
     few_of,
     flow_contrast_chart,
 )
-from frontend.charts.patches import data_url
-from frontend.client import ApiError, NotFound
-from frontend.components.wall import wall
-from frontend.selection import Selection
-from frontend.tables import Column, plain_table
-from frontend.views import common, job_panel
+from tokenpaths.frontend.charts.patches import data_url
+from tokenpaths.frontend.components.wall import wall
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.page.tables import Column, plain_table
+from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.jobs import panel
 
 BUNDLED = ("scenes", "photos", "texts", "digits", "languages")
 SHOWN = ("reuse", "compute", "loss")
@@ -51,11 +51,11 @@ def draw(selection: Selection) -> None:
         return
     cards = partners(run, common.readable_runs())
     against = selection.against or (cards[0]["run"] if cards else None)
-    place = look.controls()
+    place = widgets.controls()
     if against is None:
         _controls(place, run, selection, cards, against)
-        look.heading("What differs between these two?", "")
-        look.empty(
+        widgets.heading("What differs between these two?", "")
+        widgets.empty(
             f"There is no other run over the samples of {run['run']}.",
             "Trace another model over the same data, or this model untrained.",
         )
@@ -67,18 +67,18 @@ def draw(selection: Selection) -> None:
         answer = _asked(run, against, measure)
     except ApiError as error:
         _controls(place, run, selection, cards, against)
-        look.heading("What differs between these two?", "")
-        look.sentence(error)
+        widgets.heading("What differs between these two?", "")
+        widgets.sentence(error)
         _offer_twin(run, cards)
         _training(run, selection)
         return
     names = short_names(run["run"], against)
-    look.heading("What differs between these two?", look.plain(answer["matched"]["sentence"]))
+    widgets.heading("What differs between these two?", widgets.plain(answer["matched"]["sentence"]))
     telling = _telling(answer, measure)
     _controls(place, run, selection, cards, against, answer)
     if telling != measure:
         why = charts.correlation_of(answer)["reason"]
-        st.caption(look.plain(look.ended(f"Shown is {telling} in place of {measure}, because {why}")))
+        st.caption(widgets.plain(widgets.ended(f"Shown is {telling} in place of {measure}, because {why}")))
         answer = _asked(run, against, telling)
     left, right = st.columns([3, 2], gap="large")
     with left:
@@ -88,30 +88,36 @@ def draw(selection: Selection) -> None:
         groups = st.container()
     _moved(run, answer, names)
     _flow(answer, names)
-    with groups, look.guarded("which tokens share a path"):
-        _grouping(look.client().same_groups(run["run"], against)["grouping"])
+    with groups, widgets.guarded("which tokens share a path"):
+        _grouping(widgets.client().same_groups(run["run"], against)["grouping"])
     _training(run, selection)
     _offer_twin(run, cards)
 
 
 def _asked(run: Mapping[str, Any], against: str, measure: str) -> dict[str, Any]:
     """The comparison without the groups of tokens: those take as long as all the rest, and come after the picture."""
-    return look.client().compare(
-        run["run"], against, measure=measure, limit=MOST_MOVED, links=2000, grouping=False
-    )
+    return widgets.client().compare(run["run"], against, measure=measure, limit=MOST_MOVED, links=2000, grouping=False)
 
 
 def partners(run: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Runs that may be over the same samples, the likeliest first: same data, then own untrained twin, then others."""
     found = [
-        card for card in cards
-        if card["run"] != run["run"] and card["modality"] == run["modality"] and card["dataset"] == run["dataset"]
+        card
+        for card in cards
+        if card["run"] != run["run"]
+        and card["modality"] == run["modality"]
+        and card["dataset"] == run["dataset"]
         and common.is_try(card) == common.is_try(run)
-    ]  # fmt: skip
-    return sorted(found, key=lambda card: (
-        card["num_samples"] != run["num_samples"], card["family"] != run["family"],
-        str(card["model"]).removesuffix("-untrained") != run["model"], str(card["run"]),
-    ))  # fmt: skip
+    ]
+    return sorted(
+        found,
+        key=lambda card: (
+            card["num_samples"] != run["num_samples"],
+            card["family"] != run["family"],
+            str(card["model"]).removesuffix("-untrained") != run["model"],
+            str(card["run"]),
+        ),
+    )
 
 
 def short_names(one: str, other: str) -> tuple[str, str]:
@@ -142,9 +148,13 @@ def _controls(
         common.run_picker(run)
         if names:
             address.bound(
-                st.selectbox, "against", "Beside", against, names,
+                st.selectbox,
+                "against",
+                "Beside",
+                against,
+                names,
                 help="Another run over the same samples: another model, another checkpoint, the untrained twin.",
-            )  # fmt: skip
+            )
         else:
             st.selectbox("Beside", ["no other run over these samples"], disabled=True)
         measure, same = selection.measure if selection.measure in SHOWN else "reuse", set()
@@ -152,15 +162,23 @@ def _controls(
             measure = _telling(answer, measure)
             same = {row["measure"] for row in answer["correlations"] if row["pearson"] is None}
         address.bound(
-            st.selectbox, "measure", "Measure", measure, list(SHOWN), help="What the samples are compared by.",
+            st.selectbox,
+            "measure",
+            "Measure",
+            measure,
+            list(SHOWN),
+            help="What the samples are compared by.",
             format_func=lambda name: f"{name} (nothing to compare)" if name in same else name,
-        )  # fmt: skip
+        )
         common.label_picker(run, selection)
         if against is not None:
             st.button(
-                "Swap", icon=":material/swap_horiz:", help="The second run first.", on_click=_swap,
+                "Swap",
+                icon=":material/swap_horiz:",
+                help="The second run first.",
+                on_click=_swap,
                 args=(run["run"], against),
-            )  # fmt: skip
+            )
 
 
 def _swap(run: str, against: str) -> None:
@@ -178,38 +196,51 @@ def _scatter(answer: Mapping[str, Any], names: tuple[str, str], selection: Selec
     st.subheader("Do the same samples stand out in both?", anchor=False, help=HELP)
     row = charts.correlation_of(answer)
     if not answer["points"]:
-        look.empty(f"No sample has {answer['measure']} in both runs.", "Choose another measure.")
+        widgets.empty(f"No sample has {answer['measure']} in both runs.", "Choose another measure.")
     else:
-        st.write(look.plain(charts.pair_words(answer, names)))
-        st.caption(look.plain(" ".join(filter(None, [
-            "One point: one sample. Dashed: equal in both. Click one to open it.",
-            f"Accent: samples with the label {selection.label}." if selection.label is not None else "",
-            charts.mean_words(answer, names),
-            f"{numbers.count(len(answer['points']))} of {numbers.count(answer['points_of'])} are drawn."
-            if len(answer["points"]) < answer["points_of"] else "",
-            common.not_independent(answer["a"]),
-        ]))))  # fmt: skip
-        look.chart(
-            charts.pair_chart(answer, names=names, theme=look.theme(), chosen=selection.label, title=None),
+        st.write(widgets.plain(charts.pair_words(answer, names)))
+        st.caption(
+            widgets.plain(
+                " ".join(
+                    filter(
+                        None,
+                        [
+                            "One point: one sample. Dashed: equal in both. Click one to open it.",
+                            f"Accent: samples with the label {selection.label}." if selection.label is not None else "",
+                            charts.mean_words(answer, names),
+                            f"{numbers.count(len(answer['points']))} of {numbers.count(answer['points_of'])} are drawn."
+                            if len(answer["points"]) < answer["points_of"]
+                            else "",
+                            common.not_independent(answer["a"]),
+                        ],
+                    )
+                )
+            )
+        )
+        widgets.chart(
+            charts.pair_chart(answer, names=names, theme=widgets.theme(), chosen=selection.label, title=None),
             key=f"pairs_{answer['a']['run']}_{answer['b']['run']}_{row['measure']}_{selection.label}",
             on_pick=lambda _name, number: _open(answer["a"]["run"], int(number)),
             pick=(charts.SAMPLE_PICK,),
         )
     table = [
         {
-            "measure": one["measure"], "Pearson’s r (95 %)": charts.coefficient_words(one["pearson"]),
-            "Spearman’s (95 %)": charts.coefficient_words(one["spearman"]), "samples": one["num"],
-            f"mean, {names[0]}": numbers.number(one["mean_a"]), f"mean, {names[1]}": numbers.number(one["mean_b"]),
+            "measure": one["measure"],
+            "Pearson’s r (95 %)": charts.coefficient_words(one["pearson"]),
+            "Spearman’s (95 %)": charts.coefficient_words(one["spearman"]),
+            "samples": one["num"],
+            f"mean, {names[0]}": numbers.number(one["mean_a"]),
+            f"mean, {names[1]}": numbers.number(one["mean_b"]),
             "why none": one["reason"] or "",
         }
         for one in answer["correlations"]
-    ]  # fmt: skip
-    look.numbers_behind(table, "correlations of all measures")
-    look.numbers_behind(answer["points"], "samples")
+    ]
+    widgets.numbers_behind(table, "correlations of all measures")
+    widgets.numbers_behind(answer["points"], "samples")
     for one, name in zip(answer["within"], names, strict=True):
         if one["pearson"]:
             words = charts.coefficient_words(one["pearson"])
-            st.caption(look.plain(f"Skip against reuse inside {name}: Pearson’s r = {words}."))
+            st.caption(widgets.plain(f"Skip against reuse inside {name}: Pearson’s r = {words}."))
 
 
 def _open(run: str, sample: int) -> None:
@@ -217,7 +248,7 @@ def _open(run: str, sample: int) -> None:
 
 
 def _summary(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
-    st.subheader("Both runs in numbers", anchor=False, help=f"{look.HELP['topk']} {look.HELP['load']}")
+    st.subheader("Both runs in numbers", anchor=False, help=f"{widgets.HELP['topk']} {widgets.HELP['load']}")
     rows = charts.summary_rows(answer, names)
     columns = {name: Column(name, right=True) for row in rows for name in row} | {"what": Column("number")}
     plain_table(rows, "Both runs in numbers", columns)
@@ -226,18 +257,28 @@ def _summary(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
 def _grouping(found: Mapping[str, Any]) -> None:
     st.subheader("Do both put the same tokens on one path?", anchor=False, help=GROUPING_HELP)
     if found["ami"] is None:
-        st.write(look.plain(f"That cannot be told: {found['reason']}."))
+        st.write(widgets.plain(f"That cannot be told: {found['reason']}."))
         return
     size = found["ami"]
     verdict = (
-        "Hardly more than by chance" if size < 0.1 else "A little" if size < 0.4 else "In part"
-        if size < 0.7 else "Largely" if size < 0.95 else "Yes, nearly all"
-    )  # fmt: skip
-    st.write(look.plain(
-        f"{verdict}: adjusted mutual information {numbers.number(size)} (0 = by chance, 1 = the same groups), over "
-        f"{numbers.plural(found['num_tokens'], 'token')}. NMI {numbers.number(found['nmi'])}; groups of these sizes "
-        f"put together at random have {numbers.number(found['expected_nmi'])}."
-    ))  # fmt: skip
+        "Hardly more than by chance"
+        if size < 0.1
+        else "A little"
+        if size < 0.4
+        else "In part"
+        if size < 0.7
+        else "Largely"
+        if size < 0.95
+        else "Yes, nearly all"
+    )
+    st.write(
+        widgets.plain(
+            f"{verdict}: adjusted mutual information {numbers.number(size)} (0 = by chance, 1 = the same groups), "
+            f"over {numbers.plural(found['num_tokens'], 'token')}. "
+            f"NMI {numbers.number(found['nmi'])}; groups of these sizes put together "
+            f"at random have {numbers.number(found['expected_nmi'])}."
+        )
+    )
     st.caption("Equal patches and equal words take equal paths in untrained models too: compare with a twin.")
 
 
@@ -247,14 +288,20 @@ def _moved(run: Mapping[str, Any], answer: Mapping[str, Any], names: tuple[str, 
         return
     st.subheader(f"Which samples differ most in {measure}?", anchor=False)
     if not answer["most"]:
-        look.empty(f"No sample differs in {measure}.")
+        widgets.empty(f"No sample differs in {measure}.")
         return
     a, b = answer["a"]["run"], answer["b"]["run"]
-    where = st.segmented_control(
-        "A click opens the sample in", [a, b], default=a, key=f"open_in_{a}_{b}",
-        format_func=lambda name: names[0] if name == a else names[1],
-    ) or a  # fmt: skip
-    st.caption(look.plain(f"Left: {measure} in {names[0]}; right: in {names[1]}. Largest difference first."))
+    where = (
+        st.segmented_control(
+            "A click opens the sample in",
+            [a, b],
+            default=a,
+            key=f"open_in_{a}_{b}",
+            format_func=lambda name: names[0] if name == a else names[1],
+        )
+        or a
+    )
+    st.caption(widgets.plain(f"Left: {measure} in {names[0]}; right: in {names[1]}. Largest difference first."))
     pictures = any(row["has_image"] for row in answer["most"])
     items = []
     for row in answer["most"]:
@@ -263,19 +310,31 @@ def _moved(run: Mapping[str, Any], answer: Mapping[str, Any], names: tuple[str, 
         label = f"{row['label']}, " if row["label"] else ""
         item: dict[str, Any] = {"sample": number, "title": f"sample {number}: {label}{values}", "caption": values}
         if row["has_image"]:
-            item["image"] = data_url(look.client().image(a, row["sample"]))
+            item["image"] = data_url(widgets.client().image(a, row["sample"]))
         else:
             item["snippet"] = row["snippet"] or row["source"] or f"sample {row['sample']}"
         items.append(item)
     wall(
-        items, key=f"moved_{a}_{b}_{measure}_{where}", kind="sample" if pictures else "text",
+        items,
+        key=f"moved_{a}_{b}_{measure}_{where}",
+        kind="sample" if pictures else "text",
         on_open=lambda one: _open(str(where), int(one["sample"])),
-    )  # fmt: skip
-    look.numbers_behind(
-        [{"sample": r["sample"], "partner": r["partner"], "label": r["label"], names[0]: r["a"], names[1]: r["b"],
-          "difference": r["difference"], "source": r["source"]} for r in answer["most"]],
+    )
+    widgets.numbers_behind(
+        [
+            {
+                "sample": r["sample"],
+                "partner": r["partner"],
+                "label": r["label"],
+                names[0]: r["a"],
+                names[1]: r["b"],
+                "difference": r["difference"],
+                "source": r["source"],
+            }
+            for r in answer["most"]
+        ],
         "samples that differ most",
-    )  # fmt: skip
+    )
 
 
 def _flow(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
@@ -284,28 +343,30 @@ def _flow(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
         st.subheader("Where do their tokens part?", anchor=False, help=FLOW_HELP)
         sides = (names[1], names[0])  # what the second has more of is drawn as more
         by = numbers.percent(flow["difference"])
-        st.write(look.plain(
-            f"The flows differ by {by} of the tokens; those that trade places cancel. "
-            f"{contrast_words(flow, *sides)}"
-        ))  # fmt: skip
+        st.write(
+            widgets.plain(
+                f"The flows differ by {by} of the tokens; those that trade places cancel. "
+                f"{contrast_words(flow, *sides)}"
+            )
+        )
         if flow["note"]:
-            st.caption(look.plain(flow["note"]))
+            st.caption(widgets.plain(flow["note"]))
         drawn = few_of(flow)
-        look.chart(flow_contrast_chart(drawn, names=sides, theme=look.theme(), title=None))
+        widgets.chart(flow_contrast_chart(drawn, names=sides, theme=widgets.theme(), title=None))
         if drawn is not flow:
             st.caption(f"Drawn are the {FEW_NODES} modules of each step that differ most; the table below has all.")
-        st.caption(look.plain(colour_words(*sides)))
+        st.caption(widgets.plain(colour_words(*sides)))
         percent = st.column_config.NumberColumn(format="percent")
         columns = {sides[0]: percent, sides[1]: percent, "change": percent}
-        look.numbers_behind(contrast_rows(flow, sides, "nodes"), "circles", **columns)
-        look.numbers_behind(contrast_rows(flow, sides, "links"), "ribbons", **columns)
+        widgets.numbers_behind(contrast_rows(flow, sides, "nodes"), "circles", **columns)
+        widgets.numbers_behind(contrast_rows(flow, sides, "links"), "ribbons", **columns)
     st.subheader("How evenly does each step load its modules?", anchor=False, help=LOAD_HELP)
     if flow["reason"] is not None:
         why = flow["reason"]
-        st.caption(look.plain(f"Their flows cannot be subtracted ({why}), so their loads stand side by side."))
-    st.write(look.plain(charts.load_words(answer, names)))
-    look.chart(charts.load_chart(answer, names=names, theme=look.theme(), title=None))
-    look.numbers_behind(charts.load_rows(answer, names), "steps")
+        st.caption(widgets.plain(f"Their flows cannot be subtracted ({why}), so their loads stand side by side."))
+    st.write(widgets.plain(charts.load_words(answer, names)))
+    widgets.chart(charts.load_chart(answer, names=names, theme=widgets.theme(), title=None))
+    widgets.numbers_behind(charts.load_rows(answer, names), "steps")
 
 
 def _training(run: Mapping[str, Any], selection: Selection) -> None:
@@ -313,24 +374,28 @@ def _training(run: Mapping[str, Any], selection: Selection) -> None:
     if not isinstance(run["config"].get("series"), dict):
         return
     try:
-        training = look.client().series(run["run"])
+        training = widgets.client().series(run["run"])
     except NotFound:
         return
     st.subheader("How did it change over training?", anchor=False)
     points = training["points"]
     if len(points) < 2:
-        look.empty(f"{run['run']} is the only checkpoint of {training['series']} here.", "Trace another one.")
+        widgets.empty(f"{run['run']} is the only checkpoint of {training['series']} here.", "Trace another one.")
         return
-    known = [name for name in charts.SUMMARY if name not in ("num_samples", "num_tokens")
-             and any(row.get(name) is not None for row in points)]  # fmt: skip
-    measure = st.selectbox("Number", known, index=known.index("effective_paths"), format_func=charts.SUMMARY.get,
-                           key="training_number")  # fmt: skip
-    look.chart(
+    known = [
+        name
+        for name in charts.SUMMARY
+        if name not in ("num_samples", "num_tokens") and any(row.get(name) is not None for row in points)
+    ]
+    measure = st.selectbox(
+        "Number", known, index=known.index("effective_paths"), format_func=charts.SUMMARY.get, key="training_number"
+    )
+    widgets.chart(
         charts.training_chart(
-            training, measure, theme=look.theme(), chosen=[run["run"], str(selection.against)], title=None
+            training, measure, theme=widgets.theme(), chosen=[run["run"], str(selection.against)], title=None
         )
     )
-    look.numbers_behind(charts.training_rows(training), "checkpoints")
+    widgets.numbers_behind(charts.training_rows(training), "checkpoints")
 
 
 def _offer_twin(run: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -> None:
@@ -340,22 +405,25 @@ def _offer_twin(run: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -> N
     if there or run["dataset"] not in BUNDLED or str(run["model"]).endswith("-untrained"):
         return
     try:
-        models = [row["model"] for row in look.client().models()]
+        models = [row["model"] for row in widgets.client().models()]
     except ApiError:  # no worker: nothing can be traced
         return
     if run["model"] not in models:
         return
-    job_panel.refusal()
+    panel.refusal()
     st.button(
-        "Trace its untrained twin to compare with", icon=":material/casino:", key="trace_twin",
+        "Trace its untrained twin to compare with",
+        icon=":material/casino:",
+        key="trace_twin",
         help="The same architecture with fresh weights over the same samples, as a run of its own. A job of seconds "
         "to minutes.",
-        on_click=_trace_twin, args=(run["model"], run["dataset"], f"{run['run'][:53]}-untrained"),
-    )  # fmt: skip
+        on_click=_trace_twin,
+        args=(run["model"], run["dataset"], f"{run['run'][:53]}-untrained"),
+    )
 
 
 def _trace_twin(model: str, dataset: str, name: str) -> None:
-    job = job_panel.submit(
+    job = panel.submit(
         "trace", {"model": model, "data": f"bundled:{dataset}", "untrained": True, "twin": False, "run": name}
     )
     if job is not None:

@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
-
-from frontend import address, look
-from frontend.charts import numbers
-from frontend.charts.distributions import (
+from tokenpaths.frontend.charts.distributions import (
     BIN_PICK,
     MEASURES,
     bin_rows,
@@ -19,11 +16,13 @@ from frontend.charts.distributions import (
     label_chart,
     skip_reuse_chart,
 )
-from frontend.charts.patches import data_url
-from frontend.components.wall import wall
-from frontend.selection import Selection
-from frontend.views import common
-from frontend.views.pickers import run_and_label
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.patches import data_url
+from tokenpaths.frontend.components.wall import wall
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.pickers import run_and_label
 
 AT_EACH_END = 8
 READ_AT_MOST = 5000
@@ -38,12 +37,12 @@ def draw(selection: Selection) -> None:
     measure = selection.measure if selection.measure in measures else (measures[0] if measures else "compute")
     _controls(run, selection, measures, measure)
     name = MEASURES[measure][0]
-    look.heading("Where is the work spent?", _question_words(measure, selection), measure)
+    widgets.heading("Where is the work spent?", _question_words(measure, selection), measure)
     if selection.measure != measure:
-        look.empty(f"This run has no {MEASURES[selection.measure][0]}.", f"Shown instead: {name}.")
-    distribution = look.client().distribution(run["run"], measure, per=selection.per, bins=40, label=selection.label)
+        widgets.empty(f"This run has no {MEASURES[selection.measure][0]}.", f"Shown instead: {name}.")
+    distribution = widgets.client().distribution(run["run"], measure, per=selection.per, bins=40, label=selection.label)
     if not distribution["num"]:
-        look.empty(f"No {selection.per} has {name} here.", "Choose another label or measure.")
+        widgets.empty(f"No {selection.per} has {name} here.", "Choose another label or measure.")
         return
     if all_alike(distribution):
         _alike(run, selection, distribution, measures)
@@ -75,7 +74,7 @@ def _alike(
     why = "no token ever skipped a step"
     if never and not common.identities(run):
         why += ", because this model has no identity modules to skip with"
-    look.empty(
+    widgets.empty(
         f"{whose} has {MEASURES[measure][0]} {numbers.number(distribution['max'])}"
         + (f": {why}." if never else ".")
         + " There is nothing to compare here.",
@@ -95,12 +94,7 @@ def _alike(
 def _controls(run: Mapping[str, Any], selection: Selection, measures: list[str], measure: str) -> None:
     with run_and_label(run, selection):
         address.bound(
-            st.selectbox,
-            "measure",
-            "Measure",
-            measure,
-            measures or ["compute"],
-            format_func=lambda m: MEASURES[m][0],
+            st.selectbox, "measure", "Measure", measure, measures or ["compute"], format_func=lambda m: MEASURES[m][0]
         )
         address.bound(
             st.segmented_control,
@@ -130,22 +124,22 @@ def _histogram(distribution: Mapping[str, Any], selection: Selection) -> None:
     chosen = bins[selection.bin] if selection.bin is not None and selection.bin < len(bins) else None
     drawing = histogram_chart(
         distribution,
-        theme=look.theme(),
+        theme=widgets.theme(),
         title=None,
         chosen=(chosen["lo"], chosen["hi"]) if chosen else None,
         height=280,
     )
-    look.chart(
+    widgets.chart(
         drawing,
         key=f"bars_{distribution['run']}_{distribution['measure']}_{selection.per}_{selection.label}_{selection.bin}",
         on_pick=_bar_picked,
         pick=(BIN_PICK,),
     )
     st.caption(
-        look.plain(distribution_words(distribution))
+        widgets.plain(distribution_words(distribution))
         + (" Click a bar to see its samples." if selection.per == "sample" else "")
     )
-    look.numbers_behind(bin_rows(distribution), "bars")
+    widgets.numbers_behind(bin_rows(distribution), "bars")
 
 
 def _bar_picked(_name: str, index: int) -> None:
@@ -157,15 +151,15 @@ def _labels(distribution: Mapping[str, Any]) -> None:
     labels = [row for row in distribution["by_label"] if row.get("label") is not None]
     name = MEASURES[distribution["measure"]][0]
     if len(labels) < 2:
-        look.empty("There are not two labels to compare here." if labels else "This run has no labels to compare.")
+        widgets.empty("There are not two labels to compare here." if labels else "This run has no labels to compare.")
         return
     st.subheader(f"Which labels get more {name}?", anchor=False)
-    look.chart(label_chart({**distribution, "by_label": labels}, theme=look.theme(), title=None, most=14))
+    widgets.chart(label_chart({**distribution, "by_label": labels}, theme=widgets.theme(), title=None, most=14))
     hidden = max(0, len(labels) - 14)
     st.caption(
         "Dashed: mean over all." + (f" {numbers.plural(hidden, 'label')} between the ends not drawn." if hidden else "")
     )
-    look.numbers_behind(labels, "labels")
+    widgets.numbers_behind(labels, "labels")
 
 
 def _samples(run: Mapping[str, Any], selection: Selection, measure: str) -> tuple[list[dict[str, Any]], bool]:
@@ -173,10 +167,10 @@ def _samples(run: Mapping[str, Any], selection: Selection, measure: str) -> tupl
     order = measure if measure in ("compute", "reuse", "loss") else "compute"
     ask = {"order": order, "label": selection.label}
     if (run["num_samples"] or 0) <= READ_AT_MOST:
-        found = look.client().samples(run["run"], most=READ_AT_MOST, descending=True, **ask)
+        found = widgets.client().samples(run["run"], most=READ_AT_MOST, descending=True, **ask)
         return found["samples"], True
-    high = look.client().samples(run["run"], most=AT_EACH_END, descending=True, **ask)["samples"]
-    low = look.client().samples(run["run"], most=AT_EACH_END, descending=False, **ask)["samples"]
+    high = widgets.client().samples(run["run"], most=AT_EACH_END, descending=True, **ask)["samples"]
+    low = widgets.client().samples(run["run"], most=AT_EACH_END, descending=False, **ask)["samples"]
     return high + low[::-1], False
 
 
@@ -204,7 +198,7 @@ def _chosen_bar(
         anchor=False,
     )
     if not inside:
-        look.empty("No listed sample lies in this bar.", "Very large runs list only both ends.")
+        widgets.empty("No listed sample lies in this bar.", "Very large runs list only both ends.")
         return
     _wall(inside[:24], measure, f"bar_{selection.bin}", run)
     if len(inside) > 24:
@@ -213,7 +207,7 @@ def _chosen_bar(
 
 def _ends(rows: Sequence[Mapping[str, Any]], whole: bool, measure: str, run: Mapping[str, Any]) -> None:
     if measure == "gate_entropy":
-        look.empty("Samples cannot be sorted by gate entropy.", "Choose compute, reuse or loss to see samples.")
+        widgets.empty("Samples cannot be sorted by gate entropy.", "Choose compute, reuse or loss to see samples.")
         return
     rows = [row for row in rows if row.get(measure) is not None]
     name = MEASURES[measure][0]
@@ -245,7 +239,7 @@ def _ends(rows: Sequence[Mapping[str, Any]], whole: bool, measure: str, run: Map
         "num_distinct_paths",
         "source",
     )
-    look.numbers_behind([{key: row.get(key) for key in columns} for row in rows[:1000]], f"samples by {name}")
+    widgets.numbers_behind([{key: row.get(key) for key in columns} for row in rows[:1000]], f"samples by {name}")
 
 
 def _wall(rows: Sequence[Mapping[str, Any]], measure: str, key: str, run: Mapping[str, Any]) -> None:
@@ -255,7 +249,7 @@ def _wall(rows: Sequence[Mapping[str, Any]], measure: str, key: str, run: Mappin
         caption = f"{row.get('label') or 'no label'} · {numbers.number(row.get(measure))}"
         item = {"sample": row["sample"], "title": f"sample {row['sample']}: {caption}", "caption": caption}
         if pictures:
-            item["image"] = data_url(look.client().image(run["run"], row["sample"]))
+            item["image"] = data_url(widgets.client().image(run["run"], row["sample"]))
         else:
             item["snippet"] = row.get("snippet") or row.get("source") or f"sample {row['sample']}"
         items.append(item)
@@ -269,11 +263,9 @@ def _wall(rows: Sequence[Mapping[str, Any]], measure: str, key: str, run: Mappin
 
 def _scatter(run: Mapping[str, Any], selection: Selection) -> None:
     st.subheader(
-        "Do samples that skip more also reuse more?",
-        anchor=False,
-        help="skip = 1 − compute. " + look.HELP["reuse"],
+        "Do samples that skip more also reuse more?", anchor=False, help="skip = 1 − compute. " + widgets.HELP["reuse"]
     )
-    found = look.client().samples(run["run"], most=READ_AT_MOST // 2, order="sample", label=selection.label)
+    found = widgets.client().samples(run["run"], most=READ_AT_MOST // 2, order="sample", label=selection.label)
     rows = found["samples"]
     table = [
         {"sample": r["sample"], "skip": 1 - r["compute"], "reuse": r["reuse"]}
@@ -281,19 +273,18 @@ def _scatter(run: Mapping[str, Any], selection: Selection) -> None:
         if r.get("compute") is not None and r.get("reuse") is not None
     ]
     if len(table) < 2:
-        look.empty(
-            "One sample alone shows no trend.",
-            "Trace more samples to see whether skipping and reusing go together.",
+        widgets.empty(
+            "One sample alone shows no trend.", "Trace more samples to see whether skipping and reusing go together."
         )
         return
     if all(abs(row["skip"]) < 1e-12 for row in table):
-        look.empty(
+        widgets.empty(
             "No sample skipped anything, so there is nothing to compare.",
             "Models with identity modules (…-skip) can skip steps.",
         )
         return
-    look.chart(
-        skip_reuse_chart(rows, theme=look.theme(), title=None),
+    widgets.chart(
+        skip_reuse_chart(rows, theme=widgets.theme(), title=None),
         key=f"scatter_{run['run']}_{selection.label}",
         on_pick=lambda _name, sample: address.go_changed(view="sample", sample=int(sample)),
         pick=("sample",),
@@ -303,6 +294,6 @@ def _scatter(run: Mapping[str, Any], selection: Selection) -> None:
         if found["total"] > len(rows)
         else ""
     )
-    st.caption(look.plain(correlation_words(table) + " One point: one sample; click it to open it." + some))
+    st.caption(widgets.plain(correlation_words(table) + " One point: one sample; click it to open it." + some))
     common.note_not_independent(run)
-    look.numbers_behind(table, "points")
+    widgets.numbers_behind(table, "points")

@@ -8,11 +8,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import streamlit as st
-
-from frontend import look
-from frontend.charts import numbers
-from frontend.client import Client
-from frontend.commands import command
+from tokenpaths.frontend.api.client import Client
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.page import widgets
+from tokenpaths.frontend.page.commands import command
 
 FORMS = {"csv": "CSV", "parquet": "Parquet", "arrow": "Arrow"}
 THROUGH_THE_PAGE = 200_000
@@ -28,9 +27,9 @@ def export_popover(run: Mapping[str, Any]) -> None:
     )
     if not panel.open:
         return
-    with panel, look.guarded("the tables of this run"):
-        _offer(look.client(), str(run["run"]), key)
-        _offer_report(look.client(), str(run["run"]), key)
+    with panel, widgets.guarded("the tables of this run"):
+        _offer(widgets.client(), str(run["run"]), key)
+        _offer_report(widgets.client(), str(run["run"]), key)
 
 
 def _offer(client: Client, run: str, key: str) -> None:
@@ -43,7 +42,7 @@ def _offer(client: Client, run: str, key: str) -> None:
         format_func=lambda name: f"{name}: {numbers.plural(tables[name]['num_rows'], 'row')}",
     )
     what = tables[table]["what"]
-    st.caption(look.plain(f"{what[:1].upper()}{what[1:]}."))
+    st.caption(widgets.plain(f"{what[:1].upper()}{what[1:]}."))
     form = st.segmented_control("Format", list(FORMS), default="csv", key=f"{key}_form", format_func=FORMS.get) or "csv"
     name = f"{run}-{table}.{form}"
     if tables[table]["num_rows"] <= THROUGH_THE_PAGE:
@@ -66,9 +65,14 @@ def _offer_report(client: Client, run: str, key: str) -> None:
     """The whole page of a run in one file; made when it is clicked, in some seconds."""
     st.caption("Or the whole run as one page: charts to point at, examples, tables and formulas, to open offline.")
     st.download_button(
-        f"Download {run}.html", partial(client.report, run), file_name=f"{run}.html", mime="text/html",
-        key=f"{key}_report", on_click="ignore", icon=":material/article:",
-    )  # fmt: skip
+        f"Download {run}.html",
+        partial(client.report, run),
+        file_name=f"{run}.html",
+        mime="text/html",
+        key=f"{key}_report",
+        on_click="ignore",
+        icon=":material/article:",
+    )
 
 
 def within_reach(client: Client, page_url: str | None) -> bool:

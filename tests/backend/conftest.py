@@ -19,11 +19,11 @@ import httpx
 import pytest
 from PIL import Image
 from starlette.types import ASGIApp
+from tokenpaths.backend.app import create_app
+from tokenpaths.backend.serve import server_of
+from tokenpaths.backend.settings import Settings, load_settings
 
-from backend.app import create_app
-from backend.serve import server_of
-from backend.settings import Settings, load_settings
-from tests.runs import make_run
+from tests.support.runs import make_run
 
 SECRET = "a-secret-for-the-tests"
 TOKEN = "a-token-for-the-tests"
@@ -123,10 +123,9 @@ def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_models(folder: Path) -> Path:
     """Two tiny untrained models, saved like real ones: tiny-vision and tiny-text."""
     import torch
-
-    from engine.checkpoint import save_checkpoint
-    from engine.models.dna import DNA, DNAConfig
-    from engine.tokenizer import TextTokenizer
+    from tokenpaths.engine.data.tokenizer import TextTokenizer
+    from tokenpaths.engine.models.checkpoint import save_checkpoint
+    from tokenpaths.engine.models.dna import DNA, DNAConfig
 
     small = {"width": 16, "heads": 2, "mlp_width": 32, "backbone": 1, "steps": 3, "transformers": 3, "identities": 1}
     torch.manual_seed(0)
@@ -143,7 +142,7 @@ def make_models(folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def tracing(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """An API with a real worker behind it that holds the tiny models."""
-    from backend.worker import create_worker
+    from tokenpaths.backend.worker.worker import create_worker
 
     data_dir = tmp_path_factory.mktemp("tracing")
     make_run(data_dir / "runs", "vision", samples=3)
@@ -160,8 +159,9 @@ def tracing(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture(scope="module")
 def working(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Iterator[Served]:
     """An API and a worker, both of which know the kind ``count``."""
-    from backend.worker import create_worker
-    from tests.jobs import know_the_kinds
+    from tokenpaths.backend.worker.worker import create_worker
+
+    from tests.support.jobs import know_the_kinds
 
     know_the_kinds()
     options = {"data_dir": tmp_path_factory.mktemp("jobs"), "worker_secret": SECRET, "warm_models": False}
@@ -211,6 +211,7 @@ def raw(served: Served, data: bytes, *, timeout: float = 10) -> bytes:
 
 def first_reading(file: Path, changes: str) -> list[str]:
     """What the process that reads the run ``file`` first says, line by line, with the code ``changes`` run before."""
-    code = f"{changes}\nimport runpy\nrunpy.run_module('backend.stranger_child', run_name='__main__', alter_sys=True)"
+    child = "tokenpaths.backend.runs.foreign_child"
+    code = f"{changes}\nimport runpy\nrunpy.run_module('{child}', run_name='__main__', alter_sys=True)"
     command = [sys.executable, "-c", code, str(file), "4096"]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.splitlines()

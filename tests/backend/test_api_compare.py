@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.backend.conftest import SECRET, Served, api_for, problem, serving
-from tests.runs import make, make_experts, make_run
+from tests.support.runs import make, make_experts, make_run
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """An API with a worker over runs that fit and runs that do not."""
-    from backend.settings import load_settings
-    from backend.worker import create_worker
+    from tokenpaths.backend.settings import load_settings
+    from tokenpaths.backend.worker.worker import create_worker
 
     data_dir: Path = tmp_path_factory.mktemp("pairs")
     runs = data_dir / "runs"
@@ -45,8 +45,10 @@ def test_two_runs_side_by_side(pairs: Served) -> None:
     assert (len(body["points"]), body["points_of"], len(body["most"])) == (5, 6, 2)
     assert len(body["flow"]["links"]) == 4
     assert "NaN" not in answer.text
-    again = pairs.get("/compare?a=first&b=second&measure=compute&limit=2&links=4&points=5",
-                      headers={"if-none-match": answer.headers["etag"]})  # fmt: skip
+    again = pairs.get(
+        "/compare?a=first&b=second&measure=compute&limit=2&links=4&points=5",
+        headers={"if-none-match": answer.headers["etag"]},
+    )
     assert again.status_code == 304
     assert pairs.get("/compare?a=second&b=first").headers["etag"] != answer.headers["etag"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.backend.conftest import Served, png, problem
 from tests.backend.test_api_traces import send
-from tests.runs import make
+from tests.support.runs import make
 
 BAN = {"edits": [{"edit": "ban", "modules": [0, 3], "step": 0}]}
 TEXT = "the cat sat on the mat and looked at the moon"
@@ -44,8 +44,9 @@ def test_one_call_gives_the_run_and_what_changed(tracing: Served) -> None:
     assert [[t["before"], t["after"]] for t in body["tokens"]] == [list(both) for both in zip(*ribbons, strict=True)]
     assert all(ribbon[0][0] not in (0, 3) for ribbon in ribbons[1])
     assert found.headers["etag"]
-    again = tracing.get(found.request.url.raw_path.decode().removeprefix("/api/v1"),
-                        headers={"if-none-match": found.headers["etag"]})  # fmt: skip
+    again = tracing.get(
+        found.request.url.raw_path.decode().removeprefix("/api/v1"), headers={"if-none-match": found.headers["etag"]}
+    )
     assert again.status_code == 304
 
 
@@ -87,10 +88,12 @@ REFUSED = {
     "has no edit 'teleport'; it has: ban, force": ({"edits": [{"edit": "teleport"}]}, "edits"),
     "step 0 has 0 modules left": ({"edits": [{"edit": "ban", "modules": [0, 1, 2, 3]}]}, "edits"),
     "there is no step 7; this model has the steps 0 to 2": (
-        {"edits": [{"edit": "ban", "modules": [0], "step": 7}]}, "edits.0.step"),
+        {"edits": [{"edit": "ban", "modules": [0], "step": 7}]},
+        "edits.0.step",
+    ),
     "token 99 cannot be forced": ({"edits": [{"edit": "force", "module": 0, "tokens": [99]}]}, "edits"),
     "has no control 'edit'; it has: edits": ({"edit": []}, "edit"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("sentence", REFUSED)
@@ -112,9 +115,12 @@ def edited(shared_data_dir: Path) -> Iterator[None]:
         batch.module_ids[::2] = (batch.module_ids[::2] + 1) % made.info.num_modules
     files = [made.write(folder)]
     others = {
-        "other-weights": {"checkpoint_sha256": "1" * 64}, "other-data": {"dataset": "photos"},
-        "other-split": {"split": "train"}, "other-sources": {}, "other-labels": {},
-    }  # fmt: skip
+        "other-weights": {"checkpoint_sha256": "1" * 64},
+        "other-data": {"dataset": "photos"},
+        "other-split": {"split": "train"},
+        "other-sources": {},
+        "other-labels": {},
+    }
     for name, changes in others.items():
         made = make(name, samples=30, seed=1)
         for batch in made.batches:

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from tests.backend.conftest import API, Serve, Served, problem
-from tests.backend.jobs_over_rest import cancel, events_of, submit, until
-from tests.coroutines import run_alone
-from tests.jobs import counted, know_the_kinds
+from tests.support.coroutines import run_alone
+from tests.support.jobs import counted, know_the_kinds
+from tests.support.jobs_over_rest import cancel, events_of, submit, until
 
 know_the_kinds()
 
@@ -34,18 +34,26 @@ def test_a_job_from_its_submission_to_its_result(working: Served) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "field"),
     [
-        (b"", 422, "body"), (b"{", 422, "body"), (b"[]", 422, "body"), (b"\xff\xfe", 422, "body"),
+        (b"", 422, "body"),
+        (b"{", 422, "body"),
+        (b"[]", 422, "body"),
+        (b"\xff\xfe", 422, "body"),
         (b'{"kind": "count", "request": {"iterations": NaN}}', 422, "body"),
         (b'{"kind": "count", "request": {"iterations": 1, "seconds": 1e999}}', 422, "body"),
         (b'{"kind": "count", "request": {"iterations": 1, "fail_with": "\\ud800"}}', 422, "body"),
-        (b"[" * 100_000, 422, "body"), (b'{"kind": ' + b"1" * 5000 + b"}", 422, "body"),
+        (b"[" * 100_000, 422, "body"),
+        (b'{"kind": ' + b"1" * 5000 + b"}", 422, "body"),
         (b'{"kind": "count", "kind": "trace", "request": {}}', 422, "body"),
         (b'{"kind": "count", "request": {"iterations": 1, "iterations": 2}}', 422, "body"),
         (b" " * 1_200_000, 413, None),
-        (b'{"request": {}}', 422, "kind"), (b'{"kind": 7, "request": {}}', 422, "kind"),
-        (b'{"kind": "cuont", "request": {}}', 422, "kind"), (b'{"kind": "../count", "request": {}}', 422, "kind"),
-        (b'{"kind": "count", "requst": {}}', 422, "requst"), (b'{"kind": "count"}', 422, "request.iterations"),
-        (b'{"kind": "count", "request": []}', 422, "request"), (b'{"kind": "count", "request": null}', 422, "request"),
+        (b'{"request": {}}', 422, "kind"),
+        (b'{"kind": 7, "request": {}}', 422, "kind"),
+        (b'{"kind": "cuont", "request": {}}', 422, "kind"),
+        (b'{"kind": "../count", "request": {}}', 422, "kind"),
+        (b'{"kind": "count", "requst": {}}', 422, "requst"),
+        (b'{"kind": "count"}', 422, "request.iterations"),
+        (b'{"kind": "count", "request": []}', 422, "request"),
+        (b'{"kind": "count", "request": null}', 422, "request"),
         (b'{"kind": "count", "request": {"iterations": 1000000000}}', 422, "request.iterations"),
         (b'{"kind": "count", "request": {"iterations": 13}}', 422, "request.iterations"),
         (b'{"kind": "count", "request": {"iterations": 1, "evry": 2}}', 422, "request.evry"),
@@ -53,7 +61,7 @@ def test_a_job_from_its_submission_to_its_result(working: Served) -> None:
         (b'{"kind": "trace", "request": {"model": "tiny-vision", "data": "../up"}}', 422, "request.data"),
         (b'{"kind": "import", "request": {"file": "/etc/passwd"}}', 422, "request.file"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_job_is_refused_by_field(working: Served, body: bytes, status: int, field: str | None) -> None:
     answer = working.client.post(f"{API}/jobs", content=body, headers={"content-type": "application/json"})
     problem(answer, status, field)
@@ -115,8 +123,20 @@ def test_eight_clients_cancel_at_once(working: Served, running: bool) -> None:
     cancel(working, job)
 
 
-@pytest.mark.parametrize("name", ["state.json", "made.txt", "..%2fstate.json", "%2e%2e%2fstate.json", ".lock",
-                                  "nothing.png", "a%00.png", "curve.json%0a", "x" * 300 + ".png"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "state.json",
+        "made.txt",
+        "..%2fstate.json",
+        "%2e%2e%2fstate.json",
+        ".lock",
+        "nothing.png",
+        "a%00.png",
+        "curve.json%0a",
+        "x" * 300 + ".png",
+    ],
+)
 def test_nothing_but_artifacts_is_given_out(working: Served, name: str) -> None:
     job = submit(working, iterations=1)
     until(working, job, "succeeded")

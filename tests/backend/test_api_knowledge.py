@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from tokenpaths.engine.store.ask.run import Run
 
-from engine.store import Run
 from tests.backend.conftest import API, Serve, Served, problem
 
 
@@ -15,9 +15,11 @@ def test_search_answers_as_the_run_does(api: Served) -> None:
         for query, asked in (
             ({"q": "the"}, {"q": "the"}),
             ({"kind": "punctuation", "reading": "token", "limit": 3}, {"kind": "punctuation", "reading": "token"}),
-            ({"label": "code", "ranks": "1:5", "compute": "0:.9", "through": "0.1"},
-             {"label": "code", "ranks": (1, 5), "compute": (0.0, 0.9), "through": ((0, 1),)}),
-        ):  # fmt: skip
+            (
+                {"label": "code", "ranks": "1:5", "compute": "0:.9", "through": "0.1"},
+                {"label": "code", "ranks": (1, 5), "compute": (0.0, 0.9), "through": ((0, 1),)},
+            ),
+        ):
             told = api.get("/runs/text/tokens/search", params=query)
             assert told.status_code == 200, told.text
             expected = run.search_tokens(**asked, limit=query.get("limit", 20))
@@ -39,12 +41,26 @@ def test_answers_have_an_etag(api: Served) -> None:
 
 @pytest.mark.parametrize(
     ("query", "field"),
-    [({"q": "x" * 10_000}, "q"), ({"q": "*"}, "q"), ({"q": "two words"}, "q"), ({"kind": "verb"}, "kind"),
-     ({"reading": "letters"}, "reading"), ({"ranks": "5"}, "ranks"), ({"ranks": "5:1"}, "ranks"),
-     ({"ranks": "1:9999999999"}, "ranks"), ({"compute": "a:b"}, "compute"), ({"compute": "0:7"}, "compute"),
-     ({"reuse": "nan:1"}, "reuse"), ({"label": "nobody"}, "label"), ({"through": "0"}, "through"),
-     ({"paths": "0"}, "paths"), ({"limit": "101"}, "limit"), ({"examples": "-1"}, "examples"), ({"word": "a"}, "word")],
-)  # fmt: skip
+    [
+        ({"q": "x" * 10_000}, "q"),
+        ({"q": "*"}, "q"),
+        ({"q": "two words"}, "q"),
+        ({"kind": "verb"}, "kind"),
+        ({"reading": "letters"}, "reading"),
+        ({"ranks": "5"}, "ranks"),
+        ({"ranks": "5:1"}, "ranks"),
+        ({"ranks": "1:9999999999"}, "ranks"),
+        ({"compute": "a:b"}, "compute"),
+        ({"compute": "0:7"}, "compute"),
+        ({"reuse": "nan:1"}, "reuse"),
+        ({"label": "nobody"}, "label"),
+        ({"through": "0"}, "through"),
+        ({"paths": "0"}, "paths"),
+        ({"limit": "101"}, "limit"),
+        ({"examples": "-1"}, "examples"),
+        ({"word": "a"}, "word"),
+    ],
+)
 def test_bad_questions_are_refused_by_name(api: Served, query: dict[str, str], field: str) -> None:
     told = problem(api.get("/runs/text/tokens/search", params=query), 422, field)
     assert len(told["detail"]) < 400
@@ -76,12 +92,20 @@ def test_a_search_is_saved_listed_replaced_and_deleted(serve: Serve) -> None:
 
 @pytest.mark.parametrize(
     ("name", "body", "status", "field"),
-    [("..%2Fx", {"query": {"a": "b"}}, 404, None), (".hidden", {"query": {"a": "b"}}, 422, "name"),
-     ("x" * 65, {"query": {"a": "b"}}, 422, "name"), ("con", {"query": {"a": "b"}}, 422, "name"),
-     ("a", {}, 422, "query"), ("a", {"query": {}}, 422, "query"), ("a", {"query": {"a": 1}}, 422, "query"),
-     ("a", {"query": {"A-": "b"}}, 422, "query"), ("a", {"query": {"a": "b"}, "more": 1}, 422, "query"),
-     ("a", {"query": {"a": "b" * 2_000_000}}, 413, None), ("a", [], 422, "query")],
-)  # fmt: skip
+    [
+        ("..%2Fx", {"query": {"a": "b"}}, 404, None),
+        (".hidden", {"query": {"a": "b"}}, 422, "name"),
+        ("x" * 65, {"query": {"a": "b"}}, 422, "name"),
+        ("con", {"query": {"a": "b"}}, 422, "name"),
+        ("a", {}, 422, "query"),
+        ("a", {"query": {}}, 422, "query"),
+        ("a", {"query": {"a": 1}}, 422, "query"),
+        ("a", {"query": {"A-": "b"}}, 422, "query"),
+        ("a", {"query": {"a": "b"}, "more": 1}, 422, "query"),
+        ("a", {"query": {"a": "b" * 2_000_000}}, 413, None),
+        ("a", [], 422, "query"),
+    ],
+)
 def test_what_cannot_be_saved_is_refused(serve: Serve, name: str, body: object, status: int, field: str | None) -> None:
     served = serve()
     problem(served.client.put(f"{API}/searches/{name}", json=body), status, field)

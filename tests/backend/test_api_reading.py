@@ -13,38 +13,39 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from PIL import Image
+from tokenpaths.backend.schemas import exports, runs
+from tokenpaths.engine.base.store_errors import QueryTimeout
+from tokenpaths.engine.store.ask.run import Run
 
-from backend import schemas, schemas_export
-from engine.store import QueryTimeout, Run
 from tests.backend.conftest import API, Serve, Served, problem
-from tests.coroutines import run_alone
-from tests.runs import make_run
+from tests.support.coroutines import run_alone
+from tests.support.runs import make_run
 
-EVERY_GET: list[tuple[str, type[schemas.Shape]]] = [
-    ("", schemas.RunDetails),
-    ("/flow", schemas.Flow),
-    ("/flow?steps=1:3&min_share=0.02&limit=5", schemas.Flow),
-    ("/flow?through=1.2,2.0&paths=1,2", schemas.Flow),
-    ("/paths", schemas.PathList),
-    ("/paths?order=compute&limit=3", schemas.PathList),
-    ("/paths/fit", schemas.PathFit),
-    ("/paths/law?draws=2", schemas.PathLaw),
-    ("/paths/1/examples", schemas.PathExamples),
-    ("/usage", schemas.Usage),
-    ("/samples", schemas.SampleList),
-    ("/samples?order=loss&descending=true", schemas.SampleList),
-    ("/samples/0", schemas.SampleDetails),
-    ("/distributions/compute", schemas.Distribution),
-    ("/distributions/reuse?per=token&bins=7", schemas.Distribution),
-    ("/distributions/gate_entropy?per=token", schemas.Distribution),
-    ("/distributions/loss", schemas.Distribution),
-    ("/export", schemas_export.TableList),
+EVERY_GET: list[tuple[str, type[runs.Shape]]] = [
+    ("", runs.RunDetails),
+    ("/flow", runs.Flow),
+    ("/flow?steps=1:3&min_share=0.02&limit=5", runs.Flow),
+    ("/flow?through=1.2,2.0&paths=1,2", runs.Flow),
+    ("/paths", runs.PathList),
+    ("/paths?order=compute&limit=3", runs.PathList),
+    ("/paths/fit", runs.PathFit),
+    ("/paths/law?draws=2", runs.PathLaw),
+    ("/paths/1/examples", runs.PathExamples),
+    ("/usage", runs.Usage),
+    ("/samples", runs.SampleList),
+    ("/samples?order=loss&descending=true", runs.SampleList),
+    ("/samples/0", runs.SampleDetails),
+    ("/distributions/compute", runs.Distribution),
+    ("/distributions/reuse?per=token&bins=7", runs.Distribution),
+    ("/distributions/gate_entropy?per=token", runs.Distribution),
+    ("/distributions/loss", runs.Distribution),
+    ("/export", exports.TableList),
 ]
 
 
 @pytest.mark.parametrize("run", ["vision", "text", "top2"])
 @pytest.mark.parametrize(("path", "model"), EVERY_GET)
-def test_every_question_is_answered_as_documented(api: Served, run: str, path: str, model: type[schemas.Shape]) -> None:
+def test_every_question_is_answered_as_documented(api: Served, run: str, path: str, model: type[runs.Shape]) -> None:
     """The documented keys are there, and nothing that is not documented."""
     answer = api.get(f"/runs/{run}{path}")
     assert answer.status_code == 200, answer.text
@@ -95,13 +96,13 @@ def test_head_of_an_export_does_not_stream_it(api: Served, monkeypatch: pytest.M
     assert len(chunks) == made
 
 
-def undocumented(shape: schemas.Shape) -> list[str]:
+def undocumented(shape: runs.Shape) -> list[str]:
     """Keys of an answer that its model does not name."""
     found = [f"{type(shape).__name__}.{name}" for name in shape.model_extra or {}]
     for name in type(shape).model_fields:
         value = getattr(shape, name)
         for part in value if isinstance(value, list) else [value]:
-            if isinstance(part, schemas.Shape):
+            if isinstance(part, runs.Shape):
                 found += undocumented(part)
     return found
 
@@ -336,7 +337,7 @@ def test_health_and_metrics(api: Served) -> None:
 
 
 def test_answer_cache_stays_in_its_bounds() -> None:
-    from backend.answers import Answer, AnswerCache
+    from tokenpaths.backend.runs.answers import Answer, AnswerCache
 
     cache = AnswerCache(100)
     for i in range(50):

@@ -160,7 +160,7 @@ def test_hostile_search_finds_nothing(api: Served, text: str) -> None:
 
 
 def test_an_unforeseen_error_is_a_bare_500(api: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.store import Run
+    from tokenpaths.engine.store.ask.run import Run
 
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a secret of the house")

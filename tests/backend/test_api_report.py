@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tokenpaths.engine.store.ask.run import Run
 
-from engine.store import Run
 from tests.backend.conftest import Served, api_for, problem
-from tests.frontend.answers import PNG
-from tests.runs import make_run
+from tests.support.page_answers import PNG
+from tests.support.runs import make_run
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,17 @@ def test_a_finished_dream_changes_the_report(served: Served) -> None:
 def dream(folder: Path, model: str, checkpoint: str) -> None:
     """A finished dream as ``tokenpaths dream`` leaves it."""
     folder.mkdir(parents=True, exist_ok=True)
-    one = {"name": "S = 1", "image": "dream-0.png", "steps": [0], "group": None, "context": False, "objective": 0.5,
-           "matched_choices": 0.5, "matched_tokens": 0.25, "top": [["cat", 0.9]]}  # fmt: skip
+    one = {
+        "name": "S = 1",
+        "image": "dream-0.png",
+        "steps": [0],
+        "group": None,
+        "context": False,
+        "objective": 0.5,
+        "matched_choices": 0.5,
+        "matched_tokens": 0.25,
+        "top": [["cat", 0.9]],
+    }
     request = {"model": model, "run": "demo", "sample": 0, "target": {"of": "choices", "until": [1]}}
     result = {"model": model, "checkpoint_sha256": checkpoint, "request": request, "original": None, "dreams": [one]}
     (folder / "dream-0.png").write_bytes(PNG)

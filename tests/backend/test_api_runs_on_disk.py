@@ -9,12 +9,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tokenpaths.backend.problems import Problem
+from tokenpaths.backend.runs.registry import RunRegistry
 
-from backend.problems import Problem
-from backend.runs import RunRegistry
 from tests.backend.conftest import API, Serve, Served, problem
-from tests.coroutines import run_alone
-from tests.runs import make_run
+from tests.support.coroutines import run_alone
+from tests.support.runs import make_run
 
 
 def cut_in_half(path: Path) -> None:
@@ -175,7 +175,7 @@ def test_only_so_many_files_stay_open(tmp_path: Path) -> None:
 
 
 def test_cards_are_remembered_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.store import Run
+    from tokenpaths.engine.store.ask.run import Run
 
     make_run(tmp_path, "one", samples=1, twin=False)
     registry = RunRegistry(tmp_path, max_open=1)

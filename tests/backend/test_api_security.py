@@ -7,9 +7,9 @@ import re
 
 import httpx
 import pytest
+from tokenpaths.backend.settings import load_settings, require_safe_bind
+from tokenpaths.engine.base.errors import UserError
 
-from backend.settings import load_settings, require_safe_bind
-from engine.errors import UserError
 from tests.backend.conftest import API, TOKEN, Serve, Served, problem
 
 HOSTILE_HOSTS = [

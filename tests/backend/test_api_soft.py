@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.backend.conftest import Serve, Served, problem
-from tests.engine.store.test_store_soft import LABELS, seal
+from tests.engine.store.file.test_soft_tables import LABELS, seal
 
 
 def test_means_samples_and_labels_are_the_arrays(serve: Serve) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import pytest
 from PIL import Image
+from tokenpaths.backend.problems import Problem
+from tokenpaths.backend.settings import load_settings
+from tokenpaths.backend.worker.decoder import Decoder
+from tokenpaths.backend.worker.worker import SECRET_HEADER, create_worker
+from tokenpaths.engine.base.errors import UserError
 
-from backend.decoder import Decoder
-from backend.problems import Problem
-from backend.settings import load_settings
-from backend.worker import SECRET_HEADER, create_worker
-from engine.errors import UserError
 from tests.backend.conftest import API, SECRET, Served, api_for, png, problem, serving
 
 
@@ -66,8 +66,9 @@ def test_what_a_run_is_for_is_its_split(tracing: Served) -> None:
         files |= {} if purpose is None else {"purpose": (None, purpose)}
         return tracing.client.post(f"{API}/traces", files=files)
 
-    splits = [tracing.get(f"/runs/{asked(purpose).json()['run']}").json()["split"]
-              for purpose in (None, "try", "detour")]  # fmt: skip
+    splits = [
+        tracing.get(f"/runs/{asked(purpose).json()['run']}").json()["split"] for purpose in (None, "try", "detour")
+    ]
     assert splits == ["try", "try", "detour"]
     for bad in ("", "Detour", "x" * 1000):
         answer = asked(bad)
@@ -203,9 +204,9 @@ def test_corrupt_checkpoint(tracing: Served, models_dir: Any) -> None:
 
 
 def test_model_work_is_never_done_twice_at_once(tracing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    import engine.tracing
+    import tokenpaths.engine.tracing.trace_run
 
-    real, inside, seen = engine.tracing.trace_samples, [], []
+    real, inside, seen = tokenpaths.engine.tracing.trace_run.trace_samples, [], []
 
     def watched(*arguments: Any, **options: Any) -> Any:
         inside.append(1)
@@ -215,7 +216,7 @@ def test_model_work_is_never_done_twice_at_once(tracing: Served, monkeypatch: py
         finally:
             inside.pop()
 
-    monkeypatch.setattr(engine.tracing, "trace_samples", watched)
+    monkeypatch.setattr(tokenpaths.engine.tracing.trace_run, "trace_samples", watched)
     codes: list[int] = []
     threads = [
         threading.Thread(target=lambda: codes.append(send(tracing, "tiny-text", text="the cat").status_code))
@@ -244,22 +245,22 @@ def test_full_queue_is_told_to_come_back(tracing: Served) -> None:
 def test_full_disk_is_507(tracing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     import errno
 
-    import engine.tracing
+    import tokenpaths.engine.tracing.trace_run
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(engine.tracing, "trace_samples", full)
+    monkeypatch.setattr(tokenpaths.engine.tracing.trace_run, "trace_samples", full)
     problem(send(tracing, "tiny-text", text="the cat"), 507)
 
 
 def test_unforeseen_error_in_the_worker_is_a_bare_500(tracing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    import engine.tracing
+    import tokenpaths.engine.tracing.trace_run
 
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("secret of the house")
 
-    monkeypatch.setattr(engine.tracing, "trace_samples", broken)
+    monkeypatch.setattr(tokenpaths.engine.tracing.trace_run, "trace_samples", broken)
     answer = send(tracing, "tiny-text", text="the cat")
     problem(answer, 500)
     assert "secret of the house" not in answer.text

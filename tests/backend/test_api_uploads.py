@@ -189,7 +189,7 @@ def test_worker_away_is_a_problem(api: Served) -> None:
 
 def test_a_list_of_models_does_not_wait_as_long_as_a_trace(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that is just starting takes connections and answers later."""
-    monkeypatch.setattr("backend.worker_client.LIST_SECONDS", 0.3)
+    monkeypatch.setattr("tokenpaths.backend.worker.client.LIST_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         served = serve(worker_url=f"http://127.0.0.1:{silent.getsockname()[1]}", trace_seconds=600)
         for path in ("/models", "/models/m"):

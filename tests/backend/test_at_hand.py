@@ -10,14 +10,14 @@ from contextlib import suppress
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tokenpaths.backend.http.concurrency import Slots
+from tokenpaths.backend.http.connection import HEAD_BYTES
+from tokenpaths.backend.http.response_cache import MOST, AtHand
+from tokenpaths.backend.problems import Problem
 
-from backend.at_hand import MOST, AtHand
-from backend.connection import HEAD_BYTES
-from backend.problems import Problem
-from backend.slots import Slots
 from tests.backend.conftest import API, TOKEN, Serve, Served, problem, raw
-from tests.coroutines import run_alone
-from tests.runs import make_run
+from tests.support.coroutines import run_alone
+from tests.support.runs import make_run
 
 PATHS = ("/runs/vision", "/runs/vision/flow?min_share=0.01", "/runs/vision/paths?limit=3", "/runs/text/samples/2")
 
@@ -26,9 +26,11 @@ def count(served: Served, name: str, **labels: str) -> float:
     """What a counter of /metrics says."""
     text = served.client.get("/metrics", headers={"authorization": f"Bearer {TOKEN}"}).text
     return sum(
-        sample.value for family in text_string_to_metric_families(text) for sample in family.samples
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
         if sample.name == name and labels.items() <= sample.labels.items()
-    )  # fmt: skip
+    )
 
 
 def test_the_second_answer_is_the_first(serve: Serve) -> None:

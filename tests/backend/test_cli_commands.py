@@ -16,19 +16,34 @@ from pathlib import Path
 import httpx
 import pyarrow.parquet
 import pytest
+from tokenpaths.backend.settings import load_settings
+from tokenpaths.engine.base.errors import UserError
 
-from backend.cli import bars, main
-from backend.cli.children import pick_port
-from backend.cli.crash import write_crash
-from backend.cli.doctor import examine, read_constraints
-from backend.settings import load_settings
-from engine.errors import UserError
 from tests.backend.conftest import API
-from tests.runs import make_run
+from tests.support.runs import make_run
+from tokenpaths.cli.doctor import examine, read_constraints
+from tokenpaths.cli.main import main
+from tokenpaths.cli.support import progress_bar
+from tokenpaths.cli.support.crash import write_crash
+from tokenpaths.cli.support.processes import pick_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-COMMANDS = ["up", "worker", "jobs", "demo", "trace", "import", "train", "ls", "export", "doctor", "seal", "figures",
-            "report", "dream"]  # fmt: skip
+COMMANDS = [
+    "up",
+    "worker",
+    "jobs",
+    "demo",
+    "trace",
+    "import",
+    "train",
+    "ls",
+    "export",
+    "doctor",
+    "seal",
+    "figures",
+    "report",
+    "dream",
+]
 TRACE = ["trace", "--model", "dna-vision-top1"]
 HEAVY = ["torch", "duckdb", "streamlit", "fastapi", "pandas", "numpy", "pyarrow", "PIL"]
 
@@ -43,7 +58,7 @@ def data_dir(tmp_path: Path) -> Path:
 
 def run_cli(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     """`tokenpaths …` in a new process."""
-    code = "import sys; from backend.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from tokenpaths.cli.main import main; sys.exit(main(sys.argv[1:]))"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TOKENPATHS_")}
     environment["PYTHONPATH"] = str(ROOT)
     if encoding := options.pop("encoding_of_output", None):
@@ -60,7 +75,7 @@ def run_cli(*arguments: str, **options: object) -> subprocess.CompletedProcess[s
 def test_help_needs_nothing_heavy() -> None:
     """What makes `--help` quick, without a stopwatch."""
     code = (
-        "import sys; from backend.cli import main; main(['--help']); main(['up', '--help']); "
+        "import sys; from tokenpaths.cli.main import main; main(['--help']); main(['up', '--help']); "
         f"print('HEAVY', [name for name in {HEAVY!r} if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
@@ -123,10 +138,22 @@ def test_wrong_input_is_one_line_and_code_2(
 
 @pytest.mark.parametrize(
     "command",
-    [["up"], ["worker"], ["jobs"], ["jobs", "list"], ["demo"], ["ls"], ["doctor"], ["export", "good", "path"],
-     ["seal", "good"], ["report", "good", "--out", "x.html"], ["dream", "--model", "m"], ["import", "x.npy"],
-     [*TRACE, "--data", "x"]],
-)  # fmt: skip
+    [
+        ["up"],
+        ["worker"],
+        ["jobs"],
+        ["jobs", "list"],
+        ["demo"],
+        ["ls"],
+        ["doctor"],
+        ["export", "good", "path"],
+        ["seal", "good"],
+        ["report", "good", "--out", "x.html"],
+        ["dream", "--model", "m"],
+        ["import", "x.npy"],
+        [*TRACE, "--data", "x"],
+    ],
+)
 def test_a_data_folder_without_a_name_is_not_the_current_one(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
@@ -260,12 +287,12 @@ def test_progress_on_a_pipe_is_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without any call of ``update`` too: the longest steps report nothing."""
-    monkeypatch.setattr(bars, "FIRST_LINE_SECONDS", 0.05)
-    monkeypatch.setattr(bars, "LINE_SECONDS", 0.05)
-    with bars.waiting("reading"):
+    monkeypatch.setattr(progress_bar, "FIRST_LINE_SECONDS", 0.05)
+    monkeypatch.setattr(progress_bar, "LINE_SECONDS", 0.05)
+    with progress_bar.waiting("reading"):
         time.sleep(0.3)
     assert "reading: 0 s so far" in capsys.readouterr().err
-    with bars.bar("tracing", 200, "samples") as progress:
+    with progress_bar.bar("tracing", 200, "samples") as progress:
         progress.update(50, "3,200 tokens")
         time.sleep(0.3)
     shown = capsys.readouterr().err
@@ -273,7 +300,7 @@ def test_progress_on_a_pipe_is_a_line_now_and_then(
     assert "samples/s" in shown
     assert "min left" in shown
     assert "3,200 tokens" in shown
-    with bars.bar("quick", 2, "samples"):
+    with progress_bar.bar("quick", 2, "samples"):
         pass
     assert capsys.readouterr().err == ""
 
@@ -299,7 +326,7 @@ def test_unforeseen_error_goes_to_a_log(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("what nobody expected")
 
-    monkeypatch.setattr("backend.settings.load_settings", broken)
+    monkeypatch.setattr("tokenpaths.backend.settings.load_settings", broken)
     monkeypatch.setenv("TOKENPATHS_DATA_DIR", str(tmp_path))
     assert main(["ls"]) == 1
     shown = capsys.readouterr().err
@@ -326,7 +353,7 @@ def test_interrupted_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("backend.settings.load_settings", interrupted)
+    monkeypatch.setattr("tokenpaths.backend.settings.load_settings", interrupted)
     assert main(["ls"]) == 130
     assert capsys.readouterr().err == "Stopped.\n"
 
@@ -383,7 +410,7 @@ def start_up(data_dir: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     environment |= {"PYTHONPATH": str(ROOT), "TOKENPATHS_WARM_MODELS": "false", "OMP_NUM_THREADS": "1"}
 
     def start(*arguments: str) -> subprocess.Popen[str]:
-        code = "import sys; from backend.cli import main; sys.exit(main(sys.argv[1:]))"
+        code = "import sys; from tokenpaths.cli.main import main; sys.exit(main(sys.argv[1:]))"
         command = [sys.executable, "-c", code, "up", "--data-dir", str(data_dir), *arguments]
         process = subprocess.Popen(
             command,
@@ -428,7 +455,7 @@ def children_of(process: subprocess.Popen[str]) -> dict[str, int]:
             except (OSError, IndexError):
                 continue
             if parent == process.pid:
-                role = next((w for w in ("worker", "api", "frontend.serve") if w in command), command)
+                role = next((w for w in ("worker", "api", "tokenpaths.frontend.server.serve") if w in command), command)
                 found[role] = int(folder.name)
     return found
 
@@ -483,7 +510,7 @@ def test_up_starts_the_page_too(start_up: Callable[..., subprocess.Popen[str]]) 
     url = next(line.split()[-1] for line in lines if line.split()[:1] == ["page"])
     assert httpx.get(f"{url}/_stcore/health", trust_env=False).text == "ok"
     if sys.platform.startswith("linux"):
-        pid = children_of(process)["frontend.serve"]
+        pid = children_of(process)["tokenpaths.frontend.server.serve"]
         environment = Path(f"/proc/{pid}/environ").read_text()
         assert "TOKENPATHS_WORKER_SECRET" not in environment
         assert "TOKENPATHS_API_URL=http://127.0.0.1:" in environment
@@ -493,8 +520,9 @@ def test_up_starts_the_page_too(start_up: Callable[..., subprocess.Popen[str]]) 
 
 
 def test_the_demo_shows_each_model_what_it_learnt_from() -> None:
-    from backend.cli.demo import _sets
-    from engine.datasets import BUNDLED
+    from tokenpaths.engine.data.datasets import BUNDLED
+
+    from tokenpaths.cli.demo import _sets
 
     assert _sets("raytracing-digits-relaxed", "vision") == ("bundled:digits",)
     assert _sets("hmodel-languages", "text") == ("bundled:languages",)

@@ -10,19 +10,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tokenpaths.backend.jobs.table import JobTable
+from tokenpaths.backend.settings import Settings, load_settings
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.trusted_files import FOLDER
+from tokenpaths.engine.jobs.registry import write_artifact
+from tokenpaths.engine.store.file.verification import verify_run
 
-from backend.cli import main
-from backend.cli.bars import Bar
-from backend.cli.doctor_files import jobs, models, runs
-from backend.cli.finding import Finding
-from backend.jobs.table import JobTable
-from backend.settings import Settings, load_settings
-from engine.errors import UserError
-from engine.jobs import write_artifact
-from engine.own import FOLDER
-from engine.store.verify import verify_run
-from tests.jobs import picture
-from tests.runs import make_run
+from tests.support.jobs import picture
+from tests.support.runs import make_run
+from tokenpaths.cli.main import main
+from tokenpaths.cli.support.doctor_files import jobs, models, runs
+from tokenpaths.cli.support.finding import Finding
+from tokenpaths.cli.support.progress_bar import Bar
 
 
 def spoil(file: Path, place: float = 0.5) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from backend.cli import main
 from tests.backend.conftest import hear_interrupts
-from tests.checkpoints import save_tiny
+from tests.support.checkpoints import save_tiny
+from tokenpaths.cli.main import main
 
 ASK = ["dream", "--model", "tiny", "--data", "bundled:scenes", "--row", "3"]
 
@@ -26,7 +26,12 @@ def data_dir(tmp_path: Path) -> Path:
 
 def test_a_stopped_dream_goes_on_where_it_stood(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ask = [*ASK, "--until", "2", "--iterations", "640", "--data-dir", str(data_dir), "--device", "cpu"]
-    command = [sys.executable, "-c", "import sys; from backend.cli import main; sys.exit(main(sys.argv[1:]))", *ask]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from tokenpaths.cli.main import main; sys.exit(main(sys.argv[1:]))",
+        *ask,
+    ]
     stopped = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=hear_interrupts
     )
@@ -45,8 +50,27 @@ def test_a_stopped_dream_goes_on_where_it_stood(data_dir: Path, capsys: pytest.C
 
 def test_a_text_dream_counts_its_two_parts_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_tiny(tmp_path / "models" / "tiny-text", "text")
-    ask = ["dream", "--model", "tiny-text", "--data", "bundled:texts", "--row", "0", "--until", "2", "--first", "3",
-           "--length", "4", "--iterations", "2", "--data-dir", str(tmp_path), "--device", "cpu"]  # fmt: skip
+    ask = [
+        "dream",
+        "--model",
+        "tiny-text",
+        "--data",
+        "bundled:texts",
+        "--row",
+        "0",
+        "--until",
+        "2",
+        "--first",
+        "3",
+        "--length",
+        "4",
+        "--iterations",
+        "2",
+        "--data-dir",
+        str(tmp_path),
+        "--device",
+        "cpu",
+    ]
     assert main(ask) == 0
     told = capsys.readouterr()
     assert "% of the tokens match" in told.out
@@ -55,22 +79,25 @@ def test_a_text_dream_counts_its_two_parts_apart(tmp_path: Path, capsys: pytest.
     assert (result["request"]["target"]["first"], len(result["original"]["tokens"])) == (3, 4)
 
 
-@pytest.mark.parametrize(("extra", "words"), [
-    (["--until", "4"], "decides 3 times"),
-    (["--patches", ""], "the group is empty"),
-    (["--patches", "a,b"], "whole numbers"),
-    (["--first", "2"], "takes images"),
-    (["--first", "2", "--class", "1"], "are for the choices of an original"),
-    (["--rank", "1", "--module", "2"], "different dreams"),
-    (["--direction", "1.2"], "layer.head.direction"),
-    (["--step", "1"], "is for --module"),
-    (["--iterations", "1000000000"], "65536"),
-    (["--iterations", "0"], "tokenpaths: `--iterations`: Input"),
-    (["--length", "0"], "tokenpaths: `--length`: Input"),
-    (["--until", "-3"], "tokenpaths: `--until`: Input"),
-    (["--module", "1", "--step", "-1"], "tokenpaths: `--step`: Input"),
-    (["--image", "nowhere.png"], "no image file"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (["--until", "4"], "decides 3 times"),
+        (["--patches", ""], "the group is empty"),
+        (["--patches", "a,b"], "whole numbers"),
+        (["--first", "2"], "takes images"),
+        (["--first", "2", "--class", "1"], "are for the choices of an original"),
+        (["--rank", "1", "--module", "2"], "different dreams"),
+        (["--direction", "1.2"], "layer.head.direction"),
+        (["--step", "1"], "is for --module"),
+        (["--iterations", "1000000000"], "65536"),
+        (["--iterations", "0"], "tokenpaths: `--iterations`: Input"),
+        (["--length", "0"], "tokenpaths: `--length`: Input"),
+        (["--until", "-3"], "tokenpaths: `--until`: Input"),
+        (["--module", "1", "--step", "-1"], "tokenpaths: `--step`: Input"),
+        (["--image", "nowhere.png"], "no image file"),
+    ],
+)
 def test_what_cannot_be_dreamed_is_one_line(
     data_dir: Path, extra: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

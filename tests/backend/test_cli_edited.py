@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.run import Run
 
-from backend.cli import edited, main
-from engine.errors import UserError
-from engine.store import Run
+from tokenpaths.cli import edited
+from tokenpaths.cli.main import main
 
 BAN = {"edits": [{"edit": "ban", "modules": [1], "step": 1}]}
 
@@ -78,9 +79,9 @@ def test_what_cannot_be_is_one_line_and_code_2(
 
 def test_a_failure_after_the_unchanged_run_leaves_none_behind(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The edited run is the second one; the first is of no use without it."""
-    from engine import tracing
+    from tokenpaths.engine.tracing import trace_run
 
-    made = tracing.trace_samples
+    made = trace_run.trace_samples
 
     def trace_samples(loaded, samples, runs_dir, **options):
         if loaded.controls is not None:
@@ -88,7 +89,7 @@ def test_a_failure_after_the_unchanged_run_leaves_none_behind(home: Path, monkey
             raise UserError("the disk is on fire")
         return made(loaded, samples, runs_dir, **options)
 
-    monkeypatch.setattr(tracing, "trace_samples", trace_samples)
+    monkeypatch.setattr(trace_run, "trace_samples", trace_samples)
     assert trace(home, "tiny-text", "bundled:texts", "--controls", json.dumps(BAN), "--beside", "--run", "r") == 2
     assert not list(home.glob("runs/*"))
 

@@ -9,12 +9,12 @@ import re
 from pathlib import Path
 
 import pytest
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.frontend.figures import KINDS
+from tokenpaths.frontend.figures.report import _details
 
-from backend.cli import main
-from engine.store import Run
-from frontend.figures import KINDS
-from frontend.figures.report import _details
-from tests.runs import make_run
+from tests.support.runs import make_run
+from tokenpaths.cli.main import main
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_nothing_is_left_when_drawing_breaks_off(data_dir, tmp_path, monkeypatch
     def broken(*_given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("frontend.figures.files.csv_of", broken)
+    monkeypatch.setattr("tokenpaths.frontend.figures.files.csv_of", broken)
     assert figures(data_dir, "--run", "pictures", "--out", str(tmp_path / "figures"), "--format", "csv") == 130
     assert os.listdir(tmp_path) == []
 
@@ -123,8 +123,10 @@ def test_a_report_is_one_page_that_asks_for_nothing(data_dir, tmp_path, capsys):
 
 def test_a_second_run_that_does_not_fit_is_said_in_index_and_report(data_dir, tmp_path, capsys):
     out = tmp_path / "figures"
-    assert figures(data_dir, "--run", "words", "--beside", "pictures", "--out", str(out), "--only", "7",
-                   "--format", "csv") == 0  # fmt: skip
+    assert (
+        figures(data_dir, "--run", "words", "--beside", "pictures", "--out", str(out), "--only", "7", "--format", "csv")
+        == 0
+    )
     assert "fig7: Drawn without the second run: " in capsys.readouterr().out
     index = json.loads((out / "index.json").read_text("utf-8"))
     assert {row["figure"] for row in index["figures"]} >= {"fig7-reuse", "fig7-samples"}

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenpaths.engine.store.ask.run import Run
 
-from backend.cli import main
-from engine.store import Run
-from tests.engine.adapters.tiny_huggingface import TEXTS, save_tiny
+from tests.support.tiny_huggingface import TEXTS, save_tiny
+from tokenpaths.cli.main import main
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +56,17 @@ def test_a_checkpoint_folder_becomes_a_run(
     ],
 )
 def test_wrong_input_is_one_line_and_code_2(
-    olmoe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-    changes: dict[str, str], said: str,
-) -> None:  # fmt: skip
+    olmoe: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, str],
+    said: str,
+) -> None:
     """And it is said before any weights are read."""
-    monkeypatch.setattr("engine.adapters.huggingface.load", lambda *a, **k: pytest.fail("weights were read"))
+    monkeypatch.setattr(
+        "tokenpaths.engine.adapters.huggingface.tracing.load", lambda *a, **k: pytest.fail("weights were read")
+    )
     (tmp_path / "empty").mkdir()
     options = {"--model": f"hf:{olmoe}", "--data": "bundled:texts", "--data-dir": str(tmp_path)} | changes
     arguments = [part.format(empty=tmp_path / "empty") for pair in options.items() for part in pair]
@@ -124,8 +130,24 @@ def test_an_edited_run_and_the_unchanged_one_beside_it(
 def test_a_share_of_each_layers_experts(olmoe: Path, texts: Path, tmp_path: Path) -> None:
     controls = json.dumps({"ban_share": 0.25, "which": "top"})
     assert main(edited(olmoe, texts, tmp_path, controls, "--run", "share")) == 0
-    assert main(["trace", "--model", f"hf:{olmoe}", "--data", str(texts), "--data-dir", str(tmp_path), "--run", "all",
-                 "--device", "cpu"]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "trace",
+                "--model",
+                f"hf:{olmoe}",
+                "--data",
+                str(texts),
+                "--data-dir",
+                str(tmp_path),
+                "--run",
+                "all",
+                "--device",
+                "cpu",
+            ]
+        )
+        == 0
+    )
     with Run.open(tmp_path / "runs" / "share.duckdb") as run:
         edits, after = run.info()["config"]["controls"]["edits"], counts_of(run)
     with Run.open(tmp_path / "runs" / "all.duckdb") as run:
@@ -154,11 +176,18 @@ def test_a_share_of_each_layers_experts(olmoe: Path, texts: Path, tmp_path: Path
     ],
 )
 def test_controls_that_mean_nothing_are_one_line_and_code_2(
-    olmoe: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-    controls: str, said: str,
-) -> None:  # fmt: skip
+    olmoe: Path,
+    texts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    controls: str,
+    said: str,
+) -> None:
     """And it is said before any weights are read."""
-    monkeypatch.setattr("engine.adapters.huggingface.load", lambda *a, **k: pytest.fail("weights were read"))
+    monkeypatch.setattr(
+        "tokenpaths.engine.adapters.huggingface.tracing.load", lambda *a, **k: pytest.fail("weights were read")
+    )
     assert main(edited(olmoe, texts, tmp_path, controls)) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1, lines

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+from tokenpaths.backend.jobs.service import Jobs
+from tokenpaths.backend.settings import load_settings
 
-from backend.cli import main
-from backend.jobs.service import Jobs
-from backend.settings import load_settings
 from tests.backend.conftest import hear_interrupts
 from tests.backend.test_cli_commands import ROOT, run_cli
+from tokenpaths.cli.main import main
 
 
 @pytest.fixture
@@ -57,13 +57,16 @@ def test_the_queue_from_a_terminal(jobs: Jobs, tmp_path: Path, capsys: pytest.Ca
 
 def test_a_further_worker_does_jobs_until_it_is_stopped(jobs: Jobs, tmp_path: Path) -> None:
     job = submit(jobs, run="made")
-    code = "import sys; from backend.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from tokenpaths.cli.main import main; sys.exit(main(sys.argv[1:]))"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TOKENPATHS_")} | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [sys.executable, "-c", code, "worker", "--data-dir", str(tmp_path)],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
         preexec_fn=hear_interrupts,
-    ) as process:  # fmt: skip
+    ) as process:
         try:
             ends = time.monotonic() + 120
             while jobs.get(job)["state"] != "succeeded":

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.file.filters import Query
 
-from backend.cli import main
-from backend.cluster import Following, Outcome, RayCluster, run_shards
-from engine.errors import UserError
-from engine.store import Run
-from engine.store.filters import Query
-from tests.checkpoints import WORDS, save_tiny
+from tests.support.checkpoints import WORDS, save_tiny
+from tokenpaths.cli.main import main
+from tokenpaths.cli.support.shard_workers import Following, Outcome, RayCluster, run_shards
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def arguments(home: Path, *more: str) -> list[str]:
-    return ["trace", "--model", "tiny", "--data", str(home / "t.jsonl"), "--batch-size", "1",
-            "--data-dir", str(home / "data"), *more]  # fmt: skip
+    return [
+        "trace",
+        "--model",
+        "tiny",
+        "--data",
+        str(home / "t.jsonl"),
+        "--batch-size",
+        "1",
+        "--data-dir",
+        str(home / "data"),
+        *more,
+    ]
 
 
 def ribbons(home: Path, run: str) -> list[tuple]:
@@ -113,9 +123,7 @@ def test_shards_by_hand_are_resumed_and_sealed_by_name(home: Path, capsys: pytes
         (["--shard", "1/2", "--run", "x", "--shards-dir", "/dev/null"], "nothing can be written to the folder"),
     ],
 )
-def test_wrong_input_is_one_line(
-    home: Path, capsys: pytest.CaptureFixture[str], more: list[str], words: str
-) -> None:
+def test_wrong_input_is_one_line(home: Path, capsys: pytest.CaptureFixture[str], more: list[str], words: str) -> None:
     assert main(arguments(home, *more)) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tokenpaths: ")]
     assert words in line

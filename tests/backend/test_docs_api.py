@@ -19,13 +19,13 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from tokenpaths.backend.settings import load_settings
+from tokenpaths.backend.worker.worker import create_worker
+from tokenpaths.engine.jobs.registry import write_artifact
 
-from backend.settings import load_settings
-from backend.worker import create_worker
-from engine.jobs import write_artifact
 from tests.backend.conftest import SECRET, Served, api_for, make_models, png, serving
-from tests.engine.store.test_store_soft import seal
-from tests.runs import make_experts, make_run
+from tests.engine.store.file.test_soft_tables import seal
+from tests.support.runs import make_experts, make_run
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "api.md"
 BLOCK = re.compile(r"```sh\n(curl .*?)\n```\n(?:\n`(\d+)`(?:, [^\n]*)?\n)?(?:\n```json\n(.*?)\n```\n)?", re.DOTALL)
@@ -53,9 +53,10 @@ def example_server(folder: Path) -> Iterator[Served]:
         made = make_experts(name, series=("my-training", iteration), drift=drift, samples=12)
         made.write(folder / "data" / "runs")
     options = {"data_dir": folder / "data", "worker_secret": SECRET, "warm_models": False}
-    with serving(create_worker(load_settings(**options))) as url, api_for(
-        folder / "data", worker_url=url, worker_secret=SECRET
-    ) as served:
+    with (
+        serving(create_worker(load_settings(**options))) as url,
+        api_for(folder / "data", worker_url=url, worker_secret=SECRET) as served,
+    ):
         make_job(served, "my-job", {"limit": 2})
         cut = folder / "data" / "inbox" / "cut.png"
         cut.parent.mkdir(exist_ok=True)

@@ -13,13 +13,13 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.frames import PAGE, Frames
+from tokenpaths.engine.store.ask.run import Run
 
-from engine.errors import UserError
-from engine.store import Run
-from engine.store.frames import PAGE, Frames
 from tests.backend.conftest import API, Served, api_for
-from tests.engine.store.test_store_soft import seal
-from tests.runs import make_experts, make_run
+from tests.engine.store.file.test_soft_tables import seal
+from tests.support.runs import make_experts, make_run
 
 Rows = list[dict[str, Any]]
 
@@ -66,8 +66,12 @@ SAME: dict[str, tuple[str, Callable[[Frames], pd.DataFrame], str, Callable[[dict
     "modules": ("text", lambda f: f.modules(), "/runs/text", key("modules")),
     "associations": ("text", lambda f: f.associations(), "/runs/text", key("associations")),
     "tables": ("soft", lambda f: f.tables(), "/runs/soft/export", key("tables")),
-    "flow": ("text", lambda f: f.flow(label="code", through=[(1, 2)]), "/runs/text/flow?label=code&through=1.2",
-             key("links")),
+    "flow": (
+        "text",
+        lambda f: f.flow(label="code", through=[(1, 2)]),
+        "/runs/text/flow?label=code&through=1.2",
+        key("links"),
+    ),
     "nodes": ("vision", lambda f: f.nodes(steps=(0, 3)), "/runs/vision/flow?steps=0:3", key("nodes")),
     "usage": ("text", lambda f: f.usage(), "/runs/text/usage", key("usage")),
     "load": ("text", lambda f: f.load("code"), "/runs/text/usage?label=code", key("steps")),
@@ -76,31 +80,54 @@ SAME: dict[str, tuple[str, Callable[[Frames], pd.DataFrame], str, Callable[[dict
     "fit_points": ("vision", lambda f: f.fit_points(), "/runs/vision/paths/fit", lambda a: points(a, "points")),
     "law": ("vision", lambda f: f.law(3), "/runs/vision/paths/law?draws=3", lambda a: kinds(a, "curve")),
     "law_curve": ("vision", lambda f: f.law_curve(), "/runs/vision/paths/law?draws=0", lambda a: points(a, "curve")),
-    "examples": ("text", lambda f: f.examples(2, 5, 3), "/runs/text/paths/2/examples?limit=5&seed=3",
-                 key("examples")),
+    "examples": ("text", lambda f: f.examples(2, 5, 3), "/runs/text/paths/2/examples?limit=5&seed=3", key("examples")),
     "knowledge": ("text", lambda f: f.knowledge(), "/runs/text/paths/knowledge", key("properties")),
-    "specific": ("vision", lambda f: f.specific("module", least=2), "/runs/vision/specific?of=module&least=2",
-                 key("rows")),
+    "specific": (
+        "vision",
+        lambda f: f.specific("module", least=2),
+        "/runs/vision/specific?of=module&least=2",
+        key("rows"),
+    ),
     "search": ("text", lambda f: f.search(q="the"), "/runs/text/tokens/search?q=the", key("paths")),
     "search_modules": ("text", lambda f: f.search_modules(q="the"), "/runs/text/tokens/search?q=the", key("modules")),
-    "search_examples": ("text", lambda f: f.search_examples(q="the"), "/runs/text/tokens/search?q=the",
-                        key("examples")),
-    "samples": ("vision", lambda f: f.samples(order="loss"), "/runs/vision/samples?order=loss&limit=500",
-                key("samples")),
+    "search_examples": (
+        "text",
+        lambda f: f.search_examples(q="the"),
+        "/runs/text/tokens/search?q=the",
+        key("examples"),
+    ),
+    "samples": (
+        "vision",
+        lambda f: f.samples(order="loss"),
+        "/runs/vision/samples?order=loss&limit=500",
+        key("samples"),
+    ),
     "tokens": ("text", lambda f: f.tokens(2), "/runs/text/samples/2", key("tokens")),
-    "distribution": ("text", lambda f: f.distribution("loss", "token", 7),
-                     "/runs/text/distributions/loss?per=token&bins=7", key("bins")),
+    "distribution": (
+        "text",
+        lambda f: f.distribution("loss", "token", 7),
+        "/runs/text/distributions/loss?per=token&bins=7",
+        key("bins"),
+    ),
     "by_label": ("vision", lambda f: f.by_label("compute"), "/runs/vision/distributions/compute", key("by_label")),
     "similar_samples": ("vision", lambda f: f.similar_samples(1), "/runs/vision/samples/1/similar", key("similar")),
-    "similar_paths": ("vision", lambda f: f.similar_paths(1, 4), "/runs/vision/tokens/similar?sample=1&token=4",
-                      key("paths")),
+    "similar_paths": (
+        "vision",
+        lambda f: f.similar_paths(1, 4),
+        "/runs/vision/tokens/similar?sample=1&token=4",
+        key("paths"),
+    ),
     "map": ("vision", lambda f: f.map(), "/runs/vision/map", key("points")),
-    "specialisation": ("experts", lambda f: f.specialisation("input", 1),
-                       "/runs/experts/specialisation?of=input&step=1", preferences),
+    "specialisation": (
+        "experts",
+        lambda f: f.specialisation("input", 1),
+        "/runs/experts/specialisation?of=input&step=1",
+        preferences,
+    ),
     "co_activation": ("experts", lambda f: f.co_activation(2), "/runs/experts/co_activation?step=2", key("pairs")),
     "repetition": ("experts", lambda f: f.repetition(), "/runs/experts/repetition", key("steps")),
     "soft": ("soft", lambda f: f.soft("edges"), "/runs/soft/edges", edges),
-}  # fmt: skip
+}
 TWO_RUNS = {"compare", "effect"}
 WHOLE = {"table", "arrow"}
 
@@ -165,7 +192,7 @@ def test_two_runs_side_by_side(served: Served) -> None:
 
 
 def test_all_pages_come_and_a_limit_ends_them(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.store.frames.PAGE", 7)
+    monkeypatch.setattr("tokenpaths.engine.store.ask.frames.PAGE", 7)
     assert PAGE >= 500
     with opened(served, "vision") as run:
         whole = run.frames.paths()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tokenpaths.backend.problems import Problem
+from tokenpaths.backend.worker.huggingface import HuggingFaceModels, huggingface_details
+from tokenpaths.engine.base.errors import UserError
 
-from backend.huggingface import HuggingFaceModels, huggingface_details
-from backend.problems import Problem
-from engine.errors import UserError
-from tests.engine.adapters.tiny_huggingface import save_tiny
+from tests.support.tiny_huggingface import save_tiny
 
 
 def test_a_checkpoint_is_loaded_once_and_again_when_its_files_change(tmp_path: Path) -> None:
@@ -35,9 +35,11 @@ def test_what_jobs_may_edit_is_described_from_the_configuration_alone(tmp_path: 
     assert (row["family"], row["num_steps"], row["num_modules"], row["top_k"]) == ("moe", 3, 8, 2)
     assert row["controls"]["edits"] == ["ban"]
     for parent, name, sentence in (
-        (None, "hf:tiny", "huggingface_dir"), (tmp_path, "hf:tyni", "did you mean 'tiny'"),
-        (tmp_path / "gone", "hf:tiny", "that folder is not there"), (tmp_path, "hf:../tiny", "without a path"),
-    ):  # fmt: skip
+        (None, "hf:tiny", "huggingface_dir"),
+        (tmp_path, "hf:tyni", "did you mean 'tiny'"),
+        (tmp_path / "gone", "hf:tiny", "that folder is not there"),
+        (tmp_path, "hf:../tiny", "without a path"),
+    ):
         with pytest.raises(Problem, match=sentence) as refused:
             huggingface_details(parent, name)
         assert (refused.value.status, refused.value.field) == (404, "model")

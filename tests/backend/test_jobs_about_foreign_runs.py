@@ -6,12 +6,12 @@ import os
 
 import duckdb
 import pytest
+from tokenpaths.backend.runs.foreign_files import Strangers
+from tokenpaths.engine.base.trusted_files import READ, SEALED, know
 
-from backend.strangers import Strangers
-from engine.own import READ, SEALED, know
 from tests.backend.conftest import API, Serve, Served, problem
-from tests.backend.jobs_over_rest import until
-from tests.runs import make_run
+from tests.support.jobs_over_rest import until
+from tests.support.runs import make_run
 
 
 def spoilt(served: Served, how: str, sql: str) -> str:
@@ -47,7 +47,7 @@ def test_so_does_its_check_before_it_is_queued(serve: Serve, how: str, monkeypat
         looked.append(opened)
         raise ZeroDivisionError
 
-    monkeypatch.setattr("engine.jobs_map._check_size", check)
+    monkeypatch.setattr("tokenpaths.engine.jobs.map_samples._check_size", check)
     answer = served.client.post(f"{API}/jobs", json={"kind": "map", "request": {"run": run}})
     if how == READ:
         assert "do not fit together (ZeroDivisionError)" in problem(answer, 409)["detail"]

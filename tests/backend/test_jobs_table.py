@@ -8,10 +8,9 @@ import threading
 from pathlib import Path
 
 import pytest
-
-from backend.jobs.table import MOST_DEATHS, JobTable, Lease
-from backend.problems import Problem
-from engine.jobs import Progress
+from tokenpaths.backend.jobs.table import MOST_DEATHS, JobTable, Lease
+from tokenpaths.backend.problems import Problem
+from tokenpaths.engine.jobs.registry import Progress
 
 
 class Clock:
@@ -149,8 +148,10 @@ def test_one_damaged_row_hides_no_other_and_can_be_removed(table: JobTable, tmp_
     con.close()
     table = JobTable(tmp_path / "jobs.sqlite", lease_s=10, clock=clock)
     assert [(row.job, row.state, row.damaged) for row in table.page()] == [
-        (hurt, "failed", True), (waiting, "waiting", False), (over, "failed", True),
-    ]  # fmt: skip
+        (hurt, "failed", True),
+        (waiting, "waiting", False),
+        (over, "failed", True),
+    ]
     assert "submit it again" in table.get(over).problem["detail"]
     with pytest.raises(Problem, match="submit it again"):
         table.retry(over)

@@ -7,9 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-
-from backend.kept_dreams import MOST_SHOWN, dreams_of, fingerprint
-from backend.settings import Settings, load_settings
+from tokenpaths.backend.runs.kept_dreams import MOST_SHOWN, dreams_of, fingerprint
+from tokenpaths.backend.settings import Settings, load_settings
 
 MINE = {"model": "mine", "checkpoint_sha256": "a" * 64, "run": "seen"}
 OTHER = {"model": "other", "checkpoint_sha256": "b" * 64}
@@ -23,8 +22,12 @@ def settings(tmp_path: Path) -> Settings:
 def keep(settings: Settings, name: str, of: dict[str, str], written_at: int) -> None:
     folder = settings.data_dir / "jobs" / name / "artifacts"
     folder.mkdir(parents=True)
-    result = {"model": of["model"], "checkpoint_sha256": of["checkpoint_sha256"], "dreams": [{"image": "a.png"}],
-              "request": {"model": of["model"], "sample": written_at, "target": {"of": "choices"}}}  # fmt: skip
+    result = {
+        "model": of["model"],
+        "checkpoint_sha256": of["checkpoint_sha256"],
+        "dreams": [{"image": "a.png"}],
+        "request": {"model": of["model"], "sample": written_at, "target": {"of": "choices"}},
+    }
     (folder / "a.png").write_bytes(name.encode())
     (folder / "result.json").write_text(json.dumps(result))
     os.utime(folder / "result.json", (written_at, written_at))

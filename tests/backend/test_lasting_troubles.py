@@ -7,12 +7,12 @@ import logging
 from pathlib import Path
 
 import pytest
+from tokenpaths.backend.jobs.runner import JobRunner
+from tokenpaths.backend.jobs.table import JobTable, Lease
+from tokenpaths.backend.logs import SAID_AGAIN_SECONDS, OnceInAWhile
+from tokenpaths.engine.jobs.registry import JobContext
 
-from backend.jobs.runner import JobRunner
-from backend.jobs.table import JobTable, Lease
-from backend.logs import SAID_AGAIN_SECONDS, OnceInAWhile
-from engine.jobs import JobContext
-from tests.coroutines import run_alone
+from tests.support.coroutines import run_alone
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -45,9 +45,9 @@ def test_once_then_when_it_changes_then_after_a_while(caplog: pytest.LogCaptureF
 def test_a_worker_without_its_list_of_jobs_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "backend.jobs.runner")
-    monkeypatch.setattr("backend.jobs.runner.PAUSE_SECONDS", 0)
-    monkeypatch.setattr("backend.jobs.runner.POLL_SECONDS", 0)
+    caplog.set_level(logging.INFO, "tokenpaths.backend.jobs.runner")
+    monkeypatch.setattr("tokenpaths.backend.jobs.runner.PAUSE_SECONDS", 0)
+    monkeypatch.setattr("tokenpaths.backend.jobs.runner.POLL_SECONDS", 0)
     tries = 0
 
     async def in_thread(work: object) -> None: ...

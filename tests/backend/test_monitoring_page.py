@@ -6,15 +6,15 @@ import re
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
+from tokenpaths.backend.metrics import metrics_markdown
 
-from backend.metrics import metrics_markdown
 from tests.backend.conftest import Served
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "monitoring.md"
 
 
 def test_page_is_up_to_date() -> None:
-    """Refresh with: python -m backend.metrics > docs/monitoring.md"""
+    """Refresh with: python -m tokenpaths.backend.metrics > docs/monitoring.md"""
     assert PAGE.read_text(encoding="utf-8") == metrics_markdown()
 
 

@@ -10,9 +10,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from backend.app import create_app
-from backend.settings import load_settings
-from engine.jobs import SHIPPED_KINDS
+from tokenpaths.backend.app import create_app
+from tokenpaths.backend.settings import load_settings
+from tokenpaths.engine.jobs.registry import SHIPPED_KINDS
 
 GOLDEN = Path(__file__).resolve().parent.parent / "goldens" / "openapi.json"
 

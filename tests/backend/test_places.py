@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tokenpaths.backend.http import redact_paths
+from tokenpaths.backend.http.redact_paths import hide_places, without_places
+from tokenpaths.backend.jobs.table import JobTable
+from tokenpaths.backend.settings import load_settings
+from tokenpaths.engine.base.store_errors import RunFileError
+from tokenpaths.engine.store.file.open_file import Connection
 
-from backend import places
-from backend.jobs.table import JobTable
-from backend.places import hide_places, without_places
-from backend.settings import load_settings
-from engine.store.errors import RunFileError
-from engine.store.open_file import Connection
 from tests.backend.conftest import API, Serve, problem
-from tests.runs import make_run
+from tests.support.runs import make_run
 
 
 def test_folders_are_named_and_their_neighbours_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "_names", {})
-    monkeypatch.setattr(places, "_pattern", [])
+    monkeypatch.setattr(redact_paths, "_names", {})
+    monkeypatch.setattr(redact_paths, "_pattern", [])
     assert without_places(f"{tmp_path}/x") == f"{tmp_path}/x", "a command says it"
     hide_places(load_settings(data_dir=tmp_path / "data", huggingface_dir=tmp_path / "data" / "hf"))
     here = tmp_path / "data"
@@ -60,9 +60,16 @@ def test_no_answer_of_the_api_says_it(serve: Serve, tmp_path: Path) -> None:
     job = table.submit("count", {}).job
     lease = table.lease("w")
     assert lease is not None
-    table.end(lease, "failed", problem={
-        "type": "urn:tokenpaths:x", "title": "x", "status": 500, "detail": f"{served.runs_dir}/x.duckdb is gone.",
-    })  # fmt: skip
+    table.end(
+        lease,
+        "failed",
+        problem={
+            "type": "urn:tokenpaths:x",
+            "title": "x",
+            "status": 500,
+            "detail": f"{served.runs_dir}/x.duckdb is gone.",
+        },
+    )
     table.close()
     answers = [served.get(path) for path in ("/runs", "/runs/bad0", "/runs/bad1/flow", "/jobs", f"/jobs/{job}")]
     answers += [served.get(f"/jobs/{job}/events")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from PIL import Image
 
 from tests.backend.conftest import API, Served
-from tests.backend.jobs_over_rest import events_of, until
+from tests.support.jobs_over_rest import events_of, until
 
 
 def test_pictures_that_were_left_out_are_named_without_their_folder(working: Served) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 
 import httpx
 import pytest
+from tokenpaths.engine.jobs.registry import MOST_REPEATED
 
-from engine.jobs import MOST_REPEATED
 from tests.backend.conftest import API
 from tests.backend.test_cli_commands import children_of, read_until
-from tests.checkpoints import save_tiny
+from tests.support.checkpoints import save_tiny
 
 PATIENCE_SECONDS = 200.0
 ITERATIONS = 640
@@ -31,14 +31,18 @@ def up(tmp_path: Path) -> Iterator[Callable[[], Started]]:
     started: list[subprocess.Popen[str]] = []
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TOKENPATHS_")}
     environment |= {"TOKENPATHS_JOB_LEASE_SECONDS": "1", "TOKENPATHS_WARM_MODELS": "false", "OMP_NUM_THREADS": "1"}
-    started_by = [sys.executable, "-c", "from backend.cli import main; main()"]
+    started_by = [sys.executable, "-c", "from tokenpaths.cli.main import main; main()"]
     command = [*started_by, "up", "--data-dir", str(tmp_path), "--port", "0", "--page-port", "0"]
 
     def start() -> Started:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
             start_new_session=True,
-        )  # fmt: skip
+        )
         started.append(process)
         lines = read_until(process, "Ctrl-C")
         said = {line.split()[0]: line.split()[-1] for line in lines if "http" in line}
@@ -65,9 +69,7 @@ def until(client: httpx.Client, job: str, condition: Callable[[dict[str, Any]], 
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-def test_a_dream_and_a_waiting_trace_survive_the_machine_going_down(
-    up: Callable[[], Started], tmp_path: Path
-) -> None:
+def test_a_dream_and_a_waiting_trace_survive_the_machine_going_down(up: Callable[[], Started], tmp_path: Path) -> None:
     save_tiny(tmp_path / "models" / "tiny", "vision")
     process, api, _ = up()
     dream = {"model": "tiny", "target": {"of": "class", "index": 0}, "image": {"iterations": ITERATIONS}}
@@ -82,7 +84,7 @@ def test_a_dream_and_a_waiting_trace_survive_the_machine_going_down(
         assert job_of(client, names[0])["state"] == "running"
         assert job_of(client, names[1])["state"] == "waiting"
     children = children_of(process)
-    assert set(children) == {"worker", "api", "frontend.serve"}
+    assert set(children) == {"worker", "api", "tokenpaths.frontend.server.serve"}
     for pid in (process.pid, *children.values()):
         with suppress(ProcessLookupError):  # a child may be gone with its parent already
             os.kill(pid, signal.SIGKILL)

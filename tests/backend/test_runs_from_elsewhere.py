@@ -15,20 +15,18 @@ from pathlib import Path
 import duckdb
 import httpx
 import pytest
+from tokenpaths.backend.runs import foreign_files
+from tokenpaths.backend.runs.answers import FIRST_READINGS
+from tokenpaths.backend.runs.foreign_files import Strangers
+from tokenpaths.backend.runs.registry import RunRegistry
+from tokenpaths.engine.base.trusted_files import FOLDER, READ, is_known, is_sealed_here, know
 
-from backend import strangers
-from backend.answers import FIRST_READINGS
-from backend.cli import main
-from backend.runs import RunRegistry
-from backend.strangers import Strangers
-from engine.own import FOLDER, READ, is_known, is_sealed_here, know
 from tests.backend.conftest import API, Serve, Served, problem
-from tests.runs import make_run
+from tests.support.runs import make_run
+from tokenpaths.cli.main import main
 
 GATED = (
-    "import os, sys, time\n"
-    "while not os.path.exists(sys.argv[1]): time.sleep(0.005)\n"
-    "print(open(sys.argv[1]).read())"
+    "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.005)\nprint(open(sys.argv[1]).read())"
 )
 WHOLE, NO_MEMORY = '{"problem": null, "memory": false}', '{"problem": "no", "memory": true}'
 Let = Callable[..., None]
@@ -48,7 +46,7 @@ def let(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Let:
             (gates / "new").write_text(say)
             (gates / "new").rename(gates / name)
 
-    monkeypatch.setattr(strangers, "child_command", command)
+    monkeypatch.setattr(foreign_files, "child_command", command)
     return let
 
 
@@ -84,8 +82,9 @@ def test_the_list_waits_for_no_first_reading(serve: Serve, let: Let) -> None:
     from_elsewhere(served, *names)
     first = served.get("/runs")
     assert {card["run"]: card["status"] for card in first.json()["runs"]} == {
-        "own": "sealed", **dict.fromkeys(names, "being_read")
-    }  # fmt: skip
+        "own": "sealed",
+        **dict.fromkeys(names, "being_read"),
+    }
     assert all(card["problem"] is None for card in first.json()["runs"])
     etag = {"if-none-match": first.headers["etag"]}
     assert served.get("/runs", headers=etag).status_code == 304, "nothing has been read yet"
@@ -202,7 +201,7 @@ def test_what_passes_is_tried_again_and_what_does_not_is_not(
     let("given")
     assert "need not be damaged" in str(reader.problem(file)), "not at once: it costs a minute of memory"
     assert reader.look(file).state == "refused"
-    now += strangers.AGAIN_SECONDS + 1
+    now += foreign_files.AGAIN_SECONDS + 1
     assert reader.look(file).state == "unread"
     assert reader.problem(file) is None
     let("given", say='{"problem": "its sums are wrong"}')
@@ -219,8 +218,8 @@ def test_want_of_memory_is_no_damage(tmp_path: Path) -> None:
     """DuckDB is given next to nothing, by the process that reads first."""
     file = make_run(tmp_path / "runs", "given", samples=1500, twin=False)
     code = (
-        "import sys; from pathlib import Path; from engine.store.open_file import limit_memory\n"
-        "from backend.stranger_child import answer_about\n"
+        "import sys; from pathlib import Path; from tokenpaths.engine.store.file.open_file import limit_memory\n"
+        "from tokenpaths.backend.runs.foreign_child import answer_about\n"
         "limit_memory(1); print(answer_about(Path(sys.argv[1]))['memory'])"
     )
     said = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, timeout=120)

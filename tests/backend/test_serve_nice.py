@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.cli.children import pick_port
+from tokenpaths.cli.support.processes import pick_port
 
 
 @pytest.mark.skipif(not hasattr(os, "getpriority"), reason="no niceness on this system")
@@ -20,10 +20,14 @@ def test_only_the_worker_stands_back(role: str, wanted: int, tmp_path: Path) -> 
     port = pick_port("127.0.0.1", 0, "--port")
     name = "TOKENPATHS_WORKER_PORT" if role == "worker" else "TOKENPATHS_PORT"
     environment = os.environ | {
-        name: str(port), "TOKENPATHS_DATA_DIR": str(tmp_path), "TOKENPATHS_WORKER_NICE": "7",
-        "TOKENPATHS_WORKER_SECRET": "s" * 32, "TOKENPATHS_WARM_MODELS": "false", "TOKENPATHS_WORKER_JOBS": "false",
-    }  # fmt: skip
-    process = subprocess.Popen([sys.executable, "-m", "backend.serve", role], env=environment)
+        name: str(port),
+        "TOKENPATHS_DATA_DIR": str(tmp_path),
+        "TOKENPATHS_WORKER_NICE": "7",
+        "TOKENPATHS_WORKER_SECRET": "s" * 32,
+        "TOKENPATHS_WARM_MODELS": "false",
+        "TOKENPATHS_WORKER_JOBS": "false",
+    }
+    process = subprocess.Popen([sys.executable, "-m", "tokenpaths.backend.serve", role], env=environment)
     try:
         until = time.monotonic() + 120
         while True:

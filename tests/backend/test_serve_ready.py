@@ -6,8 +6,7 @@ import subprocess
 import sys
 
 import pytest
-
-from backend import serve
+from tokenpaths.backend import serve
 
 
 def test_the_rest_is_loaded_when_nobody_asks(monkeypatch: pytest.MonkeyPatch):
@@ -23,7 +22,7 @@ def test_the_rest_is_loaded_when_nobody_asks(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_first_question_finds_its_libraries_loaded():
     seen = "import sys; from backend import serve; serve.get_ready(); print([name in sys.modules for name in NAMES])"
-    names = [*serve.FIRST, "anyio._backends._asyncio", "duckdb", "engine.store.run"]
+    names = [*serve.FIRST, "anyio._backends._asyncio", "duckdb", "tokenpaths.engine.store.ask.run"]
     code = f"NAMES = {names!r}; {seen}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str([True] * len(names))

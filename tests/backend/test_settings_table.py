@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tokenpaths.backend.settings import Settings, load_settings, settings_markdown
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import data_dir
 
-from backend.settings import Settings, load_settings, settings_markdown
-from engine.disk import data_dir
-from engine.errors import UserError
 from tests.backend.conftest import TOKEN
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def test_page_is_up_to_date() -> None:
-    """Refresh with: python -m backend.settings > docs/settings.md"""
+    """Refresh with: python -m tokenpaths.backend.settings > docs/settings.md"""
     assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == settings_markdown()
 
 
@@ -40,7 +40,7 @@ def test_flag_beats_environment_beats_file_beats_default(monkeypatch: pytest.Mon
 
 
 def test_default_file_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("backend.settings.default_settings_file", lambda: tmp_path / "settings.toml")
+    monkeypatch.setattr("tokenpaths.backend.settings.default_settings_file", lambda: tmp_path / "settings.toml")
     assert load_settings().port == 8000
     (tmp_path / "settings.toml").write_text("port = 1234\n")
     assert load_settings().port == 1234

@@ -7,17 +7,21 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from backend.problems import Problem
-from backend.strict_json import json_body, strict_json
+from tokenpaths.backend.http.strict_json import json_body, strict_json
+from tokenpaths.backend.problems import Problem
 
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=("Cs",))),
-    lambda inner: st.lists(inner, max_size=4)
-    | st.dictionaries(st.text(st.characters(exclude_categories=("Cs",))), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(st.characters(exclude_categories=("Cs",))), inner, max_size=4)
+    ),
     max_leaves=20,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -33,11 +37,16 @@ def test_what_has_one_meaning_is_read_as_any_reader_would(value: object) -> None
         (b'{"kind": 1, "kind": 1}', "the key 'kind' is there twice"),
         (b'[{"a": {"b": 1, "c": 2, "b": 3}}]', "the key 'b' is there twice"),
         (b'{"a": 1, "\\u0061": 2}', "the key 'a' is there twice"),
-        (b"[" * 100_000, "nested too deeply"), (b'{"a":' * 100_000, "nested too deeply"),
-        (b"1" * 5000, "5,000 digits"), (b"1e999", "too large"), (b"-Infinity", "no number of JSON"),
-        (b'"\xff"', "is no UTF-8"), (b'"\\udc00"', "half a character"), (b"", "Expecting value"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' * 100_000, "nested too deeply"),
+        (b"1" * 5000, "5,000 digits"),
+        (b"1e999", "too large"),
+        (b"-Infinity", "no number of JSON"),
+        (b'"\xff"', "is no UTF-8"),
+        (b'"\\udc00"', "half a character"),
+        (b"", "Expecting value"),
     ],
-)  # fmt: skip
+)
 def test_what_has_none_or_two_is_refused_in_words_for_people(data: bytes, words: str) -> None:
     with pytest.raises(Problem, match=words) as caught:
         json_body(data)

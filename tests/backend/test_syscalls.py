@@ -14,15 +14,15 @@ import time
 from pathlib import Path
 
 import pytest
+from tokenpaths.backend.runs.foreign_files import read_apart
+from tokenpaths.backend.settings import load_settings
+from tokenpaths.backend.worker import decoder
+from tokenpaths.backend.worker.decoder import Decoder
+from tokenpaths.backend.worker.syscalls import REFUSED, filter_program
 
-from backend import decoder
-from backend.cli.doctor_files import sandbox
-from backend.decoder import Decoder
-from backend.settings import load_settings
-from backend.strangers import read_apart
-from backend.syscalls import REFUSED, filter_program
 from tests.backend.conftest import first_reading, png
-from tests.runs import make_run
+from tests.support.runs import make_run
+from tokenpaths.cli.support.doctor_files import sandbox
 
 linux = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64", reason="the filter is for Linux on x86-64"
@@ -82,7 +82,7 @@ def test_the_filter_refuses_what_it_names_and_nothing_else() -> None:
 def test_a_process_with_the_filter_can_read_and_nothing_more(tmp_path: Path) -> None:
     able = {}
     for how in ((), ("without",)):
-        command = [sys.executable, "-m", "backend.syscalls", *how]
+        command = [sys.executable, "-m", "tokenpaths.backend.worker.syscalls", *how]
         said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         able[how] = json.loads(said.stdout)["able"]
     assert all(able[("without",)].values()), "each try works where nothing forbids it"
@@ -107,7 +107,7 @@ def test_the_processes_that_read_files_of_strangers_have_it(tmp_path: Path) -> N
     file = make_run(tmp_path / "runs", "given", samples=3)
     said = first_reading(
         file,
-        "import ctypes; from pathlib import Path; from engine.store import verify\n"
+        "import ctypes; from pathlib import Path; from tokenpaths.engine.store.file import verification as verify\n"
         "real = verify.verify_run\n"
         "def seen(file):\n"
         "    status = Path('/proc/self/status').read_text()\n"
@@ -128,7 +128,7 @@ def test_a_reader_does_not_outlive_who_asked(tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
     picture.write_bytes(png())
     asks = (
-        "import sys; from pathlib import Path; from backend.decoder import Decoder\n"
+        "import sys; from pathlib import Path; from tokenpaths.backend.worker.decoder import Decoder\n"
         "reader = Decoder(limit_s=60, memory_megabytes=1024)\n"
         "reader.decode(Path(sys.argv[1]).read_bytes())\n"
         "print(reader._child.pid, flush=True); sys.stdin.read()"

@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlencode, urlparse
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Playwright, expect, sync_playwright
 
-from tests.runs import make_run
+from tests.support.runs import make_run
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = float(os.environ.get("TOKENPATHS_BROWSER_PATIENCE", "60"))
@@ -71,10 +71,9 @@ def make_data(data_dir: Path) -> None:
 def make_models(folder: Path) -> None:
     """tiny-vision and tiny-text, saved like real ones."""
     import torch
-
-    from engine.checkpoint import save_checkpoint
-    from engine.models.dna import DNA, DNAConfig
-    from engine.tokenizer import TextTokenizer
+    from tokenpaths.engine.data.tokenizer import TextTokenizer
+    from tokenpaths.engine.models.checkpoint import save_checkpoint
+    from tokenpaths.engine.models.dna import DNA, DNAConfig
 
     torch.manual_seed(0)
     small = {"width": 16, "heads": 2, "mlp_width": 32, "backbone": 1, "steps": 4, "transformers": 5, "identities": 1}
@@ -96,8 +95,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         name: value for name, value in os.environ.items() if not name.startswith(("TOKENPATHS_", "STREAMLIT_"))
     }
     environment |= {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(data_dir / "config"), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-c", "import sys; from backend.cli import main; sys.exit(main())", "up",
-               "--data-dir", str(data_dir), "--port", "0", "--page-port", "0"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from tokenpaths.cli.main import main; sys.exit(main())",
+        "up",
+        "--data-dir",
+        str(data_dir),
+        "--port",
+        "0",
+        "--page-port",
+        "0",
+    ]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=environment
     )
@@ -122,8 +131,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def chromium_file(playwright: Playwright) -> str | None:
     """Where a Chromium is, or None."""
     own = playwright.chromium.executable_path
-    candidates = [os.environ.get("TOKENPATHS_CHROMIUM"), "/usr/bin/chromium", shutil.which("chromium"),
-                  shutil.which("chromium-browser"), shutil.which("google-chrome"), own]  # fmt: skip
+    candidates = [
+        os.environ.get("TOKENPATHS_CHROMIUM"),
+        "/usr/bin/chromium",
+        shutil.which("chromium"),
+        shutil.which("chromium-browser"),
+        shutil.which("google-chrome"),
+        own,
+    ]
     return next((name for name in candidates if name and Path(name).exists()), None)
 
 

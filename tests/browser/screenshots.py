@@ -29,14 +29,18 @@ FAMILIES: dict[str, dict[str, object]] = {
     "hmodel-sample": {"run": "languages-hmodel-languages", "sample": 0, "controls": "alpha:0.1"},
     "directional": {"run": "texts-directional-text"},
     "directional-off": {
-        "run": "texts-directional-text", "label": "code", "other": "legal", "gate": "4.4.0", "sample": 3,
+        "run": "texts-directional-text",
+        "label": "code",
+        "other": "legal",
+        "gate": "4.4.0",
+        "sample": 3,
         "controls": "gate:0",
     },
     "raytracing": {"run": "digits-raytracing-digits-relaxed"},
     "raytracing-cifar10": {"run": "photos-raytracing-cifar10-relaxed"},
     "dipaco": {"run": "texts-dipaco-2x2"},
     "dipaco-document": {"run": "texts-dipaco-4x4", "sample": 3, "controls": "reroute_every:16"},
-}  # fmt: skip
+}
 """the query of each picture of a family view"""
 
 

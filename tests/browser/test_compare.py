@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 from tests.backend.conftest import api_for
 from tests.browser.conftest import Site
 from tests.browser.test_family_hmodel_directional import page_server
-from tests.runs import make
+from tests.support.runs import make
 
 
 @pytest.fixture(scope="module")

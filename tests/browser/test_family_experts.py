@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 from tests.backend.conftest import api_for
 from tests.browser.conftest import Site
 from tests.browser.test_family_hmodel_directional import page_server
-from tests.runs import make_experts
+from tests.support.runs import make_experts
 
 CANVAS = '[data-testid="stVegaLiteChart"] canvas'
 CHARTS = '[data-testid="stVegaLiteChart"] svg'

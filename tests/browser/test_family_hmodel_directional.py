@@ -30,9 +30,23 @@ def page_server(api: str) -> Iterator[str]:
         port = probe.getsockname()[1]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("STREAMLIT_")}
     environment |= {"TOKENPATHS_API_URL": api, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "frontend.serve", "--server.port", str(port), "--server.address", "127.0.0.1",
-               "--server.headless", "true", "--server.fileWatcherType", "none", "--browser.gatherUsageStats", "false",
-               "--client.toolbarMode", "minimal"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "tokenpaths.frontend.server.serve",
+        "--server.port",
+        str(port),
+        "--server.address",
+        "127.0.0.1",
+        "--server.headless",
+        "true",
+        "--server.fileWatcherType",
+        "none",
+        "--browser.gatherUsageStats",
+        "false",
+        "--client.toolbarMode",
+        "minimal",
+    ]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:

@@ -138,9 +138,17 @@ def test_a_wall_is_one_stop_and_arrows_lead_through_it(visit):
 
 
 VIEWS = {
-    "runs": {}, "flow": {}, "paths": {"paths": 1}, "sample": {"sample": 2, "token": 3}, "compute": {},
-    "modules": {"module": "1.2"}, "compare": {}, "map": {}, "detour": {"sample": 1}, "dream": {"sample": 1},
-}  # fmt: skip
+    "runs": {},
+    "flow": {},
+    "paths": {"paths": 1},
+    "sample": {"sample": 2, "token": 3},
+    "compute": {},
+    "modules": {"module": "1.2"},
+    "compare": {},
+    "map": {},
+    "detour": {"sample": 1},
+    "dream": {"sample": 1},
+}
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -157,8 +165,11 @@ def test_every_picture_of_a_view_has_a_name_that_says_something(visit, view):
         assert re.search(r"\d", name), f"no number in {name!r}"
     # What the browser tells a screen reader, not what stands in the page.
     tree = here.page.context.new_cdp_session(here.page).send("Accessibility.getFullAXTree")["nodes"]
-    told = [node["name"]["value"] for node in tree if not node["ignored"]
-            and node["role"]["value"].lower() in ("graphicsdocument", "graphics-document")]  # fmt: skip
+    told = [
+        node["name"]["value"]
+        for node in tree
+        if not node["ignored"] and node["role"]["value"].lower() in ("graphicsdocument", "graphics-document")
+    ]
     assert len(told) >= drawn.count()
     assert all(len(name) > 20 for name in told), told
 

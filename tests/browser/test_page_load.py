@@ -17,9 +17,7 @@ LATER = ("StreamlitSyntaxHighlighter", "DataFrame", "arrowFormatUtils", "moment"
 
 
 @pytest.mark.parametrize("view", ["runs", "flow", "paths", "sample", "compute", "modules", "compare", "map"])
-def test_a_view_is_drawn_in_one_pass_from_scripts_that_its_page_names(
-    visit: Callable[..., Visit], view: str
-) -> None:
+def test_a_view_is_drawn_in_one_pass_from_scripts_that_its_page_names(visit: Callable[..., Visit], view: str) -> None:
     here = visit()
     asked: list[tuple[str, int]] = []
     sent: list[Any] = []
@@ -30,9 +28,10 @@ def test_a_view_is_drawn_in_one_pass_from_scripts_that_its_page_names(
     told = here.page.evaluate("[...document.querySelectorAll('link[rel=modulepreload]')].map(link => link.href)")
     scripts = {url: size for url, size in asked if re.search(r"/static/js/.*\.js$", url)}
     surprises = {
-        url.rpartition("/")[2]: size for url, size in scripts.items()
+        url.rpartition("/")[2]: size
+        for url, size in scripts.items()
         if size > SMALL and url not in told and not url.rpartition("/")[2].startswith(("index.", *LATER))
-    }  # fmt: skip
+    }
     assert not surprises
     assert len(sent) == 1, "the page asked for more than one pass"
     here.page.wait_for_timeout(500)

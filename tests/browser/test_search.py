@@ -37,8 +37,11 @@ def test_a_search_its_path_and_its_link_in_another_browser(visit, browser):
     expect(code).to_contain_text(f"paths={rank}")
     link = code.inner_text().strip()
     assert "find=the" in link
-    expect(here.page.locator("strong", has_text="a lognormal fits").or_(
-        here.page.locator("strong", has_text="No power law is fitted"))).to_be_visible()  # fmt: skip
+    expect(
+        here.page.locator("strong", has_text="a lognormal fits").or_(
+            here.page.locator("strong", has_text="No power law is fitted")
+        )
+    ).to_be_visible()
     expect(here.page.locator("strong", has_text="Paths know")).to_be_visible()
     here.settled()
     first = told(here.page)

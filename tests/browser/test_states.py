@@ -58,7 +58,7 @@ def test_a_run_that_is_gone_says_so_and_the_others_work(visit, site):
         ({"view": "flow", "run": "pictures", "label": "no such label"}, "label"),
         ({"view": "flow", "run": "pictures", "through": "0.0,0.1"}, "No token passes"),
     ],
-)  # fmt: skip
+)
 def test_an_odd_address_is_answered_with_a_sentence(visit, query, words):
     here = visit().open(**query)
     here.alert(words)

@@ -11,17 +11,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.crew import Crew
-from tests.backend.conftest import (  # noqa: F401
-    api,
-    clean_environment,
-    models_dir,
-    serve,
-    shared_data_dir,
-    tracing,
-    working,
-)
+from tests.backend.conftest import api, clean_environment, models_dir, serve, shared_data_dir, tracing, working  # noqa: F401
 from tests.faults.figures import ROOT, keep
-from tests.runs import make_run
+from tests.support.runs import make_run
 
 Keep = Callable[[int, str], None]
 

@@ -10,9 +10,16 @@ from typing import Any
 import httpx
 
 PLACES = {
-    "run": "vision", "rank": "1", "sample": "0", "measure": "compute", "table": "path", "format": "csv",
-    "model": "tiny-vision", "step": "0", "module": "0",
-}  # fmt: skip
+    "run": "vision",
+    "rank": "1",
+    "sample": "0",
+    "measure": "compute",
+    "table": "path",
+    "format": "csv",
+    "model": "tiny-vision",
+    "step": "0",
+    "module": "0",
+}
 """what stands for a path parameter, unless the caller knows better"""
 
 

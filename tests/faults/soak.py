@@ -23,14 +23,14 @@ from typing import Any
 
 import httpx
 
-from backend.cli.children import Child, wait_until_healthy
 from benchmarks.crew import Crew
 from tests.backend.conftest import make_models
 from tests.faults import soak_people as people
 from tests.faults.figures import ROOT
 from tests.faults.soak_found import complaints, in_words, summary, write
 from tests.faults.soak_page import click, come_and_go, page_of, url_of
-from tests.runs import make_run
+from tests.support.runs import make_run
+from tokenpaths.cli.support.processes import Child, wait_until_healthy
 
 OUT = ROOT / "build" / "soak.json"
 PATIENCE_S = 180.0
@@ -101,9 +101,13 @@ def watched(soak: Soak, target: Callable[..., None], argument: float) -> threadi
 
 
 def run(
-    minutes: float, folder: Path, *, kill_every_s: float | None = None, out: Path | None = None,
+    minutes: float,
+    folder: Path,
+    *,
+    kill_every_s: float | None = None,
+    out: Path | None = None,
     tell: Callable[[str], None] = print,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Soak for so long; the summary, which is written to ``out`` every minute too."""
     data_dir = folder / "data"
     for seed, (name, modality, samples) in enumerate((("vision", "vision", 120), ("text", "text", 80))):
@@ -112,9 +116,16 @@ def run(
         probe.bind(("127.0.0.1", 0))
         worker_port = probe.getsockname()[1]
     crew = Crew(
-        data_dir, module="tests.jobs", worker_port=worker_port, models_dirs=make_models(folder / "models"),
-        job_lease_seconds=5, trace_seconds=110, query_seconds=60, query_wait_seconds=60, open_runs=OPEN_RUNS,
-    )  # fmt: skip
+        data_dir,
+        module="tests.support.jobs",
+        worker_port=worker_port,
+        models_dirs=make_models(folder / "models"),
+        job_lease_seconds=5,
+        trace_seconds=110,
+        query_seconds=60,
+        query_wait_seconds=60,
+        open_runs=OPEN_RUNS,
+    )
     page = page_of(crew, folder)
     try:
         page.start()
@@ -129,19 +140,29 @@ def run(
         threads = [
             watched(soak, target, argument)
             for target, argument in (
-                (people.look, 1), (people.look, 2), (people.look, 3), (people.drop, 4), (people.work, 5),
-                (people.listen, 6), (people.listen, 7), (come_and_go, 8), (click, 9), (people.kill, every_kill),
+                (people.look, 1),
+                (people.look, 2),
+                (people.look, 3),
+                (people.drop, 4),
+                (people.work, 5),
+                (people.listen, 6),
+                (people.listen, 7),
+                (come_and_go, 8),
+                (click, 9),
+                (people.kill, every_kill),
                 (people.weigh, max(0.5, min(10.0, minutes / 5))),
             )
-        ]  # fmt: skip
+        ]
         for thread in threads:
             thread.start()
         while soak.now() < 60 * minutes:
             time.sleep(max(0.1, min(60.0, 60 * minutes / 4, 60 * minutes - soak.now())))
             memory = soak.memory[-1] if soak.memory else {}
             weights = ", ".join(f"{name[:-10]} {mb:.0f} MB" for name, mb in memory.items() if "megabytes" in name)
-            tell(f"{soak.now():.0f} s: {len(soak.answers)} answers, {len(soak.jobs)} jobs, {len(soak.kills)} kills, "
-                 f"{weights}, {len(soak.lost)} lost {soak.lost[-1:]}")  # fmt: skip
+            tell(
+                f"{soak.now():.0f} s: {len(soak.answers)} answers, {len(soak.jobs)} jobs, {len(soak.kills)} kills, "
+                f"{weights}, {len(soak.lost)} lost {soak.lost[-1:]}"
+            )
             for name, process in (("API", crew.api), ("page", page.process)):
                 if process is None or process.poll() is not None:
                     soak.lost.append(f"the {name} ended at {soak.now():.0f} s")
@@ -176,9 +197,12 @@ def main(arguments: list[str]) -> int:
         chosen.out.unlink()  # what an earlier one measured is not this one's
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         found = run(
-            chosen.minutes, Path(folder), kill_every_s=chosen.kill_every, out=chosen.out,
+            chosen.minutes,
+            Path(folder),
+            kill_every_s=chosen.kill_every,
+            out=chosen.out,
             tell=lambda line: print(line, flush=True),
-        )  # fmt: skip
+        )
     write(found, chosen.out)
     wrong = complaints(found, times=not chosen.no_times)
     for line in (*in_words(found), *(f"NOT AS PROMISED: {sentence}" for sentence in wrong)):

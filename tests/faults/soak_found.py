@@ -39,15 +39,23 @@ def summary(soak: Soak, minutes: float, states: dict[str, int], *, over: bool) -
     """What stands in the file; ``over``: whether it came to its end."""
     end = max((t for t, *_ in soak.answers), default=0.0)
     found = {
-        "minutes": minutes, "measured_minutes": round(end / 60, 1), "over": over, "machine": machine(),
-        "load": round(os.getloadavg()[0], 1), "browser": soak.browser, "requests": len(soak.answers),
+        "minutes": minutes,
+        "measured_minutes": round(end / 60, 1),
+        "over": over,
+        "machine": machine(),
+        "load": round(os.getloadavg()[0], 1),
+        "browser": soak.browser,
+        "requests": len(soak.answers),
         "kinds": dict(Counter(what for _, what, _, _ in soak.answers)),
         "statuses": dict(Counter(str(status) for _, what, status, _ in soak.answers if what not in ("page", "click"))),
-        "kills": [round(t, 1) for t in soak.kills], "jobs": states, "lost": soak.lost[:50], "num_lost": len(soak.lost),
+        "kills": [round(t, 1) for t in soak.kills],
+        "jobs": states,
+        "lost": soak.lost[:50],
+        "num_lost": len(soak.lost),
         "p95_ms": {what: over_time(soak.answers, what, end, bins) for what, bins in BINS.items()},
         "p95_fifths_ms": {what: [ms for _, ms in over_time(soak.answers, what, end, 5)] for what in SEEN},
         "memory": thinned(soak.memory),
-    }  # fmt: skip
+    }
     found["processes"] = {name: about(found["memory"], name, found["kills"]) for name in PROCESSES}
     found["memory"] = [{name: value for name, value in row.items() if name in KEPT} for row in found["memory"]]
     return found
@@ -100,11 +108,12 @@ def about(rows: Sequence[dict[str, float]], name: str, kills: Sequence[float]) -
     if not points:
         return {}
     found: dict[str, Any] = {
-        "first_megabytes": points[0][1], "last_megabytes": points[-1][1],
+        "first_megabytes": points[0][1],
+        "last_megabytes": points[-1][1],
         "highest_megabytes": max(y for _, y in points),
         "threads": max(row.get(f"{name}_threads", 0) for row in rows),
         "files": max(row.get(f"{name}_files", 0) for row in rows),
-    }  # fmt: skip
+    }
     lives = [points]
     if name == "worker":
         edges = [0.0, *kills, points[-1][0] + 1]
@@ -113,9 +122,10 @@ def about(rows: Sequence[dict[str, float]], name: str, kills: Sequence[float]) -
     longest = max(lives, key=lambda life: life[-1][0] - life[0][0] if life else 0)
     half = [(t, y) for t, y in longest if t >= (longest[0][0] + longest[-1][0]) / 2]
     found["second_half"] = {
-        "minutes": round((half[-1][0] - half[0][0]) / 60, 1), "median_megabytes": statistics.median(y for _, y in half),
+        "minutes": round((half[-1][0] - half[0][0]) / 60, 1),
+        "median_megabytes": statistics.median(y for _, y in half),
         "grows_megabytes": round(trend(half), 1),
-    }  # fmt: skip
+    }
     return found
 
 
@@ -186,17 +196,21 @@ def write(found: dict[str, Any], file: Path) -> None:
 
 def in_words(found: dict[str, Any]) -> Iterable[str]:
     """A few lines for whoever ran it."""
-    yield (f"{found['measured_minutes']:g} minutes: {found['requests']:,} answers "
-           f"({', '.join(f'{n} {what}' for what, n in found['kinds'].items())}), {sum(found['jobs'].values())} jobs, "
-           f"{len(found['kills'])} kills, {found['num_lost']} lost; {found['browser']}")  # fmt: skip
+    yield (
+        f"{found['measured_minutes']:g} minutes: {found['requests']:,} answers "
+        f"({', '.join(f'{n} {what}' for what, n in found['kinds'].items())}), {sum(found['jobs'].values())} jobs, "
+        f"{len(found['kills'])} kills, {found['num_lost']} lost; {found['browser']}"
+    )
     yield "jobs: " + ", ".join(f"{count} {name}" for name, count in sorted(found["jobs"].items()))
     for name, process in found["processes"].items():
         if process:
             half = process["second_half"]
-            yield (f"{name}: {process['first_megabytes']} → {process['last_megabytes']} MB, at most "
-                   f"{process['highest_megabytes']}; trend over the last {half['minutes']} minutes of its longest "
-                   f"half {half['grows_megabytes']:+} MB; at most {process['threads']} threads, {process['files']} "
-                   "files")  # fmt: skip
+            yield (
+                f"{name}: {process['first_megabytes']} → {process['last_megabytes']} MB, at most "
+                f"{process['highest_megabytes']}; trend over the last {half['minutes']} minutes of its longest "
+                f"half {half['grows_megabytes']:+} MB; at most {process['threads']} threads, {process['files']} "
+                "files"
+            )
     for what, words in SEEN.items():
         first, *_, last = found["p95_fifths_ms"][what]
         yield f"p95 of {words}: {first} → {last} ms"

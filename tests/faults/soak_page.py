@@ -18,22 +18,43 @@ from urllib.parse import urlencode, urlparse
 from playwright.sync_api import Error, expect, sync_playwright
 from streamlit.proto.BackMsg_pb2 import BackMsg
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+from tokenpaths.backend.settings import load_settings
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
-from backend.cli.children import Child
-from backend.cli.up import plan
-from backend.settings import load_settings
 from tests.browser.conftest import Site, Visit, chromium_file
+from tokenpaths.cli.support.processes import Child
+from tokenpaths.cli.up import plan
 
 if TYPE_CHECKING:
     from benchmarks.crew import Crew
     from tests.faults.soak import Soak
 
-VIEWS = ("runs", "flow", "paths", "sample", "compute", "modules", "compare", "map", "family", "dream", "detour", "try",
-         "jobs")  # fmt: skip
-TABS = {"flow": "Flow", "paths": "Paths", "sample": "Sample", "compute": "Compute & reuse", "modules": "Modules",
-        "map": "Map", "jobs": "Jobs", "runs": "Start"}  # fmt: skip
+VIEWS = (
+    "runs",
+    "flow",
+    "paths",
+    "sample",
+    "compute",
+    "modules",
+    "compare",
+    "map",
+    "family",
+    "dream",
+    "detour",
+    "try",
+    "jobs",
+)
+TABS = {
+    "flow": "Flow",
+    "paths": "Paths",
+    "sample": "Sample",
+    "compute": "Compute & reuse",
+    "modules": "Modules",
+    "map": "Map",
+    "jobs": "Jobs",
+    "runs": "Start",
+}
 PATIENCE_S = 120.0
 BAD = ("Traceback (most recent call last)", "StreamlitAPIException", "This app has encountered an error")
 
@@ -72,8 +93,15 @@ def session(url: str, visits: list[dict[str, str]]) -> Iterator[tuple[dict[str, 
 
     TimeoutError where a page is not through after ``PATIENCE_S``; WebSocketException where the server hung up.
     """
-    with connect(f"ws://{urlparse(url).netloc}/_stcore/stream", subprotocols=["streamlit"], origin=url, proxy=None,
-                 max_size=None, open_timeout=PATIENCE_S, close_timeout=10) as socket:  # fmt: skip
+    with connect(
+        f"ws://{urlparse(url).netloc}/_stcore/stream",
+        subprotocols=["streamlit"],
+        origin=url,
+        proxy=None,
+        max_size=None,
+        open_timeout=PATIENCE_S,
+        close_timeout=10,
+    ) as socket:
         for address in visits:
             ask = BackMsg()
             ask.rerun_script.query_string = urlencode(address)

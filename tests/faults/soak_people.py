@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from tests.backend.conftest import png
-from tests.jobs import counted
+from tests.support.jobs import counted
 
 if TYPE_CHECKING:
     from tests.faults.soak import Soak
@@ -27,11 +27,24 @@ if TYPE_CHECKING:
 KEPT_RUNS = 24
 """traces that stay, of each who makes some; older ones are deleted, so that the folder does not grow"""
 QUESTIONS = (
-    "", "/flow", "/flow?label={label}", "/flow?through={step}.{module}&min_share={share}", "/usage", "/paths?limit=60",
-    "/paths?label={label}&limit=20", "/paths/fit", "/paths/1/examples?seed={n}&limit=12", "/samples?order=compute",
-    "/samples?q=c", "/samples/{n}", "/samples/{n}/image", "/distributions/compute?bins={bins}", "/paths/knowledge",
-    "/tokens/search?ranks=1:{n1}", "/map",
-)  # fmt: skip
+    "",
+    "/flow",
+    "/flow?label={label}",
+    "/flow?through={step}.{module}&min_share={share}",
+    "/usage",
+    "/paths?limit=60",
+    "/paths?label={label}&limit=20",
+    "/paths/fit",
+    "/paths/1/examples?seed={n}&limit=12",
+    "/samples?order=compute",
+    "/samples?q=c",
+    "/samples/{n}",
+    "/samples/{n}/image",
+    "/distributions/compute?bins={bins}",
+    "/paths/knowledge",
+    "/tokens/search?ranks=1:{n1}",
+    "/map",
+)
 
 
 def crowd(soak: Soak) -> None:
@@ -59,9 +72,14 @@ def look(soak: Soak, seed: int) -> None:
         while not soak.over.wait(chance.uniform(0.05, 0.4)):
             n = chance.randrange(20)
             path = f"/runs/{chance.choice(('vision', 'text'))}" + chance.choice(QUESTIONS).format(
-                label=chance.choice(("circle", "english", "nobody")), step=n % 5, module=n % 6, share=n / 100, n=n,
-                n1=n + 1, bins=10 + n,
-            )  # fmt: skip
+                label=chance.choice(("circle", "english", "nobody")),
+                step=n % 5,
+                module=n % 6,
+                share=n / 100,
+                n=n,
+                n1=n + 1,
+                bins=10 + n,
+            )
             headers = {"if-none-match": tags[path]} if path in tags and chance.random() < 0.5 else {}
             answer = soak.ask("look", "GET", path, client, headers=headers)
             if answer is not None and answer.status_code == 200:
@@ -107,15 +125,28 @@ def work(soak: Soak, seed: int) -> None:
             assert waiting is None or waiting.status_code in (200, 503), waiting.text
             if waiting is not None and waiting.status_code == 200 and len(waiting.json()["jobs"]) < 3:
                 number += 1
-                kind, request = chance.choice((
-                    ("count", {"iterations": chance.randrange(100, 1500), "seconds": 0.002}),
-                    ("count", {"iterations": chance.randrange(100, 1500), "seconds": 0.002}),
-                    ("trace", {"model": "tiny-vision", "data": "bundled:scenes", "limit": 8, "run": f"job-{number}"}),
-                    ("dream", {
-                        "model": "tiny-vision", "data": "bundled:photos", "row": number % 10, "seed": number,
-                        "frame_every": 64, "target": {"of": "choices", "until": [2]}, "image": {"iterations": 128},
-                    }),
-                ))  # fmt: skip
+                kind, request = chance.choice(
+                    (
+                        ("count", {"iterations": chance.randrange(100, 1500), "seconds": 0.002}),
+                        ("count", {"iterations": chance.randrange(100, 1500), "seconds": 0.002}),
+                        (
+                            "trace",
+                            {"model": "tiny-vision", "data": "bundled:scenes", "limit": 8, "run": f"job-{number}"},
+                        ),
+                        (
+                            "dream",
+                            {
+                                "model": "tiny-vision",
+                                "data": "bundled:photos",
+                                "row": number % 10,
+                                "seed": number,
+                                "frame_every": 64,
+                                "target": {"of": "choices", "until": [2]},
+                                "image": {"iterations": 128},
+                            },
+                        ),
+                    )
+                )
                 answer = soak.ask("submit", "POST", "/jobs", client, json={"kind": kind, "request": request})
                 if answer is None or answer.status_code != 202:
                     soak.lost.append(f"a {kind} was not taken: {answer.text[:300] if answer is not None else ''}")
@@ -134,8 +165,11 @@ def work(soak: Soak, seed: int) -> None:
 
 def _clear(soak: Soak, client: httpx.Client) -> None:
     """Delete the oldest run that a job made once there are more than ``KEPT_RUNS``; it must be there."""
-    made = [(job, request["run"]) for job, (kind, request, cancelled) in soak.jobs.items()
-            if kind == "trace" and not cancelled and request["run"] not in soak.deleted]  # fmt: skip
+    made = [
+        (job, request["run"])
+        for job, (kind, request, cancelled) in soak.jobs.items()
+        if kind == "trace" and not cancelled and request["run"] not in soak.deleted
+    ]
     if len(made) <= KEPT_RUNS:
         return
     job, run = made[0]

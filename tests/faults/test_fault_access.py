@@ -14,19 +14,40 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from engine.jobs import KINDS, find_kind, write_artifact
+from tokenpaths.engine.jobs.registry import KINDS, find_kind, write_artifact
+
 from tests.backend.conftest import API, TOKEN, Serve, Served, problem, raw
 from tests.backend.test_api_security import HOSTILE_HOSTS, HOSTILE_ORIGINS
 from tests.faults.conftest import Keep
 from tests.faults.figures import ROOT
 from tests.faults.routes import Route, routes
-from tests.runs import make_run
+from tests.support.runs import make_run
 
 TRAVERSALS = [
-    "..", ".", "../vision", "..%2fvision", "%2e%2e%2fvision", "..%5cvision", "%2fetc%2fpasswd", "vision%00",
-    "vision%0a", "vision.duckdb", "-vision", "_vision", "a" * 65, "vi%20sion", "CON", "nul", "%c3%a9", "%ff%fe",
-    "~root", "file:%2f%2f%2fetc%2fpasswd", "http:%2f%2fevil.example%2fx", "..%2f..%2foutside", "..%2foutside.duckdb",
-]  # fmt: skip
+    "..",
+    ".",
+    "../vision",
+    "..%2fvision",
+    "%2e%2e%2fvision",
+    "..%5cvision",
+    "%2fetc%2fpasswd",
+    "vision%00",
+    "vision%0a",
+    "vision.duckdb",
+    "-vision",
+    "_vision",
+    "a" * 65,
+    "vi%20sion",
+    "CON",
+    "nul",
+    "%c3%a9",
+    "%ff%fe",
+    "~root",
+    "file:%2f%2f%2fetc%2fpasswd",
+    "http:%2f%2fevil.example%2fx",
+    "..%2f..%2foutside",
+    "..%2foutside.duckdb",
+]
 NUMBERS = ("rank", "sample", "step", "module", "format")
 WRONG_TOKENS: list[dict[str, str]] = [
     {},
@@ -130,9 +151,9 @@ def test_a_reachable_address_without_a_token_does_not_start(tmp_path: Path, figu
     """The API and `tokenpaths up` as processes, told to listen on 0.0.0.0"""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("TOKENPATHS_")}
     plain |= {"TOKENPATHS_DATA_DIR": str(tmp_path / "data"), "PYTHONPATH": str(ROOT)}
-    up = "import sys; from backend.cli import main; sys.exit(main())"
+    up = "import sys; from tokenpaths.cli.main import main; sys.exit(main())"
     for command, host in (
-        ([sys.executable, "-m", "backend.serve", "api"], {"TOKENPATHS_HOST": "0.0.0.0"}),
+        ([sys.executable, "-m", "tokenpaths.backend.serve", "api"], {"TOKENPATHS_HOST": "0.0.0.0"}),
         ([sys.executable, "-c", up, "up", "--no-page"], {"TOKENPATHS_HOST": "0.0.0.0"}),
         ([sys.executable, "-c", up, "up"], {"TOKENPATHS_PAGE_HOST": "::"}),
     ):

@@ -42,7 +42,7 @@ def test_everything_of_a_sealed_run_has_a_tag_and_is_sent_once(api: Served) -> N
 @pytest.mark.skipif(os.name == "nt", reason="signals")
 def test_an_api_that_is_told_to_end_finishes_what_it_answers(tmp_path: Path) -> None:
     """SIGTERM while an export streams and a listener listens: the export comes whole, the process ends in order."""
-    from tests.runs import make_run
+    from tests.support.runs import make_run
 
     make_run(tmp_path / "data" / "runs", "big", samples=900, twin=False)
     crew = Crew(tmp_path / "data")
@@ -101,6 +101,8 @@ def test_a_table_wants_every_row_and_keeps_the_newest_figure(tmp_path: Path) -> 
     assert sorted(rows_on_page(f"<!-- table: begin -->\n{made}<!-- table: end -->")) == sorted(ROWS)
     done = subprocess.run(
         [sys.executable, "-c", "import tests.faults.table as t; print(len(t.existing_tests()))"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert int(done.stdout) > 20

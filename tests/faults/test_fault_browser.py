@@ -26,7 +26,7 @@ from tests.backend.conftest import API, TOKEN, Serve
 from tests.browser.conftest import Site, Visit, Windows, browser, site, windows  # noqa: F401
 from tests.faults.conftest import Keep
 from tests.faults.figures import ROOT
-from tests.runs import make, make_run
+from tests.support.runs import make, make_run
 
 pytestmark = [pytest.mark.slow_fault, pytest.mark.timeout(400)]
 SCRIPT = "<script>window.bad = 1</script><img src=x onerror='window.bad = 2'> [a](javascript:alert(1)) **bold**"
@@ -82,10 +82,16 @@ def test_a_page_of_another_site_changes_nothing(serve: Serve, browser: Browser, 
         </script>"""
     trials = [
         [method, f"{API}{path}", mode, kind]
-        for method, path in (("POST", "/traces"), ("POST", "/jobs"), ("DELETE", "/runs/vision"), ("PUT", "/searches/x"),
-                             ("GET", "/runs"), ("GET", "/runs/vision/export/token.csv"))
+        for method, path in (
+            ("POST", "/traces"),
+            ("POST", "/jobs"),
+            ("DELETE", "/runs/vision"),
+            ("PUT", "/searches/x"),
+            ("GET", "/runs"),
+            ("GET", "/runs/vision/export/token.csv"),
+        )
         for mode, kind in (("cors", "application/json"), ("no-cors", "text/plain"), ("cors", ""))
-    ]  # fmt: skip
+    ]
     html = attack.replace("TRIALS", json.dumps(trials)).replace("BASEAPI", base + API).replace("BASE", base)
     with page_of(html) as port:
         page = browser.new_page()
@@ -112,9 +118,11 @@ def test_other_names_do_not_reach_the_page(site: Site, figure: Keep) -> None:  #
     """`Host: evil.example` to the page server, for its files and for the handshake of its WebSocket"""
     url = urlparse(site.url)
     with httpx.Client(base_url=site.url, trust_env=False) as client:
-        refused = [client.get(path, headers={"host": host}).status_code
-                   for host in ("evil.example", f"evil.example:{url.port}", f"127.0.0.1.evil.example:{url.port}")
-                   for path in ("/", "/_stcore/health", "/_stcore/host-config")]  # fmt: skip
+        refused = [
+            client.get(path, headers={"host": host}).status_code
+            for host in ("evil.example", f"evil.example:{url.port}", f"127.0.0.1.evil.example:{url.port}")
+            for path in ("/", "/_stcore/health", "/_stcore/host-config")
+        ]
         assert client.get("/").status_code == 200
     handshakes = []
     for host, origin in (("evil.example", "http://evil.example"), (url.netloc, "http://evil.example")):
@@ -127,8 +135,11 @@ def test_other_names_do_not_reach_the_page(site: Site, figure: Keep) -> None:  #
             handshakes.append(int(connection.recv(1000).split()[1]))
     assert set(refused) <= {400, 403}, refused
     assert set(handshakes) <= {400, 403}, handshakes
-    figure(20, f"page: {len(refused)} of {len(refused)} requests and {len(handshakes)} of {len(handshakes)} WebSocket "
-               f"handshakes refused ({', '.join(map(str, sorted({*refused, *handshakes})))})")  # fmt: skip
+    figure(
+        20,
+        f"page: {len(refused)} of {len(refused)} requests and {len(handshakes)} of {len(handshakes)} WebSocket "
+        f"handshakes refused ({', '.join(map(str, sorted({*refused, *handshakes})))})",
+    )
 
 
 def test_hostile_texts_are_shown_as_texts(site: Site, windows: Windows, figure: Keep) -> None:  # noqa: F811
@@ -160,9 +171,19 @@ def test_the_page_asks_for_the_token_once(tmp_path: Path, browser: Browser, figu
     ours = ("TOKENPATHS_", "STREAMLIT_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     environment |= {"TOKENPATHS_TOKEN": TOKEN, "TOKENPATHS_API_URL": "http://127.0.0.1:9", "PYTHONPATH": str(ROOT)}
-    flags = {"server.address": "127.0.0.1", "server.port": port, "server.headless": "true",
-             "browser.gatherUsageStats": "false", "global.developmentMode": "false"}  # fmt: skip
-    command = [sys.executable, "-m", "frontend.serve", *(f"--{name}={value}" for name, value in flags.items())]
+    flags = {
+        "server.address": "127.0.0.1",
+        "server.port": port,
+        "server.headless": "true",
+        "browser.gatherUsageStats": "false",
+        "global.developmentMode": "false",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "tokenpaths.frontend.server.serve",
+        *(f"--{name}={value}" for name, value in flags.items()),
+    ]
     url = f"http://127.0.0.1:{port}"
     with open(log, "wb") as file:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
@@ -175,9 +196,15 @@ def test_the_page_asks_for_the_token_once(tmp_path: Path, browser: Browser, figu
                 time.sleep(0.1)
             paths = ("/", "/?view=flow", "/static/x.js", "/media/x.png", "/_stcore/host-config", "/_stcore/metrics")
             assert {client.get(path).status_code for path in paths} == {401}
-            handshake = client.get("/_stcore/stream", headers={
-                "connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13",
-                "sec-websocket-key": "x3JJHMbDL1EzLkh9GBhXDw=="})  # fmt: skip
+            handshake = client.get(
+                "/_stcore/stream",
+                headers={
+                    "connection": "Upgrade",
+                    "upgrade": "websocket",
+                    "sec-websocket-version": "13",
+                    "sec-websocket-key": "x3JJHMbDL1EzLkh9GBhXDw==",
+                },
+            )
             assert handshake.status_code == 403
         context = browser.new_context()
         page = context.new_page()

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.crew import Crew
-from tests.coroutines import run_alone
 from tests.faults.conftest import Keep, memory
+from tests.support.coroutines import run_alone
 
 IDLE, HEALTH_S, REQUESTS, P99_S = 200, 0.05, 10_000, 5.0
 MEGABYTE = 1_000_000
@@ -102,8 +102,10 @@ def test_ten_thousand_requests_at_once(api_process: Crew, figure: Keep) -> None:
     grown = memory(pid, "VmRSS") - before
     load = f"load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores, {cpu:.1f} s of one core used by the API"
     told = ", ".join(f"{count:,} × {status}" for status, count in sorted(statuses.items()))
-    figure(16, f"{told}; p50 {seconds[len(seconds) // 2]:.1f} s, p99 {p99:.1f} s ({load}); "
-               f"memory +{grown / MEGABYTE:.0f} MB")  # fmt: skip
+    figure(
+        16,
+        f"{told}; p50 {seconds[len(seconds) // 2]:.1f} s, p99 {p99:.1f} s ({load}); memory +{grown / MEGABYTE:.0f} MB",
+    )
 
 
 def cpu_seconds(pid: int) -> float:

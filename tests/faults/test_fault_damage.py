@@ -9,22 +9,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenpaths.backend.jobs.table import JobTable
+from tokenpaths.backend.problems import Problem
+from tokenpaths.engine.jobs.registry import Progress
+from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint
 
-from backend.jobs.table import JobTable
-from backend.problems import Problem
-from engine.checkpoint import CheckpointError, build_model, read_checkpoint
-from engine.jobs import Progress
 from tests.backend.conftest import API, Serve, Served, problem
-from tests.checkpoints import save_tiny
 from tests.faults.conftest import Keep
-from tests.runs import make_run
+from tests.support.checkpoints import save_tiny
+from tests.support.runs import make_run
 
 CORRUPTIONS = 60
 QUESTIONS = (
-    "", "/flow", "/flow?label=circle", "/usage", "/paths?limit=1000", "/paths/fit", "/paths/1/examples?limit=5",
-    "/samples", "/samples/3", "/samples/3/image", "/distributions/compute", "/distributions/loss?per=sample",
+    "",
+    "/flow",
+    "/flow?label=circle",
+    "/usage",
+    "/paths?limit=1000",
+    "/paths/fit",
+    "/paths/1/examples?limit=5",
+    "/samples",
+    "/samples/3",
+    "/samples/3/image",
+    "/distributions/compute",
+    "/distributions/loss?per=sample",
     "/export/token.csv",
-)  # fmt: skip
+)
 
 
 def spoil(data: bytes, chance: random.Random) -> tuple[str, bytes]:

@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tokenpaths.backend.settings import load_settings
+from tokenpaths.backend.worker.worker import create_worker
+from tokenpaths.engine.base.files import keep_free
+from tokenpaths.engine.base.store_errors import WriterFailed
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.write.writer import RunWriter
 
-from backend.settings import load_settings
-from backend.worker import create_worker
-from engine.disk import keep_free
-from engine.store import Run, RunWriter, WriterFailed
 from tests.backend.conftest import SECRET, api_for, problem, serving
 from tests.backend.test_api_traces import send
 from tests.faults.conftest import Keep, fill
-from tests.runs import make, make_run
+from tests.support.runs import make, make_run
 
 MEGABYTE = 1_000_000
 
@@ -57,7 +59,7 @@ def test_a_run_that_meets_the_reserve_on_its_way_stops_and_leaves_nothing(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, figure: Keep
 ) -> None:
     """The disk gets nearly full between two batches of a run"""
-    monkeypatch.setattr("engine.store.writer.FLUSH_TOKENS", 100)
+    monkeypatch.setattr("tokenpaths.engine.store.write.writer.FLUSH_TOKENS", 100)
     runs, made = small_disk / "runs", make("long", samples=60)
     sealed = make_run(runs, "sealed", samples=3)
     keep_free(8 * MEGABYTE)

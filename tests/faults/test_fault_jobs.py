@@ -8,9 +8,9 @@ import time
 from typing import Any
 
 from tests.backend.conftest import API, Served, problem
-from tests.backend.jobs_over_rest import cancel, events_of, submit, until
 from tests.faults.conftest import Keep
-from tests.jobs import counted
+from tests.support.jobs import counted
+from tests.support.jobs_over_rest import cancel, events_of, submit, until
 
 LISTENERS = 200
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tokenpaths.engine.jobs.registry import MOST_REPEATED
 
 from benchmarks.crew import Crew
-from engine.jobs import MOST_REPEATED
 from tests.backend.conftest import API, SECRET, problem
 from tests.faults.conftest import Keep, fill
-from tests.jobs import counted, know_the_kinds
+from tests.support.jobs import counted, know_the_kinds
 
 pytestmark = pytest.mark.slow_fault
 know_the_kinds()
@@ -26,7 +26,7 @@ KILLS = 10
 @pytest.fixture(scope="module")
 def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
     """One for all tests: processes take seconds to start."""
-    made = Crew(tmp_path_factory.mktemp("crew") / "data", module="tests.jobs", job_lease_seconds=LEASE_SECONDS)
+    made = Crew(tmp_path_factory.mktemp("crew") / "data", module="tests.support.jobs", job_lease_seconds=LEASE_SECONDS)
     made.staff(3)
     made.start_api()
     yield made
@@ -101,12 +101,15 @@ def test_a_worker_that_ends_in_order_gives_its_job_back(crew: Crew) -> None:
     assert crew.over(job)["result"] == {"value": counted(400)}
 
 
-def test_a_full_disk_pauses_the_job_and_it_goes_on_by_itself(
-    tmp_path: Path, small_disk: Path, figure: Keep
-) -> None:
+def test_a_full_disk_pauses_the_job_and_it_goes_on_by_itself(tmp_path: Path, small_disk: Path, figure: Keep) -> None:
     """A tmpfs of 24 MB is filled while a job writes frames to it, and emptied again"""
-    crew = Crew(small_disk / "data", module="tests.jobs", job_lease_seconds=LEASE_SECONDS, job_free_megabytes=2,
-                least_free_megabytes=0)  # fmt: skip
+    crew = Crew(
+        small_disk / "data",
+        module="tests.support.jobs",
+        job_lease_seconds=LEASE_SECONDS,
+        job_free_megabytes=2,
+        least_free_megabytes=0,
+    )
     crew.log = tmp_path / "processes.log"
     try:
         crew.staff(1)
@@ -133,20 +136,21 @@ def test_a_full_disk_pauses_the_job_and_it_goes_on_by_itself(
 
 def test_a_full_disk_at_the_real_write_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same without a small disk: ``os.replace`` of the job's state has no space, then has."""
-    from backend.settings import load_settings
-    from backend.worker import create_worker
-    from engine import disk
+    from tokenpaths.backend.settings import load_settings
+    from tokenpaths.backend.worker.worker import create_worker
+    from tokenpaths.engine.base import files
+
     from tests.backend.conftest import api_for, serving
 
-    real, full = disk.rename_durably, True
+    real, full = files.rename_durably, True
 
     def renamed(source: Path, target: Path) -> None:
         if full and target.name == "state.json":
             raise OSError(errno.ENOSPC, "No space left on device")
         real(source, target)
 
-    monkeypatch.setattr(disk, "rename_durably", renamed)
-    monkeypatch.setattr("backend.jobs.runner.PAUSE_SECONDS", 0.2)
+    monkeypatch.setattr(files, "rename_durably", renamed)
+    monkeypatch.setattr("tokenpaths.backend.jobs.runner.PAUSE_SECONDS", 0.2)
     options = {"data_dir": tmp_path / "data", "worker_secret": SECRET, "warm_models": False}
     options |= {"job_free_megabytes": 0.001, "least_free_megabytes": 0}
     with serving(create_worker(load_settings(**options))) as url, api_for(worker_url=url, **options) as served:

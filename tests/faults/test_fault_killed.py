@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.ask.run_list import list_runs
+from tokenpaths.engine.store.write.writer import remove_abandoned
 
-from engine.checkpoint import CheckpointError, build_model, read_checkpoint
-from engine.errors import UserError
-from engine.store import Run, list_runs, remove_abandoned
-from tests.checkpoints import save_tiny
 from tests.faults.conftest import Keep
 from tests.faults.victims import SAMPLES, dream, heard, hold_run, save_checkpoints, start, write_runs
-from tests.runs import make, make_run
+from tests.support.checkpoints import save_tiny
+from tests.support.runs import make, make_run
 
 KILLED_TRACES, KILLED_SAVES, KILLED_DREAMS, ITERATIONS = 60, 25, 10, 2048
 
@@ -48,7 +50,7 @@ def test_sixty_killed_writers_leave_whole_runs_and_no_half_ones(tmp_path: Path, 
         with Run.open(tmp_path / f"run{number}.duckdb") as run:
             assert run.card()["num_samples"] == SAMPLES
             ribbons = [token["ribbon"] for token in run.sample(SAMPLES - 1)["tokens"]]
-            assert ribbons == expected.ids[-len(ribbons):].tolist()
+            assert ribbons == expected.ids[-len(ribbons) :].tolist()
     remove_abandoned(tmp_path)
     assert all(file.suffix == ".duckdb" for file in tmp_path.iterdir())
     make_run(tmp_path, f"run{sealed}", samples=2)
@@ -60,9 +62,14 @@ def test_a_dream_killed_ten_times_comes_to_the_same_bytes(tmp_path: Path, figure
     """A real dream on the CPU, its process killed at ten random iterations, beside one that nobody disturbs"""
     save_tiny(tmp_path / "models" / "tiny", "vision", width=16, mlp_width=16, image_size=16)
     request = {
-        "model": "tiny", "data": "bundled:photos", "row": 0, "seed": 1, "frame_every": 512,
-        "target": {"of": "choices", "until": [2]}, "image": {"iterations": ITERATIONS},
-    }  # fmt: skip
+        "model": "tiny",
+        "data": "bundled:photos",
+        "row": 0,
+        "seed": 1,
+        "frame_every": 512,
+        "target": {"of": "choices", "until": [2]},
+        "image": {"iterations": ITERATIONS},
+    }
     folders = {name: tmp_path / name for name in ("through", "killed")}
     for folder in folders.values():
         folder.mkdir()

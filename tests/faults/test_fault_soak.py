@@ -26,8 +26,11 @@ def test_nothing_is_lost_under_mixed_load(tmp_path: Path, figure: Keep) -> None:
     assert found["kinds"]["page"] > MINUTES
     assert sum(count for name, count in found["jobs"].items() if "succeeded" in name) > 0
     jobs = ", ".join(f"{count} {name}" for name, count in sorted(found["jobs"].items()))
-    figure(3, f"{MINUTES:g} minutes of mixed load, {len(found['kills'])} kills: {found['requests']:,} requests, "
-              f"{jobs}; 0 lost")  # fmt: skip
+    figure(
+        3,
+        f"{MINUTES:g} minutes of mixed load, {len(found['kills'])} kills: {found['requests']:,} requests, "
+        f"{jobs}; 0 lost",
+    )
 
 
 def good() -> dict[str, Any]:
@@ -35,12 +38,19 @@ def good() -> dict[str, Any]:
     flat = {"median_megabytes": 400.0, "grows_megabytes": 3.0, "minutes": 5.0}
     figures = {"first_megabytes": 380.0, "last_megabytes": 400.0, "highest_megabytes": 410.0, "threads": 40, "files": 9}
     return {
-        "minutes": 10.0, "measured_minutes": 10.0, "over": True, "requests": 9, "kinds": {"look": 9}, "browser": "none",
-        "kills": [100.0], "lost": [], "num_lost": 0, "jobs": dict.fromkeys(("count succeeded", "trace succeeded",
-                                                                           "dream succeeded"), 3),
+        "minutes": 10.0,
+        "measured_minutes": 10.0,
+        "over": True,
+        "requests": 9,
+        "kinds": {"look": 9},
+        "browser": "none",
+        "kills": [100.0],
+        "lost": [],
+        "num_lost": 0,
+        "jobs": dict.fromkeys(("count succeeded", "trace succeeded", "dream succeeded"), 3),
         "p95_fifths_ms": {what: [100.0] * 5 for what in ("look", "page")},
         "processes": {name: {**figures, "second_half": dict(flat)} for name in ("api", "worker", "page")},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
@@ -74,8 +84,10 @@ def test_a_trend_is_not_moved_by_single_heights() -> None:
 
 
 def test_the_file_is_small_and_says_the_same(tmp_path: Path) -> None:
-    rows = [{"t": float(t), "api_megabytes": 300.0 + t % 7, **({"page_megabytes": 1.0} if t % 2 else {})}
-            for t in range(5000)]  # fmt: skip
+    rows = [
+        {"t": float(t), "api_megabytes": 300.0 + t % 7, **({"page_megabytes": 1.0} if t % 2 else {})}
+        for t in range(5000)
+    ]
     kept = thinned(rows)
     assert len(kept) == ROWS
     assert all(302 <= row["api_megabytes"] <= 304 and row["page_megabytes"] == 1 for row in kept)

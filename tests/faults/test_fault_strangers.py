@@ -19,15 +19,15 @@ import numpy as np
 import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
+from tokenpaths.backend.runs import foreign_files
+from tokenpaths.backend.runs.foreign_files import read_apart
+from tokenpaths.engine.base.trusted_files import is_known
 
-from backend import strangers
-from backend.strangers import read_apart
-from engine.own import is_known
 from tests.backend.conftest import API, Serve, first_reading, problem
 from tests.backend.test_cli_commands import run_cli
-from tests.checkpoints import save_tiny
 from tests.faults.conftest import Keep
-from tests.runs import make, make_run
+from tests.support.checkpoints import save_tiny
+from tests.support.runs import make, make_run
 
 HEADERS, BLOCK = 3 * 4096, 16_384
 FORGERIES = 40
@@ -64,10 +64,13 @@ def forged(data: bytes, seed: int) -> bytes:
             made[start + 8 : start + size] = made[other + 8 : other + BLOCK]
         else:
             values = {
-                "byte": bytes([chance.randrange(256)]), "ones": b"\xff" * number, "zeros": bytes(number),
+                "byte": bytes([chance.randrange(256)]),
+                "ones": b"\xff" * number,
+                "zeros": bytes(number),
                 "number": chance.choice((2**31 - 1, 2**31, 2**16, 1)).to_bytes(4, "little")[:number],
-                "copy": bytes(made[other + 8 : other + 8 + number]), "block": b"\x01",
-            }[way]  # fmt: skip
+                "copy": bytes(made[other + 8 : other + 8 + number]),
+                "block": b"\x01",
+            }[way]
             made[place : place + len(values)] = values
         made[start : start + 8] = checksum(bytes(made[start + 8 : start + size]))
     return bytes(made[: len(data)])
@@ -163,22 +166,27 @@ def test_forged_runs_do_not_end_the_server(serve: Serve, tmp_path: Path, figure:
         assert served.get("/runs/other/flow").status_code == 200
         assert served.client.delete(f"{API}/runs/forged{seed}").status_code == 204
     assert died > 0, "the forgeries are to be such that a process ends"
-    figure(5, f"runs with right sums: {FORGERIES} forgeries, {died} ended the process that read them first, "
-              f"{refused - died} refused otherwise, {answered} opened ({odd} of their answers a problem in words); "
-              "the server went on")  # fmt: skip
+    figure(
+        5,
+        f"runs with right sums: {FORGERIES} forgeries, {died} ended the process that read them first, "
+        f"{refused - died} refused otherwise, {answered} opened ({odd} of their answers a problem in words); "
+        "the server went on",
+    )
 
 
 def test_what_ends_the_process_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is opened here: a process that dies, one that says nothing and one that never ends."""
     file = tmp_path / "evil.duckdb"
     for code, sentence, passing in (
-        ("import os; os.kill(os.getpid(), 11)", "SIGSEGV", False), ("raise SystemExit(3)", "code 3", False),
-        ("import time; time.sleep(60)", "within 1 s", True), ("print('[]')", "code 0", False),
+        ("import os; os.kill(os.getpid(), 11)", "SIGSEGV", False),
+        ("raise SystemExit(3)", "code 3", False),
+        ("import time; time.sleep(60)", "within 1 s", True),
+        ("print('[]')", "code 0", False),
         ("import os; os.kill(os.getpid(), 9)", "ended from outside", True),
-        ("print('{\"problem\": \"no\", \"memory\": true}')", "need not be damaged", True),
+        ('print(\'{"problem": "no", "memory": true}\')', "need not be damaged", True),
         ("import os\nwhile True: os.write(1, bytes(2**20))", "code 0", False),  # it would fill the memory of who asks
-    ):  # fmt: skip
-        monkeypatch.setattr(strangers, "child_command", lambda *_, code=code: [sys.executable, "-c", code])
+    ):
+        monkeypatch.setattr(foreign_files, "child_command", lambda *_, code=code: [sys.executable, "-c", code])
         said = read_apart(file, 1.0)
         assert said is not None
         assert sentence in said.sentence
@@ -191,7 +199,7 @@ def test_the_first_reading_keeps_no_more_than_half_of_its_memory(tmp_path: Path)
     file = make_run(tmp_path / "runs", "given", samples=3)
     said = first_reading(
         file,
-        "from engine.store import open_file\n"
+        "from tokenpaths.engine.store.file import open_file\n"
         "real = open_file.open_read_only\n"
         "def opened(file, **more):\n"
         "    con = real(file, **more)\n"

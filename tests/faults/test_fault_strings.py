@@ -9,25 +9,33 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from tokenpaths.backend.settings import load_settings
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.file.open_file import open_read_only
 
-from backend.settings import load_settings
-from engine.errors import UserError
-from engine.store import Run
-from engine.store.open_file import open_read_only
 from tests.backend.conftest import Serve
-from tests.engine.store.test_store_strings import ANYTHING, LABELS, TEXTS, words  # noqa: F401
+from tests.engine.store.file.test_store_strings import ANYTHING, LABELS, TEXTS, words  # noqa: F401
 from tests.faults.conftest import Keep
 from tests.faults.routes import routes
-from tests.runs import make_run
+from tests.support.runs import make_run
 
 STRINGS = 10_000
 ESCAPES = [
-    "ATTACH '{outside}' AS other", "COPY token TO '{outside}.csv'", "SELECT * FROM read_csv('/etc/passwd')",
-    "SELECT * FROM '/etc/passwd'", "INSTALL httpfs", "LOAD httpfs", "SET enable_external_access = true",
-    "SET lock_configuration = false", "CREATE TABLE r.more (x INTEGER)", "DELETE FROM token",
+    "ATTACH '{outside}' AS other",
+    "COPY token TO '{outside}.csv'",
+    "SELECT * FROM read_csv('/etc/passwd')",
+    "SELECT * FROM '/etc/passwd'",
+    "INSTALL httpfs",
+    "LOAD httpfs",
+    "SET enable_external_access = true",
+    "SET lock_configuration = false",
+    "CREATE TABLE r.more (x INTEGER)",
+    "DELETE FROM token",
     "EXPORT DATABASE '{outside}'",
-    "SELECT * FROM read_text('/etc/hostname')", "PRAGMA disable_profiling; DROP TABLE token",
-]  # fmt: skip
+    "SELECT * FROM read_text('/etc/hostname')",
+    "PRAGMA disable_profiling; DROP TABLE token",
+]
 
 
 @pytest.mark.slow_fault
@@ -38,7 +46,10 @@ def test_ten_thousand_strings_find_what_a_loop_finds(words: Run, figure: Keep) -
     before, seen = hashlib.sha256(words.file.read_bytes()).digest(), Counter[str]()
 
     @settings(
-        max_examples=STRINGS // 2, deadline=None, database=None, phases=[Phase.generate],
+        max_examples=STRINGS // 2,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
     @given(ANYTHING)
@@ -72,10 +83,29 @@ def test_strings_in_every_filter_of_every_route(serve: Serve, figure: Keep) -> N
     make_run(served.runs_dir, "other", samples=2)
     before = hashlib.sha256(file.read_bytes()).digest()
     hostile = [
-        "' OR 1=1 --", "'; DROP TABLE token; --", "\") UNION SELECT 1 --", "?", "$1", "%", "_", "\\", "\0", "NaN",
-        "-1", "1e309", "9" * 400, "\u202e", "{{7*7}}", "a" * 3000, "../../etc/passwd", "[", "(.*)+$", ",,,", ":",
+        "' OR 1=1 --",
+        "'; DROP TABLE token; --",
+        '") UNION SELECT 1 --',
+        "?",
+        "$1",
+        "%",
+        "_",
+        "\\",
+        "\0",
+        "NaN",
+        "-1",
+        "1e309",
+        "9" * 400,
+        "\u202e",
+        "{{7*7}}",
+        "a" * 3000,
+        "../../etc/passwd",
+        "[",
+        "(.*)+$",
+        ",,,",
+        ":",
         "1.2.3",
-    ]  # fmt: skip
+    ]
     statuses, keys = Counter[int](), set()
     for route in routes(served.client):
         if route.method != "GET" or "{run}" not in route.template and "/compare" not in route.template:

@@ -13,27 +13,36 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from tokenpaths.backend.problems import Problem
+from tokenpaths.backend.worker.decoder import Decoder
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.datasets import Sample
+from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint, save_checkpoint
+from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
 
-from backend.decoder import Decoder
-from backend.problems import Problem
 from benchmarks.crew import Crew
-from engine.checkpoint import CheckpointError, build_model, read_checkpoint, save_checkpoint
-from engine.datasets import Sample
-from engine.errors import UserError
-from engine.tracing import load_model, trace_samples
 from tests.backend.conftest import API, Served, problem
-from tests.backend.jobs_over_rest import until
 from tests.backend.test_api_traces import send
 from tests.backend.test_api_uploads import form, part
 from tests.faults.conftest import Keep, memory
+from tests.support.jobs_over_rest import until
 
 MEGABYTE = 1_000_000
 BOUNDARY = "b0undary"
 TEXTS = [
-    "plain", "NUL \0 inside", "שלום עולם \u202ertl\u202c مرحبا", "👩‍👩‍👧 🏳️‍🌈", "<script>window.bad = 1</script>",
-    "<img src=x onerror=alert(1)>", "'; DROP TABLE token; --", "e\u0301\u0335\u0327", "\ufeffbom", "\x1b[31mred\x07",
-    "a\r\nb\tc", "{{7*7}} ${7*7} $x^2$ :material/delete: [a](javascript:alert(1))",
-]  # fmt: skip
+    "plain",
+    "NUL \0 inside",
+    "שלום עולם \u202ertl\u202c مرحبا",
+    "👩‍👩‍👧 🏳️‍🌈",
+    "<script>window.bad = 1</script>",
+    "<img src=x onerror=alert(1)>",
+    "'; DROP TABLE token; --",
+    "e\u0301\u0335\u0327",
+    "\ufeffbom",
+    "\x1b[31mred\x07",
+    "a\r\nb\tc",
+    "{{7*7}} ${7*7} $x^2$ :material/delete: [a](javascript:alert(1))",
+]
 NO_TEXTS = [b"\xed\xa0\x80", b"\xff\xfe\x00", b"caf\xe9", b"\xf8\x88\x80\x80\x80", b"\xc0\xaf", b"", b" \n "]
 
 
@@ -117,9 +126,10 @@ def test_a_pickle_is_never_loaded(tracing: Served, models_dir: Path, tmp_path: P
         assert "missing" in problem(send(tracing, "pickled", image=black(32)), 422)["detail"]
         for file in ("evil.pt", "evil.pkl", "evil.jsonl", "evil.npz"):
             for kind, request in (
-                ("import", {"file": file}), ("trace", {"model": "tiny-vision", "data": file}),
+                ("import", {"file": file}),
+                ("trace", {"model": "tiny-vision", "data": file}),
                 ("trace", {"model": "tiny-text", "data": file}),
-            ):  # fmt: skip
+            ):
                 answer = tracing.client.post(f"{API}/jobs", json={"kind": kind, "request": request})
                 if answer.status_code == 202:
                     answer_of = until(tracing, answer.json()["job"], "failed", "succeeded")
@@ -144,12 +154,22 @@ def test_a_hostile_configuration_runs_no_code(models_dir: Path, tmp_path: Path, 
         right | {"family": family}
         for family in ("evil", "evil.Evil", "os.system", "builtins:eval", "../evil", "__main__", "", None, 3, ["dna"])
     ]
-    hostile += [right | {"config": right["config"] | extra} for extra in (
-        {"auto_map": {"AutoModel": "modeling_evil.Evil"}}, {"_target_": "os.system"}, {"__class__": "Evil"},
-        {"!!python/object/apply:os.system": ["x"]}, {"width": "__import__('os')"}, {"steps": 10**30}, {"steps": 10**5},
-        {"mlp_width": 10**12}, {"width": -1},
-        {"steps": float("nan")}, {"trust_remote_code": True},
-    )]  # fmt: skip
+    hostile += [
+        right | {"config": right["config"] | extra}
+        for extra in (
+            {"auto_map": {"AutoModel": "modeling_evil.Evil"}},
+            {"_target_": "os.system"},
+            {"__class__": "Evil"},
+            {"!!python/object/apply:os.system": ["x"]},
+            {"width": "__import__('os')"},
+            {"steps": 10**30},
+            {"steps": 10**5},
+            {"mlp_width": 10**12},
+            {"width": -1},
+            {"steps": float("nan")},
+            {"trust_remote_code": True},
+        )
+    ]
     hostile += [[], "x", None, right | {"config": None}, right | {"classes": {"__reduce__": 1}}]
     texts = [json.dumps(value) for value in hostile] + ["[" * 100_000, "{", "\ud800".encode("utf-8", "surrogatepass")]
     for text in texts:
@@ -158,12 +178,17 @@ def test_a_hostile_configuration_runs_no_code(models_dir: Path, tmp_path: Path, 
             build_model(read_checkpoint(folder))
         assert "evil" in str(caught.value)
         assert len(str(caught.value)) < 1000
-    from engine.adapters.huggingface import find_model
+    from tokenpaths.engine.adapters.huggingface.tracing import find_model
 
-    (folder / "config.json").write_text(json.dumps(
-        {"model_type": "evil", "architectures": ["Evil"], "auto_map": {
-            "AutoConfig": "configuration_evil.Evil", "AutoModelForCausalLM": "modeling_evil.Evil"}}
-    ))  # fmt: skip
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "evil",
+                "architectures": ["Evil"],
+                "auto_map": {"AutoConfig": "configuration_evil.Evil", "AutoModelForCausalLM": "modeling_evil.Evil"},
+            }
+        )
+    )
     with pytest.raises(UserError, match="code of its own, which is never run"):
         find_model(f"hf:{folder}")
     assert not marker.exists()

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 from streamlit import file_util
+from tokenpaths.frontend.page.selection import VIEWS
+from tokenpaths.frontend.server import host_check
+from tokenpaths.frontend.server.static_files import ELEMENTS, WIDGETS, CachedFiles, Files
 
-from frontend import hosts
-from frontend.cache_files import ELEMENTS, WIDGETS, CachedFiles, Files
-from frontend.selection import VIEWS
-from tests.coroutines import run_alone
+from tests.support.coroutines import run_alone
 
 FOLDER = Path(file_util.get_static_dir())
 SCRIPT = next(file for file in sorted(FOLDER.glob("static/js/react-dom.*.js")))
@@ -62,10 +62,19 @@ def test_scripts_are_compressed_for_other_machines_only(files: Files, client: st
 
 @pytest.mark.parametrize(
     ("method", "path", "headers"),
-    [("POST", "/", {}), ("GET", "/_stcore/health", {}), ("GET", "/media/a.png", {}), ("GET", "/index.html", {}),
-     ("GET", "/static/js/none.js", {}), ("GET", "/static/%2e%2e/index.html", {}), ("GET", "/static/js/", {}),
-     ("GET", "//static/js/x.js", {}), ("GET", ADDRESS, {"range": "bytes=0-9"}), ("PUT", ADDRESS, {})],
-)  # fmt: skip
+    [
+        ("POST", "/", {}),
+        ("GET", "/_stcore/health", {}),
+        ("GET", "/media/a.png", {}),
+        ("GET", "/index.html", {}),
+        ("GET", "/static/js/none.js", {}),
+        ("GET", "/static/%2e%2e/index.html", {}),
+        ("GET", "/static/js/", {}),
+        ("GET", "//static/js/x.js", {}),
+        ("GET", ADDRESS, {"range": "bytes=0-9"}),
+        ("PUT", ADDRESS, {}),
+    ],
+)
 def test_everything_else_is_handed_on(files: Files, method: str, path: str, headers: dict[str, str]) -> None:
     assert ask(files, path, method, **headers).content == b"handed on"
 
@@ -124,6 +133,6 @@ def test_host_and_token_are_asked_for_before_any_file(monkeypatch: pytest.Monkey
     from streamlit.web.server.starlette import starlette_app
 
     monkeypatch.setattr(starlette_app, "create_streamlit_middleware", list)
-    hosts.stand_before("a-token")
+    host_check.stand_before("a-token")
     names = [one.cls.__name__ for one in starlette_app.create_streamlit_middleware()]
     assert names == ["OwnHosts", "Gate", "CachedFiles"]

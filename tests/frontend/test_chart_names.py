@@ -6,8 +6,8 @@ import re
 import sys
 
 import pytest
+from tokenpaths.frontend.charts.drawing.redraw import call_of
 
-from frontend.charts.again import call_of
 from tests.frontend import test_charts, test_charts_shards_lights, test_charts_soft
 
 FAMILIES = {"paths": test_charts, "lights": test_charts_shards_lights, "soft": test_charts_soft}

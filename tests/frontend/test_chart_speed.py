@@ -8,9 +8,8 @@ from typing import Any
 
 import altair as alt
 import pytest
-
-from frontend.charts import frame
-from frontend.charts.palette import theme_named
+from tokenpaths.frontend.charts.drawing import theme as frame
+from tokenpaths.frontend.charts.drawing.palette import theme_named
 
 ROWS = [{"x": n, "y": n * n, "kind": "even" if n % 2 == 0 else "odd"} for n in range(5)]
 
@@ -61,8 +60,9 @@ def test_parts_of_a_configuration_are_kept_when_another_is_set() -> None:
 
 def test_a_process_that_trusts_its_charts_draws_the_same_ones() -> None:
     script = (
-        "import json, sys; sys.path[:0] = {path!r}; from test_chart_speed import layered; from frontend.charts import "
-        "frame\nwhole = layered().to_dict()\nframe.trust()\nassert layered().to_dict() == whole\n"
+        "import json, sys; sys.path[:0] = {path!r}; from test_chart_speed import layered;"
+        "from tokenpaths.frontend.charts.drawing import theme as frame\n"
+        "whole = layered().to_dict()\nframe.trust()\nassert layered().to_dict() == whole\n"
         "import altair as alt\nalt.Chart(frame.rows([])).mark_bar(height='tall').to_dict()\nprint('same')"
     ).format(path=[*sys.path, __file__.rpartition("/")[0]])
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)

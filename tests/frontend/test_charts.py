@@ -10,19 +10,25 @@ from typing import Any
 
 import pytest
 import vl_convert
+from tokenpaths.frontend import charts
+from tokenpaths.frontend.charts import distributions, patches, paths, usage
+from tokenpaths.frontend.charts.drawing import palette
+from tokenpaths.frontend.charts.flow import flow, layout, token_flow
 
-from frontend import charts
-from frontend.charts import distributions, flow, layout, palette, patches, paths, token_flow, usage
-from tests.frontend import answers
+from tests.support import page_answers
 
-IDS = answers.ribbons(600, 5, 8)
-FLOW = answers.flow(IDS)
-FIT = {"run": "demo", "observed": answers.fit(IDS), "untrained": answers.fit(answers.ribbons(seed=3)),
-       "independent": answers.fit(answers.ribbons(seed=4))}  # fmt: skip
-IMAGE = answers.sample(IDS[:16])
-TEXT = answers.sample(IDS[:12], text="hello wörld!")
-USAGE = answers.usage(IDS)
-DISTRIBUTION = answers.distribution()
+IDS = page_answers.ribbons(600, 5, 8)
+FLOW = page_answers.flow(IDS)
+FIT = {
+    "run": "demo",
+    "observed": page_answers.fit(IDS),
+    "untrained": page_answers.fit(page_answers.ribbons(seed=3)),
+    "independent": page_answers.fit(page_answers.ribbons(seed=4)),
+}
+IMAGE = page_answers.sample(IDS[:16])
+TEXT = page_answers.sample(IDS[:12], text="hello wörld!")
+USAGE = page_answers.usage(IDS)
+DISTRIBUTION = page_answers.distribution()
 POINTS = [{"sample": i, "compute": 0.7 + i / 500, "reuse": 0.3 + (i * 7 % 13) / 100, "label": None} for i in range(40)]
 
 
@@ -31,8 +37,8 @@ def all_charts(theme: str) -> dict[str, Any]:
         "flow": charts.flow_chart(FLOW, theme=theme, through=["1.2"], ribbon=[[1], [2], [3], [4], [7]]),
         "thumbnail": charts.flow_thumbnail(FLOW, theme=theme),
         "rank": charts.rank_frequency_chart(FIT, theme=theme, chosen=[2]),
-        "patch": charts.patch_chart(IMAGE, answers.PNG, theme=theme),
-        "step": charts.patch_chart(IMAGE, answers.PNG, theme=theme, step=1, identities=[7]),
+        "patch": charts.patch_chart(IMAGE, page_answers.PNG, theme=theme),
+        "step": charts.patch_chart(IMAGE, page_answers.PNG, theme=theme, step=1, identities=[7]),
         "tokens": charts.token_flow_chart(TEXT, theme=theme, identities=[7], chosen=2),
         "histogram": charts.histogram_chart(DISTRIBUTION, theme=theme),
         "labels": charts.label_chart(DISTRIBUTION, theme=theme),
@@ -75,8 +81,12 @@ def test_every_chart_compiles_to_a_vector_picture(theme):
 @pytest.mark.parametrize("theme", ["light", "dark", "print"])
 def test_the_cdf_scale_is_one_and_the_same_in_all_charts(theme):
     wanted = palette.cdf_scale(theme).to_dict()
-    found = [part["scale"] for spec in specs(theme).values() for part in walk(spec)
-             if isinstance(part, dict) and part.get("field") == "cdf" and "scale" in part]  # fmt: skip
+    found = [
+        part["scale"]
+        for spec in specs(theme).values()
+        for part in walk(spec)
+        if isinstance(part, dict) and part.get("field") == "cdf" and "scale" in part
+    ]
     assert len(found) >= 2
     assert all(scale == wanted for scale in found)
     assert len(wanted["domain"]) == len(wanted["range"]) > 2
@@ -116,8 +126,14 @@ def test_flow_draws_what_the_api_counted():
     chart = charts.flow_chart(FLOW, least=0)
     circles = data_of(chart, "node", "count")
     assert sum(row["count"] for row in circles if row["step"] == 0) == FLOW["num_tokens"]
-    size = next(part["size"] for part in walk(chart.to_dict()) if isinstance(part, dict) and "size" in part
-                and isinstance(part["size"], dict) and part["size"].get("field") == "count")  # fmt: skip
+    size = next(
+        part["size"]
+        for part in walk(chart.to_dict())
+        if isinstance(part, dict)
+        and "size" in part
+        and isinstance(part["size"], dict)
+        and part["size"].get("field") == "count"
+    )
     assert size["scale"]["type"] == "linear"
     assert size["scale"]["domain"][0] == 0
     assert size["scale"]["range"][0] == 0
@@ -126,7 +142,7 @@ def test_flow_draws_what_the_api_counted():
 
 
 def test_flow_draws_at_most_two_thousand_ribbons_and_says_what_it_hides():
-    big = answers.flow(answers.ribbons(3000, 4, 60, seed=5), modules=60)
+    big = page_answers.flow(page_answers.ribbons(3000, 4, 60, seed=5), modules=60)
     chart = charts.flow_chart(big)
     assert len({row["link"] for row in data_of(chart, "link", "outline")}) == layout.MOST_LINKS
     hidden = len(big["links"]) - layout.MOST_LINKS
@@ -140,7 +156,7 @@ def svg_of(chart: Any, width: int = 700) -> str:
 
 def test_every_ribbon_and_circle_has_a_name_however_many_there_are():
     """Streamlit leaves out the names of marks of charts with many rows, unless they are asked for."""
-    big = answers.flow(answers.ribbons(3000, 4, 60, seed=5), modules=60)
+    big = page_answers.flow(page_answers.ribbons(3000, 4, 60, seed=5), modules=60)
     chart = charts.flow_chart(big)
     svg = svg_of(chart)
     assert len(re.findall(r'aria-label="link: [0-9.]+&gt;', svg)) == layout.MOST_LINKS
@@ -153,8 +169,10 @@ def test_every_ribbon_and_circle_has_a_name_however_many_there_are():
 def test_a_ribbon_reaches_from_column_to_column_at_any_width():
     for width in (300, 900):
         svg = svg_of(charts.flow_chart(FLOW, least=0), width)
-        circle = {step: float(x) for step, x in re.findall(
-            r'aria-label="node: (\d+)\.\d+;[^>]*transform="translate\(([0-9.]+),', svg)}  # fmt: skip
+        circle = {
+            step: float(x)
+            for step, x in re.findall(r'aria-label="node: (\d+)\.\d+;[^>]*transform="translate\(([0-9.]+),', svg)
+        }
         ribbons = re.findall(r'aria-label="link: (\d+)\.[^>]*transform="translate\(([0-9.]+),[^>]* d="([^"]+)"', svg)
         assert len(ribbons) == len(FLOW["links"])
         for step, x, outline in ribbons:
@@ -169,13 +187,20 @@ def test_load_keeps_every_cell_and_names_them_where_they_are_few():
     assert sorted((int(step), int(module)) for step, module, _ in squares) == sorted(
         (row["step"], row["module"]) for row in USAGE["usage"]
     )
-    many = {**USAGE, "usage": [
-        {"step": step, "module": module, "count": 1, "share": 0.1, "utilisation": 1.0}
-        for step in range(64) for module in range(256)
-    ]}  # fmt: skip
+    many = {
+        **USAGE,
+        "usage": [
+            {"step": step, "module": module, "count": 1, "share": 0.1, "utilisation": 1.0}
+            for step in range(64)
+            for module in range(256)
+        ],
+    }
     spec = charts.load_chart(many).to_dict()
-    cells = next(part["data"]["values"] for part in walk(spec) if isinstance(part, dict)
-                 and part.get("data", {}).get("name") == "cells")  # fmt: skip
+    cells = next(
+        part["data"]["values"]
+        for part in walk(spec)
+        if isinstance(part, dict) and part.get("data", {}).get("name") == "cells"
+    )
     assert [len(column["load"]) for column in cells] == [256] * 64
     assert spec["usermeta"]["embedOptions"]["renderer"] == "canvas"
     assert svg_of(charts.load_chart(many)).count("<path") > 64 * 256
@@ -195,9 +220,17 @@ def test_rank_frequency_shows_the_run_and_both_nulls():
 
 
 def test_the_law_is_drawn_where_there_is_one_and_said_in_words():
-    law = {"num_paths": 900, "alpha": 2.114, "alpha_error": 0.08, "x_min": 3, "num_tail": 194, "ks": 0.05,
-           "p_value": 0.3, "lognormal": {"mu": 0.0, "sigma": 1.0, "ratio": -3.83, "p_value": 0.0001},
-           "curve": [{"rank": 194.0, "share": 0.001}, {"rank": 0.6, "share": 0.4}]}  # fmt: skip
+    law = {
+        "num_paths": 900,
+        "alpha": 2.114,
+        "alpha_error": 0.08,
+        "x_min": 3,
+        "num_tail": 194,
+        "ks": 0.05,
+        "p_value": 0.3,
+        "lognormal": {"mu": 0.0, "sigma": 1.0, "ratio": -3.83, "p_value": 0.0001},
+        "curve": [{"rank": 194.0, "share": 0.001}, {"rank": 0.6, "share": 0.4}],
+    }
     drawn = data_of(charts.rank_frequency_chart(FIT, law=law), "what", "rank")
     assert {row["what"] for row in drawn} == {paths.UNTRAINED, paths.INDEPENDENT}
     spec = charts.rank_frequency_chart(FIT, law=law).to_dict()
@@ -239,7 +272,7 @@ def test_one_path_has_no_line():
 
 
 def test_patches_cover_the_grid_once():
-    rows = data_of(charts.patch_chart(IMAGE, answers.PNG), "row", "col")
+    rows = data_of(charts.patch_chart(IMAGE, page_answers.PNG), "row", "col")
     assert {(row["row"], row["col"]) for row in rows} == {(r, c) for r in range(4) for c in range(4)}
     assert all(row["fill"] == palette.cdf_colour(row["cdf"], "light") for row in rows)
 
@@ -275,8 +308,10 @@ def test_many_labels_show_both_ends_and_count_the_rest():
 
 
 def test_dead_and_overloaded_modules_are_named():
-    rows = [{"step": 0, "module": m, "name": f"m{m}", "kind": "mlp", "count": c, "share": c / 10, "utilisation": u}
-            for m, c, u in ((0, 10, 4.0), (1, 0, 0.0), (2, 2, 0.5))]  # fmt: skip
+    rows = [
+        {"step": 0, "module": m, "name": f"m{m}", "kind": "mlp", "count": c, "share": c / 10, "utilisation": u}
+        for m, c, u in ((0, 10, 4.0), (1, 0, 0.0), (2, 2, 0.5))
+    ]
     made = {"usage": rows, "steps": []}
     assert usage.dead_modules(made) == [(1, "m1", 1)]
     assert [row["module"] for row in usage.overloaded(made)] == [0]

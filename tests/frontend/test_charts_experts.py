@@ -10,18 +10,20 @@ from typing import Any
 
 import pytest
 import vl_convert
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.ask.saturation import of_series
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.families import co_activation, experts, steadiness
+from tokenpaths.frontend.charts.flow import token_flow
+from tokenpaths.frontend.charts.flow.flow import flow_chart, flow_thumbnail, hidden_words, merged_words, moves_of
+from tokenpaths.frontend.charts.flow.layout import OTHER, flow_layout
+from tokenpaths.frontend.components.explorer import small_flow
+from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.family.experts import MANY_COLUMNS, least_share, off_by
+from tokenpaths.frontend.views.modules.modules import dead_words
 
-from engine.analysis.saturation import of_series
-from engine.store import Run
-from frontend.charts import co_activation, experts, numbers, steadiness, token_flow
-from frontend.charts.flow import flow_chart, flow_thumbnail, hidden_words, merged_words, moves_of
-from frontend.charts.layout import OTHER, flow_layout
-from frontend.components.explorer import small_flow
-from frontend.views import common
-from frontend.views.experts import MANY_COLUMNS, least_share, off_by
-from frontend.views.modules import dead_words
 from tests.frontend.test_charts_soft import data_of
-from tests.runs import make_experts
+from tests.support.runs import make_experts
 
 
 @functools.cache
@@ -138,7 +140,7 @@ def test_a_single_small_expert_is_not_called_other():
 
 
 def test_few_enough_columns_are_left_unless_a_share_is_asked_for():
-    from frontend.selection import Selection
+    from tokenpaths.frontend.page.selection import Selection
 
     tokens = [{"token": t, "modules": [t, t + 1, 200], "weights": [0.4, 0.3, 0.3]} for t in range(0, 120, 2)]
     found = {"tokens": tokens}
@@ -307,7 +309,7 @@ def test_long_ribbons_are_cut_in_words():
 
 
 def test_small_runs_are_drawn_whole_and_many_experts_merged():
-    from frontend.selection import Selection, from_query, to_query
+    from tokenpaths.frontend.page.selection import Selection, from_query, to_query
 
     info = answers()["info"]
     assert common.own_modules(info)
@@ -328,6 +330,9 @@ def test_without_weights_a_cell_says_what_the_token_before_took_too():
     chart = token_flow.token_flow_chart({"tokens": [drawn | token for token in tokens]}, shade="overlap", first=1)
     (data,) = [rows for rows in chart.to_dict()["datasets"].values() if len(rows) == 4]
     assert {(row["token"], row["step"]): row["overlap"] for row in data} == {
-        (1, 0): 0.5, (1, 1): 1.0, (2, 0): 0.0, (2, 1): 0.5,
-    }  # fmt: skip
+        (1, 0): 0.5,
+        (1, 1): 1.0,
+        (2, 0): 0.0,
+        (2, 1): 0.5,
+    }
     assert token_flow.overlap([1, 2], []) == 0.0

@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 
 import pytest
+from tokenpaths.frontend import charts
+from tokenpaths.frontend.charts import knowledge, path_law
 
-from frontend import charts
-from frontend.charts import knowledge, path_law
 from tests.frontend.test_charts import data_of
 
-PROPERTY = {"values": 5, "nmi": 0.3, "null_mean": 0.1, "null_low": 0.08, "null_high": 0.12, "p_value": 0.005,
-            "num_tokens": 900}  # fmt: skip
+PROPERTY = {
+    "values": 5,
+    "nmi": 0.3,
+    "null_mean": 0.1,
+    "null_low": 0.08,
+    "null_high": 0.12,
+    "p_value": 0.005,
+    "num_tokens": 900,
+}
 KNOWN = {
     "shuffles": 200,
     "properties": [
@@ -44,14 +51,16 @@ def test_every_property_and_module_is_a_mark(theme):
     drawn = charts.knowledge_chart(KNOWN, theme=theme)
     rows = data_of(drawn, "nmi", "low", "high")
     assert {(row["name"], row["what"]) for row in rows} == {
-        ("token id", "more than chance"), ("label of the sample", "no more than chance"),
-    }  # fmt: skip
+        ("token id", "more than chance"),
+        ("label of the sample", "no more than chance"),
+    }
     assert "NaN" not in json.dumps(drawn.to_dict())
     rows = data_of(charts.contrast_chart(FOUND, theme=theme), "delta", "low")
     assert [(row["name"], row["delta"], row["what"]) for row in rows] == [
-        ("step 0 · module 3", 30.0, "more than others"), ("step 1 · module 1", -30.0, "less than others"),
+        ("step 0 · module 3", 30.0, "more than others"),
+        ("step 1 · module 1", -30.0, "less than others"),
         ("step 1 · module 2", 1.0, "not surely different"),
-    ]  # fmt: skip
+    ]
 
 
 def test_sentences_say_what_stands_in_the_answer():
@@ -72,8 +81,11 @@ def test_sentences_say_what_stands_in_the_answer():
         "They choose module 3 at step 0 more often than the other tokens: 50.0 % of them, 20.0 % of the others."
     )
     assert knowledge.search_words(FOUND, "“the”") == "20 tokens (2.00 %) of 4 samples are “the”; they take 3 paths."
-    drawn = {**FOUND, "counted": {**FOUND["counted"], "of_tokens": 9000, "exact": False},
-             "found": {**FOUND["found"], "low": 0.01, "high": 0.03}}  # fmt: skip
+    drawn = {
+        **FOUND,
+        "counted": {**FOUND["counted"], "of_tokens": 9000, "exact": False},
+        "found": {**FOUND["found"], "low": 0.01, "high": 0.03},
+    }
     assert "Counted on 1,000 of 9,000 tokens, in 40 whole samples drawn by hash" in knowledge.search_words(drawn, "x")
 
 
@@ -89,8 +101,13 @@ def test_the_plainer_answer_comes_first():
     assert knowledge.modules_first({**FOUND, "paths": []})
 
 
-TWIN = {"untrained_nmi": 0.2, "untrained_null_mean": 0.15, "untrained_null_low": 0.1, "untrained_null_high": 0.18,
-        "untrained_p_value": 0.01}  # fmt: skip
+TWIN = {
+    "untrained_nmi": 0.2,
+    "untrained_null_mean": 0.15,
+    "untrained_null_low": 0.1,
+    "untrained_null_high": 0.18,
+    "untrained_p_value": 0.01,
+}
 
 
 def test_the_untrained_twin_stands_below_the_run_beside_the_same_shuffles():
@@ -98,9 +115,11 @@ def test_the_untrained_twin_stands_below_the_run_beside_the_same_shuffles():
     both = {**KNOWN, "properties": [{**first, **TWIN}, {**second, **TWIN}]}
     rows = data_of(charts.knowledge_chart(both), "nmi", "low", "high")
     assert [(row["name"], row["whose"], row["nmi"], row["low"]) for row in rows] == [
-        ("token id", "this run", 0.3, 0.08), ("label of the sample", "this run", 0.1, 0.08),
-        ("token id", "untrained twin", 0.2, 0.1), ("label of the sample", "untrained twin", 0.2, 0.1),
-    ]  # fmt: skip
+        ("token id", "this run", 0.3, 0.08),
+        ("label of the sample", "this run", 0.1, 0.08),
+        ("token id", "untrained twin", 0.2, 0.1),
+        ("label of the sample", "untrained twin", 0.2, 0.1),
+    ]
     assert knowledge.knowledge_words(both).endswith(
         "Those of its untrained twin, too, of: token id, label of the sample; no less than this run of: label of the "
         "sample."
@@ -118,17 +137,25 @@ BETTER = {"ratio": -3.0, "p_value": 0.001}
 @pytest.mark.parametrize(
     ("law", "sentence"),
     [
-        ({**LAW, "p_value": 1 / 101, "lognormal": BETTER},
-         "A pure power law is refused (p = 0.0099); a lognormal fits better."),
-        ({**LAW, "p_value": 0.5, "lognormal": BETTER},
-         "A pure power law is plausible (p = 0.50), but a lognormal fits better."),
-        ({**LAW, "p_value": 0.5, "lognormal": {"ratio": -1.0, "p_value": 0.3}},
-         "A pure power law is plausible (p = 0.50); a lognormal fits about as well."),
-        ({**LAW, "p_value": 0.5, "lognormal": {"ratio": 3.0, "p_value": 0.01}},
-         "A pure power law is plausible (p = 0.50); a lognormal fits worse."),
+        (
+            {**LAW, "p_value": 1 / 101, "lognormal": BETTER},
+            "A pure power law is refused (p = 0.0099); a lognormal fits better.",
+        ),
+        (
+            {**LAW, "p_value": 0.5, "lognormal": BETTER},
+            "A pure power law is plausible (p = 0.50), but a lognormal fits better.",
+        ),
+        (
+            {**LAW, "p_value": 0.5, "lognormal": {"ratio": -1.0, "p_value": 0.3}},
+            "A pure power law is plausible (p = 0.50); a lognormal fits about as well.",
+        ),
+        (
+            {**LAW, "p_value": 0.5, "lognormal": {"ratio": 3.0, "p_value": 0.01}},
+            "A pure power law is plausible (p = 0.50); a lognormal fits worse.",
+        ),
         ({"num_paths": 3, "reason": "3 paths are too few"}, "No power law is fitted: 3 paths are too few."),
     ],
-)  # fmt: skip
+)
 def test_the_verdict_on_a_law(law, sentence):
     assert path_law.verdict_words(law) == sentence
 
@@ -138,5 +165,6 @@ def test_the_table_of_laws_has_a_row_for_whatever_was_traced():
     fit = {**curves, "untrained": None}
     rows = path_law.law_rows(fit, {"observed": {**LAW, "p_value": None, "lognormal": BETTER}, "independent": None})
     assert [(row["whose"], row["slope"], row["α"], row["p"], row["lognormal"]) for row in rows] == [
-        ("this run", "−1.20", "2.00 ± 0.10", "–", "−3.00"), ("independent steps", "–", "–", "–", "–"),
-    ]  # fmt: skip
+        ("this run", "−1.20", "2.00 ± 0.10", "–", "−3.00"),
+        ("independent steps", "–", "–", "–", "–"),
+    ]

@@ -8,22 +8,39 @@ from typing import Any
 
 import pytest
 import vl_convert
+from tokenpaths.frontend.charts.drawing import palette
+from tokenpaths.frontend.charts.families import chunks, light_costs, lights, shards
 
-from frontend.charts import chunks, light_costs, lights, palette, shards
 from tests.frontend.test_charts import data_of, walk
 
 RUN = {
     "config": {
-        "layers": 2, "blocks": 2, "width": 2, "input_neurons": [1, 2], "input_density": 0.5, "conv_channels": [4],
-        "conv_pools": [0], "image_size": 4, "num_classes": 3, "theta_steps": 6,
-        "input_wires": [[0], [0, 1]], "block_wires": [[2, 3], [2, 4], [4, 4], [4, 4]],
+        "layers": 2,
+        "blocks": 2,
+        "width": 2,
+        "input_neurons": [1, 2],
+        "input_density": 0.5,
+        "conv_channels": [4],
+        "conv_pools": [0],
+        "image_size": 4,
+        "num_classes": 3,
+        "theta_steps": 6,
+        "input_wires": [[0], [0, 1]],
+        "block_wires": [[2, 3], [2, 4], [4, 4], [4, 4]],
     },
     "modules": [
-        {"step": layer, "module": block + 2 * silent, "name": f"L{layer}B{block}", "num_params": 0 if silent else 10,
-         "kind": "identity" if silent else "block"}
-        for layer in (0, 1) for block in (0, 1) for silent in (0, 1)
+        {
+            "step": layer,
+            "module": block + 2 * silent,
+            "name": f"L{layer}B{block}",
+            "num_params": 0 if silent else 10,
+            "kind": "identity" if silent else "block",
+        }
+        for layer in (0, 1)
+        for block in (0, 1)
+        for silent in (0, 1)
     ],
-}  # fmt: skip
+}
 VALUES = [[2.0, 0, 0, 0], [2.0, 0.9, 0, 0], [2.0, 0, 1.4, 0], [0, 0, 0, 0]]
 NAMES = ["θ = 1", "θ = 0.9", "θ = 0.81", "θ = 0.729"]
 NETWORK = lights.network_of(RUN)
@@ -32,8 +49,14 @@ SAMPLES = [
     for i in range(10)
 ]
 VALIDATION = {"accuracy": 0.9, "params": 1000, "used_share": 0.25, "mlp_twin": {"accuracy": 0.92, "params": 990}}
-USAGE = {"a": {"usage": [{"step": 0, "module": 0, "name": "L0B0", "kind": "block", "count": 3},
-                         {"step": 0, "module": 2, "name": "L0B0 silent", "kind": "identity", "count": 1}]}}  # fmt: skip
+USAGE = {
+    "a": {
+        "usage": [
+            {"step": 0, "module": 0, "name": "L0B0", "kind": "block", "count": 3},
+            {"step": 0, "module": 2, "name": "L0B0 silent", "kind": "identity", "count": 1},
+        ]
+    }
+}
 
 
 def path(rank: int, modules: tuple[int, ...], count: int, cdf: float = 1.0) -> dict[str, Any]:
@@ -43,17 +66,33 @@ def path(rank: int, modules: tuple[int, ...], count: int, cdf: float = 1.0) -> d
 PATHS = [path(1, (0, 2), 60, 0.6), path(2, (1, 2), 30, 0.9), path(3, (1, 0), 10, 1.0)]
 BY_LABEL = {"code": [path(1, (0, 2), 60)], "prose": [path(2, (1, 2), 30), path(3, (1, 0), 10)]}
 TOKENS = [
-    {"token": i, "rank": 1 if i < 6 else 2, "cdf": 0.6 if i < 6 else 0.9, "ribbon": [[0 if i < 6 else 1], [2]],
-     "loss": None if i == 0 else float(i), "char_start": 2 * i, "char_end": 2 * i + 2}
+    {
+        "token": i,
+        "rank": 1 if i < 6 else 2,
+        "cdf": 0.6 if i < 6 else 0.9,
+        "ribbon": [[0 if i < 6 else 1], [2]],
+        "loss": None if i == 0 else float(i),
+        "char_start": 2 * i,
+        "char_end": 2 * i + 2,
+    }
     for i in range(10)
-]  # fmt: skip
+]
 PARTS = chunks.chunks(TOKENS, [0, 3])
 MEASURED = {
-    "perplexity": 56.4, "rerouting": [{"every": 16, "perplexity": 53.8}, {"every": None, "perplexity": 56.4}],
+    "perplexity": 56.4,
+    "rerouting": [{"every": 16, "perplexity": 53.8}, {"every": None, "perplexity": 56.4}],
     "beside": {"dense": 61.2, "flat": {"perplexity": 55.1}, "dipaco-2x2": {"perplexity": 56.4}, "nonsense": "x"},
-}  # fmt: skip
-ASKED = [{"step": i, "theta": NAMES[i], "prediction": "ab"[i > 0], "confidence": 0.3 * i + 0.2,
-          "verdict": ["wrong", "right", "right"][i]} for i in range(3)]  # fmt: skip
+}
+ASKED = [
+    {
+        "step": i,
+        "theta": NAMES[i],
+        "prediction": "ab"[i > 0],
+        "confidence": 0.3 * i + 0.2,
+        "verdict": ["wrong", "right", "right"][i],
+    }
+    for i in range(3)
+]
 
 
 def all_charts(theme: str) -> dict[str, Any]:
@@ -96,8 +135,11 @@ def test_every_chart_compiles_to_a_vector_picture(theme):
 def test_only_paths_wear_the_colours_of_the_cdf(theme):
     wanted = palette.cdf_scale(theme).to_dict()
     for name, spec in specs(theme).items():
-        scales = [part["scale"] for part in walk(spec)
-                  if isinstance(part, dict) and part.get("field") == "cdf" and "scale" in part]  # fmt: skip
+        scales = [
+            part["scale"]
+            for part in walk(spec)
+            if isinstance(part, dict) and part.get("field") == "cdf" and "scale" in part
+        ]
         assert bool(scales) == (name in ("tree", "strip")), name
         assert all(scale == wanted for scale in scales), name
 
@@ -106,8 +148,17 @@ def test_only_paths_wear_the_colours_of_the_cdf(theme):
 
 
 def test_a_network_is_read_from_its_run():
-    assert NETWORK.wires == {(-1, 0): 1, (-2, 0): 1, (-2, 1): 1, (0, 2): 1, (0, 3): 1, (1, 2): 1, (1, 4): 1,
-                             (2, 4): 2, (3, 4): 2}  # fmt: skip
+    assert NETWORK.wires == {
+        (-1, 0): 1,
+        (-2, 0): 1,
+        (-2, 1): 1,
+        (0, 2): 1,
+        (0, 3): 1,
+        (1, 2): 1,
+        (1, 4): 1,
+        (2, 4): 2,
+        (3, 4): 2,
+    }
     # 4 channels on 2 × 2 are 16 features, of which a neuron reads 8; 5 wires reach the output.
     assert NETWORK.fixed_params == 3 * 9 + 3 * 6
     assert NETWORK.total_params == 40 + 45
@@ -197,16 +248,19 @@ def test_no_token_is_lost_between_the_columns():
     for column in range(3):
         assert sum(band["tokens"] for band in bands if band["column"] == column) == 100
     assert {(b["from"], b["to"]): b["tokens"] for b in bands if b["column"] == 1} == {
-        ("0.0", "1.2"): 60, ("0.1", "1.2"): 30, ("0.1", "1.0"): 10,
-    }  # fmt: skip
+        ("0.0", "1.2"): 60,
+        ("0.1", "1.2"): 30,
+        ("0.1", "1.0"): 10,
+    }
 
 
 def test_bands_fill_their_bars_without_overlap():
     bars, bands = shards.tree_bars(BY_LABEL)
     for bar in bars:
         for side, end, key in ((0, "y0", "from"), (1, "y1", "to")):
-            own = sorted((b[end], b[end] + b["width"]) for b in bands
-                         if b[key] == bar.key and b["column"] + side == bar.column)  # fmt: skip
+            own = sorted(
+                (b[end], b[end] + b["width"]) for b in bands if b[key] == bar.key and b["column"] + side == bar.column
+            )
             if own:
                 assert own[0][0] == pytest.approx(bar.top)
                 assert own[-1][1] == pytest.approx(bar.bottom)
@@ -232,8 +286,13 @@ def test_a_labels_shares_sum_to_one():
 def test_who_shares_a_module():
     table = shards.sharing_rows(PATHS)
     assert {(row["path"], row["level"]): row["sharers"] for row in table} == {
-        ("0·2", 0): 0, ("0·2", 1): 1, ("1·2", 0): 1, ("1·2", 1): 1, ("1·0", 0): 1, ("1·0", 1): 0,
-    }  # fmt: skip
+        ("0·2", 0): 0,
+        ("0·2", 1): 1,
+        ("1·2", 0): 1,
+        ("1·2", 1): 1,
+        ("1·0", 0): 1,
+        ("1·0", 1): 0,
+    }
 
 
 def test_perplexities_are_read_as_numbers_or_objects():
@@ -242,8 +301,9 @@ def test_perplexities_are_read_as_numbers_or_objects():
     assert baselines == [{"model": "flat mixture", "perplexity": 55.1}, {"model": "dense path", "perplexity": 61.2}]
     assert chunks.rerouting_rows({}) == ([], [])
     assert chunks.rerouting_rows({"rerouting": [{"every": 8}, 3], "beside": {"dense": float("nan"), "flat": True}}) == (
-        [], [],
-    )  # fmt: skip
+        [],
+        [],
+    )
     assert [row["W"] for row in chunks.rerouting_rows({"perplexity": 9.0, "beside": 3})[0]] == [None]
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import vl_convert
-
-from frontend.charts import connections, gates, palette, token_losses
+from tokenpaths.frontend.charts import token_losses
+from tokenpaths.frontend.charts.drawing import palette
+from tokenpaths.frontend.charts.families import connections, gates
 
 HIDDEN = ("transformer 0", "transformer 1")
 NAMES = {"iteration": ("input", "1", "2"), "source": (*HIDDEN, "text input"), "target": (*HIDDEN, "it's next")}
@@ -21,30 +22,46 @@ def edges(shift: float = 0.0) -> dict[str, Any]:
     values[0][2] = [0.9, 0.1 + shift, 0.3]
     values[1][0], values[1][1] = [0.5, 0.2, 0.01], [0.4 + shift, 0.6, 0.7]
     values[2][0][2], values[2][1][2] = 0.8, 0.25
-    return {"axes": [{"axis": axis, "names": list(names)} for axis, names in NAMES.items()], "values": values,
-            "std": None, "num_samples": 1}  # fmt: skip
+    return {
+        "axes": [{"axis": axis, "names": list(names)} for axis, names in NAMES.items()],
+        "values": values,
+        "std": None,
+        "num_samples": 1,
+    }
 
 
 def gate_answer(shift: float = 0.0) -> dict[str, Any]:
-    axes = [{"axis": axis, "names": [f"{axis} {i}" for i in range(size)]}
-            for axis, size in (("layer", 2), ("head", 3), ("direction", 2))]  # fmt: skip
-    values = [[[(layer + head + direction) / 8 + shift for direction in range(2)] for head in range(3)]
-              for layer in range(2)]  # fmt: skip
+    axes = [
+        {"axis": axis, "names": [f"{axis} {i}" for i in range(size)]}
+        for axis, size in (("layer", 2), ("head", 3), ("direction", 2))
+    ]
+    values = [
+        [[(layer + head + direction) / 8 + shift for direction in range(2)] for head in range(3)] for layer in range(2)
+    ]
     return {"axes": axes, "values": values, "std": None, "num_samples": 4}
 
 
 SEPARATION = {
-    "within": 0.1, "between": 0.25, "ratio": 2.5, "null_mean": 1.0, "null_std": 0.02, "null_max": 1.1,
-    "p_value": 1 / 201, "shuffles": 200, "labels": ["de", "sw"], "matrix": [[0.1, 0.25], [0.25, None]],
-}  # fmt: skip
+    "within": 0.1,
+    "between": 0.25,
+    "ratio": 2.5,
+    "null_mean": 1.0,
+    "null_std": 0.02,
+    "null_max": 1.1,
+    "p_value": 1 / 201,
+    "shuffles": 200,
+    "labels": ["de", "sw"],
+    "matrix": [[0.1, 0.25], [0.25, None]],
+}
 PCA = {
     "explained": [0.5, 0.25],
     "points": [{"sample": i, "label": ("code", "math", "prose")[i % 3], "x": i / 3, "y": -i / 5} for i in range(12)],
 }
 CENTROIDS = {"accuracy": 0.9, "balanced": 0.88, "null_mean": 0.33, "null_max": 0.5, "p_value": 1 / 201, "shuffles": 200}
 VARIANCE = [[0.0, 0.1, 0.2], [0.3, 0.0, 0.05]]
-LOSSES = [{"token": i, "text": "wörd"[:i], "before": 2.0, "after": 2.0 + (i - 2) / 4, "rise": (i - 2) / 4}
-          for i in range(5)]  # fmt: skip
+LOSSES = [
+    {"token": i, "text": "wörd"[:i], "before": 2.0, "after": 2.0 + (i - 2) / 4, "rise": (i - 2) / 4} for i in range(5)
+]
 
 
 @functools.cache
@@ -130,8 +147,13 @@ def test_every_difference_has_one_scale_with_zero_in_the_middle(theme):
     charts = all_charts(theme)
     less, more = palette.diverging_scale(1, theme).to_dict()["range"][::2]
     for name in ("difference", "gate difference", "losses"):
-        scales = [part["scale"] for part in walk(charts[name].to_dict()) if isinstance(part, dict)
-                  and part.get("field") in ("difference", "rise") and "range" in part.get("scale", {})]  # fmt: skip
+        scales = [
+            part["scale"]
+            for part in walk(charts[name].to_dict())
+            if isinstance(part, dict)
+            and part.get("field") in ("difference", "rise")
+            and "range" in part.get("scale", {})
+        ]
         assert scales, name
         for scale in scales:
             assert scale["range"][0] == less
@@ -163,8 +185,10 @@ def test_labels_have_shapes_and_not_colours():
     shapes = [part["shape"] for part in walk(spec) if isinstance(part, dict) and isinstance(part.get("shape"), dict)]
     assert shapes[0]["scale"]["domain"] == ["code", "math", "prose"]
     assert len(set(shapes[0]["scale"]["range"])) == 3
-    assert not any(isinstance(part, dict) and isinstance(part.get("color"), dict) and part["color"].get("field")
-                   for part in walk(spec))  # fmt: skip
+    assert not any(
+        isinstance(part, dict) and isinstance(part.get("color"), dict) and part["color"].get("field")
+        for part in walk(spec)
+    )
 
 
 def test_separation_stands_beside_its_null():
@@ -189,8 +213,11 @@ def test_other_numbers_in_sentences():
 
 
 def test_ablations_in_words():
-    table = [{"what": "normal", "perplexity": 80.0, "induction": 0.93}, {"name": "off", "perplexity": 800.0,
-             "induction": 0.0}, {"what": "off in layer 3", "perplexity": 90.0}]  # fmt: skip
+    table = [
+        {"what": "normal", "perplexity": 80.0, "induction": 0.93},
+        {"name": "off", "perplexity": 800.0, "induction": 0.0},
+        {"what": "off in layer 3", "perplexity": 90.0},
+    ]
     rows = gates.ablation_rows(table)
     assert [row["what"] for row in rows] == ["as trained", "routing off (every gate 0)", "off in layer 3"]
     assert gates.ablation_words(table) == (

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import altair as alt
 import pytest
+from tokenpaths.frontend import charts
+from tokenpaths.frontend.charts.drawing.choices import choices_of
 
-from frontend import charts
-from frontend.charts.choices import choices_of
-from tests.frontend import answers
 from tests.frontend.test_pages import api, show, showing  # noqa: F401  (fixtures)
+from tests.support import page_answers
 
-IDS = answers.ribbons(600, 5, 8)
-FLOW = answers.flow(IDS)
-USAGE = answers.usage(IDS)
-TEXT = answers.sample(IDS[:12], text="hello wörld!")
-FIT = {"run": "demo", "observed": answers.fit(IDS), "untrained": None, "independent": answers.fit(IDS[::-1])}
+IDS = page_answers.ribbons(600, 5, 8)
+FLOW = page_answers.flow(IDS)
+USAGE = page_answers.usage(IDS)
+TEXT = page_answers.sample(IDS[:12], text="hello wörld!")
+FIT = {"run": "demo", "observed": page_answers.fit(IDS), "untrained": None, "independent": page_answers.fit(IDS[::-1])}
 POINTS = [{"sample": i, "compute": 0.7 + i / 500, "reuse": 0.3 + (i * 7 % 13) / 100, "label": None} for i in range(40)]
 MAP = {
-    "points": [{"sample": i, "x": i / 7, "y": -i / 9, "label": "ab"[i % 2], "thumbnail": answers.PNG} for i in (2, 10)],
-    "num_samples": 2, "of_samples": 2, "explained": [0.5, 0.25],
-}  # fmt: skip
+    "points": [
+        {"sample": i, "x": i / 7, "y": -i / 9, "label": "ab"[i % 2], "thumbnail": page_answers.PNG} for i in (2, 10)
+    ],
+    "num_samples": 2,
+    "of_samples": 2,
+    "explained": [0.5, 0.25],
+}
 
 
 def values(chart, *names):
@@ -62,8 +66,8 @@ def test_cells_of_one_token_are_one_choice_with_the_words_that_all_share():
 def test_points_bars_and_ranks():
     assert values(charts.rank_frequency_chart(FIT), "rank") == [p["rank"] for p in FIT["observed"]["points"]]
     assert values(charts.skip_reuse_chart(POINTS), "sample") == list(range(40))
-    bars = [i for i, b in enumerate(answers.distribution()["bins"]) if b["count"]]
-    assert set(bars) <= set(values(charts.histogram_chart(answers.distribution()), "bin"))
+    bars = [i for i, b in enumerate(page_answers.distribution()["bins"]) if b["count"]]
+    assert set(bars) <= set(values(charts.histogram_chart(page_answers.distribution()), "bin"))
     found = choices_of(charts.sample_map_chart(MAP), ["sample"])
     assert [(c.value, c.words) for c in found] == [(2, "sample 2, a"), (10, "sample 10, a")]
 
@@ -81,12 +85,15 @@ def test_nothing_to_choose_in_a_picture_without_clicks():
     assert choices_of(charts.top_k_chart(USAGE), ["node"]) == []
 
 
-@pytest.mark.parametrize(("view", "panel", "begins", "key"), [
-    ("flow", "choose_flow_node_link_0", "step 1, module", "through"),
-    ("modules", "choose_load_node_0", "step: 1; module", "module"),
-    ("map", "choose_sample-map_sample_0", "sample 3", "sample"),
-    ("paths", "choose_rank-frequency_rank_0", "rank 2", "paths"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("view", "panel", "begins", "key"),
+    [
+        ("flow", "choose_flow_node_link_0", "step 1, module", "through"),
+        ("modules", "choose_load_node_0", "step: 1; module", "module"),
+        ("map", "choose_sample-map_sample_0", "sample 3", "sample"),
+        ("paths", "choose_rank-frequency_rank_0", "rank 2", "paths"),
+    ],
+)
 def test_a_choice_from_the_list_does_what_a_click_does(show, view, panel, begins, key):  # noqa: F811
     page = show(view=view, run="pictures")
     assert not [box for box in page.selectbox if box.key == f"{panel}_one"], "the list is made when it is opened"

@@ -7,8 +7,7 @@ import socket
 
 import httpx
 import pytest
-
-from frontend.client import ApiError, Client, Down, NotFound, Refused
+from tokenpaths.frontend.api.client import ApiError, Client, Down, NotFound, Refused
 
 
 def client(answer, **options) -> Client:
@@ -25,10 +24,20 @@ def problem(status: int, detail: str | None = None, **headers: str) -> httpx.Res
 
 @pytest.mark.parametrize(
     ("status", "kind", "todo"),
-    [(401, Refused, "TOKENPATHS_TOKEN"), (403, Refused, "TOKENPATHS_TOKEN"), (404, NotFound, "Start"),
-     (413, Refused, ""), (415, Refused, ""), (422, Refused, ""), (429, ApiError, "again"), (500, ApiError, "log"),
-     (503, ApiError, "again"), (507, ApiError, "space"), (307, ApiError, "")],
-)  # fmt: skip
+    [
+        (401, Refused, "TOKENPATHS_TOKEN"),
+        (403, Refused, "TOKENPATHS_TOKEN"),
+        (404, NotFound, "Start"),
+        (413, Refused, ""),
+        (415, Refused, ""),
+        (422, Refused, ""),
+        (429, ApiError, "again"),
+        (500, ApiError, "log"),
+        (503, ApiError, "again"),
+        (507, ApiError, "space"),
+        (307, ApiError, ""),
+    ],
+)
 def test_every_status_is_a_sentence(status, kind, todo):
     with pytest.raises(kind) as told:
         client(lambda request: problem(status, "What was wrong, and what is right.")).runs()
@@ -39,9 +48,14 @@ def test_every_status_is_a_sentence(status, kind, todo):
 
 @pytest.mark.parametrize(
     ("status", "given", "kept"),
-    [(409, "0a1b2c3d4e5f", "0a1b2c3d4e5f"), (500, "0a1b2c3d4e5f", "0a1b2c3d4e5f"), (409, "**bold**", ""),
-     (503, "0a1b2c3d4e5f", ""), (429, "0a1b2c3d4e5f", "")],
-)  # fmt: skip
+    [
+        (409, "0a1b2c3d4e5f", "0a1b2c3d4e5f"),
+        (500, "0a1b2c3d4e5f", "0a1b2c3d4e5f"),
+        (409, "**bold**", ""),
+        (503, "0a1b2c3d4e5f", ""),
+        (429, "0a1b2c3d4e5f", ""),
+    ],
+)
 def test_an_error_knows_the_line_of_the_log_where_there_is_one(status, given, kept):
     with pytest.raises(ApiError) as told:
         client(lambda request: problem(status, "It was wrong.", **{"x-request-id": given})).runs()

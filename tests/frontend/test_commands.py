@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import platformdirs
 import pytest
-
-from frontend.commands import command, data_dir_option, runs_dir
+from tokenpaths.frontend.page.commands import command, data_dir_option, runs_dir
 
 
 @pytest.mark.parametrize(
@@ -26,6 +25,6 @@ def test_a_command_names_the_folder_that_is_not_the_usual_one(monkeypatch, folde
 
 
 def test_the_usual_folder_is_that_of_the_settings():
-    from backend.settings import default_data_dir
+    from tokenpaths.backend.settings import default_data_dir
 
     assert str(default_data_dir()) == platformdirs.user_data_dir("tokenpaths", False)

@@ -9,24 +9,24 @@ from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
+from tokenpaths.frontend.charts import compare as charts
+from tokenpaths.frontend.charts.flow.flow_contrast import few_of
+from tokenpaths.frontend.charts.sample_map import SHAPES, map_words, sample_map_chart
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views.compare import partners, short_names
+from tokenpaths.frontend.views.sample.similar import sample_words, token_words
 
-from frontend.charts import compare as charts
-from frontend.charts.flow_contrast import few_of
-from frontend.charts.sample_map import SHAPES, map_words, sample_map_chart
-from frontend.selection import Selection
-from frontend.views.compare import partners, short_names
-from frontend.views.similar import sample_words, token_words
 from tests.backend.conftest import SECRET, Served, api_for, serving
 from tests.frontend.test_pages import showing
-from tests.runs import make, make_experts, make_run
+from tests.support.runs import make, make_experts, make_run
 
 THEMES = ("light", "dark", "print")
 
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    from backend.settings import load_settings
-    from backend.worker import create_worker
+    from tokenpaths.backend.settings import load_settings
+    from tokenpaths.backend.worker.worker import create_worker
 
     data_dir: Path = tmp_path_factory.mktemp("compare-page")
     runs = data_dir / "runs"
@@ -64,9 +64,14 @@ def test_two_runs_side_by_side(show, run: str) -> None:
     page = show(view="compare", run=run, against=f"{run}-moved")
     words = said(page)
     assert not page.error
-    for question in ("What differs between these two?", "Do the same samples stand out in both?",
-                     "Do both put the same tokens on one path?", "Which samples differ most in",
-                     "Where do their tokens part?", "How evenly does each step load its modules?"):  # fmt: skip
+    for question in (
+        "What differs between these two?",
+        "Do the same samples stand out in both?",
+        "Do both put the same tokens on one path?",
+        "Which samples differ most in",
+        "Where do their tokens part?",
+        "How evenly does each step load its modules?",
+    ):
         assert question in words
     assert "6 samples are paired by their source" in words
     assert "95 % intervals, 6 samples" in words
@@ -155,7 +160,7 @@ def test_too_many_modules_are_cut_to_those_that_differ_most() -> None:
     cut = few_of(flow)
     assert sorted((node["step"], node["module"]) for node in cut["nodes"]) == [
         (step, i) for step in (0, 1) for i in range(392, 400)
-    ]  # fmt: skip
+    ]
     assert cut["links"] == [links[0], links[3]]
     small = {**flow, "nodes": nodes[:9]}
     assert few_of(small) is small
@@ -186,9 +191,15 @@ def answer_of(api: Served, path: str) -> dict:
 
 @pytest.fixture(scope="module")
 def answers(api: Served) -> list[dict]:
-    return [answer_of(api, path) for path in (
-        "/compare?a=pictures&b=still&measure=loss", "/runs/at-10/series", "/runs/pictures/map?thumbnails=true",
-        "/runs/texts/map")]  # fmt: skip
+    return [
+        answer_of(api, path)
+        for path in (
+            "/compare?a=pictures&b=still&measure=loss",
+            "/runs/at-10/series",
+            "/runs/pictures/map?thumbnails=true",
+            "/runs/texts/map",
+        )
+    ]
 
 
 @pytest.mark.parametrize("theme", THEMES)
@@ -200,8 +211,9 @@ def test_charts_draw_in_every_theme_without_nan(answers: list[dict], theme: str)
         charts.pair_chart(answer | {"points": []}, names=names, theme=theme),
         charts.load_chart(answer, names=names, theme=theme),
         charts.training_chart(series, "max_violation", theme=theme, chosen=["at-10"]),
-        sample_map_chart(plane, theme=theme, chosen="circle", sample=2), sample_map_chart(bare, theme=theme),
-    ]  # fmt: skip
+        sample_map_chart(plane, theme=theme, chosen="circle", sample=2),
+        sample_map_chart(bare, theme=theme),
+    ]
     for chart in drawn:
         text = json.dumps(chart.to_dict(), allow_nan=False)
         assert "undefined" not in text
@@ -221,8 +233,13 @@ def test_few_labels_have_a_shape_and_many_none(api: Served) -> None:
 
 def test_the_sentence_of_a_correlation_says_no_more_than_the_interval() -> None:
     def words(r: float, low: float, high: float) -> str:
-        row = {"measure": "reuse", "num": 40, "pearson": {"r": r, "low": low, "high": high}, "reason": None,
-               "spearman": {"r": r, "low": low, "high": high}}  # fmt: skip
+        row = {
+            "measure": "reuse",
+            "num": 40,
+            "pearson": {"r": r, "low": low, "high": high},
+            "reason": None,
+            "spearman": {"r": r, "low": low, "high": high},
+        }
         return charts.pair_words({"measure": "reuse", "correlations": [row]}, ("A", "B"))
 
     assert "says nothing certain" in words(0.2, -0.1, 0.5)
@@ -246,20 +263,39 @@ def test_the_untrained_twin_is_no_column_beside_itself(api: Served) -> None:
 
 def test_likely_partners_come_first() -> None:
     def card(run: str, **changes: object) -> dict:
-        return {"run": run, "modality": "text", "dataset": "x", "split": "all", "family": "dna", "num_samples": 4,
-                "model": run} | changes  # fmt: skip
+        return {
+            "run": run,
+            "modality": "text",
+            "dataset": "x",
+            "split": "all",
+            "family": "dna",
+            "num_samples": 4,
+            "model": run,
+        } | changes
 
     run = card("m")
-    others = [card("a", family="moe"), card("z", num_samples=3), card("m-untrained"), card("t", split="try"),
-              card("p", dataset="y"), card("v", modality="vision"), run]  # fmt: skip
+    others = [
+        card("a", family="moe"),
+        card("z", num_samples=3),
+        card("m-untrained"),
+        card("t", split="try"),
+        card("p", dataset="y"),
+        card("v", modality="vision"),
+        run,
+    ]
     assert [one["run"] for one in partners(run, others)] == ["m-untrained", "a", "z"]
 
 
 def test_words_of_what_is_near() -> None:
-    found = {"apart": [{"distance": 0.0, "num_paths": 1, "num_tokens": 0},
-                       {"distance": 0.5, "num_paths": 2, "num_tokens": 3},
-                       {"distance": 1.5, "num_paths": 9, "num_tokens": 30}],
-             "rank": 7, "ribbon": [[1], [2]]}  # fmt: skip
+    found = {
+        "apart": [
+            {"distance": 0.0, "num_paths": 1, "num_tokens": 0},
+            {"distance": 0.5, "num_paths": 2, "num_tokens": 3},
+            {"distance": 1.5, "num_paths": 9, "num_tokens": 30},
+        ],
+        "rank": 7,
+        "ribbon": [[1], [2]],
+    }
     assert token_words(found, "tokens") == (
         "No other token is on the very same path, rank 7; 3 more on 2 paths that differ at one step."
     )

@@ -22,8 +22,9 @@ BAN = {"model": "hf:tiny-mixtral.v1", "sweep": None, "controls": {"edits": EDITS
 
 def make_site(data_dir: Path) -> None:
     """Runs of two checkpoints, and one of them in the folder that jobs may use."""
-    from engine.adapters import huggingface as hf
-    from tests.engine.adapters.tiny_huggingface import SAMPLES, save_tiny
+    from tokenpaths.engine.adapters.huggingface import tracing as hf
+
+    from tests.support.tiny_huggingface import SAMPLES, save_tiny
 
     here = save_tiny(data_dir / "checkpoints" / "tiny-mixtral.v1", "mixtral", num_hidden_layers=2)
     gone = save_tiny(data_dir / "elsewhere" / "tiny-olmoe", "olmoe")
@@ -35,8 +36,8 @@ def make_site(data_dir: Path) -> None:
 @contextmanager
 def experts_api(data_dir: Path, **changes: object) -> Iterator[str]:
     """The address of an API over ``make_site``'s folder, with a worker that runs its jobs."""
-    from backend.settings import load_settings
-    from backend.worker import create_worker
+    from tokenpaths.backend.settings import load_settings
+    from tokenpaths.backend.worker.worker import create_worker
 
     options = {"worker_secret": SECRET, "warm_models": False, "trace_seconds": 250} | changes
     worker = create_worker(load_settings(data_dir=data_dir, **options))
@@ -58,10 +59,10 @@ def api(data_dir: Path) -> Iterator[str]:
 
 
 def draw(url: str, monkeypatch: pytest.MonkeyPatch, **query: object) -> AppTest:
-    from frontend import look
+    from tokenpaths.frontend.page import widgets
 
     monkeypatch.setenv("TOKENPATHS_API_URL", url)
-    look.client.clear()
+    widgets.client.clear()
     page = AppTest.from_file(str(APP), default_timeout=120)
     for key, value in {"view": "detour", **query}.items():
         page.query_params[key] = str(value)
@@ -75,16 +76,16 @@ def words(page: AppTest, *kinds: str) -> str:
 
 
 def finished(job: str) -> dict:
-    from frontend import look
+    from tokenpaths.frontend.page import widgets
 
     until = time.monotonic() + 100
-    while (now := look.client().job(job))["state"] not in ("succeeded", "failed") and time.monotonic() < until:
+    while (now := widgets.client().job(job))["state"] not in ("succeeded", "failed") and time.monotonic() < until:
         time.sleep(0.2)
     return now
 
 
 def test_a_sweep_over_experts_is_started_found_again_and_drawn(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from frontend import look
+    from tokenpaths.frontend.page import widgets
 
     page = draw(api, monkeypatch, run="mixtral")
     assert not page.error, words(page)
@@ -103,11 +104,11 @@ def test_a_sweep_over_experts_is_started_found_again_and_drawn(api: str, monkeyp
     assert "4 samples of toy" in words(again, "caption")
     assert "Click a cell to ban that module above" in words(again, "caption")
     assert any("every row of the sweep" in expander.label for expander in again.expander)
-    assert look.client().artifact(job, "importance.csv").count(b"\n") == 17
+    assert widgets.client().artifact(job, "importance.csv").count(b"\n") == 17
 
 
 def test_shares_of_the_experts(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from frontend import look
+    from tokenpaths.frontend.page import widgets
 
     page = draw(api, monkeypatch, run="mixtral")
     page.segmented_control(key="sweep_kind").set_value("shares").run()
@@ -117,13 +118,16 @@ def test_shares_of_the_experts(api: str, monkeypatch: pytest.MonkeyPatch) -> Non
     done = finished(job[0] if isinstance(job, list) else job)
     assert (done["state"], done["progress"]["total"]) == ("succeeded", 9), done["problem"]
     assert {row["which"] for row in done["result"]["most_important"]} == {"top", "bottom", "random"}
-    look.client.clear()
+    widgets.client.clear()
 
 
 def test_what_is_missing_is_one_sentence(api: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = words(draw(api, monkeypatch, run="olmoe"))
-    assert re.search("The experts of tiny-olmoe cannot be banned from here. .*There is no checkpoint 'tiny-olmoe' in .*"
-                     "Put its checkpoint into the folder", told), told  # fmt: skip
+    assert re.search(
+        "The experts of tiny-olmoe cannot be banned from here. .*There is no checkpoint 'tiny-olmoe' in .*"
+        "Put its checkpoint into the folder",
+        told,
+    ), told
     with experts_api(data_dir) as url:  # no folder is set
         page = draw(url, monkeypatch, run="mixtral")
         assert "the setting `huggingface_dir`" in words(page)
@@ -139,17 +143,29 @@ def test_a_job_over_rest_is_refused_with_the_field(api: str, monkeypatch: pytest
         for changes, field, sentence in (
             ({}, "request.model", "There is no checkpoint 'tiny-olmoe'"),
             ({"model": "hf:../elsewhere/tiny-olmoe"}, "request.model", "is no name of a folder"),
-            (BAN | {"controls": {"edits": [{"edit": "ban", "modules": [8], "step": 1}]}},
-             "request.controls.edits.0.modules", "there is no module 8"),
-            (BAN | {"controls": {"edits": [{"edit": "ban", "modules": [1], "step": 2}]}},
-             "request.controls.edits.0.step", "there is no step 2"),
-            (BAN | {"controls": {"edits": [{"edit": "ban", "modules": [*range(7)]}]}}, "request.controls.edits",
-             "top-k needs 2; ban fewer"),
-            (BAN | {"controls": {"edits": [{"edit": "ban", "modules": [1], "tokens": [9999]}]}},
-             "request.controls.edits.0.tokens", "tokens cannot be chosen here"),
+            (
+                BAN | {"controls": {"edits": [{"edit": "ban", "modules": [8], "step": 1}]}},
+                "request.controls.edits.0.modules",
+                "there is no module 8",
+            ),
+            (
+                BAN | {"controls": {"edits": [{"edit": "ban", "modules": [1], "step": 2}]}},
+                "request.controls.edits.0.step",
+                "there is no step 2",
+            ),
+            (
+                BAN | {"controls": {"edits": [{"edit": "ban", "modules": [*range(7)]}]}},
+                "request.controls.edits",
+                "top-k needs 2; ban fewer",
+            ),
+            (
+                BAN | {"controls": {"edits": [{"edit": "ban", "modules": [1], "tokens": [9999]}]}},
+                "request.controls.edits.0.tokens",
+                "tokens cannot be chosen here",
+            ),
             (BAN | {"controls": {"edits": [{"edit": "top_k", "k": 1}]}}, "request.controls.edits", "own code chooses"),
             (BAN | {"sample": 4}, "request.sample", "has samples 0 to 3, not 4"),
-        ):  # fmt: skip
+        ):
             given = {name: value for name, value in (request | changes).items() if value is not None}
             answer = client.post("/jobs", json={"kind": "reroute", "request": given})
             assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
@@ -168,7 +184,7 @@ def buttons(page: AppTest) -> list[str]:
 
 
 def test_an_expert_banned_for_one_text_is_shown_before_and_after(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from frontend import look
+    from tokenpaths.frontend.page import widgets
 
     page = draw(api, monkeypatch, run="mixtral", sample=1, through="0.5")
     assert not page.error, words(page)
@@ -187,15 +203,20 @@ def test_an_expert_banned_for_one_text_is_shown_before_and_after(api: str, monke
     assert done["state"] == "succeeded", done["problem"]
     assert (done["request"]["sample"], done["progress"]["done"], done["progress"]["total"]) == (1, 3, 3)
     before, after = done["result"]["runs"]
-    effect = look.client().effect(after, of=before, sample=0)
+    effect = widgets.client().effect(after, of=before, sample=0)
     assert effect["paths_changed"] > 0
     again = draw(api, monkeypatch, run="mixtral", sample=1, controls="ban:0.5")  # tomorrow: without the job
     assert not again.error, words(again)
     heads = words(again, "subheader")
     assert "With module 5 (expert 5) banned at step 0:" in heads
     assert "% of the tokens take another path" in heads
-    assert {"Before", "After", "Where do tokens go instead?", "What would come next?",
-            "Which tokens become harder to predict?"} <= {one.value for one in again.subheader}  # fmt: skip
+    assert {
+        "Before",
+        "After",
+        "Where do tokens go instead?",
+        "What would come next?",
+        "Which tokens become harder to predict?",
+    } <= {one.value for one in again.subheader}
     facts = {one.label: one.value for one in again.metric}
     assert facts["Loss (nats)"].count("→") == 1
     assert facts["Paths changed at any step"] == f"{100 * effect['paths_changed']:.1f} %"
@@ -208,7 +229,7 @@ def test_an_expert_banned_for_one_text_is_shown_before_and_after(api: str, monke
 
 
 def test_an_expert_banned_for_all_texts_and_found_from_the_jobs(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from frontend.views.job_places import places
+    from tokenpaths.frontend.views.jobs.places import places
 
     page = draw(api, monkeypatch, run="mixtral", sample=2, controls="ban:1.2")
     page.segmented_control(key="detour_over").set_value(4).run()
@@ -246,11 +267,14 @@ def test_a_ban_from_the_page_of_a_module(api: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_job_is_found_again_by_what_it_was_asked_for() -> None:
-    from frontend.views.detour_experts import job_of
+    from tokenpaths.frontend.views.detour.experts import job_of
 
     edits = [{"edit": "ban", "modules": [5], "step": 0}, {"edit": "ban", "modules": [2], "step": 0}]
-    asked = {"model": "hf:m", "run": "r", "controls": {"edits": [{"edit": "ban", "modules": [2, 5], "step": 0,
-                                                                 "tokens": None, "path": None}]}}  # fmt: skip
+    asked = {
+        "model": "hf:m",
+        "run": "r",
+        "controls": {"edits": [{"edit": "ban", "modules": [2, 5], "step": 0, "tokens": None, "path": None}]},
+    }
 
     def job(state: str = "succeeded", runs: tuple[str, ...] = ("b", "a"), **changes: object) -> dict:
         return {"job": state, "state": state, "request": asked | changes, "result": {"runs": runs}}

@@ -13,22 +13,23 @@ import numpy as np
 import pytest
 import vl_convert
 from streamlit.testing.v1 import AppTest
+from tokenpaths.frontend.charts import effects
+from tokenpaths.frontend.charts.drawing.palette import DIVERGING
+from tokenpaths.frontend.page.selection import Selection, from_query, to_query
+from tokenpaths.frontend.views.detour import before_after as compare
+from tokenpaths.frontend.views.detour.edits import added, in_address, link_of, on_path_of, read_edits, said, takes
+from tokenpaths.frontend.views.detour.result import change_words, moved_words
 
-from frontend.charts import effects
-from frontend.charts.palette import DIVERGING
-from frontend.selection import Selection, from_query, to_query
-from frontend.views import detour_compare as compare
-from frontend.views.detour_edits import added, in_address, link_of, on_path_of, read_edits, said, takes
-from frontend.views.detour_result import change_words, moved_words
 from tests.backend.conftest import SECRET, api_for, serving
 
 APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"
 SAMPLE = {
     "tokens": [
-        {"token": 0, "ribbon": [[1, 2], [3, 0]]}, {"token": 1, "ribbon": [[2, 1], [0, 3]]},
+        {"token": 0, "ribbon": [[1, 2], [3, 0]]},
+        {"token": 1, "ribbon": [[2, 1], [0, 3]]},
         {"token": 2, "ribbon": [[1, 2], [3, 1]]},
     ]
-}  # fmt: skip
+}
 
 
 # The address ----------------------------------------------------------------------------------------------------
@@ -70,10 +71,18 @@ def test_an_edit_in_the_address_is_what_the_api_takes(text, edit, words):
 @pytest.mark.parametrize(
     "text",
     [
-        "ban:x.y", "ban:1", "force:1.2.path9", "swap:5", "top_k:", "bias:1.2", "shuffle:1", "force:1.2.from0-3",
-        "force:all.2.from1-3", "force:0.2.from1-3",
+        "ban:x.y",
+        "ban:1",
+        "force:1.2.path9",
+        "swap:5",
+        "top_k:",
+        "bias:1.2",
+        "shuffle:1",
+        "force:1.2.from0-3",
+        "force:all.2.from1-3",
+        "force:0.2.from1-3",
     ],
-)  # fmt: skip
+)
 def test_what_means_no_edit_is_said_and_left_out(text):
     edits, (problem,) = read_edits([text], SAMPLE, lambda number: None)
     assert edits == []
@@ -96,7 +105,8 @@ def test_the_headline_says_which_steps_were_counted():
     assert said([2, 4], 0.25).endswith("at steps 2, 4")
     assert said([4], 0.25).endswith("at step 4")
     assert moved_words({"after_steps": [1], "paths_changed": 0.0, "paths_changed_after": 0.0}, "patches") == (
-        "all patches keep their paths")
+        "all patches keep their paths"
+    )
     assert said([], None) == "50.0 % of the patches take another path, at steps that are edited themselves"
 
 
@@ -124,24 +134,49 @@ TOP5 = {
     "after": [{"name": "cat", "probability": 0.4}, {"name": "\n", "probability": 0.5}],
 }
 ROWS = [
-    {"module": module, "step": step, "name": f"m{module}", "loss_change": change, "loss_error": 0.01, "kl": abs(change),
-     "paths_changed_after": 0.2, "problem": None, "share": None, "which": None}
+    {
+        "module": module,
+        "step": step,
+        "name": f"m{module}",
+        "loss_change": change,
+        "loss_error": 0.01,
+        "kl": abs(change),
+        "paths_changed_after": 0.2,
+        "problem": None,
+        "share": None,
+        "which": None,
+    }
     for module, step, change in [(0, 0, 0.3), (0, 1, -0.1), (0, None, 0.5), (1, 0, 0.0)]
-] + [{"module": 1, "step": None, "name": "m1", "loss_change": None, "loss_error": None, "kl": None,
-      "paths_changed_after": None, "problem": "too few are left", "share": None, "which": None}]  # fmt: skip
+] + [
+    {
+        "module": 1,
+        "step": None,
+        "name": "m1",
+        "loss_change": None,
+        "loss_error": None,
+        "kl": None,
+        "paths_changed_after": None,
+        "problem": "too few are left",
+        "share": None,
+        "which": None,
+    }
+]
 SHARES = [
     {"share": share, "which": which, "loss_change": share * place, "loss_error": None, "kl": 0.1, "module": None}
-    for share in (0.1, 0.5) for place, which in enumerate(("top", "bottom", "random"))
-]  # fmt: skip
+    for share in (0.1, 0.5)
+    for place, which in enumerate(("top", "bottom", "random"))
+]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark", "print"])
 def test_every_chart_compiles_and_asks_a_question(theme):
     for chart in (
-        effects.flow_difference_chart({"links": LINKS}, theme=theme), effects.answers_chart(TOP5, theme=theme),
+        effects.flow_difference_chart({"links": LINKS}, theme=theme),
+        effects.answers_chart(TOP5, theme=theme),
         *(effects.importance_chart(ROWS, measure=m, theme=theme) for m in effects.MEASURES),
-        effects.share_chart(SHARES, theme=theme), effects.flow_difference_chart({"links": []}, theme=theme),
-    ):  # fmt: skip
+        effects.share_chart(SHARES, theme=theme),
+        effects.flow_difference_chart({"links": []}, theme=theme),
+    ):
         spec = chart.to_dict()
         assert spec["title"]["text"].endswith("?")
         vl_convert.vegalite_to_vega(json.dumps(spec))
@@ -163,7 +198,7 @@ def test_differences_have_one_diverging_scale_with_zero_in_the_middle():
 
 
 def test_a_sweep_says_of_how_many_samples_it_took_some():
-    from frontend.views.detour_sweep import samples_told
+    from tokenpaths.frontend.views.detour.sweep import samples_told
 
     told = [samples_told({"num_samples": 64} | more) for more in ({}, {"of_samples": 64}, {"of_samples": 3000})]
     assert told == ["64 samples", "64 samples", "64 of 3,000 samples"]
@@ -182,10 +217,10 @@ def test_answers_before_and_after():
 def make_site(data_dir: Path) -> None:
     """Two tiny models and a run of each: ``texts``, ``pictures``."""
     from PIL import Image
+    from tokenpaths.engine.data.datasets import Sample
+    from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
 
-    from engine.datasets import Sample
-    from engine.tracing import load_model, trace_samples
-    from tests.checkpoints import save_tiny
+    from tests.support.checkpoints import save_tiny
 
     rng, models = np.random.default_rng(0), data_dir / "models"
     for modality in ("text", "vision"):
@@ -202,8 +237,8 @@ def make_site(data_dir: Path) -> None:
 @contextmanager
 def detour_api(data_dir: Path) -> Iterator[str]:
     """The address of an API over ``make_site``'s folder, with a worker that runs its jobs."""
-    from backend.settings import load_settings
-    from backend.worker import create_worker
+    from tokenpaths.backend.settings import load_settings
+    from tokenpaths.backend.worker.worker import create_worker
 
     make_site(data_dir)
     options = {"worker_secret": SECRET, "warm_models": False, "trace_seconds": 250, "decode_seconds": 60}
@@ -220,10 +255,10 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def show(api: str, monkeypatch: pytest.MonkeyPatch):
-    from frontend import look
+    from tokenpaths.frontend.page import widgets
 
     monkeypatch.setenv("TOKENPATHS_API_URL", api)
-    look.client.clear()
+    widgets.client.clear()
 
     def draw(**query: object) -> AppTest:
         page = AppTest.from_file(str(APP), default_timeout=120)
@@ -234,7 +269,7 @@ def show(api: str, monkeypatch: pytest.MonkeyPatch):
         return page
 
     yield draw
-    look.client.clear()
+    widgets.client.clear()
 
 
 def words(page: AppTest, *kinds: str) -> str:
@@ -275,14 +310,14 @@ def test_small_changes_of_loss_can_be_seen(show):
 
 
 def test_the_job_of_another_view_is_left_alone(show):
-    from frontend import look
+    from tokenpaths.frontend.page import widgets
 
     request = {"model": "tiny-vision", "run": "pictures", "sample": 0, "target": {"of": "choices"}}
-    dream = look.client().submit_job("dream", request)
+    dream = widgets.client().submit_job("dream", request)
     page = show(run="pictures", sample=0, job=dream["job"])
     assert "is no sweep over modules, so it is not shown here" in words(page)
     assert "Dream of sample 0 of pictures" in words(page)
-    look.client().cancel_job(dream["job"])
+    widgets.client().cancel_job(dream["job"])
     page.button(key="sweep_other_job").click().run()
     assert page.query_params["view"] in (["jobs"], "jobs")
     assert page.query_params["job"] in ([dream["job"]], dream["job"])
@@ -316,9 +351,9 @@ def test_a_click_on_a_circle_offers_edits(show):
 
 
 def test_a_click_on_a_link_offers_edits_and_its_tokens(show):
-    from frontend import look
+    from tokenpaths.frontend.page import widgets
 
-    tokens = look.client().sample("pictures", 0)["tokens"]
+    tokens = widgets.client().sample("pictures", 0)["tokens"]
     source, target = tokens[0]["ribbon"][0][0], tokens[0]["ribbon"][1][0]
     count = sum(source in t["ribbon"][0] and target in t["ribbon"][1] for t in tokens)
     page = show(run="pictures", sample=0, through=f"0.{source},1.{target}")
@@ -329,8 +364,10 @@ def test_a_click_on_a_link_offers_edits_and_its_tokens(show):
     assert f"module {target}" not in other
     page.button(key="link_force").click().run()
     there = next(module for module in range(9) if module != target)
-    assert page.query_params["controls"] in ([f"force:1.{there}.from{source}-{target}"],
-                                             f"force:1.{there}.from{source}-{target}")  # fmt: skip
+    assert page.query_params["controls"] in (
+        [f"force:1.{there}.from{source}-{target}"],
+        f"force:1.{there}.from{source}-{target}",
+    )
     assert not page.error
     told = re.search(r"(\d+) stay, (\d+) leave, (\d+) come\.", words(page, "markdown"))
     stay, leave, come = map(int, told.groups())
@@ -350,17 +387,21 @@ def test_a_link_without_tokens_here_is_a_sentence(show):
 
 
 BEFORE = {
-    "text": "ab", "tokens": [
+    "text": "ab",
+    "tokens": [
         {"token": 0, "ribbon": [[1, 2], [3, 0]], "weights": [[0.6, 0.4], [0.9, 0.1]], "loss": 1.0, "compute": 1.0},
         {"token": 1, "ribbon": [[2, 1], [0, 3]], "weights": [[0.6, 0.4], [0.9, 0.1]], "loss": None, "compute": 1.0},
         {"token": 2, "ribbon": [[4, 2], [0, 2]], "weights": [[0.6, 0.4], [0.9, 0.1]], "loss": 2.0, "compute": 1.0},
-    ]}  # fmt: skip
+    ],
+}
 AFTER = {
-    "text": "ab", "tokens": [
+    "text": "ab",
+    "tokens": [
         {"token": 0, "ribbon": [[2, 1], [0, 4]], "weights": [[0.7, 0.3], [0.8, 0.2]], "loss": 3.0, "compute": 0.5},
         {"token": 1, "ribbon": [[2, 1], [0, 3]], "weights": [[0.6, 0.4], [0.9, 0.1]], "loss": None, "compute": 1.0},
         {"token": 2, "ribbon": [[1, 2], [3, 2]], "weights": [[0.6, 0.4], [0.9, 0.1]], "loss": 2.5, "compute": 1.0},
-    ]}  # fmt: skip
+    ],
+}
 
 
 def test_a_token_before_and_after():
@@ -369,8 +410,11 @@ def test_a_token_before_and_after():
     assert compare.token_sentence("Token 0", old, new) == "Token 0 goes another way at step 1."
     assert compare.token_sentence("Token 1", *[one["tokens"][1] for one in (BEFORE, AFTER)]).startswith("Token 1 keeps")
     assert compare.step_facts(old, new, weights=True)[1] == {
-        "step": 1, "before": "3 (0.90) + 0 (0.10)", "after": "0 (0.80) + 4 (0.20)", "moved": "yes",
-    }  # fmt: skip
+        "step": 1,
+        "before": "3 (0.90) + 0 (0.10)",
+        "after": "0 (0.80) + 4 (0.20)",
+        "moved": "yes",
+    }
     assert compare.step_facts(old, None, weights=False)[0] == {"step": 0, "modules": "1 + 2"}
     facts = {row["what"]: (row["before"], row["after"]) for row in compare.token_facts(old, new)}
     assert facts["Loss (nats)"] == ("1.00", "3.00")
@@ -395,7 +439,7 @@ def test_a_link_before_and_after():
 
 
 def test_a_sweep_is_started_found_again_and_drawn(show, api):
-    from frontend import look
+    from tokenpaths.frontend.page import widgets
 
     page = show(run="pictures", sample=0)
     assert "Nobody has measured this run yet" in words(page, "caption")
@@ -403,9 +447,9 @@ def test_a_sweep_is_started_found_again_and_drawn(show, api):
     job = page.query_params["job"]
     job = job[0] if isinstance(job, list) else job
     until = time.monotonic() + 100
-    while look.client().job(job)["state"] not in ("succeeded", "failed") and time.monotonic() < until:
+    while widgets.client().job(job)["state"] not in ("succeeded", "failed") and time.monotonic() < until:
         time.sleep(0.2)
-    assert look.client().job(job)["state"] == "succeeded", look.client().job(job)["problem"]
+    assert widgets.client().job(job)["state"] == "succeeded", widgets.client().job(job)["problem"]
     again = show(run="pictures", sample=0)  # tomorrow: without the job in the address
     assert not again.error
     assert "3 samples of toy" in words(again, "caption")

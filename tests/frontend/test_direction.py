@@ -35,7 +35,9 @@ def test_imports_go_one_way(file):
         assert "httpx" not in roots
     if file.parent.name == "charts":
         assert "streamlit" not in roots
-        assert all(name.startswith("frontend.charts") for name in imported(file) if name.split(".")[0] == "frontend")
+        assert all(
+            name.startswith("tokenpaths.frontend.charts") for name in imported(file) if name.split(".")[0] == "frontend"
+        )
 
 
 @pytest.mark.parametrize("file", sorted(FRONTEND.rglob("*.js")), ids=lambda file: file.name)

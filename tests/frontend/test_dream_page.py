@@ -12,46 +12,73 @@ import numpy as np
 import pytest
 from PIL import Image
 from streamlit.testing.v1 import AppTest
+from tokenpaths.engine.data.datasets import Sample
+from tokenpaths.engine.jobs.dream import DreamJob
+from tokenpaths.engine.jobs.registry import read_request
+from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
+from tokenpaths.frontend.charts.dreams.curve import curve_chart, curve_rows, name_rows
+from tokenpaths.frontend.charts.dreams.dream import match_chart, match_rows, top_chart, top_rows
+from tokenpaths.frontend.charts.dreams.dream_figure import figure_html, figure_rows
+from tokenpaths.frontend.page.selection import Selection, from_query, to_query
+from tokenpaths.frontend.views.dream import wishes as dream_wishes
+from tokenpaths.frontend.views.dream.cost import cost_words, expected_of, pace, text_seconds
+from tokenpaths.frontend.views.dream.gallery import gallery_item
+from tokenpaths.frontend.views.dream.result import marked, names_of, title_of
+from tokenpaths.frontend.views.dream.wishes import selection_of
 
-from engine.datasets import Sample
-from engine.dream.job import DreamJob
-from engine.jobs import read_request
-from engine.tracing import load_model, trace_samples
-from frontend.charts.curve import curve_chart, curve_rows, name_rows
-from frontend.charts.dream import match_chart, match_rows, top_chart, top_rows
-from frontend.charts.dream_figure import figure_html, figure_rows
-from frontend.selection import Selection, from_query, to_query
-from frontend.views import dream_wishes
-from frontend.views.dream_cost import cost_words, expected_of, pace, text_seconds
-from frontend.views.dream_gallery import gallery_item
-from frontend.views.dream_result import marked, names_of, title_of
-from frontend.views.dream_wishes import selection_of
 from tests.backend.conftest import SECRET, Served, api_for, serving
-from tests.checkpoints import save_tiny
 from tests.frontend.test_pages import showing
+from tests.support.checkpoints import save_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = {
-    "run": "seen", "model": "tiny", "family": "dna", "modality": "vision", "num_steps": 3, "num_modules": 6,
-    "num_paths": 9, "num_tokens": 48, "num_samples": 3,
-}  # fmt: skip
+    "run": "seen",
+    "model": "tiny",
+    "family": "dna",
+    "modality": "vision",
+    "num_steps": 3,
+    "num_modules": 6,
+    "num_paths": 9,
+    "num_tokens": 48,
+    "num_samples": 3,
+}
 DREAMS = [
-    {"name": "S = 1", "objective": 0.5, "matched_choices": 0.75, "matched_tokens": 0.5, "top": [["brick", 0.6]],
-     "at_start": {"matched_choices": 0.25, "matched_tokens": 0.0}},
-    {"name": "class", "objective": 3.0, "matched_choices": None, "matched_tokens": None, "top": [["cloud", 0.9]],
-     "at_start": {"matched_choices": None, "matched_tokens": None}},
-]  # fmt: skip
+    {
+        "name": "S = 1",
+        "objective": 0.5,
+        "matched_choices": 0.75,
+        "matched_tokens": 0.5,
+        "top": [["brick", 0.6]],
+        "at_start": {"matched_choices": 0.25, "matched_tokens": 0.0},
+    },
+    {
+        "name": "class",
+        "objective": 3.0,
+        "matched_choices": None,
+        "matched_tokens": None,
+        "top": [["cloud", 0.9]],
+        "at_start": {"matched_choices": None, "matched_tokens": None},
+    },
+]
 
 
 def wished(*given: str) -> dict[str, str]:
     return dream_wishes.wishes(Selection(dream=given), RUN)
 
 
-@pytest.mark.parametrize("given", [
-    (), ("group:path", "context:both", "until:2", "form:single"), ("group:picked", "picked:3.1", "scores:logits"),
-    ("group:drawn", "draw:5"), ("of:path", "rank:4"), ("of:module", "module:2", "step:1"), ("of:class", "index:2"),
-    ("until:nine", "draw:x", "iterations:7"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        (),
+        ("group:path", "context:both", "until:2", "form:single"),
+        ("group:picked", "picked:3.1", "scores:logits"),
+        ("group:drawn", "draw:5"),
+        ("of:path", "rank:4"),
+        ("of:module", "module:2", "step:1"),
+        ("of:class", "index:2"),
+        ("until:nine", "draw:x", "iterations:7"),
+    ],
+)
 def test_every_wish_becomes_a_request_that_the_engine_takes(given: tuple[str, ...]) -> None:
     request = dream_wishes.request_of(RUN, wished(*given), 1, 6)
     read_request(DreamJob, request)
@@ -60,7 +87,7 @@ def test_every_wish_becomes_a_request_that_the_engine_takes(given: tuple[str, ..
 
 
 def test_a_dream_of_a_module_says_whether_its_patches_take_it() -> None:
-    from frontend.views.dream_result import module_words
+    from tokenpaths.frontend.views.dream.result import module_words
 
     dream = {"matched_choices": 0.25, "at_start": {"matched_choices": 0.1}}
     target = {"of": "module", "module": 7, "steps": [2]}
@@ -90,14 +117,22 @@ def test_wishes_of_the_address_that_mean_nothing_are_said() -> None:
 def test_the_request_says_what_was_wished() -> None:
     request = dream_wishes.request_of(RUN, wished("group:path", "context:both", "until:2", "iterations:512"), 1, 6)
     assert request["target"] == {
-        "of": "choices", "scores": "probs", "form": "cumulative", "group": {"like": 6}, "context": "both", "until": [2],
-    }  # fmt: skip
+        "of": "choices",
+        "scores": "probs",
+        "form": "cumulative",
+        "group": {"like": 6},
+        "context": "both",
+        "until": [2],
+    }
     assert (request["run"], request["sample"], request["image"]) == ("seen", 1, {"iterations": 512})
     direction = {**RUN, "family": "directional", "modality": "text"}
     wishes = dream_wishes.wishes(Selection(dream=("at:1.2.3",)), direction)
     assert dream_wishes.request_of(direction, wishes, None, None)["target"] == {
-        "of": "direction", "layer": 1, "head": 2, "direction": 3,
-    }  # fmt: skip
+        "of": "direction",
+        "layer": 1,
+        "head": 2,
+        "direction": 3,
+    }
 
 
 def test_clicks_choose_and_let_go_and_what_is_missing_is_said() -> None:
@@ -130,23 +165,32 @@ def test_names_and_texts() -> None:
 
 
 def test_bytes_of_one_character_are_one_piece() -> None:
-    dream = {"tokens": [" a", "\ufffd", "\ufffd", "b"], "text": " aéb", "targets": [2],
-             "spans": [[0, 2], [2, 3], [2, 3], [3, 4]]}  # fmt: skip
+    dream = {
+        "tokens": [" a", "\ufffd", "\ufffd", "b"],
+        "text": " aéb",
+        "targets": [2],
+        "spans": [[0, 2], [2, 3], [2, 3], [3, 4]],
+    }
     assert marked(dream) == "a**é**b"
     assert marked({"tokens": ["of", "\n", " a"], "targets": [1]}) == "of **↵**\u200a a"
     assert marked({"tokens": ["x", "(", "y"], "targets": [1]}) == "x\u200a**\\(**\u200ay"  # stars must have room
     assert marked(dream | {"spans": None}) == "aéb"  # a result of before: never half a character
 
 
-@pytest.mark.parametrize(("run", "given"), [
-    (RUN, ("group:path", "context:both", "until:2", "form:single", "scores:logits")),
-    (RUN, ("group:picked", "picked:3.1")), (RUN, ("group:drawn", "draw:5", "iterations:100")),
-    (RUN, ("of:class", "index:2")),
-    (RUN, ("of:module", "module:2", "step:1")), (RUN, ("of:path", "rank:4")),
-    (RUN | {"modality": "text"}, ("of:choices", "first:7", "length:20", "group:picked", "picked:8")),
-    (RUN | {"modality": "text"}, ("of:module", "module:1", "length:5")),
-    (RUN | {"family": "raytracing"}, ("of:block", "at:1.2")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("run", "given"),
+    [
+        (RUN, ("group:path", "context:both", "until:2", "form:single", "scores:logits")),
+        (RUN, ("group:picked", "picked:3.1")),
+        (RUN, ("group:drawn", "draw:5", "iterations:100")),
+        (RUN, ("of:class", "index:2")),
+        (RUN, ("of:module", "module:2", "step:1")),
+        (RUN, ("of:path", "rank:4")),
+        (RUN | {"modality": "text"}, ("of:choices", "first:7", "length:20", "group:picked", "picked:8")),
+        (RUN | {"modality": "text"}, ("of:module", "module:1", "length:5")),
+        (RUN | {"family": "raytracing"}, ("of:block", "at:1.2")),
+    ],
+)
 def test_an_earlier_dream_brings_its_sample_and_wishes_back(run: dict, given: tuple[str, ...]) -> None:
     wished = dream_wishes.wishes(Selection(dream=given), run)
     request = dream_wishes.request_of(run, wished, 2, 6)
@@ -174,10 +218,17 @@ def test_a_text_says_which_tokens_are_dreamt_and_refuses_others() -> None:
 
 def test_pairs_are_two_rows_under_the_same_columns() -> None:
     dreams = [
-        {"name": f"S = {s}" + (", with its pixels" if kept else ""), "context": kept, "image": f"dream-{s}{kept}.png",
-         "top": [["<b>brick</b>", 0.5]], "matched_choices": 0.75, "group": [1]}
-        for s in (1, 2) for kept in (False, True)
-    ]  # fmt: skip
+        {
+            "name": f"S = {s}" + (", with its pixels" if kept else ""),
+            "context": kept,
+            "image": f"dream-{s}{kept}.png",
+            "top": [["<b>brick</b>", 0.5]],
+            "matched_choices": 0.75,
+            "group": [1],
+        }
+        for s in (1, 2)
+        for kept in (False, True)
+    ]
     result = {"original": {"image": "original.png", "top": [["apple", 0.9]]}, "dreams": dreams}
     original, found = figure_rows(result)
     assert (original.name, original.lines) == ("original", ("apple, 90.0 %",))
@@ -223,10 +274,14 @@ def test_the_estimate_is_that_of_the_dreams_that_were_made_here() -> None:
         assert 0.5 < row["seconds"]["corpus"] / scan < 2
         assert 0.5 < row["seconds"]["rounds"] / swaps < 2
     job = {
-        "state": "succeeded", "attempts": 1, "started_at": "2026-01-01T00:00:00+00:00", "progress": {},
-        "finished_at": "2026-01-01T00:01:00+00:00", "result": {"dreams": [{}, {}]},
+        "state": "succeeded",
+        "attempts": 1,
+        "started_at": "2026-01-01T00:00:00+00:00",
+        "progress": {},
+        "finished_at": "2026-01-01T00:01:00+00:00",
+        "result": {"dreams": [{}, {}]},
         "request": {"image": {"iterations": 500}},
-    }  # fmt: skip
+    }
     assert expected_of(job) == pytest.approx(20)
     assert pace([job, job | {"attempts": 2, "finished_at": "2026-01-02T00:00:00+00:00"}]) == pytest.approx(3)
     assert pace([]) is None
@@ -238,7 +293,7 @@ def test_the_estimate_is_that_of_the_dreams_that_were_made_here() -> None:
 def test_the_gallery_shows_the_last_picture_or_the_best_text(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     fetch = SimpleNamespace(artifact=lambda job, name: asked.append((job, name)) or b"png")
-    monkeypatch.setattr("frontend.views.dream_gallery.look.client", lambda: fetch)
+    monkeypatch.setattr("tokenpaths.frontend.views.dream.gallery.widgets.client", lambda: fetch)
     job = {"job": "d", "title": "Dream of class 1", "artifacts": ["dream-2.png", "dream-10.png", "original.png"]}
     assert gallery_item(3, job)["caption"] == "Class 1"
     assert asked == [("d", "dream-10.png")]
@@ -249,8 +304,8 @@ def test_the_gallery_shows_the_last_picture_or_the_best_text(monkeypatch: pytest
 @pytest.fixture(scope="module")
 def dreaming(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """An API with a worker, a tiny vision model and a run of it."""
-    from backend.settings import load_settings
-    from backend.worker import create_worker
+    from tokenpaths.backend.settings import load_settings
+    from tokenpaths.backend.worker.worker import create_worker
 
     data_dir: Path = tmp_path_factory.mktemp("dreams")
     save_tiny(data_dir / "models" / "tiny", "vision")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-
-from frontend.charts.palette import theme_named
-from frontend.components.explorer import MOST_HOLLOW, explorer_data, small_flow, with_unvisited
-from frontend.components.wall import _tamed
+from tokenpaths.frontend.charts.drawing.palette import theme_named
+from tokenpaths.frontend.components.explorer import MOST_HOLLOW, explorer_data, small_flow, with_unvisited
+from tokenpaths.frontend.components.wall import _tamed
 
 MODULES = [{"step": None, "module": m, "name": f"t{m}", "kind": "transformer"} for m in range(4)]
 
@@ -48,13 +47,33 @@ def test_modules_that_nobody_visits_are_hollow_where_a_picture_is_for_editing() 
 
 
 def data_of(num_paths: int, cdf: float, **options: object) -> dict:
-    token = {"token": 0, "row": 0, "col": 0, "ribbon": [[0], [2]], "weights": [[1.0], [1.0]], "rank": num_paths,
-             "cdf": cdf, "compute": 1.0, "reuse": 0.0, "loss": None, "text": None}  # fmt: skip
+    token = {
+        "token": 0,
+        "row": 0,
+        "col": 0,
+        "ribbon": [[0], [2]],
+        "weights": [[1.0], [1.0]],
+        "rank": num_paths,
+        "cdf": cdf,
+        "compute": 1.0,
+        "reuse": 0.0,
+        "loss": None,
+        "text": None,
+    }
     sample = {"sample": 0, "label": None, "text": None, "grid": {"rows": 1, "cols": 1}, "tokens": [token]}
     return explorer_data(
-        sample, flow_of({(0, 0): 1, (1, 2): 1}, 2), theme=theme_named("light"), image=None, num_paths=num_paths,
-        opacity=1.0, step=None, chosen=None, identities=(), kept=lambda token: True, **options,
-    )  # fmt: skip
+        sample,
+        flow_of({(0, 0): 1, (1, 2): 1}, 2),
+        theme=theme_named("light"),
+        image=None,
+        num_paths=num_paths,
+        opacity=1.0,
+        step=None,
+        chosen=None,
+        identities=(),
+        kept=lambda token: True,
+        **options,
+    )
 
 
 def test_the_only_path_is_not_coloured_as_a_rare_one() -> None:
@@ -76,13 +95,22 @@ def test_a_text_cannot_turn_what_is_shown_around_it() -> None:
     """U+202E reversed the rest of the page; each token stays a piece of its own, with a mark where the control is."""
     text = "ab\u202ecd <b>\u2066שלום"
     one = {"ribbon": [[0], [1]], "rank": 1, "cdf": 1.0, "compute": 1.0, "reuse": 0.0}
-    tokens = [one | {"token": i // 2, "char_start": i, "char_end": i + 2, "text": text[i : i + 2]}
-              for i in range(0, len(text), 2)]  # fmt: skip
+    tokens = [
+        one | {"token": i // 2, "char_start": i, "char_end": i + 2, "text": text[i : i + 2]}
+        for i in range(0, len(text), 2)
+    ]
     drawn = explorer_data(
-        {"sample": 0, "label": None, "text": text, "grid": None, "tokens": tokens}, flow_of({(0, 0): 7, (1, 1): 7}, 2),
-        theme=theme_named("light"), image=None, num_paths=1, opacity=1.0, step=None, chosen=None, identities=(),
+        {"sample": 0, "label": None, "text": text, "grid": None, "tokens": tokens},
+        flow_of({(0, 0): 7, (1, 1): 7}, 2),
+        theme=theme_named("light"),
+        image=None,
+        num_paths=1,
+        opacity=1.0,
+        step=None,
+        chosen=None,
+        identities=(),
         kept=lambda token: True,
-    )  # fmt: skip
+    )
     assert "".join(piece["text"] for piece in drawn["pieces"]) == "ab⟦RLO⟧cd <b>⟦LRI⟧שלום"
     assert sum(len(piece["tokens"]) for piece in drawn["pieces"]) == len(tokens)
     turning = {chr(code) for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}

@@ -6,9 +6,9 @@ import io
 
 import pyarrow.parquet as parquet
 import pytest
+from tokenpaths.frontend.api.client import Client
+from tokenpaths.frontend.views import export
 
-from frontend.client import Client
-from frontend.views import export
 from tests.frontend.test_pages import api, show  # noqa: F401 (fixtures)
 
 

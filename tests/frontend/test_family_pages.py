@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views.family.twins import twin_rows
+from tokenpaths.frontend.views.sample import retrace
 
-from frontend.selection import Selection
-from frontend.views import retrace
-from frontend.views.twins import twin_rows
 from tests.backend.conftest import SECRET, api_for, serving
 
 APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"
@@ -36,13 +36,12 @@ def make_family(data_dir: Path) -> None:
     """An H-Model and a Directional model, tiny and untrained, each traced over texts in three languages: the
     runs ``hmodel`` and ``directional``; and ``lone``, one text without a label."""
     import torch
-
-    from engine.checkpoint import save_checkpoint
-    from engine.datasets import Sample
-    from engine.models.directional import Directional, DirectionalConfig
-    from engine.models.hmodel import HModel, HModelConfig
-    from engine.tokenizer import TextTokenizer
-    from engine.tracing import load_model, trace_samples
+    from tokenpaths.engine.data.datasets import Sample
+    from tokenpaths.engine.data.tokenizer import TextTokenizer
+    from tokenpaths.engine.models.checkpoint import save_checkpoint
+    from tokenpaths.engine.models.directional import Directional, DirectionalConfig
+    from tokenpaths.engine.models.hmodel.hmodel import HModel, HModelConfig
+    from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
 
     torch.manual_seed(0)
     tokenizer = TextTokenizer.train(list(TEXTS.values()) * 3, vocab_size=300)
@@ -73,8 +72,8 @@ def make_family(data_dir: Path) -> None:
 @contextmanager
 def family_api(data_dir: Path) -> Iterator[str]:
     """The address of an API over ``make_family``'s folder, with a worker that holds its models."""
-    from backend.settings import load_settings
-    from backend.worker import create_worker
+    from tokenpaths.backend.settings import load_settings
+    from tokenpaths.backend.worker.worker import create_worker
 
     make_family(data_dir)
     options = {"models_dirs": (data_dir / "models",), "worker_secret": SECRET, "warm_models": False}
@@ -93,10 +92,10 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def show(api: str, monkeypatch: pytest.MonkeyPatch):
     """Draw the family view at an address and give what stands on it."""
-    from frontend import look
+    from tokenpaths.frontend.page import widgets
 
     monkeypatch.setenv("TOKENPATHS_API_URL", api)
-    look.client.clear()
+    widgets.client.clear()
 
     def draw(**query: object) -> AppTest:
         page = AppTest.from_file(str(APP), default_timeout=250)
@@ -108,7 +107,7 @@ def show(api: str, monkeypatch: pytest.MonkeyPatch):
         return page
 
     yield draw
-    look.client.clear()
+    widgets.client.clear()
 
 
 def headers(page: AppTest) -> list[str]:
@@ -124,10 +123,15 @@ def words(page: AppTest) -> str:
 def test_an_hmodel_shows_its_graph_its_labels_and_its_numbers(show):
     page = show(run="hmodel", sample=5)
     assert not page.error
-    for question in ("Which layers talk to each other?", "Does each label have routes of its own?",
-                     "Is that more than chance?", "What if the connections were sharper?",
-                     "This one\\: sample 5 \\(German\\)", "The mean of German",
-                     "How good is it beside its twins?"):  # fmt: skip
+    for question in (
+        "Which layers talk to each other?",
+        "Does each label have routes of its own?",
+        "Is that more than chance?",
+        "What if the connections were sharper?",
+        "This one\\: sample 5 \\(German\\)",
+        "The mean of German",
+        "How good is it beside its twins?",
+    ):
         assert question in headers(page)
     told = words(page)
     assert "times as far apart" in told
@@ -152,31 +156,31 @@ def test_sliders_come_from_the_schema_and_the_configuration(show):
 
 
 def test_a_slider_runs_the_sample_again_and_leaves_one_run_behind(show):
-    from frontend import look
+    from tokenpaths.frontend.page import widgets
 
-    before = {card["run"] for card in look.client().runs()}
+    before = {card["run"] for card in widgets.client().runs()}
     page = show(run="hmodel", sample=1, controls="top_k:1")
     assert not page.error
     assert {"Unchanged", "Changed", "Which tokens become harder to predict?"} <= set(headers(page))
     assert [metric.label for metric in page.metric] == ["Loss unchanged (nats)", "Loss changed (nats)"]
     page.select_slider(key="in_controls_alpha").set_value("0.1").run()
     assert page.query_params["controls"] in ("top_k:1,alpha:0.1", ["top_k:1,alpha:0.1"])
-    tried = [card for card in look.client().runs() if card["run"] not in before]
+    tried = [card for card in widgets.client().runs() if card["run"] not in before]
     assert len(tried) == 1
-    run = look.client().run(tried[0]["run"])
+    run = widgets.client().run(tried[0]["run"])
     assert run["config"]["controls"] == {"top_k": 1, "alpha": 0.1}
-    values = look.client().soft(run["run"], "edges", sample=0)["values"]
+    values = widgets.client().soft(run["run"], "edges", sample=0)["values"]
     assert all(sum(row) < 1.001 for step in values for row in step)  # one connection at each position, at most 1
     next(button for button in page.button if button.label == "Open the changed run").click().run()
     assert page.query_params["run"] in (run["run"], [run["run"]])
-    assert run["run"] in {card["run"] for card in look.client().runs()}
+    assert run["run"] in {card["run"] for card in widgets.client().runs()}
 
 
 def test_the_unchanged_run_is_what_running_it_again_gives(show):
     """What stands on the left is not another computation than what stands on the right."""
-    from frontend import look
+    from tokenpaths.frontend.page import widgets
 
-    client = look.client()
+    client = widgets.client()
     again = client.trace("tiny-hmodel", text=client.sample("hmodel", 2)["text"])["run"]
     ours, theirs = client.soft("hmodel", "edges", sample=2)["values"], client.soft(again, "edges", sample=0)["values"]
     flat = lambda v: [c for step in v for row in step for c in row]  # noqa: E731
@@ -196,10 +200,16 @@ def test_one_text_alone_shows_its_graph_and_compares_nothing(show):
 def test_gates_by_domain_with_their_findings(show):
     page = show(run="directional", label="English", other="German", gate="1.1.0")
     assert not page.error
-    for question in ("Which directions are switched on?", "What words does a direction write?",
-                     "Which heads treat domains differently?", "In which layers do specialists sit?",
-                     "Do texts of one domain lie together?", "What breaks without routing?",
-                     "How good is it beside its twins?", "What if the gates were fixed?"):  # fmt: skip
+    for question in (
+        "Which directions are switched on?",
+        "What words does a direction write?",
+        "Which heads treat domains differently?",
+        "In which layers do specialists sit?",
+        "Do texts of one domain lie together?",
+        "What breaks without routing?",
+        "How good is it beside its twins?",
+        "What if the gates were fixed?",
+    ):
         assert question in headers(page)
     told = words(page)
     assert "English, mean of 4 texts, minus the mean of German" in told
@@ -236,7 +246,7 @@ def test_what_an_address_cannot_mean_is_left_out(show):
 
 
 def test_a_run_without_findings_leaves_parts_out(monkeypatch, show):
-    from frontend.client import Client
+    from tokenpaths.frontend.api.client import Client
 
     told = Client.run
     monkeypatch.setattr(Client, "run", lambda self, run: {**told(self, run), "findings": {}})
@@ -250,7 +260,7 @@ def test_a_run_without_findings_leaves_parts_out(monkeypatch, show):
 
 
 def test_a_model_that_is_gone_is_a_sentence(monkeypatch, show):
-    from frontend.client import Client, NotFound
+    from tokenpaths.frontend.api.client import Client, NotFound
 
     def gone(self, model):
         raise NotFound("There is no model tiny.", "Choose another one.")

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from streamlit.testing.v1 import AppTest
+from tokenpaths.engine.families.raytracing_config import RayTracingConfig
+from tokenpaths.engine.models.dipaco import chunk_of_position
+from tokenpaths.engine.models.raytracing import RayTracing
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.frontend.charts.families import chunks, lights
+from tokenpaths.frontend.views.family import dipaco, raytracing
 
-from engine.models.dipaco import chunk_of_position
-from engine.models.raytracing import RayTracing
-from engine.models.raytracing_wires import RayTracingConfig
-from engine.store import Run
-from frontend.charts import chunks, lights
-from frontend.views import dipaco, raytracing
 from tests.backend.conftest import SECRET, api_for, serving
-from tests.frontend.lights_shards_runs import dipaco_run, raytracing_run
+from tests.support.family_answers import dipaco_run, raytracing_run
 
 APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"
 
@@ -36,8 +36,8 @@ def make_lights_and_shards(data_dir: Path) -> None:
 @contextmanager
 def lights_api(data_dir: Path) -> Iterator[str]:
     """The address of an API over those runs, with a worker that holds their models."""
-    from backend.settings import load_settings
-    from backend.worker import create_worker
+    from tokenpaths.backend.settings import load_settings
+    from tokenpaths.backend.worker.worker import create_worker
 
     make_lights_and_shards(data_dir)
     common = {"worker_secret": SECRET, "models_dirs": (data_dir / "models",), "warm_models": False}
@@ -62,10 +62,10 @@ def api(data_dir: Path) -> Iterator[str]:
 @pytest.fixture
 def show(api: str, monkeypatch: pytest.MonkeyPatch):
     """Draw the family view at an address and give what stands on it."""
-    from frontend import look
+    from tokenpaths.frontend.page import widgets
 
     monkeypatch.setenv("TOKENPATHS_API_URL", api)
-    look.client.clear()
+    widgets.client.clear()
 
     def draw(**query: object) -> AppTest:
         page = AppTest.from_file(str(APP), default_timeout=240)
@@ -76,7 +76,7 @@ def show(api: str, monkeypatch: pytest.MonkeyPatch):
         return page
 
     yield draw
-    look.client.clear()
+    widgets.client.clear()
 
 
 def questions(page: AppTest) -> str:
@@ -97,9 +97,18 @@ def words(page: AppTest) -> str:
 
 def test_every_question_about_lights_is_on_the_page(show):
     page = show(run="lights")
-    for question in ("light up as the threshold falls", "step by step", "cheapest", "dearest", "Which classes light",
-                     "difficult samples", "each class light", "for how many parameters", "the output fire",
-                     "prediction sharpen"):  # fmt: skip
+    for question in (
+        "light up as the threshold falls",
+        "step by step",
+        "cheapest",
+        "dearest",
+        "Which classes light",
+        "difficult samples",
+        "each class light",
+        "for how many parameters",
+        "the output fire",
+        "prediction sharpen",
+    ):
         assert question in questions(page)
     assert "96.7" not in words(page)  # the numbers of the checkpoint are drawn; the sentence gives the difference
     assert "percentage points" in words(page)
@@ -144,9 +153,9 @@ def test_the_prediction_is_asked_at_every_threshold(show):
 
 
 def _cards() -> list[dict]:
-    from frontend import look
+    from tokenpaths.frontend.page import widgets
 
-    return look.client().runs()
+    return widgets.client().runs()
 
 
 def test_used_parameters_are_the_engines_own(api, data_dir):
@@ -184,8 +193,13 @@ def test_what_does_not_exist_is_a_sentence(show, query):
 
 def test_every_question_about_shards_is_on_the_page(show):
     page = show(run="shards")
-    for question in ("Which way do documents go", "Which labels take which path", "share which module",
-                     "choose the path again", "change along one document"):  # fmt: skip
+    for question in (
+        "Which way do documents go",
+        "Which labels take which path",
+        "share which module",
+        "choose the path again",
+        "change along one document",
+    ):
         assert question in questions(page)
     told = words(page)
     assert "chosen anew every 8 tokens" in told
@@ -227,12 +241,22 @@ def test_the_chunks_of_the_page_are_the_routers(api, data_dir):
 
 
 def test_a_text_never_becomes_markup(monkeypatch):
-    from frontend.charts.palette import LIGHT
+    from tokenpaths.frontend.charts.drawing.palette import LIGHT
 
     monkeypatch.setattr(dipaco.look, "theme", lambda: LIGHT)
     text = '<script>alert("é")</script> & \u202e <img src=x>'
-    tokens = [{"token": i, "rank": 1 + i % 2, "cdf": 0.5, "ribbon": [[0], [i % 2]], "loss": 1.0, "char_start": 5 * i,
-               "char_end": 5 * i + 5} for i in range(-(-len(text) // 5))]  # fmt: skip
+    tokens = [
+        {
+            "token": i,
+            "rank": 1 + i % 2,
+            "cdf": 0.5,
+            "ribbon": [[0], [i % 2]],
+            "loss": 1.0,
+            "char_start": 5 * i,
+            "char_end": 5 * i + 5,
+        }
+        for i in range(-(-len(text) // 5))
+    ]
     drawn = dipaco.running_text({"text": text, "tokens": tokens}, chunks.chunks(tokens))
     assert "<script" not in drawn
     assert "<img" not in drawn

@@ -12,18 +12,18 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from PIL import Image
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.frontend.charts.drawing.palette import PRINT, cdf_colour
+from tokenpaths.frontend.charts.drawing.svg_sheet import Canvas, wrapped
+from tokenpaths.frontend.charts.knowledge import PROPERTIES
+from tokenpaths.frontend.figures import KINDS, Dreams, NotHere, Wishes, chosen, draw_figures
+from tokenpaths.frontend.figures.common import bands, drawn_samples, samples_at
+from tokenpaths.frontend.figures.files import FORMATS, files_of
 
-from engine.errors import UserError
-from engine.store import Run
-from frontend.charts.canvas import Canvas, wrapped
-from frontend.charts.knowledge import PROPERTIES
-from frontend.charts.palette import PRINT, cdf_colour
-from frontend.figures import KINDS, Dreams, NotHere, Wishes, chosen, draw_figures
-from frontend.figures.common import bands, drawn_samples, samples_at
-from frontend.figures.files import FORMATS, files_of
-from tests.frontend.answers import PNG
-from tests.frontend.lights_shards_runs import dipaco_run, raytracing_run
-from tests.runs import make_experts, make_run
+from tests.support.family_answers import dipaco_run, raytracing_run
+from tests.support.page_answers import PNG
+from tests.support.runs import make_experts, make_run
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -121,11 +121,13 @@ def families(tmp_path_factory):
     """A run of each family that has charts of its own, and one of experts of which little is known."""
     folder = tmp_path_factory.mktemp("families")
     files = [
-        raytracing_run(folder, "rays", samples=12), dipaco_run(folder, "shards", documents=9),
+        raytracing_run(folder, "rays", samples=12),
+        dipaco_run(folder, "shards", documents=9),
         make_experts("experts").write(folder / "runs"),
-        make_experts("poor", samples=1, length=1, top_k=1, labels=False, text=False, token_ids=False)
-        .write(folder / "runs"),
-    ]  # fmt: skip
+        make_experts("poor", samples=1, length=1, top_k=1, labels=False, text=False, token_ids=False).write(
+            folder / "runs"
+        ),
+    ]
     opened = {file.stem: Run.open(file) for file in files}
     yield opened
     for run in opened.values():
@@ -135,10 +137,12 @@ def families(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "keys"),
     [
-        ("rays", {"lit", "classes", "difficulty", "blocks", "used"}), ("shards", {"ways", "labels", "sharing"}),
-        ("experts", {"load", "domains", "words", "together", "repetition"}), ("poor", {"load"}),
+        ("rays", {"lit", "classes", "difficulty", "blocks", "used"}),
+        ("shards", {"ways", "labels", "sharing"}),
+        ("experts", {"load", "domains", "words", "together", "repetition"}),
+        ("poor", {"load"}),
     ],
-)  # fmt: skip
+)
 def test_every_family_has_the_charts_of_its_view(families, name, keys):
     figures, why = drawn(families[name], "family")
     assert not why
@@ -234,11 +238,18 @@ def test_bands_are_one_per_cent_of_many_and_never_touch():
     assert bands([5], 6, 0) == [("all", [5])]
 
 
-@pytest.mark.parametrize(("num", "top", "middle"), [
-    (3, "top 1 of 3", "middle 1 of 3"), (17, "top 1 of 17", "middle 1 of 17"), (18, "top 6 of 18", "middle 6 of 18"),
-    (101, "top 6 of 101", "middle 6 of 101"), (600, "top 1 %", "49–51 %"), (601, "top 7 of 601", "49–51 %"),
-    (5102, "top 1 %", "49–51 %"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("num", "top", "middle"),
+    [
+        (3, "top 1 of 3", "middle 1 of 3"),
+        (17, "top 1 of 17", "middle 1 of 17"),
+        (18, "top 6 of 18", "middle 6 of 18"),
+        (101, "top 6 of 101", "middle 6 of 101"),
+        (600, "top 1 %", "49–51 %"),
+        (601, "top 7 of 601", "49–51 %"),
+        (5102, "top 1 %", "49–51 %"),
+    ],
+)
 def test_a_band_is_called_a_percentage_only_where_it_is_one(num, top, middle):
     names = [name for name, _ in bands(range(num), 6, 0)]
     assert names == [top, middle, top.replace("top", "bottom")]
@@ -250,7 +261,7 @@ def test_a_band_is_called_a_percentage_only_where_it_is_one(num, top, middle):
 def test_samples_are_taken_from_the_whole_run_however_few_are_drawn(runs, monkeypatch):
     run = runs["pictures"]
     everyone = run.samples(limit=100)["samples"]
-    monkeypatch.setattr("frontend.figures.common.PAGE", 5)
+    monkeypatch.setattr("tokenpaths.frontend.figures.common.PAGE", 5)
     drawn_8, total = drawn_samples(run, most=8)
     numbers = [row["sample"] for row in drawn_8]
     assert (len(set(numbers)), total) == (8, 24)
@@ -259,7 +270,9 @@ def test_samples_are_taken_from_the_whole_run_however_few_are_drawn(runs, monkey
     by_reuse = sorted(everyone, key=lambda row: (-row["reuse"], row["sample"]))
     places = [0, 1, 6, 12, 23]
     assert samples_at(run, "reuse", places) == {place: by_reuse[place] for place in places}
-    monkeypatch.setattr("frontend.figures.common.drawn_samples", lambda source: drawn_samples(source, most=8))
+    monkeypatch.setattr(
+        "tokenpaths.frontend.figures.common.drawn_samples", lambda source: drawn_samples(source, most=8)
+    )
     figures, _ = drawn(run, "7")
     assert "One point a sample, 8 drawn at random of 24. 8 samples: " in figures["fig7-skip-reuse"].caption
     assert figures["fig7-skip-reuse"].numbers["of_samples"] == 24
@@ -278,8 +291,12 @@ def test_tokens_of_a_level_are_drawn_from_all_its_paths(tmp_path):
             same = [token for token in tokens if token["compute"] == pytest.approx(float(rows[0]["compute"]))]
             assert len(rows) == min(30, len(same))
             assert len({(row["sample"], row["token"]) for row in rows}) == len(rows)
-        paths = Counter(token["rank"] for token in tokens if token["compute"] == pytest.approx(
-            float(next(row["compute"] for row in levels if row["level"] == "median"))))  # fmt: skip
+        paths = Counter(
+            token["rank"]
+            for token in tokens
+            if token["compute"]
+            == pytest.approx(float(next(row["compute"] for row in levels if row["level"] == "median")))
+        )
         assert len(paths) > 100
         shown = {int(row["rank"]) for row in levels if row["level"] == "median"}
         assert len(shown) > 12
@@ -321,8 +338,11 @@ def test_finished_dreams_become_figures(runs):
     top = [["cat", 0.5], ["dog", 0.2]]
     one = {"name": "S = 2", "image": "dream-0.png", "group": None, "matched_choices": 0.75, "objective": 0.4}
     one |= {"top": top}
-    whole = {"title": "Dream of <b>", "result": {"dreams": [one], "original": {"image": "o.png", "top": top}},
-             "pictures": {"dream-0.png": PNG, "o.png": PNG}}  # fmt: skip
+    whole = {
+        "title": "Dream of <b>",
+        "result": {"dreams": [one], "original": {"image": "o.png", "top": top}},
+        "pictures": {"dream-0.png": PNG, "o.png": PNG},
+    }
     group = {"dreams": [one | {"group": [1, 2]}], "original": None}
     part = {"title": "part", "result": group, "pictures": whole["pictures"]}
     for name, key, title in (("14", "fig4-dreams", "Dream of <b>"), ("15", "fig5-groups", "part")):

@@ -11,10 +11,9 @@ from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
-
-from frontend.figures import KINDS
-from frontend.figures.page import SHOWN, figures_page
-from frontend.selection import from_query
+from tokenpaths.frontend.figures import KINDS
+from tokenpaths.frontend.figures.page import SHOWN, figures_page
+from tokenpaths.frontend.page.selection import from_query
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,8 +34,14 @@ def test_view_call_and_test_exist(kind):
     assert from_query(query)[0].view == query["view"]
     paths = json.loads((ROOT / "tests" / "goldens" / "openapi.json").read_text("utf-8"))["paths"]
     for call in kind.rest.split(","):
-        assert "/api/v1" + call.strip().partition("?")[0].replace("distributions/compute", "distributions/{measure}"
-                ).replace("distributions/reuse", "distributions/{measure}") in paths  # fmt: skip
+        assert (
+            "/api/v1"
+            + call.strip()
+            .partition("?")[0]
+            .replace("distributions/compute", "distributions/{measure}")
+            .replace("distributions/reuse", "distributions/{measure}")
+            in paths
+        )
     file, _, name = kind.test.partition("::")
     module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
     assert callable(getattr(module, name))

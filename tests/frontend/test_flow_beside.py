@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tokenpaths.frontend.charts.flow.flow_contrast import (
+    contrast_rows,
+    contrast_words,
+    flow_contrast,
+    flow_contrast_chart,
+)
 
-from frontend.charts.flow_contrast import contrast_rows, contrast_words, flow_contrast, flow_contrast_chart
 from tests.frontend.test_pages import api, show, words  # noqa: F401 (fixtures)
 
 
@@ -13,10 +18,13 @@ def flow(num_tokens: int, stay: float, cross: float) -> dict:
     nodes = [(0, 0, stay + cross), (0, 1, 0.0), (1, 0, stay), (1, 1, cross)]
     links = [(0, 0, 0, stay), (0, 0, 1, cross)]
     return {
-        "num_tokens": num_tokens, "steps": [0, 1], "own_modules": False, "other": [],
+        "num_tokens": num_tokens,
+        "steps": [0, 1],
+        "own_modules": False,
+        "other": [],
         "nodes": [{"step": s, "module": m, "name": f"block {m}", "kind": "mlp", "count": c} for s, m, c in nodes],
         "links": [{"step": s, "source": a, "target": b, "count": c} for s, a, b, c in links if c],
-    }  # fmt: skip
+    }
 
 
 def test_the_difference_is_of_shares_by_hand():
@@ -55,11 +63,11 @@ def test_the_page_shows_both_and_says_when_it_cannot(show):  # noqa: F811
 
 
 def test_what_one_side_merged_is_compared_as_it_is(show, monkeypatch):  # noqa: F811
-    from frontend.views import flow_beside
+    from tokenpaths.frontend.views.flow import beside
 
     seen = []
-    true_contrast = flow_beside.flow_contrast
-    monkeypatch.setattr(flow_beside, "flow_contrast", lambda *flows: seen.append(flows) or true_contrast(*flows))
+    true_contrast = beside.flow_contrast
+    monkeypatch.setattr(beside, "flow_contrast", lambda *flows: seen.append(flows) or true_contrast(*flows))
     page = show(view="flow", run="pictures")
     first, second = [label for label in page.selectbox("in_label").options if label != "all labels"][:2]
     show(view="flow", run="pictures", label=first, other=second)

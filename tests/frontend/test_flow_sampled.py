@@ -9,7 +9,7 @@ from tests.frontend.test_pages import api, show  # noqa: F401 (fixtures)
 
 def asked_by(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
     """The questions about flows that the page asks from now on, in their order."""
-    from frontend.client import Client
+    from tokenpaths.frontend.api.client import Client
 
     asked, ask = [], Client.flow
     monkeypatch.setattr(Client, "flow", lambda self, run, **query: asked.append(query) or ask(self, run, **query))
@@ -18,7 +18,7 @@ def asked_by(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
 
 @pytest.mark.parametrize("filters", [{"through": "1.0"}, {"paths": "1,2"}])
 def test_a_filter_on_a_large_run_is_asked_twice(show, monkeypatch, filters):  # noqa: F811
-    from frontend.views import flow
+    from tokenpaths.frontend.views.flow import flow
 
     monkeypatch.setattr(flow, "SAMPLED_FROM", 1)
     asked = asked_by(monkeypatch)
@@ -32,7 +32,7 @@ def test_a_filter_on_a_large_run_is_asked_twice(show, monkeypatch, filters):  # 
 
 @pytest.mark.parametrize("query", [{}, {"label": "circle"}])
 def test_what_is_sealed_is_asked_once(show, monkeypatch, query):  # noqa: F811
-    from frontend.views import flow
+    from tokenpaths.frontend.views.flow import flow
 
     monkeypatch.setattr(flow, "SAMPLED_FROM", 1)
     asked = asked_by(monkeypatch)
@@ -41,7 +41,7 @@ def test_what_is_sealed_is_asked_once(show, monkeypatch, query):  # noqa: F811
 
 
 def test_the_words_give_the_widest_error_bar_by_hand():
-    from frontend.views.flow import sampled_words
+    from tokenpaths.frontend.views.flow.flow import sampled_words
 
     flow = {
         "counted": {"num_tokens": 52_310, "of_tokens": 1_000_123, "exact": False},

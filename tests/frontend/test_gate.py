@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
+from tokenpaths.frontend.server import login
+from tokenpaths.frontend.server.login import COOKIE, Gate, visit_of
 
-from frontend import gate
-from frontend.gate import COOKIE, Gate, visit_of
-from tests.coroutines import run_alone
+from tests.support.coroutines import run_alone
 
 TOKEN = "a-token-for-the-tests"
 FORM = {"content-type": "application/x-www-form-urlencoded"}
@@ -32,12 +32,20 @@ def ask(method: str, path: str, token: str = TOKEN, **options: Any) -> httpx.Res
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "WRONG_SECONDS", 0)
+    monkeypatch.setattr(login, "WRONG_SECONDS", 0)
 
 
 PATHS = ["/", "/?view=flow", "/static/js/index.js", "/media/x.png", "/_stcore/upload_file/a/b"]
-BODIES = ["", "token=", "token=wrong", f"token={TOKEN}x", f"other={TOKEN}", f"token={TOKEN}" + "x" * 9000,
-          "token=%ff%fe", f"token=wrong&token={TOKEN}"]  # fmt: skip
+BODIES = [
+    "",
+    "token=",
+    "token=wrong",
+    f"token={TOKEN}x",
+    f"other={TOKEN}",
+    f"token={TOKEN}" + "x" * 9000,
+    "token=%ff%fe",
+    f"token=wrong&token={TOKEN}",
+]
 
 
 @pytest.mark.parametrize("path", PATHS)

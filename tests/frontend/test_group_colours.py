@@ -6,10 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
-
-from frontend.charts import sample_map_chart
-from frontend.charts.palette import DARK, LIGHT, contrast, group_colours
-from frontend.charts.sample_map import SHAPES
+from tokenpaths.frontend.charts import sample_map_chart
+from tokenpaths.frontend.charts.drawing.palette import DARK, LIGHT, contrast, group_colours
+from tokenpaths.frontend.charts.sample_map import SHAPES
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
 EYES = {
@@ -17,7 +16,7 @@ EYES = {
     "no long cones": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.052]],
     "no middle cones": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
     "no short cones": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
-}  # fmt: skip
+}
 TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 
 

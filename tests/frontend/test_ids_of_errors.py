@@ -10,7 +10,7 @@ import pytest
 
 from tests.frontend.test_pages import api, show, words  # noqa: F401 (fixtures)
 
-VIEWS = sorted((Path(__file__).resolve().parents[2] / "frontend" / "views").glob("*.py"))
+VIEWS = sorted((Path(__file__).resolve().parents[2] / "frontend" / "views").rglob("*.py"))
 
 
 @pytest.mark.parametrize("view", ["map", "flow", "sample"])
@@ -23,8 +23,11 @@ def test_a_refusal_that_leaves_a_view_empty_has_it(show, view):  # noqa: F811
 @pytest.mark.parametrize("file", VIEWS, ids=lambda file: file.stem)
 def test_no_view_writes_the_sentence_of_an_error_itself(file: Path) -> None:
     """``look.sentence`` and ``look.told`` do, with the id."""
-    found = [node.lineno for node in ast.walk(ast.parse(file.read_text("utf-8")))
-             if isinstance(node, ast.Attribute) and node.attr == "sentence" and not _is_look(node.value)]  # fmt: skip
+    found = [
+        node.lineno
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr == "sentence" and not _is_look(node.value)
+    ]
     assert found == []
 
 

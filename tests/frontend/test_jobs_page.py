@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 from streamlit.testing.v1 import AppTest
+from tokenpaths.frontend.charts.dreams.curve import MOST_POINTS, curve_chart, curve_rows
+from tokenpaths.frontend.page.selection import Selection, from_query, to_query
+from tokenpaths.frontend.views.jobs import panel
+from tokenpaths.frontend.views.jobs.places import places
 
-from frontend.charts.curve import MOST_POINTS, curve_chart, curve_rows
-from frontend.selection import Selection, from_query, to_query
-from frontend.views import job_panel
-from frontend.views.job_places import places
 from tests.backend.conftest import SECRET, Served, api_for, serving
 from tests.frontend.test_pages import showing
-from tests.jobs import counted, know_the_kinds
+from tests.support.jobs import counted, know_the_kinds
 
 CURVE = {
     "x": "iteration",
@@ -30,8 +30,8 @@ CURVE = {
 @pytest.fixture(scope="module")
 def working(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """An API whose worker knows the kind ``count``."""
-    from backend.settings import load_settings
-    from backend.worker import create_worker
+    from tokenpaths.backend.settings import load_settings
+    from tokenpaths.backend.worker.worker import create_worker
 
     know_the_kinds()
     options = {"data_dir": tmp_path_factory.mktemp("jobs"), "worker_secret": SECRET, "warm_models": False}
@@ -122,7 +122,7 @@ def test_a_failure_is_a_sentence_of_its_own(show, working: Served) -> None:
     assert told
     assert all(re.search(r"UTC( after 3 iterations)?\. It was asked", one) for one in told)
     problem = {"detail": "the model has no step 9"}
-    assert job_panel.why({"problem": problem}) == "The model has no step 9."
+    assert panel.why({"problem": problem}) == "The model has no step 9."
 
 
 def done(kind: str, request: dict, result: dict | None = None, state: str = "succeeded") -> dict:
@@ -183,7 +183,7 @@ def test_curves_are_averaged_and_told_apart() -> None:
 
 def test_frames_of_a_batch_are_kept_apart() -> None:
     names = ["curve.json", "frame-000064-0.png", "frame-000064-1.png", "frame-000128-0.png", "result.json"]
-    assert job_panel.frames_of(names) == {
+    assert panel.frames_of(names) == {
         64: {0: "frame-000064-0.png", 1: "frame-000064-1.png"},
         128: {0: "frame-000128-0.png"},
     }

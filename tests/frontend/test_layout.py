@@ -7,14 +7,14 @@ import re
 from collections import defaultdict
 
 import pytest
+from tokenpaths.frontend.charts.flow.layout import MOST_LINKS, flow_layout, least_share, ribbon_outline
 
-from frontend.charts.layout import MOST_LINKS, flow_layout, least_share, ribbon_outline
-from tests.frontend import answers
+from tests.support import page_answers
 
 
 @pytest.fixture(params=[1, 2], ids=["top-1", "top-2"])
 def flow(request):
-    return answers.flow(answers.ribbons(500, 5, 8, top_k=request.param))
+    return page_answers.flow(page_answers.ribbons(500, 5, 8, top_k=request.param))
 
 
 def test_circle_areas_are_proportional_to_tokens(flow):
@@ -62,7 +62,7 @@ def test_the_cap_conserves_tokens(flow, most):
 
 
 def test_the_cap_keeps_the_largest():
-    flow = answers.flow(answers.ribbons(3000, 4, 60, seed=5), modules=60)
+    flow = page_answers.flow(page_answers.ribbons(3000, 4, 60, seed=5), modules=60)
     assert len(flow["links"]) > MOST_LINKS
     layout = flow_layout(flow)
     assert len(layout.links) == MOST_LINKS
@@ -79,7 +79,7 @@ def test_what_the_api_left_out_is_added_to_what_the_picture_leaves_out(flow):
 
 
 def test_a_module_keeps_its_row_and_identities_stand_last():
-    layout = flow_layout(answers.flow(answers.ribbons(400, 5, 8), identities=(2, 7)))
+    layout = flow_layout(page_answers.flow(page_answers.ribbons(400, 5, 8), identities=(2, 7)))
     rows = defaultdict(set)
     for node in layout.nodes:
         rows[node.module].add(node.y)
@@ -108,8 +108,11 @@ def test_nothing_to_draw_is_drawn_as_nothing():
 
 
 def test_of_many_links_the_smallest_are_left_out_and_counted():
-    nodes = [{"step": s, "module": m, "name": str(m), "kind": "mlp", "count": 1, "share": 1} for s in (0, 1)
-             for m in range(30)]  # fmt: skip
+    nodes = [
+        {"step": s, "module": m, "name": str(m), "kind": "mlp", "count": 1, "share": 1}
+        for s in (0, 1)
+        for m in range(30)
+    ]
     few = [{"step": 0, "source": m, "target": m, "count": 31.0} for m in range(30)]
     many = [{"step": 0, "source": m % 30, "target": (m + 1 + m // 30) % 30, "count": 0.35} for m in range(200)]
     flow = {"num_tokens": 1000, "steps": [0, 1], "nodes": nodes, "links": few + many, "other": []}

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
+from tokenpaths.backend.logs import JsonLines
+from tokenpaths.backend.runs import foreign_files
 
-from backend import strangers
-from backend.logs import JsonLines
 from tests.backend.conftest import api_for
-from tests.runs import make_run
+from tests.support.runs import make_run
 
 APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"
 
@@ -38,10 +38,10 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @contextmanager
 def showing(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., AppTest]]:
     """A function that draws the page of the API at ``url`` at an address and gives what stands on it."""
-    from frontend import look
+    from tokenpaths.frontend.page import widgets
 
     monkeypatch.setenv("TOKENPATHS_API_URL", url)
-    look.client.clear()
+    widgets.client.clear()
 
     def draw(**query: object) -> AppTest:
         page = AppTest.from_file(str(APP), default_timeout=120)
@@ -52,7 +52,7 @@ def showing(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[...,
         return page
 
     yield draw
-    look.client.clear()
+    widgets.client.clear()
 
 
 @pytest.fixture
@@ -117,19 +117,19 @@ def test_a_bare_view_goes_to_the_first_run(show):
 
 
 def test_a_try_is_told_by_its_origin_not_by_its_size(tmp_path, monkeypatch):
-    from frontend import look
-    from frontend.views import common
+    from tokenpaths.frontend.page import widgets
+    from tokenpaths.frontend.views import common
 
     make_run(tmp_path / "runs", "one-text", "text", samples=1)
     make_run(tmp_path / "runs", "mine", "text", samples=1, split="try")
     make_run(tmp_path / "runs", "elsewhere", "text", samples=1, split="detour")
     with api_for(tmp_path) as served:
         monkeypatch.setenv("TOKENPATHS_API_URL", str(served.client.base_url).rstrip("/"))
-        look.client.clear()
+        widgets.client.clear()
         names = [card["run"] for card in common.readable_runs()]
         assert (names[0], sorted(names[1:])) == ("one-text", ["elsewhere", "mine"])
         page = AppTest.from_file(str(APP), default_timeout=120).run()
-        look.client.clear()
+        widgets.client.clear()
     labels = [expander.label for expander in page.expander]
     assert "Tries: 1 run of one sample" in labels
     assert "Detours, without and with an edit: 1 run of one sample" in labels
@@ -148,7 +148,7 @@ def test_a_module_has_a_page_of_its_own(show):
 
 
 def test_a_modules_share_of_all_tokens_does_not_depend_on_the_label(show, monkeypatch):
-    from frontend.views import module_page
+    from tokenpaths.frontend.views.modules import module_page
 
     shares = []
     true_chart = module_page.served_chart
@@ -172,7 +172,7 @@ def test_a_module_of_a_run_without_labels_has_a_page_too(show):
 
 
 def test_of_many_runs_the_newest_are_shown_and_the_others_found(show, monkeypatch):
-    from frontend.views import runs
+    from tokenpaths.frontend.views.home import runs
 
     def cards(page):
         return [b.key.removeprefix("open_flow_") for b in page.button if str(b.key).startswith("open_flow_")]
@@ -191,7 +191,7 @@ def test_an_error_shows_the_id_that_the_log_of_the_api_has(show):
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(json.loads(JsonLines().format(record)))
-    logger = logging.getLogger("backend.metrics")
+    logger = logging.getLogger("tokenpaths.backend.metrics")
     before = logger.level
     logger.addHandler(handler)
     logger.setLevel("INFO")
@@ -213,12 +213,8 @@ def test_runs_that_are_read_first_are_said_and_come_by_themselves(
     names, gate = [f"given{number}" for number in range(6)], tmp_path / "gate"
     for name in names:
         (tmp_path / "data" / ".known" / make_run(tmp_path / "data" / "runs", name, samples=2, twin=False).name).unlink()
-    code = (
-        "import os, sys, time\n"
-        "while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
-        "print('{\"problem\": null}')"
-    )
-    monkeypatch.setattr(strangers, "child_command", lambda *_: [sys.executable, "-c", code, str(gate)])
+    code = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\nprint('{\"problem\": null}')"
+    monkeypatch.setattr(foreign_files, "child_command", lambda *_: [sys.executable, "-c", code, str(gate)])
     with api_for(tmp_path / "data") as served, showing(str(served.client.base_url).rstrip("/"), monkeypatch) as show:
         page = show()
         told = words(page)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.backend.conftest import api_for
 from tests.frontend.test_pages import showing, words
-from tests.runs import make, make_run
+from tests.support.runs import make, make_run
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +92,17 @@ def test_the_search_field_writes_the_address(show):
 
 @pytest.mark.parametrize(
     ("query", "sentence"),
-    [({"run": "texts", "find": "zzz"}, "No token is “zzz”"), ({"run": "texts", "find": "a b"}, "one word at a time"),
-     ({"run": "pictures", "kind": "number"}, "is one of images"), ({"run": "texts", "find": "*"}, "every word fits"),
-     ({"run": "bare", "ranks": "1:1"}, "no others to compare"), ({"run": "texts", "ranks": "9:1"}, "is not understood"),
-     ({"run": "bare"}, "one and the same path"), ({"run": "unlabelled"}, "has no labels")],
-)  # fmt: skip
+    [
+        ({"run": "texts", "find": "zzz"}, "No token is “zzz”"),
+        ({"run": "texts", "find": "a b"}, "one word at a time"),
+        ({"run": "pictures", "kind": "number"}, "is one of images"),
+        ({"run": "texts", "find": "*"}, "every word fits"),
+        ({"run": "bare", "ranks": "1:1"}, "no others to compare"),
+        ({"run": "texts", "ranks": "9:1"}, "is not understood"),
+        ({"run": "bare"}, "one and the same path"),
+        ({"run": "unlabelled"}, "has no labels"),
+    ],
+)
 def test_what_cannot_be_told_is_a_sentence(show, query, sentence):
     told = words(show(view="paths", **query)).replace("\\", "")
     assert sentence in told
@@ -147,15 +153,18 @@ def test_what_paths_know_is_drawn_and_said(show):
 
 
 def test_names_of_searches():
-    from frontend.views.path_search import name_of
+    from tokenpaths.frontend.views.paths.search import name_of
 
     assert [name_of(words) for words in (" plural nouns ", "naïve", "…", "x" * 90)] == [
-        "plural-nouns", "na-ve", "", "x" * 64,
-    ]  # fmt: skip
+        "plural-nouns",
+        "na-ve",
+        "",
+        "x" * 64,
+    ]
 
 
 def test_nothing_in_a_draw_is_told_as_such():
-    from frontend.views.path_search import nothing_words
+    from tokenpaths.frontend.views.paths.search import nothing_words
 
     counted = {"num_tokens": 1000, "of_tokens": 9000, "num_samples": 40, "of_samples": 360, "exact": False}
     assert nothing_words({"counted": counted}, "of label A") == (
@@ -171,7 +180,7 @@ def test_how_properties_were_shuffled_is_said(show):
 
 
 def test_the_name_of_a_label_keeps_its_letters(show, monkeypatch):
-    from frontend.client import Client
+    from tokenpaths.frontend.api.client import Client
 
     reason = "nothing is known of label 'Lab A': none of its samples is in the draw of 16 of 60 samples"
     empty = {"rows": [], "labels": [], "num_candidates": 0, "reason": reason}

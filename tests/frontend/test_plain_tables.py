@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
-from frontend.charts import numbers
-from frontend.commands import TYPED_STYLE, typed_html
-from frontend.tables import Column, table_html
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.page.commands import TYPED_STYLE, typed_html
+from tokenpaths.frontend.page.tables import Column, table_html
 
 
 def test_a_table_names_itself_its_rows_and_its_columns_and_writes_numbers_for_people() -> None:

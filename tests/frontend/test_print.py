@@ -11,22 +11,26 @@ import re
 import zipfile
 
 import pytest
+import tokenpaths.frontend.charts as charts
+from tokenpaths.frontend.charts.drawing.palette import DARK, PRINT
+from tokenpaths.frontend.charts.drawing.printing import points, printed
+from tokenpaths.frontend.charts.drawing.redraw import call_of
+from tokenpaths.frontend.charts.drawing.tables import csv_files, csv_of, tables_of, zip_of
 
-import frontend.charts as charts
-from frontend.charts.again import call_of
-from frontend.charts.palette import DARK, PRINT
-from frontend.charts.printing import points, printed
-from frontend.charts.tables import csv_files, csv_of, tables_of, zip_of
-from tests.frontend import answers
+from tests.support import page_answers
 
-MODULES = [importlib.import_module(f"frontend.charts.{one.name}") for one in pkgutil.iter_modules(charts.__path__)]
-TABLE = answers.ribbons(200, top_k=2)
+MODULES = [
+    importlib.import_module(one.name)
+    for one in pkgutil.walk_packages(charts.__path__, "tokenpaths.frontend.charts.")
+    if not one.ispkg
+]
+TABLE = page_answers.ribbons(200, top_k=2)
 DRAWN = {
-    "flow": lambda theme: charts.flow_chart(answers.flow(TABLE), theme=theme, title=None),
-    "load": lambda theme: charts.load_chart(answers.usage(TABLE), theme=theme, title=None),
-    "histogram": lambda theme: charts.histogram_chart(answers.distribution(), theme=theme, title=None),
-    "token flow": lambda theme: charts.token_flow_chart(answers.sample(TABLE[:9]), theme=theme, title=None),
-    "paths": lambda theme: charts.rank_frequency_chart({"observed": answers.fit(TABLE)}, theme=theme, title=None),
+    "flow": lambda theme: charts.flow_chart(page_answers.flow(TABLE), theme=theme, title=None),
+    "load": lambda theme: charts.load_chart(page_answers.usage(TABLE), theme=theme, title=None),
+    "histogram": lambda theme: charts.histogram_chart(page_answers.distribution(), theme=theme, title=None),
+    "token flow": lambda theme: charts.token_flow_chart(page_answers.sample(TABLE[:9]), theme=theme, title=None),
+    "paths": lambda theme: charts.rank_frequency_chart({"observed": page_answers.fit(TABLE)}, theme=theme, title=None),
 }
 
 
@@ -38,7 +42,7 @@ def test_every_chart_function_remembers(module):
 
 
 def test_functions_of_one_name_stay_those_of_their_module():
-    from frontend.charts import compare, usage
+    from tokenpaths.frontend.charts import compare, usage
 
     assert charts.load_chart is usage.load_chart
     assert compare.load_chart is not usage.load_chart
@@ -61,7 +65,7 @@ def test_a_chart_that_was_changed_afterwards_is_printed_as_it_is():
 
 
 def test_the_data_are_the_answers():
-    answer = answers.distribution()
+    answer = page_answers.distribution()
     tables = tables_of(call_of(DRAWN["histogram"]("dark")).answers())
     assert tables["bins"] == answer["bins"]
     assert tables["by_label"] == answer["by_label"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from frontend.chips import USES, chips
-from frontend.selection import KINDS, MEASURES, ORDERS, VIEWS, Selection, from_query, to_query
+from tokenpaths.frontend.page.filter_chips import USES, chips
+from tokenpaths.frontend.page.selection import KINDS, MEASURES, ORDERS, VIEWS, Selection, from_query, to_query
 
 NODES = st.tuples(st.integers(0, 99), st.integers(0, 999)).map(lambda pair: f"{pair[0]}.{pair[1]}")
 NATURAL = st.none() | st.integers(0, 10**9)
@@ -19,14 +18,25 @@ SELECTIONS = st.builds(
     steps=st.none() | st.tuples(st.integers(0, 20), st.integers(1, 20)).map(lambda p: (p[0], p[0] + p[1])),
     through=st.lists(NODES, max_size=4, unique=True).map(tuple),
     paths=st.lists(st.integers(1, 10**6), max_size=4, unique=True).map(tuple),
-    sample=NATURAL, token=NATURAL, tint=NATURAL, opacity=st.integers(0, 100),
+    sample=NATURAL,
+    token=NATURAL,
+    tint=NATURAL,
+    opacity=st.integers(0, 100),
     hide=st.sampled_from([None, 0.0, 0.05, 10.0]),
-    order=st.sampled_from(ORDERS), measure=st.sampled_from(MEASURES), per=st.sampled_from(["sample", "token"]),
-    find=st.none() | st.from_regex(r"\A[^\s]{1,20}\Z"), kind=st.none() | st.sampled_from(list(KINDS)),
-    reading=st.sampled_from(["word", "token"]), ranks=st.none() | st.tuples(st.integers(1, 50), st.integers(50, 10**8)),
-    compute=st.none() | st.tuples(st.sampled_from([0.0, 0.25]), st.sampled_from([0.5, 1.0])), reuse=st.just(None),
-    bin=NATURAL, first=st.integers(0, 9999), seed=st.integers(0, 99), job=st.sampled_from([None, "dream-1"]),
-)  # fmt: skip
+    order=st.sampled_from(ORDERS),
+    measure=st.sampled_from(MEASURES),
+    per=st.sampled_from(["sample", "token"]),
+    find=st.none() | st.from_regex(r"\A[^\s]{1,20}\Z"),
+    kind=st.none() | st.sampled_from(list(KINDS)),
+    reading=st.sampled_from(["word", "token"]),
+    ranks=st.none() | st.tuples(st.integers(1, 50), st.integers(50, 10**8)),
+    compute=st.none() | st.tuples(st.sampled_from([0.0, 0.25]), st.sampled_from([0.5, 1.0])),
+    reuse=st.just(None),
+    bin=NATURAL,
+    first=st.integers(0, 9999),
+    seed=st.integers(0, 99),
+    job=st.sampled_from([None, "dream-1"]),
+)
 
 
 @given(SELECTIONS)
@@ -93,8 +103,18 @@ def test_clicking_twice_lets_go():
 
 def test_every_chip_lets_go_of_its_own_thing():
     full = Selection(
-        view="flow", run="a", label="cat", steps=(1, 3), through=("1.2", "2.0"), paths=(3, 9), sample=4, token=5,
-        find="the", kind="number", ranks=(1, 9), compute=(0.0, 0.5),
+        view="flow",
+        run="a",
+        label="cat",
+        steps=(1, 3),
+        through=("1.2", "2.0"),
+        paths=(3, 9),
+        sample=4,
+        token=5,
+        find="the",
+        kind="number",
+        ranks=(1, 9),
+        compute=(0.0, 0.5),
     )
     for chip in chips(full):
         after = full.change(**chip.without)

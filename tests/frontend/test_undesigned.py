@@ -7,16 +7,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.frontend.charts.drawing.tables import csv_files, tables_of, zip_of
+from tokenpaths.frontend.charts.knowledge import (
+    knowledge_chart,
+    knowledge_words,
+    modules_first,
+    preferred_words,
+    search_words,
+)
+from tokenpaths.frontend.charts.usage import top_k_chart
+from tokenpaths.frontend.figures import KINDS, Wishes, draw_figures
+from tokenpaths.frontend.figures.files import files_of
+from tokenpaths.frontend.views.modules.modules import balance_words
 
-from engine.errors import UserError
-from engine.store import Run
-from frontend.charts.knowledge import knowledge_chart, knowledge_words, modules_first, preferred_words, search_words
-from frontend.charts.tables import csv_files, tables_of, zip_of
-from frontend.charts.usage import top_k_chart
-from frontend.figures import KINDS, Wishes, draw_figures
-from frontend.figures.files import files_of
-from frontend.views.modules import balance_words
-from tests.runs import make
+from tests.support.runs import make
 
 
 def one_token():

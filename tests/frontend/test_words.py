@@ -7,16 +7,15 @@ from unicodedata import bidirectional
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from frontend.charts import numbers
-from frontend.charts.running_text import tamed, text_pieces
-from frontend.look import ended, plain
-from frontend.views.common import not_independent
-from frontend.views.compute import all_alike
-from frontend.views.path_examples import CONTEXT, cut_end, cut_start
-from frontend.views.runs import card_words
-from frontend.views.sample import verdict
-from frontend.views.tryit import _cannot_be_used
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.running_text import tamed, text_pieces
+from tokenpaths.frontend.page.widgets import ended, plain
+from tokenpaths.frontend.views.common import not_independent
+from tokenpaths.frontend.views.compute import all_alike
+from tokenpaths.frontend.views.home.runs import card_words
+from tokenpaths.frontend.views.home.tryit import _cannot_be_used
+from tokenpaths.frontend.views.paths.examples import CONTEXT, cut_end, cut_start
+from tokenpaths.frontend.views.sample.sample import verdict
 
 
 def test_samples_that_are_crops_of_few_pictures_are_said_to_be():
@@ -28,9 +27,19 @@ def test_samples_that_are_crops_of_few_pictures_are_said_to_be():
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [(0, "0"), (1.5, "1.50"), (0.012345, "0.0123"), (12345.6, "12,300"), (-0.731, "-0.731"), (999.6, "1,000"),
-     (None, "–"), (float("nan"), "–"), (float("inf"), "–"), (1e-12, "1.00e-12")],
-)  # fmt: skip
+    [
+        (0, "0"),
+        (1.5, "1.50"),
+        (0.012345, "0.0123"),
+        (12345.6, "12,300"),
+        (-0.731, "-0.731"),
+        (999.6, "1,000"),
+        (None, "–"),
+        (float("nan"), "–"),
+        (float("inf"), "–"),
+        (1e-12, "1.00e-12"),
+    ],
+)
 def test_three_significant_digits(value, words):
     assert numbers.number(value) == words
 
@@ -69,16 +78,23 @@ def test_pieces_joined_are_the_text(text, spans):
 
 
 def test_bytes_of_one_character_become_one_piece():
-    tokens = [{"token": 0, "char_start": 0, "char_end": 1}, {"token": 1, "char_start": 1, "char_end": 2},
-              {"token": 2, "char_start": 1, "char_end": 2}, {"token": 3, "char_start": 3, "char_end": 4}]  # fmt: skip
+    tokens = [
+        {"token": 0, "char_start": 0, "char_end": 1},
+        {"token": 1, "char_start": 1, "char_end": 2},
+        {"token": 2, "char_start": 1, "char_end": 2},
+        {"token": 3, "char_start": 3, "char_end": 4},
+    ]
     pieces = text_pieces("aé b", tokens)
     assert [(piece.text, piece.tokens) for piece in pieces] == [("a", (0,)), ("é", (1, 2)), (" ", ()), ("b", (3,))]
 
 
 def test_controls_that_turn_all_that_follows_are_seen_and_turn_nothing():
     assert tamed("a\u202eb\u202c c") == "a⟦RLO⟧b⟦PDF⟧ c"
-    turning = {chr(code) for code in range(0x110000) if bidirectional(chr(code)) in {
-        "LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}}  # fmt: skip
+    turning = {
+        chr(code)
+        for code in range(0x110000)
+        if bidirectional(chr(code)) in {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+    }
     for letter in turning:
         assert tamed(letter) == f"⟦{bidirectional(letter)}⟧"
     for text in ("", "abc", "שלום", "سلام\u200f é 🜁\n", "\u200e"):
@@ -114,8 +130,7 @@ def test_sentences_end():
 
 
 @pytest.mark.parametrize(
-    ("label", "loss", "words"),
-    [("cat", 0.3, "right"), ("cat", None, "right"), ("dog", 2.5, "wrong"), (None, None, "")],
+    ("label", "loss", "words"), [("cat", 0.3, "right"), ("cat", None, "right"), ("dog", 2.5, "wrong"), (None, None, "")]
 )
 def test_a_prediction_is_judged(label, loss, words):
     assert verdict({"prediction": "cat", "label": label, "loss": loss}).strip(" –") == words
@@ -155,12 +170,11 @@ def test_cut_context_begins_and_ends_at_a_word():
 
 def test_tables_explain_their_metrics_and_keep_their_formats():
     from streamlit.column_config import NumberColumn
-
-    from frontend import look
-    from frontend.formulas import COLUMNS
+    from tokenpaths.frontend.formulas import COLUMNS
+    from tokenpaths.frontend.page import widgets
 
     percent = NumberColumn(format="percent")
-    made = look._explained({"share": 0.5, "cdf": 0.1, "anything": 1}, {"share": percent})
+    made = widgets._explained({"share": 0.5, "cdf": 0.1, "anything": 1}, {"share": percent})
     assert made["cdf"]["help"] == COLUMNS["cdf"]
     assert made["share"]["help"] == COLUMNS["share"]
     assert made["share"]["type_config"]["format"] == "percent"

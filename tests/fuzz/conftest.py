@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
+from tokenpaths.backend.app import create_app
+from tokenpaths.backend.settings import load_settings
 
-from backend.app import create_app
-from backend.settings import load_settings
-from tests.engine.store.test_store_soft import seal
-from tests.runs import make, make_experts, make_run
+from tests.engine.store.file.test_soft_tables import seal
+from tests.support.runs import make, make_experts, make_run
 
 
 @dataclass
@@ -41,9 +41,11 @@ def make_runs(runs: Path) -> None:
         make_experts(f"at{iteration}", series=("mine", iteration), drift=iteration / 100, samples=3).write(runs)
     rng = np.random.default_rng(0)
     seal(
-        runs, edges=rng.random((6, 3, 4, 4)).astype(np.float32), gates=rng.random((6, 2, 4, 3)).astype(np.float32),
+        runs,
+        edges=rng.random((6, 3, 4, 4)).astype(np.float32),
+        gates=rng.random((6, 2, 4, 3)).astype(np.float32),
         blocks=(rng.random((6, 5, 3)) > 0.5).astype(np.float32),
-    )  # fmt: skip
+    )
     again = replace(made, info=replace(made.info, run_id="edited", config={**made.info.config, "edits": ["step 1"]}))
     again.write(runs)
 
@@ -58,9 +60,12 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
     if not given:
         make_runs(data_dir / "runs")
     settings = load_settings(
-        data_dir=data_dir, worker_port=9, worker_secret="a-secret-for-the-tests", query_seconds=60,
+        data_dir=data_dir,
+        worker_port=9,
+        worker_secret="a-secret-for-the-tests",
+        query_seconds=60,
         query_wait_seconds=60,
-    )  # fmt: skip
+    )
     app = create_app(settings)
     with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=True) as client:
         found = [run["run"] for run in client.get("/api/v1/runs?limit=1000").json()["runs"]]

@@ -11,18 +11,28 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
+from tokenpaths.engine.adapters.logs.importing import import_log, open_log
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.images import decode_upload
 
-from engine.adapters.importers import import_log, open_log
-from engine.errors import UserError
-from engine.images import decode_upload
 from tests.fuzz.how_long import looked
 
 EXAMPLES = 40
 STARTS = (
-    b"", b"\x93NUMPY\x01\x00v\x00{'descr': '<i8', 'fortran_order': False, 'shape': (3, 2, 1), }", b"PK\x03\x04",
-    b"PAR1", b'{"prompt_routed_experts": ', b'{"expert_counts": {"0": [', b"call,token,layer,expert,weight\n0,0,0,",
-    b"\xff\xfe", b'[{"token_ids": [', b"\x80\x04\x95", b"\x1f\x8b\x08", b"\x00" * 64, "ids\n\u202e".encode(),
-)  # fmt: skip
+    b"",
+    b"\x93NUMPY\x01\x00v\x00{'descr': '<i8', 'fortran_order': False, 'shape': (3, 2, 1), }",
+    b"PK\x03\x04",
+    b"PAR1",
+    b'{"prompt_routed_experts": ',
+    b'{"expert_counts": {"0": [',
+    b"call,token,layer,expert,weight\n0,0,0,",
+    b"\xff\xfe",
+    b'[{"token_ids": [',
+    b"\x80\x04\x95",
+    b"\x1f\x8b\x08",
+    b"\x00" * 64,
+    "ids\n\u202e".encode(),
+)
 SUFFIXES = ("npy", "npz", "parquet", "jsonl", "json", "csv", "txt")
 BYTES = st.builds(lambda start, rest: start + rest, st.sampled_from(STARTS), st.binary(max_size=300))
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenpaths.engine.store.ask.run import Run
 
-from engine.store import Run
 from tests.fuzz.how_long import looked
-from tests.runs import Made, make, make_experts
+from tests.support.runs import Made, make, make_experts
 
 EXAMPLES = 40
 
@@ -88,13 +88,16 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Twin]]:
     """Every layout of the table of tokens: one and two modules a step, bytes and words, columns and packed."""
     folder: Path = tmp_path_factory.mktemp("filters")
     several = [
-        make("a", samples=5, steps=4, modules=5, seed=1), make("b", "text", samples=7, steps=3, modules=4, seed=2),
-        make("c", samples=3, steps=3, modules=6, top_k=2, seed=3), make("d", samples=2, steps=2, modules=2, seed=4),
-        make("e", samples=3, steps=1, modules=3, seed=5, identities=0), make("f", samples=3, labels=False, seed=6),
+        make("a", samples=5, steps=4, modules=5, seed=1),
+        make("b", "text", samples=7, steps=3, modules=4, seed=2),
+        make("c", samples=3, steps=3, modules=6, top_k=2, seed=3),
+        make("d", samples=2, steps=2, modules=2, seed=4),
+        make("e", samples=3, steps=1, modules=3, seed=5, identities=0),
+        make("f", samples=3, labels=False, seed=6),
         make("g", "text", samples=5, steps=3, modules=300, seed=7),
         make_experts("h", layers=4, experts=12, top_k=3, samples=5),
         make_experts("i", layers=20, experts=70, top_k=4, samples=4, length=12),
-    ]  # fmt: skip
+    ]
     opened = [Twin(Run.open(made.write(folder)), made) for made in several]
     yield opened
     for twin in opened:
@@ -115,10 +118,12 @@ def questions(draw: st.DrawFn, twins: list[Twin], more: bool) -> tuple[Twin, dic
         asked["paths"] = tuple(draw(st.lists(st.integers(1, most), max_size=8)))
     if draw(st.booleans()):
         steps = st.integers(0, info.num_steps - 1)
-        own = st.builds(lambda step, slot: (step, int(twin.made.ids[token, step, slot])), steps,
-                        st.integers(0, info.top_k - 1))  # fmt: skip
-        asked["through"] = tuple(draw(st.lists(st.one_of(own, own, st.tuples(
-            steps, st.integers(0, info.num_modules - 1))), max_size=4)))  # fmt: skip
+        own = st.builds(
+            lambda step, slot: (step, int(twin.made.ids[token, step, slot])), steps, st.integers(0, info.top_k - 1)
+        )
+        asked["through"] = tuple(
+            draw(st.lists(st.one_of(own, own, st.tuples(steps, st.integers(0, info.num_modules - 1))), max_size=4))
+        )
     if more:
         ends = st.floats(0, 1, allow_subnormal=False)
         for name in ("compute", "reuse"):
@@ -141,9 +146,12 @@ def test_flows_and_paths_of_filtered_tokens(twins: list[Twin], data: st.DataObje
     ids = twin.made.ids[held]
     for step in range(steps[0], steps[1] - 1):
         pairs, counts = np.unique(
-            np.stack([np.repeat(ids[:, step], info.top_k, axis=1), np.tile(ids[:, step + 1], (1, info.top_k))], -1)
-            .reshape(-1, 2), axis=0, return_counts=True,
-        )  # fmt: skip
+            np.stack(
+                [np.repeat(ids[:, step], info.top_k, axis=1), np.tile(ids[:, step + 1], (1, info.top_k))], -1
+            ).reshape(-1, 2),
+            axis=0,
+            return_counts=True,
+        )
         expected = {(int(a), int(b)): n / info.top_k**2 for (a, b), n in zip(pairs, counts, strict=True)}
         shown = {(one["source"], one["target"]): one["count"] for one in flow["links"] if one["step"] == step}
         other = sum(one["count"] for one in flow["other"] if one["step"] == step)
@@ -191,15 +199,23 @@ def test_pages_of_samples_are_whole_and_in_order(twins: list[Twin], data: st.Dat
     names = sorted({sample.label for sample in samples if sample.label is not None})
     label = data.draw(st.one_of(st.none(), st.sampled_from(names))) if names else None
     asked = {
-        "label": label, "q": data.draw(st.sampled_from([None, "e", "cir", "THE", "é", "%", "zz"])),
+        "label": label,
+        "q": data.draw(st.sampled_from([None, "e", "cir", "THE", "é", "%", "zz"])),
         "order": data.draw(st.sampled_from(["sample", "compute", "reuse", "loss", "confidence"])),
         "descending": data.draw(st.booleans()),
-    }  # fmt: skip
+    }
     expected = {
-        number for number, one in enumerate(samples)
-        if (label is None or one.label == label) and (asked["q"] is None or asked["q"].casefold() in "\n".join(
-            str(part) for part in (one.label, one.prediction, one.source, one.text) if part is not None).casefold())
-    }  # fmt: skip
+        number
+        for number, one in enumerate(samples)
+        if (label is None or one.label == label)
+        and (
+            asked["q"] is None
+            or asked["q"].casefold()
+            in "\n".join(
+                str(part) for part in (one.label, one.prediction, one.source, one.text) if part is not None
+            ).casefold()
+        )
+    }
     rows, offset, limit = [], 0, data.draw(st.integers(1, 9))
     while offset is not None:
         answer = twin.run.samples(**asked, limit=limit, offset=offset)

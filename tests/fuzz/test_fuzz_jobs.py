@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.schemas import APIOperation
+from tokenpaths.engine.jobs.registry import KINDS, find_kind
 
-from engine.jobs import KINDS, find_kind
 from tests.fuzz.conftest import Fuzzed
 from tests.fuzz.how_long import looked
 from tests.fuzz.test_fuzz_openapi import check, document
@@ -35,9 +35,11 @@ def submit(kind: str) -> APIOperation:
     schema = find_kind(kind).Request.model_json_schema(ref_template="#/components/schemas/{model}")
     described["components"]["schemas"] |= schema.pop("$defs", {})
     body = {
-        "type": "object", "required": ["kind", "request"], "additionalProperties": False,
+        "type": "object",
+        "required": ["kind", "request"],
+        "additionalProperties": False,
         "properties": {"kind": {"const": kind}, "request": schema},
-    }  # fmt: skip
+    }
     described["paths"] = {"/api/v1/jobs": {"post": described["paths"]["/api/v1/jobs"]["post"]}}
     described["paths"]["/api/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]["schema"] = body
     return next(found.ok() for found in schemathesis.openapi.from_dict(described).get_all_operations())

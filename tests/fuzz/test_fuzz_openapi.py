@@ -22,9 +22,9 @@ from jsonschema import Draft202012Validator
 from schemathesis import Case, GenerationMode
 from schemathesis.schemas import APIOperation
 from starlette.testclient import TestClient
+from tokenpaths.backend.app import create_app
+from tokenpaths.backend.settings import load_settings
 
-from backend.app import create_app
-from backend.settings import load_settings
 from tests.fuzz.conftest import Fuzzed
 from tests.fuzz.how_long import looked
 
@@ -96,11 +96,14 @@ def with_real_names(draw: st.DrawFn, case: Case, fuzzed: Fuzzed) -> Case:
     places = dict(case.path_parameters or {})
     number = st.integers(0, 9)
     drawn = {
-        "run": st.sampled_from(fuzzed.runs), "rank": number, "sample": number, "model": st.just("dna-vision-top1"),
+        "run": st.sampled_from(fuzzed.runs),
+        "rank": number,
+        "sample": number,
+        "model": st.just("dna-vision-top1"),
         "measure": st.sampled_from(["compute", "reuse", "loss", "gate_entropy"]),
         "format": st.sampled_from(["csv", "parquet", "arrow"]),
         "table": st.sampled_from(["token", "path", "sample", "flow", "usage", "module", "run", "edge"]),
-    }  # fmt: skip
+    }
     for name in places.keys() & drawn.keys():
         places[name] = draw(drawn[name])
     case.path_parameters = places

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.backend.conftest import API, api_for, problem
 from tests.faults.test_fault_strangers import BLOCK, HEADERS, QUESTIONS, checksum, elsewhere
 from tests.fuzz.how_long import looked
-from tests.runs import make_run
+from tests.support.runs import make_run
 
 EXAMPLES = 4
 PLACES = st.tuples(st.floats(0, 1, exclude_max=True), st.integers(8, BLOCK - 16), st.binary(min_size=1, max_size=8))

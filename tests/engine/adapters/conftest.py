@@ -10,13 +10,13 @@ import pytest
 
 @pytest.fixture(scope="module")
 def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.engine.adapters.tiny_huggingface import save_tiny
+    from tests.support.tiny_huggingface import save_tiny
 
     return save_tiny(tmp_path_factory.mktemp("models") / "tiny-mixtral", "mixtral")
 
 
 @pytest.fixture(scope="module")
 def loaded(mixtral: Path) -> Any:
-    from engine.adapters.huggingface import find_model, load
+    from tokenpaths.engine.adapters.huggingface.tracing import find_model, load
 
     return load(find_model(f"hf:{mixtral}"), device="cpu")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from engine.analysis.association import Sequences, association
+from tokenpaths.engine.analysis.association import Sequences, association
 
 
 def test_a_sample_gets_the_labels_of_another_one_in_their_order():
@@ -63,10 +62,16 @@ def test_chance_alone_is_not_called_knowledge(what, part):
         rng = np.random.default_rng(seed)
         sizes = rng.integers(30, 90, 40)
         paths = np.concatenate([sticky(rng, size, 40, 0.7, 4) for size in sizes])
-        values = np.concatenate([
-            sticky(rng, size, 3, 0.8, 2) if what == "region" else sticky(rng, size, 200, 0.0, 25) if what == "word"
-            else np.arange(size) * 9 // size for size in sizes
-        ])  # fmt: skip
+        values = np.concatenate(
+            [
+                sticky(rng, size, 3, 0.8, 2)
+                if what == "region"
+                else sticky(rng, size, 200, 0.0, 25)
+                if what == "word"
+                else np.arange(size) * 9 // size
+                for size in sizes
+            ]
+        )
         sample_n, place_n = np.repeat(np.arange(40), sizes), np.concatenate([np.arange(size) for size in sizes])
         known = rng.random(len(paths)) < part
         paths, values, sample_n, place_n = (one[known] for one in (paths, values, sample_n, place_n))

@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 from scipy import stats
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
-
-from engine.analysis.compare import agreement, expected_mutual_information, load_difference, pearson, spearman
+from tokenpaths.engine.analysis.paired_runs import (
+    agreement,
+    expected_mutual_information,
+    load_difference,
+    pearson,
+    spearman,
+)
 
 
 @pytest.mark.parametrize("seed", range(4))

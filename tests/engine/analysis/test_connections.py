@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from engine.analysis.connections import (
+from tokenpaths.engine.analysis.families.connections import (
     label_distance,
     mean_by_label,
     nearest_label_accuracy,
@@ -14,7 +13,7 @@ from engine.analysis.connections import (
     self_share,
     stability,
 )
-from engine.errors import UserError
+from tokenpaths.engine.base.errors import UserError
 
 
 def make(*flat: list[float], iterations: int = 3) -> np.ndarray:
@@ -46,11 +45,18 @@ def test_open_connections_are_those_that_something_can_pass():
 
 def test_an_hmodel_records_exactly_the_open_connections():
     import torch
+    from tokenpaths.engine.models.hmodel.hmodel import HModel, HModelConfig
 
-    from engine.models.hmodel import HModel, HModelConfig
-
-    config = HModelConfig(modality="text", hidden=("transformer",) * 2, iterations=3, width=8, heads=1, mlp_width=8,
-                          vocab_size=9, context=5)  # fmt: skip
+    config = HModelConfig(
+        modality="text",
+        hidden=("transformer",) * 2,
+        iterations=3,
+        width=8,
+        heads=1,
+        mlp_width=8,
+        vocab_size=9,
+        context=5,
+    )
     edges = HModel(config).trace(torch.zeros(2, 5, dtype=torch.long)).edges.detach().numpy()
     assert np.array_equal(edges[0] > 0, open_connections(edges, 2))
 
@@ -82,8 +88,9 @@ def test_mean_by_label():
 def test_distances_are_roots_of_mean_squares():
     points = np.array([[0.0, 0.0], [0.3, 0.4], [0.3, 0.4]])
     expected = 0.5 / np.sqrt(2)
-    assert pairwise_distances(points) == pytest.approx(np.array([[0, expected, expected], [expected, 0, 0],
-                                                                 [expected, 0, 0]]), abs=1e-8)  # fmt: skip
+    assert pairwise_distances(points) == pytest.approx(
+        np.array([[0, expected, expected], [expected, 0, 0], [expected, 0, 0]]), abs=1e-8
+    )
 
 
 def test_label_distance_of_four_inputs_by_hand():

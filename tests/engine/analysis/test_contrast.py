@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 from scipy.stats import t as student
-
-from engine.analysis.contrast import Z, contrast, effective_size, kish_size, wilson
+from tokenpaths.engine.analysis.contrast import Z, contrast, effective_size, kish_size, wilson
 
 
 @pytest.mark.parametrize(("hits", "size"), [(0, 7), (3, 7), (7, 7), (40, 200)])
@@ -58,9 +57,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
     for _ in range(400):
         # Samples differ in their taste (between 0.1 and 0.5), A and B of a sample share it: the true Δ is 0.1.
         taste, of_a, of_b = rng.uniform(0.1, 0.5, 40), rng.integers(5, 30, 40), rng.integers(5, 30, 40)
-        told = contrast(
-            rng.binomial(of_a, taste + 0.1)[:, None], of_a, rng.binomial(of_b, taste)[:, None], of_b
-        )
+        told = contrast(rng.binomial(of_a, taste + 0.1)[:, None], of_a, rng.binomial(of_b, taste)[:, None], of_b)
         covered += told.low[0] <= 0.1 <= told.high[0]
     assert 0.92 <= covered / 400 <= 0.985
 

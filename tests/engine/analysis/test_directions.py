@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-
-from engine.analysis.directions import (
+from tokenpaths.engine.analysis.families.directions import (
     centroid_accuracy,
     direction_angles,
     direction_vocabulary,
@@ -17,7 +16,8 @@ from engine.analysis.directions import (
     principal_components,
     specialists,
 )
-from engine.analysis.gate_effects import (
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.edits.gate_effects import (
     ablations,
     effects,
     fixed_gates,
@@ -31,15 +31,12 @@ from engine.analysis.gate_effects import (
     repeated_rows,
     swap_effect,
 )
-from engine.errors import UserError
-from engine.models.directional import Directional, DirectionalConfig, DirectionalOutput
-from engine.models.gates import GateEdit, Interventions
+from tokenpaths.engine.models.directional import Directional, DirectionalConfig, DirectionalOutput
+from tokenpaths.engine.models.directional_gates import GateEdit, Interventions
 
 
 def small(**changes) -> Directional:
-    options = dict(
-        width=24, heads=3, mlp_width=48, layers=2, directions=2, router_width=10, vocab_size=31, context=24
-    )
+    options = dict(width=24, heads=3, mlp_width=48, layers=2, directions=2, router_width=10, vocab_size=31, context=24)
     torch.manual_seed(0)
     model = Directional(DirectionalConfig(**(options | changes)))
     with torch.no_grad():

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from engine.analysis.distribution import describe, describe_sorted
+from tokenpaths.engine.analysis.distribution import describe, describe_sorted
 
 
 @pytest.mark.parametrize("num", [0, 1, 2, 3, 99, 1000])
@@ -14,9 +13,11 @@ from engine.analysis.distribution import describe, describe_sorted
 def test_sorted_parts_are_described_as_the_whole(num: int, part: int, kind: str) -> None:
     rng = np.random.default_rng(num)
     values = {
-        "spread": rng.gamma(2.0, 1.5, num), "ties": rng.integers(0, 5, num) / 4, "equal": np.full(num, 0.3),
+        "spread": rng.gamma(2.0, 1.5, num),
+        "ties": rng.integers(0, 5, num) / 4,
+        "equal": np.full(num, 0.3),
         "far": 1e6 + rng.random(num),  # a sum of squares would lose the spread
-    }[kind]  # fmt: skip
+    }[kind]
     rising = np.sort(values)
     parts = (rising[start : start + part] for start in range(0, num, part))
     limits = (float(rising[0]), float(rising[-1])) if num else (0.0, 0.0)

@@ -6,8 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-
-from engine.analysis import experts
+from tokenpaths.engine.analysis import expert_affinity
 
 
 def draw(n: int = 300, steps: int = 3, modules: int = 7, top_k: int = 3, seed: int = 0) -> np.ndarray:
@@ -22,20 +21,20 @@ def test_domain_specialisation_is_the_share_of_each_domains_tokens() -> None:
     domain[:5] = 3
     counts = np.array([[sum(m in row for row in ids[domain == d]) for m in range(7)] for d in range(5)])
     tokens = np.array([(domain == d).sum() for d in range(5)])
-    share = experts.domain_specialisation(counts, tokens)
+    share = expert_affinity.domain_specialisation(counts, tokens)
     for d in range(4):
         for m in range(7):
             inside = [m in row for row, of in zip(ids, domain, strict=True) if of == d]
             assert share[d, m] == pytest.approx(sum(inside) / len(inside))
     assert np.allclose(share[:4].sum(axis=1), 3)
     assert not share[4].any()
-    assert experts.even_share(7, 3) == pytest.approx(share[:4].sum(axis=1).mean() / 7)
+    assert expert_affinity.even_share(7, 3) == pytest.approx(share[:4].sum(axis=1).mean() / 7)
 
 
 @pytest.mark.parametrize("least", [1, 10, 40])
 def test_vocabulary_specialisation_by_loops(least: int) -> None:
     ids, words = draw(steps=1)[:, 0], np.random.default_rng(2).zipf(1.4, 300) % 50 - 1
-    found = experts.vocabulary_specialisation(ids, words, 7, least)
+    found = expert_affinity.vocabulary_specialisation(ids, words, 7, least)
     naive = {}
     for x in sorted(set(words.tolist()) - {-1}):
         rows = [row.tolist() for row, word in zip(ids, words, strict=True) if word == x]
@@ -48,15 +47,15 @@ def test_vocabulary_specialisation_by_loops(least: int) -> None:
 
 
 def test_words_that_are_all_rare_or_unknown_give_an_empty_table() -> None:
-    found = experts.vocabulary_specialisation(draw(steps=1)[:5, 0], np.array([-1, 1, 2, 3, -1]), 7)
+    found = expert_affinity.vocabulary_specialisation(draw(steps=1)[:5, 0], np.array([-1, 1, 2, 3, -1]), 7)
     assert found.counts.shape == (0, 7)
     assert len(found.seen) == 0
 
 
 def test_the_next_token_stays_inside_its_sample() -> None:
     follows = np.array([False, True, True, False, True])
-    assert experts.next_token_ids(np.array([5, 6, 7, 8, -1]), follows).tolist() == [6, 7, -1, -1, -1]
-    assert experts.next_token_ids(np.array([5]), np.array([False])).tolist() == [-1]
+    assert expert_affinity.next_token_ids(np.array([5, 6, 7, 8, -1]), follows).tolist() == [6, 7, -1, -1, -1]
+    assert expert_affinity.next_token_ids(np.array([5]), np.array([False])).tolist() == [-1]
 
 
 @pytest.mark.parametrize("n", [300, 5000])
@@ -69,9 +68,9 @@ def test_pairs_chosen_together_by_loops(n: int) -> None:
         for i, j in combinations(row, 2):
             naive[i, j] += 1
             naive[j, i] += 1
-    together = experts.chosen_together(ids, 8)
+    together = expert_affinity.chosen_together(ids, 8)
     assert (together == naive).all()
-    share = experts.co_activation(together)
+    share = expert_affinity.co_activation(together)
     assert np.allclose(share[:7].sum(axis=1), 2)  # K − 1
     assert not share[7].any()  # the eighth is dead
     assert not np.diag(share).any()
@@ -81,9 +80,9 @@ def test_pairs_chosen_together_by_loops(n: int) -> None:
 
 def test_even_choices_have_the_baseline_of_co_activation() -> None:
     everything = np.array(list(combinations(range(6), 3)))
-    share = experts.co_activation(experts.chosen_together(everything, 6))
-    assert np.allclose(share[~np.eye(6, dtype=bool)], experts.even_co_activation(6, 3))
-    assert experts.even_co_activation(1, 1) == 0
+    share = expert_affinity.co_activation(expert_affinity.chosen_together(everything, 6))
+    assert np.allclose(share[~np.eye(6, dtype=bool)], expert_affinity.even_co_activation(6, 3))
+    assert expert_affinity.even_co_activation(1, 1) == 0
 
 
 @pytest.mark.parametrize("n", [2, 50, 9000])
@@ -97,7 +96,7 @@ def test_repetition_by_loops(n: int) -> None:
             for step in range(2):
                 first[step] += ids[t, step, 0] == ids[t - 1, step, 0]
                 any_[step] += bool(set(ids[t, step]) & set(ids[t - 1, step]))
-    found = experts.repetition(ids, follows)
+    found = expert_affinity.repetition(ids, follows)
     assert found.num_pairs == pairs
     assert np.allclose(found.first, first / pairs)
     assert np.allclose(found.any, any_ / pairs)
@@ -105,7 +104,7 @@ def test_repetition_by_loops(n: int) -> None:
 
 
 def test_repetition_of_lonely_tokens_is_nothing() -> None:
-    found = experts.repetition(draw(4), np.zeros(4, dtype=bool))
+    found = expert_affinity.repetition(draw(4), np.zeros(4, dtype=bool))
     assert found.num_pairs == 0
     assert not found.first.any()
 
@@ -114,7 +113,7 @@ def test_repetition_of_lonely_tokens_is_nothing() -> None:
 def test_baselines_of_repetition_are_those_of_all_pairs_of_tuples(modules: int, top_k: int) -> None:
     tuples = list(combinations(range(modules), top_k))
     meet = np.mean([bool(set(a) & set(b)) for a in tuples for b in tuples])
-    first, any_ = experts.repetition_baselines(modules, top_k)
+    first, any_ = expert_affinity.repetition_baselines(modules, top_k)
     assert first == 1 / modules
     assert any_ == pytest.approx(meet)
 
@@ -122,5 +121,5 @@ def test_baselines_of_repetition_are_those_of_all_pairs_of_tuples(modules: int, 
 def test_common_modules_by_sets() -> None:
     one, other = draw(40, seed=5), draw(40, seed=6)
     naive = [[len(set(a) & set(b)) for a, b in zip(x, y, strict=True)] for x, y in zip(one, other, strict=True)]
-    assert experts.common(one, other).tolist() == naive
-    assert (experts.common(one, one[:, :, ::-1]) == 3).all()
+    assert expert_affinity.common(one, other).tolist() == naive
+    assert (expert_affinity.common(one, one[:, :, ::-1]) == 3).all()

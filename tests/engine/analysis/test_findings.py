@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenpaths.engine.analysis.families.family_findings import SoftSamples, connections, gates, lights
+from tokenpaths.engine.store.ask.findings import plain
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.frontend.charts.families.gates import centroid_words
 
-from engine.analysis.findings import SoftSamples, connections, gates, lights
-from engine.store import Run
-from engine.store.findings import plain
-from frontend.charts.gates import centroid_words
-from tests.engine.store.test_store_soft import seal
+from tests.engine.store.file.test_soft_tables import seal
 
 AXES = {"source": ("layer 0", "layer 1", "text input"), "target": ("layer 0", "layer 1", "words")}
 

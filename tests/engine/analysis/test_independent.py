@@ -22,15 +22,20 @@ import pytest
 import scipy.stats
 from scipy.spatial.distance import hamming
 from sklearn.metrics import adjusted_mutual_info_score, mutual_info_score, normalized_mutual_info_score
+from tokenpaths.engine.analysis.association import association, nmi
+from tokenpaths.engine.analysis.expert_affinity import even_share, repetition_baselines
+from tokenpaths.engine.analysis.load import effective_top_k, importance_cv2, load_entropy, max_violation, utilisation
+from tokenpaths.engine.analysis.paired_runs import agreement
+from tokenpaths.engine.analysis.path_statistics import (
+    effective_paths,
+    independent_steps,
+    path_distance,
+    rank_frequency_fit,
+)
+from tokenpaths.engine.analysis.power_law import Histogram, against_lognormal, fit_power_law, goodness_of_fit
+from tokenpaths.engine.store.ask.run import Run
 
-from engine.analysis.association import association, nmi
-from engine.analysis.compare import agreement
-from engine.analysis.experts import even_share, repetition_baselines
-from engine.analysis.load import effective_top_k, importance_cv2, load_entropy, max_violation, utilisation
-from engine.analysis.paths import effective_paths, independent_steps, path_distance, rank_frequency_fit
-from engine.analysis.power_law import Histogram, against_lognormal, fit_power_law, goodness_of_fit
-from engine.store import Run
-from tests.runs import Made, make, make_experts
+from tests.support.runs import Made, make, make_experts
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +92,9 @@ def test_the_rank_frequency_slope_is_scipys_regression(sealed, name):
     line = scipy.stats.linregress(np.log(np.arange(1, len(counts) + 1)), np.log(counts))
     observed = run.fit()["observed"]
     assert (observed["slope"], observed["r2"]) == pytest.approx((line.slope, line.rvalue**2))
-    assert rank_frequency_fit(counts).slope == pytest.approx(np.polyfit(np.log(np.arange(1, len(counts) + 1)),
-                                                                        np.log(counts), 1)[0])  # fmt: skip
+    assert rank_frequency_fit(counts).slope == pytest.approx(
+        np.polyfit(np.log(np.arange(1, len(counts) + 1)), np.log(counts), 1)[0]
+    )
 
 
 def test_path_distance_is_scipys_hamming_and_sets_for_several_slots():
@@ -172,9 +178,13 @@ def test_the_permutation_null_is_that_of_scipy():
     paths = np.where(rng.random(240) < 0.15, labels, rng.integers(0, 12, 240))
     ours = association(paths, labels, shuffles=1000, seed=6)
     theirs = scipy.stats.permutation_test(
-        (paths, labels), lambda a, b: normalized_mutual_info_score(b, a), permutation_type="pairings",
-        alternative="greater", n_resamples=1000, rng=np.random.default_rng(7),
-    )  # fmt: skip
+        (paths, labels),
+        lambda a, b: normalized_mutual_info_score(b, a),
+        permutation_type="pairings",
+        alternative="greater",
+        n_resamples=1000,
+        rng=np.random.default_rng(7),
+    )
     assert ours.nmi == pytest.approx(theirs.statistic)
     assert ours.p_value == pytest.approx(theirs.pvalue, abs=0.03)
     assert ours.null_mean == pytest.approx(theirs.null_distribution.mean(), rel=0.02)

@@ -18,18 +18,36 @@ from sklearn.decomposition import PCA
 from sklearn.metrics import balanced_accuracy_score
 from sklearn.model_selection import LeaveOneOut, cross_val_predict
 from sklearn.neighbors import NearestCentroid
+from tokenpaths.engine.analysis.contrast import wilson
+from tokenpaths.engine.analysis.families.connections import (
+    label_distance,
+    mean_by_label,
+    nearest_label_accuracy,
+    self_share,
+    stability,
+)
+from tokenpaths.engine.analysis.families.directions import (
+    centroid_accuracy,
+    domain_gates,
+    principal_components,
+    specialists,
+)
+from tokenpaths.engine.analysis.families.lights import (
+    active_share,
+    correlation,
+    lit_share,
+    share_by_class,
+    steps_until_output,
+    used_share,
+)
+from tokenpaths.engine.analysis.paired_runs import load_difference, pearson, spearman
+from tokenpaths.engine.analysis.path_distance import profile_distance, profiles
+from tokenpaths.engine.analysis.projection import pca
+from tokenpaths.engine.analysis.route_changes import RouteChange
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.ask.saturation import saturation
 
-from engine.analysis.compare import load_difference, pearson, spearman
-from engine.analysis.connections import label_distance, mean_by_label, nearest_label_accuracy, self_share, stability
-from engine.analysis.contrast import wilson
-from engine.analysis.directions import centroid_accuracy, domain_gates, principal_components, specialists
-from engine.analysis.effects import RouteChange
-from engine.analysis.lights import active_share, correlation, lit_share, share_by_class, steps_until_output, used_share
-from engine.analysis.maps import pca
-from engine.analysis.saturation import saturation
-from engine.analysis.similar import profile_distance, profiles
-from engine.store import Run
-from tests.runs import make, make_experts
+from tests.support.runs import make, make_experts
 
 
 # -- checkpoints and interventions -------------------------------------------------------------
@@ -59,8 +77,10 @@ def test_an_intervention_is_counted_token_by_token():
     change = RouteChange(6, frozenset({1}))
     change.add(before, after)
     answer = change.answer()
-    apart = [[1 - len(set(a) & set(b)) / 2 for a, b in zip(x, y, strict=True)]
-             for x, y in zip(before.tolist(), after.tolist(), strict=True)]  # fmt: skip
+    apart = [
+        [1 - len(set(a) & set(b)) / 2 for a, b in zip(x, y, strict=True)]
+        for x, y in zip(before.tolist(), after.tolist(), strict=True)
+    ]
     assert answer["paths_changed"] == pytest.approx(statistics.mean(any(token) for token in apart))
     assert answer["paths_changed_after"] == pytest.approx(statistics.mean(any(token[2:]) for token in apart))
     assert answer["path_distance"] == pytest.approx(statistics.mean(sum(token) for token in apart))
@@ -247,7 +267,12 @@ def test_raytracing_means_and_correlations_are_scipys():
     assert ours.pearson == pytest.approx(scipy.stats.pearsonr(share, loss).statistic)
     assert ours.spearman == pytest.approx(scipy.stats.spearmanr(share, loss).statistic)
     theirs = scipy.stats.bootstrap(
-        (share, loss), lambda x, y: scipy.stats.pearsonr(x, y).statistic, paired=True, vectorized=False,
-        method="percentile", n_resamples=1000, rng=np.random.default_rng(10),
-    ).confidence_interval  # fmt: skip
+        (share, loss),
+        lambda x, y: scipy.stats.pearsonr(x, y).statistic,
+        paired=True,
+        vectorized=False,
+        method="percentile",
+        n_resamples=1000,
+        rng=np.random.default_rng(10),
+    ).confidence_interval
     assert (ours.pearson_low, ours.pearson_high) == pytest.approx((theirs.low, theirs.high), abs=0.03)

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-
-from engine.analysis.lights import (
+from tokenpaths.engine.analysis.families.lights import (
     active_share,
     cheapest_and_dearest,
     correlation,
@@ -17,8 +16,8 @@ from engine.analysis.lights import (
     steps_until_output,
     used_share,
 )
-from engine.models.raytracing import RayTracing
-from engine.models.raytracing_wires import RayTracingConfig
+from tokenpaths.engine.families.raytracing_config import RayTracingConfig
+from tokenpaths.engine.models.raytracing import RayTracing
 
 RATES = np.array(
     [
@@ -48,9 +47,17 @@ def test_steps_until_the_output_fired():
 
 def test_a_models_own_counts_agree():
     config = RayTracingConfig(
-        image_size=4, conv_channels=(4,), conv_pools=(), input_neurons=(2, 3), input_density=0.1, layers=3, blocks=3,
-        width=4, theta_out=4.0, decay=0.8,
-    )  # fmt: skip
+        image_size=4,
+        conv_channels=(4,),
+        conv_pools=(),
+        input_neurons=(2, 3),
+        input_density=0.1,
+        layers=3,
+        blocks=3,
+        width=4,
+        theta_out=4.0,
+        decay=0.8,
+    )
     torch.manual_seed(0)
     model = RayTracing(config)
     for parameter in model.parameters():

@@ -7,8 +7,7 @@ import pytest
 from scipy.optimize import brentq
 from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE as TheirTSNE
-
-from engine.analysis.maps import TSNE, joint_probabilities, kl_gradient, pca, squared_distances
+from tokenpaths.engine.analysis.projection import TSNE, joint_probabilities, kl_gradient, pca, squared_distances
 
 
 @pytest.mark.parametrize("shape", [(40, 12), (12, 40), (700, 650), (3, 2), (650, 3000)])

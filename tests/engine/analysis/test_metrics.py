@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from engine.analysis.association import association, nmi
-from engine.analysis.distribution import describe
-from engine.analysis.load import effective_top_k, importance_cv2, load_entropy, max_violation, utilisation
-from engine.analysis.paths import (
+from tokenpaths.engine.analysis.association import association, nmi
+from tokenpaths.engine.analysis.distribution import describe
+from tokenpaths.engine.analysis.load import effective_top_k, importance_cv2, load_entropy, max_violation, utilisation
+from tokenpaths.engine.analysis.path_statistics import (
     canonical,
     effective_paths,
     independent_steps,
@@ -22,8 +21,8 @@ from engine.analysis.paths import (
     rank_order,
     unique_rows,
 )
-from engine.analysis.tokens import NOTHING, compute, module_units, reuse
-from engine.trace import ModuleInfo
+from tokenpaths.engine.analysis.ribbon_costs import NOTHING, compute, module_units, reuse
+from tokenpaths.engine.base.records import ModuleInfo
 
 
 def bank(*kinds: str, steps: tuple[int | None, ...] | None = None) -> list[ModuleInfo]:
@@ -113,7 +112,9 @@ def test_ribbon_identity_ignores_the_order_of_slots_but_not_of_steps():
 
 def test_unique_rows_is_exact_even_when_all_hashes_collide(monkeypatch: pytest.MonkeyPatch):
     rows = np.array([[1, 2], [2, 1], [1, 2]])
-    monkeypatch.setattr("engine.analysis.paths.row_hashes", lambda r: np.zeros(len(r), dtype=np.uint64))
+    monkeypatch.setattr(
+        "tokenpaths.engine.analysis.path_statistics.row_hashes", lambda r: np.zeros(len(r), dtype=np.uint64)
+    )
     first, kind = unique_rows(rows)
     assert rows[first][kind].tolist() == rows.tolist()
     assert len(first) == 2
@@ -224,9 +225,16 @@ def test_describe_by_hand():
     assert answer["median"] == 2.5
     assert [b["count"] for b in answer["bins"]] == [1, 1, 2]
     assert describe(np.array([]), 3) | {"bins": 0} == {
-        "num": 0, "mean": None, "std": None, "min": None, "q01": None, "median": None, "q99": None,
-        "max": None, "bins": 0,
-    }  # fmt: skip
+        "num": 0,
+        "mean": None,
+        "std": None,
+        "min": None,
+        "q01": None,
+        "median": None,
+        "q99": None,
+        "max": None,
+        "bins": 0,
+    }
     assert describe(np.array([5.0, 5.0]), 4)["bins"] == [{"lo": 5.0, "hi": 5.0, "count": 2}]
 
 

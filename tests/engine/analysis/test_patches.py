@@ -6,8 +6,7 @@ import statistics
 
 import numpy as np
 import pytest
-
-from engine.analysis.patches import at_border, at_centre, busiest, flattest, patch_contrast
+from tokenpaths.engine.analysis.patches import at_border, at_centre, busiest, flattest, patch_contrast
 
 
 def test_an_edge_is_found_where_it_lies():
@@ -30,8 +29,9 @@ def test_contrast_equals_a_loop(rows, cols):
                 lefts = [round(11 * i / cols) for i in range(cols + 1)]
                 pixels = [
                     sum(map(int, images[n, y, x])) / 765
-                    for y in range(tops[row], tops[row + 1]) for x in range(lefts[col], lefts[col + 1])
-                ]  # fmt: skip
+                    for y in range(tops[row], tops[row + 1])
+                    for x in range(lefts[col], lefts[col + 1])
+                ]
                 assert made[n, row * cols + col] == pytest.approx(statistics.pstdev(pixels), abs=1e-9)
 
 

@@ -9,9 +9,8 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.special import zeta
 from scipy.stats import zipf
-
-from engine.analysis import power_law
-from engine.analysis.power_law import (
+from tokenpaths.engine.analysis import power_law
+from tokenpaths.engine.analysis.power_law import (
     FEWEST,
     MOST_CUTS,
     Histogram,
@@ -62,8 +61,10 @@ def one_by_one(histogram: Histogram) -> tuple[float, float, int]:
         size, logs = tail.paths.sum(), np.log(tail.values) @ tail.paths
         best = minimize_scalar(
             lambda a, size=size, logs=logs, cut=cut: size * np.log(zeta(a, cut)) + a * logs,
-            bounds=(1.01, 12.0), method="bounded", options={"xatol": 1e-7},
-        )  # fmt: skip
+            bounds=(1.01, 12.0),
+            method="bounded",
+            options={"xatol": 1e-7},
+        )
         whole, seen, off = zeta(best.x, cut), 0, 0.0
         for value, paths in zip(tail.values.tolist(), tail.paths.tolist(), strict=True):
             off = max(off, abs(seen / size - (1 - zeta(best.x, value) / whole)))
@@ -142,8 +143,10 @@ def test_many_paths_are_fitted_from_their_histogram():
     law = fit_power_law(histogram)
     assert law.alpha == pytest.approx(1.9, abs=0.02)
     logs = np.log(counts[counts >= law.x_min])
-    near = [-len(logs) * np.log(zeta(a, law.x_min)) - a * logs.sum() for a in (law.alpha - 0.01, law.alpha,
-                                                                              law.alpha + 0.01)]  # fmt: skip
+    near = [
+        -len(logs) * np.log(zeta(a, law.x_min)) - a * logs.sum()
+        for a in (law.alpha - 0.01, law.alpha, law.alpha + 0.01)
+    ]
     assert near[1] == max(near)
     assert MOST_CUTS < 100
 

@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from engine.analysis.words import KINDS, check_pattern, fitting, is_kind, surroundings, word_class, words_of_tokens
-from engine.errors import UserError
+from tokenpaths.engine.analysis.words import (
+    KINDS,
+    check_pattern,
+    fitting,
+    is_kind,
+    surroundings,
+    word_class,
+    words_of_tokens,
+)
+from tokenpaths.engine.base.errors import UserError
 
 TEXTS = st.lists(st.text(alphabet="ab 'é\n.,_3’東\u0301", max_size=14), min_size=1, max_size=3)
 WORD = re.compile(r"[\w\u0301]+(?:['’][\w\u0301]+)*")
@@ -48,29 +55,55 @@ def test_the_word_of_a_token_is_the_one_that_its_first_visible_character_stands_
 @pytest.mark.parametrize(
     ("word", "kinds"),
     [
-        (".", {"punctuation", "sentence_end"}), ("),", {"punctuation"}), ("…", {"punctuation", "sentence_end"}),
-        ("12,500.5", {"number"}), ("3rd", set()), ("Paris", {"capitalised"}), ("dinners", {"ends_in_s"}),
-        ("glass", set()), ("virus", set()), ("basis", set()), ("gas", set()), ("dinner", set()),
-        ("The", {"capitalised", "function_word"}), ("was", {"function_word"}), ("\n  ", {"whitespace"}), ("", set()),
-        (" cats", {"ends_in_s"}), ("。", {"punctuation", "sentence_end"}),
+        (".", {"punctuation", "sentence_end"}),
+        ("),", {"punctuation"}),
+        ("…", {"punctuation", "sentence_end"}),
+        ("12,500.5", {"number"}),
+        ("3rd", set()),
+        ("Paris", {"capitalised"}),
+        ("dinners", {"ends_in_s"}),
+        ("glass", set()),
+        ("virus", set()),
+        ("basis", set()),
+        ("gas", set()),
+        ("dinner", set()),
+        ("The", {"capitalised", "function_word"}),
+        ("was", {"function_word"}),
+        ("\n  ", {"whitespace"}),
+        ("", set()),
+        (" cats", {"ends_in_s"}),
+        ("。", {"punctuation", "sentence_end"}),
     ],
-)  # fmt: skip
+)
 def test_kinds_of_words(word, kinds):
     assert {kind for kind in KINDS if is_kind(word, kind)} == kinds
 
 
 def test_a_word_has_one_class():
     assert [word_class(word) for word in (" ", "!", "7", "The", "Cats", "Anna", "tree")] == [
-        "whitespace", "punctuation", "number", "function_word", "ends_in_s", "capitalised", "other",
-    ]  # fmt: skip
+        "whitespace",
+        "punctuation",
+        "number",
+        "function_word",
+        "ends_in_s",
+        "capitalised",
+        "other",
+    ]
 
 
 @pytest.mark.parametrize(
     ("pattern", "fits"),
-    [("dinner", ["dinner", "Dinner", " dinner"]), ("dinn*", ["dinner", "Dinner", " dinner", "dinners"]),
-     ("d?nner*", ["dinner", "Dinner", " dinner", "dinners"]), ("[a]*", ["[a]b"]), (".", ["."]), ("STRASSE", ["straße"]),
-     ("*inn*s", ["dinners"]), ("?", ["."])],
-)  # fmt: skip
+    [
+        ("dinner", ["dinner", "Dinner", " dinner"]),
+        ("dinn*", ["dinner", "Dinner", " dinner", "dinners"]),
+        ("d?nner*", ["dinner", "Dinner", " dinner", "dinners"]),
+        ("[a]*", ["[a]b"]),
+        (".", ["."]),
+        ("STRASSE", ["straße"]),
+        ("*inn*s", ["dinners"]),
+        ("?", ["."]),
+    ],
+)
 def test_patterns_fit_whole_words_with_case_ignored(pattern, fits):
     names = ["dinner", "Dinner", " dinner", "dinners", "a", "[a]b", ".", "straße"]
     found = [name for name, yes in zip(names, fitting(names, pattern), strict=True) if yes]

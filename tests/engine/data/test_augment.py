@@ -10,10 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
-
-from engine.train import augment as plain
-from engine.train import autoaugment as auto
-from engine.train.recipes import AugmentConfig
+from tokenpaths.engine.train import augment as plain
+from tokenpaths.engine.train import autoaugment as auto
+from tokenpaths.engine.train.recipes import AugmentConfig
 
 OFF = AugmentConfig(crop_padding=0, flip=False, jitter=0.0, auto_augment=0.0, erase=0.0, mix=0.0)
 WITHOUT_LEVEL = ("autocontrast", "equalize", "invert")

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from engine.bundled import scenes, texts
-from engine.bundled.shapes import SHAPES
-from engine.bundled.textures import GROUNDS, WALLS, landscape
-from engine.datasets import open_dataset
-from engine.images import REGIONS, decode_upload, patch_regions
-from engine.sources.passages import cut_passages, passage_spans
+from tokenpaths.engine.data.bundled import scenes, texts
+from tokenpaths.engine.data.bundled.shapes import SHAPES
+from tokenpaths.engine.data.bundled.textures import GROUNDS, WALLS, landscape
+from tokenpaths.engine.data.datasets import open_dataset
+from tokenpaths.engine.data.images import REGIONS, decode_upload, patch_regions
+from tokenpaths.engine.data.sources.passages import cut_passages, passage_spans
 
 SAMPLES = Path(__file__).parents[3] / "data" / "samples"
 
@@ -118,14 +117,18 @@ def test_languages_tell_the_same_scenes() -> None:
 
 
 def test_the_zen_is_read_and_not_printed() -> None:
-    code = "import sys; from engine.bundled.texts import zen;sys.exit(len(zen()) < 800 or 'this' in sys.modules)"
+    code = (
+        "import sys; from tokenpaths.engine.data.bundled.texts import zen;"
+        "sys.exit(len(zen()) < 800 or 'this' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_opening_imports_neither_torch_nor_scikit_learn() -> None:
     code = (
-        "import sys; from engine.datasets import open_dataset; open_dataset('bundled:scenes', 'vision');"
+        "import sys; from tokenpaths.engine.data.datasets import open_dataset;"
+        "open_dataset('bundled:scenes', 'vision');"
         "sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -16,12 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-
-from engine.datasets import BUNDLED, Dataset, Sample, open_dataset, spread_rows
-from engine.errors import UserError
-from engine.images import REGIONS, ImageError
-from engine.sources.parquet import box_mask
-from engine.sources.sample import LabelIndex
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.datasets import BUNDLED, Dataset, Sample, open_dataset, spread_rows
+from tokenpaths.engine.data.images import REGIONS, ImageError
+from tokenpaths.engine.data.sources.parquet import box_mask
+from tokenpaths.engine.data.sources.sample import LabelIndex
 
 
 def png(colour: tuple[int, int, int] = (9, 8, 7), size: tuple[int, int] = (6, 5)) -> bytes:
@@ -159,10 +158,7 @@ def test_parquet_rows_in_many_groups_and_files(tmp_path: Path) -> None:
     folder = tmp_path / "shards"
     folder.mkdir()
     for shard in range(3):
-        table = {
-            "text": [f"text {shard}-{i}" for i in range(50)],
-            "domain": [f"d{(shard + i) % 4}" for i in range(50)],
-        }
+        table = {"text": [f"text {shard}-{i}" for i in range(50)], "domain": [f"d{(shard + i) % 4}" for i in range(50)]}
         parquet(folder / f"{shard}.parquet", table, row_group_size=7)
     everything = list(open_dataset(folder, "text"))
     assert [s.text for s in everything] == [f"text {shard}-{i}" for shard in range(3) for i in range(50)]
@@ -322,11 +318,7 @@ def test_text_folder_labels(tmp_path: Path) -> None:
     write(tmp_path / "code" / "deep" / "b.py", "two")
     write(tmp_path / "poem_03.md", "three")
     data = open_dataset(tmp_path, "text")
-    assert {s.source: s.label for s in data} == {
-        "code/deep/b.py": "code",
-        "poem_03.md": "poem",
-        "prose/a.txt": "prose",
-    }
+    assert {s.source: s.label for s in data} == {"code/deep/b.py": "code", "poem_03.md": "poem", "prose/a.txt": "prose"}
     assert data.labels == ("code", "poem", "prose")
 
 

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-
-from engine.errors import UserError
-from engine.images import (
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.images import (
     MAX_PIXELS,
     REGIONS,
     ImageError,
@@ -189,7 +188,7 @@ def test_the_cap_is_inclusive() -> None:
 
 
 def test_no_torch_behind_the_import() -> None:
-    code = "import sys, engine.images; sys.exit('torch' in sys.modules)"
+    code = "import sys, tokenpaths.engine.data.images; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

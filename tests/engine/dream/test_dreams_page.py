@@ -10,7 +10,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from backend.cli import make_app
+from tokenpaths.cli.main import make_app
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "dreams.md").read_text(encoding="utf-8")
@@ -103,15 +103,18 @@ def kept_cells(row: dict[str, Any]) -> list[str]:
         str(row["images"]),
         f"{share(row['matched choices'])} ({share(row['matched choices of noise'])})",
         share(row["matched tokens"]),
-        share(row["class kept"]) + chance, share(row["class in top 5"]), share(row["nearest original is its own"]),
+        share(row["class kept"]) + chance,
+        share(row["class in top 5"]),
+        share(row["nearest original is its own"]),
         f"{row['median place among originals']:g}",
-    ]  # fmt: skip
+    ]
 
 
 def test_the_table_of_speed_is_what_was_measured() -> None:
     names = {
-        "shipped": "dna-vision-top1, 64 px, 5 steps", "paper": "the paper's size, 224 px, 11 steps, random weights",
-    }  # fmt: skip
+        "shipped": "dna-vision-top1, 64 px, 5 steps",
+        "paper": "the paper's size, 224 px, 11 steps, random weights",
+    }
     forms = ("one image", "one image, weights frozen", "batch of eight", "batch of eight, weights frozen")
     assert rows_of("model", "dreams") == [
         [names[size], dreams, *(f"{measured[form]['median']:.2f}×" for form in forms)]
@@ -137,8 +140,9 @@ def test_the_table_over_fifty_images_is_what_was_measured() -> None:
         for model, of_model in results("dreams")["numbers"].items()
         for s, row in of_model["by S"].items()
     ]
-    assert all(row["images"] == 50 for of_model in results("dreams")["numbers"].values()
-               for row in of_model["by S"].values())  # fmt: skip
+    assert all(
+        row["images"] == 50 for of_model in results("dreams")["numbers"].values() for row in of_model["by S"].values()
+    )
 
 
 def test_the_sentences_on_the_claims_repeat_the_table() -> None:

@@ -7,18 +7,17 @@ import math
 import numpy as np
 import pytest
 import torch
-
-from engine.dream.loop import Dream, ImageDreams, examine
-from engine.dream.objectives import Answer, Block, Choices, Module, follow_path
-from engine.dream.parametrisation import COLOURS, to_pictures, total_variation
-from engine.dream.seen import Need, look
-from engine.dream.settings import ImageSettings
-from engine.dream.transforms import affine_of, draw, generator_of, move
-from engine.errors import UserError
-from engine.models.dna import DNA, DNAConfig
-from engine.models.named import mixture_of_depths
-from engine.models.raytracing import RayTracing
-from engine.models.raytracing_wires import RayTracingConfig
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.dream.loop import Dream, ImageDreams, examine
+from tokenpaths.engine.dream.objectives import Answer, Block, Choices, Module, follow_path
+from tokenpaths.engine.dream.observed_pass import Need, look
+from tokenpaths.engine.dream.parametrisation import COLOURS, to_pictures, total_variation
+from tokenpaths.engine.dream.settings import ImageSettings
+from tokenpaths.engine.dream.transforms import affine_of, draw, generator_of, move
+from tokenpaths.engine.families.presets import mixture_of_depths
+from tokenpaths.engine.families.raytracing_config import RayTracingConfig
+from tokenpaths.engine.models.dna import DNA, DNAConfig
+from tokenpaths.engine.models.raytracing import RayTracing
 
 SETTINGS = ImageSettings(iterations=20, rate=0.05)
 
@@ -27,9 +26,21 @@ SETTINGS = ImageSettings(iterations=20, rate=0.05)
 def model() -> DNA:
     torch.manual_seed(0)
     config = DNAConfig(
-        modality="vision", width=32, heads=2, mlp_width=64, backbone=1, steps=3, top_k=2, transformers=4,
-        identities=2, skip_ratio=0.25, skip_speed=0.01, image_size=32, patch_size=8, num_classes=3,
-    )  # fmt: skip
+        modality="vision",
+        width=32,
+        heads=2,
+        mlp_width=64,
+        backbone=1,
+        steps=3,
+        top_k=2,
+        transformers=4,
+        identities=2,
+        skip_ratio=0.25,
+        skip_speed=0.01,
+        image_size=32,
+        patch_size=8,
+        num_classes=3,
+    )
     made = DNA(config)
     for router in made.routers:
         router.weight.data.mul_(40)
@@ -70,7 +81,9 @@ def test_the_paper_s_objective_is_the_sum_over_steps_tokens_and_slots(model: DNA
                 objective = Choices(ids[0], steps, tokens, of)
                 by_hand = sum(
                     float(getattr(decisions[s], of)[t, i])
-                    for s in steps for t in (range(16) if tokens is None else some) for i in ids[0, t, s]
+                    for s in steps
+                    for t in (range(16) if tokens is None else some)
+                    for i in ids[0, t, s]
                 )
                 (seen,) = look(model, image, [objective.need])
                 assert float(objective.value(seen)) == pytest.approx(by_hand, rel=1e-4, abs=1e-4)
@@ -96,9 +109,7 @@ def test_a_dream_of_a_module_says_how_many_choices_are_that_module(model: DNA) -
     image = torch.randn(1, 3, 32, 32)
     ids_TSK = model.trace(image).module_ids[0]
     for module, steps, tokens in ((1, (0, 1, 2), None), (2, (1,), [0, 3, 9]), (0, (0, 2), [4])):
-        (found,) = examine(model, image, [
-            Module(module, steps, None if tokens is None else torch.tensor(tokens), 16),
-        ])  # fmt: skip
+        (found,) = examine(model, image, [Module(module, steps, None if tokens is None else torch.tensor(tokens), 16)])
         rows = [[module in ids_TSK[t, s].tolist() for s in steps] for t in tokens or range(16)]
         assert found["matched_choices"] == pytest.approx(sum(map(sum, rows)) / (len(rows) * len(steps)))
         assert found["matched_tokens"] == pytest.approx(sum(map(all, rows)) / len(rows))

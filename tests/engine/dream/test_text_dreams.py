@@ -10,20 +10,28 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.dream import text_loop as text
+from tokenpaths.engine.dream.objectives import Choices, Connection, Fluency, Module, Suppression
+from tokenpaths.engine.dream.observed_pass import Need, look
+from tokenpaths.engine.dream.settings import TextSettings
+from tokenpaths.engine.dream.text_loop import (
+    TextDreams,
+    embedding_of,
+    embeddings_kept,
+    readable_tokens,
+    reads_back,
+    worth,
+)
+from tokenpaths.engine.families.hmodel_config import HModelConfig
+from tokenpaths.engine.jobs import dream_texts
+from tokenpaths.engine.jobs.dream import DreamJob
+from tokenpaths.engine.jobs.registry import JobContext, read_request
+from tokenpaths.engine.models.directional import Directional, DirectionalConfig
+from tokenpaths.engine.models.hmodel.hmodel import HModel
+from tokenpaths.engine.tracing.trace_run import LoadedModel, load_model
 
-from engine.dream import text, text_work
-from engine.dream.job import DreamJob
-from engine.dream.objectives import Choices, Connection, Fluency, Module, Suppression
-from engine.dream.seen import Need, look
-from engine.dream.settings import TextSettings
-from engine.dream.text import TextDreams, embedding_of, embeddings_kept, readable_tokens, reads_back, worth
-from engine.errors import UserError
-from engine.jobs import JobContext, read_request
-from engine.models.directional import Directional, DirectionalConfig
-from engine.models.hmodel import HModel
-from engine.models.hmodel_config import HModelConfig
-from engine.tracing import LoadedModel, load_model
-from tests.checkpoints import save_tiny
+from tests.support.checkpoints import save_tiny
 
 SETTINGS = TextSettings(iterations=6, length=6, starts=2, candidates=12, fluency=0.05, whole_words=False)
 
@@ -125,7 +133,7 @@ def test_a_slice_of_a_heavy_text_dream_is_one_pass_and_not_a_round(
 ) -> None:
     monkeypatch.setattr(text, "PASS_TOKENS", 18)
     ticks = count()  # every look at the clock takes longer than a slice
-    monkeypatch.setattr(text_work, "time", SimpleNamespace(monotonic=lambda: 0.6 * next(ticks)))
+    monkeypatch.setattr(dream_texts, "time", SimpleNamespace(monotonic=lambda: 0.6 * next(ticks)))
     passes = []
     monkeypatch.setattr(text, "worth", lambda model, ids, *rest: passes.append(ids.numel()) or worth(model, ids, *rest))
     settings = {"iterations": 2, "length": 6, "starts": 2, "candidates": 12, "corpus_windows": 64}
@@ -149,9 +157,11 @@ def test_whole_words_are_words(loaded: LoadedModel) -> None:
 def test_directions_and_connections_have_a_gradient_to_the_words() -> None:
     torch.manual_seed(0)
     gated = Directional(DirectionalConfig(width=16, heads=2, mlp_width=32, layers=2, vocab_size=50, context=8))
-    chained = HModel(HModelConfig(
-        modality="text", hidden=[{}, {}], iterations=2, width=16, heads=2, mlp_width=32, vocab_size=50, context=8
-    ))  # fmt: skip
+    chained = HModel(
+        HModelConfig(
+            modality="text", hidden=[{}, {}], iterations=2, width=16, heads=2, mlp_width=32, vocab_size=50, context=8
+        )
+    )
     ids = torch.randint(50, (3, 6))
     with torch.no_grad():
         gates, edges = gated(ids).gates, chained(ids).edges
@@ -193,8 +203,9 @@ def test_the_job_finds_texts_of_a_path_and_of_an_original(loaded: LoadedModel, t
     assert of_path["corpus"]["best"] == pytest.approx(best[0]["objective"]) or len(best) < 20
     original = run(
         {"target": {"of": "choices", "until": [2], "group": {"patches": [1, 3]}}, "data": "bundled:texts", "row": 1},
-        tmp_path / "original", loaded,
-    )  # fmt: skip
+        tmp_path / "original",
+        loaded,
+    )
     assert original["dreams"][0]["targets"] == [1, 3]
     assert 0 <= original["dreams"][0]["matched_tokens"] <= 1
 
@@ -212,8 +223,9 @@ def test_a_stretch_in_the_middle_has_the_paths_that_it_takes_in_the_whole_text(
     (tmp_path / "again").mkdir()
     values = {"model": "tiny-text", "target": asked, "inbox": "story.txt", "text": {"length": 5}}
     request = read_request(DreamJob, values)
-    work = DreamJob.start(request, tmp_path / "again", JobContext(tmp_path, (loaded.checkpoint.path.parent,),
-                                                                  lambda name: loaded)).work  # fmt: skip
+    work = DreamJob.start(
+        request, tmp_path / "again", JobContext(tmp_path, (loaded.checkpoint.path.parent,), lambda name: loaded)
+    ).work
     whole = loaded.model.trace(ids[None, :9]).module_ids[0].long()
     assert torch.equal(work.objective.module_ids, whole[4:])
     assert not torch.equal(whole[4:], loaded.model.trace(ids[None, 4:9]).module_ids[0].long())  # it makes a difference
@@ -223,8 +235,8 @@ def test_the_look_through_the_corpus_and_the_rounds_are_counted_apart(
     loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ticks = count()
-    monkeypatch.setattr(text_work, "time", SimpleNamespace(monotonic=lambda: 0.6 * next(ticks)))
-    monkeypatch.setattr("engine.dream.corpus.BATCH", 50)
+    monkeypatch.setattr(dream_texts, "time", SimpleNamespace(monotonic=lambda: 0.6 * next(ticks)))
+    monkeypatch.setattr("tokenpaths.engine.dream.corpus.BATCH", 50)
     settings = {"iterations": 2, "length": 5, "starts": 2, "candidates": 6, "corpus_windows": 64}
     request = read_request(DreamJob, {"model": "tiny-text", "target": {"of": "module", "module": 1}, "text": settings})
     job = DreamJob.start(request, tmp_path, JobContext(tmp_path, (loaded.checkpoint.path.parent,), lambda name: loaded))

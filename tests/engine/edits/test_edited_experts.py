@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenpaths.engine.adapters.huggingface import tracing as hf
+from tokenpaths.engine.adapters.huggingface.gate_hooks import GateRecorder
+from tokenpaths.engine.adapters.huggingface.loading import HuggingFaceModel
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.datasets import Sample
+from tokenpaths.engine.edits.expert_bans import banned_experts, measure_bans, plan_bans, trace_banned, usage_of_experts
+from tokenpaths.engine.edits.sweep import share_rows
+from tokenpaths.engine.store.ask.run import Run
 
-from engine.adapters import huggingface as hf
-from engine.adapters.hf_load import HuggingFaceModel
-from engine.adapters.hf_record import GateRecorder
-from engine.datasets import Sample
-from engine.edits.experts import banned_experts, measure_bans, plan_bans, trace_banned, usage_of_experts
-from engine.edits.sweep import share_rows
-from engine.errors import UserError
-from engine.store import Run
-from tests.engine.adapters.tiny_huggingface import TEXTS, save_tiny
+from tests.support.tiny_huggingface import TEXTS, save_tiny
 
 SAMPLES = [Sample(image=None, text=text, label=None, source="t") for text in TEXTS[:3]]
 BY_SCORES = ["mixtral", "olmoe", "gpt_oss", "qwen3_moe"]

@@ -7,15 +7,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from tokenpaths.engine.analysis.route_changes import RouteChange, flow_counts, step_distance
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.datasets import Sample
+from tokenpaths.engine.edits.measure import OutputChange, Unchanged, measure_effect, steps_edited
+from tokenpaths.engine.edits.prepared import prepare
+from tokenpaths.engine.families.edit_values import Ban, Freeze, TopK
+from tokenpaths.engine.tracing.trace_run import load_model
 
-from engine.analysis.effects import RouteChange, flow_counts, step_distance
-from engine.datasets import Sample
-from engine.edits.effect import OutputChange, Unchanged, measure_effect, steps_edited
-from engine.edits.prepared import prepare
-from engine.edits.values import Ban, Freeze, TopK
-from engine.errors import UserError
-from engine.tracing import load_model
-from tests.checkpoints import CLASSES, WORDS, save_tiny
+from tests.support.checkpoints import CLASSES, WORDS, save_tiny
 
 
 def test_routes_by_hand():
@@ -140,10 +140,14 @@ def _pictures():
 
     rng = np.random.default_rng(0)
     return [
-        Sample(image=Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)), text=None,
-               label=label, source=f"{i}.png")
+        Sample(
+            image=Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)),
+            text=None,
+            label=label,
+            source=f"{i}.png",
+        )
         for i, label in enumerate([*CLASSES, "unknown", "apple"])
-    ]  # fmt: skip
+    ]
 
 
 def test_an_effect_over_pictures_equals_two_passes_by_hand(tmp_path):
@@ -159,8 +163,13 @@ def test_an_effect_over_pictures_equals_two_passes_by_hand(tmp_path):
     losses = [torch.nn.functional.cross_entropy(t.logits[known], targets[known]) for t in (plain, edited)]
     assert answer["loss"]["change"] == pytest.approx(float(losses[1] - losses[0]), abs=1e-5)
     assert answer["kl"] == pytest.approx(
-        float(torch.nn.functional.kl_div(edited.logits.log_softmax(1), plain.logits.log_softmax(1), log_target=True,
-                                         reduction="batchmean")), abs=1e-6)  # fmt: skip
+        float(
+            torch.nn.functional.kl_div(
+                edited.logits.log_softmax(1), plain.logits.log_softmax(1), log_target=True, reduction="batchmean"
+            )
+        ),
+        abs=1e-6,
+    )
     assert (answer["num_samples"], answer["num_targets"], answer["num_tokens"]) == (5, 4, 80)
     later = (plain.module_ids.sort(-1).values != edited.module_ids.sort(-1).values)[:, :, 2:].any(-1).any(-1)
     assert answer["after_step"] == 1

@@ -6,11 +6,11 @@ import json
 
 import pytest
 import torch
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.families.edit_values import KINDS
+from tokenpaths.engine.models.directional_gates import FULL, OFF, GateEdit, Interventions
+from tokenpaths.engine.models.registry import FAMILIES, family_class
 
-from engine.edits.values import KINDS
-from engine.errors import UserError
-from engine.models.families import FAMILIES, family_class
-from engine.models.gates import FULL, OFF, GateEdit, Interventions
 from tests.engine.models import test_dipaco, test_directional, test_hmodel, test_raytracing
 
 
@@ -25,8 +25,11 @@ def under(model, edits, x, valid=None, **controls):
 def test_hmodel_edits_are_connections_given_by_hand(top_k):
     """The connections that an edited pass shows, given to an unedited one, make the same states and logits."""
     model, x = test_hmodel.make(pooling="sequence"), test_hmodel.tokens()
-    edits = [{"edit": "ban", "modules": [1], "step": 1}, {"edit": "force", "module": 2, "step": 0},
-             {"edit": "bias", "modules": [0], "value": 0.4}]  # fmt: skip
+    edits = [
+        {"edit": "ban", "modules": [1], "step": 1},
+        {"edit": "force", "module": 2, "step": 0},
+        {"edit": "bias", "modules": [0], "value": 0.4},
+    ]
     options = {} if top_k is None else {"top_k": top_k}
     edited, plain = under(model, edits, x, **options), model.trace(x, **options)
     assert (edited.edges[:, 1, :3, 1] == 0).all()  # nobody sends to layer 1 before the second iteration
@@ -65,8 +68,11 @@ def test_directional_edits_are_gates_set_by_hand(pooling):
     model = test_directional.lively(test_directional.small(pooling=pooling))
     x = torch.randint(31, (2, 9), generator=torch.Generator().manual_seed(0))
     # Module 3 of six directions is head 1, direction 1; module 6 + 4 leaves head 2, direction 0 alone.
-    edits = [{"edit": "ban", "modules": [3], "step": 1}, {"edit": "force", "module": 0},
-             {"edit": "ban", "modules": [10], "step": 2}]  # fmt: skip
+    edits = [
+        {"edit": "ban", "modules": [3], "step": 1},
+        {"edit": "force", "module": 0},
+        {"edit": "ban", "modules": [10], "step": 2},
+    ]
     by_hand = Interventions((GateEdit(FULL, None, 0, 0), GateEdit(OFF, 1, 1, 1), GateEdit(FULL, 2, 2, 0)))
     edited, expected = under(model, edits, x), model.trace(x, None, by_hand)
     torch.testing.assert_close(edited.logits, expected.logits)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.families.edit_values import KINDS, written
+from tokenpaths.engine.families.presets import mixture_of_depths, moe_transformer
+from tokenpaths.engine.models.apply_edits import shuffled_order
+from tokenpaths.engine.models.bank.bank import naive_step
+from tokenpaths.engine.models.dna import DNA, DNAConfig
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
 
-from engine.edits.apply import shuffled_order
-from engine.edits.values import KINDS, written
-from engine.errors import UserError
-from engine.models.bank import naive_step
-from engine.models.dna import DNA, DNAConfig
-from engine.models.named import mixture_of_depths, moe_transformer
-from engine.store import Run
-from engine.tracing import load_model, trace_samples
-from tests.checkpoints import WORDS, save_tiny
+from tests.support.checkpoints import WORDS, save_tiny
 
 SMALL = dict(width=16, heads=2, mlp_width=32, image_size=32, patch_size=8, num_classes=5, vocab_size=40, context=12)
 
@@ -63,10 +63,13 @@ def by_hand(model: DNA, x: torch.Tensor, edits: list[dict], unedited: np.ndarray
 
         def banned(b, t, here=here):
             return {
-                m for e in here if e["edit"] == "ban" and t in e.get("tokens", range(tokens))
+                m
+                for e in here
+                if e["edit"] == "ban"
+                and t in e.get("tokens", range(tokens))
                 and ("path" not in e or all(set(unedited[b, t, s]) == set(p) for s, p in enumerate(e["path"])))
                 for m in e["modules"]
-            }  # fmt: skip
+            }
 
         bias = model.bias[step].double().numpy().copy()
         for e in here:
@@ -130,7 +133,7 @@ def test_without_edits_every_number_stays_what_it_was():
 
 
 def test_without_edits_none_of_this_code_runs(monkeypatch):
-    from engine.models import dna
+    from tokenpaths.engine.models import dna
 
     for name in ("edited", "allowed_modules", "pushed", "turned_away"):
         monkeypatch.setattr(dna, name, None)
@@ -230,14 +233,17 @@ def test_experts_of_a_layer_and_blocks_that_take_their_tokens():
 
 REFUSED = {
     r"step 1 has 1 module left with 5 of 6 banned, and top-k needs 2": [
-        {"edit": "ban", "modules": [0, 1, 2], "step": 1}, {"edit": "ban", "modules": [3, 4]},
+        {"edit": "ban", "modules": [0, 1, 2], "step": 1},
+        {"edit": "ban", "modules": [3, 4]},
     ],
     r"step 2 has 1 module left with 5 of 6 banned": [
         {"edit": "ban", "modules": [0, 1, 2], "tokens": [3, 4], "step": 2},
         {"edit": "ban", "modules": [3, 4], "tokens": [4, 5]},
     ],
     r"token 4 is forced to module 1 at step 0 and banned from it": [
-        {"edit": "ban", "modules": [1], "tokens": [4]}, {"edit": "force", "module": 1, "tokens": [2, 4], "step": 0}],
+        {"edit": "ban", "modules": [1], "tokens": [4]},
+        {"edit": "force", "module": 1, "tokens": [2, 4], "step": 0},
+    ],
     r"token 16 cannot be banned from a module": [{"edit": "ban", "modules": [1], "tokens": [16]}],
     r"has no edit 'teleport'; it has: " + ", ".join(KINDS): [{"edit": "teleport"}],
     r"there is no step 3; this model has the steps 0 to 2": [{"edit": "ban", "modules": [0], "step": 3}],
@@ -255,7 +261,7 @@ REFUSED = {
     r"has 1 modules at step 0; top-k is 2": [{"edit": "swap", "ribbons": [[[0], [1], [1]]]}],
     r"edit 0 ban: modules is \[\]": [{"edit": "ban", "modules": []}],
     r"takes edits that say which they are": ["ban"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("sentence", REFUSED)
@@ -289,7 +295,7 @@ def test_random_bans_are_never_visited_and_never_leave_too_few():
 
 
 def test_an_edited_run_says_how_it_was_made(tmp_path):
-    from engine.datasets import Sample
+    from tokenpaths.engine.data.datasets import Sample
 
     save_tiny(tmp_path / "models" / "tiny", "text")
     loaded = load_model("tiny", [tmp_path / "models"], device="cpu")
@@ -312,8 +318,12 @@ def test_an_edited_run_says_how_it_was_made(tmp_path):
 
 def test_every_edit_can_be_said():
     model = model_of()
-    edits = [*(e for case in CASES.values() for e in case), {"edit": "freeze"}, {"edit": "freeze", "step": 1},
-             {"edit": "swap", "ribbons": [[[0, 1]] * 3] * 16}]  # fmt: skip
+    edits = [
+        *(e for case in CASES.values() for e in case),
+        {"edit": "freeze"},
+        {"edit": "freeze", "step": 1},
+        {"edit": "swap", "ribbons": [[[0, 1]] * 3] * 16},
+    ]
     for edit in edits:
         (read,) = model.read_controls({"edits": [edit]}).edits
         assert written(read)

@@ -8,20 +8,17 @@ import math
 import pytest
 import torch
 from pydantic import ValidationError
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.datasets import Sample
+from tokenpaths.engine.data.tokenizer import TextTokenizer
+from tokenpaths.engine.models.checkpoint import save_checkpoint
+from tokenpaths.engine.models.dipaco import DiPaCo, DiPaCoConfig, chunk_of_position, grouped, new_path
+from tokenpaths.engine.models.registry import family_class
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.tracing.recording import to_host
+from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
 
-from engine.checkpoint import save_checkpoint
-from engine.datasets import Sample
-from engine.errors import UserError
-from engine.models.dipaco import DiPaCo, DiPaCoConfig, chunk_of_position, grouped, new_path
-from engine.models.families import family_class
-from engine.record import to_host
-from engine.store import Run
-from engine.tokenizer import TextTokenizer
-from engine.tracing import load_model, trace_samples
-
-SMALL = dict(
-    width=16, heads=2, mlp_width=32, levels=(2, 3), blocks=(1, 2), prefix=4, vocab_size=30, context=20,
-)  # fmt: skip
+SMALL = dict(width=16, heads=2, mlp_width=32, levels=(2, 3), blocks=(1, 2), prefix=4, vocab_size=30, context=20)
 
 
 def config(**changes) -> DiPaCoConfig:
@@ -172,8 +169,9 @@ def test_gradients_reach_the_modules_on_the_path_alone():
     assert made.training_numbers(paths) == {"paths_used": 1.0}
     touched = {n for n, p in made.named_parameters() if p.grad is not None and bool(p.grad.abs().sum() > 0)}
     assert {tuple(n.split(".")[:3]) for n in touched if n.startswith("levels")} == {
-        ("levels", "0", "1"), ("levels", "1", "1"),
-    }  # fmt: skip
+        ("levels", "0", "1"),
+        ("levels", "1", "1"),
+    }
 
 
 @pytest.mark.parametrize("own_ends", [False, True])

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from sklearn.cluster import KMeans
-
-from engine.errors import UserError
-from engine.models.dipaco import DiPaCo, DiPaCoConfig
-from engine.models.dipaco_router import (
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.models.dipaco import DiPaCo, DiPaCoConfig
+from tokenpaths.engine.models.dipaco_router import (
     NEVER,
     best_continuation,
     calibrate_bias,
@@ -52,8 +51,10 @@ def test_product_kmeans_is_two_independent_kmeans():
 def test_product_kmeans_of_three_levels_takes_a_third_of_the_feature_each():
     torch.manual_seed(0)
     features = torch.randn(50, 6)
-    codes = [KMeans(2, n_init=4, random_state=i).fit(features[:, 2 * i : 2 * i + 2].double().numpy()).labels_
-             for i in range(3)]  # fmt: skip
+    codes = [
+        KMeans(2, n_init=4, random_state=i).fit(features[:, 2 * i : 2 * i + 2].double().numpy()).labels_
+        for i in range(3)
+    ]
     paths = nearest(fit_product(features, (2, 2, 2))(features))[:, 0]
     assert paths.tolist() == [int(4 * a + 2 * b + c) for a, b, c in zip(*codes, strict=True)]
 

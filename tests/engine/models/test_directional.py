@@ -8,12 +8,10 @@ import math
 import pytest
 import torch
 from pydantic import ValidationError
-
-from engine.checkpoint import build_model, read_checkpoint, save_checkpoint
-from engine.errors import UserError
-from engine.models.directional import Directional, DirectionalConfig, Layer, Router
-from engine.models.families import family_class
-from engine.models.gates import (
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.models.checkpoint import build_model, read_checkpoint, save_checkpoint
+from tokenpaths.engine.models.directional import Directional, DirectionalConfig, Layer, Router
+from tokenpaths.engine.models.directional_gates import (
     FULL,
     NEUTRAL,
     OFF,
@@ -24,15 +22,14 @@ from engine.models.gates import (
     pool,
     suppress,
 )
-from engine.record import to_host
+from tokenpaths.engine.models.registry import family_class
+from tokenpaths.engine.tracing.recording import to_host
 
 POOLINGS = ["sequence", "prefix"]
 
 
 def small(**changes) -> DirectionalConfig:
-    options = dict(
-        width=24, heads=3, mlp_width=48, layers=3, directions=2, router_width=10, vocab_size=31, context=16
-    )
+    options = dict(width=24, heads=3, mlp_width=48, layers=3, directions=2, router_width=10, vocab_size=31, context=16)
     return DirectionalConfig(**(options | changes))
 
 
@@ -77,8 +74,9 @@ def test_a_full_gate_removes_its_direction_and_an_empty_one_nothing(rule):
     along = torch.einsum("bthw,hkw->bthk", left, directions)
     assert along[:, :, 1, 0].abs().max() < 1e-5
     assert torch.equal(left[:, :, [0, 2]], mixed.unflatten(-1, (3, 4))[:, :, [0, 2]])
-    assert torch.allclose(along[:, :, 1, 1], (mixed.unflatten(-1, (3, 4))[:, :, 1] * directions[1, 1]).sum(-1),
-                          atol=1e-5)  # fmt: skip
+    assert torch.allclose(
+        along[:, :, 1, 1], (mixed.unflatten(-1, (3, 4))[:, :, 1] * directions[1, 1]).sum(-1), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
@@ -300,8 +298,9 @@ def test_a_sequence_pooled_model_can_be_run_causally():
     asked = leaking(tokens(), interventions=Interventions(pooling="prefix"))
     assert torch.equal(asked.logits, causal(tokens()).logits)
     assert torch.equal(asked.gates, causal(tokens()).gates)
-    assert torch.equal(leaking.trace(tokens(), None, Interventions(pooling="prefix")).flops,
-                       causal.trace(tokens()).flops)  # fmt: skip
+    assert torch.equal(
+        leaking.trace(tokens(), None, Interventions(pooling="prefix")).flops, causal.trace(tokens()).flops
+    )
 
 
 def test_mean_gates_fit_a_text_of_another_length():

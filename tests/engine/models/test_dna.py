@@ -5,61 +5,71 @@ from __future__ import annotations
 import pytest
 import torch
 from pydantic import ValidationError
-
-from engine.models.dna import DNA, DNAConfig
-from engine.models.losses import linear_cross_entropy
+from tokenpaths.engine.models.dna import DNA, DNAConfig
+from tokenpaths.engine.models.losses import linear_cross_entropy
 
 VISION = dict(modality="vision", image_size=224, patch_size=16, num_classes=1000)
 TEXT = dict(modality="text", vocab_size=50257, context=1024)
 PAPER = {
     # name: (configuration, parameters in millions as the paper rounds them)
     "vit-small": (DNAConfig(**VISION, width=384, heads=6, mlp_width=1536, backbone=12, steps=0), 22),
-    "vision-top1": (
-        DNAConfig(**VISION, width=384, heads=6, mlp_width=1536, backbone=1, steps=11, transformers=18), 34,
-    ),
+    "vision-top1": (DNAConfig(**VISION, width=384, heads=6, mlp_width=1536, backbone=1, steps=11, transformers=18), 34),
     "vision-top2-skip": (
         DNAConfig(
-            **VISION, width=256, heads=4, mlp_width=1024, backbone=1, steps=11, top_k=2, transformers=20,
-            identities=4, skip_ratio=0.25, skip_speed=1e-3,
-        ), 18,
+            **VISION,
+            width=256,
+            heads=4,
+            mlp_width=1024,
+            backbone=1,
+            steps=11,
+            top_k=2,
+            transformers=20,
+            identities=4,
+            skip_ratio=0.25,
+            skip_speed=1e-3,
+        ),
+        18,
     ),
     "vision-dna-n-top1": (
-        DNAConfig(
-            **VISION, width=384, heads=6, mlp_width=1536, backbone=1, steps=22, attentions=18, mlps=18,
-        ), 34,
+        DNAConfig(**VISION, width=384, heads=6, mlp_width=1536, backbone=1, steps=22, attentions=18, mlps=18),
+        34,
     ),
     "vision-dna-n-top2": (
-        DNAConfig(
-            **VISION, width=384, heads=6, mlp_width=1536, backbone=1, steps=22, top_k=2, attentions=24, mlps=24,
-        ), 44,
+        DNAConfig(**VISION, width=384, heads=6, mlp_width=1536, backbone=1, steps=22, top_k=2, attentions=24, mlps=24),
+        44,
     ),
     "gpt2-medium": (DNAConfig(**TEXT, width=1024, heads=16, mlp_width=4096, backbone=24, steps=0), 406),
     "gpt2-shallower": (DNAConfig(**TEXT, width=1024, heads=16, mlp_width=4096, backbone=17, steps=0), 317),
-    "text-top1": (
-        DNAConfig(**TEXT, width=1024, heads=16, mlp_width=4096, backbone=2, steps=22, transformers=36), 583,
-    ),
+    "text-top1": (DNAConfig(**TEXT, width=1024, heads=16, mlp_width=4096, backbone=2, steps=22, transformers=36), 583),
     "text-top2": (
-        DNAConfig(
-            **TEXT, width=768, heads=12, mlp_width=3072, backbone=2, steps=24, top_k=2, transformers=72,
-        ), 603,
+        DNAConfig(**TEXT, width=768, heads=12, mlp_width=3072, backbone=2, steps=24, top_k=2, transformers=72),
+        603,
     ),
     "text-dna-n-top1": (
-        DNAConfig(
-            **TEXT, width=1024, heads=16, mlp_width=4096, backbone=2, steps=44, attentions=36, mlps=36,
-        ), 583,
+        DNAConfig(**TEXT, width=1024, heads=16, mlp_width=4096, backbone=2, steps=44, attentions=36, mlps=36),
+        583,
     ),
     "text-dna-n-top2": (
-        DNAConfig(
-            **TEXT, width=768, heads=12, mlp_width=3072, backbone=2, steps=44, top_k=2, attentions=64, mlps=64,
-        ), 546,
+        DNAConfig(**TEXT, width=768, heads=12, mlp_width=3072, backbone=2, steps=44, top_k=2, attentions=64, mlps=64),
+        546,
     ),
     "text-top2-skip": (
         DNAConfig(
-            **TEXT, width=768, heads=12, mlp_width=3072, backbone=1, steps=23, top_k=2, transformers=72,
-            identities=8, skip_ratio=0.3, skip_speed=1e-3,
-        ), 596,
+            **TEXT,
+            width=768,
+            heads=12,
+            mlp_width=3072,
+            backbone=1,
+            steps=23,
+            top_k=2,
+            transformers=72,
+            identities=8,
+            skip_ratio=0.3,
+            skip_speed=1e-3,
+        ),
+        596,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -112,8 +122,15 @@ def test_the_papers_text_models_run_real_tokens_at_their_width(name):
 )
 def test_a_configuration_that_cannot_work_is_refused_in_words(changes, words):
     good = dict(
-        modality="vision", width=96, heads=3, mlp_width=64, backbone=1, steps=2, transformers=4,
-        image_size=64, patch_size=8,
+        modality="vision",
+        width=96,
+        heads=3,
+        mlp_width=64,
+        backbone=1,
+        steps=2,
+        transformers=4,
+        image_size=64,
+        patch_size=8,
     )
     DNAConfig(**good)
     with pytest.raises(ValidationError, match=words):
@@ -124,8 +141,19 @@ def small(**changes) -> DNAConfig:
     return DNAConfig(
         **(
             dict(
-                modality="text", width=32, heads=2, mlp_width=64, backbone=1, steps=3, top_k=2, transformers=4,
-                identities=2, skip_ratio=0.3, skip_speed=0.05, vocab_size=30, context=16,
+                modality="text",
+                width=32,
+                heads=2,
+                mlp_width=64,
+                backbone=1,
+                steps=3,
+                top_k=2,
+                transformers=4,
+                identities=2,
+                skip_ratio=0.3,
+                skip_speed=0.05,
+                vocab_size=30,
+                context=16,
             )
             | changes
         )

@@ -8,17 +8,28 @@ import weakref
 
 import pytest
 import torch
+from tokenpaths.engine.models.bank.device_step import HOPPER
+from tokenpaths.engine.models.dna import DNA, DNAConfig
+from tokenpaths.engine.models.graphs import GraphRefused, Graphs, has_graphs
+from tokenpaths.engine.tracing import trace_batches
+from tokenpaths.engine.tracing.trace_batches import run_model
 
 from benchmarks import device as benchmark
 from benchmarks.imposed import ImposedDNA
-from engine import trace_batches
-from engine.models.device_step import HOPPER
-from engine.models.dna import DNA, DNAConfig
-from engine.models.graphs import GraphRefused, Graphs, has_graphs
-from engine.trace_batches import run_model
 
-CONFIG = DNAConfig(modality="text", width=32, heads=2, mlp_width=64, backbone=1, steps=2, transformers=3, identities=1,
-                   top_k=2, vocab_size=50, context=12)  # fmt: skip
+CONFIG = DNAConfig(
+    modality="text",
+    width=32,
+    heads=2,
+    mlp_width=64,
+    backbone=1,
+    steps=2,
+    transformers=3,
+    identities=1,
+    top_k=2,
+    vocab_size=50,
+    context=12,
+)
 CPU = torch.device("cpu")
 
 

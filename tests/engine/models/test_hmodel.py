@@ -7,21 +7,29 @@ import json
 import pytest
 import torch
 from pydantic import ValidationError
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.families.hmodel_config import HiddenLayerConfig
+from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint, save_checkpoint
+from tokenpaths.engine.models.dna import DNA
+from tokenpaths.engine.models.hmodel.hmodel import HModel, HModelConfig
+from tokenpaths.engine.models.hmodel.hmodel_layers import gather, pool, sharpen, strongest_chain
+from tokenpaths.engine.models.hmodel.plain_transformer import chain_connections, plain_transformer
+from tokenpaths.engine.models.hmodel.pretrained_layers import check_layer, take_layer
+from tokenpaths.engine.tracing.recording import to_host
 from torch import nn
 
-from engine.checkpoint import CheckpointError, build_model, read_checkpoint, save_checkpoint
-from engine.errors import UserError
-from engine.models.dna import DNA
-from engine.models.hmodel import HModel, HModelConfig
-from engine.models.hmodel_config import HiddenLayerConfig
-from engine.models.hmodel_layers import gather, pool, sharpen, strongest_chain
-from engine.models.plain_transformer import chain_connections, plain_transformer
-from engine.models.pretrained_layers import check_layer, take_layer
-from engine.record import to_host
-
 TEXT = dict(modality="text", width=16, heads=2, mlp_width=24, connection_width=8, vocab_size=40, context=12)
-IMAGE = dict(modality="vision", task="classify", width=16, heads=2, mlp_width=24, connection_width=8, num_classes=3,
-             image_size=16, patch_size=4)  # fmt: skip
+IMAGE = dict(
+    modality="vision",
+    task="classify",
+    width=16,
+    heads=2,
+    mlp_width=24,
+    connection_width=8,
+    num_classes=3,
+    image_size=16,
+    patch_size=4,
+)
 BOTH = dict(inputs=("text", "image"), outputs=("predict", "classify"), num_classes=3, image_size=16, patch_size=4)
 
 
@@ -85,10 +93,14 @@ def naive_connections(model: HModel, source: int, iteration: int, h: torch.Tenso
         mean = sum((h[u] for u in seen), torch.zeros_like(h[0])) / max(1, len(seen))
         scores = model.connections[source](mean.view(1, 1, -1)).flatten()
         strongest = sorted(range(closed, len(scores)), key=lambda z: -float(scores[z].detach()))[:top_k]
-        rows.append([
-            torch.sigmoid(score / alpha) if got[position] and z in strongest else torch.zeros((), dtype=torch.double)
-            for z, score in enumerate(scores)
-        ])  # fmt: skip
+        rows.append(
+            [
+                torch.sigmoid(score / alpha)
+                if got[position] and z in strongest
+                else torch.zeros((), dtype=torch.double)
+                for z, score in enumerate(scores)
+            ]
+        )
     return rows
 
 
@@ -97,9 +109,9 @@ def naive_sum(sent: list, targets: int):
     state, total = [], []
     for position in range(len(sent[0][0])):
         total.append([sum(c[position][z] for _, c in sent) for z in range(targets)])
-        state.append([
-            sum(c[position][z] * h[position] for h, c in sent) / max(1.0, total[position][z]) for z in range(targets)
-        ])  # fmt: skip
+        state.append(
+            [sum(c[position][z] * h[position] for h, c in sent) / max(1.0, total[position][z]) for z in range(targets)]
+        )
     return state, total
 
 
@@ -112,10 +124,12 @@ def test_the_listing_gives_the_same_numbers_forward_and_backward(pooling, top_k)
     expected, edges = naive(model, ids, top_k)
     assert (output.logits - expected).abs().max() < 1e-5
     assert (output.edges - edges).abs().max() < 1e-5
-    wanted = torch.autograd.grad(expected.square().sum() + edges.square().sum(), list(model.parameters()),
-                                 allow_unused=True)  # fmt: skip
-    given = torch.autograd.grad(output.logits.square().sum() + output.edges.square().sum(),
-                                list(model.parameters()), allow_unused=True)  # fmt: skip
+    wanted = torch.autograd.grad(
+        expected.square().sum() + edges.square().sum(), list(model.parameters()), allow_unused=True
+    )
+    given = torch.autograd.grad(
+        output.logits.square().sum() + output.edges.square().sum(), list(model.parameters()), allow_unused=True
+    )
     for (name, _), a, b in zip(model.named_parameters(), wanted, given, strict=True):
         zero = torch.zeros(())
         a, b = zero if a is None else a, zero if b is None else b
@@ -425,9 +439,13 @@ def bert(tmp_path):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(3)
     config = transformers.BertConfig(
-        vocab_size=30, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        vocab_size=30,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
         max_position_embeddings=16,
-    )  # fmt: skip
+    )
     transformers.AutoModel.from_config(config).save_pretrained(tmp_path / "bert")
     return transformers.AutoModel.from_pretrained(tmp_path / "bert")
 
@@ -547,7 +565,7 @@ def test_a_foreign_layer_must_keep_the_width_and_the_order_of_time():
         (dict(pooling="last"), "pooling"),
         (dict(surprise=1), "surprise"),
     ],
-)  # fmt: skip
+)
 def test_a_configuration_that_cannot_work_is_refused_in_words(changes, words):
     good = TEXT | dict(hidden=("transformer", "convolution", "transformer"), iterations=2)
     HModelConfig(**good)

@@ -10,18 +10,25 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-
-from engine.analysis.tokens import compute, module_units
-from engine.checkpoint import CONFIG, build_model, read_checkpoint, save_checkpoint
-from engine.errors import UserError
-from engine.models.raytracing import MLPTwin, RayTracing, trainable_params
-from engine.models.raytracing_wires import RayTracingConfig
-from engine.record import to_host
+from tokenpaths.engine.analysis.ribbon_costs import compute, module_units
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.families.raytracing_config import RayTracingConfig
+from tokenpaths.engine.models.checkpoint import CONFIG, build_model, read_checkpoint, save_checkpoint
+from tokenpaths.engine.models.raytracing import MLPTwin, RayTracing, trainable_params
+from tokenpaths.engine.tracing.recording import to_host
 
 SMALL = dict(
-    image_size=4, conv_channels=(4,), conv_kernel=3, conv_pools=(), input_neurons=(2, 3), input_density=0.1,
-    layers=3, blocks=3, width=4, num_classes=3,
-)  # fmt: skip
+    image_size=4,
+    conv_channels=(4,),
+    conv_kernel=3,
+    conv_pools=(),
+    input_neurons=(2, 3),
+    input_density=0.1,
+    layers=3,
+    blocks=3,
+    width=4,
+    num_classes=3,
+)
 
 
 def small(**changes) -> RayTracingConfig:
@@ -46,11 +53,22 @@ def by_hand(execution, **changes) -> RayTracing:
     """Two blocks: 0 reads input neuron 0; 1 reads input neuron 1 and the first wire of block 0."""
     config = RayTracingConfig(
         **dict(
-            image_size=1, conv_channels=(1,), conv_pools=(), input_neurons=(2,), input_density=1, layers=2, blocks=1,
-            width=2, num_classes=2, decay=0.5, theta_out=1.3, input_wires=((0, 1),), block_wires=((1, 2), (2, 2)),
+            image_size=1,
+            conv_channels=(1,),
+            conv_pools=(),
+            input_neurons=(2,),
+            input_density=1,
+            layers=2,
+            blocks=1,
+            width=2,
+            num_classes=2,
+            decay=0.5,
+            theta_out=1.3,
+            input_wires=((0, 1),),
+            block_wires=((1, 2), (2, 2)),
         )
         | changes
-    )  # fmt: skip
+    )
     model = RayTracing(config, execution)
     model.convolutions.requires_grad_(False)
     with torch.no_grad():
@@ -198,9 +216,8 @@ def test_wires_are_drawn_as_the_paper_draws_them():
 
 
 GOOD_WIRES = dict(
-    layers=2, blocks=2, width=2, input_neurons=(2,), input_wires=((0, 3),),
-    block_wires=((2, 3), (4, 4), (4, 4), (4, 4)),
-)  # fmt: skip
+    layers=2, blocks=2, width=2, input_neurons=(2,), input_wires=((0, 3),), block_wires=((2, 3), (4, 4), (4, 4), (4, 4))
+)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from naive_store import Case, Naive
+from tokenpaths.engine.store.ask.run import Run
 
-from engine.store import Run
-from tests.runs import make
+from tests.support.naive_store import Case, Naive
+from tests.support.runs import make
 
 KINDS = {
     "top1": {"modality": "vision"},

@@ -5,17 +5,28 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
-from engine.errors import UserError
-from engine.models.dna import DNA, DNAConfig
-from engine.models.family import Traced
-from engine.record import compact_decisions, entropy, module_flops, to_host, token_flops
-from engine.routing import route
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.routing import route
+from tokenpaths.engine.models.dna import DNA, DNAConfig
+from tokenpaths.engine.models.family import Traced
+from tokenpaths.engine.tracing.recording import compact_decisions, entropy, module_flops, to_host, token_flops
 
 CONFIG = dict(
-    modality="text", width=8, heads=2, mlp_width=16, backbone=0, steps=2, top_k=2, transformers=1, attentions=1,
-    mlps=1, identities=1, skip_ratio=0.1, vocab_size=10, context=6,
-)  # fmt: skip
+    modality="text",
+    width=8,
+    heads=2,
+    mlp_width=16,
+    backbone=0,
+    steps=2,
+    top_k=2,
+    transformers=1,
+    attentions=1,
+    mlps=1,
+    identities=1,
+    skip_ratio=0.1,
+    vocab_size=10,
+    context=6,
+)
 
 
 def by_hand(ids, config, valid=None):

@@ -6,21 +6,21 @@ import json
 
 import numpy as np
 import pytest
+import tokenpaths.engine.tracing.trace_run
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import is_name
+from tokenpaths.engine.data.datasets import Sample
+from tokenpaths.engine.data.images import model_view
+from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.file.filters import Query
+from tokenpaths.engine.tracing.trace_run import list_models, load_model, new_run_id, trace_samples
+from tokenpaths.engine.train.augment import normalise
 
-import engine.tracing
-from engine.checkpoint import CheckpointError, build_model, read_checkpoint
-from engine.datasets import Sample
-from engine.disk import is_name
-from engine.errors import UserError
-from engine.images import model_view
-from engine.store import Run
-from engine.store.filters import Query
-from engine.tracing import list_models, load_model, new_run_id, trace_samples
-from engine.train.augment import normalise
-from tests.checkpoints import CLASSES, save_tiny
+from tests.support.checkpoints import CLASSES, save_tiny
 
 
 def picture(seed: int, width=48, height=32) -> Image.Image:
@@ -39,15 +39,24 @@ def models(tmp_path_factory):
 def make_images(count=5):
     mask = np.zeros((32, 48), dtype=np.uint8)
     mask[8:24, 16:30] = 1
-    return [Sample(image=picture(i), text=None, label=CLASSES[i % 3] if i else "zebra", source=f"{i}.png", mask=mask)
-            for i in range(count)]  # fmt: skip
+    return [
+        Sample(image=picture(i), text=None, label=CLASSES[i % 3] if i else "zebra", source=f"{i}.png", mask=mask)
+        for i in range(count)
+    ]
 
 
 def test_a_vision_run_holds_what_the_model_decided(models, tmp_path):
     loaded = load_model("tiny-vision", [models], "cpu")
     samples = make_images()
-    path = trace_samples(loaded, samples, tmp_path / "runs", run_id="r", dataset="d", batch_size=2,
-                         regions=("background", "object", "boundary"))  # fmt: skip
+    path = trace_samples(
+        loaded,
+        samples,
+        tmp_path / "runs",
+        run_id="r",
+        dataset="d",
+        batch_size=2,
+        regions=("background", "object", "boundary"),
+    )
     model = build_model(read_checkpoint(models / "tiny-vision"))
     model.execution = "naive"
     with Run.open(path) as run:
@@ -81,8 +90,9 @@ def test_a_vision_run_holds_what_the_model_decided(models, tmp_path):
 def test_a_text_longer_than_the_context_is_traced_in_windows(models, tmp_path):
     loaded = load_model("tiny-text", [models], "cpu")
     text = "the path of a token goes through many modules and back again é 漢字 שלום " * 3
-    path = trace_samples(loaded, [Sample(image=None, text=text, label="prose", source="t", mask=None)],
-                         tmp_path / "runs", run_id="t")  # fmt: skip
+    path = trace_samples(
+        loaded, [Sample(image=None, text=text, label="prose", source="t", mask=None)], tmp_path / "runs", run_id="t"
+    )
     encoded = loaded.tokenizer.encode(text)
     assert len(encoded.ids) > 2 * 16
     with Run.open(path) as run:
@@ -207,14 +217,14 @@ def test_an_odd_configuration_is_said_and_hides_no_other_model(tmp_path, changes
 def test_a_model_that_cannot_be_built_hides_no_other(tmp_path, monkeypatch):
     save_tiny(tmp_path / "good", "vision")
     save_tiny(tmp_path / "text", "text")
-    real = engine.tracing.family_class("dna")
+    real = tokenpaths.engine.tracing.trace_run.family_class("dna")
 
     def build(config):
         if config.modality == "text":
             raise MemoryError
         return real(config)
 
-    monkeypatch.setattr("engine.tracing.family_class", lambda name: build)
+    monkeypatch.setattr("tokenpaths.engine.tracing.trace_run.family_class", lambda name: build)
     rows = {row["model"]: row["problem"] for row in list_models([tmp_path])}
     assert rows["good"] is None
     assert "MemoryError" in rows["text"]

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.blocks import block_rows
+from tokenpaths.engine.data.datasets import Dataset, open_dataset
+from tokenpaths.engine.data.tokenizer import TextTokenizer
+from tokenpaths.engine.families.hmodel_config import HModelConfig
+from tokenpaths.engine.models.checkpoint import save_checkpoint
+from tokenpaths.engine.models.hmodel.hmodel import HModel
+from tokenpaths.engine.store.file.open_file import open_read_only
+from tokenpaths.engine.store.file.shard_format import Shard, finished_shard
+from tokenpaths.engine.store.write.merge import find_shards, seal_shards
+from tokenpaths.engine.store.write.shard_writer import ShardWriter
+from tokenpaths.engine.tracing.trace_run import LoadedModel, load_model, trace_samples
 
-from engine.blocks import block_rows
-from engine.checkpoint import save_checkpoint
-from engine.datasets import Dataset, open_dataset
-from engine.errors import UserError
-from engine.models.hmodel import HModel
-from engine.models.hmodel_config import HModelConfig
-from engine.store.merge import find_shards, seal_shards
-from engine.store.open_file import open_read_only
-from engine.store.shards import Shard, finished_shard
-from engine.store.shards_write import ShardWriter
-from engine.tokenizer import TextTokenizer
-from engine.tracing import LoadedModel, load_model, trace_samples
-from tests.checkpoints import WORDS, save_tiny
+from tests.support.checkpoints import WORDS, save_tiny
 
 BATCH = 2
 
@@ -68,8 +68,9 @@ def sealed(loaded: LoadedModel, dataset: Dataset, folder: Path, of: int) -> Path
         shard = Shard(number, of, part.first_place, part.stop_place, part.num_places, part.identity())
 
         def make(info, modules, shard=shard, part=part):
-            return ShardWriter(folder / "shards", info, modules, shard,
-                               skipped=lambda: (part.num_skipped, part.problems))  # fmt: skip
+            return ShardWriter(
+                folder / "shards", info, modules, shard, skipped=lambda: (part.num_skipped, part.problems)
+            )
 
         trace_samples(loaded, part, folder, run_id="r", dataset=dataset.name, batch_size=BATCH, make_writer=make)
     return seal_shards(find_shards([folder / "shards"]), folder / "sealed")
@@ -84,8 +85,9 @@ def test_a_data_set_in_shards_is_the_run_of_one_process(tmp_path: Path, kind: st
         dataset = texts(tmp_path / "t.jsonl", 60 if kind == "passages" else None)
         save_soft(tmp_path / "m") if kind == "soft" else save_tiny(tmp_path / "m", "text")
     loaded = load_model(tmp_path / "m", [], "cpu")
-    whole = everything(trace_samples(loaded, dataset, tmp_path / "one", run_id="r", dataset=dataset.name,
-                                     batch_size=BATCH))  # fmt: skip
+    whole = everything(
+        trace_samples(loaded, dataset, tmp_path / "one", run_id="r", dataset=dataset.name, batch_size=BATCH)
+    )
     of = 3
     joined = everything(sealed(loaded, dataset, tmp_path, of))
     found = find_shards([tmp_path / "shards"])
@@ -104,14 +106,22 @@ def save_soft(folder: Path) -> None:
     folder.mkdir()
     tokenizer.save(folder / "tokenizer.json")
     torch.manual_seed(0)
-    config = HModelConfig(modality="text", hidden=("transformer",) * 2, iterations=2, width=16, heads=2, mlp_width=32,
-                          vocab_size=tokenizer.vocab_size, context=16)  # fmt: skip
+    config = HModelConfig(
+        modality="text",
+        hidden=("transformer",) * 2,
+        iterations=2,
+        width=16,
+        heads=2,
+        mlp_width=32,
+        vocab_size=tokenizer.vocab_size,
+        context=16,
+    )
     save_checkpoint(folder, HModel(config), classes=())
 
 
 def test_batches_never_reach_over_a_block(tmp_path: Path) -> None:
     """What makes the equality hold: the same batches, whichever shard they are in."""
-    from engine.trace_batches import text_batches
+    from tokenpaths.engine.tracing.trace_batches import text_batches
 
     save_tiny(tmp_path / "m", "text")
     loaded, dataset = load_model(tmp_path / "m", [], "cpu"), texts(tmp_path / "t.jsonl", None)
@@ -120,8 +130,9 @@ def test_batches_never_reach_over_a_block(tmp_path: Path) -> None:
     assert [part.first_place for part in parts] == [0, 8, 16]
     assert cut == [
         [sample.source for sample in batch.samples]
-        for part in parts for batch, _ in text_batches(loaded, None, part, BATCH, 8)
-    ]  # fmt: skip
+        for part in parts
+        for batch, _ in text_batches(loaded, None, part, BATCH, 8)
+    ]
     assert max(map(len, cut)) > 1
 
 
@@ -130,7 +141,7 @@ def test_a_finished_shard_is_known_and_another_one_refused(tmp_path: Path) -> No
     loaded, dataset = load_model(tmp_path / "m", [], "cpu"), texts(tmp_path / "t.jsonl", None)
     sealed(loaded, dataset, tmp_path, 1)
     folder = tmp_path / "shards"
-    from engine.store.shards import read_about
+    from tokenpaths.engine.store.file.shard_format import read_about
 
     info, modules = read_about(folder / "0001-of-0001")
     shard = Shard(1, 1, 0, 18, 18, dataset.identity())
@@ -156,7 +167,9 @@ def test_the_identity_of_a_data_set_is_its_content_wherever_it_lies(tmp_path: Pa
         (tmp_path / name).mkdir()
         texts(tmp_path / name / "t.jsonl", None)
     assert identity("a") == identity("b")
-    assert len({identity("a"), identity("a", limit=5), identity("a", passage_chars=9),
-                identity("a", label_column="text")}) == 4  # fmt: skip
+    assert (
+        len({identity("a"), identity("a", limit=5), identity("a", passage_chars=9), identity("a", label_column="text")})
+        == 4
+    )
     with pytest.raises(UserError, match="a limit on passages"):
         open_dataset(tmp_path / "a" / "t.jsonl", "text", limit=5, passage_chars=9).shard(1, 2, 4)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import SHIPPED_MODELS
+from tokenpaths.engine.jobs.registry import JobContext, Progress, find_kind, read_request
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.tracing.trace_run import as_untrained, load_model
 
-from backend.cli import main
-from engine.disk import SHIPPED_MODELS
-from engine.errors import UserError
-from engine.jobs import JobContext, Progress, find_kind, read_request
-from engine.store import Run
-from engine.tracing import as_untrained, load_model
+from tokenpaths.cli.main import main
 
 
 def traced(tmp_path: Path, **request: object) -> Path:
@@ -46,9 +46,7 @@ def test_its_run_is_the_twin_that_the_trained_run_keeps(tmp_path: Path) -> None:
             assert untrained[name][0] == pytest.approx(untrained[name][1])
 
 
-def test_edits_and_an_untrained_model_do_not_go_together(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_edits_and_an_untrained_model_do_not_go_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loaded = load_model("dna-vision-top1", [SHIPPED_MODELS], "cpu")
     edited = loaded.with_controls({"edits": [{"edit": "ban", "modules": [0], "step": 1}]})
     with pytest.raises(UserError, match="no edits") as caught:

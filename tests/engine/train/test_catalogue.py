@@ -8,15 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenpaths.engine.data.datasets import Sample
+from tokenpaths.engine.data.tokenizer import TextTokenizer
+from tokenpaths.engine.models.checkpoint import build_model, read_checkpoint
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
+from tokenpaths.engine.train import raytracing_recipe, train_directional, train_hmodel
+from tokenpaths.engine.train.catalogue import find_training, trainings
+from tokenpaths.engine.train.dipaco import dipaco_recipe
 
-from backend.cli import main
-from engine.checkpoint import build_model, read_checkpoint
-from engine.datasets import Sample
-from engine.store import Run
-from engine.tokenizer import TextTokenizer
-from engine.tracing import load_model, trace_samples
-from engine.train import dipaco_recipe, directional, hmodel, raytracing_recipe
-from engine.train.catalogue import find_training, trainings
+from tokenpaths.cli.main import main
 
 WORDS = {
     "one": "def return self import class yield for in if else",
@@ -52,16 +53,25 @@ def small(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         made = recipe.model_copy(update={"model": recipe.model.model_copy(update=size | model), **short, **changes})
         monkeypatch.setitem(recipes, name, made)
 
-    shrink(directional.DIRECTIONAL_RECIPES, "directional-text", {"layers": 2, "context": 16}, iterations=2)
-    hidden = hmodel.HMODEL_RECIPES["hmodel-languages"].model.hidden[:2]
+    shrink(train_directional.DIRECTIONAL_RECIPES, "directional-text", {"layers": 2, "context": 16}, iterations=2)
+    hidden = train_hmodel.HMODEL_RECIPES["hmodel-languages"].model.hidden[:2]
     shrink(
-        hmodel.HMODEL_RECIPES, "hmodel-languages", {"hidden": hidden, "iterations": 2, "context": 16}, iterations=2
+        train_hmodel.HMODEL_RECIPES,
+        "hmodel-languages",
+        {"hidden": hidden, "iterations": 2, "context": 16},
+        iterations=2,
     )
     for name, blocks in (("base", (2,)), ("dipaco-2x2", (1, 1))):
         shrink(
-            dipaco_recipe.RECIPES, name, {"blocks": blocks, "context": 24, "prefix": 4}, inner_iterations=1,
-            outer_steps=2, warmup=1, router_share=0.2, **({"reshard_at": 1} if name != "base" else {}),
-        )  # fmt: skip
+            dipaco_recipe.RECIPES,
+            name,
+            {"blocks": blocks, "context": 24, "prefix": 4},
+            inner_iterations=1,
+            outer_steps=2,
+            warmup=1,
+            router_share=0.2,
+            **({"reshard_at": 1} if name != "base" else {}),
+        )
     digits = raytracing_recipe.RECIPES["raytracing-digits"]
     monkeypatch.setitem(
         raytracing_recipe.RECIPES, "raytracing-digits", digits.model_copy(update={"feature_epochs": 1, "epochs": 1})
@@ -113,6 +123,10 @@ def test_a_length_that_is_part_of_the_recipe_is_refused(small: Path, name: str, 
 
 def test_every_family_can_be_trained_and_every_name_is_one_of_its() -> None:
     assert {training.family for training in trainings().values()} == {
-        "dna", "directional", "hmodel", "dipaco", "raytracing",
-    }  # fmt: skip
+        "dna",
+        "directional",
+        "hmodel",
+        "dipaco",
+        "raytracing",
+    }
     assert all(find_training(name).name == name for name in trainings())

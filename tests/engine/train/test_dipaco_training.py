@@ -11,15 +11,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
-
-from engine.analysis.shards import score_all_paths
-from engine.checkpoint import read_checkpoint
-from engine.errors import UserError
-from engine.models.dipaco import DiPaCo, DiPaCoConfig, new_path
-from engine.models.dipaco_router import nearest
-from engine.tokenizer import TextTokenizer
-from engine.train.dipaco import best_path, branch, open_run, outer_step, path_weights, train
-from engine.train.dipaco_documents import (
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.tokenizer import TextTokenizer
+from tokenpaths.engine.models.checkpoint import read_checkpoint
+from tokenpaths.engine.models.dipaco import DiPaCo, DiPaCoConfig, new_path
+from tokenpaths.engine.models.dipaco_router import nearest
+from tokenpaths.engine.train.dipaco.dipaco_recipe import RECIPES, DiPaCoRecipe, learning_rate
+from tokenpaths.engine.train.dipaco.documents import (
     Sequences,
     after_prefix,
     check_shards,
@@ -29,15 +27,28 @@ from engine.train.dipaco_documents import (
     shard_batch,
     split_documents,
 )
-from engine.train.dipaco_finish import document_paths, export, findings, note, routed_numbers, train_rerouter
-from engine.train.dipaco_recipe import RECIPES, DiPaCoRecipe, learning_rate
-from engine.train.dipaco_workers import DEATHS, PathTask, WorkerPool, global_file, make_inner_optimizer, save_sequences
-from engine.train.loop import TrainingDiverged
+from tokenpaths.engine.train.dipaco.finish_dipaco import (
+    document_paths,
+    export,
+    findings,
+    note,
+    routed_numbers,
+    train_rerouter,
+)
+from tokenpaths.engine.train.dipaco.path_report import score_all_paths
+from tokenpaths.engine.train.dipaco.path_workers import (
+    DEATHS,
+    PathTask,
+    WorkerPool,
+    global_file,
+    make_inner_optimizer,
+    save_sequences,
+)
+from tokenpaths.engine.train.dipaco.train_dipaco import best_path, branch, open_run, outer_step, path_weights, train
+from tokenpaths.engine.train.loop import TrainingDiverged
 
 CPU = torch.device("cpu")
-SMALL = dict(
-    width=16, heads=2, mlp_width=32, levels=(2, 2), blocks=(1, 1), prefix=4, vocab_size=40, context=12,
-)  # fmt: skip
+SMALL = dict(width=16, heads=2, mlp_width=32, levels=(2, 2), blocks=(1, 1), prefix=4, vocab_size=40, context=12)
 
 
 def config(**changes) -> DiPaCoConfig:
@@ -46,9 +57,17 @@ def config(**changes) -> DiPaCoConfig:
 
 def recipe(model: DiPaCoConfig | None = None, **changes) -> DiPaCoRecipe:
     options = dict(
-        name="t", model=model or config(), inner_iterations=3, outer_steps=2, batch_size=4, learning_rate=3e-3,
-        warmup=2, router_share=0.1, stop_share=0.1, bfloat16=False,
-    )  # fmt: skip
+        name="t",
+        model=model or config(),
+        inner_iterations=3,
+        outer_steps=2,
+        batch_size=4,
+        learning_rate=3e-3,
+        warmup=2,
+        router_share=0.1,
+        stop_share=0.1,
+        bfloat16=False,
+    )
     return DiPaCoRecipe(**(options | changes))
 
 
@@ -218,7 +237,7 @@ def test_one_path_with_outer_rate_1_and_no_momentum_is_plain_training(sequences,
 
 def test_learning_the_prefix_can_be_left_out(sequences, tmp_path, monkeypatch):
     seen = []
-    from engine.models.dipaco import PathModel
+    from tokenpaths.engine.models.dipaco import PathModel
 
     original = PathModel.training_loss
     monkeypatch.setattr(
@@ -419,14 +438,14 @@ def test_a_discriminative_router_without_documents_to_learn_from_is_refused(sequ
 
 def test_a_path_that_is_nobodys_best_keeps_documents(sequences, tmp_path, monkeypatch):
     """Path 1 is best for no document: without a small share of its own it would end training half way."""
-    from engine.train import dipaco
+    from tokenpaths.engine.train.dipaco import train_dipaco
 
     def one_is_worst(paths, own, **options):
         scores = path_scores(paths, own, **options)
         scores[..., 1] -= 10
         return scores
 
-    monkeypatch.setattr(dipaco, "path_scores", one_is_worst)
+    monkeypatch.setattr(train_dipaco, "path_scores", one_is_worst)
     plan = recipe(config(router="discriminative"), reshard_at=1, router_share=0.4, outer_steps=2, stop_share=0.0)
     run = train(plan, sequences, tmp_path)
     assert run.resharded
@@ -435,9 +454,16 @@ def test_a_path_that_is_nobodys_best_keeps_documents(sequences, tmp_path, monkey
 
 def test_paths_that_all_stop_are_sharded_again_before_the_end(sequences, tmp_path):
     plan = recipe(
-        config(router="discriminative"), reshard_at=5, router_share=0.3, outer_steps=6, learning_rate=0.5, clip=1e9,
-        patience=1, stop_share=0.3, inner_iterations=4,
-    )  # fmt: skip
+        config(router="discriminative"),
+        reshard_at=5,
+        router_share=0.3,
+        outer_steps=6,
+        learning_rate=0.5,
+        clip=1e9,
+        patience=1,
+        stop_share=0.3,
+        inner_iterations=4,
+    )
     run = train(plan, sequences, tmp_path)
     assert run.resharded
     assert run.shards < 5
@@ -446,7 +472,7 @@ def test_paths_that_all_stop_are_sharded_again_before_the_end(sequences, tmp_pat
 
 
 def test_a_base_with_nan_is_refused(sequences, tmp_path):
-    from engine.train.dipaco import new_path
+    from tokenpaths.engine.train.dipaco.train_dipaco import new_path
 
     base = new_path(config())
     base.ends.head.weight.data[0, 0] = float("nan")
@@ -553,9 +579,7 @@ def test_an_exported_model_reads_back_with_its_router_card_and_numbers(sequences
     model = export(run, out, tokenizer, "python -m benchmarks.dipaco", run)
     for name in DiPaCo.KEEP_FLOAT32:
         assert torch.equal(model.state_dict()[name], run.model.state_dict()[name])
-    numbers = routed_numbers(
-        [model.path_model(p) for p in range(4)], document_paths(model, sequences), sequences, 4
-    )
+    numbers = routed_numbers([model.path_model(p) for p in range(4)], document_paths(model, sequences), sequences, 4)
     note(out, numbers | findings(score_all_paths(model, sequences), model, sequences))
     note(out, {"beside": {"dense path": numbers}})
     checkpoint = read_checkpoint(out)

@@ -10,16 +10,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tokenpaths.engine.data.tokenizer import TextTokenizer
+from tokenpaths.engine.models.checkpoint import read_checkpoint
+from tokenpaths.engine.models.directional import DirectionalConfig
+from tokenpaths.engine.train import train_directional
+from tokenpaths.engine.train.corpora import load_text
+from tokenpaths.engine.train.loop import train
+from tokenpaths.engine.train.train_directional import (
+    DIRECTIONAL_RECIPES,
+    PREFIX,
+    SEQUENCE,
+    SHIPPED,
+    UNROUTED,
+    note,
+    ship,
+    write_card,
+)
 
 from benchmarks import directional as figures
 from benchmarks import induction as copying
-from engine.checkpoint import read_checkpoint
-from engine.models.directional import DirectionalConfig
-from engine.tokenizer import TextTokenizer
-from engine.train import directional
-from engine.train.corpora import load_text
-from engine.train.directional import DIRECTIONAL_RECIPES, PREFIX, SEQUENCE, SHIPPED, UNROUTED, note, ship, write_card
-from engine.train.loop import train
 
 WORDS = {
     "code": "def return self import class yield for in if else",
@@ -49,15 +58,25 @@ def world(tmp_path, monkeypatch):
     tokenizer = TextTokenizer.train(texts, 300)
     tokenizer.save(tmp_path / "tokenizer.json")
     config = DirectionalConfig(
-        width=16, heads=2, mlp_width=16, layers=2, directions=2, router_width=8, tied=False,
-        vocab_size=tokenizer.vocab_size, context=256,
-    )  # fmt: skip
-    models = {SEQUENCE: config, PREFIX: config.model_copy(update={"pooling": "prefix"}),
-              UNROUTED: config.unrouted_twin()}  # fmt: skip
+        width=16,
+        heads=2,
+        mlp_width=16,
+        layers=2,
+        directions=2,
+        router_width=8,
+        tied=False,
+        vocab_size=tokenizer.vocab_size,
+        context=256,
+    )
+    models = {
+        SEQUENCE: config,
+        PREFIX: config.model_copy(update={"pooling": "prefix"}),
+        UNROUTED: config.unrouted_twin(),
+    }
     for name, model in models.items():
         small = {"model": model, "iterations": 2, "batch_size": 2, "bfloat16": False}
         monkeypatch.setitem(DIRECTIONAL_RECIPES, name, DIRECTIONAL_RECIPES[name].model_copy(update=small))
-    monkeypatch.setattr(directional, "SHARED_TOKENIZER", tmp_path / "tokenizer.json")
+    monkeypatch.setattr(train_directional, "SHARED_TOKENIZER", tmp_path / "tokenizer.json")
     monkeypatch.setattr(figures, "SHARED_TOKENIZER", tmp_path / "tokenizer.json")
     return tmp_path
 
@@ -117,8 +136,17 @@ def test_the_copying_benchmark_measures_every_intervention():
     changes = {"width": 16, "mlp_width": 16, "layers": 2, "router_width": 8, "directions": 2}
     tiny = copying.MODEL.model_copy(update=changes)
     found = copying.measure(copying.copier(tiny, 0, 2))
-    assert {"normal", "off", "neutral", "full", "mean gates", "off in layer 1", "gates of another sequence",
-            "strongest head knocked out", "3 other heads knocked out"} <= set(found)  # fmt: skip
+    assert {
+        "normal",
+        "off",
+        "neutral",
+        "full",
+        "mean gates",
+        "off in layer 1",
+        "gates of another sequence",
+        "strongest head knocked out",
+        "3 other heads knocked out",
+    } <= set(found)
     assert all(0 <= value <= 1 for value in found.values())
     plain = copying.measure(copying.copier(tiny.unrouted_twin(), 0, 2))
     assert set(plain) == {name for name in found if "knocked" in name or name == "normal"}

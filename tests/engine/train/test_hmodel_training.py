@@ -7,17 +7,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.datasets import Sample
+from tokenpaths.engine.models.checkpoint import build_model, read_checkpoint
+from tokenpaths.engine.models.dna import DNA
+from tokenpaths.engine.models.hmodel.hmodel import HModel
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
+from tokenpaths.engine.train.loop import train
+from tokenpaths.engine.train.train_hmodel import HMODEL_RECIPES, load_languages, note, ship, tokenizer_for
 
 from benchmarks.hmodel import leak, output_depth, traced
-from engine.checkpoint import build_model, read_checkpoint
-from engine.datasets import Sample
-from engine.errors import UserError
-from engine.models.dna import DNA
-from engine.models.hmodel import HModel
-from engine.store import Run
-from engine.tracing import load_model, trace_samples
-from engine.train.hmodel import HMODEL_RECIPES, load_languages, note, ship, tokenizer_for
-from engine.train.loop import train
 
 CPU = torch.device("cpu")
 WORDS = {"one": "red green blue", "two": "eins zwei drei vier", "three": "ein anderes Wort"}
@@ -41,10 +41,24 @@ def data(tmp_path):
 
 def small_recipe(tokenizer, iterations: int = 4):
     recipe = HMODEL_RECIPES["hmodel-languages"]
-    changes = {"width": 16, "heads": 2, "mlp_width": 16, "context": 8, "vocab_size": tokenizer.vocab_size,
-               "iterations": 2, "hidden": recipe.model.hidden[:2]}  # fmt: skip
-    return recipe.model_copy(update={"name": "small", "iterations": iterations, "batch_size": 4, "bfloat16": False,
-                                     "model": recipe.model.model_copy(update=changes)})  # fmt: skip
+    changes = {
+        "width": 16,
+        "heads": 2,
+        "mlp_width": 16,
+        "context": 8,
+        "vocab_size": tokenizer.vocab_size,
+        "iterations": 2,
+        "hidden": recipe.model.hidden[:2],
+    }
+    return recipe.model_copy(
+        update={
+            "name": "small",
+            "iterations": iterations,
+            "batch_size": 4,
+            "bfloat16": False,
+            "model": recipe.model.model_copy(update=changes),
+        }
+    )
 
 
 def test_a_seeded_tenth_of_each_language_is_held_out(data):
@@ -85,8 +99,10 @@ def test_every_recipe_has_the_papers_sizes_and_the_same_batches():
     rest = {recipe.model_dump_json(exclude={"name", "family", "model"}) for recipe in HMODEL_RECIPES.values()}
     assert len(rest) == 1
     with torch.device("meta"):
-        size = {name: sum(p.numel() for p in (HModel if hasattr(m, "hidden") else DNA)(m).parameters())
-                for name, m in models.items()}  # fmt: skip
+        size = {
+            name: sum(p.numel() for p in (HModel if hasattr(m, "hidden") else DNA)(m).parameters())
+            for name, m in models.items()
+        }
     assert size["hmodel-languages-wide"] / size["plain-languages-6"] == pytest.approx(1, abs=0.05)
 
 
@@ -121,8 +137,13 @@ def test_training_lowers_the_loss(data, tmp_path):
 def test_a_shipped_model_is_traced_into_a_run_with_its_edges(data, tmp_path):
     languages = load_languages(data)
     tokenizer = tokenizer_for(languages, tmp_path / "work", 300)
-    run = train(small_recipe(tokenizer), languages.train.corpus(tokenizer), languages.held_out.corpus(tokenizer),
-                tmp_path / "work" / "small", device=CPU)  # fmt: skip
+    run = train(
+        small_recipe(tokenizer),
+        languages.train.corpus(tokenizer),
+        languages.held_out.corpus(tokenizer),
+        tmp_path / "work" / "small",
+        device=CPU,
+    )
     out = ship(run, languages, tokenizer, tmp_path / "models", "the command")
     checkpoint = read_checkpoint(out)
     assert checkpoint.validation["held_out"]["count"] > 0
@@ -133,8 +154,10 @@ def test_a_shipped_model_is_traced_into_a_run_with_its_edges(data, tmp_path):
     assert "| other | 0.00 M | 1.250 | 50.0% |" in (out / "card.md").read_text(encoding="utf-8")
 
     texts = languages.held_out
-    samples = [Sample(image=None, text=text, label=label, source="") for text, label in
-               zip(texts.texts, texts.languages, strict=True)]  # fmt: skip
+    samples = [
+        Sample(image=None, text=text, label=label, source="")
+        for text, label in zip(texts.texts, texts.languages, strict=True)
+    ]
     loaded = load_model("small", [tmp_path / "models"], "cpu")
     path = trace_samples(loaded, samples, tmp_path / "runs", run_id="r", dataset="d")
     with Run.open(path) as traced:

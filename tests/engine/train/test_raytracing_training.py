@@ -11,26 +11,40 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.bundled import digits
+from tokenpaths.engine.data.datasets import open_dataset
+from tokenpaths.engine.data.images import model_view
+from tokenpaths.engine.families.raytracing_config import RayTracingConfig
+from tokenpaths.engine.models.checkpoint import CARD, build_model, read_checkpoint
+from tokenpaths.engine.models.raytracing import RayTracing
+from tokenpaths.engine.train import raytracing_fit
+from tokenpaths.engine.train.augment import normalise
+from tokenpaths.engine.train.loop import STATE, TrainingDiverged
+from tokenpaths.engine.train.raytracing_fit import Plan, Samples, fit, measure
+from tokenpaths.engine.train.raytracing_recipe import RECIPES, Corpora, RayTracingRecipe, find_recipe, load_corpora
+from tokenpaths.engine.train.train_raytracing import (
+    extract,
+    extract_all,
+    finish,
+    summary,
+    train,
+    train_convolutions,
+    train_network,
+)
 from torch import nn
 
-from engine.bundled import digits
-from engine.checkpoint import CARD, build_model, read_checkpoint
-from engine.datasets import open_dataset
-from engine.errors import UserError
-from engine.images import model_view
-from engine.models.raytracing import RayTracing
-from engine.models.raytracing_wires import RayTracingConfig
-from engine.train import raytracing_fit
-from engine.train.augment import normalise
-from engine.train.loop import STATE, TrainingDiverged
-from engine.train.raytracing import extract, extract_all, finish, summary, train, train_convolutions, train_network
-from engine.train.raytracing_fit import Plan, Samples, fit, measure
-from engine.train.raytracing_recipe import RECIPES, Corpora, RayTracingRecipe, find_recipe, load_corpora
-
 TINY = RayTracingConfig(
-    image_size=8, conv_channels=(4, 8), conv_kernel=3, conv_pools=(0,), input_neurons=(4, 8), input_density=0.05,
-    layers=2, blocks=4, width=4,
-)  # fmt: skip
+    image_size=8,
+    conv_channels=(4, 8),
+    conv_kernel=3,
+    conv_pools=(0,),
+    input_neurons=(4, 8),
+    input_density=0.05,
+    layers=2,
+    blocks=4,
+    width=4,
+)
 
 
 def recipe(**changes) -> RayTracingRecipe:
@@ -252,7 +266,7 @@ def test_training_learns_freezes_the_convolutions_and_exports_what_it_measured(c
     assert after["used_share_sparse_readout"] <= after["used_share"] < 1
     assert after["params"] == trained.model.trainable_params
 
-    numbers = finish(trained, tmp_path / "models" / "tiny", "python -m engine.train.raytracing tiny")
+    numbers = finish(trained, tmp_path / "models" / "tiny", "python -m tokenpaths.engine.train.train_raytracing tiny")
     checkpoint = read_checkpoint(tmp_path / "models" / "tiny")
     assert checkpoint.config == TINY
     assert checkpoint.classes == tuple(sorted(digits.LABELS))
@@ -261,7 +275,12 @@ def test_training_learns_freezes_the_convolutions_and_exports_what_it_measured(c
     accuracy = float((output.logits.argmax(1) == corpora.test.labels).float().mean())
     assert accuracy == pytest.approx(numbers["accuracy"], abs=1e-4)
     card = (tmp_path / "models" / "tiny" / CARD).read_text()
-    for words in ("python -m engine.train.raytracing tiny", f"{accuracy:.1%}", "MLP twin", f"{numbers['params']:,}"):
+    for words in (
+        "python -m tokenpaths.engine.train.train_raytracing tiny",
+        f"{accuracy:.1%}",
+        "MLP twin",
+        f"{numbers['params']:,}",
+    ):
         assert words in card
 
 

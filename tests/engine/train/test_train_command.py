@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
+from tokenpaths.engine.base.files import HolderLock
+from tokenpaths.engine.models.checkpoint import build_model, read_checkpoint
+from tokenpaths.engine.train import recipes
 
-from backend.cli import main
-from engine.checkpoint import build_model, read_checkpoint
-from engine.disk import HolderLock
-from engine.train import recipes
 from tests.engine.train.test_training import data, vision_recipe  # noqa: F401
+from tokenpaths.cli.main import main
 
 OPTIONS = ["--device", "cpu", "--threads", "1"]
 

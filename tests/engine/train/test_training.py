@@ -13,37 +13,72 @@ import pytest
 import torch
 from PIL import Image
 from pydantic import ValidationError
-
-from engine.checkpoint import CARD, WEIGHTS, CheckpointError, build_model, read_checkpoint
-from engine.errors import UserError
-from engine.models.dna import DNA, DNAConfig
-from engine.train.finish import finish, load_corpora, read_twin
-from engine.train.loop import STATE, TrainingDiverged, evaluate, learning_rate, text_batch, train
-from engine.train.recipes import RECIPES, AugmentConfig, Recipe
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.models.checkpoint import CARD, WEIGHTS, CheckpointError, build_model, read_checkpoint
+from tokenpaths.engine.models.dna import DNA, DNAConfig
+from tokenpaths.engine.train.finish import finish, load_corpora, read_twin
+from tokenpaths.engine.train.loop import STATE, TrainingDiverged, evaluate, learning_rate, text_batch, train
+from tokenpaths.engine.train.recipes import RECIPES, AugmentConfig, Recipe
 
 TEXT = DNAConfig(
-    modality="text", width=32, heads=2, mlp_width=64, backbone=1, steps=2, top_k=2, transformers=3, identities=2,
-    skip_ratio=0.3, skip_speed=0.01, vocab_size=280, context=24,
-)  # fmt: skip
+    modality="text",
+    width=32,
+    heads=2,
+    mlp_width=64,
+    backbone=1,
+    steps=2,
+    top_k=2,
+    transformers=3,
+    identities=2,
+    skip_ratio=0.3,
+    skip_speed=0.01,
+    vocab_size=280,
+    context=24,
+)
 VISION = DNAConfig(
-    modality="vision", width=32, heads=2, mlp_width=64, backbone=1, steps=2, transformers=4, image_size=16,
-    patch_size=4, stem="conv", num_classes=3,
-)  # fmt: skip
+    modality="vision",
+    width=32,
+    heads=2,
+    mlp_width=64,
+    backbone=1,
+    steps=2,
+    transformers=4,
+    image_size=16,
+    patch_size=4,
+    stem="conv",
+    num_classes=3,
+)
 
 
 def text_recipe(**changes) -> Recipe:
     options = dict(
-        name="t", model=TEXT, train_file="t.parquet", val_file="t.parquet", batch_size=4, iterations=12, warmup=3,
-        learning_rate=3e-3, schedule="constant-linear", bfloat16=False,
-    )  # fmt: skip
+        name="t",
+        model=TEXT,
+        train_file="t.parquet",
+        val_file="t.parquet",
+        batch_size=4,
+        iterations=12,
+        warmup=3,
+        learning_rate=3e-3,
+        schedule="constant-linear",
+        bfloat16=False,
+    )
     return Recipe(**(options | changes))
 
 
 def vision_recipe(**changes) -> Recipe:
     options = dict(
-        name="v", model=VISION, train_file="v.parquet", val_file="v.parquet", batch_size=16, iterations=60, warmup=5,
-        learning_rate=3e-3, augment=AugmentConfig(crop_padding=2, erase=0.2, mix=0.3), bfloat16=False,
-    )  # fmt: skip
+        name="v",
+        model=VISION,
+        train_file="v.parquet",
+        val_file="v.parquet",
+        batch_size=16,
+        iterations=60,
+        warmup=5,
+        learning_rate=3e-3,
+        augment=AugmentConfig(crop_padding=2, erase=0.2, mix=0.3),
+        bfloat16=False,
+    )
     return Recipe(**(options | changes))
 
 
@@ -119,8 +154,7 @@ def test_training_learns_and_the_export_carries_its_numbers(data, tmp_path):
 @pytest.mark.parametrize("save_every_s", [0.0, 1e9])
 def test_nan_stops_with_the_iteration_and_keeps_the_last_good_state(data, tmp_path, monkeypatch, save_every_s):
     from safetensors.torch import load_file
-
-    from engine.train import loop
+    from tokenpaths.engine.train import loop
 
     recipe = text_recipe()
     train_set, val_set = load_corpora(recipe, data, None, tmp_path / "tok")
@@ -188,9 +222,17 @@ def test_a_text_shorter_than_a_window_is_refused(data, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("learning_rate", math.nan), ("learning_rate", -1), ("clip", 0), ("clip", math.inf), ("warmup", -1),
-     ("weight_decay", math.nan), ("betas", (2, 0.9)), ("eps", math.nan)],
-)  # fmt: skip
+    [
+        ("learning_rate", math.nan),
+        ("learning_rate", -1),
+        ("clip", 0),
+        ("clip", math.inf),
+        ("warmup", -1),
+        ("weight_decay", math.nan),
+        ("betas", (2, 0.9)),
+        ("eps", math.nan),
+    ],
+)
 def test_a_recipe_that_cannot_train_is_refused(name, value):
     with pytest.raises(ValidationError, match=name):
         Recipe(**text_recipe().model_dump() | {name: value})
@@ -276,10 +318,14 @@ def test_every_recipe_trains_what_it_says(name):
 
 
 def test_routed_and_dense_twins_meet_equal_parameters():
-    from engine.train.finish import active_params
+    from tokenpaths.engine.train.finish import active_params
 
-    for name, dense in (("vision-top1", "vision"), ("vision-top2-skip", "vision"),
-                        ("text-top1", "text"), ("text-top2-skip", "text")):  # fmt: skip
+    for name, dense in (
+        ("vision-top1", "vision"),
+        ("vision-top2-skip", "vision"),
+        ("text-top1", "text"),
+        ("text-top2-skip", "text"),
+    ):
         routed = active_params(RECIPES[f"dna-{name}"].model)
         assert routed == pytest.approx(active_params(RECIPES[f"dense-{dense}"].model), rel=0.07)
 

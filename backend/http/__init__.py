@@ -1,0 +1,1 @@
+"""What every request passes: security, limits, strict JSON, paging, uploads."""

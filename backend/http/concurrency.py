@@ -1,0 +1,107 @@
+"""Few at a time: what would wait too long is told to come back (503 with Retry-After) instead of piling up."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from prometheus_client import Counter, Gauge
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+from tokenpaths.backend.problems import busy
+
+LATE_SECONDS = 0.25
+UNCOUNTED = re.compile(r"/healthz|/api/v1/jobs/[^/]+/events")
+
+
+class Slots:
+    """A semaphore with a longest wait.
+
+    Belongs to one event loop. ``what`` completes the sentence "The server is busy with …".
+    """
+
+    def __init__(
+        self, count: int, wait_s: float, what: str, *, working: Gauge | None = None, waiting: Gauge | None = None
+    ) -> None:
+        self.semaphore = asyncio.Semaphore(count)
+        self.count, self.wait_s, self.what = count, wait_s, what
+        self.working, self.waiting = working, waiting
+
+    @asynccontextmanager
+    async def take(self) -> AsyncIterator[None]:
+        """Hold one slot; Problem 503 when none came free in time."""
+        await self._acquire()
+        if self.working is not None:
+            self.working.inc()
+        try:
+            yield
+        finally:
+            self.semaphore.release()
+            if self.working is not None:
+                self.working.dec()
+
+    async def _acquire(self) -> None:
+        if self.waiting is not None:
+            self.waiting.inc()
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + self.wait_s
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout_at(ends):
+                        await self.semaphore.acquire()
+                    return
+                except TimeoutError:
+                    late = loop.time() - ends
+                    if late < LATE_SECONDS:
+                        raise busy(
+                            f"The server is busy with {self.what} ({self.count} at a time); try again in a moment."
+                        ) from None
+                    ends = loop.time() + late  # the loop was held up: nobody could hand a slot on meanwhile
+        finally:
+            if self.waiting is not None:
+                self.waiting.dec()
+
+
+class Known(Protocol):
+    """``tokenpaths.backend.runs.answers.Answers.known``: the answer to what was asked before, or None."""
+
+    def __call__(self, scope: Scope, *, wait: bool) -> Awaitable[Response | None]: ...
+
+
+class Crowd:
+    """ASGI middleware: what is known is answered; of the rest, a request beyond ``most`` is refused at once.
+
+    A refusal takes a fraction of a millisecond. Health is always answered. Events of jobs are not counted: they stay
+    open for hours and have a limit of their own.
+    """
+
+    def __init__(self, app: ASGIApp, most: int, inside: Gauge, refused: Counter, known: Known) -> None:
+        self.app, self.most, self.known = app, most, known
+        self.inside, self.refused = inside, refused
+        self.num_inside = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or UNCOUNTED.fullmatch(scope["path"]):
+            await self.app(scope, receive, send)
+            return
+        answer = await self.known(scope, wait=False)
+        if answer is not None:
+            await answer(scope, receive, send)
+            return
+        if self.num_inside >= self.most:
+            self.refused.inc()
+            problem = busy(f"{self.num_inside:,} requests are being answered already; try again in a moment.")
+            await problem.response(scope["path"])(scope, receive, send)
+            return
+        self.num_inside += 1
+        self.inside.set(self.num_inside)
+        try:
+            answer = await self.known(scope, wait=True)
+            await (answer or self.app)(scope, receive, send)
+        finally:
+            self.num_inside -= 1
+            self.inside.set(self.num_inside)

@@ -1,0 +1,129 @@
+"""Opaque ``next`` cursors, and query strings that are what the route expects."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from fastapi import Request
+from tokenpaths.backend.problems import Problem, nearest
+
+MAX_INTEGER = 2**53
+"""largest number that JSON readers keep exact; nothing in a run is larger"""
+_BOUND_KEYS_EXCLUDED = ("next", "limit")
+
+
+async def refuse_unknown_keys(request: Request) -> None:
+    """Dependency of every route: 422 for a query key that the route does not have, or has once and got twice, and for
+    a query that is no UTF-8.
+
+    Async, since FastAPI sends anything else to a thread, which costs more than the rest of the route.
+    """
+    route = request.scope.get("route")
+    dependant = getattr(route, "dependant", None)
+    if dependant is None:
+        return
+    _refuse_broken_text(request.scope["query_string"])
+    allowed = _query_names(dependant)
+    seen: set[str] = set()
+    for key, _ in request.query_params.multi_items():
+        if key not in allowed:
+            raise Problem(
+                422, "unknown-key", f"There is no query key {key[:80]!r} here; {nearest(key, allowed)}", field=key[:80]
+            )
+        if key in seen:
+            raise Problem(422, "repeated-key", f"The query key `{key}` was given twice; give it once.", field=key)
+        seen.add(key)
+
+
+def _refuse_broken_text(query: bytes) -> None:
+    """422 where percent-decoding leaves no UTF-8: the framework would ask for U+FFFD in its place.
+
+    Bytes that should have been percent-encoded are refused too: the framework would take each for a letter.
+    """
+    if query.isascii() and (b"%" not in query or _is_utf8(unquote_to_bytes(query))):
+        return
+    for pair in query.split(b"&"):
+        if pair.isascii() and _is_utf8(unquote_to_bytes(pair)):
+            continue
+        key = unquote_to_bytes(pair.partition(b"=")[0].replace(b"+", b" ")).decode("utf-8", "backslashreplace")[:80]
+        said = "is no UTF-8 after percent-decoding" if pair.isascii() else "holds bytes that are not percent-encoded"
+        raise Problem(
+            422,
+            "query-text",
+            f"The query key {key!r} {said}; send text as percent-encoded UTF-8, é as %C3%A9.",
+            field=key,
+        )
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _query_names(dependant: Any) -> set[str]:
+    """Names of the query parameters of a route and of all that it depends on."""
+    names = {field.alias for field in dependant.query_params}
+    for child in dependant.dependencies:
+        names |= _query_names(child)
+    return names
+
+
+def canonical_query(request: Request, *, without: tuple[str, ...] = ()) -> str:
+    """The query, sorted, as one string: equal questions have equal strings."""
+    pairs = sorted((key, value) for key, value in request.query_params.multi_items() if key not in without)
+    return json.dumps(pairs, ensure_ascii=True)
+
+
+def binding_of(request: Request, identity: str) -> str:
+    """What a cursor belongs to: the file, the route and every key but ``next`` and ``limit``."""
+    text = "\n".join((identity, request.url.path, canonical_query(request, without=_BOUND_KEYS_EXCLUDED)))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def encode_cursor(position: int | str, binding: str) -> str:
+    """An opaque word for ``next``: where the next page starts, and what it belongs to.
+
+    >>> decode_cursor(encode_cursor(40, "b"), "b")
+    40
+    """
+    return base64.urlsafe_b64encode(json.dumps([position, binding]).encode()).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str, binding: str) -> int | str:
+    """The position in ``cursor``; Problem 422 where it is damaged or belongs to another question."""
+    try:
+        padded = cursor + "=" * (-len(cursor) % 4)
+        position, bound = json.loads(base64.b64decode(padded.encode("ascii"), altchars=b"-_", validate=True))
+        if not isinstance(position, int | str) or isinstance(position, bool) or not isinstance(bound, str):
+            raise ValueError("wrong types")
+        if isinstance(position, int) and not 0 <= position <= MAX_INTEGER:
+            raise ValueError("out of range")
+    except (ValueError, TypeError, UnicodeError, binascii.Error, RecursionError):
+        raise Problem(
+            422,
+            "cursor",
+            "`next` is not a cursor of this server; take it from the last answer, unchanged.",
+            field="next",
+        ) from None
+    if bound != binding:
+        raise Problem(
+            422,
+            "cursor",
+            "`next` belongs to another question, or the run was replaced since; start again without `next`.",
+            field="next",
+        )
+    return position
+
+
+def with_cursor(page: dict[str, Any], binding: str) -> dict[str, Any]:
+    """``page`` of the store with its ``next`` (an offset, or None) as an opaque cursor."""
+    offset = page.get("next")
+    return page | {"next": None if offset is None else encode_cursor(int(offset), binding)}

@@ -1,0 +1,66 @@
+"""JSON that somebody sent, read without guessing: one meaning, finite numbers, whole characters."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from tokenpaths.backend.problems import Problem
+
+MOST_DIGITS = 400
+
+
+def strict_json(data: bytes | str) -> Any:
+    """What ``data`` says.
+
+    Raises:
+        ValueError: a phrase for people that completes "it cannot be read as JSON: …": no JSON, a key twice in one
+            object, NaN or infinity, half a character, or deeper than can be read.
+    """
+    try:
+        values = json.loads(
+            data, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_once
+        )
+        json.dumps(values, ensure_ascii=False).encode()  # a lone surrogate could be kept, but never be shown again
+    except UnicodeEncodeError:
+        raise ValueError("it holds half a character (a lone surrogate)") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start + 1} is no {error.encoding.upper()}") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return values
+
+
+def json_body(data: bytes) -> Any:
+    """The body of a request; Problem 422."""
+    try:
+        return strict_json(data)
+    except ValueError as error:
+        raise Problem(422, "json", f"The body cannot be read as JSON: {str(error)[:200]}.", field="body") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise ValueError(f"the key {twice[:80]!r} is there twice in one object; give it once")
+    return values
+
+
+def _finite(word: str) -> float:
+    number = float(word)
+    if math.isinf(number):
+        raise ValueError(f"{word[:20]} is too large for a number")
+    return number
+
+
+def _whole(word: str) -> int:
+    if len(word) > MOST_DIGITS:
+        raise ValueError(f"a number has {len(word):,} digits; at most {MOST_DIGITS} are read")
+    return int(word)
+
+
+def _no_constant(word: str) -> float:
+    raise ValueError(f"{word} is no number of JSON")

@@ -1,0 +1,1 @@
+"""The runs of the data folder: registry, answers, files from elsewhere."""

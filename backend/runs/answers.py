@@ -1,0 +1,203 @@
+"""Answers about sealed runs: ETag first, then memory, then one computation for all who ask the same.
+
+A run never changes, so an answer belongs to (file identity, path, query) for ever. Ten thousand equal
+questions cost one query; different ones go through a few slots and are told to come back when those are taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+from starlette.types import Scope
+from tokenpaths.backend import __version__
+from tokenpaths.backend.http.concurrency import Slots
+from tokenpaths.backend.http.paging import canonical_query
+from tokenpaths.backend.http.response_cache import AtHand
+from tokenpaths.backend.metrics import Metrics
+from tokenpaths.backend.runs.registry import RunRegistry
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.store.ask.run import Run
+
+T = TypeVar("T")
+CACHE_CONTROL = "private, no-cache"
+"""keep it, but ask each time whether the run is still there: a run can be deleted or replaced"""
+FIRST_READINGS = 2
+"""runs from elsewhere that are read for the first time, for who asks for them, at the same time: each takes a thread
+and a process of up to ``check_megabytes``"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The bytes of an answer and what they are."""
+
+    body: bytes
+    media_type: str
+
+
+def etag_of(identity: str, request: Request) -> str:
+    """The strong ETag of the answer to ``request`` about the file ``identity``."""
+    text = "\n".join((__version__, identity, request.url.path, canonical_query(request)))
+    return f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
+
+
+def is_fresh(request: Request, etag: str) -> bool:
+    """Whether the client already has this answer (``If-None-Match``).
+
+    ``*`` means any answer at all; whether there is one is known only after looking (``Answers.about``).
+    """
+    given = request.headers.get("if-none-match", "")
+    return any(tag.strip().removeprefix("W/") == etag for tag in given.split(","))
+
+
+def wants_any(request: Request) -> bool:
+    """Whether the client has some answer and only asks if there is one (``If-None-Match: *``)."""
+    return request.headers.get("if-none-match", "").strip() == "*"
+
+
+def runs_of(request: Request) -> list[str]:
+    """The runs that a request names."""
+    named = (request.path_params.get("run"), *(request.query_params.get(key) for key in ("a", "b", "of")))
+    return [name for name in named if name]
+
+
+def sealed_headers(etag: str) -> dict[str, str]:
+    """Headers of everything that comes from a sealed run."""
+    return {"etag": etag, "cache-control": CACHE_CONTROL}
+
+
+class AnswerCache:
+    """Bodies by key, the longest unused dropped first when ``max_bytes`` is passed."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self.num_bytes = max_bytes, 0
+        self._answers: OrderedDict[str, Answer] = OrderedDict()
+
+    def get(self, key: str) -> Answer | None:
+        answer = self._answers.get(key)
+        if answer is not None:
+            self._answers.move_to_end(key)
+        return answer
+
+    def put(self, key: str, answer: Answer) -> None:
+        if len(answer.body) > self.max_bytes // 4:
+            return
+        self._answers[key] = answer
+        self.num_bytes += len(answer.body)
+        while self.num_bytes > self.max_bytes:
+            self.num_bytes -= len(self._answers.popitem(last=False)[1].body)
+
+
+class Answers:
+    """Answers questions about runs; belongs to one event loop."""
+
+    def __init__(self, registry: RunRegistry, slots: Slots, metrics: Metrics, cache_bytes: int) -> None:
+        self.registry, self.slots, self.metrics = registry, slots, metrics
+        self.cache = AnswerCache(cache_bytes)
+        self.at_hand = AtHand(registry.identity)
+        self._working: dict[str, asyncio.Task[Answer]] = {}
+        self._reading: dict[str, asyncio.Task[None]] = {}
+        self.readers = Slots(FIRST_READINGS, slots.wait_s, "reading other runs from elsewhere for the first time")
+
+    async def about_run(
+        self, request: Request, run_id: str, model: type[BaseModel], question: Callable[[Run], dict[str, Any]]
+    ) -> Response:
+        """The JSON answer of shape ``model`` to ``question`` about one run."""
+
+        def compute() -> Answer:
+            return as_json(model, self.registry.ask(run_id, question))
+
+        identity = self.registry.identity(run_id)
+        self.at_hand.remember(request.scope, run_id, identity, etag_of(identity, request))
+        return await self.about(request, identity, compute)
+
+    async def known(self, scope: Scope, *, wait: bool) -> Response | None:
+        """The answer to an address that was asked before, without routing it; None where the routes must see it.
+
+        ``wait``: for an answer that is being computed now.
+        """
+        place = self.at_hand.find(scope)
+        if place is None:
+            return None
+        request, etag = Request(scope), place.etag
+        answer = self.cache.get(etag)
+        if is_fresh(request, etag) or (answer is not None and wants_any(request)):
+            how, response = "not_modified", Response(status_code=304, headers=sealed_headers(etag))
+        else:
+            task = self._working.get(etag)
+            if answer is None and (task is None or not wait or wants_any(request)):
+                return None
+            how = "cached" if answer is not None else "shared"
+            if answer is None:
+                with self.registry.fitting(*runs_of(request), place.run_id):
+                    answer = await asyncio.shield(task)
+            response = Response(answer.body, media_type=answer.media_type, headers=sealed_headers(etag))
+        scope["route"] = place.route  # for the metrics around this
+        self.metrics.answers.labels(how).inc()
+        return response
+
+    async def about(self, request: Request, identity: str, compute: Callable[[], Answer]) -> Response:
+        """304, or the answer of ``compute`` (run in a thread) to this question about ``identity``."""
+        etag = etag_of(identity, request)
+        if is_fresh(request, etag):
+            self.metrics.answers.labels("not_modified").inc()
+            return Response(status_code=304, headers=sealed_headers(etag))
+        answer = self.cache.get(etag)
+        if answer is not None:
+            self.metrics.answers.labels("cached").inc()
+        else:
+            with self.registry.fitting(*runs_of(request)):
+                answer = await self._shared(etag, compute, runs_of(request))
+        if wants_any(request):
+            return Response(status_code=304, headers=sealed_headers(etag))
+        return Response(answer.body, media_type=answer.media_type, headers=sealed_headers(etag))
+
+    async def _shared(self, key: str, compute: Callable[[], Answer], runs: Sequence[str]) -> Answer:
+        task = self._working.get(key)
+        if task is None:
+            self.metrics.answers.labels("computed").inc()
+            task = self._working[key] = asyncio.create_task(self._compute(key, compute, runs))
+            task.add_done_callback(lambda _: self._working.pop(key, None))
+        else:
+            self.metrics.answers.labels("shared").inc()
+        return await asyncio.shield(task)
+
+    async def _compute(self, key: str, compute: Callable[[], Answer], runs: Sequence[str]) -> Answer:
+        for run_id in runs:
+            await self.read_first(run_id)
+        async with self.slots.take():
+            answer = await run_in_threadpool(compute)
+        self.cache.put(key, answer)
+        return answer
+
+    async def read_first(self, run_id: str) -> None:
+        """Wait for the first reading of a run from elsewhere, if it needs one; Problem 503 while too many are read.
+
+        It takes seconds or minutes: before any slot is taken, and in one thread for all who ask for the run.
+        """
+        if not self.registry.must_be_read(run_id):
+            return
+        task = self._reading.get(run_id)
+        if task is None:
+            task = self._reading[run_id] = asyncio.create_task(self._read(run_id))
+            task.add_done_callback(lambda _: self._reading.pop(run_id, None))
+        await asyncio.shield(task)
+
+    async def _read(self, run_id: str) -> None:
+        async with self.readers.take():
+            await run_in_threadpool(self.registry.read_first, run_id)
+
+
+def as_json(model: type[BaseModel], data: dict[str, Any]) -> Answer:
+    """``data`` checked against ``model``, as JSON; NaN becomes null, what was not given is left out."""
+    body = model.model_validate(data).model_dump_json(exclude_unset=True)
+    return Answer(body.encode(), "application/json")

@@ -1,0 +1,306 @@
+"""Run files from elsewhere are first read by a process that may die of them.
+
+See ``tokenpaths.engine.base.trusted_files`` for what is known. The process has no secrets in its environment, writes
+nothing, opens no connection and has limits on memory and time; what it survives is noted as known, and opened from then
+on like every other run.
+
+Reading takes a second or more for each file. Who wants one run waits for it (``problem``); who lists all of them has
+them read in the background (``look``, ``later``), one after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tokenpaths.backend.worker.decoder import KEPT_ENVIRONMENT
+from tokenpaths.engine.base.trusted_files import READ, is_known, know, read_at
+
+if TYPE_CHECKING:
+    from tokenpaths.backend.settings import Settings
+
+log = logging.getLogger(__name__)
+MEMORY_MEGABYTES = 4096
+BYTES_PER_SECOND = 20e6
+"""read at least; on top of the limit for small files"""
+MOST_SAID_BYTES = 65_536
+"""of what the process says: one that was taken over could fill this one's memory"""
+AGAIN_SECONDS, LATEST_AGAIN_SECONDS = 60.0, 3600.0
+"""when a run is tried again whose reading failed for want of memory or time: then, and each time four times later"""
+Identity = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a run is not opened."""
+
+    sentence: str
+    passing: bool = False
+    """for want of memory or time, which there may be later; else the file alone is the reason"""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is known of a run without reading it."""
+
+    state: Literal["known", "refused", "unread"]
+    sentence: str | None = None
+    """of one that is refused"""
+
+
+@dataclass(frozen=True)
+class _Told:
+    """How a reading ended, of a file as it was then."""
+
+    identity: Identity
+    refusal: Refusal | None
+    tries: int
+    again_at: float
+    """monotonic seconds; infinity: not before the file changes"""
+
+
+class Strangers:
+    """Reads what is not known, once each; safe to use from many threads."""
+
+    def __init__(self, limit_s: float, memory_megabytes: int = MEMORY_MEGABYTES) -> None:
+        self.limit_s, self.memory_megabytes = limit_s, memory_megabytes
+        self._read_at: dict[Path, float] = {}
+        """when (seconds since 1970) this process has read a file to its end: marks cannot always be written"""
+        self._told: dict[Path, _Told] = {}
+        self._reading: dict[tuple[Path, Identity], Future[str | None]] = {}
+        self._children: set[subprocess.Popen[bytes]] = set()
+        self._waiting: dict[Path, None] = {}
+        self._reader: threading.Thread | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def problem(self, file: Path) -> str | None:
+        """What is wrong with the run ``file``, in a sentence; None where it may be opened. Reads it if need be.
+
+        Raises OSError where there is no such file.
+        """
+        info = os.stat(file)
+        with self._lock:
+            look = self._look(file, info)
+            if look.state != "unread":
+                return look.sentence
+            self._waiting.pop(file, None)
+            key = (file, _identity(info))
+            future = self._reading.get(key)
+            mine = future is None
+            if future is None:
+                future = self._reading[key] = Future()
+        if mine:
+            try:
+                future.set_result(self._read(file, info))
+            except BaseException as error:
+                future.set_exception(error)
+            finally:
+                with self._lock:
+                    self._reading.pop(key, None)
+        return future.result()
+
+    def look(self, file: Path) -> Look:
+        """What is known of the run ``file`` without reading it (raises OSError where there is no such file)."""
+        info = os.stat(file)
+        with self._lock:
+            return self._look(file, info)
+
+    def may_pass(self, file: Path) -> bool:
+        """Whether a run is refused for want of memory or time alone, which says nothing of the file."""
+        told = self._told.get(file)
+        return told is not None and told.refusal is not None and told.refusal.passing
+
+    def read_at(self, file: Path) -> float:
+        """When (seconds since 1970) the run ``file`` was read for the first time, here or by another process; or 0."""
+        return max(self._read_at.get(file, 0.0), read_at(file))
+
+    def count_unread(self) -> int:
+        """How many runs are being read, or wait for it."""
+        with self._lock:
+            return len(self._waiting.keys() | {file for file, _ in self._reading})
+
+    def _look(self, file: Path, info: os.stat_result) -> Look:
+        told = self._told.get(file)
+        if told is None or told.identity != _identity(info):
+            if not is_known(file):
+                return Look("unread")
+            told = self._told[file] = _Told(_identity(info), None, 0, float("inf"))
+        if told.refusal is None:
+            return Look("known")
+        return Look("refused" if time.monotonic() < told.again_at else "unread", told.refusal.sentence)
+
+    def later(self, files: Iterable[Path]) -> None:
+        """Read ``files`` in the background, in this order; who asks for one of them meanwhile does not wait for it."""
+        with self._lock:
+            self._waiting = dict.fromkeys(files)
+            if self._waiting and self._reader is None and not self._closed:
+                self._reader = threading.Thread(target=self._read_on, name="runs from elsewhere", daemon=True)
+                self._reader.start()
+
+    def _read_on(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting or self._closed:
+                    self._reader = None
+                    return
+                file = next(iter(self._waiting))
+                del self._waiting[file]
+            try:
+                self.problem(file)
+            except OSError:  # deleted meanwhile
+                continue
+            except Exception:
+                log.exception("the first reading of %s failed", file.name)
+
+    def _read(self, file: Path, info: os.stat_result) -> str | None:
+        before = self._told.get(file)
+        refusal = self._read_apart(file, self.limit_s + info.st_size / BYTES_PER_SECOND)
+        with self._lock:
+            try:
+                same = _identity(os.stat(file)) == _identity(info)
+            except OSError:
+                same = False
+            if self._closed or not same:  # what is there now, if anything, is another run
+                return refusal.sentence if refusal is not None else None
+            tries = before.tries + 1 if before is not None and before.identity == _identity(info) else 1
+            again_at = float("inf")
+            if refusal is None:
+                know(file, info, READ)
+            elif refusal.passing:
+                again_at = time.monotonic() + min(AGAIN_SECONDS * 4 ** (tries - 1), LATEST_AGAIN_SECONDS)
+            self._told[file] = _Told(_identity(info), refusal, tries, again_at)
+            self._read_at[file] = time.time()
+        if refusal is not None:
+            log.warning("run from elsewhere refused: %s", refusal.sentence)
+        return refusal.sentence if refusal is not None else None
+
+    def _read_apart(self, file: Path, limit_s: float) -> Refusal | None:
+        return read_apart(file, limit_s, self.memory_megabytes, self._children)
+
+    def forget(self, file: Path) -> None:
+        """Of a run that was deleted nothing is kept."""
+        with self._lock:
+            self._told.pop(file, None)
+            self._read_at.pop(file, None)
+            self._waiting.pop(file, None)
+
+    def close(self) -> None:
+        """Stop reading; a process that reads just now is ended."""
+        with self._lock:
+            self._closed = True
+            self._waiting.clear()
+            children = list(self._children)
+        for child in children:
+            with contextlib.suppress(OSError):
+                child.kill()
+
+
+def _identity(info: os.stat_result) -> Identity:
+    return info.st_ino, info.st_size, info.st_mtime_ns
+
+
+def strangers_of(settings: Settings) -> Strangers | None:
+    """The reader of runs from elsewhere that ``settings`` ask for; None where they ask for none."""
+    return Strangers(settings.check_seconds, settings.check_megabytes) if settings.check_runs else None
+
+
+def child_command(file: Path, memory_megabytes: int) -> list[str]:
+    """What is started for one file."""
+    return [sys.executable, "-P", "-m", "tokenpaths.backend.runs.foreign_child", str(file), str(memory_megabytes)]
+
+
+def read_apart(
+    file: Path,
+    limit_s: float,
+    memory_megabytes: int = MEMORY_MEGABYTES,
+    children: set[subprocess.Popen[bytes]] | None = None,
+) -> Refusal | None:
+    """What a process of its own says of the run ``file``, or that it died of it; None where it may be opened.
+
+    ``children``: holds the process as long as it lives, for whoever has to end it.
+    """
+    try:
+        child = subprocess.Popen(
+            child_command(file, memory_megabytes),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ},
+            start_new_session=True,
+        )
+    except OSError as error:  # no memory, or too many processes
+        return Refusal(
+            f"{file.name} came from elsewhere, and the process that is to read it first could not be started "
+            f"({error.strerror or error}): the machine is short of memory or processes; it is tried again later",
+            True,
+        )
+    holding = children if children is not None else set()
+    holding.add(child)
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        child.kill()
+
+    timer = threading.Timer(limit_s, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        assert child.stdout is not None
+        said = child.stdout.read(MOST_SAID_BYTES)
+        if too_much := len(said) == MOST_SAID_BYTES:
+            child.kill()
+        child.wait()
+    finally:
+        timer.cancel()
+        child.kill()
+        child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
+        holding.discard(child)
+    if late.is_set():
+        return Refusal(
+            f"{file.name} came from elsewhere and could not be read to its end within {limit_s:.0f} s: it was made to "
+            "do harm, or takes longer here; it is tried again later. If it is yours, raise `check_seconds`",
+            True,
+        )
+    return _understood(file, said, 0 if too_much else child.returncode, memory_megabytes)
+
+
+def _understood(file: Path, said: bytes, code: int, memory_megabytes: int) -> Refusal | None:
+    try:
+        answer = json.loads(said.splitlines()[-1])
+        problem, memory = answer["problem"], answer.get("memory", False)
+    except (IndexError, ValueError, KeyError, TypeError, AttributeError):
+        if code == -getattr(signal, "SIGKILL", 9):
+            return Refusal(
+                f"{file.name} came from elsewhere, and the process that read it first was ended from outside: most "
+                "likely the machine had no memory left; it is tried again later",
+                True,
+            )
+        how = signal.Signals(-code).name if -code in signal.valid_signals() else f"code {code}"
+        return Refusal(
+            f"{file.name} came from elsewhere and ended the process that read it first ({how}): it is damaged or was "
+            "made to do harm, and is not opened; trace the run again"
+        )
+    if memory:
+        return Refusal(
+            f"{file.name} came from elsewhere, and its first reading needs more memory than it may use "
+            f"({memory_megabytes:,} MB): it need not be damaged, and is tried again later. If it is yours, raise "
+            "`check_megabytes`",
+            True,
+        )
+    return None if problem is None else Refusal(str(problem)[:1000])

@@ -1,0 +1,367 @@
+"""The run files of the data folder: opened once, replaced and deleted ones noticed, broken ones set apart.
+
+A run is sealed by rename and never changes afterwards, so (inode, size, time) of its file tells whether it
+is still the same run. A file that cannot be read is remembered as such, and never keeps others from working.
+One from elsewhere that nobody has read yet is listed as such, and read in the background
+(``tokenpaths.backend.runs.foreign_files``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import stat
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenpaths.backend.problems import Problem, nearest
+from tokenpaths.backend.runs.foreign_files import Look, Strangers, strangers_of
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import RUN_SUFFIX, is_disk_full, is_name
+from tokenpaths.engine.base.trusted_files import forget as forget_mark
+from tokenpaths.engine.base.trusted_files import is_sealed_here
+
+if TYPE_CHECKING:
+    from tokenpaths.backend.settings import Settings
+    from tokenpaths.engine.store.ask.run import Run
+
+Card = dict[str, Any]
+LOOK_AGAIN_SECONDS = 5.0
+CLOCKS_APART_S = 0.05
+"""a file's time may be so much behind the clock"""
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Entry:
+    """One run file as it was when it was opened."""
+
+    identity: str
+    run: Run | None = None
+    problem: str | None = None
+    looked_at: float = -math.inf
+    """when the problem was found, so that one that passes (too many open files) is not for ever"""
+    users: int = 0
+    retired: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def file_identity(path: Path) -> str:
+    """A word that is equal as long as the file is the same sealed run (raises OSError)."""
+    info = os.stat(path)
+    if not stat.S_ISREG(info.st_mode):
+        raise FileNotFoundError(path)
+    text = f"{path.name}:{info.st_dev}:{info.st_ino}:{info.st_size}:{info.st_mtime_ns}"
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:24]
+
+
+class RunRegistry:
+    """Open ``Run`` objects by name; safe to use from many threads."""
+
+    def __init__(
+        self, runs_dir: Path, *, time_limit_s: float = 10.0, max_open: int = 64, strangers: Strangers | None = None
+    ) -> None:
+        self.strangers = strangers
+        self.runs_dir, self.time_limit_s, self.max_open = runs_dir, time_limit_s, max_open
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._cards: dict[str, tuple[str, Card]] = {}
+        self._lock = threading.RLock()
+
+    @classmethod
+    def of(cls, settings: Settings, *, time_limit_s: float, max_open: int = 64) -> RunRegistry:
+        """The runs of the data folder of ``settings``; those from elsewhere are read apart first, if it says so."""
+        return cls(settings.runs_dir, time_limit_s=time_limit_s, max_open=max_open, strangers=strangers_of(settings))
+
+    def path(self, run_id: str) -> Path:
+        """Where the file of ``run_id`` lies; Problem 404 for what cannot be a name (no path leaves the folder)."""
+        if not is_name(run_id):
+            raise Problem(404, "no-such-run", f"{run_id[:80]!r} {NO_NAME}", field="run")
+        return self.runs_dir / f"{run_id}{RUN_SUFFIX}"
+
+    def names(self) -> list[str]:
+        """Names of all run files, sorted; they may be names that no address can hold."""
+        try:
+            found = [entry.name for entry in os.scandir(self.runs_dir)]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise UserError(
+                f"The folder {self.runs_dir} cannot be read ({error.strerror or error}); "
+                "choose another data folder with --data-dir or TOKENPATHS_DATA_DIR.",
+                field="data_dir",
+            ) from error
+        return sorted(
+            name.removesuffix(RUN_SUFFIX) for name in found if name.endswith(RUN_SUFFIX) and not name.startswith(".")
+        )
+
+    def identity(self, run_id: str) -> str:
+        """The identity of the file now; Problem 404 where there is none."""
+        try:
+            return file_identity(self.path(run_id))
+        except OSError:
+            self.forget(run_id)
+            raise self._missing(run_id) from None
+
+    def _missing(self, run_id: str) -> Problem:
+        # What is named like a run, and is none (a folder, a broken link), is no suggestion.
+        files = (name for name in self.names() if (self.runs_dir / f"{name}{RUN_SUFFIX}").is_file())
+        names = list(islice((name for name in files if name != run_id), 20))
+        hint = nearest(run_id, names) if names else "there are no runs yet; `tokenpaths trace` makes one."
+        return Problem(404, "no-such-run", f"There is no run `{run_id}`; {hint}", field="run")
+
+    @contextmanager
+    def lease(self, run_id: str) -> Iterator[Run]:
+        """The open run, which stays open at least as long as the block.
+
+        Raises Problem 404 where there is no such file and 409 where it cannot be read.
+        """
+        entry = self._entry(run_id)
+        try:
+            if entry.run is None:
+                self.identity(run_id)  # deleted while it was being opened: that is no damage, it is gone
+                raise Problem(409, "unreadable-run", str(entry.problem), field="run")
+            yield entry.run
+        finally:
+            with self._lock:
+                entry.users -= 1
+                self._close_if_unused(entry)
+
+    @contextmanager
+    def fitting(self, *run_ids: str) -> Iterator[None]:
+        """For a block that answers from runs: Problem 409 where a run that was not sealed here makes it fail.
+
+        Whoever made a run may write any numbers into it, also such as fit to no others. With runs that were sealed
+        here alone, what nobody foresaw is a fault of this program and stays one.
+        """
+        try:
+            yield
+        except (Problem, UserError, OSError, MemoryError):  # said already; or the fault of a disk, a pipe, a machine
+            raise
+        except Exception as error:
+            foreign = [run_id for run_id in run_ids if is_name(run_id) and not self._sealed_here(run_id)]
+            if not foreign or is_disk_full(error):
+                raise
+            log.warning("run %s from elsewhere does not fit together", foreign[0], exc_info=error)
+            raise Problem(
+                409,
+                "unreadable-run",
+                f"Run {foreign[0]} cannot be answered: it came from elsewhere, and its tables "
+                f"do not fit together ({type(error).__name__}); copy it again or trace the run again.",
+                field="run",
+            ) from error
+
+    def must_be_read(self, run_id: str) -> bool:
+        """Whether asking for the run would wait for its first reading."""
+        try:
+            return self.strangers is not None and is_name(run_id) and self._look(self.path(run_id)).state == "unread"
+        except OSError:
+            return False
+
+    def read_first(self, run_id: str) -> None:
+        """Wait for the first reading of a run from elsewhere; how it ended is told when the run is opened."""
+        if self.strangers is not None:
+            with suppress(OSError):
+                self.strangers.problem(self.path(run_id))
+
+    def _sealed_here(self, run_id: str) -> bool:
+        try:
+            return is_sealed_here(self.path(run_id))
+        except OSError:  # deleted meanwhile: nobody knows any more
+            return True
+
+    def ask(self, run_id: str, question: Callable[[Run], Any]) -> Any:
+        """``question`` answered by the open run."""
+        with self.lease(run_id) as run:
+            return question(run)
+
+    def _entry(self, run_id: str) -> Entry:
+        """The entry of a run, opened or known to be broken, with one more user."""
+        path = self.path(run_id)
+        with self._lock:
+            identity = self.identity(run_id)
+            entry = self._entries.get(run_id)
+            if entry is None or entry.identity != identity:
+                self.forget(run_id)
+                entry = self._entries[run_id] = Entry(identity)
+            self._entries.move_to_end(run_id)
+            entry.users += 1
+            self._shrink()
+        with entry.lock:  # only those who want this file wait for it to open
+            if entry.run is None and time.monotonic() - entry.looked_at > LOOK_AGAIN_SECONDS:
+                self._open(entry, path)
+        return entry
+
+    def _open(self, entry: Entry, path: Path) -> None:
+        from tokenpaths.engine.base.store_errors import QueryTimeout
+        from tokenpaths.engine.store.ask.run import Run
+
+        try:
+            entry.problem = self.strangers.problem(path) if self.strangers is not None else None
+            if entry.problem is None:
+                entry.run = Run.open(path, time_limit_s=self.time_limit_s)
+                return
+        except QueryTimeout:
+            entry.problem = f"Run {path.stem} took too long to open, the machine is busy; try again in a moment."
+        except UserError as error:
+            entry.problem = str(error)
+        except Exception as error:  # a broken file can break anywhere in the reader
+            entry.problem = (
+                f"The file of run {path.stem} cannot be read ({type(error).__name__}); "
+                "copy it anew, trace again or delete it."
+            )
+        entry.looked_at = time.monotonic()
+
+    def _shrink(self) -> None:
+        """Close the longest unused files where too many are open (with the lock held)."""
+        idle = [name for name, entry in self._entries.items() if entry.users == 0]
+        for name in idle[: max(0, len(self._entries) - self.max_open)]:
+            self.forget(name)
+
+    def forget(self, run_id: str) -> None:
+        """Close the run as soon as nobody uses it; the next lease opens the file anew."""
+        with self._lock:
+            entry = self._entries.pop(run_id, None)
+            if entry is not None:
+                entry.retired = True
+                self._close_if_unused(entry)
+
+    def _close_if_unused(self, entry: Entry) -> None:
+        if entry.retired and entry.users == 0 and entry.run is not None:
+            run, entry.run = entry.run, None
+            run.close()
+
+    def cards(self, *, wait: bool = True) -> list[Card]:
+        """A card for every run file, newest first; unreadable ones last, with a sentence.
+
+        Without ``wait``, runs that must be read first are listed as ``being_read``, and read in the background.
+        """
+        found = [card for card in (self.card(name, wait=wait) for name in self.names()) if card is not None]
+        if not wait:
+            self._read_later([card["run"] for card in found if card["status"] == "being_read"])
+        return sorted(found, key=card_key, reverse=True)
+
+    def _read_later(self, run_ids: list[str]) -> None:
+        if self.strangers is None:
+            return
+
+        def changed(file: Path) -> float:
+            try:
+                return os.stat(file).st_mtime
+            except OSError:
+                return 0.0
+
+        files = [self.path(run_id) for run_id in run_ids]
+        self.strangers.later(sorted(files, key=changed, reverse=True))  # what is new is looked for first
+
+    def card(self, run_id: str, *, wait: bool = True) -> Card | None:
+        """The card of one run, remembered until its file changes; None when it was deleted meanwhile."""
+        from tokenpaths.engine.store.ask.answers import card
+
+        if not is_name(run_id):
+            return card(run_id, None, f"The file name {run_id!r} {NO_NAME}")
+        try:
+            identity = self.identity(run_id)
+            known = self._cards.get(run_id)
+            if known is None or known[0] != identity:
+                look = self._look(self.path(run_id))
+                if not wait and look.state == "unread":
+                    return card(run_id, None) | {"status": "being_read"}
+                if not wait and look.state == "refused":
+                    return card(run_id, None, look.sentence)
+                with self.fitting(run_id):
+                    known = self._cards[run_id] = (identity, self.ask(run_id, _checked_card))
+            return known[1]
+        except Problem as problem:
+            return card(run_id, None, problem.detail) if problem.status == 409 else None
+        except UserError as error:
+            return card(run_id, None, str(error))
+        except OSError:
+            return None
+
+    def _look(self, file: Path) -> Look:
+        return self.strangers.look(file) if self.strangers is not None else Look("known")
+
+    def folder_identity(self) -> str:
+        """A word that changes when any run comes, goes, is replaced or has been read for the first time."""
+        parts = []
+        for name in self.names():
+            file = self.runs_dir / f"{name}{RUN_SUFFIX}"
+            try:
+                parts.append(f"{file_identity(file)} {self._look(file).state}")
+            except OSError:
+                continue
+        with self._lock:
+            broken = any(entry.problem for entry in self._entries.values())
+        if broken:  # a problem may pass: the list is made anew as often as such a file is looked at again
+            parts.append(str(int(time.monotonic() / LOOK_AGAIN_SECONDS)))
+        return hashlib.sha256("".join(parts).encode()).hexdigest()[:24]
+
+    def place(self, card: Card, at: float) -> tuple[str, str]:
+        """Where a run stood in a list that was begun ``at`` (seconds since 1970): as ``card_key``.
+
+        Who pages through a list finds each run once, also one that was read for the first time meanwhile and has
+        got the date by which it is sorted.
+        """
+        run_id = str(card["run"])
+        if self.strangers is None or not is_name(run_id):
+            return card_key(card)
+        read_at = self.strangers.read_at(self.path(run_id))
+        return ("", run_id) if read_at > at - CLOCKS_APART_S else card_key(card)
+
+    def delete(self, run_id: str) -> None:
+        """Unlink the file of a run; of two who delete at once, one gets Problem 404."""
+        path = self.path(run_id)
+        self.forget(run_id)
+        try:
+            path.unlink()
+        except (FileNotFoundError, IsADirectoryError):
+            raise self._missing(run_id) from None
+        self._cards.pop(run_id, None)
+        forget_mark(path)
+        if self.strangers is not None:
+            self.strangers.forget(path)
+
+    def count_unread(self) -> int:
+        """How many runs from elsewhere are being read for the first time, or wait for it."""
+        return self.strangers.count_unread() if self.strangers is not None else 0
+
+    def count_open(self) -> int:
+        """How many files are open now."""
+        with self._lock:
+            return sum(entry.run is not None for entry in self._entries.values())
+
+    def close(self) -> None:
+        """Close everything that nobody uses, and stop reading in the background."""
+        if self.strangers is not None:
+            self.strangers.close()
+        for name in list(self._entries):
+            self.forget(name)
+
+
+def _checked_card(run: Run) -> Card:
+    """The card as the list will show it: one that is none must not spoil the list of all."""
+    from tokenpaths.backend.schemas.runs import Card as Shown
+
+    found = run.card()
+    Shown.model_validate(found)
+    return found
+
+
+NO_NAME = (
+    "cannot be the name of a run: letters, digits, `-` and `_`, at most 64, the first a letter or digit, "
+    "and not a device name of Windows."
+)
+
+
+def card_key(card: Card) -> tuple[str, str]:
+    """Sorts runs by age, then name."""
+    return str(card.get("created_at") or ""), str(card["run"])

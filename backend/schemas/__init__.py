@@ -1,0 +1,1 @@
+"""Schemas of all answers, one file a topic, as in ``routes``."""

@@ -1,0 +1,196 @@
+"""The shapes of answers about what paths know, what is specific to a label, searched tokens and saved searches."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from tokenpaths.backend.schemas.runs import Count, Counted, Example, Rank, Ribbon, Shape, Share
+
+Lift = Annotated[float, Field(description="Share here / share in the run; 1 = as everywhere")]
+Low = Annotated[float | None, Field(description="Lower end of the 95 % interval, samples taken as what was drawn")]
+High = Annotated[float | None, Field(description="Upper end of the 95 % interval")]
+
+
+class KnownProperty(Shape):
+    """How much paths tell of one property of tokens, beside shuffles of it."""
+
+    property: str = Field(
+        description="`label`, `prediction`, `token_id`, `predicted_id`, `word_class`, `sentence_end`, `position` "
+        "(token 0, 1–2, 3–6 … of its text), `region` or `place` (3 × 3 cells of the picture)"
+    )
+    values: int = Field(description="Different values among the tokens")
+    shuffled: Literal["samples", "sequences"] = Field(
+        description="`samples`: whole samples, whose tokens share the property; `sequences`: each sample got the "
+        "values of another one of about its length, in their order, from a random token on"
+    )
+    nmi: float = Field(description="2·I(path; property) / (H(path) + H(property)), 0 … 1")
+    null_mean: float = Field(description="Its mean over shuffles")
+    null_low: float = Field(description="95 % of the shuffles lie between this and `null_high`")
+    null_high: float
+    p_value: float = Field(description="(1 + shuffles at least as high) / (1 + shuffles)")
+    num_tokens: int = Field(description="Tokens of which the property is known")
+    untrained_nmi: float | None = Field(description="NMI with the untrained twin's paths of the same tokens")
+    untrained_null_mean: float | None = Field(description="Beside the same shuffles")
+    untrained_null_low: float | None
+    untrained_null_high: float | None
+    untrained_p_value: float | None
+
+
+class UnknownProperty(Shape):
+    """A property that says nothing here."""
+
+    property: str
+    reason: str = Field(description="Why, in words")
+
+
+class Knowledge(Shape):
+    """What paths know about tokens and samples; what stands out most from its null comes first."""
+
+    run: str
+    shuffles: int
+    seed: int
+    counted: Counted
+    cells: int = Field(description="`place` cuts the picture into cells × cells")
+    properties: list[KnownProperty]
+    unknown: list[UnknownProperty]
+    untrained_reason: str | None = Field(description="Why there are no numbers of the untrained twin, in words")
+    reason: str | None = Field(description="Why there is nothing to show, in words")
+
+
+class LabelShare(Shape):
+    """A label's share of the tokens that have one."""
+
+    label: str
+    share: Share
+
+
+class SpecificRow(Shape):
+    """A path or a module, and the label that it is most specific to."""
+
+    rank: Rank | None = None
+    ribbon: Ribbon | None = None
+    step: int | None = None
+    module: int | None = None
+    name: str | None = None
+    kind: str | None = None
+    label: str
+    count: int = Field(description="Tokens of the label here")
+    of: int = Field(description="Tokens here, of all labels")
+    num_samples: int = Field(description="Samples of the label here")
+    share: Share
+    base: float = Field(description="Share of the label in the run")
+    lift: Lift
+    low: Low
+    high: High
+
+
+class Specific(Shape):
+    """Paths or modules most specific to a label, by the lower end of their lift."""
+
+    run: str
+    of: Literal["path", "module"]
+    label: str | None
+    least: int
+    counted: Counted
+    num_candidates: int = Field(description="Paths or modules with enough tokens, of which these are the first")
+    labels: list[LabelShare]
+    rows: list[SpecificRow]
+    reason: str | None = Field(description="Why there is nothing to show, in words")
+
+
+class Found(Shape):
+    """How many tokens were found."""
+
+    num_tokens: Count
+    share: Share
+    num_samples: int = Field(description="Samples that they come from")
+    low: Low = None
+    high: High = None
+
+
+class WordCount(Shape):
+    """A word and how many of the found tokens stand in it."""
+
+    word: str
+    count: int
+
+
+class TakenPath(Shape):
+    """A path of the found tokens."""
+
+    rank: Rank
+    ribbon: Ribbon
+    count: int = Field(description="Found tokens on it")
+    share: float = Field(description="Of the found tokens")
+    of: int = Field(description="All tokens on it")
+    share_of_all: float = Field(description="Of all tokens")
+    lift: Lift
+    low: Low
+    high: High
+
+
+class TakenModule(Shape):
+    """How much more, or less, the found tokens choose a module than the others."""
+
+    step: int
+    module: int
+    name: str
+    kind: str
+    count: int = Field(description="Found tokens that choose it")
+    share: float = Field(description="Of the found tokens")
+    share_of_others: float = Field(description="Of all other tokens")
+    delta: float = Field(description="Contrast Δ: the difference of both shares")
+    low: Low
+    high: High
+
+
+class Wanted(Shape):
+    """The question, as it was understood."""
+
+    q: str | None
+    kind: str | None
+    reading: str
+    label: str | None
+    paths: list[int]
+    through: list[str]
+    ranks: list[int] | None
+    compute: list[float] | None
+    reuse: list[float] | None
+
+
+class FoundExample(Example):
+    """One found token, and the rank of its path."""
+
+    rank: Rank
+
+
+class TokenSearch(Shape):
+    """Tokens that were looked for, the paths that they take and the modules that they prefer."""
+
+    run: str
+    wanted: Wanted
+    counted: Counted
+    found: Found
+    words: list[WordCount] = Field(description="The most frequent words among them")
+    least: int
+    num_paths: int = Field(description="Different paths that they take")
+    paths: list[TakenPath] = Field(description="Most taken first")
+    modules: list[TakenModule] = Field(description="Those that differ most surely from the other tokens first")
+    modules_reason: str | None = Field(description="Why there are no modules or no intervals, in words")
+    examples: list[FoundExample]
+    reason: str | None = Field(description="Why nothing was found, in words")
+
+
+class SavedSearch(Shape):
+    """An address of the page under a name of one's own."""
+
+    name: str
+    query: dict[str, str] = Field(description="The query of the page's address", examples=[{"view": "paths"}])
+    saved_at: str = Field(description="When, UTC, ISO 8601")
+
+
+class SavedSearches(Shape):
+    """All saved searches, by name."""
+
+    searches: list[SavedSearch]

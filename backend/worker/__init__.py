@@ -1,0 +1,1 @@
+"""The engine worker: the process that holds models, and how the API talks to it."""

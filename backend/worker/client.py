@@ -1,0 +1,123 @@
+"""How the API talks to the engine worker; a worker that is away is a 503 problem, never a traceback."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+from tokenpaths.backend.http.uploads import TraceForm
+from tokenpaths.backend.logs import REQUEST_ID_HEADER, request_id
+from tokenpaths.backend.metrics import Metrics
+from tokenpaths.backend.problems import Problem
+from tokenpaths.backend.settings import Settings
+from tokenpaths.backend.worker.worker import SECRET_HEADER
+
+LOOK_SECONDS = 1.0
+LIST_SECONDS = 10.0
+"""for what takes the worker a moment: one that is just starting would keep every view with a list of models waiting"""
+
+
+class WorkerClient:
+    """Calls to the worker; belongs to one event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        host = "127.0.0.1" if settings.worker_host in ("", "0.0.0.0", "::") else settings.worker_host
+        host = f"[{host}]" if ":" in host else host
+        self.url = settings.worker_url or f"http://{host}:{settings.worker_port}"
+        secret = settings.worker_secret.get_secret_value() if settings.worker_secret else ""
+        self.limit_s = settings.trace_seconds
+        self.client = httpx.AsyncClient(
+            base_url=self.url,
+            headers={SECRET_HEADER: secret},
+            timeout=httpx.Timeout(settings.trace_seconds, connect=2.0),
+            trust_env=False,  # a proxy of the environment must not see the secret
+        )
+
+    async def models(self) -> dict[str, Any]:
+        """{"models": [row …]}"""
+        return await self._call("GET", "/models", limit_s=LIST_SECONDS)
+
+    async def model(self, name: str) -> dict[str, Any]:
+        """The row of one model with its config and card."""
+        return await self._call("GET", f"/models/{name}", limit_s=LIST_SECONDS)
+
+    async def trace(self, form: TraceForm) -> dict[str, Any]:
+        """Trace one sample; the answer of ``POST /traces``."""
+        if form.text is not None:
+            query, content = {"kind": "text"}, form.text.encode()
+        else:
+            query, content = {"kind": "image"}, form.image or b""
+        controls = json.dumps(form.controls).encode()  # first in the body: they may be too long for an address
+        query |= {"model": form.model, "source": form.file_name or "upload", "controls_bytes": str(len(controls))}
+        query["purpose"] = form.purpose
+        return await self._call("POST", "/traces", params=query, content=controls + content)
+
+    async def look(self, metrics: Metrics) -> None:
+        """Note whether the worker answers, and how full its GPUs are; never raises and waits for a second at most."""
+        try:
+            answer = (await self.client.get("/healthz", timeout=LOOK_SECONDS)).json()
+            gpus = answer["gpus"]
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            metrics.worker_up.set(0)
+            metrics.gpu_memory.clear()
+            return
+        metrics.worker_up.set(1)
+        for gpu in gpus:
+            for what in ("used", "total"):
+                metrics.gpu_memory.labels(gpu["device"], what).set(gpu[what])
+
+    async def _call(self, method: str, path: str, limit_s: float | None = None, **options: Any) -> dict[str, Any]:
+        """``limit_s``: of a small question; else as long as a trace may take."""
+        if limit_s is not None:
+            options["timeout"] = httpx.Timeout(min(limit_s, self.limit_s), connect=2.0)
+        try:
+            known = {REQUEST_ID_HEADER: request_id.get()}
+            answer = await self.client.request(method, path, headers=known, **options)
+            body = answer.json()
+        except httpx.TimeoutException as error:
+            if isinstance(error, httpx.ConnectTimeout):
+                raise worker_away() from None
+            if limit_s is not None:
+                raise Problem(
+                    503,
+                    "worker-slow",
+                    f"The engine worker did not answer within {LIST_SECONDS:g} s: it is starting "
+                    "or has much to do; try again in a moment. Runs can still be read.",
+                    headers={"retry-after": "5"},
+                ) from None
+            raise Problem(
+                503,
+                "worker-slow",
+                f"The engine worker did not answer within {self.limit_s:g} s; try again with something smaller.",
+                headers={"retry-after": "10"},
+            ) from None
+        except (httpx.TransportError, json.JSONDecodeError):
+            raise worker_away() from None
+        if answer.is_success and isinstance(body, dict):
+            return body
+        raise relayed(answer.status_code, body)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.client.aclose()
+
+
+def relayed(status: int, body: Any) -> Problem:
+    """The worker's problem as one of ours; what only API and worker have to settle becomes a 503."""
+    if not isinstance(body, dict) or "detail" not in body or status == 401:
+        return worker_away()
+    kind = str(body.get("type", "")).removeprefix("urn:tokenpaths:") or "worker"
+    headers = {"retry-after": "2"} if status == 503 else None
+    return Problem(status, kind, str(body["detail"]), field=body.get("field"), headers=headers)
+
+
+def worker_away() -> Problem:
+    """503 for a worker that does not answer."""
+    return Problem(
+        503,
+        "worker-away",
+        "The engine worker does not answer, so nothing can be traced now; it is restarted by `tokenpaths up`. "
+        "Runs can still be read.",
+        headers={"retry-after": "5"},
+    )

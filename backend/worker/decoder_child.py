@@ -1,0 +1,86 @@
+"""The process that decodes images: ``python -m tokenpaths.backend.worker.decoder_child <megabytes>``. Imports as little
+as it can.
+
+Frames, both ways: 8 bytes length (big endian), then as many bytes. A request is the file's bytes. An answer is
+one line of JSON, then raw RGB pixels, row by row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import IO
+
+MAX_FRAME_BYTES = 128 * 2**20
+
+
+def write_frame(pipe: IO[bytes], data: bytes) -> None:
+    """Send one frame."""
+    pipe.write(len(data).to_bytes(8, "big"))
+    pipe.write(data)
+    pipe.flush()
+
+
+def read_frame(pipe: IO[bytes]) -> bytes:
+    """Receive one frame; EOFError when the other side is gone."""
+    head = pipe.read(8)
+    length = int.from_bytes(head, "big")
+    if len(head) < 8 or length > MAX_FRAME_BYTES:
+        raise EOFError
+    data = pipe.read(length)
+    if len(data) < length:
+        raise EOFError
+    return data
+
+
+def serve(memory_megabytes: int) -> None:
+    """The child: decode until the pipe closes."""
+    from tokenpaths.backend.worker.syscalls import die_with_parent, refuse_the_rest
+    from tokenpaths.engine.base.errors import UserError
+    from tokenpaths.engine.data.images import decode_upload
+
+    die_with_parent()  # nobody else would end an image that takes for ever
+    confine(memory_megabytes)
+    refuse_the_rest()
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    while True:
+        try:
+            data = read_frame(requests)
+        except EOFError:
+            return
+        pixels = b""
+        try:
+            image = decode_upload(data).convert("RGB")
+            header: dict[str, int | str] = {"width": image.width, "height": image.height}
+            pixels = image.tobytes()
+        except UserError as error:
+            header = {"status": getattr(error, "status", 422), "problem": str(error)}
+        except MemoryError:
+            header = {"status": 413, "problem": "The image needs too much memory to decode; make it smaller."}
+        write_frame(answers, json.dumps(header).encode() + b"\n" + pixels)
+
+
+def confine(memory_megabytes: int, *, threads: bool = False) -> None:
+    """Limit what this process can do, as far as the system knows limits (POSIX); ``threads``: it may start some."""
+    try:
+        import resource
+    except ImportError:  # Windows: the time limit of the parent remains
+        return
+    limits = {
+        "RLIMIT_AS": memory_megabytes * 2**20,
+        "RLIMIT_FSIZE": 0,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_NOFILE": 16,
+        "RLIMIT_NPROC": 0,
+    }
+    if threads:
+        del limits["RLIMIT_NPROC"]
+        limits["RLIMIT_NOFILE"] = 256
+    for name, value in limits.items():
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            resource.setrlimit(getattr(resource, name), (value, value))
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

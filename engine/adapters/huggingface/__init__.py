@@ -1,0 +1,1 @@
+"""Hugging Face mixtures of experts, read at their gates."""

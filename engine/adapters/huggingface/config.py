@@ -1,0 +1,198 @@
+"""A folder of Hugging Face checkpoints, and what a ``config.json`` says of layers and experts. No torch.
+
+Jobs name a checkpoint ``hf:<folder>``: a folder in the one that the operator has set aside for them, never a path and
+never a name on the hub, since whoever submits a job may be another machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from tokenpaths.engine.base.errors import UserError
+
+PREFIX = "hf:"
+CONFIG = "config.json"
+NOT_TRACED = {
+    "diffusion_gemma": "it fills blocks of text by diffusion, so there is no next token whose loss could be kept",
+    "doge": "its experts are rows of a table, picked by product keys inside the block: no gate gives ids or weights",
+    "granite_docling": "its router weighs tiles of an image, it picks no experts",
+    "nllb-moe": "it is an encoder-decoder, and an expert that is full drops tokens: what a token does depends on the "
+    "rest of its batch",
+    "openai_privacy_filter": "it labels tokens and predicts no next one",
+    "qwen3_omni_moe": "as a whole it is opened by none of the classes for text; it takes and makes speech",
+    "switch_transformers": "it is an encoder-decoder, and an expert that is full drops tokens: what a token does "
+    "depends on the rest of its batch",
+    "vitpose_backbone": "its experts are picked by the name of the data set, not by a router",
+}
+"""routed architectures of transformers 5.23 that are refused, and why"""
+FOLDER_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+"""of a checkpoint folder: names of the hub, without their owner, fit"""
+MOST_CONFIG_BYTES = 16_000_000
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "moe_top_k")
+_LAYERS = ("num_hidden_layers", "n_layers", "num_layers")
+_PARTS = ("text_config", "ffn_config")
+"""where an architecture writes what belongs to its text model, or to its experts"""
+
+
+def is_huggingface(model: str) -> bool:
+    """Whether a model's name means a Hugging Face checkpoint."""
+    return model.startswith(PREFIX)
+
+
+def checkpoint_folder(parent: Path | None, model: str) -> Path:
+    """The folder of ``hf:<name>`` inside ``parent``; nothing in it is read.
+
+    Raises:
+        UserError: no folder of checkpoints is set, a name that is a path, no such folder, a link that leads out of
+            ``parent``, or a folder without a configuration (``field`` is ``model``).
+    """
+    name = model.removeprefix(PREFIX)
+    if parent is None:
+        raise UserError(
+            f"{model[:80]!r} cannot be looked for: the setting `huggingface_dir`, the folder that holds Hugging Face "
+            "checkpoints for jobs, is not set.",
+            field="model",
+        )
+    if not re.fullmatch(FOLDER_PATTERN, name) or ".." in name:
+        raise UserError(
+            f"{name[:80]!r} is no name of a folder of checkpoints: give `hf:` and the name alone of a folder in "
+            f"{parent}, without a path.",
+            field="model",
+        )
+    folder = parent / name
+    if not folder.is_dir():
+        raise UserError(f"There is no checkpoint {name!r} in {parent}; {_nearest(name, parent)}", field="model")
+    if not folder.resolve().is_relative_to(parent.resolve()):
+        raise UserError(f"{name!r} is a link that leads out of {parent}; put the checkpoint there.", field="model")
+    if not (folder / CONFIG).is_file():
+        raise UserError(
+            f"The folder {name} in {parent} holds no {CONFIG}, so it is no Hugging Face model.", field="model"
+        )
+    return folder
+
+
+def _nearest(name: str, parent: Path) -> str:
+    there = sorted(entry.parent.name for entry in parent.glob(f"*/{CONFIG}")) if parent.is_dir() else []
+    if not there:
+        return "there is none yet." if parent.is_dir() else "that folder is not there."
+    close = get_close_matches(name, there, n=1, cutoff=0.5)
+    listed = ", ".join(there[:20]) + (", …" if len(there) > 20 else "")
+    return f"did you mean {close[0]!r}? There are: {listed}." if close else f"there are: {listed}."
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """``config.json`` as it stands there.
+
+    Raises:
+        UserError: it cannot be read, is no JSON object, names no ``model_type``, or one that cannot be traced.
+    """
+    file = folder / CONFIG
+    try:
+        if file.stat().st_size > MOST_CONFIG_BYTES:
+            raise ValueError("too large")
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        raise UserError(f"The {CONFIG} of {folder.name} cannot be read.", field="model") from None
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise UserError(
+            f"The {CONFIG} of {folder.name} names no model_type, so it is no Hugging Face model.", field="model"
+        )
+    kind = config["model_type"]
+    if kind in NOT_TRACED:
+        raise UserError(f"{folder.name} is of type {kind!r}, which cannot be traced: {NOT_TRACED[kind]}", field="model")
+    return config
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What there is to choose from, as far as a configuration says it; None where it does not."""
+
+    layers: int | None
+    """that route: the steps"""
+    choices: int | None
+    """of a layer: its experts, and choices that cost nothing"""
+    top_k: int | None
+
+
+def layout_of(config: Mapping[str, Any]) -> Layout:
+    """Layers that route, choices of each and how many of them a token gets, read from a configuration.
+
+    Raises:
+        UserError: a dense model: nothing in its configuration speaks of experts.
+    """
+    text = config.get("text_config")
+    own = text if isinstance(text, Mapping) else config
+    experts, top_k = _number(own, _EXPERTS), _number(own, _TOP_K)
+    if experts is None and not _speaks_of_experts(own) or experts == 0:
+        raise UserError(
+            f"a model of type {str(config.get('model_type'))[:60]!r} whose {CONFIG} names no experts "
+            f"({', '.join(_EXPERTS)}): it has no gates, so no expert can be banned",
+            field="model",
+        )
+    kind = str(own.get("model_type") or config.get("model_type"))
+    free = 1 if kind == "zaya" else _number(own, ("zero_expert_num",)) or 0
+    routed = _routed_layers(own)
+    if routed is not None and kind == "jetmoe":  # its attention has gates of its own
+        routed *= 2
+    return Layout(routed, None if experts is None else experts + free, top_k)
+
+
+def _number(config: Mapping[str, Any], names: Iterable[str]) -> int | None:
+    """The first whole number of one of these names, in the configuration or in its part for experts."""
+    for part in _with_parts(config):
+        for name in names:
+            if isinstance(part.get(name), int) and not isinstance(part[name], bool):
+                return int(part[name])
+    return None
+
+
+def _with_parts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [config, *(config[name] for name in _PARTS if isinstance(config.get(name), Mapping))]
+
+
+def _speaks_of_experts(config: Mapping[str, Any]) -> bool:
+    """Names that are not known here, but look like it: the model itself has to say."""
+    return any("expert" in name or "moe" in name for part in _with_parts(config) for name in part)
+
+
+def _routed_layers(config: Mapping[str, Any]) -> int | None:
+    layers = _number(config, _LAYERS)
+    kinds, blocks, routed = (config.get(name) for name in ("mlp_layer_types", "layers_block_type", "moe_layers"))
+    if isinstance(kinds, list):
+        return sum(kind != "dense" for kind in kinds)
+    if isinstance(blocks, list) and "moe" in blocks:
+        return blocks.count("moe")
+    if isinstance(routed, list):
+        return len(routed)
+    if layers is None:
+        return None
+
+    def given(name: str, otherwise: int) -> int:
+        found = _number(config, (name,))
+        return otherwise if found is None else found
+
+    first = given("first_k_dense_replace", given("num_dense_layers", given("moe_layer_start_index", 0)))
+    last = given("moe_layer_end_index", layers - 1)
+    last = layers - 1 if last < 0 else last
+    every = max(1, given("moe_layer_freq", 1))
+    period, offset = max(1, given("expert_layer_period", 1)), given("expert_layer_offset", 0)
+    sparse, apart = max(1, given("decoder_sparse_step", 1)), max(1, given("moe_layer_interval", 1))
+    dense = config.get("mlp_only_layers")
+    dense = dense if isinstance(dense, list) else []
+    return sum(
+        first <= i <= last
+        and i % every == 0
+        and i % period == offset % period
+        and (i + 1) % sparse == 0
+        and (i + 1) % apart == 0
+        and i not in dense
+        for i in range(layers)
+    )

@@ -1,0 +1,165 @@
+"""Record what the gates of a Hugging Face model decide while it runs.
+
+Shapes: n tokens of a forward pass (B·T positions), S gates, K slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Integer
+from tokenpaths.engine.adapters.huggingface.gates import Gate, Said, called_with, said_by
+from tokenpaths.engine.base.errors import UserError
+from torch import Tensor, nn
+
+_ROUNDING = 2**-7
+"""a weight that bfloat16 rounded may exceed 1 by so much"""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The decisions of one forward pass on the host; slot 0 holds the largest weight."""
+
+    ids: Integer[Tensor, "n S K"]
+    weights: Float[Tensor, "n S K"]
+    """in [0, 1]: what the experts got, without the scale"""
+    gate_entropy: Float[Tensor, "n S"]
+    """nats; NaN for a gate without a distribution over all experts"""
+
+
+class GateRecorder:
+    """Hooks on every gate while the context lasts; ``take`` hands out what the last forward pass decided.
+
+    A hook only keeps what the gate gave; sorting, entropy and the copy to the host happen once for all layers.
+    """
+
+    def __init__(self, gates: Sequence[Gate]) -> None:
+        self.gates = list(gates)
+        self._calls: list[tuple[Gate, Said]] = []
+        self._logits: dict[int, Tensor] = {}
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> GateRecorder:
+        seen: set[int] = set()
+        for gate in self.gates:
+            if id(gate.module) in seen:  # reached twice in a pass: one hook, two calls
+                continue
+            seen.add(id(gate.module))
+            self._handles.append(gate.module.register_forward_hook(lambda m, _a, out, g=gate: self._hear(g, m, out)))
+            if gate.at_experts:
+                self._handles.append(
+                    gate.hooked.register_forward_pre_hook(
+                        lambda m, args, kwargs, g=gate: self._hear_experts(g, args, kwargs), with_kwargs=True
+                    )
+                )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._calls.clear()
+
+    def _hear(self, gate: Gate, module: nn.Module, output: Any) -> None:
+        if gate.at_experts:
+            self._logits[id(gate.module)] = output
+            return
+        said = said_by(module, output)
+        assert said is not None, "find_gates saw ids and weights"
+        self._calls.append((gate, said if gate.probabilities else replace(said, logits=None)))
+
+    def _hear_experts(self, gate: Gate, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        said = called_with(args, kwargs)
+        assert said is not None, "find_gates saw ids and weights"
+        logits = self._logits.pop(id(gate.module), None)
+        self._calls.append((gate, replace(said, logits=logits if isinstance(logits, Tensor) else None)))
+
+    def take(self, keep: Bool[Tensor, " n"]) -> Recorded:
+        """The decisions since the last call, at the positions of the pass that ``keep`` marks.
+
+        Raises:
+            UserError: a gate gave NaN, weights that are none, or spoke for another number of tokens.
+        """
+        calls, self._calls = self._calls, []
+        self._logits.clear()
+        if [gate.name for gate, _ in calls] != [gate.name for gate in self.gates]:
+            raise UserError(
+                f"{len(calls)} gates decided in this pass, {len(self.gates)} in the first one: routing that changes "
+                "its layers from text to text cannot be traced",
+                field="model",
+            )
+        for gate, said in calls:
+            if said.ids.shape[0] != len(keep):
+                raise UserError(f"{gate.name} decided for {said.ids.shape[0]} tokens of {len(keep)}", field="model")
+        recorded = _stacked(calls, keep)
+        _check_weights(recorded, self.gates)
+        return recorded
+
+
+def _stacked(calls: list[tuple[Gate, Said]], keep: Tensor) -> Recorded:
+    """All gates of a pass at once: slots by weight, scale taken out, entropy of the probabilities, on the host."""
+    device = calls[0][1].ids.device
+    ids = torch.stack([said.ids.to(device, torch.int32) for _, said in calls], dim=1)
+    weights = torch.stack([_without_scale(gate, said).to(device) for gate, said in calls], dim=1)
+    if ids.shape[2] > 1:
+        weights, order = weights.sort(dim=2, descending=True, stable=True)
+        ids = ids.gather(2, order)
+    kept = keep.to(device)
+    return Recorded(ids[kept].cpu(), weights[kept].cpu(), _entropies(calls, device)[kept].cpu())
+
+
+def _without_scale(gate: Gate, said: Said) -> Tensor:
+    weights = said.weights.float()
+    if (learned := getattr(gate.module, "per_expert_scale", None)) is not None:
+        weights = weights / learned[said.ids].float()
+    if (learned := getattr(gate.module, "global_scale", None)) is not None:
+        weights = weights / learned.float()
+    return weights / gate.divide if gate.divide != 1 else weights
+
+
+def _entropies(calls: list[tuple[Gate, Said]], device: torch.device) -> Tensor:
+    known = [(gate, said.logits) for gate, said in calls if gate.probabilities and said.logits is not None]
+    alike = len(known) == len(calls) and len({logits.shape for _, logits in known}) == 1
+    if alike and not any(_gives_probabilities(gate) for gate, _ in known):
+        logits = torch.stack([logits.to(device).float() for _, logits in known], dim=1)
+        return torch.special.entr(logits.softmax(dim=2)).sum(dim=2)
+    columns = []
+    for gate, said in calls:
+        if not gate.probabilities or said.logits is None:
+            columns.append(torch.full(said.ids.shape[:1], float("nan"), device=device))
+            continue
+        probs = said.logits.float() if _gives_probabilities(gate) else said.logits.float().softmax(dim=1)
+        columns.append(torch.special.entr(probs).sum(dim=1).to(device))
+    return torch.stack(columns, dim=1)
+
+
+def _gives_probabilities(gate: Gate) -> bool:
+    """Whether the gate hands out probabilities in the place of logits."""
+    return type(gate.module).__name__ in ("Gemma4TextRouter", "DiffusionGemmaTextRouter")
+
+
+def _check_weights(recorded: Recorded, gates: Sequence[Gate]) -> None:
+    weights = recorded.weights
+    bad = ~torch.isfinite(weights).all(dim=2).all(dim=0)
+    if bad.any():
+        raise UserError(
+            f"{gates[int(bad.nonzero()[0])].name} gave NaN or infinite weights; the checkpoint or the input is "
+            "damaged, nothing of this run was written",
+            field="model",
+        )
+    low, high = weights.amin(dim=(0, 2)), weights.amax(dim=(0, 2))
+    outside = (low < -_ROUNDING) | (high > 1 + _ROUNDING)
+    if outside.any():
+        step = int(outside.nonzero()[0])
+        raise UserError(
+            f"{gates[step].name} ({type(gates[step].module).__name__}) gave weights from {low[step]:g} to "
+            f"{high[step]:g}, and it is not known which scale they hold; weights of a run lie in [0, 1]",
+            field="model",
+        )
+    weights.clamp_(0, 1)

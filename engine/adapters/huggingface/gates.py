@@ -1,0 +1,305 @@
+"""Where a Hugging Face mixture of experts decides, and what its gate says.
+
+A gate is found by its place (a module ``gate`` or ``router`` beside ``experts``) and by what it does when a few
+tokens are sent through; it is read by forward hooks, so that a model class which drops ``output_router_logits``
+is read like every other. Ids are taken as the gate gives them and never computed again: group limits, selection
+biases and look-up tables are in them already. What the weights mean: ``hf_semantics.py``.
+
+Shapes: n tokens of a forward pass (B·T positions), S gates, K slots, M experts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Integer
+from tokenpaths.engine.adapters.expert_runs import ExpertLayer, WeightSemantics, expert_modules
+from tokenpaths.engine.adapters.huggingface.semantics import UNKNOWN, inside_scale, semantics_of
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.records import ModuleInfo
+from torch import Tensor, nn
+
+GATE_NAMES = ("gate", "router")
+"""what the gates of all architectures are called inside their block"""
+EXPERTS = "experts"
+LOOKED_FOR = (
+    "looked for a module called gate or router beside one called experts, whose output or whose experts' input "
+    "holds the ids and the weights of the chosen experts"
+)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one gate said in one call, slots in the model's own order."""
+
+    ids: Integer[Tensor, "n K"]
+    weights: Float[Tensor, "n K"]
+    """as the experts get them, scale included"""
+    logits: Float[Tensor, "n M"] | None
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One gate of a model: a step, in the order in which a token meets it."""
+
+    name: str
+    """as in ``model.named_modules()``"""
+    module: nn.Module
+    block: nn.Module
+    """the module that holds gate and experts"""
+    at_experts: bool
+    """the gate gives no ids: they are read where the experts are called"""
+    top_k: int
+    num_experts: int
+    skips: tuple[str, ...] = ()
+    """names of the choices behind the experts that cost nothing: zero experts, skipping the layer"""
+    semantics: WeightSemantics = field(default_factory=lambda: UNKNOWN)
+    divide: float = 1.0
+    """the part of the scale that is inside the gate's weights"""
+    probabilities: bool = False
+    """whether ``softmax(logits)`` is a distribution that this gate stands for"""
+
+    @property
+    def num_choices(self) -> int:
+        return self.num_experts + len(self.skips)
+
+    @property
+    def hooked(self) -> nn.Module:
+        return self.block.get_submodule(EXPERTS) if self.at_experts else self.module
+
+
+# What a gate says ---------------------------------------------------------------------------------------------
+
+
+def _from_tuple(output: Any) -> Said | None:
+    """(logits, weights, ids), in whichever order: ids are the integers, weights the floats of their shape."""
+    if not isinstance(output, tuple):
+        return None
+    tensors = [t for t in output if isinstance(t, Tensor) and t.dim() >= 2]
+    ids = [t for t in tensors if not t.is_floating_point() and t.dtype != torch.bool]
+    if len(ids) != 1:
+        return None
+    floats = [t for t in tensors if t.is_floating_point()]
+    # Where every expert is chosen, logits have the shape of weights too: they come first everywhere.
+    weights = [t for t in floats if t.shape == ids[0].shape][-1:]
+    if not weights:
+        return None
+    logits = next((t for t in floats if t is not weights[0]), None)
+    return _flat(ids[0], weights[0], logits)
+
+
+def _from_llama4(module: nn.Module, output: Any) -> Said:
+    """Scores over all experts, 0 for those not chosen: the block multiplies with exactly these."""
+    scores, logits = output
+    weights, ids = scores.topk(module.top_k, dim=-1)
+    return _flat(ids, weights, logits)
+
+
+def _from_jetmoe(module: nn.Module, output: Any) -> Said:
+    """Choices sorted by expert, with the place in (token, slot) that each came from."""
+    places, _, sorted_weights, loads, logits = output
+    experts = torch.arange(module.num_experts, device=places.device)
+    counts = torch.as_tensor(loads, device=places.device)
+    ids = torch.empty_like(places)
+    ids[places] = torch.repeat_interleave(experts, counts)
+    weights = torch.empty_like(sorted_weights)
+    weights[places] = sorted_weights
+    return _flat(ids.view(-1, module.top_k), weights.view(-1, module.top_k), logits)
+
+
+def _from_zaya(module: nn.Module, output: Any) -> Said:
+    """The last class means to skip the layer; the gate hands it on as expert 0 with weight 0."""
+    logits, weights, ids, _ = output
+    return _flat(torch.where((weights == 0) & (ids == 0), module.num_experts, ids), weights, logits)
+
+
+_SPECIAL: dict[str, Callable[[nn.Module, Any], Said]] = {
+    "Llama4Router": _from_llama4,
+    "JetMoeTopKGating": _from_jetmoe,
+    "ZayaRouter": _from_zaya,
+}
+
+
+def said_by(module: nn.Module, output: Any) -> Said | None:
+    special = _SPECIAL.get(type(module).__name__)
+    return special(module, output) if special else _from_tuple(output)
+
+
+def called_with(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Said | None:
+    """What the experts are called with: (states, ids, weights)."""
+    said = _from_tuple(tuple(v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)))
+    return None if said is None else replace(said, logits=None)
+
+
+def _flat(ids: Tensor, weights: Tensor, logits: Tensor | None) -> Said:
+    return Said(
+        ids.reshape(-1, ids.shape[-1]),
+        weights.reshape(-1, ids.shape[-1]),
+        None if logits is None else logits.reshape(-1, logits.shape[-1]),
+    )
+
+
+# Finding gates ------------------------------------------------------------------------------------------------
+
+
+def gate_candidates(model: nn.Module) -> list[tuple[str, nn.Module, nn.Module]]:
+    """(name, gate, block) of whatever stands where a gate would; needs no weights, so the model may be on meta."""
+    found = []
+    for name, block in model.named_modules():
+        children = dict(block.named_children())
+        routed = EXPERTS in children or any("ParallelExperts" in type(child).__name__ for child in children.values())
+        for child in GATE_NAMES:
+            if routed and child in children:
+                found.append((f"{name}.{child}".lstrip("."), children[child], block))
+    return found
+
+
+def find_gates(model: nn.Module, run: Callable[[], Any], config: Any) -> list[Gate]:
+    """The gates that ``run`` (a forward pass over a few tokens of text) goes through, in its order.
+
+    A gate that it does not reach (of a vision tower, of a prediction head for training) is none of the run's
+    steps; one that is reached twice is two.
+
+    Raises:
+        UserError: none was found, or one says nothing that can be read, or they pick different numbers.
+    """
+    candidates = gate_candidates(model)
+    calls: list[tuple[int, Said | None]] = []
+    inputs: dict[int, Said | None] = {}
+    handles = []
+    for index, (_, module, block) in enumerate(candidates):
+        handles.append(module.register_forward_hook(lambda m, _args, out, i=index: calls.append((i, said_by(m, out)))))
+        experts = getattr(block, EXPERTS, None)
+        if isinstance(experts, nn.Module):
+            handles.append(
+                experts.register_forward_pre_hook(
+                    lambda m, args, kwargs, i=index: inputs.__setitem__(i, called_with(args, kwargs)), with_kwargs=True
+                )
+            )
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not calls:
+        raise no_router(model, config)
+    gates = []
+    for index, said in calls:
+        name, module, block = candidates[index]
+        at_experts = said is None
+        said = inputs.get(index) if said is None else said
+        if said is None:
+            raise UserError(
+                f"{name} ({type(module).__name__}) gives no ids and weights of experts, nor do its experts get any, "
+                "so its decisions cannot be read",
+                field="model",
+            )
+        gates.append(_gate(name, module, block, said, at_experts, model, config))
+    if len({gate.top_k for gate in gates}) > 1:
+        each = ", ".join(f"{gate.name}: {gate.top_k}" for gate in gates)
+        raise UserError(f"the layers pick different numbers of experts ({each}); a run has one top-k", field="model")
+    return gates
+
+
+def no_router(model: nn.Module, config: Any) -> UserError:
+    """What to say of a model without a gate."""
+    return UserError(
+        f"{type(model).__name__} ({config.model_type}) has no router that could be traced: {LOOKED_FOR}", field="model"
+    )
+
+
+def _gate(
+    name: str, module: nn.Module, block: nn.Module, said: Said, at_experts: bool, model: nn.Module, config: Any
+) -> Gate:
+    num_experts, skips = _choices(module, block, said)
+    semantics = semantics_of(module, block, _parent(model, name, 2), config)
+    # Of a gate that is not known, nothing is taken out of the weights.
+    inside = inside_scale(module) if semantics != UNKNOWN else 1.0
+    where = "the input of the experts" if at_experts else "the output of the gate"
+    return Gate(
+        name=name,
+        module=module,
+        block=block,
+        at_experts=at_experts,
+        top_k=said.ids.shape[1],
+        num_experts=num_experts,
+        skips=skips,
+        probabilities=semantics.score_function.startswith("softmax"),
+        divide=inside,
+        semantics=replace(semantics, source=f"forward hooks: {where} ({type(module).__name__})"),
+    )
+
+
+def _parent(model: nn.Module, name: str, levels: int) -> nn.Module:
+    return model.get_submodule(".".join(name.split(".")[:-levels]))
+
+
+def _choices(module: nn.Module, block: nn.Module, said: Said) -> tuple[int, tuple[str, ...]]:
+    """How many experts there are, and what else can be chosen."""
+    kind = type(module).__name__
+    if kind == "ZayaRouter":
+        return module.num_experts, ("skip",)
+    if kind == "LongcatFlashTopkRouter":
+        free = module.n_routed_experts - module.num_experts
+        return module.num_experts, tuple(f"zero expert {i}" for i in range(free))
+    for owner in (module, getattr(block, EXPERTS, None)):
+        number = getattr(owner, "num_experts", None)
+        if isinstance(number, int):
+            return number, ()
+    if said.logits is not None:
+        return said.logits.shape[1], ()
+    raise UserError(f"{kind} does not say how many experts it chooses from", field="model")
+
+
+def common_semantics(gates: Sequence[Gate]) -> WeightSemantics:
+    """What the weights of a run mean: of most gates, with a note of those that differ."""
+    first, _ = Counter(gate.semantics for gate in gates).most_common(1)[0]
+    others: dict[WeightSemantics, list[str]] = {}
+    for gate in gates:
+        if gate.semantics != first:
+            others.setdefault(gate.semantics, []).append(gate.name)
+    notes = [first.note] if first.note else []
+    for means, names in others.items():
+        notes.append(
+            f"different in {', '.join(names)}: {means.score_function}, {means.order}, scale {means.scale:g}"
+            + (f", {means.note}" if means.note else "")
+        )
+    return replace(first, note="; ".join(notes))
+
+
+# Modules ------------------------------------------------------------------------------------------------------
+
+
+def module_table(gates: Sequence[Gate]) -> list[ModuleInfo]:
+    """Everything that can be picked: each gate's experts, and choices that cost nothing as kind ``identity``."""
+    layers = [ExpertLayer(gate.name, gate.num_experts, *_costs(gate)) for gate in gates]
+    free = [
+        ModuleInfo(step, gate.num_experts + i, name, "identity", 0, 0)
+        for step, gate in enumerate(gates)
+        for i, name in enumerate(gate.skips)
+    ]
+    return expert_modules(layers) + free
+
+
+def _costs(gate: Gate) -> tuple[int, int]:
+    """Parameters of one expert and its operations per token; (0, 0) where weights are packed bits."""
+    experts = getattr(gate.block, EXPERTS, None)
+    if isinstance(experts, nn.Module):
+        named = list(experts.named_parameters())
+    else:  # JetMoE keeps the experts of each projection apart
+        named = [
+            pair
+            for child in gate.block.children()
+            if "ParallelExperts" in type(child).__name__
+            for pair in child.named_parameters()
+        ]
+    # What is one-dimensional belongs to all experts (a norm behind them).
+    own = [(name, p) for name, p in named if p.dim() > 1]
+    if not own or not all(p.is_floating_point() for _, p in own):
+        return 0, 0
+    each = {name: p.numel() // (p.shape[0] if p.shape[0] == gate.num_choices else gate.num_experts) for name, p in own}
+    return sum(each.values()), 2 * sum(number for name, number in each.items() if "bias" not in name)

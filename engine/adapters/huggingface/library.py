@@ -1,0 +1,59 @@
+"""How the adapter talks to transformers: opened when it is needed, quietly, its errors in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tokenpaths.engine.base.errors import UserError
+
+
+class HuggingFaceError(UserError):
+    """A model that cannot be had, opened or traced."""
+
+    def __init__(self, message: str, *, field: str = "model") -> None:
+        super().__init__(message, field=field)
+
+
+def transformers_library() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise HuggingFaceError('transformers is not installed; run pip install "tokenpaths[huggingface]"') from None
+    return transformers
+
+
+class quiet:
+    """No bars and no warnings of the library for a while: what matters is said in a sentence of our own."""
+
+    def __enter__(self) -> None:
+        from transformers.utils import logging
+
+        self._level, self._bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+        logging.set_verbosity(logging.CRITICAL)
+        logging.disable_progress_bar()
+
+    def __exit__(self, *error: object) -> None:
+        from transformers.utils import logging
+
+        logging.set_verbosity(self._level)
+        if self._bars:
+            logging.enable_progress_bar()
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of a message of some library, in one line."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def with_plain_attention(make: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """``make`` with torch's own attention where the architecture can, else its plain one.
+
+    Never with what a configuration names: that may be a kernel of a repository, or one that is not installed.
+    """
+    try:
+        return make(*args, attn_implementation="sdpa", **options)
+    except ValueError as error:
+        if "scaled_dot_product_attention" not in str(error):
+            raise
+        return make(*args, attn_implementation="eager", **options)

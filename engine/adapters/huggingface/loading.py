@@ -1,0 +1,315 @@
+"""Open a Hugging Face model and its tokenizer, and find its gates.
+
+Safetensors only: a pickle may run code when it is opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenpaths.engine.adapters.huggingface.gates import Gate, find_gates, module_table
+from tokenpaths.engine.adapters.huggingface.inspection import Source
+from tokenpaths.engine.adapters.huggingface.library import (
+    HuggingFaceError,
+    first_line,
+    quiet,
+    transformers_library,
+    with_plain_attention,
+)
+from tokenpaths.engine.base.device import pick_device
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.records import ModuleInfo
+from tokenpaths.engine.data.tokenizer import Encoded
+from tokenpaths.engine.models.checkpoint import file_sha256
+from torch import Tensor, nn
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+    "spiece.model",
+)
+LONGEST_CONTEXT = 2048
+"""texts are cut into windows of so many tokens, or of what the model can take, if that is less"""
+TWIN_PARAMS = 50_000_000
+"""an untrained twin is traced beside models of at most so many parameters"""
+DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
+
+
+@dataclass
+class HuggingFaceModel:
+    """A model with its gates found, ready to be traced."""
+
+    name: str
+    model: Any
+    tokenizer: TextTokens
+    gates: list[Gate]
+    sha256: str
+    device: torch.device
+    """where inputs go"""
+    context: int
+    twin: Any = None
+    """the same architecture with other, random weights; None where the model is large"""
+    twin_gates: list[Gate] | None = None
+
+    @property
+    def modules(self) -> list[ModuleInfo]:
+        return module_table(self.gates)
+
+
+class TextTokens:
+    """A fast tokenizer: ids with the characters that they stand for.
+
+    What a tokenizer puts before a text (``<s>``) is given to the model before every window, and is no token of a
+    run: it belongs to no text.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+        full = tokenizer("a", add_special_tokens=True)["input_ids"]
+        starts = [i for i in range(len(full)) if full[i : i + len(bare)] == bare]
+        self.before: tuple[int, ...] = tuple(full[: starts[0]]) if starts and bare else ()
+
+    def encode(self, text: str) -> Encoded:
+        """Tokens of a text, without special ones; parts of one character share its span.
+
+        Raises:
+            UserError: the text holds lone surrogates, which no encoding can write down.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"the text holds a lone surrogate (U+{ord(text[error.start]):04X} at character {error.start}); only "
+                "valid Unicode text can be traced",
+                field="text",
+            ) from None
+        found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        spans = np.array(found["offset_mapping"], dtype=np.int32).reshape(-1, 2)
+        return Encoded(np.array(found["input_ids"], dtype=np.int32), spans[:, 0], spans[:, 1])
+
+    def token_texts(self) -> dict[int, str]:
+        """Readable text of every vocabulary entry; bytes that are no character become U+FFFD."""
+        number = len(self._tokenizer)
+        texts = self._tokenizer.backend_tokenizer.decode_batch([[i] for i in range(number)], skip_special_tokens=False)
+        return dict(enumerate(texts))
+
+
+def load(source: Source, device: str | None = None, dtype: str = "auto", *, twin: bool = True) -> HuggingFaceModel:
+    """Open a model and its tokenizer, and find its gates by sending a few tokens through.
+
+    ``dtype`` auto keeps the checkpoint's own. Where several GPUs are there and ``device`` is not given, layers are
+    spread over them (with accelerate installed).
+
+    Raises:
+        HuggingFaceError: pickled, missing or damaged weights, no fast tokenizer, NaN weights.
+        UserError: there is no such device, or no gate can be read.
+    """
+    check_options(device, dtype)
+    place = _placement(device)
+    files = _weight_files(source)
+    tokenizer = _tokenizer(source)
+    model = _open(source, files[0].parent, DTYPES[dtype], place)
+    _refuse_nan(source.name, model)
+    inputs_device = model.get_input_embeddings().weight.device
+    config = model.config.get_text_config()
+    gates = find_gates(model, lambda: _probe(model, inputs_device), config)
+    loaded = HuggingFaceModel(
+        name=source.name,
+        model=model,
+        tokenizer=tokenizer,
+        gates=gates,
+        sha256=weights_sha256(files),
+        device=inputs_device,
+        context=_context(config, len(tokenizer.before)),
+    )
+    if twin and sum(p.numel() for p in model.parameters()) <= TWIN_PARAMS:
+        loaded.twin = _untrained(source, model, inputs_device)
+        loaded.twin_gates = find_gates(loaded.twin, lambda: _probe(loaded.twin, inputs_device), config)
+    return loaded
+
+
+def check_options(device: str | None, dtype: str) -> None:
+    """UserError when there is no such device or number format."""
+    if dtype not in DTYPES:
+        raise UserError(f"{dtype[:40]!r} is no number format; give {', '.join(DTYPES)}", field="dtype")
+    if device is not None:
+        pick_device(device)
+
+
+def _placement(device: str | None) -> dict[str, Any]:
+    """``device_map`` over several GPUs, else the one device to move the model to."""
+    if device is None and torch.cuda.device_count() > 1:
+        from importlib.util import find_spec
+
+        if find_spec("accelerate"):
+            return {"device_map": "auto"}
+    return {"device": pick_device(device)}
+
+
+def _weight_files(source: Source) -> list[Path]:
+    """The safetensors files of a model, fetched if need be."""
+    index = source.file(INDEX)
+    if index is None:
+        single = source.file(WEIGHTS)
+        if single is None:
+            raise HuggingFaceError(f"{source.name} holds no {WEIGHTS}{_pickles_there(source)}")
+        return [single]
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError, OSError):
+        raise HuggingFaceError(f"{source.name}: {INDEX} cannot be read: it should map names to files") from None
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise HuggingFaceError(f"{source.name}: {INDEX} names {str(name)[:80]!r}, which is no safetensors file")
+    files = [source.file(name) for name in names]
+    if not files or None in files:
+        missing = names[files.index(None)] if files else "no file"
+        raise HuggingFaceError(f"{source.name}: {missing} is missing, {INDEX} names it")
+    return [file for file in files if file is not None]
+
+
+def _pickles_there(source: Source) -> str:
+    if source.folder is None:
+        return (
+            " in your cache or on the hub: only safetensors are read, never a pickle; a model that was fetched in "
+            "part needs the network once more"
+        )
+    found = sorted(p.name for p in source.folder.iterdir() if p.suffix in _PICKLES)
+    if not found:
+        return ", so there are no weights to load"
+    return f", only {found[0]}: a pickle may run code when it is opened; save the model as safetensors"
+
+
+def weights_sha256(files: Sequence[Path]) -> str:
+    """SHA-256 of one file, or of the names and sums of several, in order of name."""
+    if len(files) == 1:
+        return file_sha256(files[0])
+    together = hashlib.sha256()
+    for file in sorted(files, key=lambda f: f.name):
+        together.update(f"{file.name} {file_sha256(file)}\n".encode())
+    return together.hexdigest()
+
+
+def _tokenizer(source: Source) -> TextTokens:
+    if source.folder is None:
+        found = [path for name in TOKENIZER_FILES if (path := source.file(name))]
+    else:
+        found = [source.folder / name for name in TOKENIZER_FILES if (source.folder / name).is_file()]
+    if not any(path.name not in ("tokenizer_config.json", "special_tokens_map.json") for path in found):
+        raise HuggingFaceError(f"{source.name} holds no tokenizer (tokenizer.json), which is needed to read texts")
+    with quiet():
+        try:
+            tokenizer = transformers_library().AutoTokenizer.from_pretrained(
+                found[0].parent, trust_remote_code=False, local_files_only=True, use_fast=True
+            )
+        except Exception as error:
+            raise HuggingFaceError(f"{source.name}: the tokenizer cannot be opened: {first_line(error)}") from None
+    if not getattr(tokenizer, "is_fast", False):
+        raise HuggingFaceError(
+            f"{source.name} has a slow tokenizer ({type(tokenizer).__name__}), which does not say which characters a "
+            "token stands for; a tokenizer.json is needed"
+        )
+    return TextTokens(tokenizer)
+
+
+def _open(source: Source, folder: Path, dtype: Any, place: dict[str, Any]) -> Any:
+    options = {
+        "config": source.config,
+        "dtype": dtype,
+        "use_safetensors": True,
+        "trust_remote_code": False,
+        "local_files_only": True,
+        "output_loading_info": True,
+    }
+    if "device_map" in place:
+        options["device_map"] = place["device_map"]
+    try:
+        with quiet():
+            model, info = with_plain_attention(source.auto_class.from_pretrained, folder, **options)
+        if "device" in place:
+            model = model.to(place["device"])
+    except torch.OutOfMemoryError:
+        raise HuggingFaceError(
+            f"{source.name} does not fit into the memory of the device; try --dtype bfloat16, or --device cpu",
+            field="device",
+        ) from None
+    except Exception as error:
+        raise HuggingFaceError(f"{source.name} cannot be opened: {first_line(error)}") from None
+    missing = sorted(info.get("missing_keys", ()))
+    if missing:
+        raise HuggingFaceError(
+            f"{source.name}: its files lack {len(missing)} of the model's weights, the first is {missing[0]}; "
+            "random numbers would stand in for them"
+        )
+    return model.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def _refuse_nan(name: str, model: nn.Module) -> None:
+    for key, parameter in model.named_parameters():
+        if parameter.is_meta or not parameter.is_floating_point() or parameter.element_size() < 2:
+            continue
+        rows = parameter if parameter.dim() > 1 else parameter.view(1, -1)
+        if not all(bool(torch.isfinite(row).all()) for row in rows.split(max(1, 2**26 // max(1, rows[0].numel())))):
+            raise HuggingFaceError(f"{name}: {key} holds NaN or infinite values; the checkpoint is damaged")
+
+
+@torch.inference_mode()
+def _probe(model: Any, device: torch.device) -> None:
+    """A few tokens, so that the gates speak."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    ids = torch.arange(8, device=device).remainder(rows).view(1, -1)
+    forward(model, ids, torch.ones_like(ids))
+
+
+def _context(config: Any, before: int) -> int:
+    longest = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    return max(1, min(longest or LONGEST_CONTEXT, LONGEST_CONTEXT) - before)
+
+
+def _untrained(source: Source, model: Any, device: torch.device) -> Any:
+    """The same architecture at initialisation, the null that every path statistic stands beside."""
+    state = torch.random.get_rng_state()
+    torch.manual_seed(0)
+    try:
+        with quiet():
+            twin = with_plain_attention(
+                source.auto_class.from_config, source.config, trust_remote_code=False, dtype=model.dtype
+            )
+    finally:
+        torch.random.set_rng_state(state)
+    return twin.to(device).eval().requires_grad_(False)
+
+
+def forward(model: Any, inputs: Tensor, attended: Tensor) -> Tensor:
+    """Logits of one pass.
+
+    Raises:
+        HuggingFaceError: the model's own code gave up: memory, a kernel that is not installed, a text that holds the
+            placeholder of an image.
+    """
+    try:
+        return model(input_ids=inputs, attention_mask=attended, use_cache=False).logits
+    except torch.OutOfMemoryError:
+        raise HuggingFaceError(
+            "there is not enough memory for a batch; give a smaller --batch-size, or --dtype bfloat16",
+            field="batch_size",
+        ) from None
+    except Exception as error:
+        raise HuggingFaceError(f"{type(model).__name__} gave up: {first_line(error)}") from error

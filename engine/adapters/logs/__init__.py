@@ -1,0 +1,1 @@
+"""Routing logs of other programs as runs: one file an engine."""

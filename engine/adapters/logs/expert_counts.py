@@ -1,0 +1,124 @@
+"""Aggregates such as OLMoE's ``expert_counts``: how many tokens each expert of each layer got.
+
+They hold no token's decision, so no run can be made of them: ribbons, paths and flows cannot be got back from sums,
+and inventing tokens that have these sums would be showing what nobody measured. Their load can be told.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenpaths.engine.adapters.logs.log import MOST_EXPERTS, Asked
+from tokenpaths.engine.analysis.load import effective_top_k, load_entropy, max_violation
+from tokenpaths.engine.base.errors import UserError
+
+MAX_BYTES = 256 << 20
+
+
+class OnlyCounts(UserError):
+    """The file holds aggregates; ``counts`` can be told, a run cannot be made."""
+
+    def __init__(self, file: Path, counts: ExpertCounts) -> None:
+        super().__init__(
+            f"{file}: holds sums over tokens ({len(counts.layers)} layers × {counts.counts.shape[1]} experts), "
+            "not what each token chose, so there are no paths to make a run of; log the ids of every token instead",
+            field="file",
+        )
+        self.counts = counts
+
+
+@dataclass(frozen=True)
+class ExpertCounts:
+    """Tokens of each expert, a row a layer."""
+
+    layers: tuple[str, ...]
+    counts: np.ndarray
+    """(S, M) int64"""
+
+    def load(self) -> list[dict[str, Any]]:
+        """Of each layer: choices, load entropy, MaxVio, effective top-k and dead experts, as in a run's usage.
+
+        Where nobody said how many experts there are, M is the largest id that any layer names, plus one.
+        """
+        return [
+            {
+                "layer": name,
+                "choices": int(row.sum()),
+                "load_entropy": load_entropy(row),
+                "max_violation": max_violation(row),
+                "effective_top_k": effective_top_k(row),
+                "dead": int((row == 0).sum()),
+            }
+            for name, row in zip(self.layers, self.counts, strict=True)
+        ]
+
+
+def find_counts(value: Any) -> Any | None:
+    """The part of a JSON value that looks like counts: per layer an object or a list of numbers."""
+    if isinstance(value, dict):
+        if "expert_counts" in value:
+            return value["expert_counts"]
+        return value if value and all(_is_number(str(k).lstrip("layer_. ")) for k in value) else None
+    return value if isinstance(value, list) and value and all(isinstance(row, dict | list) for row in value) else None
+
+
+def _is_number(text: str) -> bool:
+    """ASCII digits: ``isdigit`` takes ² too, which ``int`` does not."""
+    return text.isascii() and text.isdigit()
+
+
+def read_counts(file: Path, asked: Asked) -> ExpertCounts:
+    """Counts from JSON: ``{"0": {"17": 1200, …}, …}``, a list of such objects, or a list of rows.
+
+    ``asked`` says how many experts and layers there are, where the user knows: experts that no layer names are dead.
+
+    Raises:
+        UserError: it is not that, or not so many layers or experts.
+    """
+    if file.stat().st_size > MAX_BYTES:
+        raise UserError(f"{file}: too large for a table of counts", field="file")
+    try:
+        value = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file}: is not JSON ({str(error)[:80]})", field="file") from None
+    found = find_counts(value)
+    if not isinstance(found, dict | list) or not found:
+        raise UserError(f"{file}: holds no expert_counts (per layer an object expert → tokens)", field="file")
+    rows = found.items() if isinstance(found, dict) else enumerate(found)
+    table = {str(name): _row(file, str(name), row) for name, row in rows}
+    width = max((max(row, default=-1) for row in table.values()), default=-1) + 1
+    if not width:
+        raise UserError(f"{file}: no layer counts any expert", field="file")
+    if asked.layers not in (None, len(table)):
+        raise UserError(f"{file}: has {len(table)} layers, not {asked.layers} as announced", field="layers")
+    if asked.experts is not None and width > asked.experts:
+        raise UserError(
+            f"{file}: counts expert {width - 1}, but the experts are 0 … {asked.experts - 1} (announced)",
+            field="experts",
+        )
+    width = asked.experts or width
+    counts = np.zeros((len(table), width), dtype=np.int64)
+    for step, row in enumerate(table.values()):
+        for expert, number in row.items():
+            counts[step, expert] = number
+    names = tuple(name if not _is_number(name) else f"layer {name}" for name in table)
+    return ExpertCounts(names, counts)
+
+
+def _row(file: Path, layer: str, row: Any) -> dict[int, int]:
+    pairs = row.items() if isinstance(row, dict) else enumerate(row) if isinstance(row, list) else None
+    if pairs is None:
+        raise UserError(f"{file}, layer {layer}: should be an object expert → tokens, or a list", field="file")
+    found = {}
+    for expert, number in pairs:
+        if not _is_number(str(expert)) or len(str(expert)) > 9 or int(expert) >= MOST_EXPERTS:
+            raise UserError(f"{file}, layer {layer}: {str(expert)[:40]!r} is no expert id", field="file")
+        if type(number) is not int or not 0 <= number < 2**53:
+            said = repr(number)[:40]
+            raise UserError(f"{file}, layer {layer}, expert {expert}: {said} is no number of tokens", field="file")
+        found[int(expert)] = number
+    return found

@@ -1,0 +1,108 @@
+"""Lines of a log: one JSON object each, with the number of the line in every complaint."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenpaths.engine.adapters.logs.arrays import NPY_MAGIC, PICKLE
+from tokenpaths.engine.base.errors import UserError
+
+MAX_LINE_BYTES = 1 << 30
+
+
+def json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(file and line, object) of each line that is not blank."""
+    for where, line in text_lines(file):
+        try:
+            record = json.loads(line.decode("utf-8-sig"))
+        except UnicodeDecodeError:
+            raise UserError(f"{where}: not UTF-8; save the log as UTF-8", field="file") from None
+        except (ValueError, RecursionError) as error:
+            cut = " and ends without a line break, so the log seems cut off" if not line.endswith(b"\n") else ""
+            reason = getattr(error, "msg", "nested too deeply or numbers too long")
+            raise UserError(f"{where}: is not JSON ({reason}){cut}; give one object a line", field="file") from None
+        if not isinstance(record, dict):
+            raise UserError(f"{where}: is a JSON {type(record).__name__}, it should be an object", field="file")
+        yield where, record
+
+
+def text_lines(file: Path) -> Iterator[tuple[str, bytes]]:
+    """(file and line, bytes) of each line that is not blank."""
+    try:
+        with file.open("rb") as stream:
+            number = 0
+            while line := stream.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if len(line) > MAX_LINE_BYTES:
+                    raise UserError(f"{file}, line {number}: longer than {MAX_LINE_BYTES >> 20} MB", field="file")
+                if line.strip():
+                    yield f"{file}, line {number}", line
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror or error})", field="file") from None
+
+
+def nested_ids(value: list[Any], where: str, what: str) -> np.ndarray:
+    """Nested lists of whole numbers as an array; UserError where they are ragged or hold something else."""
+    try:
+        array = np.array(value)
+    except ValueError:  # what numpy says of lists of different lengths
+        raise UserError(f"{where}: {what} is ragged: {_ragged(value)}", field="file") from None
+    except OverflowError:
+        raise UserError(f"{where}: {what} holds numbers that are far too large", field="file") from None
+    if array.dtype.kind not in "iu":
+        raise UserError(f"{where}: {what} holds {_odd(array)}, it should hold whole numbers", field="file")
+    return array
+
+
+def _odd(array: np.ndarray) -> str:
+    return {"f": "numbers with a fraction", "b": "true and false", "U": "text"}.get(array.dtype.kind, "other things")
+
+
+def _ragged(value: list[Any]) -> str:
+    """Where lists of lists change their length."""
+    lengths = {len(row) if isinstance(row, list) else -1 for row in value}
+    if len(lengths) == 1:
+        for token, row in enumerate(value):
+            inner = {len(one) if isinstance(one, list) else -1 for one in row} if isinstance(row, list) else set()
+            if len(inner) > 1:
+                return f"the layers of token {token} have different numbers of experts"
+        return "the tokens have different numbers of experts"
+    first = len(value[0]) if isinstance(value[0], list) else -1
+    odd = next(i for i, row in enumerate(value) if (len(row) if isinstance(row, list) else -1) != first)
+    return f"token {odd} has another number of entries than token 0"
+
+
+def decoded(text: str, where: str, what: str) -> bytes:
+    """The bytes of a base64 string."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise UserError(f"{where}: {what} is no base64 ({str(error)[:80]})", field="file") from None
+
+
+def from_bytes(data: bytes, dtype: str, where: str, what: str) -> np.ndarray:
+    """A flat array of the whole numbers in ``data``, or the array of a ``.npy`` file."""
+    if data.startswith(NPY_MAGIC):
+        try:
+            array = np.load(io.BytesIO(data), allow_pickle=False)
+        except (ValueError, EOFError, OSError) as error:
+            if "pickle" in str(error).lower() or "object" in str(error).lower():
+                raise UserError(f"{where}: {what} {PICKLE.format('whole numbers')}", field="file") from None
+            raise UserError(f"{where}: {what} is a cut off numpy array ({str(error)[:80]})", field="file") from None
+        if array.dtype.kind not in "iu":
+            raise UserError(f"{where}: {what} is {array.dtype}, it should be whole numbers", field="file")
+        return array
+    kind = np.dtype(dtype).newbyteorder("<")
+    if len(data) % kind.itemsize:
+        raise UserError(
+            f"{where}: {what} has {len(data)} bytes, which are no whole numbers of {kind.itemsize} bytes ({kind.name})",
+            field="file",
+        )
+    return np.frombuffer(data, dtype=kind)

@@ -1,0 +1,200 @@
+"""The neutral format as Parquet: a row is a token, read row group by row group.
+
+Columns: ``ids`` (list of layers, each a list of K ids; or one flat list with ``num_layers`` in the file's metadata),
+``weights`` of the same form, ``token_id``, ``sample`` (rising), ``label`` and ``text`` (of the sample).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tokenpaths.engine.adapters.logs.arrays import TokenRuns, ids_shape
+from tokenpaths.engine.adapters.logs.log import CUT_TOKENS, Asked, Log, Piece, Shape, announced_experts
+from tokenpaths.engine.base.errors import UserError
+
+METADATA = b"tokenpaths"
+"""key of the file's metadata: JSON with num_layers, num_experts, model, layers"""
+
+
+def open_parquet(file: Path, asked: Asked) -> Log:
+    """A file in the neutral format."""
+    try:
+        opened = pq.ParquetFile(file)
+        schema, num_rows = opened.schema_arrow, opened.metadata.num_rows
+        opened.close()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise UserError(
+            f"{file}: is no whole Parquet file ({str(error).splitlines()[0][:120]})", field="file"
+        ) from None
+    if "ids" not in schema.names:
+        raise UserError(f"{file}: has the columns {', '.join(schema.names)}, but no 'ids'", field="file")
+    if twice := sorted({name for name in schema.names if schema.names.count(name) > 1}):
+        raise UserError(f"{file}: has two columns {twice[0]!r}", field="file")
+    if not num_rows:
+        raise UserError(f"{file}: holds no token", field="file")
+    about = _about(file, schema)
+    experts = announced_experts(about.get("num_experts"), asked, str(file))
+    said = Asked(asked.layers or about.get("num_layers"), asked.top_k, experts)
+    first = next(_batches(file, ["ids"], 1))
+    ids = _numbers(first.column("ids"), file, "ids", 0)
+    steps, top_k = ids_shape(ids.shape, ids.dtype, said, str(file))
+    names = about.get("layers") or [f"layer {layer}" for layer in range(steps)]
+    if len(names) != steps:
+        raise UserError(f"{file}: names {len(names)} layers, but the ids have {steps}", field="file")
+    has_weights = "weights" in schema.names
+    wanted = [name for name in ("ids", "weights", "token_id", "sample", "label", "text") if name in schema.names]
+
+    def read() -> Iterator[Piece]:
+        runs = TokenRuns(str(file))
+        words = _Words(str(file))
+        start = 0
+        for batch in _batches(file, wanted):
+            columns = {name: batch.column(name) for name in wanted}
+            n = batch.num_rows
+            ids = _numbers(columns["ids"], file, "ids", start)
+            ids = _shaped(ids, (n, steps, top_k), file, "ids", start)
+            weights = None
+            if has_weights:
+                weights = _numbers(columns["weights"], file, "weights", start)
+                weights = _shaped(weights, (n, steps, top_k), file, "weights", start)
+            token_id, sample = (_whole(columns.get(name), file, name, start) for name in ("token_id", "sample"))
+            words.add(columns, sample, start)
+            yield from runs.add(ids, weights, token_id, sample, start)
+            yield from runs.ready(words.of)
+            start += n
+        yield from runs.ready(words.of, end=True)
+
+    shape = Shape(tuple(map(str, names)), top_k, has_weights)
+    return Log(file, "parquet", shape, experts, about.get("model"), _read=read)
+
+
+def _about(file: Path, schema: pa.Schema) -> dict[str, Any]:
+    raw = (schema.metadata or {}).get(METADATA)
+    if raw is None:
+        return {}
+    try:
+        about = json.loads(raw)
+    except ValueError:
+        about = None
+    if not isinstance(about, dict):
+        raise UserError(f"{file}: the metadata 'tokenpaths' is no JSON object", field="file")
+    layers, model, names = (about.get(name) for name in ("num_layers", "model", "layers"))
+    for name, value, right, what in (
+        ("num_layers", layers, type(layers) is int and 1 <= layers <= 65_536, "a whole number from 1 to 65536"),
+        ("model", model, isinstance(model, str), "a name"),
+        ("layers", names, isinstance(names, list) and all(isinstance(one, str) for one in names), "a list of names"),
+    ):
+        if value is not None and not right:
+            raise UserError(
+                f"{file}: {name} in the metadata 'tokenpaths' is {repr(value)[:40]}, it should be {what}", field="file"
+            )
+    return about
+
+
+def _batches(file: Path, columns: list[str], rows: int | None = None) -> Iterator[pa.RecordBatch]:
+    try:
+        with pq.ParquetFile(file) as opened:
+            yield from opened.iter_batches(rows or CUT_TOKENS, columns=columns)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise UserError(f"{file}: is damaged ({said})", field="file") from None
+
+
+def _numbers(column: pa.Array, file: Path, name: str, start: int) -> np.ndarray:
+    """A column of lists, or of lists of lists, as an array; UserError that names a row of another length."""
+    shape = [len(column)]
+    rows_per_value = 1
+    kinds = pa.types
+    while kinds.is_list(column.type) or kinds.is_large_list(column.type) or kinds.is_fixed_size_list(column.type):
+        lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+        if column.null_count or not len(lengths) or (lengths != lengths[0]).any():
+            odd = 0 if not len(lengths) else int(np.flatnonzero(~(lengths == lengths[0]))[:1].sum())
+            row = start + odd // rows_per_value
+            raise UserError(
+                f"{file}, row {row}: the list in {name!r} is missing or longer or shorter than those before it",
+                field="file",
+            )
+        shape.append(int(lengths[0]))
+        rows_per_value *= int(lengths[0])
+        column = column.flatten()
+    if column.null_count:
+        row = start + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]) // rows_per_value
+        raise UserError(f"{file}, row {row}: a number in {name!r} is missing", field="file")
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise UserError(f"{file}: the column {name!r} holds {column.type}, not numbers", field="file")
+    return column.to_numpy(zero_copy_only=False).reshape(shape)
+
+
+def _shaped(values: np.ndarray, shape: tuple[int, int, int], file: Path, name: str, start: int) -> np.ndarray:
+    if int(np.prod(values.shape[1:])) != shape[1] * shape[2] or (values.ndim == 3 and values.shape != shape):
+        raise UserError(
+            f"{file}, row {start}: {name!r} has shape {values.shape[1:]} a token, it should be {shape[1:]}",
+            field="file",
+        )
+    return values.reshape(shape)
+
+
+def _whole(column: pa.Array | None, file: Path, name: str, start: int) -> np.ndarray | None:
+    if column is None:
+        return None
+    if not pa.types.is_integer(column.type):
+        raise UserError(f"{file}: the column {name!r} holds {column.type}, it should be whole numbers", field="file")
+    if column.null_count:
+        row = start + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        raise UserError(f"{file}, row {row}: {name!r} is missing", field="file")
+    return column.to_numpy(zero_copy_only=False)
+
+
+class _Words:
+    """Label and text of each sample, taken from its first token; other tokens may not disagree."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self._found: dict[int, dict[str, str | None]] = {}
+        self._position = -1
+        self._number: int | None = None
+
+    def add(self, columns: dict[str, pa.Array], sample: np.ndarray | None, start: int) -> None:
+        names = [name for name in ("label", "text") if name in columns]
+        if not names:
+            return
+        if sample is None:
+            raise UserError(f"{self.where}: {names[0]!r} goes with 'sample', the sample of each token", field="file")
+        starts = [0, *(np.flatnonzero(np.diff(sample)) + 1).tolist(), len(sample)]
+        for name in names:
+            kind = columns[name].type
+            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+            if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
+                raise UserError(f"{self.where}: the column {name!r} holds {kind}, it should hold words", field="file")
+        for low, high in zip(starts[:-1], starts[1:], strict=True):
+            said = {}
+            for name in names:
+                values = columns[name][low:high].unique().to_pylist()
+                if len(values) != 1 or not isinstance(values[0], str | None):
+                    raise UserError(
+                        f"{self.where}, row {start + low}: the tokens of sample {int(sample[low])} should have one "
+                        f"{name}, a string",
+                        field="file",
+                    )
+                said[name] = values[0]
+            if int(sample[low]) != self._number:
+                self._position += 1
+                self._found[self._position] = said
+                self._number = int(sample[low])
+            elif said != self._found[self._position]:
+                raise UserError(
+                    f"{self.where}, row {start + low}: sample {self._number} has another label or text than before",
+                    field="file",
+                )
+
+    def of(self, position: int) -> dict[str, str | None]:
+        """The words of one sample; those before it are let go."""
+        for passed in [one for one in self._found if one < position]:
+            del self._found[passed]
+        return self._found.get(position, {})

@@ -1,0 +1,359 @@
+"""Which modules of somebody's model are routers, and how one can tell.
+
+A router is found by what stands beside it: as many outputs as there are experts. Names only decide between
+candidates, or stand in where the experts cannot be counted (``docs/recorder.md`` has the rules in words).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from tokenpaths.engine.base.errors import UserError
+from torch import nn
+
+_ROUTER_WORD = re.compile(r"rout|gat(e|ing)|switch|(^|[._])wg($|[._])", re.IGNORECASE)
+_EXPERT_WORD = re.compile(r"expert", re.IGNORECASE)
+_MIXTURE_CLASS = re.compile(r"moe|mixture|expert|switch|sparse", re.IGNORECASE)
+_PLAIN_NAMES = frozenset({"gate", "router", "gating", "wg", "switch"})
+_TOP_K_NAMES = (
+    "top_k",
+    "topk",
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "experts_per_token",
+    "moe_top_k",
+    "moe_topk",
+    "moe_router_topk",
+    "num_selected_experts",
+    "n_activated_experts",
+    "num_experts_used",
+    "top_k_experts",
+)
+_NEAR_TOP_K_NAMES = (*_TOP_K_NAMES, "k", "K")
+_SCALE_NAMES = ("routed_scaling_factor", "router_scaling_factor", "route_scale", "scaling_factor")
+_CONFIG_NAMES = ("config", "cfg", "args")
+_MOST_EXPERTS = 65_536
+_MOST_BY_NAME = 1024
+_SCOPES = 2
+"""a router stands in the module that holds its experts, or in the one around that"""
+_DEPTH = 3
+
+
+@dataclass
+class Router:
+    """One router: what it is called, why it was taken for one, and what is read from it."""
+
+    name: str
+    why: str
+    module: nn.Module = field(repr=False)
+    num_experts: int | None = None
+    top_k: int | None = None
+    reads: str = "not called yet"
+    """what is kept of its output; known after the first forward pass"""
+    steps: tuple[int, ...] = ()
+    """the steps of the run that its calls became"""
+    experts: str | None = None
+    params_per_expert: int = 0
+    flops_per_token: int = 0
+    """of one expert, 2 a multiply-add of its matrices; 0 where experts differ or cannot be counted"""
+    scale: float | None = None
+    around: Router | None = field(default=None, repr=False)
+    """a candidate that holds this one inside; preferred if its output holds ids"""
+    must_give_ids: bool = field(default=False, repr=False)
+    """found by its name only: no router unless its output holds ids"""
+
+
+@dataclass(frozen=True)
+class _Experts:
+    """A set of equal experts and where it stands."""
+
+    name: str
+    count: int
+    named: bool
+    words: str
+    params: int
+    flops: int
+
+
+def plain_name(name: str) -> str:
+    """A module's name as its author knows it, without what ``torch.compile`` and wrappers put into it."""
+    return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "_checkpoint_wrapped_module"))
+
+
+def find_routers(model: nn.Module) -> list[Router]:
+    """The candidates of ``model``, in the order of its modules; empty when nothing looks like a router."""
+    modules = {plain_name(name): module for name, module in model.named_modules()}
+    containers = list(_expert_sets(modules))
+    found: dict[str, Router] = {}
+    for experts in containers:
+        for router in _beside(modules, experts, [c.name for c in containers]):
+            found.setdefault(router.name, router)
+    covered = set(found) | {r.around.name for r in found.values() if r.around}
+    closed = [c.name for c in containers if c.named] + [r.experts for r in found.values() if r.experts]
+    for router in _by_name(modules, covered, closed):
+        found.setdefault(router.name, router)
+    for router in found.values():
+        for candidate in (router, router.around):
+            if candidate is not None:
+                fill_from_attributes(candidate, modules)
+    place = {name: i for i, name in enumerate(modules)}
+    return sorted(found.values(), key=lambda router: place[router.name])
+
+
+def named_routers(model: nn.Module, wanted: Sequence[str | nn.Module]) -> list[Router]:
+    """The routers that the caller names, by pattern or by module; what can be found out of each is filled in.
+
+    Raises:
+        UserError: a pattern that fits no module, or a module that is not of this model.
+    """
+    modules = {plain_name(name): module for name, module in model.named_modules()}
+    known = {router.name: router for router in find_routers(model)}
+    for router in list(known.values()):
+        if router.around:
+            known.setdefault(router.around.name, router.around)
+    chosen: dict[str, Router] = {}
+    for entry in wanted:
+        for name in _named(modules, entry):
+            similar = known.get(name)
+            why = f"named by routers={entry!r}" if isinstance(entry, str) else "the module was given by routers="
+            router = Router(name, why, modules[name], _outputs_of(modules[name]))
+            if similar is not None:
+                router.num_experts, router.experts = similar.num_experts, similar.experts
+                router.params_per_expert, router.flops_per_token = similar.params_per_expert, similar.flops_per_token
+            fill_from_attributes(router, modules)
+            chosen[name] = router
+    return list(chosen.values())
+
+
+def _named(modules: dict[str, nn.Module], entry: str | nn.Module) -> list[str]:
+    if isinstance(entry, nn.Module):
+        names = [name for name, module in modules.items() if module is entry]
+        if not names:
+            raise UserError(
+                f"routers holds a {type(entry).__name__} that is no module of this model: give one of "
+                "its own modules, or a name",
+                field="routers",
+            )
+        return names
+    names = [name for name in modules if name and fnmatchcase(name, entry)]
+    if not names:
+        last = entry.rpartition(".")[2].strip("*") or entry
+        near = [name for name in modules if last and last in name][:5] or [name for name in modules if name][:5]
+        raise UserError(
+            f"no module is called {entry!r}; there are {', '.join(near)} … (* stands for anything, dots included)",
+            field="routers",
+        )
+    return names
+
+
+def nothing_found(model: nn.Module) -> UserError:
+    """The refusal of a model without a router: what was looked for, and how to name one."""
+    return UserError(
+        f"no router was found in {type(model).__name__}: looked for a Linear or a gate with one output for each expert "
+        "beside a list or a stack of at least 2 equal experts, for modules called gate or router that return expert "
+        "ids, and for a Linear called gate or router with a top_k beside it; name them with "
+        'routers=["layers.*.gate"]',
+        field="routers",
+    )
+
+
+def fill_from_attributes(router: Router, modules: dict[str, nn.Module]) -> None:
+    """Read top-k and the scale of the weights from the router, the modules around it and their configurations."""
+    around = [router.module, *(modules[name] for name in _ancestors(router.name))]
+    if router.scale is None:
+        router.scale = _number(router.module, _SCALE_NAMES, 1e-6, 1e6)
+    if router.top_k is not None:
+        return
+    most = router.num_experts or _MOST_EXPERTS
+    for distance, module in enumerate(around):
+        names = _NEAR_TOP_K_NAMES if distance < 2 else _TOP_K_NAMES
+        places = [module, *(c for name in _CONFIG_NAMES if (c := getattr(module, name, None)) is not None)]
+        for place in places:
+            value = _number(place, names, 1, most)
+            if value is not None and value == int(value):
+                router.top_k = int(value)
+                return
+
+
+def _number(place: Any, names: Sequence[str], low: float | int, high: float | int) -> float | None:
+    """The first of the attributes ``names`` that holds a number in [low, high]."""
+    for name in names:
+        value = place.get(name) if isinstance(place, dict) else getattr(place, name, None)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high:
+            return float(value)
+    return None
+
+
+def _ancestors(name: str) -> Iterator[str]:
+    """Names of the modules around, nearest first; the model itself is ''."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def _expert_sets(modules: dict[str, nn.Module]) -> Iterator[_Experts]:
+    for name, module in modules.items():
+        last = name.rpartition(".")[2]
+        named = bool(_EXPERT_WORD.search(last) or _EXPERT_WORD.search(type(module).__name__))
+        if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+            experts = list(module.values() if isinstance(module, nn.ModuleDict) else module)
+            if not 2 <= len(experts) <= _MOST_EXPERTS or _ROUTER_WORD.search(last):
+                continue
+            shapes = [[tuple(p.shape) for p in e.parameters()] for e in experts]
+            if not named and any(shape != shapes[0] or not shape for shape in shapes):
+                continue
+            equal = all(shape == shapes[0] for shape in shapes)
+            params, flops = _cost(shapes[0]) if equal else (0, 0)
+            yield _Experts(name, len(experts), named, f"a list of {len(experts)} experts", params, flops)
+            continue
+        if isinstance(module, nn.modules.conv._ConvNd):
+            continue
+        stacked = [tuple(p.shape) for p in module.parameters(recurse=False) if p.dim() == 3]
+        sizes = {shape[0] for shape in stacked}
+        if stacked and len(sizes) == 1 and 2 <= (count := sizes.pop()) <= _MOST_EXPERTS:
+            params, flops = _cost([shape[1:] for shape in stacked])
+            yield _Experts(name, count, named, f"weights of {count} experts in one tensor", params, flops)
+
+
+def _cost(shapes: Sequence[tuple[int, ...]]) -> tuple[int, int]:
+    """Parameters of one expert, and FLOPs of its matrices for one token."""
+    sizes = [_product(shape) for shape in shapes]
+    return sum(sizes), 2 * sum(size for size, shape in zip(sizes, shapes, strict=True) if len(shape) == 2)
+
+
+def _product(shape: Sequence[int]) -> int:
+    size = 1
+    for length in shape:
+        size *= int(length)
+    return size
+
+
+def _outputs_of(module: nn.Module) -> int | None:
+    """How many outputs a Linear has, or a gate with one matrix of its own; None: cannot be told."""
+    size = getattr(module, "out_features", None)
+    if isinstance(size, int):
+        return size
+    matrices = [p for p in module.parameters(recurse=False) if p.dim() == 2]
+    # A gate keeps (experts, width); there are fewer experts than the width of the model.
+    return min(int(length) for length in matrices[0].shape) if len(matrices) == 1 else None
+
+
+def _beside(modules: dict[str, nn.Module], experts: _Experts, containers: Sequence[str]) -> Iterator[Router]:
+    """The routers of one set of experts: the nearest modules with as many outputs as there are experts."""
+    own_stack = not isinstance(modules[experts.name], (nn.ModuleList, nn.ModuleDict))
+    scopes = ([experts.name] if own_stack else []) + list(_ancestors(experts.name))
+    for scope in scopes[: _SCOPES + own_stack]:
+        inside = [
+            name
+            for name in modules
+            if _is_below(name, scope)
+            and not any(name == other or _is_below(name, other) for other in containers if _is_below(other, scope))
+        ]
+        fitting = [
+            name
+            for name in inside
+            if name.removeprefix(scope).count(".") <= _DEPTH and _fits(modules, name, scope, experts)
+        ]
+        # An inner candidate is kept by itself; what stands around it is tried first.
+        leaves = [name for name in fitting if not any(_is_below(other, name) for other in fitting)]
+        hinted = [name for name in leaves if _ROUTER_WORD.search(name.removeprefix(scope))]
+        chosen = hinted or leaves
+        parents = {name.rpartition(".")[0] for name in chosen}
+        several = len(chosen) > 1 and (len(parents) > 1 or not isinstance(modules[parents.pop()], nn.ModuleList))
+        if several and hinted:
+            exact = [name for name in chosen if _PLAIN_NAMES & set(name.removeprefix(scope).split("."))]
+            chosen = (exact or chosen)[:1]
+        elif several:
+            continue
+        for name in chosen:
+            yield _router(modules, name, scope, experts)
+        if chosen:
+            return
+
+
+def _router(modules: dict[str, nn.Module], name: str, scope: str, experts: _Experts) -> Router:
+    kind = "Linear" if hasattr(modules[name], "out_features") else type(modules[name]).__name__
+    why = f"{kind} with {experts.count} outputs beside {experts.words} ({experts.name or 'the model'})"
+    router = Router(
+        name,
+        why,
+        modules[name],
+        experts.count,
+        experts=experts.name,
+        params_per_expert=experts.params,
+        flops_per_token=experts.flops,
+    )
+    for around in _ancestors(name):
+        if not _is_below(around, scope) or isinstance(modules[around], (nn.ModuleList, nn.Sequential)):
+            break
+        if _ROUTER_WORD.search(around.rpartition(".")[2]) or _ROUTER_WORD.search(type(modules[around]).__name__):
+            router.around = Router(
+                around,
+                f"{type(modules[around]).__name__} around {name} beside {experts.words} ({experts.name})",
+                modules[around],
+                experts.count,
+                experts=experts.name,
+                params_per_expert=experts.params,
+                flops_per_token=experts.flops,
+            )
+    return router
+
+
+def _fits(modules: dict[str, nn.Module], name: str, scope: str, experts: _Experts) -> bool:
+    """Whether a module gives one number for each expert, and a word says that these are experts."""
+    module = modules[name]
+    called = bool(_ROUTER_WORD.search(name.removeprefix(scope)) or _ROUTER_WORD.search(type(module).__name__))
+    if isinstance(getattr(module, "out_features", None), int):
+        hint = experts.named or called or bool(_MIXTURE_CLASS.search(type(modules[scope]).__name__))
+        return module.out_features == experts.count and hint
+    matrices = [p for p in module.parameters(recurse=False) if p.dim() == 2]
+    return called and any(experts.count in p.shape for p in matrices)
+
+
+def _is_below(name: str, scope: str) -> bool:
+    return bool(name) if not scope else name.startswith(scope + ".")
+
+
+def _narrows(module: nn.Module) -> bool:
+    """Whether a Linear has fewer outputs than inputs, as one with an output for each expert has."""
+    size = getattr(module, "out_features", None)
+    return isinstance(size, int) and 2 <= size <= min(_MOST_BY_NAME, getattr(module, "in_features", 0) - 1)
+
+
+def _by_name(modules: dict[str, nn.Module], covered: set[str], closed: Sequence[str]) -> Iterator[Router]:
+    """Gates whose experts cannot be counted: their output must hold ids, or a top-k must stand beside them."""
+    for name, module in modules.items():
+        last = name.rpartition(".")[2]
+        if not name or name in covered or any(_is_below(name, other) for other in (*closed, *covered) if other):
+            continue
+        if any(_is_below(other, name) for other in covered):
+            continue
+        size = getattr(module, "out_features", None)
+        if isinstance(size, int):
+            if last not in _PLAIN_NAMES or not _narrows(module):
+                continue
+            router = Router(name, f"Linear called {last} with {size} outputs", module, size)
+            near = [module, modules[name.rpartition(".")[0]]]
+            top_k = next((k for m in near if (k := _number(m, _NEAR_TOP_K_NAMES, 1, size)) is not None), None)
+            if top_k is None:
+                continue
+            router.why += f" and a top-k of {int(top_k)} beside it"
+            router.top_k = int(top_k)
+            yield router
+        elif not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)) and (
+            last in _PLAIN_NAMES or re.search(r"(Router|Gate|Gating)$", type(module).__name__)
+        ):
+            why = f"{type(module).__name__} called {last} whose output holds expert ids"
+            gate = Router(name, why, module, must_give_ids=True)
+            lines = [(inner, m) for inner, m in modules.items() if _is_below(inner, name) and _narrows(m)]
+            if len(lines) == 1:
+                inner, line = lines[0]
+                gate.num_experts = int(line.out_features)
+                why = f"the only Linear inside {name} ({type(module).__name__}), with {line.out_features} outputs"
+                yield Router(inner, why, line, gate.num_experts, around=gate)
+            else:
+                yield gate

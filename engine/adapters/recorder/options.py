@@ -1,0 +1,78 @@
+"""What the caller of ``record`` may say, checked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenpaths.engine.adapters.recorder.router_plan import Read, Wanted
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import check_name
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of ``tokenpaths.engine.adapters.recorder.recorder.record``, which says what each of them means.
+
+    Raises:
+        UserError: one of them makes no sense.
+    """
+
+    run: str | None = None
+    runs_dir: Path | str | None = None
+    routers: str | nn.Module | Sequence[str | nn.Module] | None = None
+    read: Read | None = None
+    top_k: int | None = None
+    num_experts: int | None = None
+    scale: float | int | None = None
+    renormalise: bool = False
+    every: int = 1
+    series: str | None = None
+    iteration: int | None = None
+    model_name: str | None = None
+    dataset: str = "recorded"
+    split: str = ""
+    token_texts: Mapping[Any, Any] | Sequence[Any] | None = None
+    batch_first: bool = True
+    overwrite: bool = False
+    merge: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("every", 1), ("top_k", 1), ("num_experts", 2)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"{name} is {value}, it should be at least {least}", field=name)
+        if self.scale is not None and not self.scale > 0:
+            raise UserError(f"scale is {self.scale}, it should be above 0", field="scale")
+        if (self.series is None) != (self.iteration is None):
+            raise UserError(
+                "series and iteration belong together: the name of the training, and how many iterations it had",
+                field="series",
+            )
+        if self.series is not None:
+            check_name(self.series, "name of a series", field="series")
+        if self.iteration is not None and self.iteration < 0:
+            raise UserError(f"iteration is {self.iteration}, it should not be negative", field="iteration")
+
+    @property
+    def wanted(self) -> Wanted:
+        """What is said of the routers."""
+        scale = None if self.scale is None else float(self.scale)
+        return Wanted(self.routers is not None, self.read, self.top_k, self.num_experts, scale, self.renormalise)
+
+    @property
+    def named(self) -> list[str | nn.Module] | None:
+        """The routers that are named, one by one; None: find them."""
+        if self.routers is None:
+            return None
+        return [self.routers] if isinstance(self.routers, (str, nn.Module)) else list(self.routers)
+
+    @property
+    def texts(self) -> dict[int, str]:
+        """Readable text of each vocabulary id."""
+        given = self.token_texts
+        texts = given if isinstance(given, Mapping) else dict(enumerate(given or ()))
+        return {int(token_id): str(text) for token_id, text in texts.items()}

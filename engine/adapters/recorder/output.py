@@ -1,0 +1,163 @@
+"""Where recorded passes go: a run file, or the part of one process of several; and how the run is sealed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tokenpaths.engine.adapters.expert_runs import FAMILY, Series, expert_modules
+from tokenpaths.engine.adapters.recorder import process_parts as parts
+from tokenpaths.engine.adapters.recorder.find_routers import Router
+from tokenpaths.engine.adapters.recorder.options import Options
+from tokenpaths.engine.adapters.recorder.router_plan import Plan
+from tokenpaths.engine.adapters.recorder.user_model import config_of
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import check_name, run_file
+from tokenpaths.engine.base.records import RunInfo, TraceBatch
+from tokenpaths.engine.store.write.writer import RunWriter
+from torch import nn
+
+
+class Output:
+    """The run that a recording becomes: ``write`` passes, then ``seal``, or ``abort``.
+
+    Every process of a group makes one, and all of them seal; what each wrote ends in one run, in the order of ranks.
+
+    Raises:
+        UserError: the run cannot be written (a name that is none, a run that exists), before anything is recorded.
+    """
+
+    def __init__(self, run_id: str, runs_dir: Path, model_name: str, model: nn.Module, options: Options) -> None:
+        self.run_id, self.runs_dir, self.model_name = run_id, runs_dir, model_name
+        self._model, self._options = model, options
+        self._sink: RunWriter | parts.PartWriter | None = None
+        self._broken: Exception | None = None
+        self._findings: dict[str, Any] = {}
+        self._meeting: parts.Meeting | None = None
+        problem = self._name_problem()
+        rank, world = parts.processes()
+        self.rank: int | None = rank if world > 1 and options.merge else None
+        """of this process among those that record together; None: it records alone"""
+        if self.rank is not None:
+            self._meeting = parts.agree(run_id, runs_dir, problem)
+        elif problem:
+            raise UserError(problem, field="run")
+
+    def _name_problem(self) -> str | None:
+        """Why this run cannot be written, before a training has begun; None: it can."""
+        try:
+            check_name(self.run_id, field="run")
+            if run_file(self.runs_dir, self.run_id).exists() and not self._options.overwrite:
+                return (
+                    f"there is a run {self.run_id!r} already: choose another name, or say that it may be "
+                    "overwritten with overwrite=True"
+                )
+        except UserError as error:
+            return str(error)
+        return None
+
+    def write(self, trace: TraceBatch, plan: Plan, routers: list[Router]) -> None:
+        """Append some samples.
+
+        Raises:
+            UserError: they are malformed; nothing of them is kept, what was written before is.
+        """
+        if self._sink is None:
+            self._sink = self._open(plan, routers)
+        try:
+            self._sink.write(trace)
+        except UserError:
+            raise
+        except Exception as error:  # the file may end in the middle of a pass
+            self._broken = error
+            raise
+
+    def _open(self, plan: Plan, routers: list[Router]) -> RunWriter | parts.PartWriter:
+        if self._meeting is not None and self.rank:
+            return parts.PartWriter(self._meeting)
+        info = self._info(plan, routers)
+        return RunWriter(self.runs_dir, info, expert_modules(plan.layers), overwrite=self._options.overwrite)
+
+    def _info(self, plan: Plan, routers: list[Router]) -> RunInfo:
+        from tokenpaths.engine.tracing.trace_run import engine_version
+
+        options = self._options
+        found = [{"name": r.name, "why": r.why, "reads": r.reads, "steps": list(r.steps)} for r in routers]
+        config = config_of(self._model) | {"recorder": {"every": options.every, "routers": found}}
+        if options.series is not None:
+            config["series"] = Series(options.series, int(options.iteration or 0)).as_json()
+        return RunInfo(
+            run_id=self.run_id,
+            model=self.model_name,
+            family=FAMILY,
+            modality="text",
+            dataset=options.dataset,
+            split=options.split,
+            num_steps=len(plan.layers),
+            num_modules=max(x.num_experts for x in plan.layers),
+            top_k=plan.top_k,
+            weight_semantics=plan.semantics.as_json(),
+            config=config,
+            checkpoint_sha256="",
+            engine_version=engine_version(),
+            token_texts=options.texts,
+            findings=self._findings,
+        )
+
+    def seal(
+        self, plan: Plan | None, routers: list[Router], notes: list[str], nothing: Callable[[], UserError]
+    ) -> Path:
+        """The sealed run file; ``notes`` stand in its findings, ``nothing`` says why there is nothing to seal.
+
+        Raises:
+            UserError: nothing was recorded, or another process gave up.
+        """
+        if self._broken is not None:
+            raise self._broken
+        if self._meeting is None:
+            return self._seal_run(notes, nothing)
+        if self.rank:
+            if isinstance(self._sink, parts.PartWriter) and plan is not None:
+                self._sink.seal(plan.as_json(), notes)
+            else:
+                self._meeting.tell({"sha256": None, "plan": None, "notes": notes})
+            file = self._meeting.outcome()
+        else:
+            with self._meeting.busy():
+                self._merge_parts(self._meeting, plan, routers, notes)
+                file = self._seal_run(notes, nothing)
+            self._meeting.announce(file)
+        self._meeting.leave()
+        self._meeting = None
+        return file
+
+    def _seal_run(self, notes: list[str], nothing: Callable[[], UserError]) -> Path:
+        if self._sink is None:
+            raise nothing()
+        assert isinstance(self._sink, RunWriter)
+        if notes:
+            self._findings["notes"] = list(notes)  # of ``RunInfo``: written when the run is sealed
+        return self._sink.seal()
+
+    def _merge_parts(self, meeting: parts.Meeting, plan: Plan | None, routers: list[Router], notes: list[str]) -> None:
+        """Append the parts of the other processes, in the order of their ranks, and their notes."""
+        for rank, manifest in enumerate(meeting.others(), start=1):
+            notes.extend(f"process {rank}: {note}" for note in manifest["notes"] if note not in notes)
+            if manifest["sha256"] is None:
+                continue
+            if plan is None:
+                raise UserError(f"process 0 recorded nothing, process {rank} did: let process 0 run the model too")
+            if manifest["plan"] != plan.as_json():
+                raise UserError(f"process {rank} recorded other routers than process 0: give all the same model")
+            shape = len(plan.layers), plan.top_k
+            for batch in parts.read_part(meeting.folder, rank, manifest["sha256"], shape, plan.flops_per_token):
+                self.write(batch, plan, routers)
+
+    def abort(self, why: str) -> None:
+        """Leave nothing behind, and let no other process wait."""
+        if self._sink is not None:
+            self._sink.abort()
+        if self._meeting is not None:
+            self._meeting.fail(why)
+            self._meeting = None

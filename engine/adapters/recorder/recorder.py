@@ -1,0 +1,447 @@
+"""Record any PyTorch model while it runs: hooks on its routers, one run file when the block ends.
+
+    with tokenpaths.record(model, run="mine") as rec:
+        for batch in loader:
+            model(batch)
+    rec.file, rec.run
+
+A forward pass of the model is one batch; calls of routers outside of one (a checkpointed block that is computed
+again for its gradient) are not recorded. Hooks copy detached tensors and change nothing, so gradients stay what
+they are to the last bit; and nothing that goes wrong in them reaches the model: it stops the recording, with a warning.
+
+What may be said: ``recorder_options.py``; how routers are found: ``recorder_find.py``; how an output is read:
+``recorder_read.py``; what the first pass settles: ``recorder_plan.py``, ``recorder_verify.py``; which tokens a pass is
+about: ``recorder_inputs.py``; its way to the host: ``recorder_forward.py``; the run: ``recorder_output.py``; several
+processes: ``recorder_parts.py``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from tokenpaths.engine.adapters.recorder.find_routers import Router, find_routers, named_routers, nothing_found
+from tokenpaths.engine.adapters.recorder.forward_pass import Batch, Forward, batch_of, trace_batch
+from tokenpaths.engine.adapters.recorder.model_inputs import Given, named_inputs, signature_of
+from tokenpaths.engine.adapters.recorder.options import Options
+from tokenpaths.engine.adapters.recorder.output import Output
+from tokenpaths.engine.adapters.recorder.read_outputs import tensors_of
+from tokenpaths.engine.adapters.recorder.router_plan import Plan, Read, decide, kept_call, other_order, read_by_caller
+from tokenpaths.engine.adapters.recorder.user_model import core, in_backward, is_compiled, name_of
+from tokenpaths.engine.adapters.recorder.verify_choices import ExpertCalls, assumption, rows_of
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import runs_dir as default_runs_dir
+from tokenpaths.engine.store.ask.run import Run
+from torch import nn
+
+_MOST_PENDING = 2
+"""forward passes whose copies from a GPU may still be on their way"""
+_MOST_NOTES = 100
+
+
+class RecordingStopped(UserError, UserWarning):
+    """The warning that a recording ended before its block did, or recorded nothing.
+
+    It is only raised where warnings are errors: ``warnings.simplefilter("error", tokenpaths.RecordingStopped)``.
+    """
+
+
+class RecordingAssumed(UserWarning):
+    """The warning that decisions are recomputed from logits and could not be compared with what the model did."""
+
+
+def record(
+    model: nn.Module,
+    run: str | None = None,
+    *,
+    runs_dir: Path | str | None = None,
+    routers: str | nn.Module | Sequence[str | nn.Module] | None = None,
+    read: Read | None = None,
+    top_k: int | None = None,
+    num_experts: int | None = None,
+    scale: float | int | None = None,
+    renormalise: bool = False,
+    every: int = 1,
+    series: str | None = None,
+    iteration: int | None = None,
+    model_name: str | None = None,
+    dataset: str = "recorded",
+    split: str = "",
+    token_texts: Mapping[Any, Any] | Sequence[Any] | None = None,
+    batch_first: bool = True,
+    overwrite: bool = False,
+    merge: bool = True,
+) -> Recorder:
+    """A recorder of ``model``, to be used in a ``with`` statement; nothing is hooked or written before it begins.
+
+    Parameters
+    ----------
+    run
+        Name of the run; by default the model's class and the time.
+    runs_dir
+        Folder of the run files, made if need be; by default ``runs`` in the data folder (``TOKENPATHS_DATA_DIR``).
+    routers
+        Names (``layers.*.gate``; * stands for anything, dots included) or modules, instead of those found.
+    read
+        Turns (module, inputs, output) of a call into ids (…, K) and weights (…, K), instead of what is found.
+    top_k, num_experts
+        Where no attribute says it. They count for all routers.
+    scale
+        Number that the gate's weights were multiplied by; they are divided by it. By default found on the gate.
+    renormalise
+        Divide recomputed weights by their sum; weights that a gate gives are never changed so.
+    every
+        Record every n-th forward pass, beginning with the first.
+    series, iteration
+        This run is a checkpoint of the training ``series`` after ``iteration`` iterations.
+    model_name, dataset, split
+        What the run calls the model (by default its configuration's name, or its class) and the data.
+    token_texts
+        Readable text of the vocabulary ids: a mapping, or a list in their order.
+    batch_first
+        False: tensors are (T, B, …).
+    overwrite
+        Replace a run of this name, when the new one is sealed.
+    merge
+        False: each process of a group records for itself, under a name of its own.
+
+    Raises:
+        UserError: no router was found, or an option makes no sense.
+    """
+    return Recorder(
+        model,
+        Options(
+            run=run,
+            runs_dir=runs_dir,
+            routers=routers,
+            read=read,
+            top_k=top_k,
+            num_experts=num_experts,
+            scale=scale,
+            renormalise=renormalise,
+            every=every,
+            series=series,
+            iteration=iteration,
+            model_name=model_name,
+            dataset=dataset,
+            split=split,
+            token_texts=token_texts,
+            batch_first=batch_first,
+            overwrite=overwrite,
+            merge=merge,
+        ),
+    )
+
+
+class Recorder:
+    """Records the decisions of a model's routers between ``with`` and its end, and seals them as one run.
+
+    Attributes: ``routers`` (what was found, why, and what is read of it), ``passed_over`` (name and reason of what
+    looked like a router and is none), ``notes`` (what could not be recorded), ``file`` and ``run`` (after the end),
+    ``problem`` (why the recording stopped, None if it did not), ``num_tokens`` (recorded so far by this process).
+
+    What goes wrong while it records stops the recording with ``RecordingStopped``, and the model runs on; the passes
+    before become the run. An exception of the caller's own inside the block leaves nothing behind. With several
+    processes (``torch.distributed``) all of them enter and leave the block.
+    """
+
+    def __init__(self, model: nn.Module, options: Options) -> None:
+        self.model = core(model)
+        self._compiled = is_compiled(model)
+        self._options = options
+        self.model_name = options.model_name or name_of(self.model)
+        self.run_id = options.run if options.run is not None else _new_run_id(self.model_name)
+        self.runs_dir = Path(options.runs_dir) if options.runs_dir is not None else default_runs_dir()
+        named = options.named
+        self.routers = find_routers(self.model) if named is None else named_routers(self.model, named)
+        if not self.routers:
+            raise nothing_found(self.model)
+        self.passed_over: list[tuple[str, str]] = []
+        self.notes: list[str] = []
+        self.problem: str | None = None
+        self.file: Path | None = None
+        self.num_tokens = 0
+        self._opened: Run | None = None
+        self._state = "new"
+
+    @property
+    def run(self) -> Run:
+        """The sealed run, open.
+
+        Raises:
+            UserError: the block has not ended yet, or nothing was recorded.
+        """
+        if self.file is None:
+            raise UserError(
+                "there is no run yet: it is sealed when the with-block ends"
+                if self.problem is None
+                else f"there is no run: {self.problem}",
+                field="run",
+            )
+        if self._opened is None:
+            self._opened = Run.open(self.file)
+        return self._opened
+
+    def batch(
+        self,
+        *,
+        input_ids: Any = None,
+        texts: Sequence[str] | None = None,
+        labels: Sequence[Any] | None = None,
+        mask: Any = None,
+    ) -> None:
+        """Say what the next forward pass is about; only what is given replaces what is found in its inputs.
+
+        ``input_ids`` (B, T) vocabulary ids; ``texts`` and ``labels`` one for each sample; ``mask`` (B, T), False or
+        0 = padding, which is left out. A model input called ``attention_mask`` of that shape is found by itself.
+        """
+        self._given = Given(input_ids, texts, labels, mask)
+
+    def __enter__(self) -> Recorder:
+        if self._state != "new":
+            raise UserError("a recorder records once: make another one with tokenpaths.record", field="run")
+        self._output = Output(self.run_id, self.runs_dir, self.model_name, self.model, self._options)
+        self._given = Given()
+        self._forward: Forward | None = None
+        self._plan: Plan | None = None
+        self._pending: deque[Batch] = deque()
+        self._forwards = self._stray = self._masked = 0
+        self._signature = signature_of(self.model)
+        self._state = "open"
+        self._hooks: list[Any] = []
+        self._place_hooks()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._remove_hooks()
+        if kind is not None:
+            self._state = "failed"
+            self._abort(f"{kind.__name__}: {error}")
+            return
+        try:
+            self._write_pending(to_the_end=True)
+            stopped = self.problem
+            self.file = self._output.seal(self._plan, self.routers, self.notes, self._nothing_recorded)
+        except BaseException as failure:
+            self._state = "failed"
+            said = _sentence(failure)
+            self._abort(said)
+            if not isinstance(failure, Exception) or isinstance(failure, RecordingStopped):
+                raise
+            self.problem = self.problem or said
+            self._warn(f"there is no run {self.run_id!r}: {self.problem}")
+            return
+        self._state = "sealed"
+        if stopped is not None:
+            self._warn(f"run {self.run_id!r} holds {self.num_tokens} tokens, recorded before {stopped}")
+
+    def _place_hooks(self) -> None:
+        # Compiled code must call the hooks as they are: tracing through them would bake the first batch in.
+        hook = torch.compiler.disable
+        if self._compiled:
+            torch.compiler.reset()  # code that was compiled before knows no hooks
+        self._hooks.append(self.model.register_forward_pre_hook(hook(self._before), with_kwargs=True, prepend=True))
+        self._hooks.append(self.model.register_forward_hook(hook(self._after)))
+        watched: dict[int, nn.Module] = {}
+        for router in self.routers:
+            for candidate in (router, router.around):
+                if candidate is not None and id(candidate.module) not in watched:
+                    watched[id(candidate.module)] = candidate.module
+                    self._hooks.append(
+                        candidate.module.register_forward_hook(hook(self._hook_of(candidate)), with_kwargs=True)
+                    )
+        # Compiled experts would keep a break in their graph for good.
+        watchable = [] if self._compiled or self._options.read is not None else self.routers
+        self._experts = ExpertCalls(self.model, watchable, lambda: self._forward is not None)
+
+    def _remove_hooks(self) -> None:
+        self._experts.close()
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks.clear()
+        self._forward = None
+        if self._compiled:
+            torch.compiler.reset()
+
+    # Hooks: whatever is wrong with a recording must not reach the model --------------------------------------------
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._state != "open" or in_backward():
+            return
+        wanted = self._forwards % self._options.every == 0
+        try:
+            named = named_inputs(self._signature, args, kwargs) if wanted else {}
+            self._forward = Forward(self._forwards, self._given, args, kwargs, named) if wanted else None
+        except Exception as error:
+            self._stop(error, self._forwards)
+        self._forwards += 1
+        self._given = Given()
+
+    def _hook_of(self, router: Router) -> Callable[..., None]:
+        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            forward = self._forward
+            if forward is None:
+                self._stray += 1
+                return
+            try:
+                with torch.no_grad():
+                    self._note(forward, router, module, args, kwargs, output)
+            except Exception as error:
+                self._stop(error, forward.number)
+
+        return after
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        forward, self._forward = self._forward, None
+        if forward is None or self._state != "open" or in_backward():
+            return
+        try:
+            with torch.no_grad():
+                self._pending.append(self._batch_of(forward))
+        except Exception as error:
+            self._stop(error, forward.number)
+            return
+        self._write_pending()
+
+    def _stop(self, error: Exception, number: int) -> None:
+        """Record no more, and say why; the model runs on."""
+        self._forward = None
+        self._state = "stopped"
+        self.problem = f"forward pass {number}: {_sentence(error)}"
+        self._say(f"the recording stopped at {self.problem}")
+        self._warn(f"recording {self.run_id!r} stopped at {self.problem}; the model runs on, unrecorded")
+
+    def _warn(self, sentence: str) -> None:
+        warnings.warn(RecordingStopped(sentence, field="run"), stacklevel=3)
+
+    def _say(self, note: str) -> None:
+        if note not in self.notes and len(self.notes) < _MOST_NOTES:
+            self.notes.append(note)
+
+    # What a forward pass says --------------------------------------------------------------------------------------
+
+    def _note(
+        self,
+        forward: Forward,
+        router: Router,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> None:
+        """Copy what a router said; whatever the model does to its tensors afterwards, the copy stays."""
+        rows = rows_of(args, kwargs)
+        if self._options.read is not None:
+            tensors = read_by_caller(self._options.read, router, module, args, output)
+            rows = tensors[0].shape[0]
+        else:
+            tensors = [tensor.detach() for tensor in tensors_of(output)]
+        if self._plan is None:
+            forward.raw.append((router, [tensor.clone() for tensor in tensors], rows))
+            return
+        place = len(forward.calls)
+        expected = self._plan.calls
+        # The candidates that were passed over at first are still watched where they stand inside others.
+        if not any(known.module is router.module for known, _ in expected):
+            return
+        if place >= len(expected) or expected[place][0].module is not router.module:
+            raise other_order(router, [known.name for known, _ in expected], place)
+        forward.calls.append((router, kept_call(tensors, expected[place][1], rows, router, copy=True), rows))
+
+    def _batch_of(self, forward: Forward) -> Batch:
+        if self._plan is None:
+            self._plan, forward.calls, self.routers, self.passed_over = decide(
+                self.model, forward.raw, self.routers, self._options.wanted, self._experts.rows
+            )
+            forward.raw.clear()
+            self._experts.close()
+            if self._plan.assumed:
+                self._say(sentence := assumption(self._plan.assumed, self._plan.top_k))
+                warnings.warn(sentence, RecordingAssumed, stacklevel=3)
+        if len(forward.calls) != len(self._plan.calls):
+            missing = self._plan.calls[len(forward.calls)][0].name
+            raise UserError(
+                f"it called {len(forward.calls)} routers, the first one {len(self._plan.calls)}: {missing} was left "
+                "out; a run needs every step of every token",
+                field="routers",
+            )
+        return batch_of(
+            forward,
+            renormalise=self._options.renormalise,
+            batch_first=self._options.batch_first,
+            rank=self._output.rank,
+            say=self._say,
+        )
+
+    # The way of the passes into the run ----------------------------------------------------------------------------
+
+    def _write_pending(self, to_the_end: bool = False) -> None:
+        """Write the passes that have arrived, or all of them; a bad one stops the recording."""
+        while self._pending and (to_the_end or len(self._pending) > _MOST_PENDING or self._pending[0].ready()):
+            batch = self._pending.popleft()
+            try:
+                self._write(batch)
+            except Exception as error:
+                self._pending.clear()
+                self._stop(error, batch.number)
+
+    def _write(self, batch: Batch) -> None:
+        """Check a forward pass that has arrived, and hand it to the writer."""
+        assert self._plan is not None
+        for event in batch.events:
+            event.synchronize()
+        trace = trace_batch(batch, self._plan, self._say)
+        if not trace.samples:
+            self._masked += 1
+            return
+        self._output.write(trace, self._plan, self.routers)
+        self.num_tokens += trace.num_tokens
+
+    def _nothing_recorded(self) -> UserError:
+        name = type(self.model).__name__
+        if self.problem is not None:
+            return UserError(self.problem, field="model")
+        if self._masked:
+            return UserError(
+                f"the mask left out every token of the {self._masked} forward passes: True or 1 should "
+                "mark the tokens that count",
+                field="mask",
+            )
+        if self._forwards:
+            return UserError(
+                f"{name} was called {self._forwards} times, but no pass that was to be recorded came to "
+                "its end: an exception ended it",
+                field="model",
+            )
+        if not self._stray:
+            return UserError(
+                f"no forward pass of {name} was seen in the block: call the recorded model there, or "
+                "record the module that you call",
+                field="model",
+            )
+        return UserError(
+            f"the routers were called {self._stray} times, but never inside a forward pass of {name}: record the "
+            "module that you call",
+            field="model",
+        )
+
+    def _abort(self, why: str) -> None:
+        self._pending.clear()
+        self._output.abort(why)
+
+
+def _sentence(error: BaseException) -> str:
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+
+
+def _new_run_id(model_name: str) -> str:
+    from tokenpaths.engine.tracing.trace_run import new_run_id
+
+    return new_run_id(model_name.rpartition("/")[2], "recorded")

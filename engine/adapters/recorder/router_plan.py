@@ -1,0 +1,255 @@
+"""What the first forward pass settles: which candidates are routers, how they are read, and the run's layers.
+
+Shapes: n tokens (rows of the routers' input), S steps, K slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tokenpaths.engine.adapters.expert_runs import ExpertLayer, WeightSemantics
+from tokenpaths.engine.adapters.recorder.find_routers import Router
+from tokenpaths.engine.adapters.recorder.read_outputs import Call, Meaning, Reading, explain, find_reading
+from tokenpaths.engine.adapters.recorder.verify_choices import CLOSE, Outcome, compare
+from tokenpaths.engine.base.errors import UserError
+from torch import Tensor, nn
+
+Read = Callable[[nn.Module, tuple[Any, ...], Any], tuple[Tensor, Tensor]]
+"""(module, inputs, output of one call) -> ids (…, K), weights (…, K)"""
+Raw = tuple[Router, list[Tensor], int]
+"""a candidate, everything that came out of one call of it, and the rows of its input"""
+Said = tuple[Router, Call, int]
+"""a router, what was kept of one call of it, and the rows of its input"""
+_OUTCOMES: dict[Outcome, str] = {
+    "agrees": "in the first forward pass each expert was called with as many tokens as these ids say",
+    "nearly": f"in the first forward pass the experts were called as these ids say, but for at most {CLOSE:.0%} (ties)",
+    "unseen": "that these are the ids that the model uses is assumed: what its experts were called with does not tell",
+}
+"""what is said of ids that were recomputed"""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the caller says of the routers; None: find it out."""
+
+    named: bool = False
+    """whether the caller named the routers, so that none may be passed over"""
+    read: Read | None = None
+    top_k: int | None = None
+    num_experts: int | None = None
+    scale: float | None = None
+    renormalise: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every ribbon of the run is made of; known after the first forward pass."""
+
+    layers: tuple[ExpertLayer, ...]
+    top_k: int
+    semantics: WeightSemantics
+    calls: tuple[tuple[Router, Reading], ...] = ()
+    """the calls of routers in one forward pass, in order: a step each"""
+    assumed: tuple[str, ...] = ()
+    """names of the routers whose choice is recomputed and could not be compared with what the model did"""
+
+    @property
+    def flops_per_token(self) -> float:
+        return float(sum(layer.flops_per_token for layer in self.layers) * self.top_k)
+
+    def as_json(self) -> dict[str, Any]:
+        layers = [[x.name, x.num_experts, x.params_per_expert, x.flops_per_token] for x in self.layers]
+        return {"layers": layers, "top_k": self.top_k}
+
+
+def decide(
+    model: nn.Module,
+    raw: Sequence[Raw],
+    routers: Sequence[Router],
+    wanted: Wanted,
+    expert_rows: Mapping[str, Sequence[int]],
+) -> tuple[Plan, list[Said], list[Router], list[tuple[str, str]]]:
+    """The plan of the run, its first calls, the routers that count, and (name, reason) of those passed over.
+
+    ``expert_rows`` are those that each expert was called with in this pass, by the name of their list.
+
+    Raises:
+        UserError: no decision can be read, it is not what the model does, or the routers do not belong together.
+    """
+    seen: dict[int, tuple[list[Tensor], int]] = {}
+    for router, tensors, rows in raw:
+        seen.setdefault(id(router.module), (tensors, rows))
+    taken: dict[int, tuple[Router, Reading]] = {}
+    kept: list[Router] = []
+    passed_over: list[tuple[str, str]] = []
+    for router in routers:
+        reading, chosen, problem = _choose(router, seen, wanted)
+        if reading is None:
+            passed_over.append((router.name, problem))
+        elif id(chosen.module) not in taken:
+            taken[id(chosen.module)] = (chosen, reading)
+            kept.append(chosen)
+    if wanted.named and passed_over:
+        name, problem = passed_over[0]
+        raise UserError(f"{name} cannot be read as a router: {problem}", field="routers")
+    if not taken:
+        raise _nothing_read(model, raw, passed_over)
+    meanings: list[Meaning] = []
+    settled: list[tuple[Router, Reading]] = []
+    calls: list[Said] = []
+    for router, tensors, rows in raw:
+        if id(router.module) not in taken:
+            continue
+        router, reading = taken[id(router.module)]
+        call = kept_call(tensors, reading, rows, router, copy=False)
+        scale = router.scale if wanted.scale is None else wanted.scale
+        reading, meaning = explain(call, scale, wanted.renormalise)
+        if wanted.scale is not None and reading.kind in ("ids", "sparse", "callable"):
+            reading = replace(reading, scale=wanted.scale)
+        router.reads, router.num_experts, router.top_k = reading.words, reading.num_experts, reading.top_k
+        router.steps = (*router.steps, len(settled))
+        settled.append((router, reading))
+        meanings.append(meaning)
+        calls.append((router, replace(call, reading=reading), rows))
+    outcomes = compare([(router, call) for router, call, _ in calls], expert_rows)
+    for place, outcome in outcomes.items():
+        meanings[place] = replace(meanings[place], note=f"{meanings[place].note}; {_OUTCOMES[outcome]}")
+    assumed = dict.fromkeys(settled[place][0].name for place, outcome in outcomes.items() if outcome == "unseen")
+    return replace(_plan(settled, meanings), assumed=tuple(assumed)), calls, kept, passed_over
+
+
+def _choose(
+    router: Router, seen: dict[int, tuple[list[Tensor], int]], wanted: Wanted
+) -> tuple[Reading | None, Router, str]:
+    """The reading of a candidate or of the one around it, which is preferred when it gives the choice itself."""
+    problem = "it was not called in the first forward pass"
+    for candidate in (router.around, router):
+        if candidate is None or id(candidate.module) not in seen:
+            continue
+        tensors, rows = seen[id(candidate.module)]
+        size, top_k = wanted.num_experts or candidate.num_experts, wanted.top_k or candidate.top_k
+        if wanted.read is not None:
+            if size is None:
+                raise UserError(
+                    f"it cannot be told how many experts {candidate.name} has: give num_experts=", field="num_experts"
+                )
+            return Reading("callable", size, int(tensors[0].shape[1]), 0, 1), candidate, ""
+        scale = candidate.scale if wanted.scale is None else wanted.scale
+        reading = find_reading(tensors, rows, size, top_k, scale)
+        if isinstance(reading, str):
+            problem = reading
+            continue
+        given = reading.kind in ("ids", "sparse")
+        if candidate.must_give_ids and not given:
+            problem = "its name only speaks for it, and its output holds no expert ids"
+        elif given or candidate is router or id(router.module) not in seen:
+            return reading, candidate, ""
+    return None, router, problem
+
+
+def _nothing_read(model: nn.Module, raw: Sequence[Raw], passed_over: Sequence[tuple[str, str]]) -> UserError:
+    if not raw:
+        return UserError(
+            "none of the routers was called in this forward pass. If the model was compiled before the recorder came, "
+            "its code knows no hooks: give record() what torch.compile returned, or call torch.compiler.reset() first",
+            field="model",
+        )
+    found = "; ".join(f"{name}: {why}" for name, why in passed_over[:4])
+    return UserError(
+        f"{type(model).__name__} has modules that look like routers, but no decision could be read from any "
+        f"({found}); give top_k= or num_experts=, name them with routers=, or give read=, a function of (module, "
+        "inputs, output) that returns ids and weights",
+        field="routers",
+    )
+
+
+def kept_call(tensors: Sequence[Tensor], reading: Reading, rows: int, router: Router, *, copy: bool) -> Call:
+    """The tensors of a reading as rows of tokens."""
+
+    def rows_of(place: int | None, width: int) -> Tensor | None:
+        if place is None:
+            return None
+        if place >= len(tensors) or tensors[place].numel() != rows * width:
+            shapes = ", ".join(str(tuple(t.shape)) for t in tensors) or "nothing"
+            raise UserError(
+                f"{router.name} gave {shapes} for {rows} tokens, but gave {width} values a token before",
+                field="routers",
+            )
+        return (tensors[place].clone() if copy else tensors[place]).reshape(rows, width)
+
+    return Call(
+        reading,
+        rows_of(reading.ids, reading.top_k),
+        rows_of(reading.weights, reading.top_k),
+        rows_of(reading.logits, reading.num_experts),
+    )
+
+
+def read_by_caller(read: Read, router: Router, module: nn.Module, args: tuple[Any, ...], output: Any) -> list[Tensor]:
+    """Ids and weights (n, K) that the caller's function makes of an output."""
+    made = read(module, args, output)
+    if not (isinstance(made, tuple) and len(made) == 2 and all(isinstance(x, Tensor) for x in made)):
+        raise UserError(
+            f"read= gave {type(made).__name__} for {router.name}: it should give two tensors, ids and "
+            "weights, both (…, K)",
+            field="read",
+        )
+    ids, weights = (tensor.detach() for tensor in made)
+    if ids.shape != weights.shape or ids.dim() < 2 or ids.is_floating_point() or not weights.is_floating_point():
+        raise UserError(
+            f"read= gave ids {ids.dtype} {tuple(ids.shape)} and weights {weights.dtype} {tuple(weights.shape)} for "
+            f"{router.name}: it should give integers and floats of one shape (…, K)",
+            field="read",
+        )
+    return [ids.reshape(-1, ids.shape[-1]), weights.reshape(-1, weights.shape[-1])]
+
+
+def other_order(router: Router, names: Sequence[str], place: int) -> UserError:
+    expected = names[place] if place < len(names) else "no other router"
+    return UserError(
+        f"{router.name} was called where the first forward pass called {expected}: a run needs the same "
+        "steps for every token",
+        field="routers",
+    )
+
+
+def _plan(settled: Sequence[tuple[Router, Reading]], meanings: Sequence[Meaning]) -> Plan:
+    """Layers, K and semantics of the run from its calls; UserError when they disagree on K."""
+    slots = {reading.top_k: router.name for router, reading in settled}
+    if len(slots) > 1:
+        words = ", ".join(f"{name} {top_k}" for top_k, name in slots.items())
+        raise UserError(
+            f"the routers choose different numbers of experts ({words}): record those of one number at a "
+            "time with routers=",
+            field="routers",
+        )
+    layers = []
+    for step, (router, reading) in enumerate(settled):
+        again = f" (call {router.steps.index(step) + 1})" if len(router.steps) > 1 else ""
+        layers.append(
+            ExpertLayer(router.name + again, reading.num_experts, router.params_per_expert, router.flops_per_token)
+        )
+    first, top_k = meanings[0], settled[0][1].top_k
+    alike = all(meaning == first for meaning in meanings)
+    scales = {reading.scale for _, reading in settled}
+    notes = list(dict.fromkeys(meaning.note for meaning in meanings))
+    if len(scales) > 1:
+        notes.append(f"the layers were divided by different scales ({', '.join(f'{s:g}' for s in sorted(scales))})")
+
+    def shared(name: str) -> Any:
+        values = {getattr(meaning, name) for meaning in meanings}
+        return values.pop() if len(values) == 1 else None
+
+    semantics = WeightSemantics(
+        score_function=shared("score_function") or "unknown",
+        order=shared("order") or "unknown",
+        renormalised=shared("renormalised"),
+        bias=shared("bias"),
+        scale=scales.pop() if len(scales) == 1 else 1.0,
+        weights_recorded=all(r.kind != "ids" or r.weights is not None or r.logits is not None for _, r in settled),
+        source="; ".join(dict.fromkeys(reading.words for _, reading in settled)),
+        note="; ".join(notes) if alike else "the layers differ: " + "; ".join(notes),
+    )
+    return Plan(tuple(layers), top_k, semantics, tuple(settled))

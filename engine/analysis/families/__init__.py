@@ -1,0 +1,1 @@
+"""Numbers that only one family of models has, over plain numpy arrays."""

@@ -1,0 +1,222 @@
+"""What the gates of Directional Routing know: domains, specialist heads, words of a direction.
+
+Shapes: n samples, N domains; L layers, H heads, K directions of a head, W width of a head; F numbers of a
+routing vector (F = L·H·K, flattened in this order); C vocabulary entries; c components.
+Source: "Directional Routing in Transformers", sections 4 and 6, appendix C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Integer
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.models.directional import Directional
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DomainGates:
+    """Mean r of each gate in each domain."""
+
+    domains: tuple[str, ...]
+    counts: Integer[np.ndarray, " N"]
+    mean: Float[np.ndarray, "N L H K"]
+
+    @property
+    def variance(self) -> Float[np.ndarray, "L H K"]:
+        """Cross-domain variance: of the domains' means, each domain counted once."""
+        return self.mean.var(axis=0)
+
+    @property
+    def head_variance(self) -> Float[np.ndarray, "L H"]:
+        """Mean cross-domain variance of a head's directions."""
+        return self.variance.mean(axis=-1)
+
+
+def domain_gates(gates: Float[np.ndarray, "n L H K"], domains: Sequence[str]) -> DomainGates:
+    """Mean gates by domain, domains in order of their names.
+
+    Raises:
+        UserError: gates that are not finite, or another number of domains than samples.
+    """
+    _check(gates, domains)
+    names, codes = np.unique(np.asarray(domains), return_inverse=True)
+    mean = np.stack([gates[codes == code].mean(axis=0) for code in range(len(names))])
+    return DomainGates(tuple(str(name) for name in names), np.bincount(codes), mean)
+
+
+def specialists(head_variance: Float[np.ndarray, "L H"]) -> Bool[np.ndarray, "L H"]:
+    """Which heads lie in the top quartile of cross-domain variance, over all layers together.
+
+    A quarter of the heads, rounded up; a head that does not vary at all is never one, and of equal
+    heads the one of the earlier layer comes first.
+    """
+    flat = head_variance.ravel()
+    count = -(-len(flat) // 4)
+    chosen = np.argsort(-flat, kind="stable")[:count]
+    mask = np.zeros(len(flat), dtype=bool)
+    mask[chosen] = flat[chosen] > 0
+    return mask.reshape(head_variance.shape)
+
+
+@dataclass(frozen=True)
+class Components:
+    """Principal components of routing vectors, largest first."""
+
+    scores: Float[np.ndarray, "n c"]
+    axes: Float[np.ndarray, "c F"]
+    """of unit length; the largest entry of each is positive, so that a picture never flips"""
+    explained: Float[np.ndarray, " c"]
+    """share of the total variance"""
+
+
+def principal_components(vectors: Float[np.ndarray, "n F"], count: int = 2) -> Components:
+    """PCA by a singular value decomposition of the centred vectors.
+
+    Raises:
+        UserError: fewer than two samples, or more components than samples or numbers allow.
+    """
+    n, width = vectors.shape
+    if not 1 <= count <= min(n - 1, width):
+        raise UserError(
+            f"{n} routing vectors of {width} numbers have between 1 and {min(n - 1, width)} components, not {count}",
+            field="count",
+        )
+    centred = vectors - vectors.mean(axis=0)
+    u, sizes, axes = np.linalg.svd(centred, full_matrices=False)
+    signs = np.sign(axes[np.arange(len(axes)), np.abs(axes).argmax(axis=1)])
+    total = float((sizes**2).sum())
+    explained = sizes**2 / total if total else np.zeros_like(sizes)
+    return Components((u * sizes * signs)[:, :count], (axes * signs[:, None])[:count], explained[:count])
+
+
+@dataclass(frozen=True)
+class CentroidAccuracy:
+    """Leave-one-out nearest-centroid classification, and what shuffled labels give."""
+
+    accuracy: float
+    balanced: float
+    """mean of the domains' own accuracies: a large domain counts no more than a small one"""
+    by_domain: dict[str, float]
+    null_mean: float
+    """mean balanced accuracy under shuffled labels"""
+    null_max: float
+    p_value: float
+    """(1 + shuffles at least as good) / (1 + shuffles), of the balanced accuracy"""
+    shuffles: int
+    num_samples: int
+
+
+def nearest_centroids(vectors: Float[np.ndarray, "n F"], codes: Integer[np.ndarray, " n"]) -> Integer[np.ndarray, " n"]:
+    """The class whose centroid is nearest (Euclidean), each sample left out of its own class's centroid."""
+    counts = np.bincount(codes)
+    onehot = np.eye(len(counts))[codes]
+    sums = onehot.T @ vectors
+    centroids = sums / counts[:, None]
+    distances = ((vectors[:, None] - centroids[None]) ** 2).sum(axis=-1)
+    own = (sums[codes] - vectors) / (counts[codes] - 1)[:, None]
+    distances[np.arange(len(codes)), codes] = ((vectors - own) ** 2).sum(axis=-1)
+    return distances.argmin(axis=1)
+
+
+def centroid_accuracy(
+    vectors: Float[np.ndarray, "n F"], domains: Sequence[str], *, shuffles: int = 200, seed: int = 0
+) -> CentroidAccuracy:
+    """Do routing vectors know the domain? (METRICS: nearest-centroid accuracy, leave-one-out.)
+
+    Raises:
+        UserError: fewer than two domains, a domain with one sample only (nothing is left of its centroid
+            without it), vectors that are not finite.
+    """
+    _check(vectors, domains)
+    names, codes = np.unique(np.asarray(domains), return_inverse=True)
+    counts = np.bincount(codes)
+    if len(names) < 2:
+        raise UserError(f"telling domains apart takes two of them, given: {', '.join(names)}", field="domains")
+    if counts.min() < 2:
+        raise UserError(
+            f"domain {str(names[counts.argmin()])!r} has one sample; without it there is no centroid, give more",
+            field="domains",
+        )
+    hits = nearest_centroids(vectors, codes) == codes
+    recalls = np.bincount(codes, hits) / counts
+    rng = np.random.default_rng(seed)
+    null = np.empty(shuffles)
+    for i in range(shuffles):
+        shuffled = rng.permutation(codes)
+        null[i] = (np.bincount(shuffled, nearest_centroids(vectors, shuffled) == shuffled) / counts).mean()
+    return CentroidAccuracy(
+        accuracy=float(hits.mean()),
+        balanced=float(recalls.mean()),
+        by_domain={str(name): float(recall) for name, recall in zip(names, recalls, strict=True)},
+        null_mean=float(null.mean()) if shuffles else 0.0,
+        null_max=float(null.max()) if shuffles else 0.0,
+        p_value=float((1 + (null >= recalls.mean() - 1e-12).sum()) / (1 + shuffles)),
+        shuffles=shuffles,
+        num_samples=len(codes),
+    )
+
+
+def _check(values: np.ndarray, domains: Sequence[str]) -> None:
+    if len(values) != len(domains):
+        raise UserError(f"{len(values)} samples, but {len(domains)} domains: one each", field="domains")
+    if not np.isfinite(values).all():
+        sample = int(np.argwhere(~np.isfinite(values))[0][0])
+        raise UserError(f"the gates of sample {sample} hold NaN or infinite values", field="gates")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The words that each direction writes most, largest score first."""
+
+    token_ids: Integer[np.ndarray, "L H K top"]
+    scores: Float[np.ndarray, "L H K top"]
+
+
+@torch.inference_mode()
+def direction_vocabulary(
+    model: Directional, top: int = 10, allowed: Bool[np.ndarray, " C"] | None = None
+) -> Vocabulary:
+    """Each unit direction, padded to the model's width, through W_O, against every unembedding row.
+
+    The final LayerNorm is left out, as in the paper (section 6.1): scores compare words of one
+    direction, not directions with one another. ``allowed`` leaves entries out: rows that training
+    hardly touched point anywhere, and would fill the lists of a small model.
+
+    Raises:
+        UserError: the unrouted twin, or more words than the vocabulary has (of those allowed).
+    """
+    config = model.config
+    if not config.directions:
+        raise UserError("directions is 0: the unrouted twin has no directions to read", field="directions")
+    usable = config.vocab_size if allowed is None else int(allowed.sum())
+    if not 1 <= top <= usable:
+        raise UserError(f"top is {top}; the vocabulary has {usable} entries to choose from", field="top")
+    left_out = None if allowed is None else torch.from_numpy(~allowed).to(model.unembedding.device)
+    ids, scores = [], []
+    for layer in model.layers:
+        padded_GD = torch.block_diag(*[d.reshape(-1, config.head_width) for d in layer.unit_directions()])
+        scores_GC = layer.attention.project_out(padded_GD) @ model.unembedding.T
+        if left_out is not None:
+            scores_GC = scores_GC.masked_fill(left_out, float("-inf"))
+        best = scores_GC.topk(top, dim=-1)
+        shape = (config.heads, config.directions, top)
+        ids.append(best.indices.view(shape))
+        scores.append(best.values.view(shape))
+    return Vocabulary(torch.stack(ids).cpu().numpy(), torch.stack(scores).float().cpu().numpy())
+
+
+@torch.inference_mode()
+def direction_angles(model: Directional) -> Float[Tensor, "L H"]:
+    """Mean angle in degrees between the lines of a head's directions (0 = the same line, 90 = orthogonal)."""
+    angles = []
+    for layer in model.layers:
+        d_HKW = layer.unit_directions()
+        cosines = (d_HKW @ d_HKW.transpose(1, 2)).abs().clamp(max=1)
+        upper = torch.triu(torch.ones(cosines.shape[1:], dtype=torch.bool), diagonal=1)
+        angles.append(torch.rad2deg(cosines.arccos())[:, upper].mean(dim=-1))
+    return torch.stack(angles)

@@ -1,0 +1,154 @@
+"""How much of a threshold router's network a sample lit up, and whether hard samples light up more.
+
+All from the firing rates as a run keeps them: 0 where a block was silent, and after a sample's stop.
+
+Shapes: n samples, R threshold steps, P blocks.
+Source: "Ray-Tracing for Conditionally Activated Neural Networks", section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int, Integer, Num
+
+Values = Num[np.ndarray, " n"]
+
+
+def active_share(rates: Float[np.ndarray, "n R P"]) -> Float[np.ndarray, "n R"]:
+    """Share of the blocks that fire at each threshold step, in [0, 1]; 0 after the sample's stop."""
+    return (rates > 0).mean(axis=2)
+
+
+def lit_share(rates: Float[np.ndarray, "n R P"]) -> Float[np.ndarray, "n R"]:
+    """Share of the blocks that have fired at any step so far; never falls."""
+    return _so_far(rates).mean(axis=2)
+
+
+def used_share(
+    rates: Float[np.ndarray, "n R P"], block_params: Integer[np.ndarray, " P"], always: int = 0
+) -> Float[np.ndarray, "n R"]:
+    """Share of the parameters used so far: those of the blocks that have fired, and ``always`` ones.
+
+    ``always`` counts what every sample needs: input modules and output layer.
+    """
+    total = int(block_params.sum()) + always
+    return (_so_far(rates) @ block_params.astype(np.float64) + always) / total
+
+
+def steps_until_output(rates: Float[np.ndarray, "n R P"]) -> Int[np.ndarray, " n"]:
+    """Threshold steps until the sample stopped: no output fires without a block that fires with it.
+
+    0 where no block ever fired. Where the cap ended the relaxation, the last step at which one did.
+    """
+    any_nR = (rates > 0).any(axis=2)
+    last_n = rates.shape[1] - any_nR[:, ::-1].argmax(axis=1)
+    return np.where(any_nR.any(axis=1), last_n, 0).astype(np.int64)
+
+
+def _so_far(rates: np.ndarray) -> np.ndarray:
+    return np.logical_or.accumulate(rates > 0, axis=1)
+
+
+@dataclass(frozen=True)
+class ClassShare:
+    """Mean share of one class, with a 95 % interval of the mean (normal; NaN for a single sample)."""
+
+    label: str
+    count: int
+    mean: float
+    low: float
+    high: float
+
+
+def share_by_class(share: Values, labels: Sequence[str | None]) -> list[ClassShare]:
+    """The mean of ``share`` for every label, smallest first; samples without one are left out."""
+    if len(labels) != len(share):
+        raise ValueError(f"{len(share)} shares and {len(labels)} labels: give one label a sample")
+    rows = []
+    for label in sorted({label for label in labels if label is not None}):
+        own = share[[other == label for other in labels]]
+        half = 1.96 * own.std(ddof=1) / len(own) ** 0.5 if len(own) > 1 else np.nan
+        mean = float(own.mean())
+        rows.append(ClassShare(label, len(own), mean, float(mean - half), float(mean + half)))
+    return sorted(rows, key=lambda row: row.mean)
+
+
+def cheapest_and_dearest(share: Values, count: int = 12) -> tuple[Int[np.ndarray, " k"], Int[np.ndarray, " k"]]:
+    """The samples with the smallest shares, smallest first, and those with the largest, largest first."""
+    order = np.argsort(share, kind="stable")
+    dearest = np.argsort(-share, kind="stable")
+    return order[:count].astype(np.int64), dearest[:count].astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Of two numbers of every sample, with percentile bootstrap intervals; NaN where one of them is constant."""
+
+    pearson: float
+    pearson_low: float
+    pearson_high: float
+    spearman: float
+    spearman_low: float
+    spearman_high: float
+    num_samples: int
+    resamples: int
+    confidence: float
+
+
+def correlation(
+    share: Values, loss: Num[np.ndarray, " m"], *, resamples: int = 1000, seed: int = 0, confidence: float = 0.95
+) -> Correlation:
+    """Does a sample that lights up more blocks have a higher loss?
+
+    Pearson: of the values; Spearman: of their ranks, ties at their mean rank. The intervals come from
+    ``resamples`` draws of the samples with replacement (a draw in which one number is constant is left out).
+
+    Raises:
+        ValueError: lengths differ, fewer than 3 samples, or values that are not finite.
+    """
+    x, y = np.asarray(share, dtype=np.float64), np.asarray(loss, dtype=np.float64)
+    if len(x) != len(y) or len(x) < 3:
+        raise ValueError(f"{len(x)} shares and {len(y)} losses: give as many of both, at least 3")
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise ValueError("shares or losses hold NaN or infinite values")
+    rng = np.random.default_rng(seed)
+    draws = [rng.integers(0, len(x), len(x)) for _ in range(resamples)]
+    tail = 50 * (1 - confidence)
+    numbers: list[float] = []
+    for measure in (_pearson, _spearman):
+        numbers.append(measure(x, y))
+        numbers += _interval(measure, x, y, draws, tail)
+    return Correlation(*numbers, num_samples=len(x), resamples=resamples, confidence=confidence)
+
+
+def _interval(
+    measure: Callable[[np.ndarray, np.ndarray], float],
+    x: np.ndarray,
+    y: np.ndarray,
+    draws: list[np.ndarray],
+    tail: float,
+) -> list[float]:
+    drawn = np.array([measure(x[rows], y[rows]) for rows in draws])
+    drawn = drawn[np.isfinite(drawn)]
+    return [float(np.percentile(drawn, q)) for q in (tail, 100 - tail)] if len(drawn) else [np.nan, np.nan]
+
+
+def _pearson(x: np.ndarray, y: np.ndarray) -> float:
+    if x.min() == x.max() or y.min() == y.max():
+        return np.nan
+    x, y = x - x.mean(), y - y.mean()
+    return float((x @ y) / np.sqrt((x @ x) * (y @ y)))
+
+
+def _spearman(x: np.ndarray, y: np.ndarray) -> float:
+    return _pearson(_ranks(x), _ranks(y))
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """1 = smallest; equal values share the mean of their ranks."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts - 1) / 2)[place.reshape(-1)]

@@ -1,0 +1,181 @@
+"""Two runs over the same samples: how far their measures go together, and whether they group tokens alike.
+
+Shapes: n samples or tokens; P and Q distinct paths of the two runs; M modules.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Integer
+
+NORMAL_95 = 1.959963984540054
+FEWEST = 4
+"""pairs from which on Fisher's interval is defined"""
+_FLAT = 1e-9
+"""a spread below this share of the values is rounding, not spread"""
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """A coefficient with its 95 % interval."""
+
+    r: float
+    low: float
+    high: float
+
+
+def is_flat(values: Float[np.ndarray, " n"]) -> bool:
+    """Whether all values are the same but for rounding: nothing can be correlated with them."""
+    return bool(len(values) == 0 or np.ptp(values) <= _FLAT * max(1.0, float(np.abs(values).max())))
+
+
+def pearson(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> Correlation | None:
+    """Pearson's r with the interval of Fisher's z, tanh(atanh r ± 1.96/√(n − 3)).
+
+    None for fewer than four pairs, or where one side has no spread.
+    """
+    if len(x) < FEWEST or is_flat(x) or is_flat(y):
+        return None
+    dx, dy = x - x.mean(), y - y.mean()
+    r = float((dx * dy).sum() / math.sqrt((dx * dx).sum() * (dy * dy).sum()))
+    return _with_interval(r, 1 / math.sqrt(len(x) - 3))
+
+
+def spearman(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> Correlation | None:
+    """Pearson's r of the ranks (ties share their mean rank), Fisher's z with standard error √((1 + r²/2)/(n − 3)).
+
+    The error is that of Bonett and Wright (Psychometrika 65, 2000): ranks are not normal, so Fisher's own is too
+    narrow. None as for ``pearson``.
+    """
+    if len(x) < FEWEST or is_flat(x) or is_flat(y):
+        return None
+    found = pearson(_ranks(x), _ranks(y))
+    if found is None:
+        return None
+    return _with_interval(found.r, math.sqrt((1 + found.r**2 / 2) / (len(x) - 3)))
+
+
+def _ranks(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """Rank of each value from 1 on; equal values share the mean of theirs."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(count)
+    return (last - (count - 1) / 2)[place.reshape(-1)]
+
+
+def _with_interval(r: float, error: float) -> Correlation:
+    r = max(-1.0, min(1.0, r))
+    if 1 - abs(r) < 1e-12:
+        return Correlation(math.copysign(1.0, r), math.copysign(1.0, r), math.copysign(1.0, r))
+    z = math.atanh(r)
+    return Correlation(r, math.tanh(z - NORMAL_95 * error), math.tanh(z + NORMAL_95 * error))
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far two groupings of the same tokens agree."""
+
+    nmi: float
+    """2·I / (H + H′): 1 = the same groups; grows with the number of groups, even at random"""
+    ami: float | None
+    """(I − E I) / ((H + H′)/2 − E I), E over permutations: 0 = as by chance, 1 = the same groups; None where chance
+    alone gives the same, as when every token has a group of its own"""
+    expected_nmi: float
+    """NMI of groups of the same sizes, put together at random"""
+
+
+def agreement(one: Integer[np.ndarray, " n"], other: Integer[np.ndarray, " n"]) -> Agreement:
+    """NMI and adjusted mutual information of two groupings (Vinh, Epps and Bailey, JMLR 11, 2010).
+
+    The expectation is exact up to terms beyond ten standard deviations of the hypergeometric law; it depends on the
+    sizes of the groups alone, so groups of equal size are worked out once. That makes thousands of paths cheap.
+
+    Raises:
+        ValueError: groupings of different length, or of nothing.
+    """
+    if len(one) != len(other) or not len(one):
+        raise ValueError(f"{len(one)} and {len(other)} tokens cannot be set side by side")
+    n = len(one)
+    code_n, code_m = _codes(one), _codes(other)
+    sizes_P, sizes_Q = np.bincount(code_n), np.bincount(code_m)
+    joint = np.unique(code_n * len(sizes_Q) + code_m, return_counts=True)[1]
+    entropy_P, entropy_Q = _entropy(sizes_P, n), _entropy(sizes_Q, n)
+    mutual = max(0.0, entropy_P + entropy_Q - _entropy(joint, n))
+    mean = (entropy_P + entropy_Q) / 2
+    if mean < 1e-12:  # one group on both sides: the same grouping
+        return Agreement(1.0, 1.0, 1.0)
+    expected = expected_mutual_information(sizes_P, sizes_Q)
+    room = mean - expected
+    ami = None if room < 1e-9 * max(1.0, mean) else (mutual - expected) / room
+    return Agreement(min(1.0, mutual / mean), ami, min(1.0, expected / mean))
+
+
+def _codes(groups: Integer[np.ndarray, " n"]) -> Integer[np.ndarray, " n"]:
+    """Groups numbered 0, 1, 2 …; without sorting where their numbers are small, as ids of paths are."""
+    least, most = int(groups.min()), int(groups.max())
+    if most - least > 4 * len(groups):
+        return np.unique(groups, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    there = np.zeros(most - least + 1, dtype=np.int64)
+    there[groups - least] = 1
+    return (np.cumsum(there) - 1)[groups - least]
+
+
+def _entropy(counts: Integer[np.ndarray, " P"], total: int) -> float:
+    return float(np.log(total) - (counts * np.log(counts)).sum() / total)
+
+
+def expected_mutual_information(sizes_P: Integer[np.ndarray, " P"], sizes_Q: Integer[np.ndarray, " Q"]) -> float:
+    """E I in nats of two groupings of these sizes, one of them permuted at random.
+
+    E I = Σ_ij Σ_c (c/N) ln(N·c/(a_i·b_j)) · p(c), p hypergeometric with N, a_i, b_j.
+    """
+    from scipy.special import gammaln
+
+    n = int(sizes_P.sum())
+    log_factorial = gammaln(np.arange(n + 1, dtype=np.float64) + 1)
+    a_kinds, a_times = np.unique(sizes_P, return_counts=True)
+    b_kinds, b_times = np.unique(sizes_Q, return_counts=True)
+    total = 0.0
+    for a, times in zip(a_kinds.tolist(), a_times.tolist(), strict=True):
+        mean = a * b_kinds / n
+        spread = np.sqrt(mean * (1 - b_kinds / n) * max(0.0, n - a) / max(1, n - 1))
+        reach = 10 * spread + 30
+        low = np.maximum(np.maximum(1, a + b_kinds - n), np.floor(mean - reach)).astype(np.int64)
+        high = np.minimum(np.minimum(a, b_kinds), np.ceil(mean + reach)).astype(np.int64)
+        length = np.maximum(0, high - low + 1)
+        which = np.repeat(np.arange(len(b_kinds)), length)
+        c = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length) + low[which]
+        b = b_kinds[which]
+        log_p = (
+            log_factorial[a]
+            + log_factorial[b]
+            + log_factorial[n - a]
+            + log_factorial[n - b]
+            - log_factorial[n]
+            - log_factorial[c]
+            - log_factorial[a - c]
+            - log_factorial[b - c]
+            - log_factorial[n - a - b + c]
+        )
+        terms = c / n * (np.log(n) + np.log(c) - np.log(a) - np.log(b)) * np.exp(log_p)
+        total += times * float((terms * b_times[which]).sum())
+    return total
+
+
+def load_difference(one: Integer[np.ndarray, " M"], other: Integer[np.ndarray, " N"]) -> float:
+    """½ Σ |l_i − l′_i| of two loads as shares, each sorted from its busiest module on, in [0, 1].
+
+    Modules of two models have no common numbering, so only the shapes of the loads are compared; of banks of
+    different size the smaller one is filled up with idle modules. Nothing counted on one side: 1; on both: 0.
+    """
+    size = max(len(one), len(other))
+    shares = np.zeros((2, size))
+    for row, counts in zip(shares, (one, other), strict=True):
+        row[: len(counts)] = np.sort(counts)[::-1] / max(1, int(counts.sum()))
+    # Each side by itself: the shares of one side add up to 1 but for rounding.
+    empty = [not counts.any() for counts in (one, other)]
+    if any(empty):
+        return 0.0 if all(empty) else 1.0
+    return float(np.abs(shares[0] - shares[1]).sum() / 2)

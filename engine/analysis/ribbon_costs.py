@@ -1,0 +1,60 @@
+"""Numbers of one ribbon: compute and reuse.
+
+Shapes: n ribbons, S steps, K slots, M modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, Integer
+from tokenpaths.engine.base.records import ModuleInfo
+
+NOTHING = -1
+"""unit of a module that does no work, and of a pair (step, module) that does not exist"""
+
+
+def module_units(
+    modules: Sequence[ModuleInfo], num_steps: int, num_modules: int
+) -> tuple[Bool[np.ndarray, "S M"], Int[np.ndarray, "S M"]]:
+    """Which modules each step offers, and which set of parameters stands behind each of them.
+
+    Returns ``available`` and ``units``: a module with ``step=None`` is the same unit at every step,
+    a module of one step is a unit of its own; identity modules have unit ``NOTHING``.
+    """
+    available = np.zeros((num_steps, num_modules), dtype=bool)
+    units = np.full((num_steps, num_modules), NOTHING, dtype=np.int64)
+    # Modules of one step are written last, so that they win over the shared module of the same id.
+    for module in sorted(modules, key=lambda m: m.step is not None):
+        steps = slice(None) if module.step is None else module.step
+        available[steps, module.module] = True
+        number = module.module if module.step is None else (module.step + 1) * num_modules + module.module
+        units[steps, module.module] = NOTHING if module.kind == "identity" else number
+    return available, units
+
+
+def _visited_units(module_ids: Integer[np.ndarray, "n S K"], units: Int[np.ndarray, "S M"]) -> Int[np.ndarray, "n V"]:
+    """Unit of every visit, V = S·K."""
+    num_ribbons, num_steps, top_k = module_ids.shape
+    steps_S1 = np.arange(num_steps)[:, None]
+    return units[steps_S1, module_ids].reshape(num_ribbons, num_steps * top_k)
+
+
+def compute(module_ids: Integer[np.ndarray, "n S K"], units: Int[np.ndarray, "S M"]) -> Float[np.ndarray, " n"]:
+    """compute = active (non-identity) slots / (S·K), in [0, 1]; 1 = never skipped."""
+    return (_visited_units(module_ids, units) != NOTHING).mean(axis=1)
+
+
+def reuse(module_ids: Integer[np.ndarray, "n S K"], units: Int[np.ndarray, "S M"]) -> Float[np.ndarray, " n"]:
+    """reuse = 1 − distinct active modules / active visits, in [0, 1).
+
+    A ribbon without any active visit reuses nothing: 0.
+    """
+    visited_nV = np.sort(_visited_units(module_ids, units), axis=1)
+    active_nV = visited_nV != NOTHING
+    first_nV = np.ones_like(active_nV)
+    first_nV[:, 1:] = visited_nV[:, 1:] != visited_nV[:, :-1]
+    visits_n = active_nV.sum(axis=1)
+    distinct_n = (first_nV & active_nV).sum(axis=1)
+    return np.where(visits_n == 0, 0.0, 1.0 - distinct_n / np.maximum(visits_n, 1))

@@ -1,0 +1,1 @@
+"""Errors, files, records, routing, progress and validation: what every room of the engine stands on."""

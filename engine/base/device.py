@@ -1,0 +1,56 @@
+"""Where the engine runs, and how that machine is set up for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from tokenpaths.engine.base.errors import UserError
+
+
+def pick_device(name: str | None = None) -> torch.device:
+    """``name`` if given, else CUDA, else MPS, else the CPU.
+
+    Raises:
+        UserError: there is no such device here.
+    """
+    if name:
+        return _named(name)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if torch.backends.mps.is_available():
+        return torch.device("mps")
+    return torch.device("cpu")
+
+
+def _named(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"{name[:40]!r} is no device: use cuda, cuda:1, mps or cpu", field="device") from None
+    there = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if not there.get(device.type):
+        have = ", ".join(kind for kind, found in there.items() if found and kind != device.type)
+        raise UserError(f"this machine, or its torch, has no {name!r}; it has {have}", field="device")
+    return device
+
+
+@contextlib.contextmanager
+def mixed_precision(device: torch.device, enabled: bool | None = None) -> Iterator[None]:
+    """bfloat16 autocast: on CUDA by default, elsewhere when asked for."""
+    wanted = device.type == "cuda" if enabled is None else enabled
+    if not wanted or device.type == "mps":
+        yield
+        return
+    with torch.autocast(device.type, torch.bfloat16):
+        yield
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 natively (AVX512-BF16 or AMX)."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

@@ -1,0 +1,1 @@
+"""Images and texts as one stream of samples: sources, bundled samples, images, tokenizer."""

@@ -1,0 +1,61 @@
+"""Square crops of the two photographs that scikit-learn ships (china.jpg, flower.jpg).
+
+They keep what drawn scenes lack: lens blur, JPEG blocks, real light. Labelled by photograph, so the
+label says which picture a crop came from, not what is on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from PIL import Image
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.sources.sample import LabelIndex, Sample
+
+NUM_PHOTOS: Final = 120
+LABELS: Final = ("china", "flower")
+SIDES: Final = (96, 256)
+"""smallest and largest side of a crop in pixels; crops overlap"""
+SEED: Final = 20_240
+
+
+class PhotoSource:
+    """Crop ``row`` of ``NUM_PHOTOS``, the two photographs by turns, the same on every machine."""
+
+    has_masks = False
+
+    def __init__(self) -> None:
+        self.index = LabelIndex.of([LABELS[row % len(LABELS)] for row in range(NUM_PHOTOS)])
+
+    def read(self, rows: Sequence[int]) -> Iterator[Sample | UserError]:
+        photos = load_photographs()
+        for row in rows:
+            label = LABELS[row % len(LABELS)]
+            photo = photos[label]
+            rng = np.random.default_rng([SEED, row])
+            side = int(rng.integers(SIDES[0], SIDES[1] + 1))
+            left = int(rng.integers(0, photo.width - side + 1))
+            top = int(rng.integers(0, photo.height - side + 1))
+            crop = photo.crop((left, top, left + side, top + side))
+            yield Sample(crop, None, label, f"{label}.jpg at ({left}, {top}), {side} px")
+
+
+def load_photographs() -> dict[str, Image.Image]:
+    """Both photographs, 640 × 427 RGB, by label. scikit-learn is imported only here: it takes a second."""
+    try:
+        from sklearn.datasets import load_sample_images
+
+        bunch = load_sample_images()
+    except (ImportError, OSError) as error:
+        raise UserError(
+            "bundled:photos needs the photographs that scikit-learn ships; pip install scikit-learn, "
+            "or use bundled:scenes.",
+            field="data",
+        ) from error
+    return {
+        Path(name).stem: Image.fromarray(np.asarray(pixels))
+        for name, pixels in zip(bunch.filenames, bunch.images, strict=True)
+    }

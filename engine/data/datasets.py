@@ -1,0 +1,306 @@
+"""Any pile of images or texts as one stream of samples.
+
+    for sample in open_dataset("pictures/", "vision", limit=100): ...
+
+A folder of images (sub-folders are labels), a Parquet file or a folder of them, JSONL, text files, one
+image, one text, or what is bundled (``bundled:scenes``, ``bundled:photos``, ``bundled:digits``,
+``bundled:texts``, ``bundled:languages``). Labels are read when the set is opened, contents only while
+iterating, a few at a time. Pickles and URLs are never opened.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.records import Modality
+from tokenpaths.engine.data.blocks import shard_rows
+from tokenpaths.engine.data.images import REGIONS
+from tokenpaths.engine.data.sources.folders import FileSource
+from tokenpaths.engine.data.sources.identity import identity_of
+from tokenpaths.engine.data.sources.passages import passage_spans
+from tokenpaths.engine.data.sources.sample import LabelIndex, Sample, Source
+
+__all__ = ["BUNDLED", "Dataset", "Sample", "open_dataset", "spread_rows"]
+
+BUNDLED: Final[dict[str, Modality]] = {
+    "bundled:scenes": "vision",
+    "bundled:photos": "vision",
+    "bundled:digits": "vision",
+    "bundled:texts": "text",
+    "bundled:languages": "text",
+}
+_REFUSED: Final = {
+    **dict.fromkeys((".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".npy", ".npz", ".joblib"), "may run code when opened"),
+    **dict.fromkeys((".zip", ".gz", ".tgz", ".tar", ".bz2", ".xz", ".zst", ".7z"), "is an archive: unpack it first"),
+    **dict.fromkeys((".duckdb", ".db", ".sqlite"), "is a database, not a set of samples"),
+}
+_SPLITS: Final = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+}
+_JSONL_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
+_GOOD = "a folder, an image, a text file, .jsonl, .parquet or " + ", ".join(BUNDLED)
+
+
+class Dataset:
+    """Samples that can be walked through again and again, each time in the same order.
+
+    ``num_samples`` is known in advance (an upper bound with ``skip_bad``), but not of passages.
+    ``problems`` holds a sentence for each of the first 20 samples that the last walk left out,
+    ``num_skipped`` how many they were (always 0 without ``skip_bad``: the first bad one is raised).
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        name: str,
+        split: str,
+        modality: Modality,
+        limit: int | None,
+        seed: int,
+        skip_bad: bool,
+        passage_chars: int | None,
+    ) -> None:
+        self.name, self.split, self.modality = name, split, modality
+        self._source, self._skip_bad, self._passage_chars = source, skip_bad, passage_chars
+        self._limit = limit
+        self._rows = self._all_rows = spread_rows(source.index, limit, seed)
+        self.first_place = 0
+        """place of the first row; more than 0 in a shard"""
+        self.num_samples: int | None = None if passage_chars else len(self._rows)
+        codes = np.unique(source.index.codes[self._rows])
+        self.labels: tuple[str, ...] = tuple(source.index.names[code] for code in codes if code >= 0)
+        self.regions: tuple[str, ...] = REGIONS if source.has_masks else ()
+        self.problems: list[str] = []
+        self.num_skipped = 0
+
+    def __iter__(self) -> Iterator[Sample]:
+        samples = self._good()
+        if self._passage_chars:
+            samples = islice(_passages(samples, self._passage_chars), self._limit)
+        return samples
+
+    @property
+    def num_places(self) -> int:
+        """Rows of the whole data set that were asked for, in a shard too."""
+        return len(self._all_rows)
+
+    def shard(self, shard: int, of: int, block: int) -> Dataset:
+        """The rows of shard ``shard`` = 1 … ``of``, cut between blocks of ``block`` rows; it may be empty.
+
+        Raises:
+            UserError: ``limit`` counts passages, which only a walk through all rows can do.
+        """
+        if self._passage_chars and self._limit:
+            raise UserError(
+                "a limit on passages counts from the first text on, which a shard does not read; "
+                "leave out --limit, or cut the data set before",
+                field="limit",
+            )
+        first, stop = shard_rows(self.num_places, block, shard, of)
+        part = copy.copy(self)
+        part._rows, part.first_place = self._all_rows[first:stop], first
+        part.num_samples = None if self._passage_chars else stop - first
+        return part
+
+    @property
+    def stop_place(self) -> int:
+        """Place behind the last row."""
+        return self.first_place + len(self._rows)
+
+    def identity(self) -> str:
+        """SHA-256 (hex) that tells this data set from others, the same for all its shards (see ``identity_of``)."""
+        index = self._source.index
+        how = {"name": self.name, "modality": self.modality, "passages": self._passage_chars}
+        how |= {name: getattr(self._source, name, None) for name in ("_text_column", "_content")}
+        return identity_of(self._all_rows, index.names, index.codes, getattr(self._source, "paths", ()), how)
+
+    def _good(self) -> Iterator[Sample]:
+        self.problems, self.num_skipped = [], 0
+        any_good = len(self._rows) < self.num_places  # a shard may be empty
+        for place, sample in enumerate(self._source.read(self._rows.tolist()), self.first_place):
+            if isinstance(sample, Sample):
+                any_good = True
+                yield replace(sample, place=place)
+            elif not self._skip_bad:
+                raise sample
+            else:
+                self.num_skipped += 1
+                if len(self.problems) < 20:
+                    self.problems.append(str(sample))
+        if not any_good:
+            raise UserError(
+                f"None of the {self.num_skipped} samples of '{self.name}' can be used; the first: {self.problems[0]}",
+                field="data",
+            )
+
+
+def open_dataset(
+    path_or_name: str | Path,
+    modality: Modality,
+    *,
+    text_column: str | None = None,
+    label_column: str | None = None,
+    image_column: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    skip_bad: bool = False,
+    passage_chars: int | None = None,
+) -> Dataset:
+    """Open a set of samples of one modality; raises ``UserError`` for what cannot be one.
+
+    ``limit`` takes so many rows, spread evenly over the labels, chosen by ``seed``, in their own order.
+    ``skip_bad`` leaves out samples that cannot be used instead of stopping at the first one.
+    ``passage_chars`` cuts longer texts into passages of at most so many characters (then
+    ``num_samples`` is None, and ``limit`` bounds the passages too).
+    """
+    if limit is not None and limit < 1:
+        raise UserError(f"A limit of {limit} samples leaves none; give at least 1.", field="limit")
+    if passage_chars is not None and passage_chars < 1:
+        raise UserError(f"Passages of {passage_chars} characters; give at least 1.", field="passage_chars")
+    name = str(path_or_name)
+    columns = {"text_column": text_column, "image_column": image_column, "label_column": label_column}
+    if name.startswith("bundled:"):
+        refuse_columns(name, columns)
+        source, name, split = _bundled(name, modality), name.removeprefix("bundled:"), "all"
+    else:
+        path = _existing(name)
+        source = _source(path, modality, columns, skip_bad)
+        name = path.resolve().name if path.is_dir() else path.stem
+        split = _split_of(name)
+    return Dataset(
+        source,
+        name=name,
+        split=split,
+        modality=modality,
+        limit=limit,
+        seed=seed,
+        skip_bad=skip_bad,
+        passage_chars=passage_chars if modality == "text" else None,
+    )
+
+
+def spread_rows(index: LabelIndex, limit: int | None, seed: int) -> np.ndarray:
+    """At most ``limit`` row numbers, ascending, as even over the labels as they allow.
+
+    Rows take turns by label: each label gives its first (in a seeded order), then its second, …; rows
+    without label count as one more label. Where labels outnumber ``limit``, the seed picks among them.
+    """
+    num_rows = len(index)
+    if limit is None or limit >= num_rows:
+        return np.arange(num_rows)
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(num_rows)
+    codes = index.codes[order]
+    by_label = np.argsort(codes, kind="stable")
+    sorted_codes = codes[by_label]
+    starts = np.searchsorted(sorted_codes, sorted_codes)
+    turn = np.empty(num_rows, np.int64)
+    turn[by_label] = np.arange(num_rows) - starts
+    label_order = rng.permutation(len(index.names) + 1)[codes]  # −1 takes the last place
+    chosen = np.lexsort((label_order, turn))[:limit]
+    return np.sort(order[chosen])
+
+
+def _bundled(name: str, modality: Modality) -> Source:
+    if name not in BUNDLED:
+        raise UserError(f"'{name}' is not bundled; there are {', '.join(BUNDLED)}.", field="data")
+    if BUNDLED[name] != modality:
+        fitting = ", ".join(other for other, kind in BUNDLED.items() if kind == modality)
+        raise UserError(
+            f"'{name}' is for {BUNDLED[name]} models and this one takes {modality}; try {fitting}.", field="data"
+        )
+    from tokenpaths.engine.data.bundled import open_bundled
+
+    return open_bundled(name)
+
+
+def _existing(name: str) -> Path:
+    """The path that ``name`` means, if it exists and is nothing dangerous."""
+    if re.match(r"^[A-Za-z][A-Za-z0-9+.-]+:/", name):
+        raise UserError(f"'{name}' is a URL, and nothing is fetched; download it and give {_GOOD}.", field="data")
+    if not name or "\0" in name:
+        raise UserError(f"{name!r} is no path; give {_GOOD}.", field="data")
+    path = Path(name)
+    siblings: list[str] = []
+    try:
+        path = path.expanduser()
+        exists = path.exists()
+        if not exists and path.parent.is_dir():
+            siblings = [p.name for p in path.parent.iterdir()]
+    except (OSError, RuntimeError):  # a name too long, a folder closed to us, ~nobody
+        exists = False
+    if not exists:
+        near = difflib.get_close_matches(path.name, siblings, 3)
+        hint = f" (near it: {', '.join(near)})" if near else ""
+        raise UserError(f"There is no file or folder '{name}'{hint}; give {_GOOD}.", field="data")
+    reason = _REFUSED.get(path.suffix.lower()) if path.is_file() else None
+    if reason:
+        raise UserError(f"'{name}' {reason}; give {_GOOD}.", field="data")
+    if not path.is_file() and not path.is_dir():
+        raise UserError(f"'{name}' is neither a file nor a folder; give {_GOOD}.", field="data")
+    return path
+
+
+def _source(path: Path, modality: Modality, columns: dict[str, str | None], skip_bad: bool) -> Source:
+    kind: Literal["image", "text"] = "image" if modality == "vision" else "text"
+    suffix = path.suffix.lower()
+    parquet = sorted(path.glob("*.parquet")) if path.is_dir() else [path] if suffix == ".parquet" else []
+    if parquet:
+        from tokenpaths.engine.data.sources.parquet import ParquetSource
+
+        content = columns[f"{kind}_column"]
+        return ParquetSource(parquet, kind, content_column=content, label_column=columns["label_column"])
+    if path.is_file() and suffix in _JSONL_SUFFIXES:
+        if kind == "image":
+            raise UserError(f"'{path}' holds texts, and this model takes images; give images or Parquet.", field="data")
+        from tokenpaths.engine.data.sources.jsonl import JsonlSource
+
+        return JsonlSource(path, columns["text_column"], columns["label_column"], skip_bad=skip_bad)
+    refuse_columns(str(path), columns)
+    return FileSource.folder(path, kind) if path.is_dir() else FileSource.single(path, kind)
+
+
+def refuse_columns(name: str, columns: dict[str, str | None]) -> None:
+    """UserError that names the first of ``columns`` (field → column) that is given: data ``name`` have none."""
+    for field, column in columns.items():
+        if column is not None:
+            raise UserError(
+                f"'{name}' has no columns, so {field} '{column}' means nothing there; leave it out, "
+                "or give .parquet or .jsonl.",
+                field=field,
+            )
+
+
+def _split_of(name: str) -> str:
+    """train, val or test where the name says so, else all."""
+    for word in reversed(re.split(r"[^a-z]+", name.lower())):
+        if word in _SPLITS:
+            return _SPLITS[word]
+    return "all"
+
+
+def _passages(samples: Iterator[Sample], longest: int) -> Iterator[Sample]:
+    for sample in samples:
+        text = sample.text or ""
+        if len(text) <= longest:
+            yield sample
+            continue
+        for start, end in passage_spans(text, longest):
+            yield replace(sample, text=text[start:end], source=f"{sample.source}, characters {start}–{end}")

@@ -1,0 +1,119 @@
+"""Byte-level BPE: train one, load one, and say which characters each token stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenpaths.engine.base.errors import UserError
+
+END = "<|end|>"
+"""stands behind every document of the training data; a text that is traced is read without it"""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A text as tokens; ``text[start[i]:end[i]]`` is what token i stands for.
+
+    Tokens that hold parts of one character share that character's span.
+    """
+
+    ids: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+
+class TextTokenizer:
+    """A byte-level BPE read from ``tokenizer.json``; every text round-trips."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.end_id = tokenizer.token_to_id(END)
+
+    @classmethod
+    def load(cls, path: Path) -> TextTokenizer:
+        if not path.is_file():
+            raise UserError(f"{path.parent.name}: {path.name} is missing, a text model needs it")
+        try:
+            return cls(Tokenizer.from_file(str(path)))
+        except Exception as error:  # the library raises bare Exception
+            raise UserError(f"{path.parent.name}: {path.name} cannot be read: {error}") from None
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int = 8192) -> TextTokenizer:
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            min_frequency=2,
+            special_tokens=[END],
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        )
+        tokenizer.train_from_iterator(texts, trainer)
+        return cls(tokenizer)
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._tokenizer.save(str(path))
+
+    @property
+    def vocab_size(self) -> int:
+        return self._tokenizer.get_vocab_size()
+
+    def encode(self, text: str) -> Encoded:
+        """Tokens of a text, without special tokens.
+
+        Raises:
+            UserError: the text holds lone surrogates, which no encoding can write down.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"the text holds a lone surrogate (U+{ord(text[error.start]):04X} at character "
+                f"{error.start}); only valid Unicode text can be traced",
+                field="text",
+            ) from None
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        spans = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
+        return Encoded(np.array(encoding.ids, dtype=np.int32), spans[:, 0], spans[:, 1])
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of some tokens; bytes that are no character become U+FFFD."""
+        text: str = self._tokenizer.decode(ids)
+        return text
+
+    def spans(self, ids: list[int]) -> list[list[int]]:
+        """Where in ``decode(ids)`` each token stands: [start, end) in characters.
+
+        Tokens that hold parts of one character share its range; of bytes that are no character some have no width.
+        Found from the front: the characters that are whole after each token; the bytes that follow belong to the next
+        whole one.
+        """
+        text, begun, waiting = self.decode(ids), 0, 0
+        found: list[list[int]] = []
+        again = self.encode(text)
+        if again.ids.tolist() == ids:
+            return [list(span) for span in zip(again.start.tolist(), again.end.tolist(), strict=True)]
+        for count in range(1, len(ids) + 1):
+            waiting += 1  # tokens since the last whole character
+            so_far = self.decode(ids[:count]) if count < len(ids) else text
+            if so_far.endswith("\ufffd") and not text.startswith(so_far):
+                continue  # a part of a character; which one, a later token says
+            found += [[begun, len(so_far)]] * waiting
+            begun, waiting = len(so_far), 0
+        return found
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        return [np.array(e.ids, dtype=np.int32) for e in self._tokenizer.encode_batch(texts)]
+
+    @cached_property
+    def token_texts(self) -> dict[int, str]:
+        """Readable text of every vocabulary entry; bytes that are no character become U+FFFD."""
+        return {i: self._tokenizer.decode([i]) for i in range(self.vocab_size)}

@@ -1,0 +1,231 @@
+"""The measured effect of edits: the unchanged and the edited model on the same inputs, batch by batch (METRICS 5).
+
+Logits live as long as their batch; what is kept are sums.
+
+Shapes: R rows (images, or tokens of texts), C classes or vocabulary entries, n tokens, S steps, K slots.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from tokenpaths.engine.analysis.route_changes import RouteChange, change_of, edited_steps
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.edits.prepared import Prepared, PreparedSet
+from tokenpaths.engine.families.edit_values import Edit, written
+from tokenpaths.engine.models.family import Controls, Traced
+from tokenpaths.engine.tracing.trace_batches import run_model
+from tokenpaths.engine.tracing.trace_run import LoadedModel
+from torch import Tensor
+
+TOP = 5
+CHUNK_ROWS = 512
+"""rows whose probabilities are held at once"""
+
+
+@dataclass
+class OutputChange:
+    """Sums over what the model said before and after."""
+
+    rows: int = 0
+    kl: float = 0.0
+    first_changed: int = 0
+    five_changed: float = 0.0
+    targets: int = 0
+    loss: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    rise_squares: float = 0.0
+    """sum of squares of the rise in loss of each row"""
+    correct: list[int] = field(default_factory=lambda: [0, 0])
+
+    def add(self, before: Float[Tensor, "R C"], after: Float[Tensor, "R C"], targets: Int[Tensor, " R"]) -> None:
+        """Rows of logits and what came next (−100: unknown).
+
+        Raises:
+            UserError: logits that are not finite.
+        """
+        for start in range(0, len(before), CHUNK_ROWS):
+            part = slice(start, start + CHUNK_ROWS)
+            both = [logits[part].float().log_softmax(dim=-1) for logits in (before, after)]
+            if not all(torch.isfinite(one).all() for one in both):
+                raise UserError(
+                    "the model's output holds NaN or infinite values: the checkpoint or the input is damaged, or the "
+                    "edit drives it out of range"
+                )
+            self._add(both[0], both[1], targets[part].to(before.device))
+
+    def _add(self, p_RC: Tensor, q_RC: Tensor, target_R: Tensor) -> None:
+        self.rows += len(p_RC)
+        self.kl += float((p_RC.exp() * (p_RC - q_RC)).sum(dim=-1).clamp(min=0).sum())
+        top = min(TOP, p_RC.shape[1])
+        five_RF, fives_RF = (x.topk(top, dim=-1).indices for x in (p_RC, q_RC))
+        self.first_changed += int((five_RF[:, 0] != fives_RF[:, 0]).sum())
+        kept_R = (five_RF[:, :, None] == fives_RF[:, None, :]).any(dim=2).sum(dim=1)
+        self.five_changed += float((1 - kept_R / top).sum())
+        known_R = target_R >= 0
+        self.targets += int(known_R.sum())
+        place_R1 = target_R.clamp(min=0).unsqueeze(1)
+        losses = [-log_RC.gather(1, place_R1).squeeze(1)[known_R] for log_RC in (p_RC, q_RC)]
+        self.rise_squares += float((losses[1] - losses[0]).double().square().sum())
+        for i, best_R in enumerate((five_RF[:, 0], fives_RF[:, 0])):
+            self.loss[i] += float(losses[i].double().sum())
+            self.correct[i] += int((best_R == target_R)[known_R].sum())
+
+    def answer(self) -> dict[str, Any]:
+        """Means over the rows: KL(unchanged ‖ edited) in nats, shares, loss and accuracy before and after.
+
+        ``error`` is the standard error of the change in loss, rows taken as independent.
+        """
+        rows, n = max(1, self.rows), self.targets
+        found: dict[str, Any] = {
+            "num_outputs": self.rows,
+            "num_targets": n,
+            "kl": self.kl / rows,
+            "top1_changed": self.first_changed / rows,
+            "top5_changed": self.five_changed / rows,
+            "loss": None,
+            "accuracy": None,
+        }
+        if n:
+            found["loss"] = change_of(self.loss[0] / n, self.loss[1] / n)
+            spread = max(0.0, self.rise_squares / n - found["loss"]["change"] ** 2)
+            found["loss"]["error"] = math.sqrt(spread / max(1, n - 1))
+            found["accuracy"] = change_of(self.correct[0] / n, self.correct[1] / n)
+        return found
+
+
+def steps_edited(given: Mapping[str, Any]) -> frozenset[int] | None:
+    """The steps that controls change by themselves; None where an edit, or another control, holds everywhere."""
+    if set(given) - {"edits"}:
+        return None
+    return edited_steps(edit.get("step") for edit in given.get("edits") or () if edit["edit"] != "freeze")
+
+
+class Measurement:
+    """What ``controls`` change of ``loaded`` over ``data``, a batch at a time.
+
+    Raises:
+        UserError: controls that do not fit the model or a sample.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, data: PreparedSet, controls: Controls, unchanged: Unchanged | None = None
+    ) -> None:
+        self._loaded, self._data, self._controls = loaded, data, controls
+        self._unchanged = unchanged or Unchanged(loaded, data)
+        self._edits: tuple[Edit, ...] = getattr(controls, "edits", None) or ()
+        self._outputs = OutputChange()
+        self._routes = RouteChange(loaded.checkpoint.config.num_modules, steps_edited(controls.given()))
+        self._last: tuple[Tensor, Tensor] | None = None
+        self.done = 0
+        """batches"""
+
+    @property
+    def finished(self) -> bool:
+        return self.done == len(self._data.batches)
+
+    def advance(self) -> None:
+        """The next batch, unchanged and changed."""
+        batch, loaded = self._data.batches[self.done], self._loaded
+        before = self._unchanged[self.done]
+        after = run_model(loaded.model, batch.inputs, loaded.device, batch.valid, self._controls)
+        rows = [_rows(traced, batch) for traced in (before, after)]
+        self._outputs.add(rows[0], rows[1], _targets(batch))
+        self._routes.add(_ribbons(before, batch), _ribbons(after, batch))
+        self._last = (rows[0][-1], rows[1][-1])
+        self.done += 1
+
+    def answer(self) -> dict[str, Any]:
+        """The effect as plain JSON; of one sample also the five likeliest classes, or tokens that would follow."""
+        found = effect_answer(
+            self._outputs,
+            self._routes,
+            num_samples=self._data.num_samples,
+            text=self._loaded.modality == "text",
+            edits=self._edits,
+        )
+        if self._data.num_samples == 1 and self._last is not None:
+            both = zip(("before", "after"), self._last, strict=True)
+            found["top5"] = {when: _top(self._loaded, logits) for when, logits in both}
+        return found
+
+
+def effect_answer(
+    outputs: OutputChange, routes: RouteChange, *, num_samples: int, text: bool, edits: Sequence[Edit]
+) -> dict[str, Any]:
+    """Sums as plain JSON."""
+    found = {
+        "num_samples": num_samples,
+        **routes.answer(),
+        **outputs.answer(),
+        "perplexity": None,
+        "edits": [written(edit) for edit in edits],
+    }
+    if text and found["loss"] is not None:
+        found["perplexity"] = change_of(*(math.exp(min(80.0, found["loss"][when])) for when in ("before", "after")))
+    return found
+
+
+def measure_effect(
+    loaded: LoadedModel, data: PreparedSet, controls: Controls, unchanged: Unchanged | None = None
+) -> dict[str, Any]:
+    """``Measurement`` over all of ``data`` at once."""
+    work = Measurement(loaded, data, controls, unchanged)
+    while not work.finished:
+        work.advance()
+    return work.answer()
+
+
+class Unchanged:
+    """What the unchanged model says to each batch: kept in memory where that is little, else worked out again."""
+
+    MOST_BYTES = 1 << 26
+
+    def __init__(self, loaded: LoadedModel, data: PreparedSet) -> None:
+        self._loaded, self._data = loaded, data
+        self._kept: dict[int, Traced] = {}
+        self._bytes = 0
+
+    def __getitem__(self, place: int) -> Traced:
+        if place in self._kept:
+            return self._kept[place]
+        batch, loaded = self._data.batches[place], self._loaded
+        traced = run_model(loaded.model, batch.inputs, loaded.device, batch.valid)
+        size = traced.logits.numel() * traced.logits.element_size()
+        if self._bytes + size <= self.MOST_BYTES:
+            self._kept[place] = traced
+            self._bytes += size
+        return traced
+
+
+def _rows(traced: Traced, batch: Prepared) -> Tensor:
+    """Logits of images, or of the tokens that are no padding."""
+    return traced.logits if batch.valid is None else traced.logits[batch.valid.to(traced.logits.device)]
+
+
+def _targets(batch: Prepared) -> Tensor:
+    return batch.targets if batch.valid is None else batch.targets[batch.valid]
+
+
+def _ribbons(traced: Traced, batch: Prepared) -> Any:
+    ids = traced.module_ids.flatten(0, 1)
+    return (ids if batch.valid is None else ids[batch.valid.flatten()]).numpy()
+
+
+def _top(loaded: LoadedModel, logits: Float[Tensor, " C"]) -> list[dict[str, Any]]:
+    """The five likeliest classes of an image, or tokens that would follow a text."""
+    texts = loaded.tokenizer.token_texts if loaded.tokenizer else None
+    return likeliest(logits, texts or dict(enumerate(loaded.classes)), unknown="#{}" if texts else "{}")
+
+
+def likeliest(logits: Float[Tensor, " C"], names: Mapping[int, str], unknown: str = "#{}") -> list[dict[str, Any]]:
+    """The five answers with the largest probability; ``unknown`` names one that ``names`` lacks by its number."""
+    probs, places = logits.float().softmax(dim=-1).topk(min(TOP, len(logits)))
+    return [
+        {"name": names.get(int(i), unknown.format(int(i))), "probability": float(p)}
+        for p, i in zip(probs, places, strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""Each family as values: configurations, presets, limits, controls and edit plans. No torch."""

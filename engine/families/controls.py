@@ -1,0 +1,117 @@
+"""What may be changed of a trained model, as values; and how a family offers edits. No torch here.
+
+The control ``edits`` refuses what the family has not, and says what it has.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.validation import in_words
+from tokenpaths.engine.families.edit_values import KINDS, MOST_EDITS, Edit
+
+
+class Controls(BaseModel):
+    """What may be changed of a trained model when it is run: None leaves a field as the model was trained.
+
+    A family that has such controls gives a subclass whose fields carry bounds and descriptions: the
+    page draws a slider for each.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def given(self) -> dict[str, Any]:
+        """The fields that were set."""
+        return self.model_dump(exclude_none=True)
+
+
+def _edit_problem(error: Any) -> str:
+    """A sentence for an edit that cannot be read."""
+    message = in_words(error)
+    if len(error["loc"]) < 2:
+        return message if error["type"] == "value_error" else f"edits: {message}"
+    place, *rest = error["loc"][1:]
+    where = ".".join(str(part) for part in rest[1:])
+    if error["type"] == "value_error" and not where:
+        return f"edit {place}: {message}"
+    given = str(error["input"])[:40]
+    return f"edit {place}{' ' * bool(rest)}{rest[0] if rest else ''}: {where + ' ' * bool(where)}is {given}: {message}"
+
+
+def read_controls_of(controls: type[Any], values: dict[str, Any] | None, family: str) -> Any:
+    """An instance of a class of controls from plain values.
+
+    Raises:
+        UserError: a control that it has not, or a value outside its bounds; ``field`` names it.
+    """
+    try:
+        return controls(**(values or {}))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in first["loc"]) or "controls"
+        if first["loc"][:1] == ("edits",):
+            place = [str(part) for at, part in enumerate(first["loc"]) if at != 2]  # without the kind of edit
+            raise UserError(_edit_problem(first), field=".".join(place)) from None
+        if first["type"] == "extra_forbidden":
+            # What all families share stands last.
+            known = ", ".join(sorted(controls.model_fields, key=lambda field: field == "edits")) or "none"
+            raise UserError(f"a {family} model has no control {name!r}; it has: {known}", field=name) from None
+        raise UserError(f"control {name} is {str(first['input'])[:40]}: {first['msg']}", field=name) from None
+
+
+def _which(schema: dict[str, Any], controls: type[EditControls]) -> None:
+    """The page reads from the schema which edits a family has, and why not the others."""
+    schema["edits"], schema["no_edits"] = list(controls.EDITS), dict(controls.WHY_NOT)
+
+
+class EditControls(Controls):
+    """Controls of a family whose routes can be edited."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=_which)
+
+    FAMILY: ClassVar[str]
+    EDITS: ClassVar[tuple[str, ...]]
+    """the kinds of edit that mean something here"""
+    WHY_NOT: ClassVar[dict[str, str]] = {}
+    """a sentence for each of the others"""
+
+    edits: tuple[Edit, ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MOST_EDITS,
+        description="What is to be different in the routes, in any order: a list of edits",
+    )
+
+    @field_validator("edits", mode="before")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        if given is not None and not isinstance(given, (list, tuple)):
+            raise ValueError(f"edits is a {type(given).__name__}; give a list of edits, each with the name of one")
+        if given is not None and not given:
+            raise ValueError("the list of edits is empty, so nothing would be different; give one edit at least")
+        for edit in given or ():
+            name = edit.get("edit") if isinstance(edit, dict) else getattr(edit, "edit", None)
+            if name not in cls.EDITS:
+                why = f": {cls.WHY_NOT[name]}" if name in cls.WHY_NOT else ""
+                called = f"has no edit {name!r}" if isinstance(name, str) else "takes edits that say which they are"
+                raise ValueError(f"a {cls.FAMILY} model {called}{why}; it has: {', '.join(cls.EDITS)}")
+        return given
+
+
+class DNAControls(EditControls):
+    """Every edit: a DNA decides for each token at each step, and any module can take any token."""
+
+    FAMILY: ClassVar[str] = "dna"
+    EDITS: ClassVar[tuple[str, ...]] = KINDS
+
+
+def only_those(edits: tuple[Edit, ...] | None, what: str) -> None:
+    """Refuse ``tokens`` and ``path`` where a decision is made for more than one token (``what``)."""
+    for place, edit in enumerate(edits or ()):
+        for name in ("tokens", "path"):
+            if getattr(edit, name, None) is not None:
+                raise UserError(
+                    f"{name} cannot be chosen here: {what}; leave {name} out", field=f"edits.{place}.{name}"
+                )

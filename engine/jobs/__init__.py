@@ -1,0 +1,1 @@
+"""Long jobs: the registry and one file a kind."""

@@ -1,0 +1,50 @@
+"""The job ``dream``: a request becomes frames, a curve and a result, in slices, resumable.
+
+The folder of a job holds ``original.png`` (what the model saw), ``state.safetensors`` (all that changes, its metadata
+the measurements so far) and ``artifacts``. No torch at the top: processes without a model validate requests here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from tokenpaths.engine.dream.dream_request import DreamRequest
+from tokenpaths.engine.jobs.dream_check import check_request
+from tokenpaths.engine.jobs.registry import JobContext, Progress
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.jobs.dream_images import ImageWork
+    from tokenpaths.engine.jobs.dream_texts import TextWork
+
+
+class DreamJob:
+    """A dream at work (``tokenpaths.engine.jobs.registry.LongJob``)."""
+
+    kind: ClassVar[str] = "dream"
+    Request = DreamRequest
+
+    def __init__(self, work: ImageWork | TextWork) -> None:
+        self.work = work
+
+    @staticmethod
+    def check(request: DreamRequest, context: JobContext) -> None:
+        check_request(request, context)
+
+    @classmethod
+    def start(cls, request: DreamRequest, folder: Path, context: JobContext) -> DreamJob:
+        check_request(request, context)
+        loaded = context.load_model(request.model)
+        if loaded.modality == "vision":
+            from tokenpaths.engine.jobs.dream_images import ImageWork
+
+            return cls(ImageWork(request, folder, context, loaded))
+        from tokenpaths.engine.jobs.dream_texts import TextWork
+
+        return cls(TextWork(request, folder, context, loaded))
+
+    def advance(self) -> Progress:
+        return self.work.advance()
+
+    def close(self) -> None:
+        self.work.close()

@@ -1,0 +1,247 @@
+"""An image dream as a job: what a request becomes, and what lies in its folder.
+
+Shapes: B dreams, N pixels a side, T tokens, S steps, K slots.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.dream.dream_request import MOST_DREAMS, DreamRequest
+from tokenpaths.engine.dream.dream_state import load_state, save_state
+from tokenpaths.engine.dream.loop import Dream, ImageDreams, examine
+from tokenpaths.engine.dream.objectives import Answer, Block, Choices, Module, Objective, follow_path
+from tokenpaths.engine.dream.pictures import outlined, patch_mask, to_image, to_png
+from tokenpaths.engine.jobs.dream_original import members, original_image, ribbon_of_rank
+from tokenpaths.engine.jobs.registry import MOST_REPEATED, Progress, write_artifact
+from tokenpaths.engine.tracing.trace_run import LoadedModel, engine_version
+from tokenpaths.engine.train.augment import normalise
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.jobs.registry import JobContext
+
+SLICE_SECONDS = 0.7
+SAVE_SECONDS = 5
+"""the state is kept at least this often, where iterations are slow"""
+SHOWN_SIDE = 192
+CURVE_POINTS = 512
+MOST_TOLD = 12
+"""dreams that a message of progress tells of"""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One dream of the request, with its name for people."""
+
+    name: str
+    dream: Dream
+    group: tuple[int, ...] | None
+    """tokens whose decisions count; None: all"""
+    steps: tuple[int, int] | None = None
+    """half-open range of steps, where there is one"""
+
+
+class ImageWork:
+    """Goes on where the folder stands; at most ``MOST_REPEATED`` iterations are ever done twice."""
+
+    def __init__(self, request: DreamRequest, folder: Path, context: JobContext, loaded: LoadedModel) -> None:
+        self.request, self.folder, self.loaded = request, folder, loaded
+        self.original = original_image(request, folder, context, loaded) if request.has_original else None
+        self.items = _items(request, context, loaded, self.original)
+        self.dreams = ImageDreams(loaded.model, [item.dream for item in self.items], request.image)
+        self.made_for = {"request": json.loads(request.model_dump_json()), "checkpoint": loaded.sha256}
+        kept = load_state(folder, self.made_for)
+        if kept is None:
+            self.history = [{"iteration": 0, "items": self.dreams.examine()}]
+            self._write_original()
+        else:
+            tensors, about = kept
+            self.history = about["history"]
+            self.dreams.load(tensors)
+        self.finished = False
+        self.saved_at = time.monotonic()
+
+    def advance(self) -> Progress:
+        """Iterations for about a second, up to the next point where all is kept."""
+        dreams, started = self.dreams, time.monotonic()
+        if not dreams.finished:
+            stop = dreams.iteration + MOST_REPEATED - dreams.iteration % MOST_REPEATED
+            while dreams.iteration < stop and not dreams.finished and time.monotonic() - started < SLICE_SECONDS:
+                dreams.run(1)
+            if dreams.iteration == stop or dreams.finished:
+                self._keep()
+            elif time.monotonic() - self.saved_at > SAVE_SECONDS:
+                self._save()
+            return self._progress()
+        self.finished = True
+        return self._progress(self._finish())
+
+    def close(self) -> None:
+        """What was done since the state was last kept is done again."""
+
+    def _progress(self, result: dict[str, Any] | None = None) -> Progress:
+        last, total = self.history[-1], self.request.image.iterations
+        pairs = zip(self.items, last["items"], strict=True)
+        named = [f"{item.name}: {found['objective']:.3g}" for item, found in pairs]
+        if len(named) == 1:
+            named = [f"{last['items'][0]['objective']:.3g}"]
+        more = f" … and {len(named) - MOST_TOLD} more" if len(named) > MOST_TOLD else ""
+        message = f"objective {'; '.join(named[:MOST_TOLD])}{more} at iteration {last['iteration']:,}"
+        return Progress(self.dreams.iteration, total, "iterations", message, self.finished, result or {})
+
+    def _keep(self) -> None:
+        """Frames first, the state that counts them last."""
+        dreams, iteration = self.dreams, self.dreams.iteration
+        pictures = dreams.pictures()
+        self.history = [h for h in self.history if h["iteration"] < iteration]
+        self.history.append({"iteration": iteration, "items": dreams.examine(pictures)})
+        if iteration % self.request.frame_every == 0 or dreams.finished:
+            for index, picture in enumerate(pictures):
+                name = f"frame-{iteration:06d}" + (f"-{index}" if len(self.items) > 1 else "")
+                write_artifact(self.folder, f"{name}.png", to_png(self._shown(picture, self.items[index]), SHOWN_SIDE))
+        write_artifact(self.folder, "curve.json", json.dumps(self._curve()).encode())
+        self._save()
+
+    def _save(self) -> None:
+        save_state(self.folder, self.dreams.state(), self.made_for | {"history": self.history})
+        self.saved_at = time.monotonic()
+
+    def _shown(self, picture: Tensor, item: Item):
+        """With the red outline of the group, where there is one."""
+        image = to_image(picture)
+        grid = getattr(self.loaded.checkpoint.config, "grid", None)
+        return image if item.group is None or grid is None else outlined(image, item.group, grid)
+
+    def _curve(self) -> dict[str, Any]:
+        values = self.dreams.curves()
+        every = -(-len(values) // CURVE_POINTS)
+        x = list(range(1, len(values) + 1, every))
+        series = [
+            {"name": item.name, "x": x, "y": [round(v, 5) for v in values[::every, i].tolist()]}
+            for i, item in enumerate(self.items)
+        ]
+        return {"x": "iteration", "y": "objective (mean over the wanted decisions)", "series": series}
+
+    def _write_original(self) -> None:
+        if self.original is None:
+            return
+        groups = [item.group for item in self.items if item.group is not None]
+        shown = self._shown(self.original, self.items[-1]) if groups else to_image(self.original)
+        write_artifact(self.folder, "original.png", to_png(shown, SHOWN_SIDE))
+
+    def _finish(self) -> dict[str, Any]:
+        pictures = self.dreams.pictures()
+        items = []
+        for index, (item, picture) in enumerate(zip(self.items, pictures, strict=True)):
+            write_artifact(self.folder, f"dream-{index}.png", to_png(self._shown(picture, item), SHOWN_SIDE))
+            start, end = self.history[0]["items"][index], self.history[-1]["items"][index]
+            items.append(
+                {
+                    "name": item.name,
+                    "image": f"dream-{index}.png",
+                    "steps": item.steps,
+                    "group": item.group,
+                    "context": item.dream.context is not None,
+                    **self._named(end),
+                    "at_start": self._named(start),
+                }
+            )
+        original = None
+        if self.original is not None:
+            objectives = [item.dream.objective for item in self.items]
+            images = self.original.to(self.dreams.device).expand(len(objectives), -1, -1, -1)
+            measured = examine(self.loaded.model, normalise(images), objectives)
+            original = {
+                "image": "original.png",
+                "top": self._named(measured[0])["top"],
+                "objective": [m["objective"] for m in measured],
+            }
+        result = {
+            "model": self.loaded.name,
+            "checkpoint_sha256": self.loaded.sha256,
+            "engine_version": engine_version(),
+            "torch": torch.__version__,
+            "request": self.made_for["request"],
+            "original": original,
+            "dreams": items,
+        }
+        write_artifact(self.folder, "result.json", json.dumps(result, indent=1).encode())
+        return {"original": original, "dreams": items}
+
+    def _named(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Class numbers as names."""
+        classes = self.loaded.classes
+        named = [[classes[c] if classes else str(c), round(p, 4)] for c, p in found.get("top", [])]
+        return found | {"top": named}
+
+
+def _items(request: DreamRequest, context: JobContext, loaded: LoadedModel, original: Tensor | None) -> list[Item]:
+    target, config = request.target, loaded.checkpoint.config
+    num_tokens = getattr(config, "num_tokens", 1)
+    ids = None
+    if original is not None and loaded.checkpoint.family == "dna":
+        with torch.no_grad():
+            ids = loaded.model.trace(normalise(original[None]).to(loaded.device)).module_ids[0].long().cpu().clone()
+    group = members(target.group, ids, num_tokens, request.seed) if hasattr(target, "group") else None
+    tokens = None if group is None else torch.tensor(group, device=loaded.device)
+    kept = None if group is None else tuple(group)
+    if target.of == "choices":
+        return _choices(request, loaded, ids.to(loaded.device), original, kept, tokens)
+    made: dict[str, tuple[str, Any]] = {
+        "class": ("class", lambda: Answer(target.index)),
+        "block": ("block", lambda: Block(target.layer * config.blocks + target.block)),
+        "module": (
+            "module",
+            lambda: Module(
+                target.module, target.steps or tuple(range(config.num_steps)), tokens, num_tokens, target.scores
+            ),
+        ),
+        "path": ("path", lambda: _path(request, context, num_tokens, tokens, loaded)),
+    }
+    name, make = made[target.of]
+    objective: Objective = make()
+    return [Item(name, Dream(objective, request.seed), kept)]
+
+
+def _path(
+    request: DreamRequest, context: JobContext, num_tokens: int, tokens: Tensor | None, loaded: LoadedModel
+) -> Choices:
+    target = request.target
+    ribbon = ribbon_of_rank(request, context) if target.rank is not None else torch.tensor(target.ribbon)
+    return follow_path(ribbon.long().to(loaded.device), num_tokens, tokens=tokens, of=target.scores)
+
+
+def _choices(
+    request: DreamRequest,
+    loaded: LoadedModel,
+    ids: Tensor,
+    original: Tensor,
+    group: tuple[int, ...] | None,
+    tokens: Tensor | None,
+) -> list[Item]:
+    target, config = request.target, loaded.checkpoint.config
+    every = tuple(range(1, config.num_steps + 1))
+    keep = patch_mask(group or (), config.grid, config.patch_size)
+    if target.context != "without" and bool(keep.all()):
+        raise UserError(
+            "Every patch of the image is in the group, so with its pixels nothing is left to dream",
+            field="target.context",
+        )
+    items = []
+    for s in dict.fromkeys(target.until or every):
+        steps = range(s) if target.form == "cumulative" else range(s - 1, s)
+        objective = Choices(ids, steps, tokens, target.scores)
+        for with_pixels in {"without": (False,), "with": (True,), "both": (False, True)}[target.context]:
+            name = f"S = {s}" if target.form == "cumulative" else f"step {s - 1} alone"
+            name += ", with its pixels" if with_pixels else ""
+            dream = Dream(objective, request.seed, 0, original if with_pixels else None, keep if with_pixels else None)
+            items.append(Item(name, dream, group, (steps.start, steps.stop)))
+    assert len(items) <= MOST_DREAMS, "at most two dreams a step"
+    return items

@@ -1,0 +1,89 @@
+"""The image or the text that a dream starts from, wherever the request says that it is.
+
+Shapes: T tokens, S steps, K slots.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from PIL import Image
+from tokenpaths.engine.base.files import write_atomically
+from tokenpaths.engine.data.images import decode_upload, model_view
+from tokenpaths.engine.dream.dream_request import DreamRequest, Group
+from tokenpaths.engine.jobs.dream_check import check_group
+from tokenpaths.engine.jobs.dream_source import find_text, row_of
+from tokenpaths.engine.tracing.trace_run import LoadedModel
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.jobs.registry import JobContext
+
+FILE = "original.png"
+TEXT_FILE = "original.txt"
+
+
+def original_image(
+    request: DreamRequest, folder: Path, context: JobContext, loaded: LoadedModel
+) -> Float[Tensor, "3 N N"]:
+    """The image in [0, 1] as the model sees it; kept in the job's folder from its first life on."""
+    file = folder / FILE
+    if not file.is_file():
+        view = model_view(_find_image(request, context), loaded.checkpoint.config.image_size)
+        buffer = io.BytesIO()
+        Image.fromarray(view).save(buffer, format="PNG")
+        write_atomically(file, buffer.getvalue())
+    with Image.open(file, formats=("PNG",)) as image:
+        levels = torch.frombuffer(bytearray(image.convert("RGB").tobytes()), dtype=torch.uint8)
+        return levels.view(image.height, image.width, 3).permute(2, 0, 1).float() / 255
+
+
+def _find_image(request: DreamRequest, context: JobContext) -> Image.Image:
+    if request.sample is not None:
+        with context.open_run(request.run) as run:
+            return decode_upload(run.image(request.sample))
+    if request.inbox is not None:
+        return decode_upload(context.inbox_file(request.inbox, field="inbox").read_bytes())
+    image = row_of(request, "vision").image
+    assert image is not None, "a vision set yields images"
+    return image
+
+
+def original_text(request: DreamRequest, folder: Path, context: JobContext) -> str:
+    """The text that the request names."""
+    file = folder / TEXT_FILE
+    if not file.is_file():
+        write_atomically(file, find_text(request, context).encode())
+    return file.read_text(encoding="utf-8")
+
+
+def ribbon_of_rank(request: DreamRequest, context: JobContext) -> Int[Tensor, "S K"]:
+    """The path of the rank that the request names, from its run."""
+    with context.open_run(request.run) as run:
+        found = run.paths(limit=1, offset=request.target.rank - 1)["paths"]
+    return torch.tensor(found[0]["ribbon"], dtype=torch.long).view(len(found[0]["ribbon"]), -1)
+
+
+def members(
+    group: Group, ids: Int[Tensor, "T S K"] | None, num_tokens: int, seed: int, first: int = 0
+) -> list[int] | None:
+    """The tokens of a group, counted from the dream's first; None: all.
+
+    ``ids`` are the choices of the tokens that are dreamt; the first of them is number ``first`` of the original, and
+    the group names its tokens by their numbers there.
+    """
+    check_group(group, range(first, first + num_tokens), "tokens that are dreamt")
+    if group.patches is not None:
+        return sorted(number - first for number in set(group.patches))
+    if group.draw is not None:
+        generator = torch.Generator().manual_seed(seed)
+        return sorted(torch.randperm(num_tokens, generator=generator)[: group.draw].tolist())
+    if group.like is not None:
+        assert ids is not None, "a request with like has an original"
+        paths = ids.sort(dim=-1).values.flatten(1)
+        return (paths == paths[group.like - first]).all(dim=1).nonzero().squeeze(1).tolist()
+    return None

@@ -1,0 +1,234 @@
+"""A text dream as a job: first the corpus is looked through, then its best stretches are improved by swaps.
+
+Shapes: B texts, L tokens, T tokens of the original, S steps, K slots.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.dream.corpus import best, scores, windows
+from tokenpaths.engine.dream.dream_request import DreamRequest
+from tokenpaths.engine.dream.dream_state import load_state, save_state
+from tokenpaths.engine.dream.objectives import Choices, Connection, Fluency, Module, Objective, Suppression, follow_path
+from tokenpaths.engine.dream.observed_pass import Need, look
+from tokenpaths.engine.dream.text_loop import TextDreams, reads_back, written
+from tokenpaths.engine.jobs.dream_original import members, original_text, ribbon_of_rank
+from tokenpaths.engine.jobs.dream_source import stretch_of
+from tokenpaths.engine.jobs.registry import MOST_REPEATED, Progress, write_artifact
+from tokenpaths.engine.tracing.trace_run import LoadedModel, engine_version
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.jobs.registry import JobContext
+
+SLICE_SECONDS = 0.7
+SAVE_SECONDS = 5
+"""the state is kept at least this often, where rounds are slow"""
+LISTED = 20
+
+
+class TextWork:
+    """Goes on where the folder stands. The search through the corpus is short and begins anew."""
+
+    def __init__(self, request: DreamRequest, folder: Path, context: JobContext, loaded: LoadedModel) -> None:
+        assert loaded.tokenizer is not None, "load_model gives every text model its tokenizer"
+        self.request, self.folder, self.loaded, self.tokenizer = request, folder, loaded, loaded.tokenizer
+        self.settings = request.text
+        self.original_ids: Tensor | None = None
+        self.targets: list[int] | None = None
+        """positions whose decisions count; None: those of the whole text"""
+        self.objective = self._objective(context)
+        self.made_for = {"request": json.loads(request.model_dump_json()), "checkpoint": loaded.sha256}
+        self.corpus = "bundled:languages" if "languages" in loaded.name else "bundled:texts"
+        self.windows = windows(self.corpus, self.tokenizer, self._length(), self.settings.corpus_windows)
+        self.values: list[float] = []
+        self._scores = scores(loaded.model, self.objective, self.windows)
+        self.found: list[dict[str, Any]] = []
+        self.dreams: TextDreams | None = None
+        kept = load_state(folder, self.made_for)
+        if kept is not None:
+            tensors, about = kept
+            self.found, self.spread = about["found"], about["spread"]
+            self.dreams = self._dreams(tensors["starts"])
+            self.starts = tensors.pop("starts")
+            self.dreams.load(tensors)
+        self.round: Iterator[None] | None = None
+        """the round that is under way"""
+        self.saved_at = time.monotonic()
+        self.finished = False
+
+    def _length(self) -> int:
+        return self.settings.length if self.original_ids is None else len(self.original_ids)
+
+    def advance(self) -> Progress:
+        started = time.monotonic()
+        while self.dreams is None and time.monotonic() - started < SLICE_SECONDS:
+            part = next(self._scores, None)
+            if part is None:
+                self._begin()
+            else:
+                self.values += part
+        if self.dreams is None:
+            return self._progress("")
+        while not self.dreams.finished and time.monotonic() - started < SLICE_SECONDS:
+            self._go_on()
+        if not self.dreams.finished:
+            return self._progress(f"best so far {float(self.dreams.wanted.max()):.3f}: {self._best_text()}")
+        self._keep()
+        self.finished = True
+        return self._progress("done", self._finish())
+
+    def _go_on(self) -> None:
+        """A part of a round."""
+        if self.round is None:
+            self.round = self.dreams.round_in_parts()
+        for _ in self.round:
+            return
+        self.round = None
+        if self.dreams.iteration % min(MOST_REPEATED, 16) == 0 or time.monotonic() - self.saved_at > SAVE_SECONDS:
+            self._keep()
+
+    def close(self) -> None:
+        """What was done since the state was last kept is done again."""
+
+    def _progress(self, message: str, result: dict[str, Any] | None = None) -> Progress:
+        """First the stretches of the corpus are counted, then the rounds; the messages say which of the two it is."""
+        if self.dreams is None:
+            looking = f"first part of two: looking through the bundled texts, then {self.settings.iterations:,} rounds"
+            return Progress(len(self.values), len(self.windows), "stretches", looking)
+        done, rounds = self.dreams.iteration, self.settings.iterations
+        if self.finished:
+            early = f"no swap helped any more after {done:,} of {rounds:,} rounds"
+            return Progress(done, done, "rounds", early if done < rounds else message, True, result or {})
+        return Progress(done, rounds, "rounds", f"swapping words: {message}")
+
+    def _best_text(self) -> str:
+        return repr(written(self.tokenizer, self.dreams.ids[int(self.dreams.wanted.argmax())]).strip())
+
+    def _begin(self) -> None:
+        """From the best stretches of the corpus, and the original where there is one."""
+        kept = best(self.windows, self.values, self.tokenizer, max(LISTED, self.settings.starts))
+        values = np.array(self.values or [float("nan")])
+        self.spread = {
+            "corpus": self.corpus,
+            "windows": len(self.windows),
+            "mean": float(values.mean()),
+            "p99": float(np.quantile(values, 0.99)),
+            "best": float(values.max()),
+        }
+        self.found = [
+            {"objective": s.value, "label": s.window.label, "source": s.window.source, **self._shown(s.window.ids)}
+            for s in kept[:LISTED]
+        ]
+        starts = [torch.tensor(s.window.ids) for s in kept[: self.settings.starts]]
+        if not starts:
+            raise UserError(
+                f"No stretch of {self._length()} tokens of {self.corpus} can start a dream; give a smaller length",
+                field="text.length",
+            )
+        self.starts = torch.stack(starts)
+        self.dreams = self._dreams(self.starts)
+        self._keep()
+
+    def _dreams(self, starts: Tensor) -> TextDreams:
+        return TextDreams(self.loaded.model, self.tokenizer, self.objective, starts, self.settings, self.request.seed)
+
+    def _keep(self) -> None:
+        series = [
+            {"name": f"text {b + 1}", "x": list(range(len(ys))), "y": [round(y, 5) for y in ys]}
+            for b, ys in enumerate(self.dreams.curves().T.tolist())
+        ]
+        curve = {"x": "round of swaps", "y": "objective (mean over the wanted decisions)", "series": series}
+        write_artifact(self.folder, "curve.json", json.dumps(curve).encode())
+        about = self.made_for | {"found": self.found, "spread": self.spread}
+        save_state(self.folder, self.dreams.state() | {"starts": self.starts}, about)
+        self.saved_at = time.monotonic()
+
+    def _finish(self) -> dict[str, Any]:
+        dreams, texts = self.dreams, []
+        with torch.no_grad():
+            for b in dreams.wanted.argsort(descending=True).tolist():
+                (seen,) = look(self.loaded.model, dreams.ids[b : b + 1], [self._whole_need()])
+                matched = self.objective.matched(seen) if isinstance(self.objective, Choices | Module) else (None, None)
+                texts.append(
+                    {
+                        "objective": float(dreams.wanted[b]),
+                        "matched_choices": matched[0],
+                        "matched_tokens": matched[1],
+                        "mean_log_prob": float(Fluency().value(seen)),
+                        "reads_back": reads_back(self.tokenizer, dreams.ids[b]),
+                        **self._shown(dreams.ids[b].tolist()),
+                        "start": {"objective": float(dreams.curve[0][b]), **self._shown(self.starts[b].tolist())},
+                    }
+                )
+        original = None
+        if self.original_ids is not None:
+            (seen,) = look(self.loaded.model, self.original_ids[None].to(dreams.device), [self._whole_need()])
+            value = float(self.objective.value(seen)) / self.objective.terms
+            original = {"objective": value, **self._shown(self.original_ids.tolist())}
+        answer = {"original": original, "dreams": texts, "corpus": self.spread | {"examples": self.found}}
+        result = {
+            "model": self.loaded.name,
+            "checkpoint_sha256": self.loaded.sha256,
+            "engine_version": engine_version(),
+            "torch": torch.__version__,
+            "request": self.made_for["request"],
+            **answer,
+        }
+        write_artifact(self.folder, "result.json", json.dumps(result, indent=1, ensure_ascii=False).encode())
+        return answer
+
+    def _whole_need(self) -> Need:
+        return Need(self.objective.need.steps, output=True)
+
+    def _shown(self, ids: Any) -> dict[str, Any]:
+        text, texts = self.tokenizer.decode(list(ids)), self.tokenizer.token_texts
+        return {
+            "text": text,
+            "tokens": [texts[i] for i in ids],
+            "spans": self.tokenizer.spans(list(ids)),
+            "targets": self.targets,
+        }
+
+    def _objective(self, context: JobContext) -> Objective:
+        """Paths and modules are wanted of the last token (or the group), connections and directions of the text."""
+        target, config, device = self.request.target, self.loaded.checkpoint.config, self.loaded.device
+        if target.of == "connection":
+            return Connection(target.iteration, target.source, target.target)
+        if target.of == "direction":
+            return Suppression(target.layer, target.head, target.direction)
+        if target.of == "choices":
+            return self._choices(context)
+        length = self.settings.length
+        self.targets = members(target.group, None, length, self.request.seed) or [length - 1]
+        tokens = torch.tensor(self.targets, device=device)
+        if target.of == "module":
+            steps = target.steps or tuple(range(config.num_steps))
+            return Module(target.module, steps, tokens, length, target.scores)
+        ribbon = ribbon_of_rank(self.request, context) if target.rank is not None else torch.tensor(target.ribbon)
+        return follow_path(ribbon.long().to(device), length, tokens=tokens, of=target.scores)
+
+    def _choices(self, context: JobContext) -> Objective:
+        """A text whose tokens take the paths that a stretch of the original takes with all that stands before it."""
+        target, config = self.request.target, self.loaded.checkpoint.config
+        every = torch.from_numpy(self.tokenizer.encode(original_text(self.request, self.folder, context)).ids).long()
+        stretch = stretch_of(self.request, len(every))
+        ids = every[stretch.start : stretch.stop]
+        read = every[max(0, stretch.stop - config.context) : stretch.stop]
+        with torch.no_grad():
+            traced = self.loaded.model.trace(read[None].to(self.loaded.device))
+        own = traced.module_ids[0, len(read) - len(ids) :].long()
+        self.original_ids, self.first = ids, stretch.start
+        self.targets = members(target.group, own.cpu(), len(ids), self.request.seed, stretch.start)
+        s = (target.until or (config.num_steps,))[0]
+        steps = range(s) if target.form == "cumulative" else range(s - 1, s)
+        tokens = None if self.targets is None else torch.tensor(self.targets, device=self.loaded.device)
+        return Choices(own, steps, tokens, target.scores)

@@ -1,0 +1,153 @@
+"""The job ``import``: a routing log of another program, from the inbox, as a run.
+
+A killed one starts again from the beginning and leaves no half run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Generator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import NAME_PATTERN
+from tokenpaths.engine.jobs.made_run import Finished, check_run_name, claim_run, made_by
+from tokenpaths.engine.jobs.registry import JobContext, Progress
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.adapters.logs.importing import ImportProgress
+    from tokenpaths.engine.adapters.logs.log import Log
+
+SLICE_SECONDS = 0.7
+
+
+class ImportRequest(BaseModel):
+    """What an import job needs."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    file: StrictStr = Field(description="Name of the log, or of a folder of its shards, in `inbox/` of the data folder")
+    run: StrictStr | None = Field(
+        None, pattern=NAME_PATTERN, description="Name of the run; made from file and time when left out"
+    )
+    format: StrictStr | None = Field(
+        None, max_length=40, description="npy, npz, parquet, vllm, sglang, megatron or llama.cpp; else by content"
+    )
+    model: StrictStr | None = Field(None, max_length=200, description="Model that wrote the log; as the log says")
+    tokenizer: StrictStr | None = Field(
+        None, description="Name of a folder in `inbox/` with the model's tokenizer.json, to show tokens as text"
+    )
+    experts: StrictInt | None = Field(None, ge=1, le=65536, description="Experts a layer; as the log says")
+    layers: StrictInt | None = Field(None, ge=1, le=65536, description="Layers, where the log holds flat ids")
+    top_k: StrictInt | None = Field(None, ge=1, le=65536, description="Experts a token and layer, where it is flat")
+
+
+class ImportJob:
+    """One import at work."""
+
+    kind: ClassVar[str] = "import"
+    Request: ClassVar[type[BaseModel]] = ImportRequest
+
+    def __init__(self, log: Log, make: Callable[[Log], Generator[ImportProgress, None, Path]], run: str) -> None:
+        self.log, self.make, self.run = log, make, run
+        self.counting: Generator[int, None, Log] | None = log.counting()
+        self.parts: Generator[ImportProgress, None, Path] | None = None
+        self.file: Path | None = None
+        self.last = Progress(0, None, "tokens")
+
+    @classmethod
+    def check(cls, request: ImportRequest, context: JobContext) -> None:
+        """Refuse a missing file, what is no log at its beginning, and a taken name."""
+        from tokenpaths.engine.adapters.logs.importing import recognise
+
+        file = context.inbox_file(request.file, field="file")
+        if file.is_file():
+            recognise(file)
+        if request.tokenizer is not None:
+            context.inbox_file(request.tokenizer, field="tokenizer")
+        check_run_name(request.run, context)
+
+    @classmethod
+    def start(cls, request: ImportRequest, folder: Path, context: JobContext) -> ImportJob | Finished:
+        """Open the log, begin a run."""
+        from tokenpaths.engine.adapters.logs import importing
+        from tokenpaths.engine.store.write.writer import remove_abandoned
+
+        file = context.inbox_file(request.file, field="file")
+        log = importing.open_log(
+            file, request.format, layers=request.layers, top_k=request.top_k, experts=request.experts
+        )
+        texts = None
+        if request.tokenizer is not None:
+            texts = importing.read_vocabulary(context.inbox_file(request.tokenizer, field="tokenizer"))
+        run, is_there = claim_run(folder, context, request.run, lambda: new_import_id(log.model or file.stem))
+        if is_there:
+            return Finished(run, None, "tokens")
+        remove_abandoned(context.runs_dir)
+
+        def make(counted: Log) -> Generator[ImportProgress, None, Path]:
+            return importing.import_parts(
+                counted, context.runs_dir, run, model=request.model, token_texts=texts, findings=made_by(folder)
+            )
+
+        return cls(log, make, run)
+
+    def advance(self) -> Progress:
+        """Some batches, or some stages of the sealing."""
+        ends = time.monotonic() + SLICE_SECONDS
+        while time.monotonic() < ends:
+            if self.counting is not None:
+                self._look()
+            elif self._write():
+                return self._sealed()
+        return self.last
+
+    def _sealed(self) -> Progress:
+        """What came out, with what the log left open."""
+        from tokenpaths.engine.store.ask.run import Run
+
+        assert self.file is not None
+        with Run.open(self.file) as run:
+            notes = run.info()["findings"].get("notes") or []
+        done = self.last.done
+        result: dict[str, Any] = {"run": self.run, "tokens": done} | ({"notes": notes} if notes else {})
+        return Progress(done, done, "tokens", finished=True, result=result)
+
+    def _look(self) -> None:
+        """One piece of the walk that finds how many experts there are, where the log does not say."""
+        assert self.counting is not None
+        try:
+            seen = next(self.counting)
+            self.last = Progress(0, None, "tokens", f"looking for the largest id: {seen:,} tokens")
+        except StopIteration as end:
+            self.log, self.counting = end.value, None
+            self.parts = self.make(self.log)
+
+    def _write(self) -> bool:
+        """One batch, or where the sealing is; True when the run is sealed."""
+        assert self.parts is not None
+        try:
+            at = next(self.parts)
+            self.last = Progress(at.tokens, None, "tokens", at.sealing or f"making the run {self.run}")
+        except StopIteration as end:
+            self.file = end.value
+            return True
+        return False
+
+    def close(self) -> None:
+        """Let go of the log and the run; an unfinished one disappears."""
+        for parts in (self.counting, self.parts):
+            if parts is not None:
+                with contextlib.suppress(UserError):
+                    parts.close()
+
+
+def new_import_id(name: str) -> str:
+    """A readable, unused-looking name: the model or the file, and the time."""
+    plain = re.sub(r"[^A-Za-z0-9]+", "-", name.rsplit("/", 1)[-1]).strip("-")
+    return f"{plain[:40] or 'import'}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S-%f')[:-3]}"

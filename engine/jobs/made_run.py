@@ -1,0 +1,92 @@
+"""The run that a job makes: its name is settled once, so that a killed job neither makes two nor loses one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import check_name, run_file, write_atomically
+from tokenpaths.engine.jobs.registry import JobContext, Progress
+
+CLAIM = "run.json"
+MADE_BY = "job"
+"""finding of a run: name of the job that made it"""
+
+
+def check_run_name(name: str | None, context: JobContext) -> None:
+    """UserError where ``name`` is no name or a run has it already; None is fine."""
+    if name is not None and run_file(context.runs_dir, check_name(name, "name of a run", field="run")).exists():
+        raise UserError(f"There is a run {name!r} already; give another name, or leave it out.", field="run")
+
+
+def check_model_controls(found: dict[str, Any], controls: dict[str, Any] | None) -> None:
+    """Refuse controls that do not fit the model whose ``config.json`` is ``found``; reads no weights.
+
+    Raises:
+        UserError: ``field`` begins with ``controls``.
+    """
+    from tokenpaths.engine.families.edit_fits import check_controls
+
+    try:
+        config = found.get("config")
+        check_controls(str(found.get("family")), config if isinstance(config, dict) else {}, controls)
+    except UserError as error:
+        if error.field != "model":
+            error.field = f"controls.{error.field}" if error.field else "controls"
+        raise
+
+
+def made_by(job: Path) -> dict[str, str]:
+    """What a run must carry among its findings for the job with this folder to know it as its own."""
+    return {MADE_BY: job.name}
+
+
+def claim_run(
+    folder: Path, context: JobContext, wanted: str | None, make_name: Callable[[], str], *, job: Path | None = None
+) -> tuple[str, bool]:
+    """(name of the job's run, whether the run is there already because an earlier life of the job sealed it).
+
+    ``folder`` keeps the claim; ``job`` is the job's own folder where that is another. The run is sealed with
+    ``made_by(job)`` among its findings.
+
+    Raises:
+        UserError: somebody else has made a run of this name since the job was submitted.
+    """
+    file = folder / CLAIM
+    if file.is_file():
+        run = json.loads(file.read_bytes())["run"]
+        if _is_made_by(job or folder, run_file(context.runs_dir, run)):
+            return run, True
+        check_run_name(run, context)  # a job of another name may have been quicker while this one was stopped
+        return run, False
+    check_run_name(wanted, context)
+    run = wanted or make_name()
+    write_atomically(file, json.dumps({"run": run}).encode())
+    return run, False
+
+
+def _is_made_by(job: Path, file: Path) -> bool:
+    """Whether there is a run, and this job made it."""
+    if not file.is_file():
+        return False
+    from tokenpaths.engine.store.ask.run import Run
+
+    with Run.open(file) as run:
+        return run.info()["findings"].get(MADE_BY) == job.name
+
+
+class Finished:
+    """A job whose run an earlier life of it sealed, just before that was killed."""
+
+    def __init__(self, run: str, done: int | None, unit: str) -> None:
+        self.run, self.done, self.unit = run, done or 0, unit
+
+    def advance(self) -> Progress:
+        """Nothing is left to do."""
+        return Progress(self.done, self.done, self.unit, finished=True, result={"run": self.run})
+
+    def close(self) -> None:
+        """Holds nothing."""

@@ -1,0 +1,320 @@
+"""What a long job is to the engine: slices of about a second, a folder that survives a ``kill -9``.
+
+A kind of job is a class with a name, a request and a life:
+
+    class CountJob:
+        kind = "count"
+        Request = CountRequest                      # a pydantic model, extra="forbid"
+        def check(request, context): ...            # static or class method; before it is queued, without a model
+        def start(cls, request, folder, context)    # class method; goes on where the folder stands
+        def advance(self) -> Progress: ...
+        def close(self) -> None: ...
+
+Whoever runs jobs calls ``start`` once, ``advance`` until ``finished``, and ``close`` in the end, whatever the end is.
+The module that holds a kind is imported by processes that have no model and need no torch: import torch inside
+``start``, not at the top of the module.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+from pydantic import BaseModel
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import is_name, write_atomically
+from tokenpaths.engine.base.validation import field_path, fields_beside, in_words
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.adapters.huggingface.loading import HuggingFaceModel
+    from tokenpaths.engine.store.ask.run import Run
+    from tokenpaths.engine.tracing.trace_run import LoadedModel
+
+ARTIFACTS = "artifacts"
+ARTIFACT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}\.(png|webp|svg|json|jsonl|csv|txt|md|parquet|arrow)$"
+MOST_REPEATED = 64
+"""iterations that a killed job may do again: a kind that counts iterations keeps its state at least this often"""
+
+KINDS: dict[str, str] = {
+    "trace": "tokenpaths.engine.jobs.trace:TraceJob",
+    "dream": "tokenpaths.engine.jobs.dream:DreamJob",
+    "reroute": "tokenpaths.engine.jobs.reroute:RerouteJob",
+    "import": "tokenpaths.engine.jobs.import_log:ImportJob",
+    "map": "tokenpaths.engine.jobs.map_samples:MapJob",
+}
+"""name of a kind → where its class is; imported only when a job of the kind is asked for"""
+SHIPPED_KINDS = tuple(KINDS)
+"""those without the kinds that a program adds: what the API's description names"""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a job is."""
+
+    done: int
+    """units done since the job was first started, those of earlier lives included"""
+    total: int | None
+    """units in all; None where nobody knows"""
+    unit: str
+    """what is counted, in the plural: ``iterations``, ``samples``, ``tokens``, ``edits``. The queue takes another unit
+    for progress, so a unit that a job has left must not come back, in a later life either"""
+    message: str = ""
+    """one short sentence for people: what it is doing"""
+    finished: bool = False
+    result: dict[str, Any] = field(default_factory=dict)
+    """plain JSON, small; meant to be read when ``finished``. ``{"run": name}`` where a run came out of it"""
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """What a job may use of its surroundings."""
+
+    data_dir: Path
+    models_dirs: tuple[Path, ...] = ()
+    """folders that models are looked for in; the first that has a name wins"""
+    loader: Callable[[str], LoadedModel] | None = None
+    """how models are loaded here; None in a process that holds none"""
+    huggingface_dir: Path | None = None
+    """folder of the Hugging Face checkpoints that jobs may name (``hf:<folder>``); None where none is set"""
+    huggingface_loader: Callable[[str], HuggingFaceModel] | None = None
+    """how those are loaded here, by the same name"""
+    problem_of_run: Callable[[Path], str | None] | None = None
+    """what is wrong with a run file, found before it is opened here (``backend.runs.foreign_files``); None: open all"""
+
+    @property
+    def runs_dir(self) -> Path:
+        """Folder of the run files."""
+        return self.data_dir / "runs"
+
+    @property
+    def inbox_dir(self) -> Path:
+        """Folder that people put files into, for jobs to read; requests name the files, never paths."""
+        return self.data_dir / "inbox"
+
+    def load_model(self, name: str) -> LoadedModel:
+        """A model by name, loaded once for all jobs of this process; do not change it.
+
+        Raises:
+            UserError: there is none of that name, or it is broken (``field`` is ``model``).
+        """
+        if self.loader is None:
+            raise UserError("This process loads no models; a worker does.", field="model")
+        return self.loader(name)
+
+    def load_huggingface(self, model: str) -> HuggingFaceModel:
+        """The model of ``hf:<folder>``, loaded once for all jobs of this process; do not change it.
+
+        Raises:
+            UserError: there is none of that name, or it cannot be opened (``field`` is ``model``).
+        """
+        if self.huggingface_loader is None:
+            raise UserError("This process loads no Hugging Face models; a worker does.", field="model")
+        return self.huggingface_loader(model)
+
+    def huggingface_folder(self, model: str) -> Path:
+        """The folder of ``hf:<folder>``, unread; ``hf_config.checkpoint_folder`` says what is refused."""
+        from tokenpaths.engine.adapters.huggingface.config import checkpoint_folder
+
+        return checkpoint_folder(self.huggingface_dir, model)
+
+    def model_dir(self, name: str) -> Path:
+        """The checkpoint folder of a model, without reading it; UserError that names the nearest where none has it."""
+        if is_name(name):
+            for folder in self.models_dirs:
+                if (folder / name).is_dir():
+                    return folder / name
+        entries = (entry for folder in self.models_dirs if folder.is_dir() for entry in folder.iterdir())
+        names = {entry.name for entry in entries if is_name(entry.name) and entry.is_dir()}
+        raise UserError(f"There is no model {name[:80]!r}; {_nearest(name, names)}", field="model")
+
+    def model_config(self, name: str) -> dict[str, Any]:
+        """``config.json`` of a model as it stands there, for checks that need no weights (UserError if unreadable)."""
+        file = self.model_dir(name) / "config.json"
+        try:
+            config = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UserError(f"The folder of the model {name} has no config.json.", field="model") from None
+        except (OSError, ValueError) as error:
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error)[:120]
+            raise UserError(f"config.json of the model {name} cannot be read: {why}.", field="model") from None
+        if not isinstance(config, dict):
+            raise UserError(f"The configuration of the model {name} is no JSON object.", field="model")
+        return config
+
+    def open_run(self, run_id: str) -> Run:
+        """Open a run read-only; the caller closes it (``with``). UserError (``run``) where there is none."""
+        from tokenpaths.engine.base.files import run_file
+        from tokenpaths.engine.store.ask.run import Run
+
+        file = run_file(self.runs_dir, run_id)
+        if not file.is_file():
+            names = {found.stem for found in self.runs_dir.glob("*.duckdb") if found.is_file()}
+            raise UserError(f"There is no run {run_id[:80]!r}; {_nearest(run_id, names)}", field="run")
+        problem = self.problem_of_run(file) if self.problem_of_run is not None else None
+        if problem is not None:
+            raise UserError(problem, field="run")
+        return Run.open(file)
+
+    def inbox_file(self, name: str, *, field: str) -> Path:
+        """A file or folder of the inbox by its plain name; UserError for a path, a link out of it, or a missing one."""
+        odd = not name or name.startswith(".") or len(name) > 200 or any(c in "/\\:\0" or ord(c) < 32 for c in name)
+        if odd:
+            raise UserError(
+                f"{name[:80]!r} is no name of a file in the inbox: give the name alone, without a folder.", field=field
+            )
+        file = self.inbox_dir / name
+        names = {entry.name for entry in self.inbox_dir.iterdir()} if self.inbox_dir.is_dir() else set()
+        if name not in names:
+            raise UserError(f"There is no {name!r} in {self.inbox_dir}; {_nearest(name, names)}", field=field)
+        if not file.resolve().is_relative_to(self.inbox_dir.resolve()):
+            raise UserError(f"{name!r} is a link that leads out of the inbox; copy the file there.", field=field)
+        if not (file.is_file() or file.is_dir()):  # opening a pipe would keep the worker waiting for a writer
+            raise UserError(f"{name!r} is neither a file nor a folder; put the data itself there.", field=field)
+        return file
+
+
+@runtime_checkable
+class LongJob(Protocol):
+    """One job at work; used by one thread at a time."""
+
+    def advance(self) -> Progress:
+        """At most about one second of work.
+
+        Raises:
+            UserError: the job fails with this sentence.
+            OSError: a full disk (ENOSPC, EDQUOT) pauses the job: it is closed, and started again on the same folder
+                when space has returned. Let the exception through. Any other exception fails the job.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of files and memory; leaves the folder such that ``start`` can go on. Called once, after any end."""
+        ...
+
+
+@runtime_checkable
+class JobKind(Protocol):
+    """A class of jobs; usually its instances are the jobs."""
+
+    kind: ClassVar[str]
+    Request: ClassVar[type[BaseModel]]
+
+    @staticmethod
+    def check(request: Any, context: JobContext) -> None:
+        """What can be refused before the job is queued (UserError with ``field``); loads no model. May do nothing."""
+        ...
+
+    @staticmethod
+    def start(request: Any, folder: Path, context: JobContext) -> LongJob:
+        """Begin in an empty folder, or go on in one that has state. A class method may stand here too.
+
+        Whatever must survive is written into ``folder`` by temp + rename
+        (``tokenpaths.engine.base.files.write_atomically``). ``folder`` exists; artifacts go into ``folder/artifacts``
+        (``write_artifact``).
+
+        Raises:
+            UserError: the request cannot be met, for example the model does not have that step. The job fails with
+                this sentence.
+        """
+        ...
+
+
+def register(name: str, target: str) -> None:
+    """Add a kind: ``target`` is ``module:Class``. For programs that bring kinds of their own."""
+    if not is_name(name) or target.count(":") != 1:
+        raise UserError(f"{name!r} → {target!r} is no kind of job; give a name and `module:Class`.", field="kind")
+    KINDS[name] = target
+
+
+def known_kinds() -> list[str]:
+    """Names of the kinds whose code is installed."""
+    return [name for name, target in KINDS.items() if _is_there(target.partition(":")[0])]
+
+
+def kinds_in_words() -> str:
+    """The shipped kinds as a sentence lists them, in backticks and with “or” before the last."""
+    *others, last = (f"`{name}`" for name in SHIPPED_KINDS)
+    return f"{', '.join(others)} or {last}"
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it is missing
+        return False
+
+
+def find_kind(name: str) -> JobKind:
+    """The class of a kind; UserError that names the nearest where there is none."""
+    known = known_kinds()
+    if name not in known:
+        raise UserError(f"There is no kind of job {name[:80]!r}; {_nearest(name, known)}", field="kind")
+    module, _, attribute = KINDS[name].partition(":")
+    found: JobKind = getattr(import_module(module), attribute)
+    return found
+
+
+def read_request(kind: JobKind, values: object) -> BaseModel:
+    """``values`` as the kind's request.
+
+    Raises:
+        UserError: names the first field at fault (``field``: dotted where nested), what was given and what is allowed.
+    """
+    from pydantic import ValidationError
+
+    if not isinstance(values, dict):
+        raise UserError(
+            f"The request of a {kind.kind} job is a JSON object, not {type(values).__name__}.", field="request"
+        )
+    try:
+        return kind.Request.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = field_path(kind.Request, first["loc"]) or "request"
+        if first["type"] == "extra_forbidden":
+            raise UserError(
+                f"A {kind.kind} job has no `{where[:80]}`; "
+                + _nearest(str(first["loc"][-1]), fields_beside(kind.Request, first["loc"])),
+                field=where,
+            ) from None
+        given = first.get("input")
+        shown = f"; given {str(given)[:80]!r}" if isinstance(given, (str, int, float, bool)) else ""
+        raise UserError(f"`{where}`: {in_words(first, kind.Request)}{shown}.", field=where) from None
+
+
+def is_artifact_name(name: str) -> bool:
+    """Whether a file of this name may be an artifact: a safe name and one of the known endings."""
+    return re.fullmatch(ARTIFACT_PATTERN[1:-1], name) is not None and is_name(name.partition(".")[0])
+
+
+def write_artifact(folder: Path, name: str, content: bytes) -> Path:
+    """Put ``folder/artifacts/name`` there all at once; returns its path. ``folder`` is the job's own."""
+    if not is_artifact_name(name):
+        raise ValueError(f"{name!r} is no name of an artifact: {ARTIFACT_PATTERN}")
+    target = folder / ARTIFACTS / name
+    write_atomically(target, content)
+    return target
+
+
+def list_artifacts(folder: Path) -> list[str]:
+    """Names of the artifacts of a job's folder, sorted; temporary files and odd names are left out."""
+    there = folder / ARTIFACTS
+    if not there.is_dir():
+        return []
+    return sorted(entry.name for entry in there.iterdir() if is_artifact_name(entry.name) and entry.is_file())
+
+
+def _nearest(word: str, known: object) -> str:
+    names = sorted(str(name) for name in known)  # type: ignore[attr-defined]
+    if not names:
+        return "there is none yet."
+    close = get_close_matches(word, names, n=1, cutoff=0.5)
+    listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+    return f"did you mean {close[0]!r}? There are: {listed}." if close else f"there are: {listed}."

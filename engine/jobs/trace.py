@@ -1,0 +1,148 @@
+"""The job ``trace``: a model over a data set, sealed as a run.
+
+A killed one starts again from the beginning and leaves no half run: a run file appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import NAME_PATTERN
+from tokenpaths.engine.jobs.made_run import Finished, check_model_controls, check_run_name, claim_run, made_by
+from tokenpaths.engine.jobs.registry import JobContext, Progress
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.data.datasets import Dataset
+    from tokenpaths.engine.tracing.trace_run import TraceProgress
+
+SLICE_SECONDS = 0.7
+BUNDLED_PREFIX = "bundled:"
+
+
+class TraceRequest(BaseModel):
+    """What a trace job needs."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: StrictStr = Field(description="Name of a model of GET /models")
+    data: StrictStr = Field(
+        description="A bundled set such as `bundled:scenes`, or the name of a file or folder in `inbox/` of the data "
+        "folder: images, Parquet, JSONL or texts"
+    )
+    run: StrictStr | None = Field(
+        None, description="Name of the run; made from model, data and time when left out", pattern=NAME_PATTERN
+    )
+    limit: StrictInt | None = Field(None, ge=1, description="At most so many samples, spread over labels")
+    text_column: StrictStr | None = Field(None, max_length=200, description="Column with the text")
+    image_column: StrictStr | None = Field(None, max_length=200, description="Column with the encoded image")
+    label_column: StrictStr | None = Field(None, max_length=200, description="Column with the label or domain")
+    passage_chars: StrictInt | None = Field(None, ge=1, description="Cut longer texts into so many characters each")
+    # A cancel waits for one batch.
+    batch_size: StrictInt = Field(16, ge=1, le=64, description="Images, or stretches of 64 tokens, at once")
+    twin: StrictBool = Field(True, description="Trace the untrained twin too, as the null")
+    untrained: StrictBool = Field(False, description="Trace the untrained twin itself, as a run of its own to compare")
+    skip_bad: StrictBool = Field(False, description="Leave out samples that cannot be read")
+    controls: dict[str, Any] = Field(
+        default_factory=dict, description="What to change of the model, see `controls` of GET /models/{model}"
+    )
+
+
+class TraceJob:
+    """One trace at work."""
+
+    kind: ClassVar[str] = "trace"
+    Request: ClassVar[type[BaseModel]] = TraceRequest
+
+    def __init__(self, dataset: Dataset, parts: Generator[TraceProgress, None, Path], run: str) -> None:
+        self.dataset, self.parts, self.run = dataset, parts, run
+        self.last = Progress(0, dataset.num_samples, "samples")
+
+    @classmethod
+    def check(cls, request: TraceRequest, context: JobContext) -> None:
+        """Refuse an unknown model, missing data, a taken name, controls that do not fit the model, and columns of a
+        bundled set."""
+        from tokenpaths.engine.data.datasets import BUNDLED, refuse_columns
+
+        found = context.model_config(request.model)
+        modality = found.get("config", {}).get("modality")
+        check_run_name(request.run, context)
+        check_model_controls(found, request.controls)
+        if not request.data.startswith(BUNDLED_PREFIX):
+            context.inbox_file(request.data, field="data")
+        elif BUNDLED.get(request.data) != modality:
+            fitting = ", ".join(name for name, kind in BUNDLED.items() if modality in (kind, None))
+            raise UserError(f"{request.data[:80]!r} is nothing for this model; there are {fitting}.", field="data")
+        else:
+            fields = ("text_column", "image_column", "label_column")
+            refuse_columns(request.data, {field: getattr(request, field) for field in fields})
+
+    @classmethod
+    def start(cls, request: TraceRequest, folder: Path, context: JobContext) -> TraceJob | Finished:
+        """Load the model, open the data, begin a run."""
+        from tokenpaths.engine.data.datasets import open_dataset
+        from tokenpaths.engine.store.write.writer import remove_abandoned
+        from tokenpaths.engine.tracing.trace_run import as_untrained, new_run_id, trace_parts
+
+        loaded = context.load_model(request.model).with_controls(request.controls)
+        if request.untrained:
+            loaded = as_untrained(loaded)
+        bundled = request.data.startswith(BUNDLED_PREFIX)
+        dataset = open_dataset(
+            request.data if bundled else context.inbox_file(request.data, field="data"),
+            loaded.modality,
+            text_column=request.text_column,
+            image_column=request.image_column,
+            label_column=request.label_column,
+            limit=request.limit,
+            skip_bad=request.skip_bad,
+            passage_chars=request.passage_chars,
+        )
+        run, is_there = claim_run(folder, context, request.run, lambda: new_run_id(loaded.name, dataset.name))
+        if is_there:
+            return Finished(run, dataset.num_samples, "samples")
+        remove_abandoned(context.runs_dir)
+        parts = trace_parts(
+            loaded,
+            dataset,
+            context.runs_dir,
+            run_id=run,
+            dataset=dataset.name,
+            split=dataset.split,
+            regions=dataset.regions,
+            batch_size=request.batch_size,
+            total=dataset.num_samples,
+            twin=request.twin and not request.untrained,
+            findings=made_by(folder),
+        )
+        return cls(dataset, parts, run)
+
+    def advance(self) -> Progress:
+        """Some batches, or some stages of the sealing."""
+        ends = time.monotonic() + SLICE_SECONDS
+        while time.monotonic() < ends:
+            try:
+                at = next(self.parts)
+            except StopIteration:
+                return self._sealed()
+            left_out = f", {self.dataset.num_skipped:,} left out" if self.dataset.num_skipped else ""
+            words = at.sealing or f"{at.tokens:,} tokens traced"
+            self.last = Progress(at.samples, at.total, "samples", words + left_out)
+        return self.last
+
+    def _sealed(self) -> Progress:
+        done = self.last.done
+        result: dict[str, Any] = {"run": self.run, "samples": done}
+        if self.dataset.num_skipped:
+            result |= {"left_out": self.dataset.num_skipped, "problems": self.dataset.problems}
+        return Progress(done, done, "samples", self.last.message, finished=True, result=result)
+
+    def close(self) -> None:
+        """Let go of the run; an unfinished one disappears."""
+        with contextlib.suppress(UserError):
+            self.parts.close()

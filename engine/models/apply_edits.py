@@ -1,0 +1,171 @@
+"""Edits between a router's scores and its Decision: the one place that both ways of running a step see.
+
+Shapes: B samples, T tokens, N = B·T, M modules, K slots, S steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.routing import Decision
+from tokenpaths.engine.families.edit_plan import StepPlan
+from tokenpaths.engine.families.edit_values import Ban, Force
+from torch import Tensor
+
+
+def allowed_modules(
+    choices: tuple[int, ...],
+    num_modules: int,
+    plan: StepPlan,
+    device: torch.device,
+    shape: tuple[int, int] = (1, 1),
+    valid: Bool[Tensor, "B T"] | None = None,
+    unedited: list[Decision] | None = None,
+) -> Bool[Tensor, " M"] | Bool[Tensor, "N M"] | None:
+    """The connectivity mask of an edited step, of each token where bans hold for some; None where all is allowed.
+
+    The rest is as in ``edited``.
+    """
+    left = [module for module in choices if module not in plan.banned]
+    if len(left) == num_modules and not plan.banned_for:
+        return None
+    mask = torch.zeros(num_modules, dtype=torch.bool, device=device)
+    mask[left] = True
+    if not plan.banned_for:
+        return mask
+    mask_NM = mask.repeat(shape[0] * shape[1], 1)
+    for ban in plan.banned_for:
+        gone = torch.zeros(num_modules, dtype=torch.bool, device=device)
+        gone[list(ban.modules)] = True
+        mask_NM &= ~(_meant(ban, shape, valid, unedited).to(device).unsqueeze(1) & gone)
+    return mask_NM
+
+
+def pushed(bias: Float[Tensor, " M"], plan: StepPlan) -> Float[Tensor, " M"]:
+    """The selection bias with what the edits add."""
+    if not plan.bias:
+        return bias
+    bias = bias.clone()
+    for module, value in plan.bias:
+        bias[module] += value
+    return bias
+
+
+def turned_away(decision: Decision, idle_of: dict[int, int], banned: frozenset[int]) -> Decision:
+    """Banned modules take no token: each slot that one of them holds goes to its identity, with weight 0."""
+    if not banned:
+        return decision
+    ids_NK, weights_NK = decision.module_ids, decision.weights
+    for module in banned:
+        taken_NK = ids_NK == module
+        ids_NK = torch.where(taken_NK, idle_of[module], ids_NK)
+        weights_NK = torch.where(taken_NK, 0.0, weights_NK)
+    weights_NK, order_NK = weights_NK.sort(dim=-1, descending=True, stable=True)
+    return replace(decision, module_ids=ids_NK.gather(-1, order_NK), weights=weights_NK)
+
+
+def edited(
+    decision: Decision,
+    plan: StepPlan,
+    step: int,
+    shape: tuple[int, int],
+    valid: Bool[Tensor, "B T"] | None = None,
+    unedited: list[Decision] | None = None,
+) -> Decision:
+    """What becomes of a step's decision: given, frozen or dealt out anew, then forced.
+
+    Bans, bias and top-k have acted before: they enter the router's choice. ``shape`` is (B, T); ``unedited`` the
+    decisions of the pass without edits, where ``RoutePlan.needs_unedited``.
+
+    Raises:
+        UserError: a route given for another number of tokens, or a token that the sample has not.
+    """
+    if plan.frozen:
+        assert unedited is not None
+        decision = replace(decision, module_ids=unedited[step].module_ids, weights=unedited[step].weights)
+    elif plan.given is not None:
+        decision = replace(decision, module_ids=_given(plan.given, decision.module_ids, shape, valid))
+    elif plan.shuffled is not None:
+        order_N = shuffled_order(shape, valid, plan.shuffled, step).to(decision.module_ids.device)
+        decision = replace(decision, module_ids=decision.module_ids[order_N], weights=decision.weights[order_N])
+    for force in plan.forced:
+        decision = _forced(decision, force, shape, valid, unedited)
+    return decision
+
+
+def _lengths(shape: tuple[int, int], valid: Tensor | None) -> list[int]:
+    return [shape[1]] * shape[0] if valid is None else valid.sum(dim=1).tolist()
+
+
+def _given(
+    ids: tuple[tuple[int, ...], ...], own_NK: Int[Tensor, "N K"], shape: tuple[int, int], valid: Tensor | None
+) -> Int[Tensor, "N K"]:
+    """The modules given for every sample of the batch; padding keeps its own."""
+    given_nK = torch.tensor(ids, device=own_NK.device, dtype=own_NK.dtype)
+    for length in _lengths(shape, valid):
+        if length != len(given_nK):
+            raise UserError(
+                f"the route given is that of {len(given_nK)} tokens, this sample has {length}; routes can be swapped "
+                "between samples of as many tokens",
+                field="edits",
+            )
+    result = own_NK.view(*shape, -1).clone()
+    result[:, : len(given_nK)] = given_nK
+    return result.flatten(0, 1)
+
+
+def shuffled_order(
+    shape: tuple[int, int], valid: Bool[Tensor, "B T"] | None, seed: int, step: int
+) -> Int[Tensor, " N"]:
+    """For each token the one whose decision it gets: a permutation within its sample, padding left in place.
+
+    It depends on the seed, the step and the number of tokens of the sample, not on the rest of the batch.
+    """
+    batch, tokens = shape
+    order_BT = torch.arange(batch * tokens).view(batch, tokens)
+    for row, length in zip(order_BT, _lengths(shape, valid), strict=True):
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + step) % 2**63)
+        row[:length] = row[torch.randperm(length, generator=generator)]
+    return order_BT.flatten()
+
+
+def _forced(
+    decision: Decision, force: Force, shape: tuple[int, int], valid: Tensor | None, unedited: list[Decision] | None
+) -> Decision:
+    """The module in the place of the first choice, with its weight; who visits it already goes on as before."""
+    ids_NK = decision.module_ids
+    meant_N = _meant(force, shape, valid, unedited).to(ids_NK.device)
+    change_N = meant_N & ~(ids_NK == force.module).any(dim=1)
+    first_N = torch.where(change_N, force.module, ids_NK[:, 0])
+    return replace(decision, module_ids=torch.cat([first_N.unsqueeze(1), ids_NK[:, 1:]], dim=1))
+
+
+def _meant(
+    edit: Ban | Force, shape: tuple[int, int], valid: Tensor | None, unedited: list[Decision] | None
+) -> Bool[Tensor, " N"]:
+    batch, tokens = shape
+    if edit.path is not None:
+        assert unedited is not None
+        same_N = torch.ones(batch * tokens, dtype=torch.bool)
+        for slots, decision in zip(edit.path, unedited, strict=True):
+            own_NK = decision.module_ids.sort(dim=1).values.cpu()
+            if own_NK.shape[1] != len(slots):
+                raise UserError(
+                    f"the path names {len(slots)} modules at a step; a token visits {own_NK.shape[1]}", field="edits"
+                )
+            same_N &= (own_NK == torch.tensor(sorted(slots))).all(dim=1)
+        return same_N
+    mask_BT = torch.ones(batch, tokens, dtype=torch.bool)
+    if edit.tokens is not None:
+        longest = max(_lengths(shape, valid))
+        if (last := max(edit.tokens)) >= longest:
+            done = "forced" if isinstance(edit, Force) else "banned from a module"
+            raise UserError(
+                f"token {last} cannot be {done}: this sample has {longest} tokens, 0 to {longest - 1}", field="edits"
+            )
+        mask_BT = torch.zeros_like(mask_BT)
+        mask_BT[:, list(edit.tokens)] = True
+    return mask_BT.flatten()

@@ -1,0 +1,1 @@
+"""H-Model: layers that choose where their output goes."""

@@ -1,0 +1,481 @@
+"""Two runs side by side, over the samples that both have; and the checkpoints of one training, one after the other.
+
+Shapes: n samples or tokens, S steps, K slots, M modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenpaths.engine.analysis import load
+from tokenpaths.engine.analysis.paired_runs import agreement, is_flat, load_difference, pearson, spearman
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask import answers, queries
+from tokenpaths.engine.store.ask.excerpts import finite
+from tokenpaths.engine.store.ask.experts import no_series, series_of
+from tokenpaths.engine.store.ask.sample_matching import Matched, match_samples
+from tokenpaths.engine.store.file.filters import Query, check_choice, check_page
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from tokenpaths.engine.store.ask.run import Run
+
+MEASURES = ("reuse", "compute", "skip", "loss")
+MOST_TOKENS = 5_000_000
+MOST_POINTS = 2000
+MOST_LINKS = 2000
+MOST_SAMPLES = 100
+_LABELS = "SELECT sample, label FROM sample WHERE sample IN (SELECT unnest(?::INTEGER[]))"
+
+
+class NotComparable(UserError):
+    """Two good runs that cannot stand side by side; the API's answer is 409."""
+
+    status = 409
+
+
+def compare(
+    a: Run,
+    b: Run,
+    measure: str = "reuse",
+    *,
+    limit: int = 12,
+    links: int = 200,
+    points: int = MOST_POINTS,
+    grouping: bool = True,
+) -> dict[str, Any]:
+    """Run ``b`` beside run ``a``, sample by sample.
+
+    Parameters
+    ----------
+    measure
+        reuse, compute, skip (1 − compute) or loss: what ``points`` and ``most`` show. Correlations are of all.
+    limit
+        Samples in ``most``, largest difference b − a first; ``links`` flows that differ, largest first;
+        ``points`` samples in the scatter, an even draw where there are more.
+    grouping
+        Whether ``grouping`` is there, more than half of the work for a million tokens; ``grouping_of`` gives it too.
+
+    Raises
+    ------
+    NotComparable
+        One run given twice, an image run beside a text run, or runs with no sample in common.
+    UserError
+        An unknown measure, or limits out of range.
+    """
+    check_choice(measure, MEASURES, "measure")
+    check_page(limit, 0, MOST_SAMPLES)
+    for name, value, most in (("links", links, MOST_LINKS), ("points", points, MOST_POINTS)):
+        if not 1 <= value <= most:
+            raise UserError(f"{name} is {value}, it should be 1 to {most}", field=name)
+    matched = _match(a, b)
+    pairs = matched.pairs
+    values_a, values_b, known = _values(pairs, measure)
+    shown = np.flatnonzero(known)
+    if len(shown) > points:
+        shown = np.sort(np.random.default_rng(0).choice(shown, points, replace=False))
+    numbers = pairs["sample_a"].iloc[shown].tolist()
+    labels = dict(a.rows(Query(_LABELS, (numbers,))))
+    return {
+        "a": a.card(),
+        "b": b.card(),
+        "measure": measure,
+        "matched": matched.as_json() | {"sentence": _how(matched, a, b)},
+        "summary": _summary(a, b),
+        "correlations": _correlations(a, b, pairs),
+        "within": [_within(run, pairs, side) for run, side in ((a, "a"), (b, "b"))],
+        "grouping": _grouping(a, b, pairs) if grouping else None,
+        "flow": _flow(a, b, matched, links),
+        "points": [
+            {
+                "sample": sample,
+                "partner": partner,
+                "a": float(values_a[i]),
+                "b": float(values_b[i]),
+                "label": labels[sample],
+            }
+            for i, sample, partner in zip(shown.tolist(), numbers, pairs["sample_b"].iloc[shown].tolist(), strict=True)
+        ],
+        "points_of": int(known.sum()),
+        "most": _most(a, pairs, values_a, values_b, known, limit),
+    }
+
+
+def grouping_of(a: Run, b: Run) -> dict[str, Any]:
+    """``grouping`` of ``compare`` by itself; NotComparable as there."""
+    return {"a": a.run_id, "b": b.run_id, "grouping": _grouping(a, b, _match(a, b).pairs)}
+
+
+def _match(a: Run, b: Run) -> Matched:
+    """The pairs of samples; NotComparable where there is none."""
+    if a.file.resolve() == b.file.resolve() or a.run_id == b.run_id:
+        raise NotComparable(
+            f"{a.run_id!r} was given twice: a run is its own equal; give another one over the same samples", field="b"
+        )
+    if a.row["modality"] != b.row["modality"]:
+        raise NotComparable(
+            f"{a.run_id!r} is of {a.row['modality']}, {b.run_id!r} of {b.row['modality']}: only runs over the same "
+            "samples can be compared",
+            field="b",
+        )
+    matched = match_samples(a, b)
+    if not len(matched.pairs):
+        why = (
+            f"{matched.different:,} have the same names and other contents"
+            if matched.different
+            else f"{a.run_id!r} is over {a.row['dataset']!r}, {b.run_id!r} over {b.row['dataset']!r}"
+        )
+        raise NotComparable(
+            f"the runs have no sample in common: {why}; trace both models over the same data", field="b"
+        )
+    return matched
+
+
+def _how(matched: Matched, a: Run, b: Run) -> str:
+    """How the samples were paired, and which stayed alone."""
+    ways = {
+        "source": "by their source, and by their content where both runs keep it",
+        "content": "by their content",
+        "place": "by their place: neither run keeps sources, texts or pictures",
+    }
+    num = len(matched.pairs)
+    words = [f"{num:,} {'sample is' if num == 1 else 'samples are'} paired {ways[matched.by or 'place']}."]
+    for run, alone in ((a, matched.only_a), (b, matched.only_b)):
+        if alone:
+            words.append(f"{alone:,} of {run.row['num_samples']:,} of {run.run_id} have no partner.")
+    if matched.different:
+        words.append(f"{matched.different:,} have a partner by name whose content is another, and are left out.")
+    return " ".join(words)
+
+
+def _values(pairs: pd.DataFrame, measure: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The measure of both sides of each pair, and whether both are known."""
+    column = "compute" if measure == "skip" else measure
+    sides = [pairs[f"{column}_{side}"].to_numpy(dtype=np.float64, na_value=np.nan) for side in ("a", "b")]
+    if measure == "skip":
+        sides = [1 - values for values in sides]
+    return sides[0], sides[1], np.isfinite(sides[0]) & np.isfinite(sides[1])
+
+
+def _correlations(a: Run, b: Run, pairs: pd.DataFrame) -> list[dict[str, Any]]:
+    """Each measure's correlation, in the order of ``MEASURES``."""
+    found = {name: _correlation(a, b, pairs, name) for name in MEASURES if name != "skip"}
+    # 1 − x on both sides has the coefficients of x, and ranking is most of the work.
+    found["skip"] = _correlation(a, b, pairs, "skip", {k: found["compute"][k] for k in ("pearson", "spearman")})
+    return [found[name] for name in MEASURES]
+
+
+def _correlation(
+    a: Run, b: Run, pairs: pd.DataFrame, measure: str, known_coefficients: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Both coefficients of a measure over the pairs, and the means; ``reason`` says why where there are none."""
+    x, y, known = _values(pairs, measure)
+    x, y = x[known], y[known]
+    found = {
+        "measure": measure,
+        "num": len(x),
+        "mean_a": finite(x.mean()) if len(x) else None,
+        "mean_b": finite(y.mean()) if len(y) else None,
+        "pearson": None,
+        "spearman": None,
+        "reason": None,
+    }
+    reason = _no_correlation(x, y, measure, a.run_id, b.run_id)
+    if reason is not None:
+        return found | {"reason": reason}
+    if known_coefficients is not None:
+        return found | known_coefficients
+    straight, ranked = pearson(x, y), spearman(x, y)
+    return found | {"pearson": asdict(straight) if straight else None, "spearman": asdict(ranked) if ranked else None}
+
+
+def _no_correlation(x: np.ndarray, y: np.ndarray, measure: str, name_x: str, name_y: str) -> str | None:
+    if not len(x):
+        return f"no sample has {measure} in both"
+    if len(x) < 4:
+        return f"{len(x)} {'sample has' if len(x) == 1 else 'samples have'} {measure} in both; a correlation takes four"
+    for values, name in ((x, name_x), (y, name_y)):
+        if is_flat(values):
+            return f"{measure} of {name} is {values[0]:.3g} for every sample"
+    return None
+
+
+def _within(run: Run, pairs: pd.DataFrame, side: str) -> dict[str, Any]:
+    """Skip against reuse inside one run, over the paired samples."""
+    reuse = pairs[f"reuse_{side}"].to_numpy(dtype=np.float64, na_value=np.nan)
+    skip = 1 - pairs[f"compute_{side}"].to_numpy(dtype=np.float64, na_value=np.nan)
+    known = np.isfinite(reuse) & np.isfinite(skip)
+    skip, reuse = skip[known], reuse[known]
+    reason = _no_correlation(skip, skip, "skip", run.run_id, run.run_id)
+    reason = reason or _no_correlation(reuse, reuse, "reuse", run.run_id, run.run_id)
+    found = pearson(skip, reuse) if reason is None else None
+    return {"run": run.run_id, "num": len(skip), "pearson": asdict(found) if found else None, "reason": reason}
+
+
+def _most(
+    run: Run, pairs: pd.DataFrame, values_a: np.ndarray, values_b: np.ndarray, known: np.ndarray, limit: int
+) -> list[dict[str, Any]]:
+    """The samples that differ most, largest |b − a| first; those that do not differ are left out."""
+    change = np.where(known, values_b - values_a, 0.0)
+    order = np.argsort(-np.abs(change), kind="stable")[:limit]
+    order = order[np.abs(change[order]) > 1e-9]
+    if not len(order):
+        return []
+    wanted = queries.some_samples(
+        pairs["sample_a"].iloc[order].tolist(), "sample, label, source, left(text, 160), image IS NOT NULL"
+    )
+    told = {number: words for number, *words in run.rows(wanted)}
+    return [
+        {
+            "sample": sample,
+            "partner": partner,
+            "a": float(values_a[i]),
+            "b": float(values_b[i]),
+            "difference": float(change[i]),
+            **dict(zip(("label", "source", "snippet", "has_image"), told[sample], strict=True)),
+        }
+        for i, sample, partner in zip(
+            order.tolist(), *(pairs[name].iloc[order].tolist() for name in ("sample_a", "sample_b")), strict=True
+        )
+    ]
+
+
+def numbers_of(run: Run) -> dict[str, float | int | None]:
+    """One number a measure for a whole run; those of load are means over steps."""
+    observed = run.fit()["observed"]
+    steps = run.usage()["steps"]
+    return {
+        **{name: run.row[name] for name in ("num_samples", "num_tokens", "num_paths")},
+        "effective_paths": observed["effective_paths"],
+        **{name: finite(run.row[name]) for name in ("mean_compute", "mean_reuse", "loss", "accuracy")},
+        **{
+            name: float(np.mean([step[name] for step in steps]))
+            for name in ("effective_top_k", "max_violation", "load_entropy")
+        },
+    }
+
+
+def _untrained_numbers(run: Run) -> dict[str, float | int | None]:
+    """The same of the untrained twin that was traced beside the run, as far as a run keeps them; empty without one."""
+    twin, rows = run.fit()["untrained"], run.rows(queries.null_usage("untrained"))
+    if twin is None or not rows:
+        return {}
+    counts = answers.counts_of_step(rows, run.bank, run.layout.num_steps)
+    measures = {
+        "effective_top_k": load.effective_top_k,
+        "max_violation": load.max_violation,
+        "load_entropy": load.load_entropy,
+    }
+    return {
+        **{name: twin[name] for name in ("num_tokens", "num_paths", "effective_paths")},
+        **{name: float(np.mean([measure(c) for c in counts])) for name, measure in measures.items()},
+    }
+
+
+def _summary(a: Run, b: Run) -> list[dict[str, Any]]:
+    """One row a number: of both runs, and of the untrained twin of each where it was traced beside."""
+    mine, theirs = numbers_of(a), numbers_of(b)
+    twins = [_untrained_numbers(run) for run in (a, b)]
+    return [
+        {
+            "name": name,
+            "a": value,
+            "b": theirs[name],
+            "untrained_a": twins[0].get(name),
+            "untrained_b": twins[1].get(name),
+        }
+        for name, value in mine.items()
+    ]
+
+
+def _grouping(a: Run, b: Run, pairs: pd.DataFrame) -> dict[str, Any]:
+    """Do both runs put the same tokens on one path? Over the pairs whose tokens are the same."""
+    found = {"ami": None, "nmi": None, "expected_nmi": None, "num_tokens": 0, "num_samples": 0, "reason": None}
+    for run in (a, b):
+        if run.row["num_tokens"] > MOST_TOKENS:
+            return found | {
+                "reason": f"{run.run_id} has {run.row['num_tokens']:,} tokens; up to {MOST_TOKENS:,} are "
+                "grouped at once"
+            }
+    same = pairs["num_tokens_a"] == pairs["num_tokens_b"]
+    for name in ("grid_rows", "grid_cols"):
+        same &= (pairs[f"{name}_a"] == pairs[f"{name}_b"]) | pairs[f"{name}_a"].isna() | pairs[f"{name}_b"].isna()
+    kept = pairs[same]
+    if not len(kept):
+        words = "cut the pictures into other patches" if a.row["modality"] == "vision" else "cut the texts otherwise"
+        return found | {"reason": f"the two models {words}, so no token of one is a token of the other"}
+    path_a, id_a = _tokens(a, kept, "a")
+    path_b, id_b = _tokens(b, kept, "b")
+    if ((id_a != id_b) & (id_a >= 0) & (id_b >= 0)).any():
+        return found | {
+            "reason": "the two models have different vocabularies, so no token of one is a token of the other"
+        }
+    if len(path_a) < 2:
+        return found | {"reason": "there is one token only"}
+    groups = agreement(path_a, path_b)
+    return found | {
+        "ami": finite(groups.ami),
+        "nmi": groups.nmi,
+        "expected_nmi": groups.expected_nmi,
+        "num_tokens": len(path_a),
+        "num_samples": len(kept),
+        "reason": "nearly every token has a path of its own, so chance alone gives the same"
+        if groups.ami is None
+        else None,
+    }
+
+
+def _tokens(run: Run, pairs: pd.DataFrame, side: str) -> tuple[np.ndarray, np.ndarray]:
+    """path_id and token_id (−1: unknown) of the tokens of these samples, sample after sample."""
+    known = "coalesce(token_id, -1)" if "token_id" in run.token_columns else "-1"
+    columns = run.arrays(Query(f"SELECT path_id, {known} AS token_id FROM token"))  # in the order of rowid
+    first, length = (pairs[f"{name}_{side}"].to_numpy(dtype=np.int64) for name in ("first_row", "num_tokens"))
+    rows = np.repeat(first - np.cumsum(length) + length, length) + np.arange(int(length.sum()))
+    return columns["path_id"][rows], columns["token_id"][rows]
+
+
+def _bank_differs(a: Run, b: Run) -> str | None:
+    """Why the flows of two runs have no link in common by name; None: they can be subtracted."""
+    for name, words in (("num_steps", "steps"), ("num_modules", "modules")):
+        if a.row[name] != b.row[name]:
+            return f"{a.run_id} has {a.row[name]} {words}, {b.run_id} has {b.row[name]}"
+    if [(m.step, m.module, m.kind) for m in a.modules] != [(m.step, m.module, m.kind) for m in b.modules]:
+        return "the two models have modules of different kinds"
+    return "one step has no flow" if a.row["num_steps"] == 1 else None
+
+
+def same_numbering(a: Run, b: Run) -> bool:
+    """Whether module 3 of one is module 3 of the other: the same weights, or two checkpoints of one training."""
+    if a.row["checkpoint_sha256"] and a.row["checkpoint_sha256"] == b.row["checkpoint_sha256"]:
+        return True
+    series = [series_of(run) for run in (a, b)]
+    return None not in series and series[0][0] == series[1][0]  # type: ignore[index]
+
+
+def _flow(a: Run, b: Run, matched: Matched, limit: int) -> dict[str, Any]:
+    """Difference of the flows of the paired samples, and of the load of each step whatever its modules are called."""
+    usages = [_usage(run, matched, side) for run, side in ((a, "a"), (b, "b"))]
+    num_steps = [run.layout.num_steps for run in (a, b)]
+    steps = [
+        {
+            "step": step,
+            **{
+                f"{name}_{side}": float(measure(counts[step]))
+                for side, counts in zip("ab", usages, strict=True)
+                if step < len(counts)
+                for name, measure in (("load_entropy", load.load_entropy), ("effective_top_k", load.effective_top_k))
+            },
+            "difference": load_difference(usages[0][step], usages[1][step]) if step < min(num_steps) else None,
+        }
+        for step in range(max(num_steps))
+    ]
+    reason = _bank_differs(a, b)
+    answer: dict[str, Any] = {
+        "difference": None,
+        "reason": reason,
+        "same_numbering": reason is None and same_numbering(a, b),
+        "note": None,
+        "num_tokens": [],
+        "steps": [],
+        "own_modules": a.bank.own_modules,
+        "nodes": [],
+        "links": [],
+        "loads": steps,
+    }
+    if reason is not None:
+        return answer
+    if not answer["same_numbering"]:
+        answer["note"] = (
+            "These are weights of two trainings: module 3 of one need not do what module 3 of the other does, so a "
+            "difference may be one of numbers alone. The loads by step do not depend on them."
+        )
+    before, after = (_links(run, matched, side) for run, side in ((a, "a"), (b, "b")))
+    totals = [_num_tokens(run, matched, side) for run, side in ((a, "a"), (b, "b"))]
+    answer |= {"num_tokens": totals, "steps": list(range(num_steps[0])), "nodes": _nodes(a, usages, totals)}
+    keys = np.unique(np.concatenate([before[0], after[0]]))
+    shares = np.zeros((2, len(keys)))
+    for row, (key, share) in zip(shares, (before, after), strict=True):
+        row[np.searchsorted(keys, key)] = share
+    change = shares[1] - shares[0]
+    answer["difference"] = float(np.abs(change).sum() / 2 / (num_steps[0] - 1))
+    modules = a.layout.num_modules
+    answer["links"] = [
+        {
+            "step": int(keys[i] // modules**2),
+            "source": int(keys[i] // modules % modules),
+            "target": int(keys[i] % modules),
+            "before": float(shares[0, i]),
+            "after": float(shares[1, i]),
+            "change": float(change[i]),
+        }
+        for i in np.argsort(-np.abs(change), kind="stable")[:limit]
+        if change[i] != 0
+    ]
+    return answer
+
+
+def _condition(matched: Matched, side: str) -> Query | None:
+    """Tokens of the paired samples; None: all tokens."""
+    if not (matched.only_a if side == "a" else matched.only_b):
+        return None
+    return Query("sample IN (SELECT unnest(?::INTEGER[]))", (matched.pairs[f"sample_{side}"].tolist(),))
+
+
+def _usage(run: Run, matched: Matched, side: str) -> list[np.ndarray]:
+    """Tokens of each module that a step offers, step by step."""
+    condition = _condition(matched, side)
+    num_steps = run.layout.num_steps
+    rows = run.rows(queries.sealed_usage(None)) if condition is None else run.count(condition, 0, num_steps)[2]
+    return answers.counts_of_step(rows, run.bank, num_steps)
+
+
+def _num_tokens(run: Run, matched: Matched, side: str) -> int:
+    """Tokens of the paired samples."""
+    return int(matched.pairs[f"num_tokens_{side}"].sum())
+
+
+def _nodes(a: Run, usages: Sequence[list[np.ndarray]], totals: Sequence[int]) -> list[dict[str, Any]]:
+    """Share of the tokens at each module of each step in both runs, of modules that one of them used."""
+    return [
+        a.bank.head(step, module)
+        | {"before": int(n) / totals[0], "after": int(m) / totals[1], "change": int(m) / totals[1] - int(n) / totals[0]}
+        for step in range(a.layout.num_steps)
+        for module, n, m in zip(a.bank.offered(step), usages[0][step], usages[1][step], strict=True)
+        if n or m
+    ]
+
+
+def _links(run: Run, matched: Matched, side: str) -> tuple[np.ndarray, np.ndarray]:
+    """A number for each link, and its share of the tokens; sorted by the number."""
+    condition, layout = _condition(matched, side), run.layout
+    if condition is None:
+        num_tokens, columns = run.row["num_tokens"], run.arrays(queries.sealed_flow(None, 0, layout.num_steps))
+    else:
+        num_tokens, columns, _ = run.count(condition, 0, layout.num_steps)
+    step, source, target = (columns[name].astype(np.int64) for name in ("step", "source", "target"))
+    key = (step * layout.num_modules + source) * layout.num_modules + target
+    order = np.argsort(key)
+    return key[order], columns["count"][order].astype(np.float64) / num_tokens
+
+
+def over_training(checkpoints: Sequence[Run], run_id: str) -> dict[str, Any]:
+    """The numbers of each checkpoint of a training, in order of iteration; for the runs of one series.
+
+    Raises:
+        NoSuchThing: the runs belong to no series.
+    """
+    placed = [(series_of(run), run) for run in checkpoints]
+    if not placed or any(place is None for place, _ in placed):
+        raise no_series(run_id)
+    ordered = sorted(placed, key=lambda row: (row[0][1], row[1].run_id))  # type: ignore[index]
+    return {
+        "run": run_id,
+        "series": ordered[0][0][0],  # type: ignore[index]
+        "points": [
+            {"run": run.run_id, "iteration": place[1], **numbers_of(run)}  # type: ignore[index]
+            for place, run in ordered
+        ],
+    }

@@ -1,0 +1,233 @@
+"""Two runs of one model over the same samples, side by side: what moved, and what the samples are.
+
+Shapes: n tokens, S steps, K slots.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenpaths.engine.analysis.route_changes import RouteChange, change_of, edited_steps, step_distance
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.queries import some_samples
+from tokenpaths.engine.store.file.filters import Query
+from tokenpaths.engine.store.file.flow_counter import columns_sql, read_chunks
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.store.ask.run import Run
+
+MOST_TOKENS = 2_000_000
+MOST_LINKS = 2000
+
+
+def drawn_samples(num_samples: int, limit: int) -> np.ndarray:
+    """Numbers (n,), rising, of at most ``limit`` samples: one drawn from each of ``limit`` equal parts of the run.
+
+    Samples often stand in the order of their labels, so the first ones are no picture of all. Always the same ones.
+
+    >>> drawn_samples(3, 64).tolist()
+    [0, 1, 2]
+    """
+    if num_samples <= limit:
+        return np.arange(num_samples)
+    edges = np.arange(limit + 1) * num_samples // limit
+    return np.random.default_rng(0).integers(edges[:-1], edges[1:])
+
+
+def sample_inputs(run: Run, limit: int, sample: int | None = None) -> Iterator[dict[str, Any]]:
+    """label, source, and text or image (PNG) of ``drawn_samples`` of the run, or of one sample, as it keeps them.
+
+    Raises:
+        UserError: the run keeps neither.
+    """
+    numbers = [sample] if sample is not None else drawn_samples(int(run.row["num_samples"]), limit).tolist()
+    query = some_samples(numbers, "sample, label, source, text, image IS NOT NULL")
+    for sample, label, source, text, has_image in run.rows(query):
+        if text is None and not has_image:
+            what = "text" if run.row["modality"] == "text" else "image"
+            raise UserError(f"sample {sample} of run {run.run_id!r} holds no {what} to be run again", field="run")
+        yield {"label": label, "source": source, "text": text, "image": run.image(sample) if text is None else None}
+
+
+def compare_runs(after: Run, before: Run, *, sample: int | None = None, limit: int = 200) -> dict[str, Any]:
+    """What ``after`` changed of ``before``: routes, loss, accuracy or perplexity, links that gained or lost most.
+
+    Both must be of one model. With ``sample`` the only sample of ``after`` stands beside that one of ``before``, token
+    by token; else samples are compared in order, as many as ``after`` has. ``outputs`` is what was measured while
+    ``after`` was made (KL, top 5), None where nothing was.
+
+    Raises:
+        UserError: runs of two models, of other samples, or of more tokens than can be compared at once.
+    """
+    _check_same(after, before, whole=sample is None)
+    pairs = _pairs(after, before, sample)
+    config = json.loads(after.row["config"])
+    change = RouteChange(after.layout.num_modules, _edited_steps(config))
+    first_row, num_tokens = pairs[0][3], sum(pair[2] for pair in pairs)
+    for start in range(0, num_tokens, 65_536):
+        size = min(65_536, num_tokens - start)
+        change.add(_ribbons(before, first_row + start, size), _ribbons(after, start, size))
+    measured = dict(after.rows(Query("SELECT name, answer FROM finding WHERE name = 'effect'")))
+    outputs = json.loads(measured["effect"]) if measured else None
+    answer = {
+        "run": after.run_id,
+        "of": before.run_id,
+        "sample": sample,
+        "num_samples": len(pairs),
+        "of_samples": (outputs or {}).get("of_samples") or int(before.row["num_samples"]),
+        **change.answer(),
+        "controls": config.get("controls"),
+        **_losses(after, before, pairs),
+        "links": change.links(limit),
+        "outputs": outputs,
+        "tokens": None,
+    }
+    return answer if sample is None else answer | {"tokens": _tokens(after, before, sample)}
+
+
+def _check_same(after: Run, before: Run, *, whole: bool) -> None:
+    """Refuse runs of two models; whole runs also where their samples come from two data sets."""
+    for name in ("model", "modality", "num_steps", "num_modules"):
+        if after.row[name] != before.row[name]:
+            raise UserError(
+                f"{name} of {after.run_id} is {after.row[name]}, of {before.run_id} {before.row[name]}: an effect is "
+                "that of one model on the same inputs",
+                field="of",
+            )
+    if after.row["checkpoint_sha256"] != before.row["checkpoint_sha256"]:
+        raise UserError(
+            f"{after.run_id} and {before.run_id} are of two checkpoints of {after.row['model']}: an effect is that of "
+            "the same weights",
+            field="of",
+        )
+    for name in ("dataset", "split") if whole else ():
+        if after.row[name] != before.row[name]:
+            raise UserError(
+                f"{name} of {after.run_id} is {after.row[name]!r}, of {before.run_id} {before.row[name]!r}: they are "
+                "not of the same inputs",
+                field="of",
+            )
+
+
+def _check_samples(after: Run, before: Run, num_samples: int) -> None:
+    """Refuse whole runs of samples with other labels or from other sources."""
+    query = Query("SELECT source, label FROM sample WHERE sample < ? ORDER BY sample", (num_samples,))
+    for place, (mine, theirs) in enumerate(zip(after.rows(query), before.rows(query), strict=True)):
+        for name, one, other in zip(("source", "label"), mine, theirs, strict=True):
+            if one != other:
+                raise UserError(
+                    f"{name} of sample {place} is {one!r} in {after.run_id!r}, {other!r} in {before.run_id!r}: they "
+                    "are not of the same inputs",
+                    field="of",
+                )
+
+
+def _pairs(after: Run, before: Run, sample: int | None) -> list[tuple[int, int, int, int]]:
+    """(sample after, sample before, tokens, first row before) of what is compared."""
+    sizes = Query("SELECT num_tokens, first_row FROM sample ORDER BY sample")
+    mine, theirs = after.rows(sizes), before.rows(sizes)
+    if sample is not None:
+        if len(mine) != 1:
+            raise UserError(
+                f"run {after.run_id!r} has {len(mine)} samples; one sample of {before.run_id!r} can stand beside a run "
+                "of one sample",
+                field="sample",
+            )
+        if not 0 <= sample < len(theirs):
+            raise before.no_sample(sample)
+        theirs = [theirs[sample]]
+    if len(mine) > len(theirs):
+        raise UserError(
+            f"run {after.run_id!r} has {len(mine)} samples, {before.run_id!r} only {len(theirs)}: they are not of the "
+            "same inputs",
+            field="of",
+        )
+    first = sample or 0
+    for place, ((n, _), (m, _)) in enumerate(zip(mine, theirs, strict=False)):
+        if n != m:
+            raise UserError(
+                f"sample {place} of {after.run_id!r} has {n} tokens, sample {place + first} of {before.run_id!r} has "
+                f"{m}: they are not of the same inputs",
+                field="of" if sample is None else "sample",
+            )
+    if (total := sum(n for n, _ in mine)) > MOST_TOKENS:
+        raise UserError(f"{total:,} tokens; up to {MOST_TOKENS:,} are compared at once", field="run")
+    if sample is None:
+        _check_samples(after, before, len(mine))
+    return [(i, first + i, n, start) for i, ((n, _), (_, start)) in enumerate(zip(mine, theirs, strict=False))]
+
+
+def _edited_steps(config: dict[str, Any]) -> frozenset[int] | None:
+    """The steps that the edits of this run changed by themselves; None: every step."""
+    controls = config.get("controls") or {}
+    if set(controls) - {"edits"}:
+        return None
+    return edited_steps(edit.get("step") for edit in controls.get("edits") or () if edit.get("edit") != "freeze")
+
+
+def _ribbons(run: Run, first_row: int, size: int) -> np.ndarray:
+    """Ids (n, S, K) of ``size`` tokens from a row of ``token`` on."""
+    sql = f"SELECT {columns_sql(run.layout)} FROM token WHERE rowid BETWEEN ? AND ? ORDER BY rowid"
+    with run.cursor() as cursor:
+        parts = [
+            run.ribbons_of(columns)[0]
+            for columns in read_chunks(cursor, sql, run.layout, (first_row, first_row + size - 1))
+        ]
+    return np.concatenate(parts)
+
+
+def _losses(after: Run, before: Run, pairs: list[tuple[int, int, int, int]]) -> dict[str, Any]:
+    """Mean loss of both, and accuracy (images) or perplexity (texts)."""
+    text = after.row["modality"] == "text"
+    found: dict[str, Any] = {"loss": None, "accuracy": None, "perplexity": None}
+    if text and "loss" in after.token_columns and "loss" in before.token_columns:
+        size, start = sum(pair[2] for pair in pairs), pairs[0][3]
+        old, new = _token_loss(before, start, size), _token_loss(after, 0, size)
+        if old is not None and new is not None:
+            found["loss"] = change_of(old, new)
+            found["perplexity"] = change_of(math.exp(min(80.0, old)), math.exp(min(80.0, new)))
+        return found
+    query = Query("SELECT label, prediction, loss FROM sample WHERE sample BETWEEN ? AND ? ORDER BY sample")
+    rows = [run.rows(Query(query.sql, (pairs[0][side], pairs[-1][side]))) for run, side in ((before, 1), (after, 0))]
+    known = [both for both in zip(*rows, strict=True) if both[0][2] is not None and both[1][2] is not None]
+    if known:
+        sides = list(zip(*known, strict=True))
+        found["loss"] = change_of(*(float(np.mean([row[2] for row in side])) for side in sides))
+        if not text:
+            found["accuracy"] = change_of(*(float(np.mean([row[0] == row[1] for row in side])) for side in sides))
+    return found
+
+
+def _token_loss(run: Run, first_row: int, size: int) -> float | None:
+    """Mean over tokens, from the means of whole samples: those are exact, losses of single tokens are rounded."""
+    query = Query(
+        "SELECT sum(mean * n) / sum(n) FROM (SELECT sample, count(*) AS n FROM token WHERE rowid BETWEEN ? AND ? "
+        "AND loss IS NOT NULL AND NOT isnan(loss) GROUP BY sample) JOIN (SELECT sample, loss AS mean FROM sample) "
+        "USING (sample) WHERE mean IS NOT NULL AND NOT isnan(mean)",
+        (first_row, first_row + size - 1),
+    )
+    ((mean,),) = run.rows(query)
+    return mean
+
+
+def _tokens(after: Run, before: Run, sample: int) -> list[dict[str, Any]]:
+    """Both ribbons of each token, and the steps at which they differ."""
+    mine, theirs = after.sample(0), before.sample(sample)
+    rows = []
+    for one, other in zip(mine["tokens"], theirs["tokens"], strict=True):
+        moved_S = step_distance(np.array([other["ribbon"]]), np.array([one["ribbon"]]))[0] > 0
+        losses = (other["loss"], one["loss"])
+        rows.append(
+            {
+                "token": one["token"],
+                "before": other["ribbon"],
+                "after": one["ribbon"],
+                "moved": np.nonzero(moved_S)[0].tolist(),
+                "loss": None if None in losses else change_of(*losses),
+            }
+        )
+    return rows

@@ -1,0 +1,95 @@
+"""From rows to what a page shows: ribbons, cropped patches, tokens in their context."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from tokenpaths.engine.base.store_errors import RunFileError
+from tokenpaths.engine.data.images import MAX_PIXELS
+from tokenpaths.engine.store.file.schema import Layout
+
+CONTEXT_CHARACTERS = 60
+SAMPLE_FIELDS = (
+    "sample",
+    "label",
+    "prediction",
+    "confidence",
+    "loss",
+    "num_tokens",
+    "compute",
+    "reuse",
+    "num_distinct_paths",
+    "snippet",
+    "has_image",
+    "source",
+)
+
+
+def nested_ribbon(flat: Sequence[int], layout: Layout) -> list[list[int]]:
+    """A flat ribbon of V ids as S lists of K."""
+    k = layout.top_k
+    return [[int(i) for i in flat[s * k : (s + 1) * k]] for s in range(layout.num_steps)]
+
+
+def sample_answer(row: Sequence[Any]) -> dict[str, Any]:
+    """One row of ``queries.sample_page``."""
+    return dict(zip(SAMPLE_FIELDS, row, strict=True))
+
+
+def patch_box(size: tuple[int, int], grid: tuple[int, int], row: int, col: int) -> tuple[int, int, int, int]:
+    """Pixels (left, upper, right, lower) of a patch; at least one pixel each way."""
+    (width, height), (rows, cols) = size, grid
+    left, upper = col * width // cols, row * height // rows
+    right, lower = (col + 1) * width // cols, (row + 1) * height // rows
+    return left, upper, max(right, left + 1), max(lower, upper + 1)
+
+
+def patch_uri(picture: Image.Image, grid: tuple[int, int], row: int, col: int) -> str:
+    """The patch cut out of its picture, as a data URI with a PNG."""
+    buffer = io.BytesIO()
+    picture.crop(patch_box(picture.size, grid, row, col)).save(buffer, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def open_picture(png: bytes) -> Image.Image:
+    """The stored PNG, decoded once for all patches that are cut out of it.
+
+    Raises RunFileError for what is no PNG, and, before it is decoded, for one of too many pixels: a run may come from
+    elsewhere.
+    """
+    try:
+        with Image.open(io.BytesIO(png), formats=["PNG"]) as found:
+            if found.width * found.height <= MAX_PIXELS:
+                picture = found.convert("RGB")
+                picture.info.clear()  # Pillow would write the author's colour profile again
+                return picture
+            size = f"{found.width:,} × {found.height:,} pixels"
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise RunFileError("a picture of the run is damaged: copy the run again or trace it again") from error
+    raise RunFileError(f"a picture of the run has {size}, at most {MAX_PIXELS:,} are decoded: trace the run again")
+
+
+def clean_picture(png: bytes) -> bytes:
+    """The picture of a stored PNG as a PNG of our own: its pixels and nothing else that its author put there."""
+    buffer = io.BytesIO()
+    open_picture(png).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def text_context(text: str, start: int, end: int) -> dict[str, str]:
+    """The token and up to ``CONTEXT_CHARACTERS`` characters on both sides of it."""
+    return {
+        "before": text[max(0, start - CONTEXT_CHARACTERS) : start],
+        "text": text[start:end],
+        "after": text[end : end + CONTEXT_CHARACTERS],
+    }
+
+
+def finite(value: float | None) -> float | None:
+    """JSON has no NaN and no infinity: they become null."""
+    return None if value is None or not np.isfinite(value) else float(value)

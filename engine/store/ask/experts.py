@@ -1,0 +1,422 @@
+"""Experts of a sealed run: what they prefer, who works with whom, what neighbours share, and which series of
+checkpoints it belongs to.
+
+Labels are answered from the sealed summaries. What needs the tokens themselves reads at most ``MOST_TOKENS`` of
+them: all, or a seeded draw of whole samples, for neighbours must stay together; ``counted`` of each answer says how
+many of how many.
+
+Shapes: n tokens in reading order, S steps, K slots, M modules.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenpaths.engine.analysis import expert_affinity as measure
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.store_errors import NoSuchThing
+from tokenpaths.engine.store.ask import path_index, queries
+from tokenpaths.engine.store.ask.samples import token_text, vocabulary
+from tokenpaths.engine.store.file.filters import Query, check_choice, check_page
+from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.store.ask.run import Run
+
+MOST_TOKENS = 100_000
+DRAWN_TOKENS = 20_000
+"""of each checkpoint of a series that is too long to be read whole"""
+SEED = 0
+KINDS = ("label", "input", "next", "predicted")
+"""what an expert may specialise in: labels (domains), the input token, the true next one, the predicted next one"""
+MOST_LABELS = 40
+MOST_MODULES = 256
+MOST_SLICE = 500
+SHOWN_PAIRS = 20
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Tokens in reading order, of whole samples."""
+
+    ids_nSK: np.ndarray
+    """of one step S = 1"""
+    token_ids_n: np.ndarray
+    """−1 where unknown"""
+    predicted_ids_n: np.ndarray
+    """the token that the model predicted to follow; −1 where unknown"""
+    samples_n: np.ndarray
+    tokens_n: np.ndarray
+    counted: dict[str, Any]
+
+    @property
+    def follows_n(self) -> np.ndarray:
+        """Whether each token stands right after the one before it, in the same sample."""
+        follows = np.zeros(len(self.samples_n), dtype=bool)
+        follows[1:] = (self.samples_n[1:] == self.samples_n[:-1]) & (self.tokens_n[1:] == self.tokens_n[:-1] + 1)
+        return follows
+
+
+def draw_tokens(run: Run, step: int | None = None, label_id: int | None = None, most: int | None = None) -> Drawn:
+    """At most about ``most`` tokens: all of them, or of a seeded draw of samples; of one step, or of all."""
+    most = MOST_TOKENS if most is None else most
+    condition, num_samples, of_samples, of_tokens = _condition(run, label_id, most)
+    layout = run.layout
+    if layout.packed:
+        columns = "ids"
+    elif layout.by_path:
+        columns = "path_id"
+    elif step is None:
+        columns = ", ".join(layout.module_columns())
+    else:
+        columns = ", ".join(layout.module_column(step, slot) for slot in range(layout.top_k))
+    known = [
+        f"coalesce({name}, -1) AS {name}" if name in run.token_columns else f"-1 AS {name}"
+        for name in ("token_id", "predicted_id")
+    ]
+    parts = list(
+        run.chunks(
+            Query(
+                f"SELECT sample, token, {', '.join(known)}, {columns} FROM token WHERE {condition.sql} "
+                "ORDER BY sample, token",
+                condition.parameters,
+            ),
+            CHUNK_ROWS,
+        )
+    )
+    ids = [_ids(run, list(part.values())[4:], step) for part in parts]
+    shape = (0, layout.num_steps if step is None else 1, layout.top_k)
+    joined = {
+        name: np.concatenate([part[name] for part in parts]).astype(np.int64) if parts else np.zeros(0, np.int64)
+        for name in ("sample", "token", "token_id", "predicted_id")
+    }
+    return Drawn(
+        ids_nSK=np.concatenate(ids) if ids else np.zeros(shape, dtype=layout.id_dtype),
+        token_ids_n=joined["token_id"],
+        predicted_ids_n=joined["predicted_id"],
+        samples_n=joined["sample"],
+        tokens_n=joined["token"],
+        counted={
+            "num_tokens": len(joined["token"]),
+            "of_tokens": of_tokens,
+            "num_samples": num_samples,
+            "of_samples": of_samples,
+            "exact": len(joined["token"]) == of_tokens,
+        },
+    )
+
+
+def _condition(run: Run, label_id: int | None, most: int) -> tuple[Query, int, int, int]:
+    """Which tokens, then the number of samples drawn, of samples there are, and of their tokens."""
+    where, parameters = ("true", ()) if label_id is None else ("label_id = ?", (label_id,))
+    rows = run.rows(Query(f"SELECT sample, num_tokens FROM sample WHERE {where} ORDER BY sample", parameters))
+    of_tokens = sum(tokens for _, tokens in rows)
+    if of_tokens <= most:
+        return Query(where, parameters), len(rows), len(rows), of_tokens
+    order = np.random.default_rng(SEED).permutation(len(rows))
+    sums = np.cumsum([min(rows[i][1], most) for i in order])
+    drawn = sorted(rows[i][0] for i in order[: int(np.searchsorted(sums, most)) + 1])
+    # A sample longer than all that may be read is read from its beginning.
+    return Query("token < ? AND sample IN (SELECT unnest(?))", (most, drawn)), len(drawn), len(rows), of_tokens
+
+
+def _ids(run: Run, columns: Sequence[Any], step: int | None) -> np.ndarray:
+    """(n, S, K) of the fetched columns; of one step (n, 1, K)."""
+    layout = run.layout
+    if layout.packed:
+        flat = np.frombuffer(b"".join(columns[0].tolist()), dtype=layout.id_dtype)
+        ids = flat.reshape(-1, layout.num_steps, layout.top_k)
+        return ids if step is None else ids[:, step : step + 1].copy()
+    if layout.by_path:
+        ids = path_index.look_up(run, columns[0].astype(np.int64))[1][:, :, None]
+        return ids if step is None else ids[:, step : step + 1].copy()
+    return np.stack(columns, axis=1).reshape(len(columns[0]), -1, layout.top_k)
+
+
+def specialisation(run: Run, of: str, step: int, label: str | None, limit: int, each: int) -> dict[str, Any]:
+    """The answer of ``Run.specialisation``."""
+    check_choice(of, KINDS, "of")
+    check_step(run, step)
+    check_page(limit, 0, MOST_MODULES)
+    check_page(each, 0, 100)
+    offered = run.bank.offered(step)
+    head = {
+        "run": run.run_id,
+        "of": of,
+        "step": step,
+        "label": label,
+        "baseline": measure.even_share(len(offered), run.layout.top_k),
+        "num_modules": len(offered),
+        "least": measure.LEAST_SEEN if of != "label" else 0,
+    }
+    if of == "label":
+        if label is not None:
+            raise UserError("of=label compares all labels: leave label out", field="label")
+        return head | _by_label(run, step, offered, limit)
+    return head | _by_word(run, of, step, run.label_id(label), limit, each)
+
+
+def _by_label(run: Run, step: int, offered: list[int], limit: int) -> dict[str, Any]:
+    labels = sorted(run.labels, key=lambda row: (-row[3], row[1]))
+    if not labels:
+        raise UserError(f"run {run.run_id!r} has no labels, so there are no domains to compare", field="of")
+    listed = labels[:MOST_LABELS]
+    place = {row[0]: i for i, row in enumerate(listed)}
+    counts = np.zeros((len(listed), run.layout.num_modules), dtype=np.int64)
+    for label_id, module, count in run.rows(queries.label_usage(step)):
+        if label_id in place:
+            counts[place[label_id], module] = count
+    tokens = np.array([row[3] for row in listed], dtype=np.int64)
+    share = measure.domain_specialisation(counts, tokens)
+    order = sorted(offered, key=lambda module: (-share[:, module].max(), module))
+    order = [module for module in order if counts[:, module].any()]
+    num_tokens = int(tokens.sum())
+    return {
+        "counted": {
+            "num_tokens": num_tokens,
+            "of_tokens": sum(row[3] for row in labels),
+            "num_samples": sum(row[2] for row in listed),
+            "of_samples": run.row["num_samples"],
+            "exact": len(listed) == len(labels),
+        },
+        "more_labels": len(labels) - len(listed),
+        "domains": [{"label": row[1], "num_tokens": row[3]} for row in listed],
+        "modules": [
+            {
+                **run.bank.head(step, module),
+                "count": int(counts[:, module].sum()),
+                "prefers": [
+                    {"label": row[1], "count": int(counts[i, module]), "of": row[3], "share": float(share[i, module])}
+                    for i, row in enumerate(listed)
+                ],
+            }
+            for module in order[:limit]
+        ],
+        "more": max(0, len(order) - limit),
+    }
+
+
+def _by_word(run: Run, of: str, step: int, label_id: int | None, limit: int, each: int) -> dict[str, Any]:
+    drawn = draw_tokens(run, step, label_id)
+    if not (drawn.token_ids_n >= 0).any():
+        raise UserError(
+            f"run {run.run_id!r} recorded no token ids, so it knows no vocabulary; its labels can still be compared",
+            field="of",
+        )
+    words = drawn.token_ids_n
+    if of == "next":
+        words = measure.next_token_ids(words, drawn.follows_n)
+    if of == "predicted":
+        words = drawn.predicted_ids_n
+        if not (words >= 0).any():
+            raise UserError(
+                f"run {run.run_id!r} holds no predictions: it was made from a log, or before predicted tokens were "
+                "kept; trace the model again to see them",
+                field="of",
+            )
+    found = measure.vocabulary_specialisation(drawn.ids_nSK[:, 0], words, run.layout.num_modules)
+    share, listed = found.share, {}
+    for module in np.flatnonzero(found.counts.any(axis=0)).tolist():
+        order = np.lexsort((found.token_ids, -found.seen, -share[:, module]))
+        listed[module] = [int(x) for x in order[:each] if found.counts[x, module]]
+    strength = {module: float(share[rows, module].mean()) for module, rows in listed.items()}
+    order = sorted(listed, key=lambda module: (-strength[module], module))
+    texts = vocabulary(run, [int(found.token_ids[x]) for module in order[:limit] for x in listed[module]])
+    return {
+        "counted": drawn.counted,
+        "num_words": len(found.token_ids),
+        "modules": [
+            {
+                **run.bank.head(step, module),
+                "count": int(found.counts[:, module].sum()),
+                "prefers": [
+                    {
+                        "token_id": int(found.token_ids[x]),
+                        "text": texts.get(int(found.token_ids[x])),
+                        "count": int(found.counts[x, module]),
+                        "of": int(found.seen[x]),
+                        "share": float(share[x, module]),
+                    }
+                    for x in listed[module]
+                ],
+            }
+            for module in order[:limit]
+        ],
+        "more": max(0, len(order) - limit),
+    }
+
+
+def co_activation(run: Run, step: int, label: str | None, limit: int) -> dict[str, Any]:
+    """The answer of ``Run.co_activation``."""
+    check_step(run, step)
+    check_page(limit, 0, MOST_MODULES)
+    if run.layout.top_k == 1:
+        raise UserError(
+            f"run {run.run_id!r} chooses one module a step (top-1), so no two are ever chosen together", field="run"
+        )
+    drawn = draw_tokens(run, step, run.label_id(label))
+    together = measure.chosen_together(drawn.ids_nSK[:, 0], run.layout.num_modules)
+    share = measure.co_activation(together)
+    pairs = _strongest(together, share)
+    shown = _chain(pairs, share, limit)
+    offered = run.bank.offered(step)
+    return {
+        "run": run.run_id,
+        "step": step,
+        "label": label,
+        "baseline": measure.even_co_activation(len(offered), run.layout.top_k),
+        "num_modules": len(offered),
+        "counted": drawn.counted,
+        "modules": [{**run.bank.head(step, module), "count": int(together[module, module])} for module in shown],
+        "values": share[np.ix_(shown, shown)].round(6).tolist(),
+        "pairs": [
+            {
+                "module": i,
+                "other": j,
+                "count": int(together[i, j]),
+                "share": float(share[i, j]),
+                "back": float(share[j, i]),
+            }
+            for i, j in pairs[:SHOWN_PAIRS]
+        ],
+        "more": int((np.diag(together) > 0).sum()) - len(shown),
+    }
+
+
+def _strongest(together: np.ndarray, share: np.ndarray) -> list[tuple[int, int]]:
+    """Pairs (i, j) chosen together, the one with the larger share first; pairs seen a few times only come last."""
+    rows, columns = np.nonzero(np.triu(together, 1))
+    both = np.minimum(share[rows, columns], share[columns, rows])
+    seldom = together[rows, columns] < measure.LEAST_SEEN
+    order = np.lexsort((columns, rows, -both, seldom))
+    pairs = []
+    for i, j in zip(rows[order].tolist(), columns[order].tolist(), strict=True):
+        pairs.append((i, j) if share[i, j] >= share[j, i] else (j, i))
+    return pairs
+
+
+def _chain(pairs: Sequence[tuple[int, int]], share: np.ndarray, limit: int) -> list[int]:
+    """The modules of the strongest pairs, at most ``limit``, each beside the one it works with most."""
+    kept: dict[int, None] = {}
+    for pair in pairs:
+        if len(kept.keys() | set(pair)) > limit:
+            break
+        kept.update(dict.fromkeys(pair))
+    left, chain = list(kept), []
+    both = np.minimum(share, share.T)
+    while left:
+        nearest = left[0] if not chain else max(left, key=lambda module: (both[chain[-1], module], -module))
+        if chain and both[chain[-1], nearest] == 0:
+            nearest = left[0]
+        left.remove(nearest)
+        chain.append(nearest)
+    return chain
+
+
+def repetition(run: Run, label: str | None) -> dict[str, Any]:
+    """The answer of ``Run.repetition``."""
+    drawn = draw_tokens(run, None, run.label_id(label))
+    found = measure.repetition(drawn.ids_nSK, drawn.follows_n)
+    if not found.num_pairs:
+        raise UserError(f"run {run.run_id!r} has no sample with two tokens, so no token has a neighbour", field="run")
+    # Ids without weights stand in the order of the source: slot 0 is no first choice then.
+    ordered = run.layout.top_k == 1 or weights_recorded(run)
+    steps = []
+    for step in range(run.layout.num_steps):
+        first, any_ = measure.repetition_baselines(len(run.bank.offered(step)), run.layout.top_k)
+        steps.append(
+            {
+                "step": step,
+                "first": float(found.first[step]) if ordered else None,
+                "any": float(found.any[step]),
+                "baseline_first": first,
+                "baseline_any": any_,
+            }
+        )
+    return {
+        "run": run.run_id,
+        "label": label,
+        "top_k": run.layout.top_k,
+        "num_pairs": found.num_pairs,
+        "first_missing": None if ordered else "the source recorded no weights, so no choice of a token is its first",
+        "counted": drawn.counted,
+        "steps": steps,
+    }
+
+
+def weights_recorded(run: Run) -> bool:
+    """False where the source gave ids only and 1/K stands in for each weight."""
+    return json.loads(run.row["weight_semantics"] or "{}").get("weights_recorded", True) is not False
+
+
+def token_slice(run: Run, sample: int, step: int, first: int, limit: int) -> dict[str, Any]:
+    """The answer of ``Run.token_slice``."""
+    check_step(run, step)
+    check_page(limit, first, MOST_SLICE)
+    rows = run.rows(queries.one_sample(sample)) if 0 <= sample < 2**31 else []
+    if not rows:
+        raise run.no_sample(sample)
+    num_tokens, (text, *_) = rows[0][5], rows[0][-4:]
+    if num_tokens and first >= num_tokens:
+        raise UserError(f"sample {sample} has tokens 0 to {num_tokens - 1}, not {first}", field="first")
+    layout = run.layout
+    columns = [name for name in ("token_id", "row", "col", "char_start", "char_end") if name in run.token_columns]
+    stop = min(first + limit, num_tokens)
+    found = run.rows(queries.tokens_of_sample(layout, ["token", *columns], sample, first, stop))
+    arrays = [
+        list(column) if layout.packed else np.array(column)
+        for column in list(zip(*found, strict=True))[1 + len(columns) :]
+    ]
+    tokens = [dict(zip(["token", *columns], row, strict=False)) for row in found]
+    texts = vocabulary(run, [token["token_id"] for token in tokens if token.get("token_id") is not None])
+    ids, levels = run.ribbons_of(arrays) if found else (np.zeros((0, 1, 1)), np.zeros((0, 1, 1)))
+    answer = []
+    for place, token in enumerate(tokens):
+        where = {name: token[name] for name in ("token_id", "row", "col") if name in token}
+        if run.row["modality"] == "text":
+            where["text"] = token_text(token, text, texts)
+        answer.append(
+            {
+                "token": token["token"],
+                **where,
+                "modules": ids[place, step].tolist(),
+                "weights": layout.weights.decode(levels[place, step]).round(layout.weights.digits).tolist(),
+            }
+        )
+    return {
+        "run": run.run_id,
+        "sample": sample,
+        "step": step,
+        "first": first,
+        "num_tokens": num_tokens,
+        "num_modules": len(run.bank.offered(step)),
+        "weights_recorded": weights_recorded(run),
+        "tokens": answer,
+    }
+
+
+def check_step(run: Run, step: int) -> None:
+    """UserError unless the run has this step."""
+    if not 0 <= step < run.layout.num_steps:
+        raise UserError(f"step {step} does not exist, the run has 0 to {run.layout.num_steps - 1}", field="step")
+
+
+def series_of(run: Run) -> tuple[str, int] | None:
+    """(name, iteration) of the training that the run's checkpoint belongs to; None: of none."""
+    series = json.loads(run.row["config"]).get("series")
+    if not isinstance(series, dict):
+        return None
+    name, iteration = series.get("name"), series.get("iteration")
+    return (name, iteration) if isinstance(name, str) and isinstance(iteration, int) else None
+
+
+def no_series(run_id: str) -> NoSuchThing:
+    """The error of a run that stands alone."""
+    return NoSuchThing(
+        f"run {run_id!r} belongs to no series of checkpoints: record them under one series name to see routing settle",
+        field="run",
+    )

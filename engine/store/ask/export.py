@@ -1,0 +1,259 @@
+"""Tables of a run as CSV, Parquet or Arrow, streamed a range of rows at a time.
+
+Weights leave as numbers in [0, 1], labels as names, paths as ranks. A range is read, encoded and forgotten, so that
+memory does not grow with the table: only ``token`` keeps the rank of each path (4 bytes a path). Between two ranges
+no question is open, so a reader that stalls or leaves holds nothing in DuckDB.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv, parquet
+from tokenpaths.engine.base.store_errors import NoSuchThing
+from tokenpaths.engine.store.file import columns as coded
+from tokenpaths.engine.store.file.filters import Query, check_choice
+from tokenpaths.engine.store.file.schema import Layout
+from tokenpaths.engine.store.file.token_flops import flops_of
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.store.ask.run import Run
+
+FORMATS = ("csv", "parquet", "arrow")
+TABLES = {
+    "run": "the run itself, one row",
+    "module": "what a router can pick: step, name, kind, parameters, FLOPs",
+    "label": "labels with their samples and tokens",
+    "region": "names of the regions of patches",
+    "token_text": "readable text of the vocabulary ids",
+    "sample": "samples with label, prediction, loss, compute, reuse and text",
+    "image": "pictures of the samples as PNG (CSV: in base 64)",
+    "token": "every token: place, loss, compute, reuse, rank of its path, modules and weights of each step",
+    "path": "every path: rank, modules of each step, count, CDF, compute, reuse",
+    "path_member": "who takes which path, in the order of ranks",
+    "flow": "tokens from module to module between steps, of all and of each label",
+    "usage": "tokens of each module at each step, of all and of each label",
+    "step_summary": "mean gate entropy of each step, of all and of each label",
+    "null_path": "paths of the untrained twin and of independent steps",
+    "null_usage": "usage of the untrained twin and of independent steps",
+    "path_fit": "slopes of rank and frequency, of the run and of its nulls",
+    "path_point": "points of the rank–frequency curves",
+    "association": "what paths know: NMI beside its shuffles, of the run and of its untrained twin",
+    "known_token": "the tokens on which that was worked out, and the untrained twin’s path of each",
+    "histogram": "sealed distributions of loss and gate entropy, as JSON",
+    "finding": "what is known of the model and of its soft decisions, as JSON",
+    "edge": "soft connections of each sample (H-Model)",
+    "gate": "gates of each sample (Directional Routing)",
+    "block": "firing rates of each sample (RayTracing)",
+    "axis": "names along the axes of soft decisions",
+    "soft_shape": "sizes of the axes of soft decisions",
+    "soft_summary": "mean and deviation of soft decisions, of all and of each label",
+}
+BATCH_ROWS = 65_536
+BATCH_BYTES = 2**24
+"""of a range, about, where rows are wide"""
+_SAMPLE_BYTES, _IMAGE_BYTES = 4096, 65_536
+"""guesses for one text and for one picture"""
+_BEHIND = {"token": coded.TABLE, "path_member": coded.MEMBERS}
+_BY_LABEL = ("flow", "usage", "step_summary", "soft_summary")
+
+
+def tables_of(run: Run) -> list[dict[str, Any]]:
+    """The tables that a run holds, those without rows left out: ``table``, ``num_rows``, ``what``."""
+    there = [table for table in TABLES if _source(table) in run.tables_there]
+    counts = dict(run.rows(Query(" UNION ALL ".join(f"SELECT '{table}', ({_size(run, table)})" for table in there))))
+    return [{"table": table, "num_rows": counts[table], "what": TABLES[table]} for table in there if counts[table]]
+
+
+def check_export(run: Run, table: str, file_format: str) -> None:
+    """NoSuchThing for a table that there is not, UserError for a format that there is not."""
+    if table not in TABLES:
+        raise NoSuchThing(f"there is no table {table[:40]!r}, there are {', '.join(TABLES)}", field="table")
+    check_choice(file_format, FORMATS, "format")
+    if _source(table) not in run.tables_there:
+        raise NoSuchThing(f"run {run.run_id!r} was made before there was a table {table!r}", field="table")
+
+
+def export(run: Run, table: str, file_format: str) -> Iterator[bytes]:
+    """The bytes of a table as a file, a piece for each range of rows; see ``check_export`` for what may be asked."""
+    return encode(table_batches(run, table, flat=file_format == "csv"), file_format)
+
+
+def table_batches(run: Run, table: str, *, flat: bool = False) -> Iterator[pa.Table]:
+    """The rows of a table, a range at a time and at least one (perhaps empty); ``flat`` makes lists and bytes text."""
+    query = export_query(table, run.layout, run.token_columns, flat=flat)
+    rows = _range_rows(table, run.layout)
+    paths = PathColumns(run) if table == "token" else None
+    with run.cursor(limited=False) as cursor:
+        total = cursor.execute(_size(run, _source(table))).fetchall()[0][0]
+        for start in range(0, max(total, 1), rows):
+            cursor.execute(query.sql, [start, start + rows - 1])
+            found = cursor.to_arrow_reader(rows).read_all().drop_columns(["place"])
+            yield found if paths is None else paths.beside(found)
+
+
+def export_query(table: str, layout: Layout, token_columns: Collection[str], *, flat: bool) -> Query:
+    """The rows of ``table`` from a first to a last row number (two parameters), in the order of the file.
+
+    Columns: ``place``, then those of the export. The path of a token is still its ``path_id``.
+    """
+    source, labels = _source(table), ""
+    if table == "sample":
+        columns = "t.* EXCLUDE (label_id, first_row, search, image, place)"
+    elif table == "image":
+        columns = "t.sample, " + ("base64(t.image) AS image" if flat else "t.image")
+    elif table in _BY_LABEL:
+        columns, labels = "t.* EXCLUDE (label_id, place), label.label", " LEFT JOIN label USING (label_id)"
+    elif table == "path":
+        flattened = " REPLACE (array_to_string(t.ribbon, ' ') AS ribbon)" if flat else ""
+        columns = f"t.* EXCLUDE (path_id, first_member, place){flattened}"
+    elif table == "token":
+        columns, labels = _token_columns(layout, token_columns, flat), " LEFT JOIN label USING (label_id)"
+    else:
+        columns = "t.* EXCLUDE (place)"
+    every = "COLUMNS(lambda c: c <> 'rowid')"  # which a view lists, and a table does not
+    ranged = f"(SELECT rowid AS place, {every} FROM {source} WHERE rowid BETWEEN ? AND ?) AS t"
+    where = " WHERE t.image IS NOT NULL" if table == "image" else ""
+    return Query(f"SELECT t.place, {columns} FROM {ranged}{labels}{where} ORDER BY t.place")
+
+
+def _token_columns(layout: Layout, token_columns: Collection[str], flat: bool) -> str:
+    if layout.packed:
+        ribbons = ["hex(t.ids) AS ids", "hex(t.weights) AS weights"] if flat else ["t.ids", "t.weights"]
+    else:
+        ribbons = [] if layout.by_path else [f"t.{name}" for name in layout.module_columns()]
+        ribbons += [f"{layout.weights.sql('t.' + name)}::FLOAT AS {name}" for name in layout.weight_columns()]
+    hidden = {"label_id", "path_id", "ids", "weights", *layout.module_columns(), *layout.weight_columns()}
+    plain = [f"t.{name}" for name in token_columns if name not in hidden]
+    return ", ".join([*plain, "label.label", "t.path_id AS rank", *ribbons])
+
+
+class PathColumns:
+    """What tokens have from their paths, by ``path_id``: a join would sort or build all paths for every range of rows.
+
+    Of older files the rank alone, for their tokens hold the rest; 4 bytes a path. Else also compute, reuse and FLOPs,
+    12 bytes, and where a token has no ids of its own the ribbon, a byte a step.
+    """
+
+    def __init__(self, run: Run) -> None:
+        num_paths, layout = run.row["num_paths"], run.layout
+        self._layout, self._paged = layout, run.paged
+        self._rank = np.zeros(num_paths, dtype=np.int32)
+        self._measures = {name: np.zeros(num_paths, np.float32) for name in ("compute", "reuse", "flops") if run.paged}
+        self._ribbons = np.zeros((num_paths if layout.by_path else 0, layout.num_steps), dtype=layout.id_dtype)
+        columns = "path_id, rank, compute, reuse, ribbon" if run.paged else "path_id, rank"
+        with run.cursor(limited=False) as cursor:
+            for batch in cursor.execute(f"SELECT {columns} FROM path").to_arrow_reader(BATCH_ROWS):
+                place = batch.column("path_id").to_numpy()
+                self._rank[place] = batch.column("rank").to_numpy()
+                if not run.paged or not batch.num_rows:
+                    continue
+                for name in ("compute", "reuse"):
+                    self._measures[name][place] = batch.column(name).to_numpy()
+                flat = batch.column("ribbon").flatten().to_numpy(zero_copy_only=False)
+                ribbons = flat.reshape(batch.num_rows, layout.num_steps, layout.top_k)
+                self._measures["flops"][place] = flops_of(run.flops, ribbons)
+                if layout.by_path:
+                    self._ribbons[place] = ribbons[:, :, 0]
+
+    def beside(self, rows: pa.Table) -> pa.Table:
+        """Rows of the export of ``token`` whose ``rank`` is still a ``path_id``, with all their columns."""
+        place = rows["rank"].to_numpy()
+        columns = {name: rows[name] for name in rows.column_names}
+        columns["rank"] = pa.array(self._rank[place], pa.int32())
+        if not self._paged:
+            return pa.table(columns)
+        own = columns.pop("flops")
+        columns["flops"] = pc.coalesce(own, pa.array(self._measures["flops"][place]))
+        found = {name: pa.array(self._measures[name][place]) for name in ("compute", "reuse")}
+        if self._layout.by_path:
+            names = self._layout.module_columns()
+            found |= {name: pa.array(np.ascontiguousarray(self._ribbons[place, i])) for i, name in enumerate(names)}
+        return pa.table({name: (columns | found)[name] for name in _order(list(columns), list(found))})
+
+
+def _order(columns: list[str], found: list[str]) -> list[str]:
+    """The columns of the export as they stood when tokens held all of them."""
+    measures, modules = found[:2], found[2:]
+    columns = [name for name in columns if name != "flops"]
+    at = columns.index("gate_entropy")
+    columns[at : at + 1] = [*measures, "gate_entropy", "flops"]
+    at = columns.index("rank") + 1
+    return [*columns[:at], *modules, *columns[at:]]
+
+
+def _source(table: str) -> str:
+    return "sample" if table == "image" else table
+
+
+def _size(run: Run, table: str) -> str:
+    """SQL of the number of rows; of the table behind a view, which would join all of them to count them."""
+    if table == "image":
+        return "SELECT count(image) FROM sample"
+    behind = _BEHIND.get(table)
+    return f"SELECT count(*) FROM {behind if behind in run.tables_there else table}"
+
+
+def _range_rows(table: str, layout: Layout) -> int:
+    """Rows of one range: about ``BATCH_BYTES``, at most ``BATCH_ROWS``."""
+    ribbon = layout.visits * (2 * layout.id_dtype.itemsize + 4)
+    width = {"sample": _SAMPLE_BYTES, "image": _IMAGE_BYTES, "token": ribbon, "path": ribbon}.get(table, 1)
+    return max(1, min(BATCH_ROWS, BATCH_BYTES // width))
+
+
+def encode(tables: Iterator[pa.Table], file_format: str) -> Iterator[bytes]:
+    """The bytes of a file in ``file_format``, a piece for each of ``tables``, which have one schema."""
+    sink = io.BytesIO()
+    try:
+        first = next(tables)
+        with _writer(file_format, sink, first.schema) as write:
+            write.write_table(first)
+            del first
+            yield _drain(sink)
+            for rows in tables:
+                write.write_table(rows)
+                yield _drain(sink)
+        yield _drain(sink)
+    finally:
+        tables.close()  # type: ignore[attr-defined]  # a reader that left: its cursor closes now, not some time later
+
+
+def _writer(file_format: str, sink: io.BytesIO, schema: pa.Schema) -> Any:
+    kinds: dict[str, Callable[..., Any]] = {
+        "csv": csv.CSVWriter,
+        "parquet": parquet.ParquetWriter,
+        "arrow": pa.ipc.new_stream,
+    }
+    # The writers must not seek or close: what they wrote is taken away while they go on.
+    return kinds[file_format](_Pipe(sink), schema)
+
+
+class _Pipe(io.RawIOBase):
+    """A file that can only be appended to, and knows how much was."""
+
+    def __init__(self, sink: io.BytesIO) -> None:
+        self._sink = sink
+        self._written = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        size = self._sink.write(bytes(data))
+        self._written += size
+        return size
+
+    def tell(self) -> int:
+        return self._written
+
+
+def _drain(sink: io.BytesIO) -> bytes:
+    data = sink.getvalue()
+    sink.seek(0)
+    sink.truncate()
+    return data

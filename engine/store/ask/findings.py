@@ -1,0 +1,53 @@
+"""The findings of a run: what is known of its model, and what its soft decisions say, kept as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import duckdb
+import numpy as np
+from tokenpaths.engine.analysis.families.family_findings import FINDERS, SoftSamples
+from tokenpaths.engine.base.records import RunInfo
+from tokenpaths.engine.store.file.soft_tables import SOFT_TABLES, all_rows
+
+
+def write_findings(con: duckdb.DuckDBPyConnection, info: RunInfo, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Fill ``finding``; what is not finite becomes null."""
+    found: dict[str, Any] = dict(info.findings)
+    for kind, shape in shapes.items():
+        if kind in FINDERS:
+            name, find = FINDERS[kind]
+            found[name] = found.get(name, {}) | find(_samples(con, kind, shape, info))
+    for name, answer in found.items():
+        con.execute("INSERT INTO finding VALUES (?, ?)", [name, json.dumps(plain(answer), allow_nan=False)])
+
+
+def _samples(con: duckdb.DuckDBPyConnection, kind: str, shape: tuple[int, ...], info: RunInfo) -> SoftSamples:
+    rows = con.execute("SELECT label, loss, compute FROM sample ORDER BY sample").fetchall()
+    labels, loss, compute = zip(*rows, strict=True)
+    columns = con.execute(all_rows(kind).sql).fetchnumpy()
+    values = np.zeros((len(rows), *shape), dtype=np.float32)
+    soft = SOFT_TABLES[kind]
+    values[(columns["sample"], *(columns[axis] for axis in soft.axes))] = columns[soft.value]
+    return SoftSamples(
+        values=values,
+        labels=list(labels),
+        loss=np.array([np.nan if one is None else one for one in loss], dtype=np.float64),
+        compute=np.array(compute, dtype=np.float64),
+        axes=dict(info.axes),
+    )
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON can hold it: arrays as lists, numbers that are not finite as null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not np.isfinite(value) else value

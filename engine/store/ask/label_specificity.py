@@ -1,0 +1,165 @@
+"""Paths and modules most specific to a label: share, lift and how sure they are.
+
+All tokens of a sample have its label, so what counts is in how many samples a path was met, and how evenly: a share
+is as sure as one of (Σx)²/Σx² samples, x = tokens of the sample on it (``contrast.kish_size``).
+
+Shapes: N samples with a label, L labels, I paths or (step, module) pairs, J pairs of one of them and a label that meet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenpaths.engine.analysis.contrast import wilson
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.token_table import Travellers, travellers
+from tokenpaths.engine.store.file.filters import check_choice, check_page
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.store.ask.run import Run
+
+OF = ("path", "module")
+LEAST = 20
+MOST_ROWS = 500
+MOST_CELLS = 4_000_000
+"""samples × modules that are counted at once"""
+LEAST_SAMPLES = 2
+"""of the label: what only one sample shows is that sample's, not its label's"""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How tokens of things fall on labels, pair by pair: nearly all pairs of a path and a label never meet."""
+
+    things: np.ndarray
+    """(I, …) what row i is: a path's index, or step and module"""
+    total_I: np.ndarray
+    """tokens, of all labels"""
+    size_I: np.ndarray
+    """effective number of samples, (Σx)²/Σx²"""
+    thing_J: np.ndarray
+    """pairs that meet, by thing and then by label"""
+    label_J: np.ndarray
+    """index into the labels"""
+    tokens_J: np.ndarray
+    samples_J: np.ndarray
+    """samples of the label that were met"""
+
+
+def most_specific(run: Run, of: str, label: str | None, least: int, limit: int) -> dict[str, Any]:
+    """The answer of ``Run.specific``."""
+    check_choice(of, OF, "of")
+    check_page(limit, 0, MOST_ROWS)
+    if least < 1:
+        raise UserError(f"least is {least}, it should be at least 1 token", field="least")
+    wanted = run.label_id(label)
+    found = travellers(run)
+    ids = np.array(sorted({int(i) for i in found.label_N if i >= 0}), dtype=np.int64)
+    names = {row[0]: row[1] for row in run.labels}
+    head = {"run": run.run_id, "of": of, "label": label, "least": least, "counted": found.counted}
+    reason, where = None, "run"
+    if not found.counted["exact"]:
+        where = f"draw of {found.num_samples:,} of {found.counted['of_samples']:,} samples"
+    if len(ids) < 2:
+        what = "no labels" if not len(ids) else f"one label, {names[int(ids[0])]!r},"
+        reason = f"the {where} has {what} so nothing can be more specific to one than to another"
+    elif wanted is not None and wanted not in ids:
+        reason = f"nothing is known of label {label!r}: none of its samples is in the {where}"
+    if reason is not None:
+        return {**head, "num_candidates": 0, "labels": [], "rows": [], "reason": reason}
+    known = found.label_N >= 0
+    base_L = np.bincount(np.searchsorted(ids, found.label_N[known]), found.per_sample()[known], len(ids))
+    base_L = base_L / base_L.sum()
+    counts = count_paths(found, ids) if of == "path" else count_modules(found, ids)
+    keep_J = np.flatnonzero((counts.tokens_J >= least) & (counts.samples_J >= LEAST_SAMPLES))
+    rows = _ranked(counts, keep_J, base_L, None if wanted is None else int(np.searchsorted(ids, wanted)))
+    if not len(keep_J):
+        reason = f"no {of} has {least} tokens or more of one label, from at least two samples: ask for fewer"
+    return {
+        **head,
+        "num_candidates": len(np.unique(counts.thing_J[keep_J])),
+        "labels": [{"label": names[int(i)], "share": float(s)} for i, s in zip(ids, base_L, strict=True)],
+        "rows": [
+            _row(run, found, of, counts, j, names[int(ids[counts.label_J[j]])], base_L[counts.label_J[j]])
+            for j in rows[:limit].tolist()
+        ],
+        "reason": reason,
+    }
+
+
+def count_paths(found: Travellers, ids: np.ndarray) -> Counts:
+    """Of every path that a labelled sample takes."""
+    num = found.num_samples
+    # Pairs (path, sample) that occur, and how often: far fewer than paths × samples.
+    keys, times = np.unique(found.path_n.astype(np.int64) * num + found.sample_n, return_counts=True)
+    path, sample = np.divmod(keys, num)
+    labelled = found.label_N[sample] >= 0
+    path, sample, times = path[labelled], sample[labelled], times[labelled]
+    size = len(found.rank_P)
+    pairs, pair = np.unique(path * len(ids) + np.searchsorted(ids, found.label_N[sample]), return_inverse=True)
+    thing, label = np.divmod(pairs, len(ids))
+    tokens = np.bincount(pair, times, len(pairs)).astype(np.int64)
+    total, squares = np.bincount(path, times, size), np.bincount(path, times.astype(np.float64) ** 2, size)
+    sizes = total**2 / np.maximum(squares, 1e-300)
+    return Counts(np.arange(size), total, sizes, thing, label, tokens, np.bincount(pair, minlength=len(pairs)))
+
+
+def count_modules(found: Travellers, ids: np.ndarray) -> Counts:
+    """Of every module at every step."""
+    known = np.flatnonzero(found.label_N >= 0)
+    order = known[np.argsort(found.label_N[known], kind="stable")]
+    starts = np.searchsorted(found.label_N[order], ids)
+    parts: list[tuple[np.ndarray, ...]] = []
+    at_once, num = max(16, MOST_CELLS // max(1, found.num_samples)), 0
+    for step in range(found.ribbon_PSK.shape[1]):
+        used = np.unique(found.ribbon_PSK[:, step])
+        for some in np.split(used, range(at_once, len(used), at_once)):
+            met = found.chosen_at(step, some)[order]
+            total, squares = met.sum(axis=0).astype(np.float64), (met.astype(np.float64) ** 2).sum(axis=0)
+            things = np.stack([np.full(len(some), step), some.astype(np.int64)], axis=1)
+            tokens = np.add.reduceat(met, starts).T
+            samples = np.add.reduceat((met > 0).astype(np.int64), starts).T
+            thing, label = np.nonzero(tokens)
+            sizes = total**2 / np.maximum(squares, 1e-300)
+            parts.append((things, total, sizes, num + thing, label, tokens[thing, label], samples[thing, label]))
+            num += len(some)
+    return Counts(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+
+def _ranked(counts: Counts, keep_J: np.ndarray, base_L: np.ndarray, wanted: int | None) -> np.ndarray:
+    """Pairs (indices into J, of those to keep) by the lower end of their lift: what is surely specific comes first.
+    Of each thing the label that it is most specific to, or the one that is wanted."""
+    if wanted is not None:
+        keep_J = keep_J[counts.label_J[keep_J] == wanted]
+    thing, label = counts.thing_J[keep_J], counts.label_J[keep_J]
+    low, _ = wilson(counts.tokens_J[keep_J] / counts.total_I[thing], counts.size_I[thing])
+    lift = low / base_L[label]
+    order = np.lexsort((label, thing, -lift))
+    # Best first, so the first pair of a thing is the one to show.
+    _, first = np.unique(thing[order], return_index=True)
+    return keep_J[order[np.sort(first)]]
+
+
+def _row(run: Run, found: Travellers, of: str, counts: Counts, j: int, label: str, base: float) -> dict[str, Any]:
+    i, tokens = int(counts.thing_J[j]), int(counts.tokens_J[j])
+    total = int(counts.total_I[i])
+    share = np.array([tokens / total])
+    low, high = wilson(share, counts.size_I[i : i + 1])
+    if of == "path":
+        head = {"rank": int(found.rank_P[i]), "ribbon": found.ribbon_PSK[i].tolist()}
+    else:
+        head = run.bank.head(*(int(part) for part in counts.things[i]))
+    return {
+        **head,
+        "label": label,
+        "count": tokens,
+        "of": total,
+        "num_samples": int(counts.samples_J[j]),
+        "share": tokens / total,
+        "base": float(base),
+        "lift": tokens / total / float(base),
+        "low": float(low[0] / base),
+        "high": float(high[0] / base),
+    }

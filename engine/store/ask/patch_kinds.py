@@ -1,0 +1,102 @@
+"""Patches told apart without a network: by their pixels (busy edges, flat areas) and by their place in the picture.
+
+What needs pixels is measured on ``MOST_PICTURES`` pictures drawn by hash; the search then counts only their patches.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tokenpaths.engine.analysis.patches import at_border, at_centre, busiest, flattest, patch_contrast
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.excerpts import open_picture
+from tokenpaths.engine.store.ask.queries import some_samples
+from tokenpaths.engine.store.ask.token_table import Travellers
+from tokenpaths.engine.store.file.filters import Query
+from tokenpaths.engine.store.write.hash_sample import mix
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.store.ask.run import Run
+
+BY_PIXELS = {"edge": busiest, "flat": flattest}
+BY_PLACE = {"border": at_border, "centre": at_centre}
+PATCH_KINDS = (*BY_PIXELS, *BY_PLACE)
+MOST_PICTURES = 400
+AT_ONCE = 32
+SEED = 0
+
+
+def measured(run: Run, found: Travellers, kind: str | None) -> Travellers:
+    """The tokens that ``kind`` can be told of: those of a draw of pictures where it needs pixels, else all."""
+    if kind not in BY_PIXELS or found.num_samples <= MOST_PICTURES:
+        return found
+    if "pictures" not in found.kept:
+        order = np.argsort(mix(found.samples_N.astype(np.uint64), SEED), kind="stable")
+        found.kept["pictures"] = found.of_samples(np.sort(order[:MOST_PICTURES]))
+    return found.kept["pictures"]
+
+
+def patches_of_kind(run: Run, found: Travellers, kind: str) -> np.ndarray:
+    """(n,) whether each patch is of one of ``PATCH_KINDS``.
+
+    Raises:
+        UserError: pictures or their grids were not recorded.
+    """
+    if kind in BY_PIXELS:
+        if "contrast" not in found.kept:
+            found.kept["contrast"] = _contrast(run, found)
+        contrast_n = found.kept["contrast"]
+        known = np.isfinite(contrast_n)
+        if not known.any():
+            raise UserError(f"run {run.run_id!r} holds no pictures, so {kind} patches are not known", field="kind")
+        mask_n = np.zeros(len(contrast_n), dtype=bool)
+        mask_n[known] = BY_PIXELS[kind](contrast_n[known])
+        return mask_n
+    grids_N2 = _grids(run, found)
+    mask_n = np.zeros(found.num_tokens, dtype=bool)
+    nowhere = np.full(found.num_tokens, -1)
+    row_n, col_n = (found.columns.get(name, nowhere) for name in ("grid_row", "col"))
+    if not ((grids_N2 > 0).all(axis=1)[found.sample_n] & (row_n >= 0) & (col_n >= 0)).any():
+        raise UserError(
+            f"run {run.run_id!r} does not say where in its pictures the patches lie, so {kind} patches are not known",
+            field="kind",
+        )
+    for rows, cols in np.unique(grids_N2, axis=0).tolist():
+        if rows < 1 or cols < 1:
+            continue
+        here = (grids_N2 == (rows, cols)).all(axis=1)[found.sample_n] & (row_n >= 0) & (col_n >= 0)
+        mask_n[here] = BY_PLACE[kind](rows, cols)[row_n[here].astype(np.int64) * cols + col_n[here]]
+    return mask_n
+
+
+def _grids(run: Run, found: Travellers) -> np.ndarray:
+    """(N, 2) rows and columns of patches of each sample; zeros without a grid."""
+    rows = run.rows(Query("SELECT sample, coalesce(grid_rows, 0), coalesce(grid_cols, 0) FROM sample"))
+    grids = {row[0]: row[1:] for row in rows}
+    return np.array([grids[int(number)] for number in found.samples_N], dtype=np.int64).reshape(-1, 2)
+
+
+def _contrast(run: Run, found: Travellers) -> np.ndarray:
+    """(n,) standard deviation of the grey values inside each patch; NaN where there is no picture."""
+    contrast_n = np.full(found.num_tokens, np.nan)
+    grids_N2 = _grids(run, found)
+    first_N = np.searchsorted(found.sample_n, np.arange(found.num_samples + 1))
+    row_n, col_n = found.columns["grid_row"].astype(np.int64), found.columns["col"].astype(np.int64)
+    for start in range(0, found.num_samples, AT_ONCE):
+        some = range(start, min(start + AT_ONCE, found.num_samples))
+        numbers = [int(found.samples_N[i]) for i in some]
+        pngs = dict(run.rows(some_samples(numbers, "sample, image")))
+        by_shape: dict[tuple[int, ...], list[tuple[int, np.ndarray]]] = {}
+        for i in some:
+            png = pngs.get(int(found.samples_N[i]))
+            if png is not None and grids_N2[i].min() > 0:
+                pixels = np.asarray(open_picture(bytes(png)))
+                by_shape.setdefault((*pixels.shape, *grids_N2[i].tolist()), []).append((i, pixels))
+        for shape, pictures in by_shape.items():
+            rows, cols = shape[-2:]
+            values = patch_contrast(np.stack([pixels for _, pixels in pictures]), rows, cols)
+            for (i, _), of_picture in zip(pictures, values, strict=True):
+                here = slice(first_N[i], first_N[i + 1])
+                contrast_n[here] = of_picture[row_n[here] * cols + col_n[here]]
+    return contrast_n

@@ -1,0 +1,428 @@
+"""Every question as (SQL, parameters): pure functions, tested against numpy on raw arrays.
+
+Column order is part of each docstring; ``Run`` turns rows into answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenpaths.engine.store.file import columns as coded
+from tokenpaths.engine.store.file.filters import Query
+from tokenpaths.engine.store.file.flow_counter import columns_sql, flow_sql, usage_sql
+from tokenpaths.engine.store.file.schema import ALL_LABELS, Layout
+
+PATH_ORDERS = ("rank", "compute", "reuse")
+SAMPLE_ORDERS = ("sample", "compute", "reuse", "loss", "confidence", "num_distinct_paths", "drawn")
+"""``drawn``: at random, always the same way; its first rows are a fair draw of all"""
+SNIPPET_CHARACTERS = 160
+MOST_STRETCHES = 64
+"""stretches of samples that are asked for one by one"""
+NEAR = 64
+"""samples that are no further apart are asked for together"""
+_SAMPLE_ROW = (
+    "sample, label, prediction, confidence, loss, num_tokens, compute, reuse, num_distinct_paths, "
+    f"left(text, {SNIPPET_CHARACTERS}) AS snippet, image IS NOT NULL AS has_image, source"
+)
+
+
+def run_row() -> Query:
+    """The row of ``run``, columns as in the schema."""
+    return Query("SELECT * FROM run")
+
+
+def module_rows() -> Query:
+    """step, module, name, kind, num_params, flops_per_token."""
+    return Query("SELECT step, module, name, kind, num_params, flops_per_token FROM module ORDER BY ALL")
+
+
+def label_rows() -> Query:
+    """label_id, label, num_samples, num_tokens, in the alphabet's order."""
+    return Query("SELECT label_id, label, num_samples, num_tokens FROM label ORDER BY label")
+
+
+def region_rows() -> Query:
+    """region, name."""
+    return Query("SELECT region, name FROM region ORDER BY region")
+
+
+def association_rows() -> Query:
+    """attribute, nmi, null_mean, null_std, p_value, shuffles, num_tokens; from schema version 4 on shuffled, whose."""
+    return Query("SELECT * FROM association ORDER BY ALL")
+
+
+def top_shares(ranks: Sequence[int]) -> Query:
+    """rank, cdf of some ranks."""
+    marks = ", ".join("?" * len(ranks))
+    return Query(f"SELECT rank, cdf FROM path WHERE rank IN ({marks}) ORDER BY rank", tuple(ranks))
+
+
+def sealed_flow(label_id: int | None, first: int, stop: int) -> Query:
+    """step, source, target, count, weight of the links between the steps ``first`` … ``stop`` − 1."""
+    return Query(
+        "SELECT step, source, target, count, weight FROM flow "
+        "WHERE label_id = ? AND step >= ? AND step < ? ORDER BY step, source, target",
+        (ALL_LABELS if label_id is None else label_id, first, stop - 1),
+    )
+
+
+def largest_links(
+    label_id: int | None, first: int, stop: int, kept: Sequence[tuple[int, int]] | None, least: float, limit: int
+) -> Query:
+    """The ``limit`` largest links of at least ``least`` tokens, then the totals of each step.
+
+    Rows: step, source, target, count, weight, NULL; and step, NULL, NULL, count, weight, number of links. With
+    ``kept`` (step, module), links of all other modules are merged: they come from and go to module −1, and stand
+    behind those between modules that have a name.
+    """
+    label = ALL_LABELS if label_id is None else label_id
+    plain = "SELECT step, source, target, count, weight FROM flow WHERE label_id = ? AND step >= ? AND step < ?"
+    parameters: tuple[object, ...] = (label, first, stop - 1)
+    if kept is not None:
+        plain = (
+            "SELECT f.step, coalesce(a.module, -1) AS source, coalesce(b.module, -1) AS target, "
+            f"sum(f.count) AS count, sum(f.weight) AS weight FROM ({plain}) AS f "
+            "LEFT JOIN kept AS a ON a.step = f.step AND a.module = f.source "
+            "LEFT JOIN kept AS b ON b.step = f.step + 1 AND b.module = f.target GROUP BY ALL"
+        )
+        parameters = ([step for step, _ in kept], [module for _, module in kept], *parameters)
+    unnested = "unnest(?::INTEGER[]) AS step, unnest(?::INTEGER[]) AS module"
+    with_kept = "" if kept is None else f"kept AS (SELECT {unnested}), "
+    return Query(
+        f"WITH {with_kept}links AS MATERIALIZED ({plain}), "
+        "largest AS (SELECT * FROM links WHERE count >= ? "
+        "ORDER BY least(source, target) < 0, count DESC, step, source, target LIMIT ?) "
+        "SELECT step, source, target, count, weight, NULL AS num_links FROM largest UNION ALL "
+        "SELECT step, NULL, NULL, sum(count), sum(weight), count(*) FROM links GROUP BY step",
+        (*parameters, least, limit),
+    )
+
+
+def sealed_usage(label_id: int | None) -> Query:
+    """step, module, count, weight."""
+    return Query(
+        "SELECT step, module, count, weight FROM usage WHERE label_id = ? ORDER BY step, module",
+        (ALL_LABELS if label_id is None else label_id,),
+    )
+
+
+def label_usage(step: int) -> Query:
+    """label_id, module, count of one step, labels only."""
+    return Query(
+        "SELECT label_id, module, count FROM usage WHERE step = ? AND label_id <> ? ORDER BY label_id, module",
+        (step, ALL_LABELS),
+    )
+
+
+def _chosen(layout: Layout, condition: Query, table: str) -> str:
+    return f"WITH chosen AS MATERIALIZED (SELECT {columns_sql(layout)} FROM {table} WHERE {condition.sql}) "
+
+
+def token_flow(layout: Layout, condition: Query, first: int, stop: int, table: str = "token") -> Query:
+    """As ``sealed_flow``, counted over the tokens of ``condition``."""
+    sql = _chosen(layout, condition, table) + flow_sql(layout, range(first, stop - 1))
+    return Query(sql + " ORDER BY step, source, target", condition.parameters)
+
+
+def token_usage(layout: Layout, condition: Query, table: str = "token") -> Query:
+    """As ``sealed_usage``, counted over the tokens of ``condition``."""
+    return Query(_chosen(layout, condition, table) + usage_sql(layout) + " ORDER BY step, module", condition.parameters)
+
+
+def token_ribbons(layout: Layout, condition: Query, table: str = "token") -> Query:
+    """The columns that ``flows.ribbons_of`` takes, of the tokens of ``condition``."""
+    return Query(f"SELECT {columns_sql(layout)} FROM {table} WHERE {condition.sql}", condition.parameters)
+
+
+def count_tokens(condition: Query, table: str = "token") -> Query:
+    """num_tokens."""
+    return Query(f"SELECT count(*) FROM {table} WHERE {condition.sql}", condition.parameters)
+
+
+_PATH_ROW = "rank, ribbon, n, cdf, compute, reuse, top_label, top_label_share"
+
+
+def _path_order(order: str) -> str:
+    return "rank" if order == "rank" else f"{order} DESC, rank"
+
+
+def all_paths(order: str, limit: int, offset: int) -> Query:
+    """rank, ribbon, count, cdf, compute, reuse, top_label, top_label_share; no filter."""
+    if order == "rank":  # the table lies in this order: blocks without these ranks are not read
+        return Query(
+            f"SELECT {_PATH_ROW} FROM (SELECT *, count AS n FROM path) WHERE rank BETWEEN ? AND ? ORDER BY rank",
+            (offset + 1, offset + limit),
+        )
+    return Query(
+        f"SELECT {_PATH_ROW} FROM (SELECT *, count AS n FROM path) ORDER BY {_path_order(order)} LIMIT ? OFFSET ?",
+        (limit, offset),
+    )
+
+
+def filtered_paths(condition: Query, order: str, limit: int, offset: int) -> Query:
+    """As ``all_paths``, ``count`` over the tokens of ``condition``; paths that none of them takes are left out."""
+    return Query(
+        f"SELECT {_PATH_ROW} FROM (SELECT path_id, count(*) AS n FROM token WHERE {condition.sql} "
+        f"GROUP BY path_id) JOIN path USING (path_id) ORDER BY {_path_order(order)} LIMIT ? OFFSET ?",
+        (*condition.parameters, limit, offset),
+    )
+
+
+def filtered_path_totals(condition: Query) -> Query:
+    """num_paths, num_tokens of the tokens of ``condition``."""
+    return Query(f"SELECT count(DISTINCT path_id), count(*) FROM token WHERE {condition.sql}", condition.parameters)
+
+
+def path_totals(condition: Query) -> Query:
+    """num_paths, num_tokens of the paths of ``condition``."""
+    sql = f"SELECT count(*), coalesce(sum(count), 0)::BIGINT FROM path WHERE {condition.sql}"
+    return Query(sql, condition.parameters)
+
+
+def chosen_paths(condition: Query, order: str, limit: int, offset: int) -> Query:
+    """As ``all_paths``, of the paths of ``condition``."""
+    return Query(
+        f"SELECT {_PATH_ROW} FROM (SELECT *, count AS n FROM path WHERE {condition.sql}) "
+        f"ORDER BY {_path_order(order)} LIMIT ? OFFSET ?",
+        (*condition.parameters, limit, offset),
+    )
+
+
+def path_fits() -> Query:
+    """kind, num_paths, num_tokens, effective_paths, slope, r2."""
+    return Query("SELECT kind, num_paths, num_tokens, effective_paths, slope, r2 FROM path_fit")
+
+
+def path_points() -> Query:
+    """kind, rank, count, cdf (of the run's own paths, else NULL), at most 200 a kind."""
+    return Query(
+        "SELECT kind, rank, point.count, CASE WHEN kind = 'observed' THEN path.cdf END FROM path_point AS point "
+        "LEFT JOIN path USING (rank) ORDER BY kind, rank"
+    )
+
+
+def sealed_counts(kind: str) -> Query:
+    """As ``count_histogram``, from the table that was written when the run was sealed."""
+    return Query("SELECT count, num_paths FROM path_count WHERE kind = ? ORDER BY count", (kind,))
+
+
+def count_histogram(kind: str) -> Query:
+    """count, number of paths with it, rising; of the run's paths or of those of a null."""
+    if kind == "observed":
+        return Query("SELECT count, count(*) FROM path GROUP BY count ORDER BY count")
+    return Query("SELECT count, count(*) FROM null_path WHERE kind = ? GROUP BY count ORDER BY count", (kind,))
+
+
+def some_paths(ranks: Sequence[int]) -> Query:
+    """rank, ribbon, count, cdf, first_member; each by itself, so that only the blocks with these ranks are read."""
+    one = "(SELECT rank, ribbon, count, cdf, first_member FROM path WHERE rank = ?)"
+    return Query(" UNION ALL ".join([one] * len(ranks)), tuple(ranks))
+
+
+def some_samples(numbers: Sequence[int], columns: str) -> Query:
+    """``columns`` of these samples, in the order of numbers where ``sample`` is one of them.
+
+    Each stretch of near numbers by itself: only the blocks with them are read then. One list of many numbers would
+    read the texts of all samples; of very many stretches that is the faster way once they are in memory.
+    """
+    order = " ORDER BY sample" if "sample" in columns.split(", ") else ""
+    found = _stretches(numbers)
+    if len(found) > MOST_STRETCHES:
+        marks = ", ".join("?" * len(numbers))
+        return Query(f"SELECT {columns} FROM sample WHERE sample IN ({marks}){order}", tuple(numbers))
+    parts, parameters = [], []
+    for stretch in found:
+        where = "sample BETWEEN ? AND ?"
+        parameters += [stretch[0], stretch[-1]]
+        if len(stretch) <= stretch[-1] - stretch[0]:
+            where += f" AND sample IN ({', '.join('?' * len(stretch))})"
+            parameters += stretch
+        parts.append(f"(SELECT {columns} FROM sample WHERE {where})")
+    return Query(f"SELECT * FROM ({' UNION ALL '.join(parts)}){order}", tuple(parameters))
+
+
+def _stretches(numbers: Sequence[int]) -> list[list[int]]:
+    """Rising numbers in groups whose neighbours are at most ``NEAR`` apart."""
+    found: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if found and number - found[-1][-1] <= NEAR:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return found
+
+
+def tokens_at(pairs: Sequence[tuple[int, int]], columns: str) -> Query:
+    """sample, token and ``columns`` of these tokens, in reading order.
+
+    Each by itself, so that only the blocks with its sample are looked at: a third of the time of two IN lists.
+    """
+    one = f"(SELECT sample, token, {columns} FROM token WHERE sample = ? AND token = ?)"
+    found = " UNION ALL ".join([one] * len(pairs))
+    return Query(f"SELECT * FROM ({found}) ORDER BY sample, token", tuple(value for pair in pairs for value in pair))
+
+
+_SEARCHED = (
+    "lower("
+    + " || chr(10) || ".join(f"coalesce({name}, '')" for name in ("label", "prediction", "source", "text"))
+    + ")"
+)
+
+
+def sample_condition(label_id: int | None, q: str | None) -> Query:
+    """The condition on rows of ``sample``: of the label, and ``q`` (casefolded) somewhere in its words."""
+    conditions: list[str] = ["true"]
+    parameters: list[object] = []
+    if label_id is not None:
+        conditions.append("label_id = ?")
+        parameters.append(label_id)
+    if q:
+        conditions.append(f"contains(coalesce(search, {_SEARCHED}), ?)")
+        parameters.append(q.casefold())
+    return Query(" AND ".join(conditions), tuple(parameters))
+
+
+def sample_page(condition: Query, order: str, descending: bool, limit: int, offset: int) -> Query:
+    """The numbers of the samples of one page; those without the measure come last in both directions.
+
+    Their rows (``sample_heads``) hold the beginnings of texts, which would be read for all samples to be sorted.
+    """
+    direction = "DESC" if descending else "ASC"
+    key = "hash(sample)" if order == "drawn" else order
+    return Query(
+        f"SELECT sample FROM sample WHERE {condition.sql} "
+        f"ORDER BY {key} {direction} NULLS LAST, sample LIMIT ? OFFSET ?",
+        (*condition.parameters, limit, offset),
+    )
+
+
+def sample_heads(numbers: Sequence[int]) -> Query:
+    """The rows of these samples, as ``hydrate.sample_answer`` takes them, in the order of numbers."""
+    if not numbers:
+        return Query(f"SELECT {_SAMPLE_ROW} FROM sample WHERE false")
+    return some_samples(numbers, _SAMPLE_ROW)
+
+
+def count_samples(condition: Query) -> Query:
+    """total."""
+    return Query(f"SELECT count(*) FROM sample WHERE {condition.sql}", condition.parameters)
+
+
+def one_sample(number: int) -> Query:
+    """The sample row, then text, grid_rows, grid_cols, first_row."""
+    return Query(f"SELECT {_SAMPLE_ROW}, text, grid_rows, grid_cols, first_row FROM sample WHERE sample = ?", (number,))
+
+
+def sample_tokens(layout: Layout, columns: Sequence[str], sample: int) -> Query:
+    """``columns`` of ``token``, then rank, cdf, compute, reuse of its path, then ids and weights."""
+    named = ", ".join(f"t.{column}" for column in columns)
+    return Query(
+        f"SELECT {named}, p.rank, p.cdf, p.compute, p.reuse, {columns_sql(layout)} FROM (SELECT * FROM token "
+        "WHERE sample = ?) AS t JOIN path AS p USING (path_id) ORDER BY t.token",
+        (sample,),
+    )
+
+
+def tokens_of_sample(layout: Layout, columns: Sequence[str], sample: int, first: int, stop: int) -> Query:
+    """``columns`` of the tokens ``first`` … ``stop`` − 1 of a sample, then their ids and weights."""
+    return Query(
+        # Samples lie in order: blocks without this one are not read. A range of rowid would look at every row.
+        f"SELECT {', '.join(columns)}, {columns_sql(layout)} FROM token WHERE sample = ? AND token >= ? AND token < ? "
+        "ORDER BY token",
+        (sample, first, stop),
+    )
+
+
+def token_texts(token_ids: Sequence[int]) -> Query:
+    """token_id, text."""
+    marks = ", ".join("?" * len(token_ids))
+    return Query(f"SELECT token_id, text FROM token_text WHERE token_id IN ({marks})", tuple(token_ids))
+
+
+def image(number: int) -> Query:
+    """image."""
+    return Query("SELECT image FROM sample WHERE sample = ?", (number,))
+
+
+def step_entropy(label_id: int | None) -> Query:
+    """step, gate_entropy (mean in nats)."""
+    return Query(
+        "SELECT step, gate_entropy FROM step_summary WHERE label_id = ? ORDER BY step",
+        (ALL_LABELS if label_id is None else label_id,),
+    )
+
+
+def null_usage(kind: str) -> Query:
+    """step, module, count."""
+    return Query("SELECT step, module, count FROM null_usage WHERE kind = ? ORDER BY step, module", (kind,))
+
+
+def measure_values(
+    measure: str, per: str, label_id: int | None, *, in_samples: bool = True, levels: bool = False
+) -> Query:
+    """Columns ``value`` and ``count``: how often each value occurs; NULLs left out.
+
+    ``in_samples``: whether samples hold their gate entropy; ``levels``: whether tokens hold measures as levels, of
+    which there are some thousands, however many tokens.
+    """
+    parameters = () if label_id is None else (label_id,)
+    where = "true" if label_id is None else "label_id = ?"
+    if per == "sample" and measure == "gate_entropy" and not in_samples:
+        sql = (
+            f"SELECT avg(gate_entropy) AS value, 1 AS count FROM token WHERE {where} "
+            "AND gate_entropy IS NOT NULL GROUP BY sample"
+        )
+    elif per == "sample":
+        sql = f"SELECT {measure} AS value, 1 AS count FROM sample WHERE {where} AND {measure} IS NOT NULL"
+    elif measure not in ("compute", "reuse") and levels:
+        sql = f"SELECT value, num AS count FROM ({level_counts(measure, where)})"
+    elif measure not in ("compute", "reuse"):
+        sql = f"SELECT {measure}::DOUBLE AS value, 1 AS count FROM token WHERE {where} AND {measure} IS NOT NULL"
+    elif label_id is None:
+        sql = f"SELECT {measure} AS value, sum(count)::BIGINT AS count FROM path GROUP BY {measure}"
+    else:
+        # In double precision from the dictionary: the copy in ``token`` is single.
+        sql = (
+            f"SELECT path.{measure} AS value, sum(n)::BIGINT AS count FROM (SELECT path_id, count(*) AS n "
+            f"FROM token WHERE {where} GROUP BY path_id) JOIN path USING (path_id) GROUP BY path.{measure}"
+        )
+    return Query(sql, parameters)
+
+
+def level_counts(measure: str, where: str, by: str | None = None) -> str:
+    """SQL of rows (value, num[, by]): how many tokens have each level of ``measure``."""
+    code, group = coded.code_column(measure), f", {by}" if by else ""
+    return (
+        f"SELECT ({coded.value_sql(code)})::DOUBLE AS value, num{group} FROM (SELECT {code}, count(*) AS num{group} "
+        f"FROM {coded.TABLE} WHERE {where} AND {code} <> 0 GROUP BY {code}{group}) ORDER BY {code}"
+    )
+
+
+def measure_by_label(measure: str, per: str, *, in_samples: bool = True, levels: bool = False) -> Query:
+    """label, num, mean, in the alphabet's order."""
+    if per == "token" and measure in ("compute", "reuse"):
+        sql = f"SELECT label, sum(num_tokens), sum({measure} * num_tokens) / sum(num_tokens) FROM sample"
+        return Query(f"{sql} WHERE label IS NOT NULL GROUP BY label ORDER BY label")
+    if per == "sample" and (measure != "gate_entropy" or in_samples):
+        return Query(
+            f"SELECT label, count({measure}), avg({measure}) FROM sample WHERE label IS NOT NULL "
+            f"GROUP BY label HAVING count({measure}) > 0 ORDER BY label"
+        )
+    if per == "token" and levels:
+        return Query(
+            f"SELECT label.label, sum(num)::BIGINT, fsum(value * num) / sum(num) FROM "
+            f"({level_counts(measure, 'label_id IS NOT NULL', 'label_id')}) JOIN label USING (label_id) "
+            "GROUP BY label.label ORDER BY label.label"
+        )
+    inner = f"SELECT label_id, sample, {measure} AS value FROM token WHERE {measure} IS NOT NULL"
+    if per == "sample":
+        inner = f"SELECT label_id, avg(value) AS value FROM ({inner}) GROUP BY label_id, sample"
+    return Query(
+        f"SELECT label.label, count(*), avg(value) FROM ({inner}) AS v JOIN label USING (label_id) "
+        "GROUP BY label.label ORDER BY label.label"
+    )
+
+
+def sealed_distribution(measure: str, bins: int) -> Query:
+    """The answer of a distribution over all tokens, worked out when the run was sealed: JSON."""
+    return Query("SELECT answer FROM histogram WHERE measure = ? AND bins = ?", (measure, bins))

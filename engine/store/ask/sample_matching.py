@@ -1,0 +1,154 @@
+"""Which sample of one run is which sample of another: by source, checked by content; else by content; else by place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenpaths.engine.store.ask import queries
+from tokenpaths.engine.store.ask.excerpts import open_picture
+from tokenpaths.engine.store.file.filters import Query
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from tokenpaths.engine.store.ask.run import Run
+
+AT_ONCE = 256
+"""pairs whose pictures are held at once where their bytes differ; all of them are looked at"""
+SMALL_SIDE = 8
+SAME_PICTURE = 0.12
+"""mean difference of two small grey pictures, 0 … 1, up to which they are taken for one"""
+_NUMBERS = "sample, num_tokens, first_row, compute, reuse, loss, grid_rows, grid_cols"
+"""of all samples; what else is shown of a few of them is asked for those: reading all labels took as long as this"""
+_CONTENT = "CASE WHEN text IS NOT NULL THEN md5(text) WHEN image IS NOT NULL THEN md5(image) END"
+_FINGERPRINT = f"""
+SELECT count(source) = count(*), count(content) = count(*),
+    bit_xor(md5_number_upper(line)), bit_xor(md5_number_lower(line))
+FROM (SELECT source, content, concat(
+        sample, ' ', coalesce(content, '-'), ' ', CASE WHEN source IS NULL THEN '-' ELSE '+' || source END) AS line
+      FROM (SELECT sample, source, {_CONTENT} AS content FROM sample))
+"""
+"""one number for all samples with their places, sources and contents: 128 bits, and no order in which to read them"""
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Pairs of samples, one row each, in the order of the first run."""
+
+    pairs: pd.DataFrame
+    """columns as in ``_NUMBERS``, where they were needed has_image, source and content too, with suffixes _a and _b"""
+    by: str | None
+    """source, content or place; None: nothing can be paired"""
+    only_a: int
+    only_b: int
+    different: int
+    """of the same source, but not the same content"""
+
+    @property
+    def whole(self) -> bool:
+        """Whether each sample of both runs has its partner."""
+        return not self.only_a and not self.only_b
+
+    def as_json(self) -> dict[str, Any]:
+        """The counts, and how the samples were paired in a sentence."""
+        return {
+            "by": self.by,
+            "num": len(self.pairs),
+            "only_a": self.only_a,
+            "only_b": self.only_b,
+            "different": self.different,
+        }
+
+
+def match_samples(a: Run, b: Run) -> Matched:
+    """Pairs of the samples of two runs.
+
+    Samples of one source (of several, the k-th with the k-th) belong together where their texts, or pictures, are the
+    same; pictures of two models may be cut differently, so those that differ are compared small and grey. Where
+    sources are missing or have nothing in common, equal texts or pictures belong together. Where there is neither
+    source nor content, samples belong together by their place, if both runs are of one data set and all lengths agree.
+    """
+    if same := _the_same(a, b):
+        return same
+    columns = f"{_NUMBERS}, image IS NOT NULL AS has_image, source, {_CONTENT} AS content"
+    left, right = (_samples(run, columns) for run in (a, b))
+    for by in ("source", "content"):
+        if left[by].isna().any() or right[by].isna().any():
+            continue
+        pairs = _joined(left, right, by)
+        different = 0
+        if by == "source":
+            same = _same_content(a, b, pairs)
+            different, pairs = int((~same).sum()), pairs[same]
+        if len(pairs):
+            return _matched(pairs, left, right, by, different)
+    alike = a.row["dataset"] == b.row["dataset"] and a.row["split"] == b.row["split"]
+    blank = left["source"].isna().all() and left["content"].isna().all()
+    if alike and blank and len(left) == len(right) and (left["num_tokens"] == right["num_tokens"]).all():
+        pairs = left.add_suffix("_a").join(right.add_suffix("_b"))
+        return _matched(pairs, left, right, "place", 0)
+    return _matched(left.iloc[:0].add_suffix("_a").join(right.iloc[:0].add_suffix("_b")), left, right, None, 0)
+
+
+def fingerprint(run: Run) -> dict[str, Any]:
+    """What tells whether two runs are over the same samples in the same order, without reading them; and whether every
+    sample has a source, and a content."""
+    ((sources, contents, upper, lower),) = run.rows(Query(_FINGERPRINT))
+    return {"fingerprint": f"{upper:016x}{lower:016x}", "sources": sources, "contents": contents}
+
+
+def _the_same(a: Run, b: Run) -> Matched | None:
+    """The k-th sample beside the k-th, for two large runs that have told at sealing that their samples are the same;
+    None: read them. Equal lists are paired so by every rule below."""
+    if not (a.paged and b.paged):
+        return None
+    told = a.samples_fingerprint(), b.samples_fingerprint()
+    if told[0]["fingerprint"] != told[1]["fingerprint"] or not (told[0]["sources"] or told[0]["contents"]):
+        return None
+    left, right = (_samples(run, _NUMBERS) for run in (a, b))
+    pairs = left.add_suffix("_a").join(right.add_suffix("_b"))
+    return _matched(pairs, left, right, "source" if told[0]["sources"] else "content", 0)
+
+
+def _samples(run: Run, columns: str) -> pd.DataFrame:
+    with run.cursor() as cursor:
+        return cursor.execute(f"SELECT {columns} FROM sample ORDER BY sample").df()
+
+
+def _matched(pairs: pd.DataFrame, left: pd.DataFrame, right: pd.DataFrame, by: str | None, different: int) -> Matched:
+    pairs = pairs.sort_values("sample_a", kind="stable").reset_index(drop=True)
+    return Matched(pairs, by, len(left) - len(pairs), len(right) - len(pairs), different)
+
+
+def _joined(left: pd.DataFrame, right: pd.DataFrame, by: str) -> pd.DataFrame:
+    """The k-th sample of a key beside the k-th of the other run."""
+    sides = [
+        frame.assign(key=frame[by], place=frame.groupby(by).cumcount()).set_index(["key", "place"])
+        for frame in (left, right)
+    ]
+    return sides[0].add_suffix("_a").join(sides[1].add_suffix("_b"), how="inner").reset_index(drop=True)
+
+
+def _same_content(a: Run, b: Run, pairs: pd.DataFrame) -> np.ndarray:
+    """Whether each pair of one source shows the same; True where one side keeps neither text nor picture."""
+    same = (pairs["content_a"] == pairs["content_b"]) | pairs["content_a"].isna() | pairs["content_b"].isna()
+    same = same.to_numpy(dtype=bool, copy=True)
+    doubtful = np.flatnonzero(~same & pairs["has_image_a"].to_numpy(bool) & pairs["has_image_b"].to_numpy(bool))
+    numbers = [pairs[f"sample_{side}"].to_numpy() for side in "ab"]
+    for first in range(0, len(doubtful), AT_ONCE):
+        some = doubtful[first : first + AT_ONCE]
+        small = [_small_pictures(run, side[some].tolist()) for run, side in zip((a, b), numbers, strict=True)]
+        same[some] = np.abs(small[0] - small[1]).mean(axis=(1, 2)) <= SAME_PICTURE
+    return same
+
+
+def _small_pictures(run: Run, numbers: list[int]) -> np.ndarray:
+    """(n, 8, 8) grey values in [0, 1] of these samples, in their order."""
+    from PIL import Image
+
+    found = {}
+    for number, png in run.rows(queries.some_samples(sorted(set(numbers)), "sample, image")):
+        picture = open_picture(png).convert("L")
+        found[number] = np.asarray(picture.resize((SMALL_SIDE, SMALL_SIDE), Image.Resampling.BOX)) / 255
+    return np.stack([found[number] for number in numbers])

@@ -1,0 +1,340 @@
+"""Router saturation over a training: how much of a token's choice at a checkpoint is its choice at the end.
+
+Of one token at one step: |S^ckpt ∩ S^final| / K, S the set of its K modules; averaged over tokens, step by step
+(OLMoE's measure; ``METRICS`` 3). Two runs are compared only if they hold the same tokens in the same order. All
+files are read side by side, a stretch of rows at a time, however long they are. Where that takes too long for a page,
+a seeded draw of whole samples is read instead, and the answer says how far it may be off.
+
+Shapes: n tokens, S steps, K slots, C checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Integer
+from tokenpaths.engine.analysis.expert_affinity import common
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import RUN_SUFFIX
+from tokenpaths.engine.base.files import runs_dir as default_runs_dir
+from tokenpaths.engine.store.ask.experts import DRAWN_TOKENS, draw_tokens, series_of
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.file.filters import Query
+from tokenpaths.engine.store.file.flow_counter import columns_sql
+
+CHUNK_TOKENS = 65_536
+MOST_CHOICES = 100_000_000
+"""tokens × steps × slots × checkpoints that a page reads exactly: seconds on one core"""
+
+
+@dataclass(frozen=True)
+class SeriesRun:
+    """A run's place in a training."""
+
+    run: str
+    file: Path
+    series: str | None
+    """None: a run that belongs to no series"""
+    iteration: int | None
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """How settled the routing was at one checkpoint."""
+
+    run: str
+    iteration: int | None
+    steps: list[float]
+    """(S,) share of the final choice that is chosen already"""
+    mean: float
+    error: float | None = 0.0
+    """half the width of the mean's 95 % interval; 0 where every token was read, None where one sample was drawn"""
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """Saturation of the checkpoints of one training against the last of them."""
+
+    final: str
+    num_tokens: int
+    compared_by: str
+    """``token ids``, or ``lengths of the samples`` where the runs hold no ids"""
+    chance: list[float]
+    """(S,) K/M: what two unrelated even routers would share"""
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    """in order of iteration; the last is the final one, 1 by definition"""
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    """runs that cannot be compared with the final one, each with the reason"""
+    counted: dict[str, Any] = field(default_factory=dict)
+    """num_tokens of of_tokens, num_samples of of_samples, exact"""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each checkpoint and step: run, iteration, step, saturation, chance."""
+        return [
+            {"run": c.run, "iteration": c.iteration, "step": step, "saturation": value, "chance": self.chance[step]}
+            for c in self.checkpoints
+            for step, value in enumerate(c.steps)
+        ]
+
+
+def naive_shared(one: Integer[np.ndarray, "n S K"], other: Integer[np.ndarray, "n S K"]) -> Float[np.ndarray, " S"]:
+    """The mean |S ∩ S'| / K of each step, token by token with sets: what the streamed answer must equal."""
+    num_tokens, num_steps, top_k = one.shape
+    total = np.zeros(num_steps)
+    for token in range(num_tokens):
+        for step in range(num_steps):
+            total[step] += len(set(one[token, step].tolist()) & set(other[token, step].tolist())) / top_k
+    return total / num_tokens
+
+
+def runs(series: str | None = None, *, runs_dir: Path | str | None = None) -> list[SeriesRun]:
+    """The runs of a folder that can be read, or those of one series in order of iteration.
+
+    Raises:
+        UserError: no run of the folder belongs to ``series``; the sentence lists the series that there are.
+    """
+    folder = default_runs_dir() if runs_dir is None else Path(runs_dir)
+    found = []
+    for file in sorted(folder.glob(f"*{RUN_SUFFIX}")) if folder.is_dir() else []:
+        try:
+            with Run.open(file) as run:
+                found.append(_place(run))
+        except UserError:
+            continue  # list_runs says what is wrong with it
+    if series is None:
+        return found
+    chosen = [row for row in found if row.series == series]
+    if not chosen:
+        known = ", ".join(sorted({row.series for row in found if row.series})) or "none yet"
+        raise UserError(f"no run belongs to the series {series[:60]!r}; there are: {known}", field="series")
+    return sorted(chosen, key=lambda row: (row.iteration or 0, row.run))
+
+
+def saturation(
+    files: Sequence[Path | str] = (), *, series: str | None = None, runs_dir: Path | str | None = None
+) -> Saturation:
+    """Saturation of the given run files, or of all runs of a series, against the final one of them: exact.
+
+    The final one is that of the highest iteration (of several, the first by name), or the last given where the runs
+    belong to no series.
+
+    Raises:
+        UserError: fewer than two runs, runs over different tokens, or of different steps and slots.
+    """
+    if series is not None:
+        files = [row.file for row in runs(series, runs_dir=runs_dir)]
+    if len(files) < 2:
+        raise UserError(
+            f"{len(files)} run given: saturation compares a checkpoint with the final one, so give two or more",
+            field="files",
+        )
+    with ExitStack() as opened:
+        checkpoints = [opened.enter_context(Run.open(file)) for file in files]
+        places = [_place(run) for run in checkpoints]
+        names = {place.series for place in places}
+        if len(names) > 1:
+            raise UserError(
+                f"the runs belong to different series ({', '.join(sorted(map(str, names)))}): give those "
+                "of one training",
+                field="files",
+            )
+        if names != {None}:
+            order = sorted(range(len(places)), key=lambda i: (places[i].iteration or 0, places[i].run))
+            last = next(i for i in order if (places[i].iteration or 0) == (places[order[-1]].iteration or 0))
+            order = [*(i for i in order if i != last), last]
+            checkpoints, places = [checkpoints[i] for i in order], [places[i] for i in order]
+        found = _against_the_last(checkpoints, places, sampled=False)
+        if found.left_out:
+            raise UserError(
+                f"run {found.left_out[0][0]!r} {found.left_out[0][1]}; record the same texts at each checkpoint",
+                field="files",
+            )
+        return found
+
+
+def of_series(checkpoints: Sequence[Run], run_id: str, most_choices: int = MOST_CHOICES) -> dict[str, Any]:
+    """The answer of ``GET /runs/{run}/saturation``: all runs of one series, in any order, against the last of them.
+
+    Exact up to ``most_choices``, else of a seeded draw of samples, each point with its error. Runs that did not route
+    the same tokens as the last one are named in ``left_out``, each with a reason; of several runs of one iteration
+    the first by name counts.
+    """
+    by_iteration: dict[int, Run] = {}
+    left_out: list[tuple[str, str]] = []
+    for run in sorted(checkpoints, key=lambda run: run.run_id):
+        _, iteration = series_of(run) or ("", 0)
+        if iteration in by_iteration:
+            twin = by_iteration[iteration].run_id
+            left_out.append((run.run_id, f"is of iteration {iteration:,}, as run {twin!r} is"))
+        else:
+            by_iteration[iteration] = run
+    ordered = [run for _, run in sorted(by_iteration.items())]
+    final = ordered[-1]
+    choices = int(final.row["num_tokens"]) * final.layout.visits * len(ordered)
+    found = _against_the_last(ordered, [_place(run) for run in ordered], sampled=choices > most_choices)
+    return {
+        "run": run_id,
+        "series": (series_of(final) or ("", 0))[0],
+        "final": final.run_id,
+        "baseline": float(np.mean(found.chance)),
+        "counted": found.counted,
+        "compared_by": found.compared_by,
+        "points": [
+            {"run": c.run, "iteration": c.iteration, "saturation": c.mean, "error": c.error, "by_step": c.steps}
+            for c in found.checkpoints
+        ],
+        "left_out": [{"run": name, "reason": reason} for name, reason in [*left_out, *found.left_out]],
+    }
+
+
+@dataclass
+class _Kept:
+    """What one checkpoint shares with the final one so far."""
+
+    run: Run
+    parts: Iterator[_Part]
+    total_S: np.ndarray
+    of_samples: list[np.ndarray] = field(default_factory=list)
+    """of a draw: choices kept by each of its samples, mean over steps"""
+    different: str | None = None
+
+
+def _against_the_last(checkpoints: Sequence[Run], places: Sequence[SeriesRun], *, sampled: bool) -> Saturation:
+    final = checkpoints[-1]
+    top_k, of_tokens, num_steps = final.layout.top_k, int(final.row["num_tokens"]), final.layout.num_steps
+    kept = [
+        _Kept(run, _parts(run, sampled), np.zeros(num_steps, dtype=np.int64), different=_misfit(run, final))
+        for run in checkpoints
+    ]
+    num_tokens, lengths = 0, np.zeros(0)
+    for part in _parts(final, sampled):
+        num_tokens += len(part.ids_nSK)
+        starts = np.flatnonzero(np.diff(part.places["sample"], prepend=-1))
+        lengths = np.diff(starts, append=len(part.ids_nSK))
+        for one in kept:
+            if one.different is None:
+                own = part if one.run is final else next(one.parts)
+                one.different = _other_tokens(own, part, final)
+            if one.different is None:
+                common_nS = common(own.ids_nSK, part.ids_nSK)
+                one.total_S += common_nS.sum(axis=0)
+                if sampled and len(starts):
+                    one.of_samples.append(np.add.reduceat(common_nS.mean(axis=1), starts))
+    offered_S = final.bank.available.sum(axis=1)
+    answer = Saturation(
+        final.run_id,
+        num_tokens,
+        "token ids" if _knows_ids(final) else "lengths of the samples",
+        [float(top_k / offered) for offered in offered_S],
+        counted={
+            "num_tokens": num_tokens,
+            "of_tokens": of_tokens,
+            "num_samples": len(lengths) if sampled else int(final.row["num_samples"]),
+            "of_samples": int(final.row["num_samples"]),
+            "exact": num_tokens == of_tokens,
+        },
+    )
+    for one, place in zip(kept, places, strict=True):
+        if one.different is not None:
+            answer.left_out.append((one.run.run_id, one.different))
+            continue
+        share_S = one.total_S / max(1, num_tokens * top_k)
+        error = 0.0 if num_tokens == of_tokens else _error(one.of_samples[0] / top_k, lengths, num_tokens / of_tokens)
+        answer.checkpoints.append(
+            Checkpoint(one.run.run_id, place.iteration, share_S.tolist(), float(share_S.mean()), error)
+        )
+    return answer
+
+
+def _error(kept_m: np.ndarray, tokens_m: np.ndarray, drawn: float) -> float | None:
+    """Half the 95 % interval of Σ kept / Σ tokens over m drawn samples, the share ``drawn`` of all tokens.
+
+    The usual estimate for a ratio over whole clusters (Cochran, *Sampling Techniques*, 2.11): tokens of one sample are
+    alike, so it is the samples that count.
+    """
+    count, total = len(kept_m), float(tokens_m.sum())
+    if count < 2:
+        return None
+    residual_m = kept_m - kept_m.sum() / total * tokens_m
+    variance = (1 - drawn) * count / (count - 1) * float((residual_m**2).sum()) / total**2
+    return 1.96 * max(0.0, variance) ** 0.5
+
+
+def _place(run: Run) -> SeriesRun:
+    name, iteration = series_of(run) or (None, None)
+    return SeriesRun(run.run_id, run.file, name, iteration, int(run.row["num_tokens"]))
+
+
+def _misfit(run: Run, final: Run) -> str | None:
+    """Why a run cannot be compared with the final one at all; None: it can."""
+    for name, words in (
+        ("num_steps", "steps"),
+        ("num_modules", "modules"),
+        ("top_k", "slots"),
+        ("num_tokens", "tokens"),
+        ("num_samples", "samples"),
+    ):
+        if run.row[name] != final.row[name]:
+            return (
+                f"has {run.row[name]:,} {words}, {final.run_id!r} has {final.row[name]:,}: saturation compares the "
+                "same tokens of one model at different times"
+            )
+    return None
+
+
+def _knows_ids(run: Run) -> bool:
+    return bool(run.rows(Query("SELECT count(token_id) FROM token"))[0][0])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some tokens of a run, in reading order."""
+
+    places: dict[str, np.ndarray]
+    """sample, token and token_id (−1 = unknown)"""
+    ids_nSK: np.ndarray
+
+
+def _parts(run: Run, sampled: bool) -> Iterator[_Part]:
+    """All tokens, a stretch of rows at a time, or those of a seeded draw of samples in one part."""
+    if sampled:
+        drawn = draw_tokens(run, most=DRAWN_TOKENS)
+        places = {"sample": drawn.samples_n, "token": drawn.tokens_n, "token_id": drawn.token_ids_n}
+        yield _Part(places, drawn.ids_nSK)
+        return
+    known = "coalesce(token_id, -1)" if "token_id" in run.token_columns else "-1"
+    sql = (
+        f"SELECT sample, token, {known} AS token_id, {columns_sql(run.layout)} FROM token "
+        "WHERE rowid >= ? AND rowid < ? ORDER BY rowid"
+    )
+    for first in range(0, int(run.row["num_tokens"]), CHUNK_TOKENS):
+        columns = run.arrays(Query(sql, (first, first + CHUNK_TOKENS)))
+        parts: list[Any] = [columns.pop(name) for name in columns_sql(run.layout).split(", ")]
+        if run.layout.packed:
+            parts = [[bytes(blob) for blob in part] for part in parts]
+        yield _Part(columns, run.ribbons_of(parts)[0])
+
+
+def _other_tokens(own: _Part, part: _Part, final: Run) -> str | None:
+    """Where a part of a run holds other tokens than the final one's; None: it holds the same."""
+    if len(own.ids_nSK) != len(part.ids_nSK):
+        return f"is over other tokens than {final.run_id!r}: its samples have other lengths"
+    for name in ("sample", "token", "token_id"):
+        differ = np.flatnonzero(own.places[name] != part.places[name])
+        if len(differ):
+            row = int(differ[0])
+            where = f"sample {int(part.places['sample'][row])}, token {int(part.places['token'][row])}"
+            ids = int(own.places["token_id"][row]), int(part.places["token_id"][row])
+            what = (
+                f"has the id {ids[0]} where it has {ids[1]}"
+                if name == "token_id"
+                else ("stands elsewhere in its samples")
+            )
+            return f"is over other tokens than {final.run_id!r}: at {where} of the latter it {what}"
+    return None

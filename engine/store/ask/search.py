@@ -1,0 +1,303 @@
+"""Which paths do these tokens take? Tokens found by word, kind, label, path, module, rank, compute or reuse; then their
+paths and modules beside those of all tokens.
+
+Exact up to ``travellers.MOST_TOKENS`` tokens, else over whole samples drawn by a seed; ``counted`` says which.
+
+Shapes: n tokens, N samples, P paths by rank, S steps, K slots, M modules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenpaths.engine.analysis.contrast import Contrast, contrast, effective_size, wilson
+from tokenpaths.engine.analysis.words import KINDS, Words, check_pattern, fitting
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.patch_kinds import PATCH_KINDS, measured, patches_of_kind
+from tokenpaths.engine.store.ask.samples import shown_at
+from tokenpaths.engine.store.ask.token_table import Travellers, travellers
+from tokenpaths.engine.store.file.checks import check_text
+from tokenpaths.engine.store.file.filters import Filters, check_choice, check_filters, check_page
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.store.ask.run import Run
+
+READINGS = ("word", "token")
+"""what ``q`` and ``kind`` are told from: the whole word that a token stands in, or the token's own characters"""
+MOST_ROWS = 100
+MOST_EXAMPLES = 200
+MOST_WORDS = 12
+COMPARED = 32
+"""modules of a step that are compared in full, those whose share differs most"""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which tokens; all conditions hold together, None and () ask for nothing."""
+
+    q: str | None = None
+    kind: str | None = None
+    reading: str = "word"
+    label: str | None = None
+    paths: tuple[int, ...] = ()
+    """ranks"""
+    through: tuple[tuple[int, int], ...] = ()
+    """(step, module)"""
+    ranks: tuple[int, int] | None = None
+    """first and last rank"""
+    compute: tuple[int | float, int | float] | None = None
+    """least and most"""
+    reuse: tuple[int | float, int | float] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The question as the answer repeats it."""
+        shown = {**asdict(self), "through": [f"{step}.{module}" for step, module in self.through]}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in shown.items()}
+
+
+def search_tokens(run: Run, wanted: Wanted, *, least: int, limit: int, examples: int, seed: int) -> dict[str, Any]:
+    """The answer of ``Run.search_tokens``."""
+    _check(run, wanted)
+    check_page(limit, 0, MOST_ROWS)
+    if not 0 <= examples <= MOST_EXAMPLES:
+        raise UserError(f"examples is {examples}, it should be 0 to {MOST_EXAMPLES}", field="examples")
+    if least < 1:
+        raise UserError(f"least is {least}, it should be at least 1 token", field="least")
+    found = measured(run, travellers(run), wanted.kind)
+    words = _words(run, found, wanted)
+    mask_n = token_mask(run, found, wanted, words)
+    chosen = np.flatnonzero(mask_n)
+    answer = {
+        "run": run.run_id,
+        "wanted": wanted.as_json(),
+        "counted": found.counted,
+        "found": _share(found, mask_n),
+        "words": _top_words(words, chosen),
+        "least": least,
+    }
+    if not len(chosen):
+        empty: dict[str, Any] = {"num_paths": 0, "paths": [], "modules": [], "modules_reason": None, "examples": []}
+        return {**answer, **empty, "reason": _nothing(found)}
+    modules, reason = _modules(run, found, mask_n, wanted.through, limit)
+    some = chosen
+    if len(chosen) > examples:
+        some = np.sort(np.random.default_rng(abs(seed)).choice(chosen, examples, replace=False))
+    numbers = found.samples_N[found.sample_n[some]].tolist()
+    pairs = list(zip(numbers, found.columns["token"][some].tolist(), strict=True))
+    return {
+        **answer,
+        "num_paths": int(len(np.unique(found.path_n[chosen]))),
+        "paths": _paths(found, mask_n, least, limit),
+        "modules": modules,
+        "modules_reason": reason,
+        "examples": [
+            {**shown, "rank": int(found.rank_P[found.path_n[i]])}
+            for i, shown in zip(some.tolist(), shown_at(run, pairs), strict=True)
+        ],
+        "reason": None,
+    }
+
+
+def _check(run: Run, wanted: Wanted) -> None:
+    """UserError where the question names what cannot be."""
+    check_text(wanted.q, "q", field="q")
+    check_choice(wanted.reading, READINGS, "reading")
+    if wanted.kind is not None:
+        check_choice(wanted.kind, (*KINDS, *PATCH_KINDS), "kind")
+        if (wanted.kind in PATCH_KINDS) != (run.row["modality"] == "vision"):
+            here, fits = ("texts", KINDS) if wanted.kind in PATCH_KINDS else ("images", PATCH_KINDS)
+            raise UserError(
+                f"kind is {wanted.kind!r}, but run {run.run_id!r} is one of {here}: use one of {', '.join(fits)}",
+                field="kind",
+            )
+    check_filters(Filters(wanted.label, wanted.paths, wanted.through), run.layout, run.row["num_paths"])
+    run.label_id(wanted.label)
+    for name, top in (("ranks", None), ("compute", 1.0), ("reuse", 1.0)):
+        pair = getattr(wanted, name)
+        if pair is None:
+            continue
+        low, high = pair
+        if not low <= high or low < (1 if top is None else 0) or (top is not None and high > top):
+            inside = "1 or more" if top is None else "0 to 1"
+            raise UserError(
+                f"{name} is {low:g}:{high:g}, it should be two numbers, {inside}, the smaller one first", field=name
+            )
+
+
+def _words(run: Run, found: Travellers, wanted: Wanted) -> Words | None:
+    """What ``q`` and ``kind`` are looked for in; None where the run has nothing of the sort."""
+    words = found.words if wanted.reading == "word" else found.pieces
+    words = words or found.pieces
+    of_words = wanted.kind is not None and wanted.kind not in PATCH_KINDS
+    if words is None and (check_pattern(wanted.q) or of_words):
+        field = "q" if check_pattern(wanted.q) else "kind"
+        vision = run.row["modality"] == "vision"
+        what = "of images" if vision else "whose words were not recorded"
+        more = ", reuse or kind of patch" if vision else " or reuse"
+        raise UserError(
+            f"run {run.run_id!r} is one {what}, so its tokens have no words; ask by label, path, module, rank, "
+            f"compute{more}",
+            field=field,
+        )
+    return words
+
+
+def token_mask(run: Run, found: Travellers, wanted: Wanted, words: Words | None) -> np.ndarray:
+    """(n,) whether each token is one of those that are wanted."""
+    mask_P = np.ones(len(found.rank_P), dtype=bool)
+    for values_P, bounds in (
+        (found.rank_P, wanted.ranks),
+        (found.compute_P, wanted.compute),
+        (found.reuse_P, wanted.reuse),
+    ):
+        if bounds is not None:
+            # Shares come from division: what is shown as 0.3 must be found between 0.3 and 0.3.
+            mask_P &= (values_P >= bounds[0] - 1e-9) & (values_P <= bounds[1] + 1e-9)
+    if wanted.paths:
+        mask_P &= np.isin(found.rank_P, wanted.paths)
+    for step, module in wanted.through:
+        mask_P &= (found.ribbon_PSK[:, step] == module).any(axis=1)
+    mask_n = mask_P[found.path_n]
+    if (label_id := run.label_id(wanted.label)) is not None:
+        mask_n &= (found.label_N == label_id)[found.sample_n]
+    if wanted.kind in PATCH_KINDS:
+        mask_n &= patches_of_kind(run, found, wanted.kind)
+    pattern = check_pattern(wanted.q)
+    if words is not None and (pattern or wanted.kind):
+        if pattern:
+            mask_n &= fitting(words.names, pattern)[words.codes_n]
+        if wanted.kind:
+            mask_n &= words.of_kind(wanted.kind)
+    return mask_n
+
+
+def _share(found: Travellers, mask_n: np.ndarray) -> dict[str, Any]:
+    """How many tokens, and their share of all; with both ends where the tokens are a draw."""
+    num = int(mask_n.sum())
+    share = num / found.num_tokens
+    answer = {"num_tokens": num, "share": share, "num_samples": int((found.per_sample(mask_n) > 0).sum())}
+    if found.counted["exact"]:
+        return answer
+    hits = found.per_sample(mask_n)[:, None]
+    low, high = wilson(np.array([share]), effective_size(hits, found.per_sample()))
+    return {**answer, "low": float(low[0]), "high": float(high[0])}
+
+
+def _nothing(found: Travellers) -> str:
+    """That no token was found, and where it was looked for."""
+    if found.counted["exact"]:
+        return "no token of the run is like this"
+    return (
+        f"no token of the {found.num_tokens:,} drawn is like this (whole samples, {found.num_samples:,} of "
+        f"{found.counted['of_samples']:,}); among the other "
+        f"{found.counted['of_tokens'] - found.num_tokens:,} tokens of the run there may be some"
+    )
+
+
+def _top_words(words: Words | None, chosen: np.ndarray) -> list[dict[str, Any]]:
+    """The most frequent words among the tokens that were found, case kept."""
+    if words is None or not len(chosen):
+        return []
+    counts = np.bincount(words.codes_n[chosen], minlength=len(words.names))
+    order = np.lexsort((np.arange(len(counts)), -counts))[:MOST_WORDS]
+    return [{"word": words.names[i], "count": int(counts[i])} for i in order.tolist() if counts[i]]
+
+
+def _paths(found: Travellers, mask_n: np.ndarray, least: int, limit: int) -> list[dict[str, Any]]:
+    """The paths of these tokens, most taken first: their share here, in the run, and the lift of one on the other."""
+    size = len(found.rank_P)
+    chosen = np.flatnonzero(mask_n)
+    here_P, all_P = np.bincount(found.path_n[chosen], minlength=size), found.tokens_of_path
+    order = np.lexsort((np.arange(size), -here_P))[:limit]
+    order = order[here_P[order] > 0]
+    of_N, total = found.per_sample(chosen), int(here_P.sum())
+    share = here_P[order] / total
+    place_P = np.full(size, -1, dtype=np.int64)
+    place_P[order] = np.arange(len(order))
+    sample, place = found.sample_n[chosen].astype(np.int64), place_P[found.path_n[chosen]]
+    keys = sample[place >= 0] * len(order) + place[place >= 0]
+    hits_NI = np.bincount(keys, minlength=found.num_samples * len(order)).reshape(found.num_samples, len(order))
+    low, high = wilson(share, effective_size(hits_NI, of_N))
+    everywhere = all_P[order] / found.num_tokens
+    return [
+        {
+            "rank": int(found.rank_P[i]),
+            "ribbon": found.ribbon_PSK[i].tolist(),
+            "count": int(here_P[i]),
+            "share": float(share[k]),
+            "of": int(all_P[i]),
+            "share_of_all": float(everywhere[k]),
+            "lift": float(share[k] / everywhere[k]),
+            "low": float(low[k] / everywhere[k]) if total >= least else None,
+            "high": float(high[k] / everywhere[k]) if total >= least else None,
+        }
+        for k, i in enumerate(order.tolist())
+    ]
+
+
+def _modules(
+    run: Run, found: Travellers, mask_n: np.ndarray, through: tuple[tuple[int, int], ...], limit: int
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Modules per step by how surely they differ: Δ = share of these tokens − share of the others that choose it.
+
+    Modules that were asked for (``through``) are left out: all of these tokens choose them. So is a step all of whose
+    slots they fill: no other module is left to these tokens there.
+    """
+    chosen = np.flatnonzero(mask_n)
+    of_a = found.per_sample(chosen)
+    of_b = found.per_sample() - of_a
+    if not of_b.sum():
+        return [], "all tokens were found, so there are no others to compare their modules with"
+    here_P = np.bincount(found.path_n[chosen], minlength=len(found.rank_P))
+    rows, measured = [], True
+    asked: dict[int, set[int]] = {}
+    for step, module in through:
+        asked.setdefault(step, set()).add(module)
+    for step in range(run.layout.num_steps):
+        given = asked.get(step, set())
+        if len(given) >= run.layout.top_k:
+            continue
+        modules = _most_different(found, step, here_P, given)
+        if not len(modules):
+            continue
+        hits_a = found.chosen_at(step, modules, chosen)
+        told = contrast(hits_a, of_a, found.others_at(step, modules, chosen, hits_a), of_b)
+        measured &= bool(np.isfinite(told.low).all())
+        for i, module in enumerate(modules.tolist()):
+            rows.append((_surely(told, i), step, module, told, i, int(hits_a[:, i].sum())))
+    if not rows:
+        return [], "all that these tokens choose was asked for, so there is no other module to compare"
+    rows.sort(key=lambda row: (-row[0], -abs(row[3].delta[row[4]]), row[1], row[2]))
+    reason = None if measured else "these tokens, or the others, lie in one sample, so Δ has no interval"
+    return [
+        {
+            **run.bank.head(step, module),
+            "count": count,
+            "share": float(told.share_a[i]),
+            "share_of_others": float(told.share_b[i]),
+            "delta": float(told.delta[i]),
+            "low": float(told.low[i]) if measured else None,
+            "high": float(told.high[i]) if measured else None,
+        }
+        for _, step, module, told, i, count in rows[:limit]
+    ], reason
+
+
+def _most_different(found: Travellers, step: int, here_P: np.ndarray, given: set[int]) -> np.ndarray:
+    """The ``COMPARED`` modules of a step, without those given, whose shares among both sets of tokens differ most, in
+    the order of ids; ``here_P`` tokens of one set take each path, the others are the other set."""
+    here_M, all_M = found.weighted_at(step, here_P), found.visits_at(step).copy()
+    asked = [module for module in given if module < len(all_M)]
+    here_M[asked] = all_M[asked] = 0
+    used = np.flatnonzero(all_M)
+    num = int(here_P.sum())
+    delta = np.abs(here_M / num - (all_M - here_M) / (found.num_tokens - num))[used]
+    return np.sort(used[np.lexsort((used, -delta))[:COMPARED]])
+
+
+def _surely(told: Contrast, i: int) -> float:
+    """How far the interval of Δ stays away from 0; 0 where it holds 0 or there is none."""
+    low, high = float(told.low[i]), float(told.high[i])
+    return max(0.0, low, -high) if np.isfinite(low) else 0.0

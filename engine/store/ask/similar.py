@@ -1,0 +1,327 @@
+"""Samples with a similar path profile, tokens on similar ribbons, and the map of samples.
+
+Rows of ``path`` are compared, not tokens: what a token shares with others is worked out once for its path.
+
+Shapes: n samples, P paths, S steps, K slots, D = S·M length of a profile.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+from tokenpaths.engine.analysis.path_distance import SAME, nearest, profile_distance, profiles
+from tokenpaths.engine.analysis.projection import pca
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.store_errors import NoSuchThing
+from tokenpaths.engine.store.ask import queries, sample_profiles
+from tokenpaths.engine.store.ask.excerpts import SAMPLE_FIELDS, nested_ribbon, open_picture, sample_answer
+from tokenpaths.engine.store.ask.path_index import look_up
+from tokenpaths.engine.store.ask.samples import examples_of_paths
+from tokenpaths.engine.store.ask.similar_ribbons import nearest_paths
+from tokenpaths.engine.store.file.filters import Query, check_page
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.store.ask.run import Run
+
+MOST_SIMILAR = 200
+MOST_PATHS = 50
+MOST_EACH = 60
+CHUNK_CELLS = 1 << 23
+"""cells of a piece of the profiles: 64 MB while it is counted"""
+MAPPED_CELLS = 1 << 25
+MOST_MAPPED = 5000
+MOST_THUMBNAILS = 600
+THUMBNAIL_SIDE = 48
+CHUNK_PATHS = 65_536
+
+
+def similar_samples(run: Run, sample: int, limit: int = 12) -> dict[str, Any]:
+    """The samples whose tokens load the modules of each step most like this one's, nearest first.
+
+    Distance: Hellinger, root mean square over steps, 0 … 1 (``tokenpaths.engine.analysis.path_distance``); of equal
+    ones the earlier.
+
+    Raises:
+        NoSuchThing: the run has no such sample.
+        UserError: the run has one sample only.
+    """
+    check_page(limit, 0, MOST_SIMILAR)
+    num_samples = int(run.row["num_samples"])
+    if not 0 <= sample < num_samples:
+        raise run.no_sample(sample)
+    if num_samples < 2:
+        raise UserError(f"run {run.run_id!r} has one sample: there is none to compare it with", field="sample")
+    ((own,),) = [list(piece) for _, piece in _profiles(run, np.array([sample]))]
+    compare = _by_bounds if sample_profiles.has_profiles(run) else _by_all
+    chosen, distances, median, num_identical = compare(run, sample, own, min(limit, num_samples - 1))
+    head = {row[0]: sample_answer(row) for row in run.rows(queries.sample_heads(chosen.tolist()))}
+    return {
+        "run": run.run_id,
+        "sample": sample,
+        "of_samples": num_samples,
+        "median_distance": median,
+        "num_identical": num_identical,
+        "similar": [
+            head[number] | {"distance": distance}
+            for number, distance in zip(chosen.tolist(), distances.tolist(), strict=True)
+        ],
+    }
+
+
+Compared = tuple[np.ndarray, np.ndarray, float, int]
+"""the nearest samples, their distances, the median distance of all others, how many of them are at distance 0"""
+
+
+def _by_all(run: Run, sample: int, own: np.ndarray, limit: int) -> Compared:
+    """Compared with the profile of each sample, one after the other."""
+    distance = np.empty(int(run.row["num_samples"]))
+    for numbers, piece in _profiles(run, np.arange(len(distance))):
+        distance[numbers] = profile_distance(own, piece)
+    others = np.delete(distance, sample)
+    distance[sample] = np.inf
+    chosen = nearest(distance, limit)
+    return chosen, distance[chosen], float(np.median(others)), int((others == 0).sum())
+
+
+def _by_bounds(run: Run, sample: int, own: np.ndarray, limit: int) -> Compared:
+    """The same from the sealed counts: all distances nearly, then exactly those that may be among the nearest, in the
+    middle or zero."""
+    squared, off = sample_profiles.squared_distances(run, own), 2 * sample_profiles.rounding(run)
+    others = np.delete(squared, sample)
+    places = (len(others) - 1) // 2, len(others) // 2
+    squared[sample] = np.inf
+    *middle, edge = np.partition(others, (*places, limit - 1))[[*places, limit - 1]]
+    bounds = min(middle) - off, max(middle) + off
+    near = np.flatnonzero(squared <= max(edge + off, SAME**2 + off))
+    around = np.flatnonzero((squared >= bounds[0]) & (squared <= bounds[1]))
+    distance = {}
+    for name, numbers in (("near", near), ("around", around)):
+        pieces = [profile_distance(own, piece) for _, piece in sample_profiles.profiles_of(run, numbers)]
+        distance[name] = np.concatenate(pieces)
+    best = nearest(distance["near"], limit)
+    below = int((squared < bounds[0]).sum())
+    ordered = np.sort(distance["around"])
+    median = float(np.mean([ordered[place - below] for place in places]))
+    return near[best], distance["near"][best], median, int((distance["near"] == 0).sum())
+
+
+def similar_tokens(
+    run: Run, sample: int, token: int, *, limit: int = 8, each: int = 12, seed: int = 0
+) -> dict[str, Any]:
+    """The ribbons nearest to a token's by path distance, its own first, and tokens that take them.
+
+    Exact over all distinct paths; of equally near ones the more frequent first. ``apart`` counts paths and tokens at
+    each distance, ``each`` tokens are drawn of every listed path.
+
+    Raises:
+        NoSuchThing: the run has no such sample or token.
+    """
+    check_page(limit, 0, MOST_PATHS)
+    if not 1 <= each <= MOST_EACH:
+        raise UserError(f"each is {each}, it should be 1 to {MOST_EACH}", field="each")
+    layout = run.layout
+    own = _ribbon_of(run, sample, token)
+    own_SK = own.reshape(layout.num_steps, layout.top_k)
+    near = nearest_paths(run, own_SK, limit)
+    found = []
+    for examples, distance in zip(
+        examples_of_paths(run, near.ranks.tolist(), each, seed), near.distances.tolist(), strict=True
+    ):
+        there_SK = np.array(examples["ribbon"])
+        differs = ~np.array(
+            [set(one) == set(other) for one, other in zip(own_SK.tolist(), there_SK.tolist(), strict=True)]
+        )
+        examples["examples"] = [one for one in examples["examples"] if (one["sample"], one["token"]) != (sample, token)]
+        found.append(
+            examples | {"distance": float(distance / layout.top_k), "differs": np.flatnonzero(differs).tolist()}
+        )
+    return {
+        "run": run.run_id,
+        "sample": sample,
+        "token": token,
+        "ribbon": nested_ribbon(own.tolist(), layout),
+        "rank": int(near.ranks[0]),
+        "num_paths": int(near.num_paths.sum()),
+        "apart": [
+            {
+                "distance": float(one / layout.top_k),
+                "num_paths": int(near.num_paths[one]),
+                "num_tokens": int(near.num_tokens[one]) - int(one == 0),
+            }
+            for one in np.flatnonzero(near.num_paths).tolist()
+        ],
+        "paths": found,
+    }
+
+
+def map_of(run: Run, method: str = "pca", *, limit: int = 2000, thumbnails: bool = False) -> dict[str, Any]:
+    """Samples on the plane in which their path profiles differ most, with the share that each axis explains.
+
+    At most ``limit`` samples, an even draw; with ``thumbnails`` small pictures of up to 600 of them, as data URIs.
+
+    Raises:
+        UserError: another method than ``pca`` (t-SNE takes long: it is a job), one sample, or all profiles alike.
+    """
+    if method != "pca":
+        known = (
+            " (t-SNE takes a while: POST /jobs with the kind `map`)" if method.casefold() in ("tsne", "t-sne") else ""
+        )
+        raise UserError(f"method is {method[:40]!r}, it should be pca{known}", field="method")
+    numbers, values = mapped_profiles(run, limit)
+    plane = pca(values)
+    return map_answer(run, "pca", numbers, plane.points, thumbnails=thumbnails, explained=list(plane.explained))
+
+
+def mapped_profiles(run: Run, limit: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers (n,) and profiles (n, D) of at most ``limit`` samples of a run, drawn evenly where there are more.
+
+    Raises:
+        UserError: fewer than three samples, or all of them alike: there is nothing to draw.
+    """
+    check_page(limit, 0, MOST_MAPPED)
+    num_samples, width = int(run.row["num_samples"]), run.layout.num_steps * run.layout.num_modules
+    if num_samples < 3:
+        raise UserError(
+            f"run {run.run_id!r} has {num_samples} {'sample' if num_samples == 1 else 'samples'}: a map needs three",
+            field="run",
+        )
+    most = max(3, min(limit, MAPPED_CELLS // width))
+    numbers = np.arange(num_samples)
+    if num_samples > most:
+        numbers = np.sort(np.random.default_rng(seed).choice(num_samples, most, replace=False))
+    values = np.concatenate([piece for _, piece in _profiles(run, numbers)])
+    if np.ptp(values, axis=0).max() < 1e-6:
+        raise UserError(
+            f"all samples of run {run.run_id!r} load the same modules equally, so a map would be one point", field="run"
+        )
+    return numbers, values
+
+
+def map_answer(
+    run: Run, method: str, numbers: np.ndarray, points: np.ndarray, *, thumbnails: bool, **more: Any
+) -> dict[str, Any]:
+    """A map as the API gives it: one point a sample with its label, snippet and, where wanted, thumbnail."""
+    heads = {row[0]: sample_answer(row) for row in run.rows(queries.sample_heads(numbers.tolist()))}
+    pictures = _thumbnails(run, numbers) if thumbnails else {}
+    names = ("label", "prediction", "snippet", "source", "compute", "reuse", "has_image")
+    return {
+        "run": run.run_id,
+        "method": method,
+        "num_samples": len(numbers),
+        "of_samples": int(run.row["num_samples"]),
+        "explained": None,
+        **more,
+        "points": [
+            {
+                "sample": number,
+                "x": float(x),
+                "y": float(y),
+                **{name: heads[number][name] for name in names},
+                "thumbnail": pictures.get(number),
+            }
+            for number, (x, y) in zip(numbers.tolist(), points.tolist(), strict=True)
+        ],
+    }
+
+
+def _thumbnails(run: Run, numbers: np.ndarray) -> dict[int, str]:
+    """Small pictures by sample, as data URIs; an even draw of at most ``MOST_THUMBNAILS``."""
+    places = np.unique(np.linspace(0, len(numbers) - 1, MOST_THUMBNAILS).astype(int))
+    found = {}
+    for number, png in run.rows(queries.some_samples(numbers[places].tolist(), "sample, image")):
+        if png is None:
+            continue
+        picture = open_picture(png)
+        picture.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+        if (larger := THUMBNAIL_SIDE // max(picture.size)) > 1:  # digits of eight pixels could not be seen
+            picture = picture.resize((picture.width * larger, picture.height * larger), Image.Resampling.NEAREST)
+        buffer = io.BytesIO()
+        picture.save(buffer, format="WEBP", quality=60)
+        found[number] = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    return found
+
+
+def _profiles(run: Run, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Profiles of these samples (rising), piece by piece: their numbers and (n, D) float32."""
+    if sample_profiles.has_profiles(run):
+        yield from sample_profiles.profiles_of(run, numbers)
+        return
+    layout = run.layout
+    width = layout.num_steps * layout.num_modules
+    size = max(1, CHUNK_CELLS // width)
+    for start in range(0, len(numbers), size):
+        piece = numbers[start : start + size]
+        first, last = int(piece[0]), int(piece[-1])
+        only = "" if last - first + 1 == len(piece) else " AND sample IN (SELECT unnest(?::INTEGER[]))"
+        columns = run.arrays(
+            Query(
+                "SELECT sample, path_id, count(*) AS count FROM token WHERE sample BETWEEN ? AND ?"
+                f"{only} GROUP BY sample, path_id",
+                (first, last, piece.tolist()) if only else (first, last),
+            )
+        )
+        place_of = np.zeros(int(columns["path_id"].max(initial=-1)) + 1, dtype=np.int64)  # path ids are dense
+        place_of[columns["path_id"]] = 1
+        path_P = np.flatnonzero(place_of)
+        place_of[path_P] = np.arange(len(path_P))
+        ribbons_RV = _ribbons(run, path_P)[place_of[columns["path_id"]]]
+        sample_R = np.searchsorted(piece, columns["sample"])
+        counts = profiles(
+            sample_R,
+            columns["count"].astype(np.int64),
+            ribbons_RV,
+            num_samples=len(piece),
+            num_steps=layout.num_steps,
+            num_modules=layout.num_modules,
+        )
+        yield piece, counts
+
+
+def _ribbons(run: Run, path_ids: np.ndarray) -> np.ndarray:
+    """(P, V) ribbons of these paths (rising ids)."""
+    few = len(path_ids) * 4 < run.row["num_paths"]
+    only = " WHERE path_id IN (SELECT unnest(?::INTEGER[]))" if few else ""
+    query = Query(f"SELECT path_id, ribbon FROM path{only}", (path_ids.tolist(),) if few else ())
+    table = np.empty((len(path_ids), run.layout.visits), dtype=run.layout.id_dtype)
+    for columns, ribbons in _with_ribbons(run, query):
+        place = np.searchsorted(path_ids, columns["path_id"])
+        known = (place < len(path_ids)) & (path_ids[np.minimum(place, len(path_ids) - 1)] == columns["path_id"])
+        table[place[known]] = ribbons[known]
+    return table
+
+
+def _with_ribbons(run: Run, query: Query) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
+    """Rows of ``path`` with their lists as one array, without a Python object for each of them."""
+    with run.cursor() as cursor:
+        for batch in cursor.execute(query.sql, list(query.parameters)).to_arrow_reader(CHUNK_PATHS):
+            if not batch.num_rows:
+                continue
+            columns = {
+                name: batch.column(name).to_numpy(zero_copy_only=False)
+                for name in batch.schema.names
+                if name != "ribbon"
+            }
+            flat = batch.column("ribbon").flatten().to_numpy(zero_copy_only=False)
+            yield columns, flat.reshape(batch.num_rows, run.layout.visits)
+
+
+def _ribbon_of(run: Run, sample: int, token: int) -> np.ndarray:
+    """(V,) the ribbon of one token."""
+    rows = run.rows(queries.one_sample(sample)) if 0 <= sample < 2**31 else []
+    if not rows:
+        raise run.no_sample(sample)
+    num_tokens = sample_answer(rows[0][: len(SAMPLE_FIELDS)])["num_tokens"]
+    if not 0 <= token < num_tokens:
+        raise NoSuchThing(
+            f"sample {sample} of run {run.run_id!r} has the tokens 0 to {num_tokens - 1}, not {token}", field="token"
+        )
+    ((path_id,),) = run.rows(Query("SELECT path_id FROM token WHERE sample = ? AND token = ?", (sample, token)))
+    if run.paged and run.layout.by_path:
+        return look_up(run, np.array([path_id]))[1][0].astype(np.int64)
+    ((ribbon,),) = run.rows(Query("SELECT ribbon FROM path WHERE path_id = ?", (path_id,)))
+    return np.array(ribbon, dtype=np.int64)

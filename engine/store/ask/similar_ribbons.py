@@ -1,0 +1,129 @@
+"""How far every path of a run is from one ribbon, and which are nearest: exact, over all distinct paths.
+
+The ribbons of up to ``MOST_HELD_BYTES`` stay in memory, a row for each visit, so that a comparison goes through
+neighbouring bytes; those of a larger run are read each time, a piece at a time.
+
+Shapes: P paths, V = S·K visits, S steps, K slots; distances are those of
+``tokenpaths.engine.analysis.path_distance.ribbon_distance``, whole numbers 0 … V.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tokenpaths.engine.store.ask.cache import held
+from tokenpaths.engine.store.ask.path_index import PAGES_AT_ONCE
+from tokenpaths.engine.store.file.filters import Query
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.store.ask.run import Run
+
+MOST_HELD_BYTES = 128 * 2**20
+CHUNK_PATHS = 65_536
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some paths, in any order."""
+
+    rank_P: np.ndarray
+    ids_VP: np.ndarray
+    often: np.ndarray
+    """places of the paths that more than one token takes"""
+    more: np.ndarray
+    """how many more"""
+
+    @classmethod
+    def of(cls, rank_P: np.ndarray, ids_VP: np.ndarray, count_P: np.ndarray) -> Part:
+        often = np.flatnonzero(count_P > 1)
+        return cls(rank_P, ids_VP, often.astype(np.int32), (count_P[often] - 1).astype(np.float64))
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.nbytes for part in (self.rank_P, self.ids_VP, self.often, self.more))
+
+    def distance(self, own_SK: np.ndarray) -> np.ndarray:
+        """(P,) distances, unsigned and as narrow as they fit."""
+        num_steps, top_k = own_SK.shape
+        shared = np.zeros(len(self.rank_P), dtype=np.uint8 if num_steps * top_k <= 255 else np.uint16)
+        for step in range(num_steps):
+            for own in own_SK[step].tolist():
+                for slot in range(top_k):
+                    shared += self.ids_VP[step * top_k + slot] == own
+        return np.subtract(shared.dtype.type(num_steps * top_k), shared, out=shared)
+
+
+@dataclass(frozen=True)
+class Near:
+    """The nearest paths, and how many paths and tokens there are at each distance."""
+
+    ranks: np.ndarray
+    distances: np.ndarray
+    num_paths: np.ndarray
+    """(V + 1,) by distance, like ``num_tokens``"""
+    num_tokens: np.ndarray
+
+
+def nearest_paths(run: Run, own_SK: np.ndarray, limit: int) -> Near:
+    """The ``limit`` paths nearest to a ribbon; of equally near ones the more frequent first."""
+    width = own_SK.size + 1
+    num_paths, more = np.zeros(width, dtype=np.int64), np.zeros(width)
+    best = np.empty(0, dtype=np.int64)  # distance and rank in one number
+    far = int(run.row["num_paths"]) + 1
+    for part in _parts(run):
+        distance = part.distance(own_SK)
+        here = (
+            np.array([np.count_nonzero(distance == step) for step in range(width)])
+            if width <= 64
+            else np.bincount(distance, minlength=width)
+        )
+        num_paths += here
+        more += np.bincount(distance[part.often], part.more, width)
+        edge = min(int(np.searchsorted(np.cumsum(here), limit)), width - 1)
+        near = np.flatnonzero(distance <= edge)
+        keys = distance[near].astype(np.int64) * far + part.rank_P[near]
+        if len(keys) > limit:
+            keys = np.partition(keys, limit - 1)[:limit]
+        best = np.sort(np.concatenate([best, keys]))[:limit]
+    distances, ranks = np.divmod(best, far)
+    return Near(ranks, distances, num_paths, num_paths + np.rint(more).astype(np.int64))
+
+
+def _parts(run: Run) -> Iterator[Part]:
+    layout, num_paths = run.layout, int(run.row["num_paths"])
+    read = _from_pages if run.paged and layout.by_path else _from_table
+    if num_paths * (layout.visits * layout.id_dtype.itemsize + 12) <= MOST_HELD_BYTES:
+        yield from held(run, "ribbons", lambda: list(read(run)), lambda parts: sum(part.num_bytes for part in parts))
+    else:
+        yield from read(run)
+
+
+def _from_pages(run: Run) -> Iterator[Part]:
+    """In the order of path numbers, as bytes that nothing has to be made of."""
+    layout, counts = run.layout, run.shares.counts()
+    ((num_pages,),) = run.rows(Query("SELECT count(*) FROM path_page"))
+    for first in range(0, num_pages, PAGES_AT_ONCE):
+        rows = run.rows(
+            Query(
+                "SELECT ranks, ribbons FROM path_page WHERE page BETWEEN ? AND ? ORDER BY page",
+                (first, first + PAGES_AT_ONCE - 1),
+            )
+        )
+        ranks = np.frombuffer(b"".join(row[0] for row in rows), dtype="<i4")
+        ids = np.frombuffer(b"".join(row[1] for row in rows), dtype=layout.id_dtype).reshape(-1, layout.visits)
+        yield Part.of(ranks, np.ascontiguousarray(ids.T), counts[ranks - 1])
+
+
+def _from_table(run: Run) -> Iterator[Part]:
+    """From table ``path``: of files without pages, and of layouts whose pages hold no ribbons."""
+    with run.cursor() as cursor:
+        for batch in cursor.execute("SELECT rank, count, ribbon FROM path").to_arrow_reader(CHUNK_PATHS):
+            if not batch.num_rows:
+                continue
+            rank, count = (batch.column(name).to_numpy(zero_copy_only=False) for name in ("rank", "count"))
+            flat = batch.column("ribbon").flatten().to_numpy(zero_copy_only=False)
+            ids = flat.reshape(batch.num_rows, run.layout.visits)
+            yield Part.of(rank.astype(np.int32), np.ascontiguousarray(ids.T), count)

@@ -1,0 +1,320 @@
+"""The tokens of a run with their paths in memory, for questions that no summary answers.
+
+Up to ``MOST_TOKENS`` tokens (and ``MOST_BYTES`` of ribbons) are all of them; of larger runs a seeded draw of whole
+samples, because tokens of one sample are alike and intervals need to see that. ``counted`` of each answer says how
+many of how many.
+
+Shapes: n tokens in reading order, N samples, P distinct paths in the order of their ranks, S steps, K slots.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenpaths.engine.analysis.words import Words, coded, surroundings, words_of_tokens
+from tokenpaths.engine.store.file.filters import Query
+from tokenpaths.engine.store.file.schema import Layout
+from tokenpaths.engine.store.write.hash_sample import mix
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.store.ask.run import Run
+
+MOST_TOKENS = 1_000_000
+MOST_BYTES = 64 * 2**20
+SEED = 0
+MOST_COUNTED_BYTES = 32 * 2**20
+"""of the counts of what all tokens choose, which stay in memory"""
+KEPT_RUNS = 3
+"""runs whose tokens stay in memory for the next question"""
+
+
+@dataclass
+class Travellers:
+    """Tokens, the paths they take and the samples they belong to; arrays are never changed."""
+
+    run: weakref.ref[Run]
+    """weak: what is kept here must not keep a closed run open"""
+    columns: dict[str, np.ndarray]
+    """(n,): place (row of table ``token``), token, token_id, predicted_id, grid_row, col, region, char_start,
+    char_end; −1 where unknown, a column that the run does not have is absent"""
+    sample_n: np.ndarray
+    """index into the samples below"""
+    samples_N: np.ndarray
+    """numbers of the samples"""
+    label_N: np.ndarray
+    """label_id; −1 without a label"""
+    path_n: np.ndarray
+    """index into the paths below"""
+    rank_P: np.ndarray
+    compute_P: np.ndarray
+    reuse_P: np.ndarray
+    ribbon_PSK: np.ndarray
+    counted: dict[str, Any]
+    kept: dict[str, Any] = field(default_factory=dict)
+    """what other questions worked out of these tokens"""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.path_n)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.samples_N)
+
+    def of_samples(self, chosen: np.ndarray) -> Travellers:
+        """The tokens of some samples, given by rising indices; paths keep their places."""
+        place = np.full(self.num_samples, -1, dtype=np.int32)
+        place[chosen] = np.arange(len(chosen), dtype=np.int32)
+        keep = place[self.sample_n] >= 0
+        counted = {**self.counted, "num_tokens": int(keep.sum()), "num_samples": len(chosen)}
+        return replace(
+            self,
+            columns={name: values[keep] for name, values in self.columns.items()},
+            sample_n=place[self.sample_n[keep]],
+            samples_N=self.samples_N[chosen],
+            label_N=self.label_N[chosen],
+            path_n=self.path_n[keep],
+            counted={**counted, "exact": counted["num_tokens"] == counted["of_tokens"]},
+            kept={},
+        )
+
+    def of_tokens(self, some: np.ndarray) -> Travellers:
+        """Some tokens, given by their indices, in that order; samples and paths keep their places."""
+        return replace(
+            self,
+            columns={name: values[some] for name, values in self.columns.items()},
+            sample_n=self.sample_n[some],
+            path_n=self.path_n[some],
+            counted={**self.counted, "num_tokens": len(some), "exact": len(some) == self.counted["of_tokens"]},
+            kept={},
+        )
+
+    def chosen_at(self, step: int, modules_I: np.ndarray, mask_n: np.ndarray | None = None) -> np.ndarray:
+        """(N, I) tokens of each sample that choose each of these modules at ``step``, in any slot; those of
+        ``mask_n`` (a mask, or indices) only."""
+        sample_n, path_n = self.sample_n, self.path_n
+        if mask_n is not None:
+            sample_n, path_n = sample_n[mask_n], path_n[mask_n]
+        ids_PK = self.ribbon_PSK[:, step]
+        width = len(modules_I)
+        place_M = np.full(self.num_modules, -1, dtype=np.int64)
+        place_M[modules_I] = np.arange(width)
+        total = np.zeros(self.num_samples * width, dtype=np.int64)
+        for slot in range(ids_PK.shape[1]):
+            place_n = place_M[ids_PK[:, slot]][path_n]
+            here = place_n >= 0
+            total += np.bincount(sample_n[here].astype(np.int64) * width + place_n[here], minlength=len(total))
+        return total.reshape(self.num_samples, width)
+
+    def others_at(self, step: int, modules_I: np.ndarray, chosen: np.ndarray, hits_NI: np.ndarray) -> np.ndarray:
+        """``chosen_at`` of all tokens but ``chosen`` (indices), whose own is ``hits_NI``.
+
+        What all tokens choose is counted once and kept, unless there are very many modules.
+        """
+        if 4 * self.num_samples * self.num_modules * self.ribbon_PSK.shape[1] > MOST_COUNTED_BYTES:
+            others = np.ones(self.num_tokens, dtype=bool)
+            others[chosen] = False
+            return self.chosen_at(step, modules_I, others)
+        key = f"chosen at {step}"
+        if key not in self.kept:
+            self.kept[key] = self.chosen_at(step, np.arange(self.num_modules)).astype(np.int32)
+        return self.kept[key][:, modules_I] - hits_NI
+
+    def weighted_at(self, step: int, count_P: np.ndarray) -> np.ndarray:
+        """(M,) visits of each module at ``step``, where ``count_P`` tokens take each path."""
+        some = np.flatnonzero(count_P)
+        ids_PK = self.ribbon_PSK[some, step] if 2 * len(some) < len(count_P) else self.ribbon_PSK[:, step]
+        weights = count_P[some] if 2 * len(some) < len(count_P) else count_P
+        slots = range(ids_PK.shape[1])
+        return np.sum([np.bincount(ids_PK[:, slot], weights, self.num_modules) for slot in slots], axis=0)
+
+    @cached_property
+    def num_modules(self) -> int:
+        """M, as far as the ribbons know."""
+        return int(self.ribbon_PSK.max(initial=0)) + 1
+
+    @cached_property
+    def tokens_of_path(self) -> np.ndarray:
+        """(P,) how many of these tokens take each path."""
+        return np.bincount(self.path_n, minlength=len(self.rank_P))
+
+    def visits_at(self, step: int) -> np.ndarray:
+        """``weighted_at`` of all these tokens."""
+        key = f"visits at {step}"
+        if key not in self.kept:
+            self.kept[key] = self.weighted_at(step, self.tokens_of_path)
+        return self.kept[key]
+
+    def per_sample(self, mask_n: np.ndarray | None = None) -> np.ndarray:
+        """(N,) tokens of each sample, those of ``mask_n``."""
+        chosen = self.sample_n if mask_n is None else self.sample_n[mask_n]
+        return np.bincount(chosen, minlength=self.num_samples)
+
+    @cached_property
+    def has_texts(self) -> bool:
+        """Whether tokens have characters in a text."""
+        return "char_start" in self.columns and bool((self.columns["char_start"] >= 0).any()) and any(self._texts)
+
+    @cached_property
+    def words(self) -> Words | None:
+        """The word that each token stands in; None where the run has no texts."""
+        if not self.has_texts:
+            return None
+        start, end = self.columns["char_start"], self.columns["char_end"]
+        return words_of_tokens(self._texts, self.sample_n, start, end)
+
+    def words_of(self, some: np.ndarray) -> Words | None:
+        """The words of some tokens, given by their indices; reads only the text around them."""
+        most = self.counted["exact"] and 4 * len(some) > self.num_tokens
+        if not self.has_texts or "words" in self.__dict__ or most:
+            return None if self.words is None else Words(self.words.names, self.words.codes_n[some])
+        texts, starts, ends = [], [], []
+        places = (self.sample_n, self.columns["char_start"], self.columns["char_end"])
+        for sample, start, end in zip(*(values[some].tolist() for values in places), strict=True):
+            low, high = surroundings(self._texts[sample], start, end)
+            texts.append(self._texts[sample][low:high])
+            starts.append(start - low)
+            ends.append(end - low)
+        return words_of_tokens(texts, np.arange(len(some)), np.array(starts), np.array(ends))
+
+    @cached_property
+    def pieces(self) -> Words | None:
+        """The characters of each token itself; None where the run knows neither texts nor a vocabulary."""
+        ids_n = self.columns.get("token_id")
+        texts = dict(self._rows("SELECT token_id, text FROM token_text"))
+        if ids_n is not None and texts and (ids_n >= 0).any():
+            ids, codes_n = np.unique(ids_n, return_inverse=True)
+            return Words(tuple(texts.get(int(i)) or "" for i in ids), codes_n.reshape(-1).astype(np.int64))
+        if not self.has_texts:
+            return None
+        low, high = self.columns["char_start"].tolist(), self.columns["char_end"].tolist()
+        return coded([self._texts[s][a:b] for s, a, b in zip(self.sample_n.tolist(), low, high, strict=True)])
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        found = dict(self._rows("SELECT sample, text FROM sample WHERE text IS NOT NULL"))
+        return [found.get(int(number), "") for number in self.samples_N]
+
+    def _rows(self, sql: str) -> list[tuple]:
+        run = self.run()
+        assert run is not None, "asked after its run was let go of"
+        return run.rows(Query(sql))
+
+
+_KEPT: weakref.WeakKeyDictionary[Run, Travellers] = weakref.WeakKeyDictionary()
+_LOCK = threading.Lock()
+
+
+def travellers(run: Run) -> Travellers:
+    """The tokens of ``run``, read once and kept while it is open and few others were asked since."""
+    with _LOCK:
+        found = _KEPT.pop(run, None)
+        if found is not None:
+            _KEPT[run] = found
+            return found
+    # Read without the lock: two that ask at once both read, which is harmless.
+    found = read_travellers(run)
+    with _LOCK:
+        while len(_KEPT) >= KEPT_RUNS:
+            _KEPT.pop(next(iter(_KEPT)))
+        _KEPT[run] = found
+    return found
+
+
+def most_tokens(run: Run) -> int:
+    """Tokens of a run that are read into memory."""
+    return min(MOST_TOKENS, MOST_BYTES // (run.layout.visits * run.layout.id_dtype.itemsize))
+
+
+def known_travellers(run: Run) -> Travellers | None:
+    """Of a run too large for memory the tokens of ``known_token``; None where all are in memory, or in older files."""
+    if run.row["num_tokens"] <= most_tokens(run) or run.row["schema_version"] < 4:
+        return None
+    condition = Query("rowid IN (SELECT place FROM known_token)")
+    rows = run.arrays(Query("SELECT sample, num_tokens, coalesce(label_id, -1) AS label FROM sample ORDER BY sample"))
+    met = run.arrays(Query(f"SELECT DISTINCT sample FROM token WHERE {condition.sql} ORDER BY sample"))["sample"]
+    chosen = np.searchsorted(rows["sample"], met)
+    return _gathered(run, condition, {name: values.astype(np.int64) for name, values in rows.items()}, chosen)
+
+
+def read_travellers(run: Run, most: int | None = None) -> Travellers:
+    """All tokens, or those of a seeded draw of samples with at most about ``most`` tokens."""
+    most = most_tokens(run) if most is None else most
+    rows = run.arrays(Query("SELECT sample, num_tokens, coalesce(label_id, -1) AS label FROM sample ORDER BY sample"))
+    samples_N, sizes = rows["sample"].astype(np.int64), rows["num_tokens"].astype(np.int64)
+    chosen, condition = np.arange(len(samples_N)), Query("true")
+    if sizes.sum() > most:
+        order = np.argsort(mix(samples_N, SEED), kind="stable")
+        # A sample longer than all that may be read is read from its beginning.
+        chosen = np.sort(order[: int(np.searchsorted(np.cumsum(np.minimum(sizes[order], most)), most)) + 1])
+        condition = Query("token < ? AND sample IN (SELECT unnest(?))", (most, samples_N[chosen].tolist()))
+    return _gathered(run, condition, {name: values.astype(np.int64) for name, values in rows.items()}, chosen)
+
+
+def _gathered(run: Run, condition: Query, rows: dict[str, np.ndarray], chosen: np.ndarray) -> Travellers:
+    """The tokens for which ``condition`` holds, all of them of the ``chosen`` of the samples in ``rows``."""
+    samples_N, sizes = rows["sample"], rows["num_tokens"]
+    tokens = _tokens(run, condition)
+    path_ids, path_n = _compact(tokens.pop("path_id"))
+    rank_P, compute_P, reuse_P, ribbon_PSK, order = _paths(run, run.layout, path_ids, condition)
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    numbers = samples_N[chosen]
+    return Travellers(
+        run=weakref.ref(run),
+        sample_n=np.searchsorted(numbers, tokens.pop("sample")).astype(np.int32),
+        columns=tokens,
+        samples_N=numbers,
+        label_N=rows["label"][chosen],
+        path_n=place[path_n].astype(np.int32),
+        rank_P=rank_P,
+        compute_P=compute_P,
+        reuse_P=reuse_P,
+        ribbon_PSK=ribbon_PSK,
+        counted={
+            "num_tokens": len(path_n),
+            "of_tokens": int(sizes.sum()),
+            "num_samples": len(numbers),
+            "of_samples": len(samples_N),
+            "exact": len(path_n) == int(sizes.sum()),
+        },
+    )
+
+
+def _compact(path_ids_n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct path ids, rising, and the index of each token's; path ids are small whole numbers."""
+    present = np.flatnonzero(np.bincount(path_ids_n))
+    index = np.zeros(int(present[-1]) + 1, dtype=np.int32)
+    index[present] = np.arange(len(present))
+    return present, index[path_ids_n]
+
+
+def _tokens(run: Run, condition: Query) -> dict[str, np.ndarray]:
+    names = ("token_id", "predicted_id", "col", "region", "char_start", "char_end")
+    known = [f"coalesce({name}::INTEGER, -1) AS {name}" for name in names if name in run.token_columns]
+    if "row" in run.token_columns:
+        known.append("coalesce(row::INTEGER, -1) AS grid_row")
+    columns = ", ".join(["rowid::BIGINT AS place", "sample", "token", "path_id", *known])
+    return run.arrays(Query(f"SELECT {columns} FROM token WHERE {condition.sql} ORDER BY rowid", condition.parameters))
+
+
+def _paths(run: Run, layout: Layout, path_ids: np.ndarray, condition: Query) -> tuple[np.ndarray, ...]:
+    """rank, compute, reuse and ribbon by rank, and the order that brings ``path_ids`` there."""
+    where = "true"
+    if len(path_ids) < run.row["num_paths"]:
+        where = f"path_id IN (SELECT path_id FROM token WHERE {condition.sql})"
+    with run.cursor() as cursor:
+        table = cursor.execute(
+            f"SELECT path_id, rank, compute, reuse, ribbon FROM path WHERE {where} ORDER BY rank",
+            list(condition.parameters) if where != "true" else [],
+        ).to_arrow_table()
+    flat = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in table.column("ribbon").chunks]
+    ribbons = np.concatenate(flat).reshape(-1, layout.num_steps, layout.top_k)
+    order = np.searchsorted(path_ids, table.column("path_id").to_numpy())
+    rank, compute, reuse = (table.column(name).to_numpy() for name in ("rank", "compute", "reuse"))
+    return rank, compute, reuse, ribbons, order

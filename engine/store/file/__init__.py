@@ -1,0 +1,1 @@
+"""The format of a run file: schema, columns, weight codes, soft tables, filters, verification, shards."""

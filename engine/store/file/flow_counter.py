@@ -1,0 +1,273 @@
+"""Counting flows and usage over any set of tokens: SQL where it is fast, numpy where it is not.
+
+Shapes: n tokens, S steps, K slots, M modules. SQL reads a relation ``chosen`` with the columns of
+``token`` (see ``filters.chosen``); its grouping column is named by ``by`` (``label_id``) or absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import duckdb
+import numpy as np
+from tokenpaths.engine.store.file.schema import Layout
+
+_LARGEST_GRID = 1 << 22
+CHUNK_ROWS = 65_536
+FINE = 2.0**40
+"""parts of a weight that has no whole number of its own: a token is rounded by 5e-13"""
+
+
+def countable_in_sql(layout: Layout) -> bool:
+    """True where SQL counts flows fast: columns, and few pairs of slots."""
+    return not layout.packed and layout.top_k <= 2
+
+
+def flow_sql(layout: Layout, steps: Sequence[int], by: str | None = None) -> str:
+    """Rows (step, source, target, count, weight[, by]) of the links that leave ``steps``.
+
+    K > 1: each of the K² pairs of a token counts 1/K²; ``weight`` is w·w′ normalised per token, so
+    both sum to the number of tokens at every step. K = 1: both are the number of tokens.
+    """
+    group = f", {by}" if by else ""
+    parts = flow_parts_sql(layout, steps, by)
+    return f"SELECT step, source, target, {flow_values_sql(layout, 'pairs', 'parts')}{group} FROM ({parts})"
+
+
+def flow_parts_sql(layout: Layout, steps: Sequence[int], by: str | None = None) -> str:
+    """Rows (step, source, target, pairs, parts[, by]) of whole numbers, which ``flow_values_sql`` reads.
+
+    Whole numbers, because their sums do not depend on the order in which threads come to add them.
+    """
+    group = f", {by}" if by else ""
+    branches = []
+    for step in steps:
+        for slot in range(layout.top_k):
+            for next_slot in range(layout.top_k):
+                source, target = layout.module_column(step, slot), layout.module_column(step + 1, next_slot)
+                weight = f"{_share_sql(layout, step, slot)} * {_share_sql(layout, step + 1, next_slot)}"
+                parts = "count(*)" if layout.top_k == 1 else f"sum(({weight} * {FINE}::DOUBLE)::BIGINT)"
+                branches.append(
+                    f"SELECT {step} AS step, {source} AS source, {target} AS target, count(*) AS pairs, "
+                    f"{parts} AS parts{group} FROM chosen GROUP BY {source}, {target}{group}"
+                )
+    if not branches:
+        branches = [
+            "SELECT 0 AS step, 0 AS source, 0 AS target, 0 AS pairs, 0 AS parts"
+            f"{', 0 AS ' + by if by else ''} WHERE false"
+        ]
+    return (
+        "SELECT step, source::INTEGER AS source, target::INTEGER AS target, sum(pairs) AS pairs, "
+        f"sum(parts) AS parts{group} FROM ({' UNION ALL '.join(branches)}) "
+        f"GROUP BY step, source, target{group}"
+    )
+
+
+def flow_values_sql(layout: Layout, pairs: str, parts: str) -> str:
+    """``count`` and ``weight`` of summed ``pairs`` and ``parts``."""
+    whole = 1.0 if layout.top_k == 1 else FINE
+    return f"{pairs} / {float(layout.top_k**2)}::DOUBLE AS count, {parts} / {whole}::DOUBLE AS weight"
+
+
+def _share_sql(layout: Layout, step: int, slot: int) -> str:
+    """Share of a slot in its step's weight; 1/K where all weights of the step round to zero."""
+    if layout.top_k == 1:
+        return "1.0::DOUBLE"
+    weights = [layout.weights.parts_sql(layout.weight_column(step, k)) for k in range(layout.top_k)]
+    total = " + ".join(weights)
+    return f"(CASE WHEN {total} = 0 THEN {1 / layout.top_k}::DOUBLE ELSE {weights[slot]}::DOUBLE / ({total}) END)"
+
+
+def usage_sql(layout: Layout, by: str | None = None) -> str:
+    """Rows (step, module, count, weight[, by]): tokens that chose the module, and their summed weights."""
+    group = f", {by}" if by else ""
+    parts = usage_parts_sql(layout, by)
+    return f"SELECT step, module, {usage_values_sql(layout, 'tokens', 'parts')}{group} FROM ({parts})"
+
+
+def usage_parts_sql(layout: Layout, by: str | None = None) -> str:
+    """Rows (step, module, tokens, parts[, by]) of whole numbers, which ``usage_values_sql`` reads."""
+    code = layout.weights
+    group = f", {by}" if by else ""
+    branches = []
+    for step in range(layout.num_steps):
+        for slot in range(layout.top_k):
+            parts = code.parts_sql(layout.weight_column(step, slot))
+            if code.name != "linear":
+                parts = f"({parts} * {FINE}::DOUBLE)::BIGINT"
+            branches.append(
+                f"SELECT {step} AS step, {layout.module_column(step, slot)} AS module, count(*) AS tokens, "
+                f"sum({parts}) AS parts{group} FROM chosen GROUP BY {layout.module_column(step, slot)}{group}"
+            )
+    return (
+        "SELECT step, module::INTEGER AS module, sum(tokens) AS tokens, sum(parts) AS parts"
+        f"{group} FROM ({' UNION ALL '.join(branches)}) GROUP BY step, module{group}"
+    )
+
+
+def usage_values_sql(layout: Layout, tokens: str, parts: str) -> str:
+    """``count`` and ``weight`` of summed ``tokens`` and ``parts``."""
+    whole = layout.weights.whole if layout.weights.name == "linear" else FINE
+    return f"({tokens})::BIGINT AS count, {parts} / {whole}::DOUBLE AS weight"
+
+
+def columns_sql(layout: Layout) -> str:
+    """The columns that ``ribbons_of`` takes, or ``Run.ribbons_of`` where ribbons are those of their paths."""
+    if layout.packed:
+        return "ids, weights"
+    return ", ".join([*layout.id_columns(), *layout.weight_columns()])
+
+
+def ribbon_sql(layout: Layout) -> list[str]:
+    """The columns m0 … from ``path``, for tokens that have none of their own."""
+    names = layout.module_columns() if layout.by_path else []
+    return [f"path.ribbon[{i + 1}] AS {name}" for i, name in enumerate(names)]
+
+
+def with_modules(layout: Layout) -> str:
+    """``token`` with the columns m0 … of its ribbons, as SQL reads it after FROM."""
+    if not layout.by_path:
+        return "token"
+    return f"(SELECT token.*, {', '.join(ribbon_sql(layout))} FROM token JOIN path USING (path_id))"
+
+
+def ribbons_of(layout: Layout, columns: Sequence[np.ndarray | list[bytes]]) -> tuple[np.ndarray, np.ndarray]:
+    """Ids (n, S, K) and 8-bit weights (n, S, K) of the fetched ``columns_sql``; not of a layout ``by_path``."""
+    assert not layout.by_path, "Run.ribbons_of knows the paths"
+    n = len(columns[0])
+    shape = (n, layout.num_steps, layout.top_k)
+    if layout.packed:
+        ids = np.frombuffer(b"".join(columns[0]), dtype=layout.id_dtype)
+        levels = np.frombuffer(b"".join(columns[1]), dtype=np.uint8)
+        return ids.reshape(shape), levels.reshape(shape)
+    ids = np.stack(columns[: layout.visits], axis=1)
+    levels = np.stack(columns[layout.visits :], axis=1)
+    return ids.reshape(shape), levels.reshape(shape)
+
+
+def read_chunks(
+    con: duckdb.DuckDBPyConnection, sql: str, layout: Layout, parameters: Sequence[object] = ()
+) -> Iterator[list[np.ndarray | list[bytes]]]:
+    """The columns of a query over ``columns_sql`` chunk by chunk, ready for ``ribbons_of``."""
+    for batch in con.execute(sql, list(parameters)).to_arrow_reader(CHUNK_ROWS):
+        if batch.num_rows:
+            yield [column.to_pylist() if layout.packed else column.to_numpy() for column in batch.columns]
+
+
+class FlowCounter:
+    """The naive, chunked twin of the SQL above; the only way for packed ribbons."""
+
+    def __init__(self, layout: Layout, steps: Sequence[int]) -> None:
+        self.layout, self.steps = layout, list(steps)
+        self.num_tokens = 0
+        shape = (layout.num_steps, layout.num_modules)
+        self.usage_count = np.zeros(shape, dtype=np.int64)
+        self.usage_weight = np.zeros(shape)
+        self._links: dict[int, _Pairs] = {step: _Pairs(layout.num_modules) for step in self.steps}
+
+    def add(self, ids: np.ndarray, levels: np.ndarray) -> None:
+        """Count tokens with ribbons ``ids`` (n, S, K) and 8-bit weights ``levels`` (n, S, K)."""
+        num_modules, top_k = self.layout.num_modules, self.layout.top_k
+        self.num_tokens += len(ids)
+        # A decision for a chunk or a sequence stands in all its tokens: count it once, so often as it stands there.
+        times = None
+        if len(starts := _starts_of_runs(ids, levels)) < len(ids) // 2:
+            times = np.diff(starts, append=len(ids))
+            ids, levels = ids[starts], levels[starts]
+        ids = ids.astype(np.int64)
+        weights = self.layout.weights.decode(levels)
+        totals = weights.sum(axis=2, keepdims=True)
+        shares = np.where(totals == 0, 1 / top_k, weights / np.where(totals == 0, 1, totals))
+        for step in range(self.layout.num_steps):
+            chosen = ids[:, step].reshape(-1)
+            self.usage_count[step] += _summed(chosen, times, num_modules)
+            summed = weights[:, step] if times is None else weights[:, step] * times[:, None]
+            self.usage_weight[step] += np.bincount(chosen, summed.reshape(-1), minlength=num_modules)
+        for step, pairs in self._links.items():
+            keys = ids[:, step, :, None] * num_modules + ids[:, step + 1, None, :]
+            products = shares[:, step, :, None] * shares[:, step + 1, None, :]
+            if times is not None:
+                products *= times[:, None, None]
+            pairs.add(keys.reshape(-1), products.reshape(-1), times)
+
+    def flow_rows(self) -> list[tuple[int, int, int, float, float]]:
+        """Rows (step, source, target, count, weight)."""
+        rows = []
+        for step, pairs in self._links.items():
+            for key, count, weight in pairs.items():
+                source, target = divmod(key, self.layout.num_modules)
+                rows.append((step, source, target, count / self.layout.top_k**2, weight))
+        return rows
+
+    def flow_arrays(self) -> dict[str, np.ndarray]:
+        """The columns of ``flow_rows`` as arrays."""
+        columns = ("step", "source", "target", "count", "weight")
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in columns}
+        for step, pairs in self._links.items():
+            keys, counts, weights = pairs.arrays()
+            source, target = np.divmod(keys, self.layout.num_modules)
+            values = (np.full(len(keys), step), source, target, counts / self.layout.top_k**2, weights)
+            for name, value in zip(columns, values, strict=True):
+                parts[name].append(value)
+        return {name: np.concatenate(part) if part else np.zeros(0) for name, part in parts.items()}
+
+    def usage_rows(self) -> list[tuple[int, int, int, float]]:
+        """Rows (step, module, count, weight) of the modules that were chosen at all."""
+        return [
+            (int(step), int(module), int(self.usage_count[step, module]), float(self.usage_weight[step, module]))
+            for step, module in np.argwhere(self.usage_count > 0)
+        ]
+
+
+def _starts_of_runs(ids: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """Where tokens (n, S, K) begin whose decisions differ from those of the token before."""
+    same = np.ones(max(0, len(ids) - 1), dtype=bool)
+    for values in (ids, levels):
+        flat = values.reshape(len(values), -1)
+        same &= (flat[1:] == flat[:-1]).all(axis=1)
+    return np.flatnonzero(np.concatenate([np.ones(min(1, len(ids)), dtype=bool), ~same]))
+
+
+def _summed(keys: np.ndarray, times: np.ndarray | None, length: int) -> np.ndarray:
+    """How often each key below ``length`` stands, those of row i ``times[i]`` times; exact, as int64."""
+    if times is None:
+        return np.bincount(keys, minlength=length)
+    # Sums of whole numbers in float64 are exact below 2**53.
+    return np.bincount(keys, np.repeat(times, len(keys) // len(times)), minlength=length).astype(np.int64)
+
+
+class _Pairs:
+    """Counts and weights by key source·M + target: a dense grid, or a dictionary where M² is too large."""
+
+    def __init__(self, num_modules: int) -> None:
+        size = num_modules**2
+        self._dense = size <= _LARGEST_GRID
+        self._count = np.zeros(size if self._dense else 0, dtype=np.int64)
+        self._weight = np.zeros(size if self._dense else 0)
+        self._sparse: dict[int, list[float]] = {}
+
+    def add(self, keys: np.ndarray, weights: np.ndarray, times: np.ndarray | None = None) -> None:
+        if self._dense:
+            self._count += _summed(keys, times, len(self._count))
+            self._weight += np.bincount(keys, weights, minlength=len(self._weight))
+            return
+        kinds, kind_of = np.unique(keys, return_inverse=True)
+        sums, counts = np.bincount(kind_of, weights), _summed(kind_of, times, len(kinds))
+        for key, count, weight in zip(kinds.tolist(), counts.tolist(), sums.tolist(), strict=True):
+            row = self._sparse.setdefault(key, [0, 0.0])
+            row[0] += count
+            row[1] += weight
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Keys in order, counts and weights."""
+        if self._dense:
+            keys = np.flatnonzero(self._count)
+            return keys, self._count[keys], self._weight[keys]
+        keys = np.array(sorted(self._sparse), dtype=np.int64)
+        rows = np.array([self._sparse[key] for key in keys.tolist()]).reshape(-1, 2)
+        return keys, rows[:, 0].astype(np.int64), rows[:, 1]
+
+    def items(self) -> Iterable[tuple[int, int, float]]:
+        if self._dense:
+            return [(int(k), int(self._count[k]), float(self._weight[k])) for k in np.flatnonzero(self._count)]
+        return [(key, int(count), weight) for key, (count, weight) in sorted(self._sparse.items())]

@@ -1,0 +1,243 @@
+"""Open a run file safely, and say in a sentence what is wrong with one that cannot be opened."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import RUN_SUFFIX
+from tokenpaths.engine.base.store_errors import NotEnoughMemory, QueryTimeout, RunFileError, RunNotFound
+from tokenpaths.engine.store.file.schema import SCHEMA_VERSION
+
+_CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "python_enable_replacements": "false",
+    "temp_directory": "",
+}
+_HEADER_BYTES = 3 * 4096
+LOOK_SECONDS = 20.0
+"""of the first look into a file: milliseconds, unless the file was made to take longer"""
+
+
+def limit_memory(megabytes: int) -> None:
+    """Have DuckDB keep what it reads of runs, in this process from now on, within ``megabytes``.
+
+    By itself it keeps blocks up to four fifths of the machine's memory: under a limit of the process, a run that is
+    larger than that limit could not be read to its end.
+    """
+    _CONFIG["memory_limit"] = f"{megabytes}MB"
+
+
+def warm_up() -> None:
+    """Have DuckDB, Arrow and numpy load what they load when a first question is asked: no file is touched."""
+    con = duckdb.connect(":memory:", config=_CONFIG)
+    try:
+        con.execute("CREATE TABLE t AS SELECT range AS i, [1, 2] AS r, 'a' AS s, 0.5 AS x FROM range(2)")
+        cursor = con.cursor()
+        cursor.execute("SELECT s, sum(i), any_value(r) FROM t WHERE i IN (?, ?) GROUP BY s ORDER BY s", [0, 1])
+        cursor.fetchall()
+        cursor.execute("SELECT i FROM t WHERE i IN (SELECT unnest(?::INTEGER[]))", [[0, 1]]).fetchnumpy()
+        for batch in cursor.execute("SELECT i, r FROM t").to_arrow_reader(1024):
+            batch.column("r").flatten().to_numpy(zero_copy_only=False)
+        cursor.close()
+    finally:
+        con.close()
+
+
+def open_read_only(
+    file: Path, *, memory_megabytes: int | None = None, spill_folder: Path | None = None
+) -> duckdb.DuckDBPyConnection:
+    """A connection that can read this one file and do nothing else outside its own memory.
+
+    Unless ``spill_folder`` takes what does not fit into ``memory_megabytes`` (by itself as ``limit_memory`` said). The
+    file is attached to a private in-memory database: DuckDB keeps one instance per path and
+    process, so a connection to the path itself would go on showing a run that was overwritten.
+
+    Raises:
+        RunNotFound: there is no such file.
+        RunFileError: it is empty, cut off, damaged, newer than this program or no run at all.
+    """
+    _check_bytes(file)
+    own = {} if memory_megabytes is None else {"memory_limit": f"{memory_megabytes}MB"}
+    if spill_folder is not None:
+        own["temp_directory"] = str(spill_folder)
+    con = duckdb.connect(":memory:", config=_CONFIG | own)
+    try:
+        address = str(file).replace("'", "''")
+        con.execute(f"ATTACH '{address}' AS r (READ_ONLY)")
+        con.execute("USE r")
+        con.execute("SET enable_external_access = false")
+        con.execute("SET lock_configuration = true")
+        _check_length(con, file)
+        _check_schema(con, file)
+    except duckdb.OutOfMemoryException as error:
+        con.close()
+        raise NotEnoughMemory(f"{file.name} needs more memory to be opened than there is") from error
+    except duckdb.Error as error:
+        con.close()
+        raise RunFileError(
+            f"{file.name} is damaged or cut off and cannot be read ({first_line(error, file)}): "
+            "copy it again or trace the run again"
+        ) from error
+    except BaseException:
+        con.close()
+        raise
+    return con
+
+
+def _check_bytes(file: Path) -> None:
+    """Refuse at a glance what DuckDB would refuse with a riddle."""
+    try:
+        with open(file, "rb") as handle:
+            head = handle.read(16)
+    except FileNotFoundError:
+        hint = "" if file.suffix == RUN_SUFFIX else f"; give the file of a run, such as {file.name}{RUN_SUFFIX}"
+        raise RunNotFound(f"there is no run {file.stem!r}{hint}", field="run") from None
+    except OSError as error:
+        raise RunFileError(f"{file.name} cannot be opened: {error.strerror}") from error
+    if not head:
+        raise RunFileError(f"{file.name} is empty: copy it again or trace the run again")
+    if head.startswith(b"SQLite format 3"):
+        raise RunFileError(f"{file.name} is an SQLite database, a run is a DuckDB file made by tokenpaths")
+    if head[8:12] != b"DUCK":
+        raise RunFileError(f"{file.name} is no run: a run is a DuckDB file made by tokenpaths")
+
+
+def _check_length(con: duckdb.DuckDBPyConnection, file: Path) -> None:
+    sizes = con.execute("SELECT total_blocks * block_size FROM pragma_database_size() WHERE database_name = 'r'")
+    expected, found = sizes.fetchall()[0][0] + _HEADER_BYTES, file.stat().st_size
+    if found < expected:
+        raise RunFileError(
+            f"{file.name} is cut off: {found:,} of {expected:,} bytes are there; copy it again or trace the run again"
+        )
+
+
+@contextmanager
+def _interrupted_after(con: duckdb.DuckDBPyConnection, seconds: float) -> Iterator[None]:
+    """Raises duckdb.InterruptException where the block takes longer, and a KeyboardInterrupt at Ctrl-C."""
+    timer = threading.Timer(seconds, con.interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_interrupt(error):
+            raise
+        con.interrupt()  # its threads work on: to close would wait for them
+        raise KeyboardInterrupt from error
+    finally:
+        timer.cancel()
+
+
+def _check_schema(con: duckdb.DuckDBPyConnection, file: Path) -> None:
+    try:  # a look into the catalogue would take longer than all else here
+        with _interrupted_after(con, LOOK_SECONDS):  # both may be views, and a stranger's may never end
+            con.execute("SELECT path_id FROM token LIMIT 0")
+            rows = con.execute("SELECT schema_version FROM run LIMIT 2").fetchall()
+    except duckdb.InterruptException:
+        raise RunFileError(
+            f"{file.name} does not say within {LOOK_SECONDS:g} s what it holds: it is damaged or was made to do harm"
+        ) from None
+    except (duckdb.CatalogException, duckdb.BinderException):
+        raise RunFileError(f"{file.name} is a DuckDB file, but no run: it has no table 'run' and 'token'") from None
+    if len(rows) != 1:
+        raise RunFileError(f"{file.name} holds {len(rows)} runs in its table 'run', it should be one")
+    if rows[0][0] > SCHEMA_VERSION:
+        raise RunFileError(
+            f"{file.name} has schema version {rows[0][0]}, this program reads up to {SCHEMA_VERSION}: update it"
+        )
+
+
+class Connection:
+    """Questions to one open file from any thread: a cursor each, interrupted at the time limit."""
+
+    def __init__(
+        self,
+        file: Path,
+        time_limit_s: int | float,
+        *,
+        memory_megabytes: int | None = None,
+        spill_folder: Path | None = None,
+    ) -> None:
+        self._con = open_read_only(file, memory_megabytes=memory_megabytes, spill_folder=spill_folder)
+        self._file = file
+        self.time_limit_s = time_limit_s
+        """of each question from now on"""
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def cursor(self, *, limited: bool = True) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A cursor for one question; DuckDB's errors leave the block as sentences, Ctrl-C as a KeyboardInterrupt."""
+        with self._lock:
+            try:
+                cursor = self._con.cursor()
+            except duckdb.ConnectionException:
+                raise UserError(f"{self._file.name} was closed; open it again to ask it something") from None
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            cursor.interrupt()
+
+        timer = threading.Timer(self.time_limit_s, stop)
+        timer.daemon = True
+        try:
+            cursor.execute("USE r")
+            if limited:
+                timer.start()
+            yield cursor
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
+            # Rows that leave through Arrow fail with its exceptions or plain OSErrors.
+            if late.is_set():
+                raise QueryTimeout(
+                    f"the question took longer than {self.time_limit_s:g} seconds and was stopped: "
+                    "ask for fewer tokens, for example one label or one path"
+                ) from error
+            if isinstance(error, duckdb.OutOfMemoryException):
+                raise NotEnoughMemory("the question needs more memory than there is: ask for fewer tokens") from error
+            if isinstance(error, duckdb.ProgrammingError):
+                raise  # Our own SQL is wrong: no fault of the file.
+            raise RunFileError(f"{self._file.name} could not be read: {first_line(error, self._file)}") from error
+        except RuntimeError as error:
+            if not is_interrupt(error):
+                raise
+            cursor.interrupt()  # its threads work on: to close would wait for them, without a time limit
+            raise KeyboardInterrupt from error
+        finally:
+            timer.cancel()
+            cursor.close()
+
+    def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple]:
+        """All rows of one question."""
+        with self.cursor() as cursor:
+            return cursor.execute(sql, list(parameters)).fetchall()
+
+    def arrays(self, sql: str, parameters: Sequence[object] = ()) -> dict[str, np.ndarray]:
+        """The columns of one question without NULLs, as numpy arrays."""
+        with self.cursor() as cursor:
+            return cursor.execute(sql, list(parameters)).fetchnumpy()
+
+    def close(self) -> None:
+        """Close the file; questions in flight finish first or fail with a sentence."""
+        with self._lock:
+            self._con.close()
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """True for what DuckDB makes of Ctrl-C while it works: an error like any other by its class."""
+    return type(error) is RuntimeError and str(error) == "Query interrupted"
+
+
+def first_line(error: Exception, file: Path) -> str:
+    """What DuckDB or the system says of ``file``, in its own words but for where the file lies."""
+    told = (str(error).splitlines() or [type(error).__name__])[0]
+    for place in sorted({str(file), str(file.absolute()), str(file.resolve())}, key=len, reverse=True):
+        told = told.replace(place, file.name).replace(place.removesuffix(file.name), "")
+    return told[:200]

@@ -1,0 +1,197 @@
+"""The tables of a run file and the layout of ``token``.
+
+Shapes: S steps, K slots, V = S·K visits. The tables of soft and gated families: ``soft.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from tokenpaths.engine.base.records import RunInfo
+from tokenpaths.engine.store.file import columns as coded
+from tokenpaths.engine.store.file.weight_codes import LINEAR, WeightCode, code_for
+
+SCHEMA_VERSION = 6
+"""2: the tables of soft and gated families; 3: ``run.weight_code`` (before, every code was linear); 4: ``known_token``,
+and which null and whose paths an ``association`` is of (before, the run's, and single tokens were shuffled); 5:
+``path_page``, ``path_count``, ``path_top``, ``answer``; a token holds no more what its path says (its ribbon where
+k = 1, compute, reuse, FLOPs), ``sample.search`` only what is not the text in lower case; 6: ``token`` and
+``path_member`` are views of ``token_coded`` and ``member``, which take half the room"""
+STORAGE_VERSION = "v1.2.0"
+SMALL_BLOCK_BYTES = 16_384
+LARGE_BLOCK_BYTES = 262_144
+"""every column takes a block at least: small ones keep a run of one sample at 0.3 MB instead of 4,
+large ones pack a large run a third tighter"""
+ROW_GROUP = 129_024
+"""rows that lie together: two groups of a column of one byte fill a large block to 98 %, of DuckDB's 122,880 to 94 %"""
+WIDEST_COLUMN_LAYOUT = 64
+"""up to this many visits a token has a column for each; beyond, one BLOB of ids and one of weights"""
+ALL_LABELS = -1
+"""label_id of the rows of a summary that count every token, labelled or not"""
+SAMPLE_TABLE_ROWS = 1_000_000
+"""size of the hash sample of ``token``; smaller runs have a view of that name instead"""
+TWIN_KINDS = ("untrained", "independent")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the ribbons of one run lie in table ``token``."""
+
+    num_steps: int
+    top_k: int
+    num_modules: int
+    weights: WeightCode = LINEAR
+    """what the 8 bits of a weight mean"""
+    by_path: bool = False
+    """True: a token has no ids of its own, its ribbon is that of its path (never with more than one slot, where a path
+    does not know their order)"""
+
+    @property
+    def visits(self) -> int:
+        return self.num_steps * self.top_k
+
+    @property
+    def packed(self) -> bool:
+        """True: BLOBs ``ids`` and ``weights``; False: columns m0, w0, m0_1, w0_1 …"""
+        return self.visits > WIDEST_COLUMN_LAYOUT
+
+    @property
+    def id_dtype(self) -> np.dtype[np.unsignedinteger]:
+        """Little-endian ids, one byte up to 256 modules, else two."""
+        return np.dtype(np.uint8) if self.num_modules <= 256 else np.dtype("<u2")
+
+    @property
+    def id_type(self) -> str:
+        return "UTINYINT" if self.num_modules <= 256 else "USMALLINT"
+
+    def module_column(self, step: int, slot: int) -> str:
+        return f"m{step}" if slot == 0 else f"m{step}_{slot}"
+
+    def weight_column(self, step: int, slot: int) -> str:
+        return f"w{step}" if slot == 0 else f"w{step}_{slot}"
+
+    def id_columns(self) -> list[str]:
+        """Columns of ``token`` that the ids of a ribbon come from, unless it is packed."""
+        return ["path_id"] if self.by_path else self.module_columns()
+
+    def module_columns(self) -> list[str]:
+        """In the order of the visits: step after step, slot after slot."""
+        return [self.module_column(s, k) for s in range(self.num_steps) for k in range(self.top_k)]
+
+    def weight_columns(self) -> list[str]:
+        return [self.weight_column(s, k) for s in range(self.num_steps) for k in range(self.top_k)]
+
+
+TOKEN_COLUMNS: tuple[tuple[str, str], ...] = (
+    ("sample", "INTEGER"),
+    ("token", "INTEGER"),
+    ("label_id", "INTEGER"),
+    ("path_id", "INTEGER"),
+    ("token_id", "INTEGER"),
+    ("predicted_id", "INTEGER"),
+    ("row", "SMALLINT"),
+    ("col", "SMALLINT"),
+    ("char_start", "INTEGER"),
+    ("char_end", "INTEGER"),
+    ("region", "UTINYINT"),
+    ("loss", "FLOAT"),
+    ("gate_entropy", "FLOAT"),
+    ("flops", "FLOAT"),
+)
+
+SAMPLE_COLUMNS: tuple[tuple[str, str], ...] = (
+    ("sample", "INTEGER"),
+    ("label_id", "INTEGER"),
+    ("label", "VARCHAR"),
+    ("prediction", "VARCHAR"),
+    ("confidence", "DOUBLE"),
+    ("loss", "DOUBLE"),
+    ("gate_entropy", "DOUBLE"),
+    ("num_tokens", "INTEGER"),
+    ("first_row", "BIGINT"),
+    ("compute", "DOUBLE"),
+    ("reuse", "DOUBLE"),
+    ("num_distinct_paths", "INTEGER"),
+    ("text", "VARCHAR"),
+    ("search", "VARCHAR"),
+    ("image", "BLOB"),
+    ("grid_rows", "INTEGER"),
+    ("grid_cols", "INTEGER"),
+    ("source", "VARCHAR"),
+)
+
+_SMALL_TABLES = """
+CREATE TABLE run (run_id VARCHAR, model VARCHAR, family VARCHAR, modality VARCHAR, dataset VARCHAR,
+    split VARCHAR, num_samples INTEGER, num_tokens BIGINT, num_steps INTEGER, num_modules INTEGER,
+    top_k INTEGER, num_paths BIGINT, accuracy DOUBLE, loss DOUBLE, mean_compute DOUBLE,
+    mean_reuse DOUBLE, weight_semantics VARCHAR, config VARCHAR, checkpoint_sha256 VARCHAR,
+    engine_version VARCHAR, created_at VARCHAR, schema_version INTEGER,
+    weight_code VARCHAR);
+CREATE TABLE module (step INTEGER, module INTEGER, name VARCHAR, kind VARCHAR, num_params BIGINT,
+    flops_per_token BIGINT);
+CREATE TABLE region (region INTEGER, name VARCHAR);
+CREATE TABLE token_text (token_id INTEGER, text VARCHAR);
+CREATE TABLE label (label_id INTEGER, label VARCHAR, num_samples BIGINT, num_tokens BIGINT);
+CREATE TABLE step_summary (step INTEGER, label_id INTEGER, num_tokens BIGINT, gate_entropy DOUBLE);
+CREATE TABLE null_path (kind VARCHAR, rank INTEGER, count BIGINT);
+CREATE TABLE null_usage (kind VARCHAR, step INTEGER, module INTEGER, count BIGINT);
+CREATE TABLE path_fit (kind VARCHAR, num_paths BIGINT, num_tokens BIGINT, effective_paths DOUBLE,
+    slope DOUBLE, r2 DOUBLE);
+CREATE TABLE path_point (kind VARCHAR, rank INTEGER, count BIGINT);
+CREATE TABLE path_page (page INTEGER, ranks BLOB USING COMPRESSION uncompressed,
+    ribbons BLOB USING COMPRESSION uncompressed);
+CREATE TABLE profile_page (first_sample INTEGER, num_samples INTEGER,
+    counts BLOB USING COMPRESSION uncompressed, places BLOB, large BLOB);
+CREATE TABLE path_count (kind VARCHAR, count BIGINT, num_paths BIGINT);
+CREATE TABLE answer (question VARCHAR, arguments VARCHAR, answer VARCHAR);
+CREATE TABLE histogram (measure VARCHAR, bins INTEGER, answer VARCHAR);
+CREATE TABLE association (attribute VARCHAR, nmi DOUBLE, null_mean DOUBLE, null_std DOUBLE,
+    p_value DOUBLE, shuffles INTEGER, num_tokens INTEGER, shuffled VARCHAR, whose VARCHAR);
+CREATE TABLE known_token (place BIGINT, untrained_path INTEGER);
+CREATE TABLE flow (step INTEGER, source INTEGER, target INTEGER, count DOUBLE, weight DOUBLE,
+    label_id INTEGER);
+CREATE TABLE usage (step INTEGER, module INTEGER, count BIGINT, weight DOUBLE, label_id INTEGER);
+"""
+
+
+def layout_for(info: RunInfo, *, shard: bool = False) -> Layout:
+    """The layout of a new run; that of its shards, which know no paths, holds the ids with the tokens."""
+    code = code_for(info.num_modules, info.top_k)
+    layout = Layout(info.num_steps, info.top_k, info.num_modules, code)
+    by_path = info.top_k == 1 and not layout.packed and code.name == "linear" and not shard
+    return replace(layout, by_path=by_path)
+
+
+_TEXT_ONLY = {"token_id", "char_start", "char_end"}
+_VISION_ONLY = {"row", "col"}
+
+
+def token_columns(layout: Layout, info: RunInfo) -> list[tuple[str, str]]:
+    """Name and SQL type of every column of ``token``, in order; see ``coded`` for how they lie in the file.
+
+    Columns that the run cannot fill are left out: an empty one costs half as much as a full one.
+    """
+    absent = _TEXT_ONLY if info.modality == "vision" else _VISION_ONLY
+    if not info.regions:
+        absent = absent | {"region"}
+    if not info.predicts_tokens:
+        absent = absent | {"predicted_id"}
+    columns = [column for column in TOKEN_COLUMNS if column[0] not in absent]
+    if layout.packed:
+        return [*columns, ("ids", "BLOB"), ("weights", "BLOB")]
+    if not layout.by_path:
+        columns += [(name, layout.id_type) for name in layout.module_columns()]
+    columns += [(name, "UTINYINT") for name in layout.weight_columns()]
+    return columns
+
+
+def create_tables(layout: Layout, info: RunInfo) -> str:
+    """SQL that creates every table a run is filled through; ``path`` and ``path_member`` come at sealing."""
+    columns = token_columns(layout, info)
+    tables = [(coded.TABLE, coded.coded_columns(columns)), ("sample", list(SAMPLE_COLUMNS))]
+    wide = "".join(
+        f"CREATE TABLE {table} ({', '.join(f'{name} {kind}' for name, kind in columns)});\n"
+        for table, columns in tables
+    )
+    return wide + coded.view_sql(columns) + _SMALL_TABLES

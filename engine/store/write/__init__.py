@@ -1,0 +1,1 @@
+"""Writing a run file: batches in, one sealed file out."""

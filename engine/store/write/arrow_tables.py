@@ -1,0 +1,258 @@
+"""From a TraceBatch to Arrow tables of ``token`` and ``sample``: arrays only, no loop over tokens.
+
+A table has columns of its own, which follow from the batch alone and are all that a shard holds, and numbered
+ones, which follow from what came before it in the run.
+
+Shapes: n tokens, B samples, S steps, K slots, V = S·K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from tokenpaths.engine.base.records import SampleRecord, TraceBatch
+from tokenpaths.engine.store.file import columns as coded
+from tokenpaths.engine.store.file.schema import Layout
+from tokenpaths.engine.store.file.soft_tables import soft_arrays
+
+WHOLE_COLUMNS = ("token_id", "predicted_id", "row", "col", "char_start", "char_end", "region")
+_FOLDED_FIELDS = ("label", "prediction", "source", "text")
+
+
+@dataclass(frozen=True)
+class CompactBatch:
+    """A private, small copy of a batch: the caller may reuse its arrays at once."""
+
+    samples: list[SampleRecord]
+    ids: np.ndarray
+    """(n, S, K) uint8 or uint16"""
+    weights: np.ndarray
+    """(n, V) uint8, levels of the layout's code"""
+    gate_entropy: np.ndarray
+    """(n,) float32 nats, mean over the steps, NaN where unknown"""
+    entropy_sums: dict[str | None, np.ndarray]
+    """label -> (2, S): tokens whose gate entropy is known, and its sum in nats, at each step"""
+    flops: np.ndarray
+    """(n,) float32"""
+    loss: np.ndarray | None
+    """(n,) float32 nats, NaN without a target"""
+    whole: dict[str, np.ndarray]
+    """token_id, predicted_id, row, col, char_start, char_end, region where given: (n,) integers, −1 = unknown"""
+    soft: dict[str, np.ndarray]
+    """edges, gates, blocks where given: (b, …) float32"""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.ids.shape[0]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each sample (B,)."""
+        return np.array([sample.num_tokens for sample in self.samples], dtype=np.int64)
+
+
+def compact(batch: TraceBatch, layout: Layout, columns: Collection[str]) -> CompactBatch:
+    """Copy what will be stored, in the small types it is stored in; ``columns`` are those of ``token``."""
+    n = batch.num_tokens
+    entropy_nS = np.asarray(batch.gate_entropy, dtype=np.float32)
+    return CompactBatch(
+        samples=list(batch.samples),
+        ids=np.array(batch.module_ids, dtype=layout.id_dtype, order="C"),
+        weights=layout.weights.encode(batch.weights).reshape(n, layout.visits),
+        gate_entropy=entropy_nS.mean(axis=1),
+        entropy_sums=_entropy_sums(entropy_nS, batch.samples),
+        flops=np.array(batch.flops, dtype=np.float32),
+        loss=None if batch.loss is None else np.array(batch.loss, dtype=np.float32),
+        whole={
+            name: np.array(values, dtype=np.int32)
+            for name in WHOLE_COLUMNS
+            if name in columns and (values := getattr(batch, name)) is not None
+        },
+        soft=soft_arrays(batch),
+    )
+
+
+def _entropy_sums(entropy_nS: np.ndarray, samples: Sequence[SampleRecord]) -> dict[str | None, np.ndarray]:
+    """``CompactBatch.entropy_sums``: samples without label first, then labels as they come."""
+    labels = [sample.label for sample in samples]
+    label_n = np.repeat(np.arange(len(samples)), [sample.num_tokens for sample in samples])
+    if len(set(labels)) > 1:
+        first_with = {label: i for i, label in reversed(list(enumerate(labels)))}
+        label_n = np.array([first_with[label] for label in labels])[label_n]
+    else:
+        label_n[:] = 0
+    groups = np.unique(label_n).tolist()
+    sums = {}
+    for group in sorted(groups, key=lambda i: (labels[i] is not None, i)):
+        rows = entropy_nS[label_n == group]
+        known = ~np.isnan(rows)
+        sums[labels[group]] = np.stack([known.sum(axis=0), np.where(known, rows, 0.0).sum(axis=0, dtype=np.float64)])
+    return sums
+
+
+def own_token_columns(
+    batch: CompactBatch, layout: Layout, first_sample: int, *, coded_too: bool = True
+) -> dict[str, pa.Array | np.ndarray]:
+    """Columns of ``token`` that follow from the batch alone; ``sample`` counts from ``first_sample``.
+
+    ``coded_too``: with those that a run holds in another form.
+    """
+    n, lengths = batch.num_tokens, batch.lengths
+    starts = np.cumsum(lengths) - lengths
+    held = (name for name in batch.whole if coded_too or name not in coded.PLACES)
+    arrays = {
+        "sample": np.repeat(np.arange(first_sample, first_sample + len(lengths), dtype=np.int32), lengths),
+        **{name: _minus_one_is_null(batch.whole[name]) for name in held},
+        "flops": batch.flops,
+    }
+    if coded_too:
+        arrays["token"] = (np.arange(n) - np.repeat(starts, lengths)).astype(np.int32)
+        arrays["gate_entropy"] = _nan_is_null(batch.gate_entropy)
+        if batch.loss is not None:
+            arrays["loss"] = _nan_is_null(batch.loss)
+    ids_nV = batch.ids.reshape(n, layout.visits)
+    if layout.packed:
+        arrays["ids"] = _blobs(ids_nV)
+        arrays["weights"] = _blobs(batch.weights)
+    else:
+        # Transposed once, every column is contiguous and goes to Arrow without another copy.
+        if not layout.by_path:
+            arrays |= dict(zip(layout.module_columns(), np.ascontiguousarray(ids_nV.T), strict=True))
+        arrays |= dict(zip(layout.weight_columns(), np.ascontiguousarray(batch.weights.T), strict=True))
+    return arrays
+
+
+def token_table(
+    batch: CompactBatch,
+    layout: Layout,
+    *,
+    first_sample: int,
+    label_ids: np.ndarray,
+    path_ids: np.ndarray,
+    usual_flops: np.ndarray,
+    first_row: int,
+    first_char: int,
+) -> tuple[pa.Table, int]:
+    """Rows of ``token_coded``, and the ``first_char`` of the next batch.
+
+    ``label_ids`` (B,) with −1 = none, the other arrays (n,). FLOPs are NULL where they are those that the modules of
+    the ribbon have by themselves, ``usual_flops``. ``first_char``: see ``coded.chars``.
+    """
+    columns = own_token_columns(batch, layout, first_sample, coded_too=False)
+    lengths = batch.lengths
+    starts = first_row + np.cumsum(lengths) - lengths
+    for measure, values in (("loss", batch.loss), ("gate_entropy", batch.gate_entropy)):
+        unknown = np.zeros(batch.num_tokens, dtype=np.int32)
+        columns[coded.code_column(measure)] = unknown if values is None else coded.encode(values)
+    if any(name in batch.whole for name in coded.PLACES):
+        absent = np.full(batch.num_tokens, -1, dtype=np.int32)
+        start, end = (batch.whole.get(name, absent) for name in coded.PLACES)
+        places, unknown, first_char = coded.chars(start, end, lengths, first_char)
+        columns |= places | {"char_length": pa.array(places["char_length"], mask=unknown)}
+    rows = pa.table(
+        {
+            **columns,
+            "first_row": np.repeat(starts, lengths),
+            "label_id": _minus_one_is_null(np.repeat(label_ids.astype(np.int32), lengths)),
+            "path_id": path_ids,
+            "flops": pa.array(batch.flops, mask=batch.flops == usual_flops),
+        }
+    )
+    return rows, first_char
+
+
+def own_sample_columns(batch: CompactBatch, first_sample: int) -> dict[str, pa.Array | np.ndarray]:
+    """Columns of ``sample`` that follow from the batch alone; ``sample`` counts from ``first_sample``."""
+    samples, lengths = batch.samples, batch.lengths
+    return {
+        "sample": np.arange(first_sample, first_sample + len(lengths), dtype=np.int32),
+        "label": pa.array([s.label for s in samples], pa.string()),
+        "prediction": pa.array([s.prediction for s in samples], pa.string()),
+        "confidence": pa.array([s.confidence for s in samples], pa.float64()),
+        "loss": pa.array(sample_losses(batch, np.cumsum(lengths) - lengths), pa.float64()),
+        "num_tokens": lengths.astype(np.int32),
+        "text": pa.array([s.text for s in samples], pa.string()),
+        "image": pa.array([s.image for s in samples], pa.binary()),
+        "grid_rows": pa.array([s.grid[0] if s.grid else None for s in samples], pa.int32()),
+        "grid_cols": pa.array([s.grid[1] if s.grid else None for s in samples], pa.int32()),
+        "source": pa.array([s.source for s in samples], pa.string()),
+    }
+
+
+def sample_table(
+    batch: CompactBatch,
+    *,
+    first_sample: int,
+    first_row: int,
+    label_ids: np.ndarray,
+    path_ids: np.ndarray,
+    compute: np.ndarray,
+    reuse: np.ndarray,
+) -> pa.Table:
+    """Rows of ``sample``, with the means over each sample's tokens in double precision."""
+    samples, lengths = batch.samples, batch.lengths
+    starts = np.cumsum(lengths) - lengths
+    owner_n = np.repeat(np.arange(len(lengths)), lengths)
+    pairs = np.unique(owner_n * (int(path_ids.max()) + 1) + path_ids)
+    distinct = np.bincount(pairs // (int(path_ids.max()) + 1), minlength=len(lengths))
+    return pa.table(
+        {
+            **own_sample_columns(batch, first_sample),
+            "label_id": _minus_one_is_null(label_ids.astype(np.int32)),
+            "first_row": first_row + starts,
+            "gate_entropy": _means(batch.gate_entropy, starts),
+            "compute": np.add.reduceat(compute, starts) / lengths,
+            "reuse": np.add.reduceat(reuse, starts) / lengths,
+            "num_distinct_paths": distinct.astype(np.int32),
+            "search": pa.array([search_key(s) for s in samples], pa.string()),
+        }
+    )
+
+
+def sample_losses(batch: CompactBatch, starts: np.ndarray) -> Sequence[float | None]:
+    """The losses given with the samples; where one is missing, the mean over its tokens with a target."""
+    given = [sample.loss for sample in batch.samples]
+    if batch.loss is None or all(loss is not None for loss in given):
+        return given
+    known = ~np.isnan(batch.loss)
+    sums = np.add.reduceat(np.where(known, batch.loss, 0.0).astype(np.float64), starts)
+    counts = np.add.reduceat(known.astype(np.int64), starts)
+    means = [float(s / c) if c else None for s, c in zip(sums, counts, strict=True)]
+    return [mean if loss is None else loss for loss, mean in zip(given, means, strict=True)]
+
+
+def _means(values: np.ndarray, starts: np.ndarray) -> pa.Array:
+    """Mean of the known values of each sample, NULL where there are none."""
+    known = ~np.isnan(values)
+    sums = np.add.reduceat(np.where(known, values, 0.0).astype(np.float64), starts)
+    counts = np.add.reduceat(known.astype(np.int64), starts)
+    return pa.array(sums / np.maximum(counts, 1), mask=counts == 0)
+
+
+def search_key(sample: SampleRecord) -> str | None:
+    """What the filter ``q`` looks into: label, prediction, source and text, casefolded, a line each.
+
+    None where these are in ASCII: SQL then puts them in lower case itself (``queries.sample_condition``).
+    """
+    if all((getattr(sample, name) or "").isascii() for name in _FOLDED_FIELDS):
+        return None
+    return "\n".join(getattr(sample, name) or "" for name in _FOLDED_FIELDS).casefold()
+
+
+def _nan_is_null(values: np.ndarray) -> pa.Array:
+    return pa.array(values, from_pandas=True)
+
+
+def _minus_one_is_null(values: np.ndarray) -> pa.Array:
+    unknown = values < 0
+    return pa.array(values, mask=unknown) if unknown.any() else pa.array(values)
+
+
+def _blobs(rows: np.ndarray) -> pa.Array:
+    """One fixed-size binary value for each row of (n, V)."""
+    rows = np.ascontiguousarray(rows)
+    width = rows.shape[1] * rows.itemsize
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(rows), [None, pa.py_buffer(rows)])

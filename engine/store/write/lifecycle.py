@@ -1,0 +1,70 @@
+"""What a run and a shard have in common while they are written: open, then sealed or aborted, once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import HolderLock, NearlyFull, check_free
+from tokenpaths.engine.base.store_errors import WriterFailed
+
+_Writer = TypeVar("_Writer", bound="SealedOnce")
+
+
+class SealedOnce(ABC):
+    """A context manager that seals on success and leaves nothing behind on failure."""
+
+    _state = "open"
+    _title: str
+    """what is written, as a sentence names it: ``run 'a'``"""
+
+    @abstractmethod
+    def seal(self, on_stage: Callable[[str, int, int], None] = lambda name, done, of: None) -> Path:
+        """Finish; what was written has its own name from then on.
+
+        ``on_stage(name, done, of)`` is told before each stage what comes; where sealing takes no time, there are none.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Delete everything written; does nothing after ``seal`` or a second time."""
+
+    def __enter__(self: _Writer) -> _Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Any:
+        if kind is not None:
+            self.abort()
+        elif self._state == "open":
+            self.seal()
+
+    def _check_state(self) -> None:
+        """UserError where it was sealed or aborted."""
+        if self._state != "open":
+            raise UserError(f"{self._title} is {self._state}: nothing more can be written to it")
+
+
+def claim(folder: Path, lock: HolderLock, *, field: str, instead: str) -> None:
+    """Make the folder and take the lock.
+
+    Raises:
+        UserError: another process has the lock.
+        WriterFailed: the folder takes nothing; ``field`` is the setting at fault, ``instead`` what to choose.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_free(folder)
+        lock.acquire()
+    except NearlyFull as error:
+        raise WriterFailed(str(error), field=field) from error
+    except OSError as error:
+        raise WriterFailed(
+            f"nothing can be written to the folder {folder} ({error.strerror or error}): free it, or choose {instead}",
+            field=field,
+        ) from error

@@ -1,0 +1,406 @@
+"""Sealing: the summaries that pages read instead of ``token``, built once.
+
+Ribbons are read back a piece at a time and DuckDB sorts on the disk what does not fit its memory limit, so the
+memory of sealing grows with the number of paths (about 60 bytes each) but not with the width of a ribbon.
+
+Shapes: P distinct paths, S steps, K slots, V = S·K, M modules.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+from tokenpaths.engine.analysis.distribution import describe_sorted
+from tokenpaths.engine.base.records import ModuleInfo, RunInfo
+from tokenpaths.engine.store.ask.distributions import SEALED_BINS
+from tokenpaths.engine.store.ask.findings import write_findings
+from tokenpaths.engine.store.ask.path_index import write_pages
+from tokenpaths.engine.store.ask.path_tops import write_tops
+from tokenpaths.engine.store.ask.queries import level_counts
+from tokenpaths.engine.store.ask.sample_profiles import write_profiles
+from tokenpaths.engine.store.file import columns as coded
+from tokenpaths.engine.store.file.checks import check_json
+from tokenpaths.engine.store.file.flow_counter import (
+    CHUNK_ROWS,
+    FlowCounter,
+    columns_sql,
+    countable_in_sql,
+    flow_parts_sql,
+    flow_values_sql,
+    read_chunks,
+    ribbon_sql,
+    ribbons_of,
+    usage_parts_sql,
+    usage_values_sql,
+    with_modules,
+)
+from tokenpaths.engine.store.file.packed_flow_counts import count_packed, fits
+from tokenpaths.engine.store.file.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, SCHEMA_VERSION, Layout
+from tokenpaths.engine.store.file.soft_tables import SoftSums
+from tokenpaths.engine.store.file.weight_codes import code_for
+from tokenpaths.engine.store.write.arrow_insert import insert_columns, insert_rows, range_array
+from tokenpaths.engine.store.write.batch_flow_counts import Visits
+from tokenpaths.engine.store.write.path_dictionary import TAKE_ROWS, PathBook
+from tokenpaths.engine.store.write.seal_knowledge import write_associations
+from tokenpaths.engine.store.write.seal_nulls import write_nulls
+
+_STAGES = (
+    "ranking paths",
+    "paths",
+    "tokens of each path",
+    "flows and usage",
+    "nulls",
+    "what paths know",
+    "sample and histograms",
+    "findings",
+)
+NUM_STAGES = len(_STAGES) + 2
+"""the last two, writing to the disk and the answers of large runs, are the writer's"""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What the writer summed up on the way."""
+
+    book: PathBook
+    twin: PathBook
+    compute: np.ndarray
+    """(P,) by path_id, like ``reuse``"""
+    reuse: np.ndarray
+    labels: dict[str, int]
+    entropy: dict[int, np.ndarray]
+    """label_id (−1 = none) -> (2, S): known tokens and their summed gate entropy in nats"""
+    loss: tuple[int, float]
+    """tokens with a loss, and the sum of their losses"""
+    sketch: dict[str, np.ndarray]
+    twin_paths: np.ndarray | None
+    """path_ids of the twin for the tokens of ``sketch``; None without a twin of every token"""
+    num_samples: int
+    soft: SoftSums
+    visits: Visits | None
+    """flows and usage, where they were counted on the way"""
+
+
+def build_summaries(
+    con: duckdb.DuckDBPyConnection,
+    info: RunInfo,
+    modules: Sequence[ModuleInfo],
+    layout: Layout,
+    totals: Totals,
+    on_stage: Callable[[str, int, int], None],
+) -> None:
+    """Fill every table but ``token`` and ``sample``; the caller commits. ``on_stage`` as ``RunWriter.seal``."""
+
+    def stage(number: int) -> None:
+        on_stage(_STAGES[number], number, NUM_STAGES)
+
+    stage(0)
+    order = totals.book.ranked()
+    _small_tables(con, info, modules, totals)
+    _label_table(con, totals)
+    stage(1)
+    _count_by_label(con)
+    _path_table(con, layout, totals, order)
+    write_pages(con, layout, totals.book, order)
+    write_tops(con, order)
+    write_profiles(con, layout, totals.book, totals.num_samples)
+    stage(2)
+    _member_table(con)
+    stage(3)
+    _flow_and_usage(con, layout, totals)
+    _step_summary(con, totals)
+    stage(4)
+    write_nulls(con, layout, totals.book, totals.twin, order)
+    stage(5)
+    write_associations(con, totals.sketch, order, totals.twin, totals.twin_paths)
+    stage(6)
+    _sample_of_tokens(con, layout, totals.book.num_tokens)
+    _histograms(con)
+    stage(7)
+    totals.soft.write(con, info.axes)
+    write_findings(con, info, totals.soft.shapes)
+    _run_row(con, info, totals)
+
+
+def _small_tables(con: duckdb.DuckDBPyConnection, info: RunInfo, modules: Sequence[ModuleInfo], totals: Totals) -> None:
+    names = ("step", "module", "name", "kind", "num_params", "flops_per_token")
+    insert_columns(
+        con,
+        "module",
+        {name: [getattr(module, name) for module in modules] for name in names}
+        | {"step": pa.array([module.step for module in modules], pa.int32())},
+    )
+    regions = pa.array(info.regions, pa.string())
+    insert_columns(con, "region", {"region": range_array(len(info.regions)), "name": regions})
+    insert_columns(
+        con,
+        "token_text",
+        {
+            "token_id": pa.array(list(info.token_texts), pa.int32()),
+            "text": pa.array(list(info.token_texts.values()), pa.string()),
+        },
+    )
+
+
+def _label_table(con: duckdb.DuckDBPyConnection, totals: Totals) -> None:
+    con.execute(
+        "INSERT INTO label SELECT label_id, any_value(label), count(*), sum(num_tokens) FROM sample "
+        "WHERE label_id IS NOT NULL GROUP BY label_id ORDER BY label_id"
+    )
+
+
+def _path_table(con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals, order: np.ndarray) -> None:
+    """``path`` in rank order; ``first_member`` is the rowid of its first row in ``member``."""
+    con.execute(
+        f"CREATE TABLE path (path_id INTEGER, rank INTEGER, ribbon {layout.id_type}[], count BIGINT, cdf DOUBLE, "
+        "compute DOUBLE, reuse DOUBLE, first_member BIGINT, top_label VARCHAR, top_label_share DOUBLE)"
+    )
+    names, top = _top_labels(con, totals.book.num_paths)
+    before, num_tokens = 0, totals.book.num_tokens
+    for start in range(0, len(order), TAKE_ROWS):
+        path_ids = order[start : start + TAKE_ROWS]
+        ribbons, counts = totals.book.ribbons(path_ids), totals.book.counts()[path_ids]
+        offsets = np.arange(0, ribbons.size + 1, layout.visits, dtype=np.int64)
+        up_to = before + np.cumsum(counts)
+        columns = {
+            "path_id": path_ids,
+            "rank": np.arange(start + 1, start + len(path_ids) + 1, dtype=np.int32),
+            "ribbon": pa.LargeListArray.from_arrays(offsets, np.ascontiguousarray(ribbons).reshape(-1)),
+            "count": counts,
+            "cdf": up_to / num_tokens,
+            "compute": totals.compute[path_ids],
+            "reuse": totals.reuse[path_ids],
+            "first_member": up_to - counts,
+        }
+        if names:
+            best = top[path_ids]
+            without = best < 0
+            label = pa.array(len(names) - 1 - best % len(names), mask=without)
+            columns["top_label"] = pa.array(names, pa.string()).take(label)
+            columns["top_label_share"] = pa.array(best // len(names) / counts, mask=without)
+        rows = pa.table(columns)
+        for first in range(0, len(path_ids), CHUNK_ROWS):  # larger inserts leave holes in the file
+            insert_rows(con, "path", rows.slice(first, CHUNK_ROWS))
+        before = int(up_to[-1])
+
+
+def _count_by_label(con: duckdb.DuckDBPyConnection) -> None:
+    """How many tokens of each label are on each path, for two summaries; dropped by ``_flow_and_usage``."""
+    con.execute(
+        "CREATE TEMP TABLE on_path AS SELECT path_id, label_id, count(*) AS n FROM token "
+        "WHERE label_id IS NOT NULL GROUP BY path_id, label_id"
+    )
+
+
+def _top_labels(con: duckdb.DuckDBPyConnection, num_paths: int) -> tuple[list[str], np.ndarray]:
+    """Labels in the alphabet's order, and of each path (P,) its most frequent one: tokens · L + (L − 1 − place).
+
+    −1 where no token has a label. Ties go to the first in the alphabet.
+    """
+    names = [name for (name,) in con.execute("SELECT label FROM label ORDER BY label").fetchall()]
+    if not names:
+        return [], np.empty(0, dtype=np.int64)
+    top = np.full(num_paths, -1, dtype=np.int64)
+    reader = con.execute(
+        "WITH placed AS (SELECT label_id, row_number() OVER (ORDER BY label DESC) - 1 AS place FROM label) "
+        f"SELECT path_id, max(n * {len(names)} + place)::BIGINT AS best FROM on_path JOIN placed USING (label_id) "
+        "GROUP BY path_id"
+    )
+    for batch in reader.to_arrow_reader(CHUNK_ROWS):
+        top[batch.column("path_id").to_numpy()] = batch.column("best").to_numpy()
+    return names, top
+
+
+def _member_table(con: duckdb.DuckDBPyConnection) -> None:
+    con.execute(coded.MEMBER_SQL)
+    con.execute(coded.MEMBER_VIEW_SQL)
+
+
+def _flow_and_usage(con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals) -> None:
+    con.execute("DROP TABLE on_path")
+    labels = totals.labels
+    if totals.visits is not None:
+        _counted_on_the_way(con, layout, totals.visits)
+        return
+    steps = range(layout.num_steps - 1)
+    if countable_in_sql(layout):
+        con.execute(f"CREATE TEMP VIEW chosen AS SELECT * FROM {with_modules(layout)}")
+        for table, sql, keys, values in (
+            (
+                "flow",
+                flow_parts_sql(layout, steps, "label_id"),
+                "step, source, target",
+                (flow_values_sql, ("pairs", "parts")),
+            ),
+            ("usage", usage_parts_sql(layout, "label_id"), "step, module", (usage_values_sql, ("tokens", "parts"))),
+        ):
+            read, columns = values
+            con.execute(f"CREATE TEMP TABLE by_label AS {sql}")
+            con.execute(
+                f"INSERT INTO {table} BY NAME SELECT {keys}, {read(layout, *(f'sum({name})' for name in columns))}, "
+                f"{ALL_LABELS} AS label_id FROM by_label GROUP BY {keys} ORDER BY {keys}"
+            )
+            con.execute(
+                f"INSERT INTO {table} BY NAME SELECT {keys}, {read(layout, *columns)}, label_id "
+                f"FROM by_label WHERE label_id IS NOT NULL ORDER BY label_id, {keys}"
+            )
+            con.execute("DROP TABLE by_label")
+        con.execute("DROP VIEW chosen")
+        return
+    packed = layout.packed and fits(layout)
+    counted = count_packed(con, layout, list(labels.values())) if packed else _count_one_by_one(con, layout, labels)
+    for label_id, counter in counted:
+        for table, names, rows in (
+            ("flow", ("step", "source", "target", "count", "weight"), counter.flow_rows()),
+            ("usage", ("step", "module", "count", "weight"), counter.usage_rows()),
+        ):
+            if rows:
+                by_name = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+                insert_columns(con, table, {**by_name, "label_id": [label_id] * len(rows)})
+
+
+def _counted_on_the_way(con: duckdb.DuckDBPyConnection, layout: Layout, visits: Visits) -> None:
+    """Rows of ``flow`` and ``usage``: of all tokens first, then of each label."""
+    known = [(label, counts) for label, counts in sorted(visits.by_label.items()) if label >= 0]
+    for label, counts in [(ALL_LABELS, visits.total()), *known]:
+        step, source, target = (place.astype(np.int32) for place in np.nonzero(counts.links))
+        num = counts.links[step, source, target].astype(np.float64)
+        insert_columns(
+            con,
+            "flow",
+            {
+                "step": step,
+                "source": source,
+                "target": target,
+                "count": num,
+                "weight": num,
+                "label_id": np.full(len(num), label, dtype=np.int32),
+            },
+        )
+        step, module = (place.astype(np.int32) for place in np.nonzero(counts.tokens))
+        insert_columns(
+            con,
+            "usage",
+            {
+                "step": step,
+                "module": module,
+                "count": counts.tokens[step, module],
+                "weight": counts.levels[step, module] / layout.weights.whole,
+                "label_id": np.full(len(step), label, dtype=np.int32),
+            },
+        )
+
+
+def _count_one_by_one(
+    con: duckdb.DuckDBPyConnection, layout: Layout, labels: dict[str, int]
+) -> Iterator[tuple[int, FlowCounter]]:
+    """All tokens, then those of each label: a pass over ``token`` for each."""
+    for label_id in (ALL_LABELS, *labels.values()):
+        where = "" if label_id == ALL_LABELS else f" WHERE label_id = {label_id}"
+        counter = FlowCounter(layout, range(layout.num_steps - 1))
+        for columns in read_chunks(con, f"SELECT {columns_sql(layout)} FROM token{where}", layout):
+            counter.add(*ribbons_of(layout, columns))
+        yield label_id, counter
+
+
+def _step_summary(con: duckdb.DuckDBPyConnection, totals: Totals) -> None:
+    """Mean gate entropy of each step, for all tokens and for each label."""
+    all_tokens = np.sum(list(totals.entropy.values()), axis=0)
+    rows = {ALL_LABELS: all_tokens, **{k: v for k, v in totals.entropy.items() if k >= 0}}
+    columns: dict[str, list[float | int | None]] = {"step": [], "label_id": [], "num_tokens": [], "gate_entropy": []}
+    for label_id, (known_S, sum_S) in rows.items():
+        for step, (known, total) in enumerate(zip(known_S, sum_S, strict=True)):
+            columns["step"].append(step)
+            columns["label_id"].append(label_id)
+            columns["num_tokens"].append(int(known))
+            columns["gate_entropy"].append(float(total / known) if known else None)
+    insert_columns(con, "step_summary", columns)
+
+
+def _sample_of_tokens(con: duckdb.DuckDBPyConnection, layout: Layout, num_tokens: int) -> None:
+    """``token_sample``: one million tokens by hash, what a filter asks for; of smaller runs a view of everything."""
+    if num_tokens <= SAMPLE_TABLE_ROWS:
+        con.execute(f"CREATE VIEW token_sample AS SELECT * EXCLUDE (rowid) FROM {with_modules(layout)}")
+        return
+    own = ["ids", "weights"] if layout.packed else layout.weight_columns()
+    own = own if layout.packed or layout.by_path else [*layout.module_columns(), *own]
+    held = [f"token.{name}" for name in ("sample", "token", "label_id", "path_id", *own)]
+    con.execute(
+        f"CREATE TABLE token_sample AS SELECT {', '.join([*held, *ribbon_sql(layout)])} "
+        f"FROM token{' JOIN path USING (path_id)' if layout.by_path else ''} "
+        f"WHERE hash(sample, token) < {int(2**64 * SAMPLE_TABLE_ROWS / num_tokens)}::UBIGINT"
+    )
+
+
+def _histograms(con: duckdb.DuckDBPyConnection) -> None:
+    """The histograms of all tokens that a page asks for first, so that it never scans for them."""
+    for measure in coded.MEASURES:
+        found = con.execute(level_counts(measure, "true")).fetchnumpy()
+        values, counts = found["value"], found["num"]
+        if len(values):
+            parts, limits = _repeated(values, counts), (float(values[0]), float(values[-1]))
+            described = describe_sorted(parts, SEALED_BINS, num=int(counts.sum()), limits=limits)
+            con.execute("INSERT INTO histogram VALUES (?, ?, ?)", [measure, SEALED_BINS, json.dumps(described)])
+
+
+def _repeated(values: np.ndarray, counts: np.ndarray) -> Iterator[np.ndarray]:
+    """Each value as often as ``counts`` says, in their order, ``CHUNK_ROWS`` at a time."""
+    stops = np.cumsum(counts)
+    for start in range(0, int(stops[-1]), CHUNK_ROWS):
+        rows = np.arange(start, min(start + CHUNK_ROWS, int(stops[-1])))
+        yield values[np.searchsorted(stops, rows, side="right")]
+
+
+def _run_row(con: duckdb.DuckDBPyConnection, info: RunInfo, totals: Totals) -> None:
+    # Means are added up by one thread: several come in another order each time, and round otherwise.
+    threads = con.execute("SELECT current_setting('threads')").fetchall()[0][0]
+    con.execute("SET threads = 1")
+    # A sample whose label the model never learnt has a prediction but no loss: it says nothing of accuracy.
+    accuracy = con.execute(
+        "SELECT CASE WHEN 2 * count(loss) >= count(*) "
+        "THEN avg((prediction = label)::INTEGER) FILTER (WHERE loss IS NOT NULL) END "
+        "FROM sample WHERE prediction IS NOT NULL AND label IS NOT NULL"
+    ).fetchall()[0][0]
+    # Of texts the mean over tokens with a target, of images the mean over samples.
+    # Likewise a mean over the few images whose label the model knows would stand for all.
+    enough = "1" if info.modality == "text" else "CASE WHEN 2 * count(loss) >= count(*) THEN 1 END"
+    with_loss, total = totals.loss
+    if info.modality == "text" and with_loss:
+        loss = total / with_loss
+    else:
+        loss = con.execute(f"SELECT {enough} * avg(loss) FROM sample").fetchall()[0][0]
+    means = con.execute("SELECT sum(count * compute) / sum(count), sum(count * reuse) / sum(count) FROM path")
+    mean_compute, mean_reuse = means.fetchall()[0]
+    con.execute(f"SET threads = {threads}")
+    values = [
+        info.run_id,
+        info.model,
+        info.family,
+        info.modality,
+        info.dataset,
+        info.split,
+        totals.num_samples,
+        totals.book.num_tokens,
+        info.num_steps,
+        info.num_modules,
+        info.top_k,
+        totals.book.num_paths,
+        accuracy,
+        loss,
+        mean_compute,
+        mean_reuse,
+        check_json(info.weight_semantics, "weight_semantics"),
+        check_json(info.config, "config"),
+        info.checkpoint_sha256,
+        info.engine_version,
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        SCHEMA_VERSION,
+        code_for(info.num_modules, info.top_k).name,
+    ]
+    con.execute(f"INSERT INTO run VALUES ({', '.join('?' * len(values))})", values)

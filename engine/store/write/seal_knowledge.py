@@ -1,0 +1,75 @@
+"""What paths know, worked out when a run is sealed: NMI of path and attribute, of the run and of its untrained twin.
+
+Labels are shuffled over whole samples, all others as sequences (``association.Sequences``), as ``knowledge`` does.
+Tokens of one sample are alike, so shuffling them one by one would call anything knowledge.
+
+Shapes: n tokens of the hash sample, P distinct paths.
+"""
+
+from __future__ import annotations
+
+import duckdb
+import numpy as np
+from tokenpaths.engine.analysis.association import associations, places_in
+from tokenpaths.engine.store.write.arrow_insert import insert_columns
+from tokenpaths.engine.store.write.path_dictionary import PathBook
+from tokenpaths.engine.store.write.seal_nulls import NULL_SEED
+
+ATTRIBUTES = {"label": "samples", "region": "sequences", "token_id": "sequences"}
+"""what is asked for -> what is shuffled"""
+OWN, UNTRAINED = "observed", "untrained"
+
+
+def write_associations(
+    con: duckdb.DuckDBPyConnection,
+    sketch: dict[str, np.ndarray],
+    order: np.ndarray,
+    twin: PathBook,
+    twin_paths: np.ndarray | None,
+) -> None:
+    """NMI(path; attribute) on the hash sample of tokens, of those that have the attribute; and ``known_token``.
+
+    ``order`` (P,) is the path_id of each rank, ``twin_paths`` (n,) the twin's path_id of the same tokens.
+    """
+    # Paths go in by rank: their numbers, and with them the last digit, depend on the batches.
+    rank_of = np.empty(len(order), dtype=np.int32)
+    rank_of[order] = np.arange(len(order), dtype=np.int32)
+    paths = {OWN: rank_of[sketch["path_id"]]}
+    columns = {"place": sketch["place"]}
+    if twin_paths is not None:
+        columns["untrained_path"] = paths[UNTRAINED] = _numbered(twin, twin_paths)
+    insert_columns(con, "known_token", columns)
+    for attribute, shuffled in ATTRIBUTES.items():
+        known = sketch[attribute] >= 0
+        if known.sum() < 2 or len(np.unique(sketch[attribute][known])) < 2:
+            continue
+        sample_n, token_n = sketch["sample"][known], sketch["token"][known]
+        found = associations(
+            [of[known] for of in paths.values()],
+            sketch[attribute][known],
+            groups=sample_n if shuffled == "samples" else None,
+            sequences=None if shuffled == "samples" else places_in(sample_n, token_n, by_place=attribute == "region"),
+            seed=NULL_SEED,
+        )
+        for whose, one in zip(paths, found, strict=True):
+            con.execute(
+                "INSERT INTO association VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [
+                    attribute,
+                    one.nmi,
+                    one.null_mean,
+                    one.null_std,
+                    one.p_value,
+                    one.shuffles,
+                    one.num_tokens,
+                    shuffled,
+                    whose,
+                ],
+            )
+
+
+def _numbered(book: PathBook, path_ids: np.ndarray) -> np.ndarray:
+    """(n,) paths numbered by their ribbons: the same numbers however the run was cut into batches."""
+    distinct, place_n = np.unique(path_ids, return_inverse=True)
+    _, number = np.unique(book.ribbons(distinct), axis=0, return_inverse=True)
+    return number.reshape(-1)[place_n.reshape(-1)].astype(np.int32)

@@ -1,0 +1,1 @@
+"""A model over a data set, batch by batch, into a run."""

@@ -1,0 +1,1 @@
+"""Training of DiPaCo: documents, recipe, path workers, outer steps, report."""

@@ -1,0 +1,306 @@
+"""After DiPaCo training: the learned re-router, the numbers, the checkpoint and its card.
+
+Shapes: N sequences, T tokens, P paths.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import write_atomically
+from tokenpaths.engine.data.tokenizer import TextTokenizer
+from tokenpaths.engine.models.checkpoint import CARD, CONFIG, WEIGHTS, build_model, read_checkpoint, save_checkpoint
+from tokenpaths.engine.models.dipaco import DiPaCo, PathModel
+from tokenpaths.engine.models.dipaco_router import best_continuation, fit_rerouter, nearest
+from tokenpaths.engine.train.dipaco.documents import Sequences, document_features, path_scores
+from tokenpaths.engine.train.dipaco.path_report import (
+    PathScores,
+    bounds,
+    chosen_paths,
+    perplexity_by_label,
+    reroute_curve,
+    shard_table,
+)
+from tokenpaths.engine.train.dipaco.train_dipaco import DiPaCoRun
+from tokenpaths.engine.train.loop import describe_machine
+from torch import Tensor
+
+TOKENIZER = "tokenizer.json"
+WHERE = "English text of five domains (OLMoE routing-analysis texts: C4, books, Wikipedia, GitHub, arXiv; WikiText-2, "
+WHERE += "GSM8K, HumanEval, Tiny Shakespeare, NLTK corpora)"
+
+
+@torch.no_grad()
+def routed_numbers(
+    paths: Sequence[PathModel], chosen: Int[Tensor, " N"], sequences: Sequences, prefix: int
+) -> dict[str, float]:
+    """Loss, perplexity and accuracy behind the prefix in float32, each sequence on its own path only."""
+    total = right = count = 0.0
+    for p, model in enumerate(paths):
+        rows = (chosen == p).nonzero().squeeze(1)
+        rows = rows[sequences.length[rows].argsort(descending=True, stable=True)]
+        for part in rows.split(16):
+            if not len(part):
+                continue
+            inputs, targets = sequences.batch(part)
+            targets[:, : prefix - 1] = -100
+            known = targets >= 0
+            logits = model.ends.head(model.hidden(inputs)[known]).float()
+            total += float(torch.nn.functional.cross_entropy(logits, targets[known], reduction="sum"))
+            right += float((logits.argmax(dim=-1) == targets[known]).sum())
+            count += int(known.sum())
+    loss = total / count
+    return {"loss": loss, "perplexity": math.exp(loss), "accuracy": right / count, "count": int(count)}
+
+
+def document_paths(model: DiPaCo, sequences: Sequences) -> Int[Tensor, " N"]:
+    """The path of each sequence by the document's router."""
+    features = document_features(model.router, sequences).to(model.device)
+    return nearest(model.router.scores(features))[:, 0].cpu()
+
+
+def train_rerouter(
+    model: DiPaCo,
+    sequences: Sequences,
+    *,
+    horizon: int | None = 64,
+    iterations: int = 300,
+    batch_size: int = 16,
+    learning_rate: float = 5e-4,
+    seed: int = 0,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, float]:
+    """Score sequences set aside with every path, and learn the best continuation at every token.
+
+    A quarter of the sequences is held back from the learning; returns the learned router's
+    accuracy on it, and that of always naming its most frequent path.
+    """
+    paths = [model.path_model(p) for p in range(model.config.num_paths)]
+    scores = path_scores(paths, sequences, on_progress=on_progress)
+    wanted = best_continuation(scores, horizon)
+    inside = torch.arange(wanted.shape[1]) < (sequences.length - 1)[:, None]
+    wanted[~inside] = -100
+    # Every fourth document: none is on both sides.
+    held = torch.isin(sequences.document, sequences.document.unique()[::4])
+    learn, check = (~held).nonzero().squeeze(1), held.nonzero().squeeze(1)
+    if not len(learn):
+        raise UserError(
+            f"{len(sequences.document.unique())} documents are set aside for the re-router, which needs two at least: "
+            "raise router_share",
+            field="router_share",
+        )
+
+    def batch(i: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + i)
+        rows = learn[torch.randint(len(learn), (batch_size,), generator=generator)]
+        ids, _ = sequences.batch(rows)
+        return ids.to(model.device), wanted[rows, : ids.shape[1]].to(model.device)
+
+    losses = fit_rerouter(model.router, batch, iterations, learning_rate=learning_rate)
+    right, count, frequent = 0, 0, torch.zeros(model.config.num_paths)
+    with torch.no_grad():
+        for rows in check.split(32):
+            ids, _ = sequences.batch(rows)
+            goal = wanted[rows, : ids.shape[1]]
+            known = goal >= 0
+            named = model.router.running_scores(ids.to(model.device)).argmax(dim=-1).cpu()
+            right += int((named == goal)[known].sum())
+            count += int(known.sum())
+            frequent += torch.bincount(goal[known], minlength=len(frequent))
+    return {
+        "loss": sum(losses[-20:]) / len(losses[-20:]),
+        "accuracy": right / max(1, count),
+        "most_frequent": float(frequent.max()) / max(1, count),
+        "sequences": len(learn),
+    }
+
+
+def findings(found: PathScores, model: DiPaCo, sequences: Sequences) -> dict[str, Any]:
+    """What the views show of a model: perplexity against W, its bounds, shards and labels."""
+    once = chosen_paths(found, None)
+    table = shard_table(
+        found.document.numpy(),
+        sequences.label.numpy(),
+        sequences.labels,
+        model.config.num_paths,
+        documents=sequences.document.numpy(),
+    )
+    known = table.association
+    return {
+        "rerouting": [_rounded(asdict(point)) for point in reroute_curve(found)] if found.running is not None else [],
+        "bounds": _rounded(bounds(found)),
+        "by_label": _rounded(perplexity_by_label(found, once, sequences)),
+        "shards": {
+            "sizes": table.sizes.tolist(),
+            "labels": list(table.labels),
+            "counts": table.counts.tolist(),
+            "nmi": None if known is None else _rounded(asdict(known)),
+        },
+    }
+
+
+def _rounded(row: dict[str, Any]) -> dict[str, Any]:
+    return {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
+
+
+def export(run: DiPaCoRun, out: Path, tokenizer: TextTokenizer, command: str, base: DiPaCoRun | None = None) -> DiPaCo:
+    """The checkpoint that ships, read back: what it says is measured on this one."""
+    training = {
+        "recipe": json.loads(run.recipe.model_dump_json(exclude={"model"})),
+        "iterations": run.outer * run.recipe.inner_iterations,
+        "paths": run.recipe.model.num_paths,
+        "sizes": run.sizes,
+        "wall_seconds": round(run.seconds),
+        "machine": describe_machine(),
+        "command": command,
+        "date": datetime.now(UTC).date().isoformat(),
+        "history": run.history,
+    }
+    if base is not None:
+        training["base"] = {
+            "iterations": base.outer * base.recipe.inner_iterations,
+            "batch_size": base.recipe.batch_size,
+            "learning_rate": base.recipe.learning_rate,
+        }
+    save_checkpoint(out, run.model, training=training)
+    tokenizer.save(out / TOKENIZER)
+    model = build_model(read_checkpoint(out))
+    assert isinstance(model, DiPaCo)
+    return model
+
+
+def note(folder: Path, validation: dict[str, Any]) -> None:
+    """Add numbers to the checkpoint's validation, and write its card again."""
+    about = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    about["validation"] |= validation
+    write_atomically(folder / CONFIG, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
+    write_card(folder)
+
+
+def write_card(folder: Path) -> Path:
+    """``card.md`` from what the checkpoint's configuration says of itself."""
+    checkpoint = read_checkpoint(folder)
+    config, training, numbers = checkpoint.config, checkpoint.training, checkpoint.validation
+    recipe, size = training["recipe"], (folder / WEIGHTS).stat().st_size
+    grid = "×".join(str(k) for k in config.levels)
+    lines = [
+        f"# {checkpoint.name}",
+        "",
+        f"A {grid} DiPaCo: {config.num_paths} paths, each one module of {config.blocks[0]} transformer blocks a level, "
+        f"width {config.width}, {config.heads} heads, embedding and unembedding shared. A document's path follows "
+        f"from its first {config.prefix} tokens ({config.router} router on the features of the base path).",
+        "",
+        f"- weights: bfloat16 safetensors (the router's scores float32), {size / 2**20:.1f} MiB, base path and learned "
+        "re-router included",
+        f"- data: `english_train.parquet`, validated on `english_val.parquet`: {WHERE}",
+        f"- command: `{training['command']}`",
+        *(
+            [f"- base: {b['iterations']} iterations of {b['batch_size']} sequences, rate {b['learning_rate']:g}"]
+            if (b := training.get("base"))
+            else []
+        ),
+        f"- paths: {training['iterations']} iterations of {recipe['batch_size']} sequences each, an outer step "
+        f"(rate {recipe['outer_rate']:g}, Nesterov momentum {recipe['outer_momentum']:g}) every "
+        f"{recipe['inner_iterations']}, in "
+        f"{training['wall_seconds'] / 60:.0f} minutes on {training['machine']}, finished {training['date']}",
+        f"- inner: {recipe['schedule']} schedule, peak rate {recipe['learning_rate']:g}, AdamW "
+        f"{tuple(recipe['betas'])}, weight decay {recipe['weight_decay']:g}, seed {recipe['seed']}; shard sizes "
+        f"{', '.join(map(str, training['sizes']))}",
+        "",
+        "## Validation",
+        "",
+        f"Behind the routing prefix, on the shipped weights in float32, {numbers.get('count', 0):,} tokens.",
+        "",
+        *_numbers(checkpoint.name, numbers),
+        *_rerouting(numbers),
+        *_shards(numbers),
+        "",
+        "## Curve",
+        "",
+        *_curve(training["history"]),
+        "",
+        "## Limits",
+        "",
+        f"A small model for looking at routing, not for use: a context of {config.context} tokens, a vocabulary of "
+        f"{config.vocab_size:,}, a few hundred iterations. The learned re-router tunes one block of the base, the "
+        "paper's the whole base.",
+        "",
+    ]
+    write_atomically(folder / CARD, "\n".join(lines).encode())
+    return folder / CARD
+
+
+def _numbers(name: str, numbers: dict[str, Any]) -> list[str]:
+    rows = {name: numbers} | numbers.get("beside", {})
+    return [
+        "| model | loss (nats) | perplexity | accuracy |",
+        "|---|---|---|---|",
+        *(
+            f"| {k} | {v['loss']:.3f} | {v['perplexity']:.1f} | {v['accuracy']:.1%} |"
+            for k, v in rows.items()
+            if "loss" in v
+        ),
+    ]
+
+
+def _rerouting(numbers: dict[str, Any]) -> list[str]:
+    if not numbers.get("rerouting"):
+        return []
+    limits = numbers["bounds"]
+    return [
+        "",
+        "## Routing again every W tokens",
+        "",
+        "| W | perplexity | decisions that switch | paths a sequence |",
+        "|---|---|---|---|",
+        *(
+            f"| {row['every'] or 'once'} | {row['perplexity']:.2f} | {row['switched']:.0%} | "
+            f"{row['paths_per_sequence']:.2f} |"
+            for row in numbers["rerouting"]
+        ),
+        "",
+        f"Best single path for all: {limits['best_single_path']:.2f}; each sequence's best path in hindsight: "
+        f"{limits['best_in_hindsight']:.2f}.",
+    ]
+
+
+def _shards(numbers: dict[str, Any]) -> list[str]:
+    if "shards" not in numbers:
+        return []
+    shards = numbers["shards"]
+    lines = [
+        "",
+        "## Domains by path",
+        "",
+        "| | " + " | ".join(f"path {p}" for p in range(len(shards["sizes"]))) + " |",
+        "|---|" + "---|" * len(shards["sizes"]),
+        *(
+            f"| {label} | " + " | ".join(map(str, row)) + " |"
+            for label, row in zip(shards["labels"], shards["counts"], strict=True)
+        ),
+    ]
+    if known := shards["nmi"]:
+        lines += [
+            "",
+            f"NMI of path and domain {known['nmi']:.3f}, shuffled {known['null_mean']:.3f}, "
+            f"p = {known['p_value']:.3f}.",
+        ]
+    return lines
+
+
+def _curve(history: list[dict[str, Any]]) -> list[str]:
+    mean = lambda xs: sum(x for x in xs if x is not None) / max(1, sum(x is not None for x in xs))  # noqa: E731
+    return [
+        "| outer step | mean training loss | mean loss set aside |",
+        "|---|---|---|",
+        *(f"| {row['outer']} | {mean(row['train_loss']):.3f} | {mean(row['stop_loss']):.3f} |" for row in history),
+    ]

@@ -1,0 +1,308 @@
+"""Six languages for the H-Model and the plain transformers beside it: data, recipes, training, checkpoint.
+
+    python -m tokenpaths.engine.train.train_hmodel --data <data folder> --work <folder> [--export data/models] [recipe
+    …]
+
+Sizes are those of the paper's section 6.4 (width 128, feed-forward 256) and its table 2: four hidden layers
+with four iterations, six with one, and transformers of one and six layers. Every recipe sees the same batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import write_atomically
+from tokenpaths.engine.data.tokenizer import TextTokenizer
+from tokenpaths.engine.models.checkpoint import CARD, CONFIG, build_model, read_checkpoint
+from tokenpaths.engine.models.hmodel.hmodel import HModel, HModelConfig
+from tokenpaths.engine.models.hmodel.plain_transformer import plain_transformer
+from tokenpaths.engine.train.corpora import TextCorpus, require_file
+from tokenpaths.engine.train.finish import TOKENIZER
+from tokenpaths.engine.train.loop import Progress, TrainingRun, evaluate, export, train
+from tokenpaths.engine.train.recipes import Recipe
+
+HELD_OUT = 0.1
+"""share of each language's training texts that no model and no tokenizer sees"""
+SEED = 0
+SHIPPED = "hmodel-languages"
+SOURCES = (
+    "Universal Dependencies (German GSD, Chinese GSD and PUD, English EWT, Ukrainian IU, Arabic PUD), MasakhaNEWS "
+    "(Swahili), Universal Declaration of Human Rights"
+)
+
+_DEEP = HModelConfig(
+    modality="text",
+    hidden=("transformer",) * 4,
+    iterations=4,
+    width=128,
+    heads=4,
+    mlp_width=256,
+    vocab_size=4096,
+    context=128,
+)
+_WIDE = _DEEP.model_copy(update={"hidden": _DEEP.hidden[:1] * 6, "iterations": 1})
+_SEQUENCE: dict[str, Any] = {"pooling": "sequence"}
+_TRAIN: dict[str, Any] = dict(
+    train_file="text/languages_train.parquet",
+    val_file="text/languages_val.parquet",
+    batch_size=32,
+    iterations=400,  # 1.6 M tokens, four passes
+    learning_rate=3e-3,
+    warmup=40,
+    schedule="constant-linear",
+    weight_decay=0.1,
+    betas=(0.9, 0.95),
+)
+
+HMODEL_RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(name=SHIPPED, family="hmodel", model=_DEEP, **_TRAIN),
+        Recipe(name=f"{SHIPPED}-wide", family="hmodel", model=_WIDE, **_TRAIN),
+        # The paper's pooling: one c for the whole sequence, which tells every position of the tokens to come.
+        Recipe(name=f"{SHIPPED}-sequence", family="hmodel", model=_DEEP.model_copy(update=_SEQUENCE), **_TRAIN),
+        Recipe(name=f"{SHIPPED}-wide-sequence", family="hmodel", model=_WIDE.model_copy(update=_SEQUENCE), **_TRAIN),
+        Recipe(name="plain-languages-1", model=plain_transformer(_DEEP, 1), **_TRAIN),
+        Recipe(name="plain-languages-6", model=plain_transformer(_DEEP, 6), **_TRAIN),
+    )
+}
+
+
+@dataclass(frozen=True)
+class LabelledTexts:
+    """Texts with their languages, sorted by language."""
+
+    texts: tuple[str, ...]
+    languages: tuple[str, ...]
+
+    def corpus(self, tokenizer: TextTokenizer) -> TextCorpus:
+        """One row of tokens; a window rarely crosses from one language into another."""
+        parts = [
+            part
+            for ids in tokenizer.encode_batch(list(self.texts))
+            for part in (ids, np.array([tokenizer.end_id], dtype=np.int32))
+        ]
+        return TextCorpus(torch.from_numpy(np.concatenate(parts)), tokenizer)
+
+
+@dataclass(frozen=True)
+class Languages:
+    """What is trained on, the seeded tenth that is not, and the validation file."""
+
+    train: LabelledTexts
+    held_out: LabelledTexts
+    val: LabelledTexts
+
+
+def load_languages(data: Path) -> Languages:
+    """Read the two files and hold out a tenth of each language.
+
+    Raises:
+        UserError: a file is missing, or a language has too few texts to hold one out.
+    """
+    train, val = (_read(data / _TRAIN[name]) for name in ("train_file", "val_file"))
+    held: set[int] = set()
+    rng = np.random.default_rng(SEED)
+    for language in sorted(set(train.languages)):
+        rows = np.flatnonzero(np.array(train.languages) == language)
+        if len(rows) < 2:
+            raise UserError(f"language {language!r} has {len(rows)} text; holding one out needs two", field="data")
+        held.update(rng.permutation(rows)[: max(1, round(HELD_OUT * len(rows)))].tolist())
+    return Languages(_rows(train, lambda i: i not in held), _rows(train, lambda i: i in held), val)
+
+
+def _rows(texts: LabelledTexts, wanted) -> LabelledTexts:
+    kept = [i for i in range(len(texts.texts)) if wanted(i)]
+    return LabelledTexts(tuple(texts.texts[i] for i in kept), tuple(texts.languages[i] for i in kept))
+
+
+def _read(path: Path) -> LabelledTexts:
+    require_file(path)
+    table = pq.read_table(path, columns=["text", "language"])
+    pairs = sorted(zip(table["language"].to_pylist(), table["text"].to_pylist(), strict=True), key=lambda p: p[0])
+    return LabelledTexts(tuple(text for _, text in pairs), tuple(language for language, _ in pairs))
+
+
+def tokenizer_for(languages: Languages, work: Path, vocab_size: int = _DEEP.vocab_size) -> TextTokenizer:
+    """The tokenizer in ``work``; trained on the training texts if there is none yet."""
+    path = work / TOKENIZER
+    if not path.exists():
+        TextTokenizer.train(languages.train.texts, vocab_size).save(path)
+    return TextTokenizer.load(path)
+
+
+def ship(run: TrainingRun, languages: Languages, tokenizer: TextTokenizer, folder: Path, command: str) -> Path:
+    """Export, read the export back, measure *it* in float32 on both validation sets, write the card."""
+    out = export(run, folder / run.recipe.name, (), {}, command)
+    tokenizer.save(out / TOKENIZER)
+    model = build_model(read_checkpoint(out))
+    cpu = torch.device("cpu")
+    parts = {"held_out": languages.held_out, "val": languages.val}
+    numbers = {name: evaluate(model, part.corpus(tokenizer), cpu, precise=True) for name, part in parts.items()}
+    rounded = {name: {k: round(v, 4) for k, v in row.items()} for name, row in numbers.items()}
+    note(out, rounded["val"] | {"file": run.recipe.val_file, "held_out": rounded["held_out"]})
+    return out
+
+
+def note(folder: Path, validation: dict) -> None:
+    """Add numbers to the checkpoint's validation, and write its card again."""
+    about = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    about["validation"] |= validation
+    write_atomically(folder / CONFIG, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
+    write_card(folder)
+
+
+def write_card(folder: Path) -> Path:
+    """``card.md`` from what the checkpoint's configuration says of itself."""
+    checkpoint = read_checkpoint(folder)
+    config, training, numbers = checkpoint.config, checkpoint.training, checkpoint.validation
+    recipe = training["recipe"]
+    size = (folder / "model.safetensors").stat().st_size
+    with torch.device("meta"):
+        params = sum(p.numel() for p in HModel(config).parameters())
+    lines = [
+        f"# {checkpoint.name}",
+        "",
+        f"An H-Model for six languages (Arabic, Chinese, English, German, Swahili, Ukrainian): {config.num_modules} "
+        f"hidden layers ({', '.join(layer.kind for layer in config.hidden)}) that run {config.iterations} times and "
+        f"choose by themselves which layers they send their state to; width {config.width}, {config.heads} heads, "
+        f"connections by {config.pooling} pooling, α {config.alpha:g}, α_rate {config.alpha_rate:g}.",
+        "",
+        f"- weights: bfloat16 safetensors, {size / 2**20:.1f} MiB; {params / 1e6:.2f} M parameters",
+        f"- data: `{recipe['train_file']}` without a seeded tenth of each language, which is held out, validated on "
+        f"`{recipe['val_file']}`: {SOURCES}",
+        f"- command: `{training['command']}`",
+        f"- trained {training['iterations']:,} iterations of {recipe['batch_size']} × {config.context} tokens in "
+        f"{training['wall_seconds'] / 60:.0f} minutes on {training['machine']}, finished {training['date']}",
+        f"- {recipe['schedule']} schedule, peak rate {recipe['learning_rate']:g}, AdamW {tuple(recipe['betas'])}, "
+        f"weight decay {recipe['weight_decay']:g}, seed {recipe['seed']}",
+        "",
+        "## Validation",
+        "",
+        "| | loss (nats) | perplexity | next-token accuracy | tokens |",
+        "|---|---|---|---|---|",
+        *(
+            _row(name, row)
+            for name, row in (
+                ("held-out tenth, six languages", numbers.get("held_out")),
+                ("validation file, five languages", numbers),
+            )
+            if row
+        ),
+        *_beside(numbers.get("beside")),
+        *_routing(numbers.get("routing")),
+        "",
+        "## Curve (on the held-out tenth)",
+        "",
+        *_curve(training["history"]),
+        "",
+        "## Limits",
+        "",
+        "A small model for looking at routing, not for use: a context of 128 tokens, a vocabulary of 4 096, 1.2 MB "
+        "of training text.",
+        "",
+    ]
+    write_atomically(folder / CARD, "\n".join(lines).encode())
+    return folder / CARD
+
+
+def _row(name: str, row: dict) -> str:
+    return f"| {name} | {row['loss']:.3f} | {row['perplexity']:.1f} | {row['accuracy']:.1%} | {row['count']:,} |"
+
+
+def _beside(models: dict | None) -> list[str]:
+    """Models of the same recipe, measured by ``benchmarks/hmodel.py``."""
+    if not models:
+        return []
+    return [
+        "",
+        "Beside it, same batches, on the held-out tenth:",
+        "",
+        "| model | parameters | loss (nats) | accuracy |",
+        "|---|---|---|---|",
+        *(
+            f"| {name} | {row['params'] / 1e6:.2f} M | {row['loss']:.3f} | {row['accuracy']:.1%} |"
+            for name, row in models.items()
+        ),
+    ]
+
+
+def _routing(numbers: dict | None) -> list[str]:
+    if not numbers:
+        return []
+    distance, chain = numbers["distance"], numbers["chain"]
+    return [
+        "",
+        "## Routing",
+        "",
+        f"On {numbers['texts']} held-out texts, untrained twin in brackets.",
+        "",
+        f"- distance of c between / within languages: {distance['ratio']:.2f} ({distance['untrained_ratio']:.2f}); "
+        f"shuffled labels {distance['null_mean']:.2f}, p = {distance['p_value']:.3f}",
+        f"- NMI of the strongest chain with the language: {chain['nmi']:.2f}, shuffled {chain['null_mean']:.2f}, "
+        f"p = {chain['p_value']:.3f}",
+        f"- self-connection share {numbers['self_share']:.3f} (all connections equal: "
+        f"{numbers['equal_self_share']:.3f}); stability {numbers['stability']:.4f}",
+    ]
+
+
+def _curve(history: Sequence[dict]) -> list[str]:
+    keys = [
+        k
+        for k in ("iteration", "train_loss", "val_loss", "val_accuracy", "mean_connection", "self_share")
+        if k in history[-1]
+    ]
+    return [
+        "| " + " | ".join(k.replace("_", " ") for k in keys) + " |",
+        "|" + "---|" * len(keys),
+        *("| " + " | ".join(str(entry[k]) for k in keys) + " |" for entry in history),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with text/languages_*.parquet")
+    parser.add_argument("--work", type=Path, required=True, help="tokenizer, states and logs; continues what it holds")
+    parser.add_argument("--export", type=Path, help=f"write the checkpoint {SHIPPED} below this folder")
+    parser.add_argument("recipes", nargs="*", choices=[[], *HMODEL_RECIPES], help="default: all")
+    arguments = parser.parse_args()
+    languages = load_languages(arguments.data)
+    tokenizer = tokenizer_for(languages, arguments.work)
+    corpus, held_out = languages.train.corpus(tokenizer), languages.held_out.corpus(tokenizer)
+    for name in arguments.recipes or HMODEL_RECIPES:
+        run = train(
+            HMODEL_RECIPES[name],
+            corpus,
+            held_out,
+            arguments.work / name,
+            check_every=100,
+            on_progress=partial(_tell, name),
+        )
+        if arguments.export and name == SHIPPED:
+            command = f"tokenpaths train {name} --data <data folder> --work <folder> --export <folder>"
+            print(ship(run, languages, tokenizer, arguments.export, command))
+
+
+def _tell(name: str, progress: Progress) -> None:
+    if progress.iteration % 10 == 0:
+        print(
+            f"{name} {progress.iteration}/{progress.iterations} loss {progress.loss:.3f} "
+            f"{progress.rate_per_s:.2f} it/s {progress.note}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

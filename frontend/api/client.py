@@ -1,0 +1,343 @@
+"""The only place that speaks HTTP: the API's answers as dicts, every failure as a sentence.
+
+Answers of sealed runs never change, so each one is kept with its ETag and asked for again with
+``If-None-Match``: the API then says 304 in a millisecond, or 404 if the run was deleted meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+from tokenpaths.frontend.api.problem import ApiError, Down, NotFound, Refused, error_of
+
+__all__ = ["ApiError", "Client", "Down", "NotFound", "Refused"]
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+KEPT_ANSWERS = 256
+PAGE_LIMIT = 500
+
+
+class Client:
+    """Answers of the REST API as plain dicts. Safe to share between sessions and threads.
+
+    Raises
+    ------
+    ApiError
+        Or one of its children, from every method; never an ``httpx`` exception.
+    """
+
+    def __init__(
+        self, url: str | None = None, token: str | None = None, *, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        self.url = (url or os.environ.get("TOKENPATHS_API_URL") or DEFAULT_URL).rstrip("/")
+        token = token if token is not None else os.environ.get("TOKENPATHS_TOKEN", "")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.has_token = bool(token)
+        self._kept: OrderedDict[str, tuple[str, Any]] = OrderedDict()
+        self._lock = threading.Lock()
+        try:
+            self._http = httpx.Client(
+                base_url=self.url + "/api/v1",
+                headers=headers,
+                transport=transport,
+                trust_env=False,
+                timeout=httpx.Timeout(60.0, connect=3.0),
+                follow_redirects=False,
+            )
+        except (httpx.InvalidURL, ValueError, UnicodeError) as error:
+            raise Down(
+                f"“{self.url}” is not an address of an API ({error}).",
+                "Set TOKENPATHS_API_URL to something like http://127.0.0.1:8000.",
+            ) from error
+
+    # -- runs ---------------------------------------------------------------------------------
+    def runs(self) -> list[dict[str, Any]]:
+        """The cards of all runs, newest first as the API sorts them."""
+        return list(self._pages("/runs", "runs", {}, most=2000))
+
+    def run(self, run: str) -> dict[str, Any]:
+        return self._get(f"/runs/{_part(run)}")
+
+    def flow(self, run: str, **query: Any) -> dict[str, Any]:
+        """Nodes, links; query: steps, label, min_share, paths, through, limit, merge_share, most_modules, sampled."""
+        return self._get(f"/runs/{_part(run)}/flow", query)
+
+    def paths(self, run: str, *, most: int = 100, **query: Any) -> dict[str, Any]:
+        """The first ``most`` paths in the wanted order, as one answer."""
+        return self._collect(f"/runs/{_part(run)}/paths", "paths", query, most)
+
+    def fit(self, run: str) -> dict[str, Any]:
+        return self._get(f"/runs/{_part(run)}/paths/fit")
+
+    def law(self, run: str, *, draws: int = 100) -> dict[str, Any]:
+        """A power law of path counts, with its p-value; takes seconds for runs with many paths."""
+        return self._get(f"/runs/{_part(run)}/paths/law", {"draws": draws})
+
+    def knowledge(self, run: str) -> dict[str, Any]:
+        """What paths know of each property, beside shuffles."""
+        return self._get(f"/runs/{_part(run)}/paths/knowledge")
+
+    def specific(self, run: str, **query: Any) -> dict[str, Any]:
+        """Paths or modules most specific to a label; query: of, label, least, limit."""
+        return self._get(f"/runs/{_part(run)}/specific", query)
+
+    def search_tokens(self, run: str, **query: Any) -> dict[str, Any]:
+        """Tokens by word, kind and filters, with their paths and modules; query as of ``/tokens/search``."""
+        return self._get(f"/runs/{_part(run)}/tokens/search", query)
+
+    def examples(self, run: str, rank: int, *, limit: int = 60, seed: int = 0) -> dict[str, Any]:
+        return self._get(f"/runs/{_part(run)}/paths/{int(rank)}/examples", {"limit": limit, "seed": seed})
+
+    def usage(self, run: str, *, label: str | None = None) -> dict[str, Any]:
+        return self._get(f"/runs/{_part(run)}/usage", {"label": label})
+
+    def samples(self, run: str, *, most: int = 100, **query: Any) -> dict[str, Any]:
+        """The first ``most`` samples; query: order, descending, label, q."""
+        return self._collect(f"/runs/{_part(run)}/samples", "samples", query, most)
+
+    def sample(self, run: str, sample: int) -> dict[str, Any]:
+        return self._get(f"/runs/{_part(run)}/samples/{int(sample)}")
+
+    def image(self, run: str, sample: int) -> bytes:
+        """PNG of what the model saw."""
+        return self._get(f"/runs/{_part(run)}/samples/{int(sample)}/image", raw=True)
+
+    def distribution(self, run: str, measure: str, **query: Any) -> dict[str, Any]:
+        return self._get(f"/runs/{_part(run)}/distributions/{_part(measure)}", query)
+
+    def tables(self, run: str) -> dict[str, Any]:
+        """The tables of a run that can be exported, with their rows and what they hold."""
+        return self._get(f"/runs/{_part(run)}/export")
+
+    def export(self, run: str, table: str, form: str) -> bytes:
+        """A whole table as a file; not kept, it may be large."""
+        return self._send("GET", f"/runs/{_part(run)}/export/{_part(table)}.{_part(form)}").content
+
+    def report(self, run: str) -> bytes:
+        """The whole run as one HTML page; made when asked for, not kept."""
+        return self._send("GET", f"/runs/{_part(run)}/report").content
+
+    def export_url(self, run: str, table: str, form: str) -> str:
+        return f"{self.url}/api/v1/runs/{_part(run)}/export/{_part(table)}.{form}"
+
+    def soft(self, run: str, kind: str, *, label: str | None = None, sample: int | None = None) -> dict[str, Any]:
+        """Edges, gates or blocks: of one sample, or mean and deviation over samples (of one label)."""
+        return self._get(f"/runs/{_part(run)}/{_part(kind)}", {"label": label, "sample": sample})
+
+    def specialisation(self, run: str, **query: Any) -> dict[str, Any]:
+        """What the modules of a step prefer; query: of, step, label, limit, each."""
+        return self._get(f"/runs/{_part(run)}/specialisation", query)
+
+    def co_activation(self, run: str, **query: Any) -> dict[str, Any]:
+        """Modules of a step that are chosen together; query: step, label, limit."""
+        return self._get(f"/runs/{_part(run)}/co_activation", query)
+
+    def repetition(self, run: str, *, label: str | None = None) -> dict[str, Any]:
+        """How often neighbouring tokens choose the same, per step."""
+        return self._get(f"/runs/{_part(run)}/repetition", {"label": label})
+
+    def saturation(self, run: str) -> dict[str, Any]:
+        """Each checkpoint of the run's series against the last one."""
+        return self._get(f"/runs/{_part(run)}/saturation")
+
+    def token_slice(self, run: str, sample: int, **query: Any) -> dict[str, Any]:
+        """Token × module of one sample at one step; query: step, first, limit."""
+        return self._get(f"/runs/{_part(run)}/samples/{int(sample)}/experts", query)
+
+    def effect(self, run: str, *, of: str, sample: int | None = None, limit: int = 200) -> dict[str, Any]:
+        """What an edited run changed of the unchanged run ``of``."""
+        return self._get(f"/runs/{_part(run)}/effect", {"of": of, "sample": sample, "limit": limit})
+
+    def compare(self, a: str, b: str, **query: Any) -> dict[str, Any]:
+        """Run ``b`` beside run ``a``; query: measure, limit, links, points."""
+        return self._get("/compare", {"a": a, "b": b, **query})
+
+    def same_groups(self, a: str, b: str) -> dict[str, Any]:
+        """Whether both runs put the same tokens on one path."""
+        return self._get("/compare/grouping", {"a": a, "b": b})
+
+    def series(self, run: str) -> dict[str, Any]:
+        """The numbers of all checkpoints of the training that a run belongs to."""
+        return self._get(f"/runs/{_part(run)}/series")
+
+    def similar_samples(self, run: str, sample: int, *, limit: int = 12) -> dict[str, Any]:
+        """Samples whose tokens load the modules of each step most like those of one."""
+        return self._get(f"/runs/{_part(run)}/samples/{int(sample)}/similar", {"limit": limit})
+
+    def similar_tokens(self, run: str, sample: int, token: int, **query: Any) -> dict[str, Any]:
+        """The ribbons nearest to a token's, and tokens that take them; query: limit, each, seed."""
+        return self._get(f"/runs/{_part(run)}/tokens/similar", {"sample": sample, "token": token, **query})
+
+    def map(self, run: str, **query: Any) -> dict[str, Any]:
+        """Samples on the plane of their path profiles; query: limit, thumbnails."""
+        return self._get(f"/runs/{_part(run)}/map", query)
+
+    def delete(self, run: str) -> None:
+        self._send("DELETE", f"/runs/{_part(run)}")
+        with self._lock:
+            self._kept.clear()
+
+    # -- models and traces --------------------------------------------------------------------
+    def models(self) -> list[dict[str, Any]]:
+        return self._get("/models")["models"]
+
+    def model(self, model: str) -> dict[str, Any]:
+        return self._get(f"/models/{_part(model)}")
+
+    def trace(
+        self,
+        model: str,
+        *,
+        image: tuple[str, bytes] | None = None,
+        text: str | None = None,
+        controls: Mapping[str, Any] | None = None,
+        purpose: str | None = None,
+    ) -> dict[str, Any]:
+        """Trace one image (file name, bytes) or one text; the answer names the new run.
+
+        ``controls`` changes what ``controls`` of the model's description allows, for this trace only; ``purpose``
+        ``detour`` is of a run that only stands beside another.
+        """
+        files: dict[str, Any] = {"model": (None, _utf8(model))}
+        if image is not None:
+            files["image"] = (image[0], image[1], "application/octet-stream")
+        if text is not None:
+            files["text"] = (None, _utf8(text))
+        if controls:
+            files["controls"] = (None, json.dumps(dict(controls)))
+        if purpose:
+            files["purpose"] = (None, purpose)
+        return self._json(self._send("POST", "/traces", files=files))
+
+    # -- jobs ---------------------------------------------------------------------------------
+    def jobs(self, *, most: int = 100, **query: Any) -> dict[str, Any]:
+        """The newest ``most`` jobs and the number of workers; query: state, kind."""
+        return self._collect("/jobs", "jobs", query, most)
+
+    def job(self, job: str) -> dict[str, Any]:
+        return self._get(f"/jobs/{_part(job)}")
+
+    def submit_job(self, kind: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Queue a job; the answer is the job as it waits."""
+        body = json.dumps({"kind": kind, "request": dict(request)}).encode()
+        return self._json(self._send("POST", "/jobs", content=body, headers={"content-type": "application/json"}))
+
+    def cancel_job(self, job: str) -> dict[str, Any]:
+        return self._json(self._send("DELETE", f"/jobs/{_part(job)}"))
+
+    def retry_job(self, job: str) -> dict[str, Any]:
+        return self._json(self._send("POST", f"/jobs/{_part(job)}/retry"))
+
+    def remove_job(self, job: str) -> None:
+        """Forget a job that is over, and delete its files."""
+        self._send("DELETE", f"/jobs/{_part(job)}", params={"remove": "true"})
+
+    def artifact(self, job: str, name: str) -> bytes:
+        """A file that a job has made so far."""
+        return self._get(f"/jobs/{_part(job)}/artifacts/{_part(name)}", raw=True)
+
+    # -- saved searches -----------------------------------------------------------------------
+    def searches(self) -> list[dict[str, Any]]:
+        """Saved searches by name: {name, query, saved_at}."""
+        return self._get("/searches")["searches"]
+
+    def save_search(self, name: str, query: Mapping[str, str]) -> dict[str, Any]:
+        """Keep an address of the page under a name."""
+        body = json.dumps({"query": dict(query)}).encode()
+        headers = {"content-type": "application/json"}
+        return self._json(self._send("PUT", f"/searches/{_part(name)}", content=body, headers=headers))
+
+    def delete_search(self, name: str) -> None:
+        self._send("DELETE", f"/searches/{_part(name)}")
+
+    # -- plumbing -----------------------------------------------------------------------------
+    def _collect(self, path: str, name: str, query: Mapping[str, Any], most: int) -> dict[str, Any]:
+        """One answer whose list ``name`` is filled from as many pages as ``most`` needs."""
+        first = self._get(path, {**query, "limit": min(most, PAGE_LIMIT)})
+        rows, following = list(first[name]), first.get("next")
+        while following and len(rows) < most:
+            page = self._get(path, {**query, "limit": min(most - len(rows), PAGE_LIMIT), "next": following})
+            rows, following = rows + page[name], page.get("next")
+        return {**first, name: rows[:most], "next": following}
+
+    def _pages(self, path: str, name: str, query: Mapping[str, Any], *, most: int) -> Iterator[Any]:
+        yield from self._collect(path, name, query, most)[name]
+
+    def _get(self, path: str, query: Mapping[str, Any] | None = None, *, raw: bool = False) -> Any:
+        wanted = {key: _plain(value) for key, value in (query or {}).items() if value not in (None, "", [], ())}
+        key = path + "?" + str(sorted(wanted.items()))
+        with self._lock:
+            kept = self._kept.get(key)
+        headers = {"If-None-Match": kept[0]} if kept else {}
+        answer = self._send("GET", path, params=wanted, headers=headers)
+        if kept and answer.status_code == 304:
+            return kept[1]
+        value = answer.content if raw else self._json(answer)
+        if etag := answer.headers.get("etag"):
+            with self._lock:
+                self._kept[key] = (etag, value)
+                self._kept.move_to_end(key)
+                while len(self._kept) > KEPT_ANSWERS:
+                    self._kept.popitem(last=False)
+        return value
+
+    def _send(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        try:
+            answer = self._http.request(method, path, **arguments)
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
+            raise Down(
+                f"The Tokenpaths API at {self.url} does not answer.",
+                "Start it with `tokenpaths up`, or set TOKENPATHS_API_URL to where it runs, then press *Try again*.",
+            ) from error
+        except httpx.TimeoutException as error:
+            raise ApiError(
+                "The API took too long to answer.", "Ask for less (fewer steps, one label), or try again in a moment."
+            ) from error
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            raise Down(
+                f"The connection to the API at {self.url} broke off.",
+                "Try again; if it happens twice, look at the API's log.",
+            ) from error
+        if answer.status_code >= 300 and answer.status_code != 304:
+            raise error_of(answer.status_code, answer.content, answer.headers.get("x-request-id", ""))
+        return answer
+
+    def _json(self, answer: httpx.Response) -> Any:
+        try:
+            value = answer.json()
+        except ValueError as error:
+            raise ApiError(
+                f"What answers at {self.url} does not speak JSON; it is not the Tokenpaths API.",
+                "Check TOKENPATHS_API_URL.",
+            ) from error
+        if not isinstance(value, dict):
+            raise ApiError(
+                "The API gave an answer that this page does not understand.",
+                "The API and the page are probably of different versions; update both.",
+            )
+        return value
+
+
+def _part(name: str) -> str:
+    """A name as one path segment of an address; an odd one cannot become another route."""
+    return quote(_utf8(name).decode(), safe="") if name not in ("", ".", "..") else "%20"
+
+
+def _utf8(text: str) -> bytes:
+    """Lone surrogates cannot be sent; the API says so where they matter, here they become '?'."""
+    return text.encode("utf-8", "replace")
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return ",".join(str(item) for item in value)
+    return _utf8(str(value)).decode()

@@ -1,0 +1,125 @@
+"""What a click in a chart can choose, as a list: the way there for those who use no mouse.
+
+The list is read from the chart itself, so that it holds what the picture holds, in the words of its marks.
+
+>>> import altair as alt
+>>> from tokenpaths.frontend.charts.drawing.theme import rows
+>>> pick = alt.selection_point(name="bar", fields=["bar"], on="click")
+>>> table = rows([{"bar": 0, "words": "bar 0: 3 samples"}])
+>>> bars = alt.Chart(table).mark_bar().encode(x="bar:O", description="words:N")
+>>> choices_of(bars.add_params(pick), ["bar"])
+[Choice(name='bar', value=0, words='bar 0: 3 samples')]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenpaths.frontend.charts.drawing import numbers
+
+_TIP = re.compile(r"'([^']*)': datum\['([^']*)'\]")
+"""the pairs of ``frame.tip``"""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One thing to choose: the selection that hears of it, its value there, and what its mark says."""
+
+    name: str
+    value: Any
+    """as a click gives it; ``step.module`` where the selection is of those two fields"""
+    words: str
+
+
+def choices_of(chart: Any, names: Sequence[str]) -> list[Choice]:
+    """Everything that a click can choose in the point selections ``names`` of an Altair chart.
+
+    In the order of ``names``, then of the values. Where several marks choose the same (the cells of a token), the words
+    are those that all of them share.
+    """
+    spec = chart.to_dict()
+    found: list[Choice] = []
+    for name in names:
+        fields, views = _selection(spec, name)
+        told: dict[Any, dict[str, str]] = {}
+        for view in views:
+            describe = _words_of(view)
+            for row in _rows(spec, view):
+                value = f"{row['step']}.{row['module']}" if fields == ["step", "module"] else row[fields[0]]
+                if value is None:
+                    continue
+                parts = describe(row)
+                told[value] = {k: v for k, v in told.get(value, parts).items() if parts.get(k) == v}
+        for value, parts in sorted(told.items(), key=_order):
+            found.append(Choice(name, value, _sentence(parts, f"{name}: {value}")))
+    return found
+
+
+def _selection(spec: Mapping[str, Any], name: str) -> tuple[list[str], list[Mapping[str, Any]]]:
+    """The fields of a selection, and the parts of the chart whose marks it hears; none of a name that is not there."""
+    for view in _views(spec):
+        for one in view.get("params", ()):
+            if one["name"] == name and isinstance(one.get("select"), Mapping):
+                heard = one.get("views")
+                within = [v for v in _views(spec) if v.get("name") in heard] if heard else [view]
+                return list(one["select"]["fields"]), within
+    return [], []
+
+
+def _views(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield spec
+    for part in spec.get("layer", ()):
+        yield from _views(part)
+
+
+def _rows(spec: Mapping[str, Any], view: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The rows that a part draws; lists of columns are laid out as the browser does it."""
+    data = view.get("data") or spec.get("data") or {}
+    values = data.get("values") or spec.get("datasets", {}).get(data.get("name"), ())
+    flat = [name for step in view.get("transform", ()) for name in step.get("flatten", ())]
+    for row in values:
+        if not flat:
+            yield row
+            continue
+        for entry in zip(*(row[name] for name in flat), strict=True):
+            yield {**row, **dict(zip(flat, entry, strict=True))}
+
+
+def _words_of(view: Mapping[str, Any]) -> Any:
+    """How a mark of this part is told: by its accessible name, else by what pointing at it shows."""
+    encoding = view.get("encoding") or {}
+    if "description" in encoding:
+        field = encoding["description"]["field"]
+        return lambda row: {"": str(row[field])}
+    mark = view.get("mark")
+    told = mark.get("tooltip") if isinstance(mark, Mapping) else None
+    if isinstance(told, Mapping) and "expr" in told:
+        pairs = [(title, field, "") for title, field in _TIP.findall(told["expr"])]
+    else:
+        tips = encoding.get("tooltip") or []
+        tips = [tips] if isinstance(tips, Mapping) else tips
+        pairs = [(one.get("title") or one["field"], one["field"], str(one.get("format") or "")) for one in tips]
+    return lambda row: {title: shown for title, field, form in pairs if (shown := _shown(row.get(field), form))}
+
+
+def _shown(value: Any, form: str) -> str:
+    """A value in words; pictures are none."""
+    if value is None or str(value).startswith("data:image"):
+        return ""
+    if isinstance(value, float):
+        return numbers.percent(value) if form[-1:] in ("p", "%") else numbers.number(value)
+    return str(value)
+
+
+def _sentence(parts: Mapping[str, str], instead: str) -> str:
+    words = "; ".join(f"{title} {value}" if title else value for title, value in parts.items())
+    # Marks of a flow begin with the key that tests and scripts find them by.
+    return words.removeprefix(f"{instead}; ") or instead
+
+
+def _order(told: tuple[Any, Any]) -> list[Any]:
+    """By number where there are numbers: 2.3 before 2.10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(told[0]))]

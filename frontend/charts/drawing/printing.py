@@ -1,0 +1,124 @@
+"""Charts on paper: SVG in points and PNG, by vl-convert, which fetches nothing."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tokenpaths.frontend.charts.drawing.redraw import call_of
+from tokenpaths.frontend.charts.drawing.svg_sheet import clean, size_of, with_caption
+
+ONE_COLUMN_MM, TWO_COLUMNS_MM, GUTTER_MM = 89.0, 183.0, 5.0
+DOTS_PER_INCH = 300
+_POINTS_PER_MM = 72 / 25.4
+
+
+def points(millimetres: float) -> float:
+    """Millimetres of paper in points, the unit of the print theme."""
+    return round(millimetres * _POINTS_PER_MM, 2)
+
+
+def print_spec(chart: Any, width: float, height: float | None = None) -> dict[str, Any]:
+    """Vega-Lite of ``chart`` for a width in points: with one unit a point, type of size 8 is 8-point type.
+
+    A chart of fixed width (an image with its patches) keeps its own proportions and is scaled when it is written.
+    """
+    spec: dict[str, Any] = chart.to_dict()
+    if spec.get("width") == "container":
+        spec["width"] = width
+        if height is not None:
+            spec["height"] = height
+    spec.pop("usermeta", None)
+    spec["padding"] = 2
+    _finer(spec, 0.45 * width)
+    lines = dict.fromkeys(("gridWidth", "domainWidth", "tickWidth"), 0.5)
+    spec.setdefault("config", {}).setdefault("axis", {}).update(lines)
+    return spec
+
+
+_SMALLER = 0.4
+"""area of a point on paper beside that on a page: type is 8 there and 12 here"""
+_THINNER = 0.6
+
+
+def _finer(part: Any, longest: float) -> None:
+    """Smaller points and legends of at most ``longest`` points, in place; outlines (points with a shape of their own)
+    stay."""
+    if isinstance(part, list):
+        for one in part:
+            _finer(one, longest)
+    if not isinstance(part, dict):
+        return
+    mark = part.get("mark")
+    if isinstance(mark, dict) and mark.get("type") in ("point", "circle") and not isinstance(mark.get("shape"), dict):
+        _scale(mark, "size", _SMALLER)
+        for channel in ("size", "strokeWidth"):
+            coding = part.get("encoding", {}).get(channel, {})
+            for one in (coding, coding.get("condition")):
+                if isinstance(one, dict):
+                    _scale(one, "value", _SMALLER)
+    if isinstance(mark, dict) and mark.get("type") in ("line", "rule"):
+        _scale(mark, "strokeWidth", _THINNER)
+    if isinstance(part.get("legend"), dict):
+        _scale(part["legend"], "symbolSize", _SMALLER)
+        if isinstance(part["legend"].get("gradientLength"), int | float):
+            part["legend"]["gradientLength"] = min(longest, part["legend"]["gradientLength"])
+    for name, one in part.items():
+        if name not in ("values", "datasets"):
+            _finer(one, longest)
+
+
+def _scale(part: dict[str, Any], name: str, factor: float) -> None:
+    if isinstance(part.get(name), int | float):
+        part[name] *= factor
+
+
+_OPACITY = re.compile(r'<path [^>]*?\sopacity="([\d.]+)"[^>]*/>')
+
+
+def _flat(path: re.Match[str]) -> str:
+    """A transparent path as transparent paint: as a layer of its own each takes a bitmap of the whole sheet to draw,
+    minutes for a thousand ribbons."""
+    found = path[0]
+    if "fill-opacity" in found or "stroke-opacity" in found:
+        return found
+    return found.replace(f' opacity="{path[1]}"', f' fill-opacity="{path[1]}" stroke-opacity="{path[1]}"')
+
+
+def svg_of(spec: dict[str, Any]) -> str:
+    """The SVG document of a Vega-Lite chart, its size in points."""
+    import vl_convert
+
+    svg = _OPACITY.sub(_flat, clean(vl_convert.vegalite_to_svg(spec)))
+    width, height = size_of(svg)
+    return svg.replace(f'width="{width:g}" height="{height:g}"', f'width="{width:g}pt" height="{height:g}pt"', 1)
+
+
+def png_of(svg: str, dots_per_inch: int = DOTS_PER_INCH) -> bytes:
+    """The picture of an SVG document whose unit is a point, as a PNG that knows its size on paper."""
+    import vl_convert
+    from PIL import Image
+
+    width, height = size_of(svg)
+    plain = svg.replace(f'width="{width:g}pt" height="{height:g}pt"', f'width="{width:g}" height="{height:g}"', 1)
+    drawn = vl_convert.svg_to_png(plain, scale=dots_per_inch / 72, ppi=72)
+    out = io.BytesIO()
+    Image.open(io.BytesIO(drawn)).convert("RGB").save(out, "PNG", dpi=(dots_per_inch, dots_per_inch))
+    return out.getvalue()
+
+
+def printed(chart: Any, width: float, *, height: float | None = None, caption: Sequence[str] = ()) -> str:
+    """``chart`` as it goes on paper: drawn again with the print theme, without controls, its words below it.
+
+    Without ``caption`` the picture stands alone. A chart that does not know how it was made is printed as it is.
+    """
+    call = call_of(chart)
+    words: list[str] = []
+    if call is not None:
+        words = [str(getattr(call.redraw(theme="print", title=...), "description", "") or "")] if caption else []
+        chart = call.redraw(theme="print", title=None, interactive=False)
+    svg = svg_of(print_spec(chart, width, height))
+    below = [line for line in (*words, *caption) if line]
+    return with_caption(svg, below) if below else svg

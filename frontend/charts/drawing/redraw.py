@@ -1,0 +1,78 @@
+"""Drawing a picture again: each chart remembers the call that made it.
+
+A page shows a chart in the colours and the width of its window. For print the same function is called once more with
+another theme, so that there is one version of every picture, and the answers that it was drawn from are the data behind
+it. Every chart function that takes a ``theme`` is decorated with ``redrawable``; a test sees to it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_KEPT = "_tokenpaths_call"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a chart function."""
+
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    """by name, without those that were left at their default"""
+
+    @property
+    def name(self) -> str:
+        """Of the picture, for a file: ``rank-frequency`` of ``rank_frequency_chart``."""
+        return self.function.__name__.removesuffix("_chart").replace("_", "-")
+
+    def answers(self) -> dict[str, Any]:
+        """The tables that were drawn: what of the arguments is a mapping or a list of mappings."""
+        return {name: value for name, value in self.arguments.items() if _is_table(value)}
+
+    def redraw(self, **changes: Any) -> Any:
+        """The same picture with other arguments; those that the function does not have are left out, and one that is
+        ``...`` goes back to its default."""
+        known = inspect.signature(self.function).parameters
+        given = {**self.arguments, **{name: value for name, value in changes.items() if name in known}}
+        return self.function(**{name: value for name, value in given.items() if value is not ...})
+
+
+def call_of(chart: Any) -> Call | None:
+    """The call that made ``chart``; None where it was changed afterwards or is not from here."""
+    found = getattr(chart, "__dict__", {}).get(_KEPT)
+    return found if isinstance(found, Call) else None
+
+
+def redrawable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator of a chart function: its charts leave with the call that made them."""
+    signature = inspect.signature(function)
+    title = signature.parameters.get("title")
+    question = title.default if title is not None and isinstance(title.default, str) else ""
+
+    @functools.wraps(function)
+    def draw(*arguments: Any, **named: Any) -> Any:
+        chart = function(*arguments, **named)
+        given = signature.bind(*arguments, **named).arguments
+        if question and "title" in given and given["title"] is None:
+            # The page says it in a heading of its own; who is on the picture with a screen reader is told it again.
+            chart.description = " ".join(filter(None, [question, _description(chart)]))
+        # An attribute of the object itself: Altair would take a plain one for a part of the chart.
+        object.__setattr__(chart, _KEPT, Call(function, dict(given)))
+        return chart
+
+    return draw
+
+
+def _description(chart: Any) -> str:
+    known = chart.description
+    return known if isinstance(known, str) else ""
+
+
+def _is_table(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return True
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(row, Mapping) for row in value)

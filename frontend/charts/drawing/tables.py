@@ -1,0 +1,98 @@
+"""The data behind a picture as CSV: the answers that it was drawn from, as tables of plain numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tokenpaths.frontend.charts.drawing.numbers import ribbon_words
+
+Table = Sequence[Mapping[str, Any]]
+_HEAVY = ("patch", "image", "url")
+"""pictures are no numbers"""
+
+
+def tables_of(answers: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Every list of rows inside ``answers``, by where it stood: ``nodes``, ``links``, ``observed.points`` …
+
+    Single numbers of an answer become a table of their own of one row, named after the answer.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, answer in answers.items():
+        if isinstance(answer, Mapping):
+            _walk(answer, "" if len(answers) == 1 else name, found, name)
+        elif answer:
+            found[name] = [dict(row) for row in answer]
+    return found
+
+
+def _walk(answer: Mapping[str, Any], place: str, found: dict[str, list[dict[str, Any]]], name: str) -> None:
+    single: dict[str, Any] = {}
+    for key, value in answer.items():
+        where = f"{place}.{key}" if place else str(key)
+        if isinstance(value, Mapping):
+            _walk(value, where, found, key)
+        elif isinstance(value, list | tuple) and value and all(isinstance(row, Mapping) for row in value):
+            found[where] = [dict(row) for row in value]
+        elif value is not None and not isinstance(value, list | tuple) and key != "run":
+            single[str(key)] = value
+    if single:
+        found[f"{place or name} in short"] = [single]
+
+
+def csv_of(table: Table) -> str:
+    """One table as CSV: a header, exact numbers, nothing for what is missing; lists as JSON, ribbons with arrows."""
+    return _written(table, _columns(table))
+
+
+def csv_files(tables: Mapping[str, Table]) -> dict[str, str]:
+    """Name of the file → its CSV, one for each table that has rows."""
+    found: dict[str, str] = {}
+    for name, table in tables.items():
+        if table:
+            file = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_.") or "table"
+            while f"{file}.csv" in found:  # names that differ in signs alone
+                file += "_"
+            found[f"{file}.csv"] = csv_of(table)
+    return found
+
+
+def zip_of(files: Mapping[str, str]) -> bytes:
+    """Files in one archive; the same bytes for the same files."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(zipfile.ZipInfo(name), content.encode(), zipfile.ZIP_DEFLATED)
+    return out.getvalue()
+
+
+def _columns(table: Iterable[Mapping[str, Any]]) -> list[str]:
+    names: dict[str, None] = {}
+    for row in table:
+        names.update(dict.fromkeys(row))
+    return [name for name in names if name not in _HEAVY]
+
+
+def _written(table: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    for row in table:
+        writer.writerow([_cell(name, row.get(name)) for name in columns])
+    return out.getvalue()
+
+
+def _cell(name: str, value: Any) -> Any:
+    if value is None or isinstance(value, float) and not math.isfinite(value):
+        return ""
+    if name == "ribbon" and isinstance(value, list | tuple):
+        return ribbon_words(value, most=10**9)
+    if isinstance(value, Mapping | list | tuple):
+        return json.dumps(value, ensure_ascii=False)
+    return value

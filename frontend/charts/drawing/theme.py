@@ -1,0 +1,165 @@
+"""What all charts share: data as plain rows, titles, the theme's look."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import altair as alt
+from altair.utils import schemapi
+from tokenpaths.frontend.charts.drawing.palette import Theme
+
+PADDING = {"left": 6, "top": 6, "right": 6, "bottom": 6}
+
+
+class Rows(alt.InlineData):
+    """Rows of a chart, shared by all copies of it.
+
+    Altair copies a chart whenever something is added to it, and checks inline data against the schema of Vega-Lite
+    row by row: seconds for 16,000 cells. Rows never change once they are drawn, so both are left out.
+    """
+
+    _class_is_valid_at_instantiation = False
+
+    def __deepcopy__(self, _memo: Any = None) -> Rows:
+        return self
+
+    def to_dict(self, *_given: Any, **_options: Any) -> dict[str, Any]:
+        """The rows as they are."""
+        return {name: value for name, value in self._kwds.items() if value is not alt.Undefined}
+
+
+def rows(values: Iterable[Mapping[str, Any]], name: str | None = None) -> Rows:
+    """Plain dicts as inline data; a number that is not finite becomes null, never NaN in JSON.
+
+    Rows with a ``name`` stay inside the chart as JSON, so that they may hold lists, to be flattened in the browser;
+    others are sent as a table of columns. The name is the chart's own, one for each set of rows.
+    """
+    clean = [
+        {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
+        for row in values
+    ]
+    return Rows(values=clean) if name is None else Rows(values=clean, name=name)
+
+
+def tip(fields: Mapping[str, str]) -> alt.ExprRef:
+    """What pointing at a mark tells: title → field of its row, shown as it stands in the row.
+
+    As a mark's ``tooltip``. Encoded tooltips format every field of every row before anybody points at one; the page
+    runs such expressions in an interpreter.
+    """
+    return alt.ExprRef("{" + ", ".join(f"{title!r}: datum[{field!r}]" for title, field in fields.items()) + "}")
+
+
+MOST_VECTORS = 6000
+"""marks that are drawn as vectors with a name each; more are drawn as a bitmap, with the table as the reader's way"""
+
+
+def as_vectors(chart: Any, marks: int) -> Any:
+    """Keep each of up to ``MOST_VECTORS`` marks an element of its own with an accessible name.
+
+    By itself Streamlit draws bitmaps from 2,000 rows on and drops the names of marks from 5,000 rows on.
+    """
+    few = marks <= MOST_VECTORS
+    renderer = "svg" if few else "canvas"
+    return changed(chart, usermeta={"embedOptions": {"renderer": renderer}}, config={"mark": alt.MarkConfig(aria=few)})
+
+
+def changed(chart: Any, *, config: Mapping[str, Any] | None = None, **properties: Any) -> Any:
+    """A copy of ``chart`` with these properties, and with parts of its ``config`` set.
+
+    As ``chart.properties(…).configure_…(…)``. A chart of layers is built again by each of those calls, with copies of
+    all its layers: a third of a second for one picture. Layers never change once they are drawn, so copies share them.
+    """
+    copy = object.__new__(type(chart))
+    # Not what else hangs on it: the call that made it (see ``redraw``) made another chart than this one.
+    vars(copy).update(_args=chart._args, _kwds={**chart._kwds, **properties})
+    if config is not None:
+        known = chart._kwds.get("config", alt.Undefined)
+        copy._kwds["config"] = alt.Config(**{**({} if known is alt.Undefined else known._kwds), **config})
+    return copy
+
+
+def trust() -> None:
+    """Draw charts in this process without comparing each part with the schema of Vega-Lite, half of the time.
+
+    For the page's server, whose charts are compared by the tests; a notebook goes on with Altair's own messages.
+    """
+    schemapi.disable_debug_mode()
+    schemapi.SchemaBase.validate = classmethod(lambda *_given, **_named: None)
+    schemapi.SchemaBase.validate_property = classmethod(lambda *_given, **_named: None)
+
+
+def highest(table: Iterable[Mapping[str, Any]], name: str, say: Callable[[Mapping[str, Any]], str]) -> str:
+    """What stands out, for those who cannot see it: ``say`` of the row with the highest ``name``, as a sentence."""
+    known = [row for row in table if row.get(name) is not None]
+    return f"Highest: {say(max(known, key=lambda row: row[name]))}." if known else ""
+
+
+def titled(
+    chart: Any, theme: Theme, title: str | None, subtitle: str | list[str] | None = None, *, said: str = ""
+) -> Any:
+    """The question as title, what is drawn and its units as subtitle; a title of None leaves both out of the
+    picture. A screen reader gets the words either way, and ``said``: the number that the picture is about, where the
+    words have none."""
+    lines = [subtitle] if isinstance(subtitle, str) else list(subtitle or [])
+    chart = changed(chart, description=" ".join(filter(None, [title, said, *lines])))
+    if title is None:
+        return chart
+    return changed(
+        chart,
+        title=alt.TitleParams(
+            text=title,
+            subtitle=subtitle or [],
+            anchor="start",
+            frame="group",
+            fontSize=theme.font_size + 3,
+            subtitleFontSize=theme.font_size,
+            color=theme.ink,
+            subtitleColor=theme.muted,
+            offset=10,
+            font=theme.font,
+            subtitleFont=theme.font,
+        ),
+    )
+
+
+def finish(chart: Any, theme: Theme) -> Any:
+    """The look of the theme. Text is drawn with fonts that the page ships; nothing is fetched."""
+    axis = {
+        "labelColor": theme.muted,
+        "titleColor": theme.ink,
+        "domainColor": theme.grid,
+        "tickColor": theme.grid,
+        "gridColor": theme.grid,
+        "labelFontSize": theme.font_size,
+        "titleFontSize": theme.font_size,
+        "titleFontWeight": 600,
+        "labelFont": theme.font,
+        "titleFont": theme.font,
+    }
+    legend = {
+        "labelColor": theme.muted,
+        "titleColor": theme.ink,
+        "labelFontSize": theme.font_size,
+        "titleFontSize": theme.font_size,
+        "labelFont": theme.font,
+        "titleFont": theme.font,
+        "titleFontWeight": 600,
+        "symbolStrokeWidth": 2,
+    }
+    # At the top, not in the configuration: Streamlit would otherwise squeeze axes into the height.
+    # The padding too: it would otherwise add 20 pixels below.
+    return changed(
+        chart,
+        autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
+        padding=PADDING,
+        config={
+            "background": theme.background,
+            "font": theme.font,
+            "view": alt.ViewConfig(stroke=None),
+            "axis": alt.AxisConfig(**axis),
+            "legend": alt.LegendConfig(**legend),
+        },
+    )

@@ -1,0 +1,1 @@
+"""Charts of dreams and of long jobs."""

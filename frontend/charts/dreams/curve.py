@@ -1,0 +1,162 @@
+"""How does it go? A quantity over the iterations of a long job, one line a series."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import altair as alt
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, mix, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.theme import finish, rows, titled
+
+MOST_POINTS = 60
+PALEST = 0.5
+"""ink of the first of several lines; the last has all of it"""
+LINE_PIXELS = 13
+"""height that the name of a line takes"""
+MOST_NAMES = 28
+"""names at the lines; of more lines every second, third, … is named"""
+DASHES = ([4, 3], [1, 0], [1, 3], [8, 3])
+
+
+def curve_rows(curve: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row a point: series, x, y. Of long series means of equally many neighbours, so that noise does not hide them;
+    x is the last of them."""
+    found = []
+    stride = points_each(curve)
+    for series in curve.get("series", ()):
+        xs, ys = series["x"], series["y"]
+        for first in range(0, len(xs), stride):
+            part = [y for y in ys[first : first + stride] if y is not None and math.isfinite(y)]
+            y = sum(part) / len(part) if part else None
+            found.append({"series": str(series.get("name") or ""), "x": xs[min(first + stride, len(xs)) - 1], "y": y})
+    return found
+
+
+def points_each(curve: Mapping[str, Any]) -> int:
+    """How many values of a series are drawn as one point."""
+    longest = max((len(series["x"]) for series in curve.get("series", ())), default=0)
+    return max(1, -(-longest // MOST_POINTS))
+
+
+def parted(name: str) -> tuple[str, str]:
+    """A series' name as what it is of, and the way it was made: the second part after a comma.
+
+    >>> parted("S = 3, with its pixels"), parted("S = 3")
+    (('S = 3', 'with its pixels'), ('S = 3', ''))
+    """
+    first, _, rest = name.partition(", ")
+    return first, rest
+
+
+def name_rows(table: Sequence[Mapping[str, Any]], height: int) -> list[dict[str, Any]]:
+    """Where each line's name stands, right of its last point: by its height there, moved so that none overlap."""
+    last: dict[str, Mapping[str, Any]] = {row["series"]: row for row in table if row["y"] is not None}
+    values = [row["y"] for row in table if row["y"] is not None]
+    if not values:
+        return []
+    every = -(-len(last) // MOST_NAMES)
+    kept = sorted(list(last.values())[::every], key=lambda row: row["y"])
+    low, high = min(values), max(values)
+    gap = (high - low) * LINE_PIXELS / height
+    places: list[float] = []
+    for row in kept:
+        places.append(max(row["y"], places[-1] + gap) if places else row["y"])
+    for place in range(len(places) - 1, -1, -1):  # what was pushed over the top comes down again
+        ceiling = high if place == len(places) - 1 else places[place + 1] - gap
+        places[place] = min(places[place], ceiling)
+    return [{**row, "at": at} for row, at in zip(kept, places, strict=True)]
+
+
+@redrawable
+def curve_chart(
+    curve: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "How does it go?", height: int = 200
+) -> alt.Chart | alt.LayerChart:
+    """Lines of ``{"x": name, "y": name, "series": [{"name", "x": [..], "y": [..]}, …]}``.
+
+    Several are named at their ends and grow darker in the order that they come in (lighter on a dark page); those made
+    in different ways (``parted``) are told apart by dashes.
+    """
+    look = theme_named(theme)
+    table = curve_rows(curve)
+    x_name, y_name = str(curve.get("x") or "iteration"), str(curve.get("y") or "value")
+    names = list(dict.fromkeys(row["series"] for row in table))
+    several = len(names) > 1
+    height = max(height, LINE_PIXELS * min(len(names), MOST_NAMES))
+    shown = [
+        row
+        | {
+            "of": parted(row["series"])[0],
+            "made": parted(row["series"])[1],
+            "when": numbers.count(row["x"]),
+            "is": numbers.number(row["y"]),
+        }
+        for row in table
+    ]
+    last = max((row["x"] for row in table), default=1)
+    first = min((row["x"] for row in table), default=0)
+    room = 0.28 if several else 0.0
+    ticks = alt.Axis(title=x_name, format=",d", tickMinStep=1, grid=False, **_until(first, last, several))
+    encoding: dict[str, Any] = {
+        "x": alt.X("x:Q", axis=ticks, scale=alt.Scale(nice=False, domain=[first, last + (last - first) * room])),
+        "y": alt.Y("y:Q", axis=alt.Axis(title=y_name, tickCount=5), scale=alt.Scale(zero=False)),
+        "tooltip": [
+            *([alt.Tooltip("series:N", title="of")] if several else []),
+            alt.Tooltip("when:N", title=x_name),
+            alt.Tooltip("is:N", title=y_name),
+        ],
+    }
+    each = points_each(curve)
+    lines = [f"Each point is the mean over {each:,} neighbours."] if each > 1 else []
+    marks = {"point": {"size": 18, "filled": True}} if len(table) <= 60 else {}
+    if not several:
+        marks = {"point": marks["point"] | {"color": look.ink}} if marks else {}
+        chart = alt.Chart(rows(shown)).mark_line(color=look.ink, strokeWidth=1.6, **marks).encode(**encoding)
+        return finish(titled(chart.properties(width="container", height=height), look, title, lines), look)
+    things = list(dict.fromkeys(row["of"] for row in shown))
+    colour = alt.Color("of:N", scale=alt.Scale(domain=things, range=inks(len(things), look)), legend=None)
+    ways = list(dict.fromkeys(row["made"] for row in shown))
+    if len(ways) > 1:
+        dashes = alt.Scale(domain=ways, range=[DASHES[place % len(DASHES)] for place in range(len(ways))])
+        encoding["strokeDash"] = alt.StrokeDash("made:N", scale=dashes, legend=None)
+        lines.append(f"Drawn through: {' and '.join(filter(None, ways))}; dashed: without.")
+    drawn = (
+        alt.Chart(rows(shown)).mark_line(strokeWidth=1.8, **marks).encode(color=colour, detail="series:N", **encoding)
+    )
+    beside = last + (last - first) * 0.03
+    told = [
+        row | {"of": parted(row["series"])[0], "name": _short(row["series"]), "beside": beside}
+        for row in name_rows(table, height)
+    ]
+    ends = alt.Chart(rows(told))
+    leaders = ends.mark_rule(strokeWidth=0.8).encode(x="x:Q", x2="beside:Q", y="y:Q", y2="at:Q", color=colour)
+    words = ends.mark_text(align="left", dx=3, fontSize=11, font=look.font).encode(
+        x="beside:Q", y="at:Q", text="name:N", color=colour
+    )
+    chart = alt.layer(drawn, leaders, words).properties(width="container", height=height)
+    return finish(titled(chart, look, title, lines), look)
+
+
+def inks(count: int, theme: str | Theme) -> list[str]:
+    """One colour from pale to full ink for each of so many lines in order."""
+    look = theme_named(theme)
+    steps = [PALEST + (1 - PALEST) * place / max(1, count - 1) for place in range(count)]
+    return [mix(look.ink, look.background, step) for step in steps]
+
+
+def _until(first: float, last: float, several: bool) -> dict[str, Any]:
+    """Ticks where the lines are, not under their names."""
+    if not several or last <= first:
+        return {"tickCount": 6}
+    step = 10 ** math.floor(math.log10(max(1, (last - first) / 5)))
+    step = next((step * by for by in (1, 2, 5, 10) if (last - first) / (step * by) <= 5), step * 10)
+    begin = math.ceil(first / step) * step
+    return {"values": [begin + place * step for place in range(int((last - begin) // step) + 1)]}
+
+
+def _short(name: str) -> str:
+    what, way = parted(name)
+    return f"{what}, with" if way.startswith("with ") else name

@@ -1,0 +1,1 @@
+"""Charts that only one family of models has."""

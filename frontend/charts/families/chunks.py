@@ -1,0 +1,268 @@
+"""DiPaCo: what choosing the path again is worth, and how the path changes along one document."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_colour, cdf_legend, cdf_scale, ink_on, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.theme import finish, rows, titled
+from tokenpaths.frontend.charts.families.shards import modules_of, path_name
+
+BESIDE = {
+    "dense": "dense path",
+    "flat": "flat mixture",
+    "kmeans": "k-means",
+    "product": "product k-means",
+    "discriminative": "discriminative",
+    "dipaco-2x2": "DiPaCo 2×2",
+    "dipaco-4x4": "DiPaCo 4×4",
+}
+"""models that a checkpoint's validation may name beside its own numbers → their names on the page"""
+
+
+def perplexity_of(value: Any) -> float | None:
+    """A perplexity given as a number or as {"perplexity": …}; None for anything else."""
+    if isinstance(value, Mapping):
+        value = value.get("perplexity")
+    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return float(value) if usable else None
+
+
+def rerouting_rows(validation: Mapping[str, Any], own: str = "") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Perplexity by W (None: once per document, first), and of the models ``beside`` it but for ``own``.
+
+    Both are empty where nothing was measured; what is no perplexity is left out.
+    """
+    given, beside = validation.get("rerouting"), validation.get("beside")
+    by_w = [
+        {
+            "W": int(row["every"]) if row.get("every") else None,
+            "perplexity": perplexity_of(row),
+            "switched": row.get("switched"),
+            "paths_per_document": row.get("paths_per_sequence"),
+        }
+        for row in (given if isinstance(given, list) else [])
+        if isinstance(row, Mapping) and perplexity_of(row) is not None
+    ]
+    if not by_w and perplexity_of(validation) is not None:
+        by_w = [{"W": None, "perplexity": perplexity_of(validation), "switched": None, "paths_per_document": 1}]
+    by_w.sort(key=lambda row: -(row["W"] or math.inf))
+    found = beside if isinstance(beside, Mapping) else {}
+    baselines = [
+        {"model": name, "perplexity": perplexity_of(found.get(key))}
+        for key, name in BESIDE.items()
+        if key != own and perplexity_of(found.get(key)) is not None
+    ]
+    return by_w, sorted(baselines, key=lambda row: row["perplexity"])
+
+
+@redrawable
+def rerouting_chart(
+    by_w: Sequence[Mapping[str, Any]],
+    baselines: Sequence[Mapping[str, Any]],
+    *,
+    theme: str | Theme = "light",
+    title: str | None = "Does it help to choose the path again along the way?",
+    height: int = 270,
+) -> alt.LayerChart:
+    """Perplexity (lower is better) by how often the path is chosen anew, baselines as named rules."""
+    look = theme_named(theme)
+    often = [_often(row["W"]) for row in by_w] or [_often(None)]
+    values = [row["perplexity"] for row in (*by_w, *baselines)]
+    words = numbers.apart(values)
+    points = [
+        {
+            "often": _often(r["W"]),
+            "perplexity": r["perplexity"],
+            "words": said,
+            "chosen": _often(r["W"]).replace("|", " "),
+        }
+        for r, said in zip(by_w, words, strict=False)
+    ]
+    lines = [
+        {**row, "words": f"{row['model']} {said}"} for row, said in zip(baselines, words[len(by_w) :], strict=True)
+    ]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    room = max(1e-6, 0.12 * (high - low)) if high > low else max(0.1, 0.05 * high)
+    scale = alt.Scale(domain=[low - room, high + room], nice=False, zero=False)
+    _spread(lines, (high - low + 2 * room) / height * 15)
+    y = alt.Y("perplexity:Q", scale=scale, axis=alt.Axis(title="perplexity (lower is better)", tickCount=5))
+    x = alt.X(
+        "often:O",
+        sort=often,
+        scale=alt.Scale(domain=often, paddingOuter=0.3),
+        axis=alt.Axis(
+            title="path chosen anew", labelAngle=0, labelLimit=80, grid=False, labelExpr="split(datum.label, '|')"
+        ),
+    )
+    base = alt.Chart(rows(points)).encode(
+        x=x, y=y, tooltip=[alt.Tooltip("chosen:N", title="path chosen"), alt.Tooltip("words:N", title="perplexity")]
+    )
+    rules = (
+        alt.Chart(rows(lines))
+        .mark_rule(color=look.identity, strokeDash=[5, 3], strokeWidth=1.5)
+        .encode(y=y, tooltip=[alt.Tooltip("model:N"), alt.Tooltip("perplexity:Q", format=".4~g")])
+    )
+    named = alt.Chart(rows(lines)).encode(
+        x=alt.value(alt.ExprRef("width - 4")), y=alt.Y("at:Q", scale=scale), text="words:N"
+    )
+    font = {"align": "right", "baseline": "bottom", "fontSize": look.font_size}
+    halo = named.mark_text(**font, color=look.background, stroke=look.background, strokeWidth=3)
+    layers = [
+        rules,
+        halo,
+        named.mark_text(**font, color=look.muted),
+        base.mark_line(color=look.ink, strokeWidth=2.2),
+        base.mark_point(filled=True, size=75, color=look.ink, opacity=1),
+        base.mark_text(dy=16, fontSize=look.font_size, fontWeight=600, color=look.ink).encode(text="words:N"),
+    ]
+    chart = alt.layer(*layers).properties(width="container", height=height)
+    said = "Perplexity: " + "; ".join(f"path chosen {row['chosen']}, {row['words']}" for row in points) + "."
+    told = "Line: this model. Dashed: models that choose once, or not at all."
+    return finish(titled(chart, look, title, told, said=said if points else ""), look)
+
+
+def _often(w: int | None) -> str:
+    return "once per|document" if w is None else f"every {w}|tokens"
+
+
+def _spread(lines: list[dict[str, Any]], least: float) -> None:
+    """Heights of the rules' names, ascending and at least ``least`` apart so that none covers another."""
+    at = -math.inf
+    for line in sorted(lines, key=lambda row: row["perplexity"]):
+        at = max(line["perplexity"], at + least)
+        line["at"] = at
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A stretch of a document between two decisions of the router."""
+
+    first: int
+    """tokens first … end−1"""
+    end: int
+    rank: int
+    cdf: float
+    modules: tuple[int, ...]
+    loss: float | None
+    """mean over its tokens that have a target, nats"""
+
+
+def decisions(num_tokens: int, prefix: int, every: int | None, context: int) -> list[int]:
+    """First token of each stretch that one decision rules: the router's own arithmetic, window by window.
+
+    Position t predicts token t+1 and belongs to decision max(0, t + 1 − prefix) // W of its window.
+    """
+    starts = []
+    for window in range(0, num_tokens, context):
+        starts.append(window)
+        if every:
+            inside = range(prefix + every - 1, min(context, num_tokens - window), every)
+            starts += [window + position for position in inside]
+    return starts
+
+
+def chunks(tokens: Sequence[Mapping[str, Any]], starts: Iterable[int] = ()) -> list[Chunk]:
+    """Cut a document where the router decided anew, and wherever the path changes."""
+    cuts, found = set(starts), list[list[Mapping[str, Any]]]()
+    for token in tokens:
+        if not found or token["token"] in cuts or token["rank"] != found[-1][-1]["rank"]:
+            found.append([])
+        found[-1].append(token)
+    made = []
+    for part in found:
+        losses = [token["loss"] for token in part if token.get("loss") is not None]
+        made.append(
+            Chunk(
+                part[0]["token"],
+                part[-1]["token"] + 1,
+                part[0]["rank"],
+                part[0]["cdf"],
+                modules_of(part[0]),
+                sum(losses) / len(losses) if losses else None,
+            )
+        )
+    return made
+
+
+@redrawable
+def strip_chart(
+    parts: Sequence[Chunk],
+    *,
+    theme: str | Theme = "light",
+    title: str | None = "Which path reads which part of the document?",
+    height: int = 46,
+) -> alt.LayerChart:
+    """A document as a strip from its first token to its last; a chunk wears its path's CDF colour and its name."""
+    look = theme_named(theme)
+    length = parts[-1].end if parts else 1
+    table = [
+        {
+            "first": part.first,
+            "end": part.end,
+            "name": path_name(part.modules),
+            "cdf": part.cdf,
+            "rank": part.rank,
+            "middle": (part.first + part.end) / 2,
+            "ink": ink_on(cdf_colour(part.cdf, look)),
+            "words": f"{part.first:,} … {part.end - 1:,}",
+            "loss": numbers.number(part.loss),
+            "y": 0,
+            "y2": 1,
+            "share": (part.end - part.first) / length,
+        }
+        for part in parts
+    ]
+    scale = alt.Scale(domain=[0, length], nice=False, zero=False)
+    x = alt.X("first:Q", scale=scale, axis=alt.Axis(title="token", format="~s", tickCount=8, grid=False))
+    y = alt.Y("y:Q", scale=alt.Scale(domain=[0, 1]), axis=None)
+    tips = [
+        alt.Tooltip("name:N", title="path"),
+        alt.Tooltip("words:N", title="tokens"),
+        alt.Tooltip("rank:Q"),
+        alt.Tooltip("loss:N", title="mean loss (nats)"),
+    ]
+    base = alt.Chart(rows(table))
+    cells = base.mark_rect(stroke=look.background, strokeWidth=1.5).encode(
+        x=x,
+        x2="end:Q",
+        y=y,
+        y2="y2:Q",
+        color=alt.Color("cdf:Q", scale=cdf_scale(look), legend=cdf_legend()),
+        tooltip=tips,
+    )
+    longest = max((len(row["name"]) for row in table), default=1)
+    roomy = f"datum.share * width > {7 * longest + 3}"  # a name that does not fit into its piece is left out
+    names = base.mark_text(fontSize=look.font_size, fontWeight=600, baseline="middle").encode(
+        x=alt.X("middle:Q", scale=scale),
+        y=alt.value(height / 2),
+        text="name:N",
+        color=alt.Color("ink:N", scale=None),
+        tooltip=tips,
+        opacity=alt.when(roomy).then(alt.value(1)).otherwise(alt.value(0)),
+    )
+    chart = alt.layer(cells, names).resolve_scale(color="independent").properties(width="container", height=height)
+    words = "One piece: the tokens between two decisions of the router."
+    said = f"{numbers.plural(len(table), 'piece')}, {numbers.plural(len({row['rank'] for row in table}), 'path')}."
+    return finish(titled(chart, look, title, words, said=said), look)
+
+
+def chunk_rows(parts: Sequence[Chunk]) -> list[dict[str, Any]]:
+    """The numbers behind the strip."""
+    return [
+        {
+            "first token": part.first,
+            "last token": part.end - 1,
+            "path": path_name(part.modules),
+            "rank": part.rank,
+            "CDF": part.cdf,
+            "mean loss (nats)": part.loss,
+        }
+        for part in parts
+    ]

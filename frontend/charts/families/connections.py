@@ -1,0 +1,352 @@
+"""Which layer sends to which? The connections of an H-Model, unrolled over its iterations (H-Model paper, figure 4).
+
+An answer of ``/edges`` has the axes iteration (0 = the inputs send), source (hidden layers, then inputs) and
+target (hidden layers, then outputs). Drawn are those connections that can exist: inputs send once, hidden
+layers from iteration 1 on, and what is sent in the last iteration reaches outputs only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import altair as alt
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, diverging_scale, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, titled
+
+TITLE = "Which layers talk to each other?"
+LEAST = 0.02
+"""weaker connections are not drawn, only counted"""
+
+
+def connection_rows(answer: Mapping[str, Any], minus: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """One row a connection that can exist: iteration, from, to, c; with ``minus`` also its c and the difference."""
+    iterations, sources, targets = (axis["names"] for axis in answer["axes"])
+    hidden = sum(1 for name in sources if name in targets)
+    plain = hidden in (len(sources), len(targets))  # no input or output has a name of its own: all may exist
+    found = []
+    for i, iteration in enumerate(iterations):
+        for s, source in enumerate(sources):
+            for t, target in enumerate(targets):
+                c = answer["values"][i][s][t]
+                open_ = (s >= hidden) if i == 0 else (s < hidden and (i < len(iterations) - 1 or t >= hidden))
+                if not (open_ or plain) or c is None:
+                    continue
+                row = {"iteration": iteration, "from": source, "to": target, "c": float(c)}
+                if minus is not None:
+                    row["other"] = float(minus["values"][i][s][t] or 0.0)
+                    row["difference"] = row["c"] - row["other"]
+                found.append(row)
+    return found
+
+
+@redrawable
+def graph_chart(
+    answer: Mapping[str, Any],
+    *,
+    theme: str | Theme = "light",
+    title: str | None = TITLE,
+    minus: Mapping[str, Any] | None = None,
+    most: float | None = None,
+    compact: bool = False,
+) -> alt.LayerChart:
+    """Draw an answer of ``/edges``: columns are iterations, rows layers, line width and opacity = c.
+
+    Parameters
+    ----------
+    minus
+        Another answer; lines are then coloured by how much more or less c is than there.
+    most
+        Difference at both ends of the colours, so that several pictures share one scale.
+    compact
+        For small multiples: smaller, without names of rows and columns beyond the first letters.
+    """
+    look = theme_named(theme)
+    place = _Places(answer, 27 if compact else 46)
+    table = connection_rows(answer, minus)
+    drawn = sorted((row for row in table if row["c"] >= LEAST), key=lambda row: row["c"])
+    x = alt.X("x:Q", scale=alt.Scale(domain=place.domain, nice=False, zero=False), axis=_columns(place, compact))
+    y = alt.Y("y:Q", scale=alt.Scale(domain=[place.height, 0], nice=False, zero=False), axis=_rows(place, compact))
+    if minus is not None and most is None:
+        most = max([abs(row["difference"]) for row in table], default=0.0)
+    layers = [
+        _collected(place, look, x, y),
+        _lines(drawn, place, look, x, y, most, compact),
+        _circles(drawn, place, look, x, y, compact, hover=most is None),
+    ]
+    chart = alt.layer(*layers).properties(width="container", height=place.height)
+    words = ["Columns: iterations. Rows: layers. Line width and opacity: strength c of the connection, 0 to 1."]
+    said = highest(
+        table,
+        "c",
+        lambda row: f"{row['from']} to {row['to']} at iteration {row['iteration']}, {numbers.number(row['c'])}",
+    )
+    return finish(titled(chart, look, title, words + hidden_words(table), said=said), look)
+
+
+def hidden_words(table: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line that counts what is too weak to be drawn; empty when everything is drawn."""
+    weak = sum(1 for row in table if row["c"] < LEAST)
+    if not weak:
+        return []
+    return [f"Not drawn: {numbers.plural(weak, 'connection')} weaker than {LEAST:g}."]
+
+
+@redrawable
+def distance_chart(
+    separation: Mapping[str, Any],
+    *,
+    theme: str | Theme = "light",
+    title: str | None = "How far apart are the connections of two labels?",
+) -> alt.LayerChart:
+    """Heat map of the mean distance between inputs of two labels; the diagonal is within a label."""
+    look = theme_named(theme)
+    labels, matrix = list(separation["labels"]), separation["matrix"]
+    table = distance_rows(separation)
+    values = [row["distance"] for row in table if row["distance"] is not None] or [0.0]
+    low, high = min(values), max(values)
+    x = alt.X("one:N", sort=labels, axis=alt.Axis(orient="top", title=None, labelAngle=-35, domain=False, ticks=False))
+    y = alt.Y("other:N", sort=labels, axis=alt.Axis(title=None, domain=False, ticks=False, labelLimit=110))
+    scale = alt.Scale(domain=[0, high or 1], range=[look.background, look.module], interpolate="lab", nice=False)
+    base = alt.Chart(rows(table)).encode(x=x, y=y)
+    cells = base.mark_rect(stroke=look.grid, strokeWidth=0.7).encode(
+        color=alt.Color("distance:Q", scale=scale, legend=None),
+        tooltip=[alt.Tooltip("one:N"), alt.Tooltip("other:N"), alt.Tooltip("words:N", title="mean distance")],
+    )
+    strong = 0.55 * (high or 1)
+    words = base.mark_text(fontSize=look.font_size - 1).encode(
+        text="words:N",
+        color=alt.when(f"datum.distance > {strong:.6g}")
+        .then(alt.value(look.background))
+        .otherwise(alt.value(look.ink)),
+    )
+    chart = alt.layer(cells, words).properties(width="container", height=32 * max(2, len(matrix)))
+    words_below = f"Mean distance of c between two inputs, from {numbers.number(low)} to {numbers.number(high)} (0–1)."
+    return finish(titled(chart, look, title, words_below), look)
+
+
+def distance_rows(separation: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The numbers behind the heat map of distances."""
+    labels = list(separation["labels"])
+    return [
+        {
+            "one": one,
+            "other": other,
+            "distance": separation["matrix"][i][j],
+            "words": numbers.number(separation["matrix"][i][j], 2),
+        }
+        for i, one in enumerate(labels)
+        for j, other in enumerate(labels)
+    ]
+
+
+def separation_words(found: Mapping[str, Any], what: str = "label") -> str:
+    """The between- over within-label distance as a sentence, beside its permutation null."""
+    if found.get("ratio") is None:
+        return f"Inputs of one {what} all have the same connections, so their distance has no scale to compare with."
+    more = found.get("p_value") is not None and found["p_value"] <= 0.05
+    verdict = "" if more and found["ratio"] > 1 else f" That is no more than chance: the {what} does not matter here."
+    return (
+        f"Connections of two inputs of different {what}s are {numbers.number(found['ratio'])} times as far apart as "
+        f"those of two inputs of one {what} (mean distance {numbers.number(found['between'])} against "
+        f"{numbers.number(found['within'])}). With the {what}s shuffled it is {numbers.number(found['null_mean'])} ± "
+        f"{numbers.number(found['null_std'], 2)} times (p = {numbers.number(found.get('p_value'))}, "
+        f"{numbers.plural(found.get('shuffles'), 'shuffle')}).{verdict}"
+    )
+
+
+def nearest_words(accuracy: float, what: str, count: int) -> str:
+    """How often the connections alone give the label away."""
+    return (
+        f"From its connections alone {numbers.percent(accuracy)} of inputs are nearest to the mean of their own "
+        f"{what}; guessing among {count} would be right {numbers.percent(1 / count)} of the time."
+    )
+
+
+def stability_words(stability: float) -> str:
+    """How much c changes from input to input."""
+    return (
+        f"Stability {numbers.number(stability)}: 1 means that every input gets exactly the same connections, 0.75 that "
+        "they change as much as they can."
+    )
+
+
+def self_share_words(share: float, num_targets: int) -> str:
+    """How much layers send to themselves, beside what equal connections would give."""
+    more = "more" if share > 1 / num_targets else "less"
+    return (
+        f"Of all that hidden layers send, {numbers.percent(share)} goes back to the same layer, {more} than the "
+        f"{numbers.percent(1 / num_targets)} that it would be if all connections were equal."
+    )
+
+
+class _Places:
+    """Where layers stand: a row for each input, hidden layer and output, a column for each iteration."""
+
+    def __init__(self, answer: Mapping[str, Any], gap: int) -> None:
+        self.iterations, sources, targets = (list(axis["names"]) for axis in answer["axes"])
+        inputs = [name for name in sources if name not in targets]
+        self.outputs = [name for name in targets if name not in sources]
+        self.hidden = [name for name in sources if name in targets]
+        names = [*inputs, *self.hidden, *self.outputs]
+        self.y = {name: gap * (place + 0.5) for place, name in enumerate(names)}
+        self.last = len(self.iterations)
+        self.height = gap * max(1, len(names))
+        self.domain = [-0.22, self.last + 0.22]
+        self.column = {name: place for place, name in enumerate(self.iterations)}
+
+
+def _columns(place: _Places, compact: bool) -> alt.Axis:
+    names = {0: "in"} | {column: str(column) for column in range(1, place.last)} | {place.last: "out"}
+    words = " : ".join(f"datum.value === {column} ? '{name}'" for column, name in names.items()) + " : ''"
+    return alt.Axis(
+        orient="top",
+        values=list(names),
+        labelExpr=words,
+        title=None if compact else "iteration",
+        grid=True,
+        domain=False,
+        ticks=False,
+        labelPadding=2,
+        titlePadding=2,
+        labelFlush=False,
+    )
+
+
+def _rows(place: _Places, compact: bool) -> alt.Axis:
+    names = {round(y, 2): (short(name) if compact else name) for name, y in place.y.items()}
+    words = " : ".join(f"datum.value === {y} ? '{_quoted(name)}'" for y, name in names.items()) + " : ''"
+    return alt.Axis(
+        values=list(names),
+        labelExpr=words,
+        title=None,
+        grid=False,
+        domain=False,
+        ticks=False,
+        labelLimit=64 if compact else 118,
+        labelOverlap=False,
+    )
+
+
+def short(name: str) -> str:
+    """“transformer 3” → “T3”; “text input” → “text”; “next-token output” → “next”."""
+    words = name.split()
+    if words and words[-1].isdigit() and len(words) > 1:
+        return words[0][:1].upper() + words[-1]
+    return words[0].split("-")[0] if words else name
+
+
+def _quoted(name: str) -> str:
+    return name.replace("\\", "\\\\").replace("'", "\\'")
+
+
+def _collected(place: _Places, look: Theme, x: alt.X, y: alt.Y) -> alt.Chart:
+    """Outputs add up what they get: a dashed line from the first arrival to the end."""
+    table = [{"x": 1, "x2": place.last, "y": place.y[name]} for name in place.outputs]
+    dashes = alt.Chart(rows(table)).mark_rule(color=look.identity, strokeDash=[2, 3], strokeWidth=1.5)
+    return dashes.encode(x=x, x2="x2:Q", y=y)
+
+
+def _lines(
+    drawn: Sequence[Mapping[str, Any]],
+    place: _Places,
+    look: Theme,
+    x: alt.X,
+    y: alt.Y,
+    most: float | None,
+    compact: bool,
+) -> alt.Chart:
+    table = []
+    for row in drawn:
+        column = place.column[row["iteration"]]
+        one = {
+            "x": column,
+            "x2": column + 1,
+            "y": place.y[row["from"]],
+            "y2": place.y[row["to"]],
+            "c": row["c"],
+            "words": numbers.number(row["c"]),
+            "source": f"{row['from']}, iteration {column}" if column else row["from"],
+            "target": row["to"] if row["to"] in place.outputs else f"{row['to']}, iteration {column + 1}",
+            "start": f"{column}|{row['from']}",
+            "end": f"{column + 1}|{row['to']}",
+        }
+        if "difference" in row:
+            one |= {"difference": row["difference"], "more": _signed(row["difference"])}
+        table.append(one)
+    tooltip = [
+        alt.Tooltip("source:N", title="from"),
+        alt.Tooltip("target:N", title="to"),
+        alt.Tooltip("words:N", title="c"),
+    ]
+    strength = alt.Scale(domain=[0, 1], range=[0, 6 if compact else 9], clamp=True)
+    chart = alt.Chart(rows(sorted(table, key=lambda one: abs(one.get("difference", one["c"])))))
+    chart = chart.mark_rule(strokeCap="butt").encode(
+        x=x, x2="x2:Q", y=y, y2="y2:Q", strokeWidth=alt.StrokeWidth("c:Q", scale=strength, legend=None)
+    )
+    if most is not None:
+        scale = diverging_scale(most or 1.0, look, middle=look.grid)
+        tooltip.append(alt.Tooltip("more:N", title="difference"))
+        return chart.encode(color=alt.Color("difference:Q", scale=scale, legend=None), tooltip=tooltip)
+    over = "hover_layer.node && (hover_layer.node[0] === datum.start || hover_layer.node[0] === datum.end)"
+    return chart.encode(
+        color=alt.when(over).then(alt.value(look.accent)).otherwise(alt.value(look.link)),
+        opacity=alt.Opacity("c:Q", scale=alt.Scale(domain=[0, 1], range=[0.04, 0.9], clamp=True), legend=None),
+        tooltip=tooltip,
+    )
+
+
+def _circles(
+    drawn: Sequence[Mapping[str, Any]], place: _Places, look: Theme, x: alt.X, y: alt.Y, compact: bool, hover: bool
+) -> alt.Chart:
+    """Layers at every iteration where they run; hollow where nothing reached them."""
+    got: dict[tuple[str, int], float] = {}
+    sends: set[tuple[str, int]] = set()
+    for row in drawn:
+        column = place.column[row["iteration"]]
+        sends.add((row["from"], column))
+        end = (row["to"], place.last if row["to"] in place.outputs else column + 1)
+        got[end] = got.get(end, 0.0) + row["c"]
+    stands = [(name, column) for name in place.hidden for column in range(1, place.last)]
+    stands += [(name, 0) for name in place.y if name not in place.hidden and name not in place.outputs]
+    stands += [(name, place.last) for name in place.outputs]
+    table = [
+        {
+            "node": f"{column}|{name}",
+            "x": column,
+            "y": place.y[name],
+            "name": name,
+            "when": "before the first iteration"
+            if column == 0
+            else "at the end"
+            if column == place.last
+            else f"iteration {column}",
+            "got": numbers.number(got[name, column]) if (name, column) in got else "nothing",
+            "on": (name, column) in got or (name, column) in sends,
+        }
+        for name, column in sorted({*stands, *sends})
+    ]
+    chart = alt.Chart(rows(table)).mark_circle(
+        size=60 if compact else 190, opacity=1, strokeWidth=1.5, stroke=look.module
+    )
+    chart = chart.encode(
+        x=x,
+        y=y,
+        color=alt.when("datum.on").then(alt.value(look.module)).otherwise(alt.value(look.background)),
+        tooltip=[
+            alt.Tooltip("name:N", title="layer"),
+            alt.Tooltip("when:N", title="when"),
+            alt.Tooltip("got:N", title="sum of c that it receives"),
+        ],
+    )
+    if not hover:
+        return chart
+    over = alt.selection_point(name="hover_layer", fields=["node"], on="pointerover", clear="pointerout", empty=False)
+    return chart.add_params(over)
+
+
+def _signed(value: float) -> str:
+    """“+0.120”, “−0.0340”."""
+    return ("−" if value < 0 else "+") + numbers.number(abs(value))

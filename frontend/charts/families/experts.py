@@ -1,0 +1,462 @@
+"""Experts: how evenly their layers are loaded, what tokens and labels choose them, and how steady choices are.
+
+A layer is a step, an expert one of its modules. Quantities that are no path CDF are drawn on a neutral scale.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import altair as alt
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, titled
+from tokenpaths.frontend.charts.flow.token_flow import visible
+
+LOAD = "How evenly does each layer share its work?"
+DEAD = "How many experts does nobody choose?"
+TOKENS = "Which experts does each token choose?"
+DOMAINS = "Which experts does each domain prefer?"
+WORDS = "Which words is each expert chosen for?"
+LAYER_PICK = "layer"
+OTHER_COLUMN = "other"
+
+
+def neutral(look: Theme, domain: Sequence[float]) -> alt.Scale:
+    """From the page's colour to the colour of modules."""
+    top = look.module if look.name != "dark" else look.ink
+    return alt.Scale(domain=list(domain), range=[look.background, top], interpolate="lab", clamp=True)
+
+
+def neutral_legend(title: str, **options: Any) -> alt.Legend:
+    given = {"orient": "bottom", "gradientLength": 180, "gradientThickness": 10, "titleLimit": 320, "tickCount": 3}
+    return alt.Legend(title=title, **{**given, **options})
+
+
+# -- load -------------------------------------------------------------------------------------
+
+
+def load_rows(usage: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row a layer: quantiles of utilisation over its experts, and the numbers of its load."""
+    cells: dict[int, list[float]] = defaultdict(list)
+    for cell in usage["usage"]:
+        cells[int(cell["step"])].append(float(cell["utilisation"] or 0.0))
+    found = []
+    for step in usage["steps"]:
+        load = sorted(cells[int(step["step"])])
+        found.append(
+            {
+                "layer": int(step["step"]),
+                "experts": len(load),
+                "dead": len(step["dead"]),
+                "dead_share": len(step["dead"]) / max(1, len(load)),
+                "low": _quantile(load, 0.1),
+                "middle": _quantile(load, 0.5),
+                "high": _quantile(load, 0.9),
+                "highest": load[-1] if load else 0.0,
+                "MaxVio": step["max_violation"],
+                "load_entropy": step["load_entropy"],
+            }
+        )
+    return found
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """Linear between neighbours; 0 of nothing."""
+    if not ordered:
+        return 0.0
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+@redrawable
+def load_band_chart(
+    usage: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = LOAD, chosen: int | None = None
+) -> alt.LayerChart:
+    """Per layer: the middle 80 % of its experts as a bar, the median as a tick, the busiest as a point; a fair share
+    is the line at 1. Below: ``dead_chart``."""
+    look, table = theme_named(theme), load_rows(usage)
+    for row in table:
+        row |= {f"{name}_words": numbers.number(row[name]) for name in ("low", "middle", "high", "highest")}
+        row["on"] = row["layer"] == chosen
+    x = _layer_axis(len(table))
+    scale = alt.Scale(type="sqrt", domain=[0, max([row["highest"] for row in table], default=1.0) or 1.0], nice=True)
+    title_y = "utilisation (1 = fair share)"
+    pick = alt.selection_point(name=LAYER_PICK, fields=["layer"], on="click", clear=False, empty=False)
+    base = alt.Chart(rows(table)).encode(x=x, tooltip=_load_tooltip())
+    paint = alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module))
+    bars = (
+        base.mark_bar(cornerRadius=2, cursor="pointer")
+        .encode(
+            y=alt.Y("low:Q", scale=scale, axis=alt.Axis(title=title_y, tickCount=5)),
+            y2="high:Q",
+            color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.link)),
+            opacity=alt.value(0.75),
+        )
+        .add_params(pick)
+    )
+    median = base.mark_tick(thickness=2, orient="horizontal", color=look.ink, bandSize=8).encode(y="middle:Q")
+    busiest = base.mark_point(filled=True, size=26, opacity=1, cursor="pointer").encode(y="highest:Q", color=paint)
+    fair = alt.Chart(rows([{"fair": 1}])).mark_rule(color=look.muted, strokeDash=[5, 3]).encode(y="fair:Q")
+    chart = alt.layer(bars, median, busiest, fair).properties(width="container", height=240)
+    words = "Bar: the middle 80 % of a layer's experts; tick: the median; point: the busiest. Dashed: fair share."
+    said = highest(table, "highest", lambda row: f"layer {row['layer']}, {row['highest_words']} times a fair share")
+    return finish(titled(chart, look, title, words, said=said), look)
+
+
+@redrawable
+def dead_chart(
+    usage: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = DEAD, chosen: int | None = None
+) -> alt.Chart:
+    """Bars: experts of each layer that no token chose."""
+    look, table = theme_named(theme), load_rows(usage)
+    for row in table:
+        row |= {"words": f"{row['dead']} of {row['experts']}", "on": row["layer"] == chosen}
+        row |= {f"{name}_words": numbers.number(row[name]) for name in ("low", "middle", "high", "highest")}
+    most = max([row["dead"] for row in table], default=0)
+    chart = (
+        alt.Chart(rows(table))
+        .mark_bar(cornerRadiusEnd=2)
+        .encode(
+            x=_layer_axis(len(table)),
+            y=alt.Y(
+                "dead:Q",
+                scale=alt.Scale(domain=[0, max(1, most)], nice=True),
+                axis=alt.Axis(title="dead experts", format="d", tickMinStep=1, tickCount=min(4, max(1, most))),
+            ),
+            color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module)),
+            tooltip=[alt.Tooltip("layer:O"), alt.Tooltip("words:N", title="dead")],
+        )
+    )
+    said = highest(table, "dead", lambda row: f"layer {row['layer']}, {row['words']}")
+    chart = chart.properties(width="container", height=110)
+    return finish(titled(chart, look, title, "Experts without tokens.", said=said), look)
+
+
+def _layer_axis(count: int) -> alt.X:
+    every = max(1, -(-count // 16))
+    return alt.X(
+        "layer:O", axis=alt.Axis(title="layer", labelAngle=0, ticks=False, values=list(range(0, count, every)))
+    )
+
+
+def _load_tooltip() -> list[alt.Tooltip]:
+    return [
+        alt.Tooltip("layer:O"),
+        alt.Tooltip("highest_words:N", title="busiest"),
+        alt.Tooltip("high_words:N", title="90 % below"),
+        alt.Tooltip("middle_words:N", title="median"),
+        alt.Tooltip("low_words:N", title="10 % below"),
+        alt.Tooltip("dead:Q", title="dead experts"),
+    ]
+
+
+def load_words(usage: Mapping[str, Any]) -> str:
+    """The least even layer, and how many experts are dead, in two sentences."""
+    table = load_rows(usage)
+    worst = max(table, key=lambda row: row["highest"])
+    total, dead = sum(row["experts"] for row in table), sum(row["dead"] for row in table)
+    first = (
+        f"Least even: layer {worst['layer']}, its busiest expert gets {numbers.number(worst['highest'])} times a fair "
+        f"share (MaxVio {numbers.number(worst['MaxVio'])})."
+    )
+    if not dead:
+        return first + " No expert is dead."
+    layers = sum(row["dead"] > 0 for row in table)
+    share = numbers.percent(dead / total)
+    return first + f" Dead: {numbers.count(dead)} of {numbers.plural(total, 'expert')} ({share}), in {layers} layers."
+
+
+# -- tokens × experts ---------------------------------------------------------------------------
+
+
+def token_labels(tokens: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each token as the start of a row: position and text, or vocabulary id, or place in the picture."""
+    found = []
+    for token in tokens:
+        if token.get("row") is not None:
+            found.append(f"r{token['row']} c{token['col']}")
+            continue
+        name = visible(token.get("text")) if token.get("text") else ""
+        if not name and token.get("token_id") is not None:
+            name = f"#{token['token_id']}"
+        found.append(f"{token['token']} {name}".strip())
+    return found
+
+
+def slice_rows(answer: Mapping[str, Any], least: float = 0.0) -> list[dict[str, Any]]:
+    """One row a choice: token, expert (or “other”), weight; experts of less than ``least`` of the tokens are merged."""
+    tokens = answer["tokens"]
+    counts: dict[int, int] = defaultdict(int)
+    for token in tokens:
+        for module in token["modules"]:
+            counts[int(module)] += 1
+    small = {module for module, count in counts.items() if count / max(1, len(tokens)) < least}
+    small = small if len(small) > 1 else set()
+    found = []
+    for label, token in zip(token_labels(tokens), tokens, strict=True):
+        merged: list[float] = []
+        for slot, (module, weight) in enumerate(zip(token["modules"], token["weights"], strict=True)):
+            if module in small:
+                merged.append(weight)
+                continue
+            found.append(
+                {
+                    "token": token["token"],
+                    "label": label,
+                    "expert": str(module),
+                    "weight": weight,
+                    "slot": slot,
+                    "choices": 1,
+                }
+            )
+        if merged:
+            found.append(
+                {
+                    "token": token["token"],
+                    "label": label,
+                    "expert": OTHER_COLUMN,
+                    "weight": sum(merged),
+                    "slot": None,
+                    "choices": len(merged),
+                }
+            )
+    return found
+
+
+@redrawable
+def slice_chart(
+    answer: Mapping[str, Any],
+    *,
+    theme: str | Theme = "light",
+    title: str | None = TOKENS,
+    least: float = 0.0,
+    chosen: int | None = None,
+) -> alt.LayerChart:
+    """Heat map of an answer of ``/samples/{sample}/experts``: rows tokens as text, columns experts, darkness weight.
+
+    ``least``: experts that fewer of these tokens choose (a share) stand together in the last column, “other”.
+    """
+    look, table = theme_named(theme), slice_rows(answer, least)
+    for row in table:
+        row["words"] = numbers.number(row["weight"])
+        row["name"] = f"expert {row['expert']}" if row["slot"] is not None else f"{row['choices']} of the other experts"
+        row["on"] = row["token"] == chosen
+    experts = sorted({row["expert"] for row in table}, key=lambda e: (e == OTHER_COLUMN, int(e) if e.isdigit() else 0))
+    named = [row["weight"] for row in table if row["slot"] is not None]
+    x = alt.X(
+        "expert:N",
+        sort=experts,
+        axis=alt.Axis(
+            orient="top",
+            title=f"expert of layer {answer['step']}",
+            labelAngle=-90,
+            labelOverlap=True,
+            ticks=False,
+            domain=False,
+        ),
+    )
+    y = alt.Y(
+        "label:N",
+        sort=token_labels(answer["tokens"]),
+        axis=alt.Axis(title=None, domain=False, ticks=False, labelLimit=120, labelFontSize=look.font_size),
+    )
+    tooltip = [
+        alt.Tooltip("label:N", title="token"),
+        alt.Tooltip("name:N", title="chose"),
+        alt.Tooltip("words:N", title="weight"),
+    ]
+    base = alt.Chart(rows(table)).encode(x=x, y=y, tooltip=tooltip)
+    stroke = alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.link))
+    cells = (
+        base.transform_filter("datum.slot !== null")
+        .mark_rect(strokeWidth=1)
+        .encode(
+            color=alt.Color(
+                "weight:Q",
+                scale=neutral(look, [0, max(named, default=1.0) or 1.0]),
+                legend=neutral_legend("weight of the choice", format=".2~f"),
+            ),
+            stroke=stroke,
+        )
+    )
+    rest = (
+        base.transform_filter("datum.slot === null")
+        .mark_text(color=look.muted, fontSize=look.font_size - 1)
+        .encode(text="choices:Q")
+    )
+    height = max(60, 19 * len(answer["tokens"]))
+    chart = alt.layer(cells, rest).properties(width="container", height=height)
+    return finish(titled(chart, look, title, slice_words(answer, least)), look)
+
+
+def slice_words(answer: Mapping[str, Any], least: float) -> str:
+    """How many experts these tokens use, and what is merged."""
+    used = {module for token in answer["tokens"] for module in token["modules"]}
+    shown = {row["expert"] for row in slice_rows(answer, least) if row["slot"] is not None}
+    first = (
+        f"{numbers.plural(len(answer['tokens']), 'token')} use {numbers.count(len(used))} of the "
+        f"{numbers.plural(answer['num_modules'], 'expert')} of layer {answer['step']}. Darker on a light page: larger "
+        "weight."
+    )
+    if len(shown) == len(used):
+        return first
+    return (
+        first + f" Last column: how many of a token's choices fall on the other {len(used) - len(shown)} experts, each "
+        f"chosen by fewer than {numbers.percent(least)} of these tokens."
+    )
+
+
+# -- specialisation -----------------------------------------------------------------------------
+
+
+def domain_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row an expert and label: share of the label's tokens, and how many times the even share that is."""
+    return [
+        {
+            "expert": int(row["module"]),
+            "label": one["label"],
+            "share": one["share"],
+            "times": one["share"] / answer["baseline"],
+            "count": one["count"],
+            "of": one["of"],
+        }
+        for row in answer["modules"]
+        for one in row["prefers"]
+    ]
+
+
+@redrawable
+def domain_chart(
+    answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = DOMAINS, most: int = 12
+) -> alt.LayerChart:
+    """Heat map: rows the most specialised experts, columns labels, cell N_{i,D}/N_D."""
+    look = theme_named(theme)
+    shown = [one["label"] for one in answer["domains"]][:most]
+    table = [row for row in domain_rows(answer) if row["label"] in shown]
+    for row in table:
+        row |= {"words": numbers.percent(row["share"], 2), "than": f"{numbers.number(row['times'], 2)} ×"}
+    top = max([row["share"] for row in table], default=1.0) or 1.0
+    order = [str(row["module"]) for row in answer["modules"]]
+    for row in table:
+        row["name"] = str(row["expert"])
+    x = alt.X(
+        "label:N",
+        sort=shown,
+        axis=alt.Axis(
+            orient="top",
+            title=None,
+            labelAngle=0 if len(shown) <= 6 else -35,
+            labelLimit=110,
+            ticks=False,
+            domain=False,
+        ),
+    )
+    y = alt.Y("name:N", sort=order, axis=alt.Axis(title=f"expert of layer {answer['step']}", ticks=False, domain=False))
+    base = alt.Chart(rows(table)).encode(x=x, y=y)
+    cells = base.mark_rect(stroke=look.grid, strokeWidth=0.7).encode(
+        color=alt.Color(
+            "share:Q",
+            scale=neutral(look, [0, top]),
+            legend=neutral_legend(
+                f"share of the label's tokens (even: {numbers.percent(answer['baseline'])})", format=".0%"
+            ),
+        ),
+        tooltip=[
+            alt.Tooltip("name:N", title="expert"),
+            alt.Tooltip("label:N"),
+            alt.Tooltip("words:N", title="share"),
+            alt.Tooltip("than:N", title="of the even share"),
+        ],
+    )
+    paper = look.background
+    words = base.mark_text(fontSize=look.font_size - 1).encode(
+        text="words:N",
+        color=alt.when(f"datum.share > {0.5 * top:.6g}").then(alt.value(paper)).otherwise(alt.value(look.ink)),
+    )
+    words = words.transform_filter(f"width / {max(1, len(shown))} > 44")
+    chart = alt.layer(cells, words).properties(width="container", height=max(60, 20 * len(order)))
+    line = f"Share of a label's tokens that choose the expert; even routing: {numbers.percent(answer['baseline'])}."
+    return finish(titled(chart, look, title, line), look)
+
+
+def domain_words(answer: Mapping[str, Any]) -> str:
+    """The most one-sided expert in a sentence."""
+    table = domain_rows(answer)
+    if not table:
+        return "No expert got a token with a label."
+    best = max(table, key=lambda row: (row["share"], -row["expert"]))
+    return (
+        f"Most one-sided: expert {best['expert']} gets {numbers.percent(best['share'])} of the tokens of "
+        f"“{best['label']}”, {numbers.number(best['times'])} times the {numbers.percent(answer['baseline'])} of even "
+        "routing."
+    )
+
+
+def word_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row an expert and word: its place, N_{x,i}, N_x and their ratio."""
+    return [
+        {
+            "expert": int(row["module"]),
+            "place": place + 1,
+            "word": one["text"] if one.get("text") else f"#{one['token_id']}",
+            "token_id": one["token_id"],
+            "share": one["share"],
+            "count": one["count"],
+            "of": one["of"],
+        }
+        for row in answer["modules"]
+        for place, one in enumerate(row["prefers"])
+    ]
+
+
+@redrawable
+def word_chart(answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = WORDS) -> alt.LayerChart:
+    """Rows experts, in each its strongest words; darkness: the share of the word's occurrences that choose it."""
+    look, table = theme_named(theme), word_rows(answer)
+    for row in table:
+        row |= {"name": str(row["expert"]), "shown": visible(row["word"]), "words": numbers.percent(row["share"])}
+        row["seen"] = f"{numbers.count(row['count'])} of {numbers.count(row['of'])}"
+    order = [str(row["module"]) for row in answer["modules"] if row["prefers"]]
+    columns = max([row["place"] for row in table], default=1)
+    wide = max([len(row["shown"]) for row in table], default=1)
+    x = alt.X(
+        "place:O",
+        axis=alt.Axis(orient="top", title="strongest words, from the left", labels=False, ticks=False, domain=False),
+    )
+    y = alt.Y("name:N", sort=order, axis=alt.Axis(title=f"expert of layer {answer['step']}", ticks=False, domain=False))
+    base = alt.Chart(rows(table)).encode(
+        x=x,
+        y=y,
+        tooltip=[
+            alt.Tooltip("name:N", title="expert"),
+            alt.Tooltip("shown:N", title="word"),
+            alt.Tooltip("words:N", title="share of its occurrences"),
+            alt.Tooltip("seen:N", title="occurrences"),
+        ],
+    )
+    cells = base.mark_rect(stroke=look.background, strokeWidth=2).encode(
+        color=alt.Color(
+            "share:Q",
+            scale=neutral(look, [0, 1]),
+            legend=neutral_legend(
+                f"share of the word's occurrences (even: {numbers.percent(answer['baseline'])})",
+                format=".0%",
+                values=[0, 0.5, 1],
+            ),
+        )
+    )
+    words = base.mark_text(fontSize=look.font_size, clip=True).encode(
+        text="shown:N",
+        color=alt.when("datum.share > 0.5").then(alt.value(look.background)).otherwise(alt.value(look.ink)),
+    )
+    words = words.transform_filter(f"width / {columns} > {5.5 * min(wide, 8):.0f}")
+    chart = alt.layer(cells, words).properties(width="container", height=max(60, 24 * len(order)))
+    what = {"next": "next word", "predicted": "predicted word"}.get(answer["of"], "word")
+    line = f"Each cell: a {what} and how often it goes to the expert; seen ≥ {answer['least']} times."
+    return finish(titled(chart, look, title, line), look)

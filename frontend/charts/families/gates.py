@@ -1,0 +1,396 @@
+"""Which directions does a text switch on? The gates of Directional Routing (Directional paper, figures 3 to 6).
+
+An answer of ``/gates`` has the axes layer, head, direction; a value r in (0, 1) is how much of the direction is
+removed from the head's output: 0 = left alone, 1 = removed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import altair as alt
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, diverging_scale, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, titled
+
+TITLE = "Which directions does it switch on?"
+GATE_PICK, SAMPLE_PICK = "gate", "sample"
+"""names of the point selections; their fields have the same names"""
+SHAPES = ("circle", "square", "triangle-up", "cross", "diamond", "triangle-down", "triangle-right", "triangle-left")
+WHAT = {
+    "normal": "as trained",
+    "off": "routing off (every gate 0)",
+    "neutral": "neutral (every gate 0.5)",
+    "full": "full (every gate 1)",
+    "mean gates": "every gate at its mean (the same for all texts)",
+}
+"""names of ablations → words"""
+
+
+def gate_rows(answer: Mapping[str, Any], minus: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """One row a gate: layer, head, direction, r; with ``minus`` also the other r and the difference."""
+    layers, heads, directions = (axis["names"] for axis in answer["axes"])
+    found = []
+    for layer in range(len(layers)):
+        for head in range(len(heads)):
+            for direction in range(len(directions)):
+                r = answer["values"][layer][head][direction]
+                row = {"layer": layer, "head": head, "direction": direction, "r": r}
+                if minus is not None:
+                    row["other"] = minus["values"][layer][head][direction]
+                    row["difference"] = (r or 0.0) - (row["other"] or 0.0)
+                found.append(row)
+    return found
+
+
+@redrawable
+def gate_chart(
+    answer: Mapping[str, Any],
+    *,
+    theme: str | Theme = "light",
+    title: str | None = TITLE,
+    minus: Mapping[str, Any] | None = None,
+    chosen: str | None = None,
+) -> alt.LayerChart:
+    """Heat map of an answer of ``/gates``: rows are layers, columns heads with their directions side by side.
+
+    Parameters
+    ----------
+    minus
+        Another answer; the colours then say how much higher or lower r is than there, zero in the middle.
+    chosen
+        ``layer.head.direction`` of the cell that is outlined.
+    """
+    look = theme_named(theme)
+    num_layers, _num_heads, num_directions = (len(axis["names"]) for axis in answer["axes"])
+    table = [
+        row
+        | {
+            "gate": f"{row['layer']}.{row['head']}.{row['direction']}",
+            "x": _column(row, num_directions),
+            "x2": _column(row, num_directions) + 1,
+            "words": numbers.number(row["r"]),
+            "against": numbers.number(row.get("other")),
+            "more": _signed(row.get("difference")),
+        }
+        for row in gate_rows(answer, minus)
+    ]
+    x, y = _gate_axes(answer)
+    value = "r" if minus is None else "difference"
+    if minus is None:
+        scale = alt.Scale(domain=[0, 1], range=[look.background, look.module], interpolate="lab")
+        legend_title, values = "r: share of the direction that is removed", [0, 0.5, 1]
+    else:
+        most = max([abs(row["difference"]) for row in table], default=0.0) or 1.0
+        scale = diverging_scale(most, look)
+        legend_title, values = "difference of r: lower – equal – higher", [-most, 0, most]
+    legend = alt.Legend(
+        title=legend_title,
+        orient="bottom",
+        gradientLength=180,
+        gradientThickness=10,
+        values=values,
+        format=".2~f",
+        titleLimit=320,
+        gradientStrokeColor=look.grid,
+        gradientStrokeWidth=1,
+    )
+    pick = alt.selection_point(name=GATE_PICK, fields=["gate"], on="click", clear=False, empty=False)
+    tooltip = [
+        alt.Tooltip("layer:O"),
+        alt.Tooltip("head:O"),
+        alt.Tooltip("direction:O"),
+        alt.Tooltip("words:N", title="r"),
+    ]
+    if minus is not None:
+        tooltip += [alt.Tooltip("against:N", title="r of the other"), alt.Tooltip("more:N", title="difference")]
+    cells = (
+        alt.Chart(rows(table))
+        .mark_rect(stroke=look.grid, strokeWidth=0.6, cursor="pointer")
+        .encode(x=x, x2="x2:Q", y=y, color=alt.Color(f"{value}:Q", scale=scale, legend=legend), tooltip=tooltip)
+        .add_params(pick)
+    )
+    outlined = alt.Chart(rows(row for row in table if row["gate"] == chosen))
+    outline = outlined.mark_rect(fillOpacity=0, stroke=look.accent, strokeWidth=2.5).encode(x=x, x2="x2:Q", y=y)
+    chart = alt.layer(cells, outline).properties(width="container", height=max(90, 30 * num_layers))
+    words = "Rows: layers. Columns: heads, each with its directions. " + (
+        "Darker on a light page: more of the direction is removed."
+        if minus is None
+        else "Rose: more is removed than in the other; blue: less; page colour: the same."
+    )
+    said = highest(
+        table,
+        value,
+        lambda row: (
+            f"layer {row['layer']}, head {row['head']}, direction {row['direction']}, "
+            f"r {row['words']}" + ("" if minus is None else f" against {row['against']}")
+        ),
+    )
+    return finish(titled(chart, look, title, words, said=said), look)
+
+
+@redrawable
+def variance_chart(
+    variance: Sequence[Sequence[float]],
+    specialists: Sequence[Mapping[str, Any]] = (),
+    *,
+    theme: str | Theme = "light",
+    title: str | None = "Which heads treat domains differently?",
+) -> alt.LayerChart:
+    """Heat map of cross-domain variance by layer and head; specialists are marked with a dot."""
+    look = theme_named(theme)
+    special = {(int(one["layer"]), int(one["head"])) for one in specialists}
+    table = variance_rows(variance, special)
+    most = max([row["variance"] or 0.0 for row in table], default=0.0) or 1.0
+    x = alt.X("head:O", axis=alt.Axis(orient="top", title="head", labelAngle=0, domain=False, ticks=False))
+    y = alt.Y("layer:O", axis=alt.Axis(title="layer", domain=False, ticks=False))
+    base = alt.Chart(rows(table)).encode(x=x, y=y)
+    cells = base.mark_rect(stroke=look.grid, strokeWidth=0.7).encode(
+        color=alt.Color(
+            "variance:Q",
+            scale=alt.Scale(domain=[0, most], range=[look.background, look.module], interpolate="lab"),
+            legend=alt.Legend(
+                title="variance of r over domains",
+                orient="bottom",
+                gradientLength=180,
+                gradientThickness=10,
+                format=".1~g",
+                tickCount=3,
+                titleLimit=260,
+                gradientStrokeColor=look.grid,
+                gradientStrokeWidth=1,
+            ),
+        ),
+        tooltip=[
+            alt.Tooltip("layer:O"),
+            alt.Tooltip("head:O"),
+            alt.Tooltip("words:N", title="variance"),
+            alt.Tooltip("specialist:N", title="specialist"),
+        ],
+    )
+    dots = (
+        alt.Chart(rows(row for row in table if row["specialist"] == "yes"))
+        .mark_circle(size=46, opacity=1, color=look.background, stroke=look.ink, strokeWidth=1)
+        .encode(x=x, y=y)
+    )
+    height = max(90, 30 * len(variance))
+    chart = alt.layer(cells, dots).properties(width="container", height=height)
+    said = highest(table, "variance", lambda row: f"layer {row['layer']}, head {row['head']}, {row['words']}")
+    words = "Dot: specialist, among the quarter of heads that vary most."
+    return finish(titled(chart, look, title, words, said=said), look)
+
+
+def variance_rows(variance: Sequence[Sequence[float]], special: Iterable[tuple[int, int]] = ()) -> list[dict[str, Any]]:
+    """The numbers behind the heat map of variance."""
+    special = set(special)
+    return [
+        {
+            "layer": layer,
+            "head": head,
+            "variance": value,
+            "words": numbers.number(value),
+            "specialist": "yes" if (layer, head) in special else "no",
+        }
+        for layer, row in enumerate(variance)
+        for head, value in enumerate(row)
+    ]
+
+
+@redrawable
+def specialist_chart(
+    share_by_layer: Sequence[float],
+    *,
+    theme: str | Theme = "light",
+    title: str | None = "In which layers do the specialists sit?",
+    height: int = 220,
+) -> alt.LayerChart:
+    """Bars: share of each layer's heads that are specialists; dashed: the same in all layers."""
+    look = theme_named(theme)
+    table = [
+        {"layer": layer, "share": share, "words": numbers.percent(share)} for layer, share in enumerate(share_by_layer)
+    ]
+    even = sum(share_by_layer) / max(1, len(share_by_layer))
+    y = alt.Y(
+        "share:Q",
+        scale=alt.Scale(domain=[0, max([*share_by_layer, 0.05])], nice=True),
+        axis=alt.Axis(title="specialists among its heads", format=".0%", tickCount=4),
+    )
+    bars = (
+        alt.Chart(rows(table))
+        .mark_bar(color=look.module, cornerRadiusEnd=2)
+        .encode(
+            x=alt.X("layer:O", axis=alt.Axis(title="layer", labelAngle=0, ticks=False)),
+            y=y,
+            tooltip=[alt.Tooltip("layer:O"), alt.Tooltip("words:N", title="specialists")],
+        )
+    )
+    line = alt.Chart(rows([{"share": even}])).mark_rule(color=look.muted, strokeDash=[5, 3], strokeWidth=1.5)
+    chart = alt.layer(bars, line.encode(y=y)).properties(width="container", height=height)
+    said = highest(table, "share", lambda row: f"layer {row['layer']}, {row['words']} of its heads")
+    return finish(titled(chart, look, title, "Dashed: as many in every layer.", said=said), look)
+
+
+@redrawable
+def pca_chart(
+    pca: Mapping[str, Any],
+    *,
+    theme: str | Theme = "light",
+    title: str | None = "Do texts of one domain lie together?",
+    chosen: Iterable[str] = (),
+    sample: int | None = None,
+    height: int = 360,
+) -> alt.LayerChart:
+    """Scatter of routing vectors in the plane where they differ most: one point a text, its shape the domain.
+
+    Names stand at the middle of their domain. ``chosen`` domains and the chosen sample get the accent.
+    """
+    look, chosen = theme_named(theme), set(chosen)
+    table = [
+        {
+            "x": point["x"],
+            "y": point["y"],
+            "label": str(point["label"]),
+            "sample": point["sample"],
+            "on": str(point["label"]) in chosen,
+            "here": sample is not None and point["sample"] == sample,
+        }
+        for point in pca["points"]
+    ]
+    labels = sorted({row["label"] for row in table})
+    shares = [*(pca.get("explained") or []), None, None]
+    x, y = (
+        alt.X("x:Q", scale=alt.Scale(zero=False, padding=14), axis=_component("first", shares[0], look)),
+        alt.Y("y:Q", scale=alt.Scale(zero=False, padding=14), axis=_component("second", shares[1], look)),
+    )
+    shape = alt.Shape(
+        "label:N",
+        scale=alt.Scale(domain=labels, range=[SHAPES[place % len(SHAPES)] for place in range(len(labels))]),
+        legend=alt.Legend(title=None, orient="top", columns=3, symbolSize=70, labelLimit=110),
+    )
+    pick = alt.selection_point(name=SAMPLE_PICK, fields=["sample"], on="click", clear=False, empty=False)
+    points = (
+        alt.Chart(rows(sorted(table, key=lambda row: row["on"])))
+        .mark_point(filled=False, size=70 if len(table) <= 150 else 36, strokeWidth=1.4, cursor="pointer")
+        .encode(
+            x=x,
+            y=y,
+            shape=shape,
+            color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module)),
+            opacity=alt.when("datum.on").then(alt.value(0.9)).otherwise(alt.value(0.35 if chosen else 0.6)),
+            tooltip=[alt.Tooltip("sample:Q", title="text"), alt.Tooltip("label:N", title="domain")],
+        )
+        .add_params(pick)
+    )
+    here = alt.Chart(rows(row for row in table if row["here"])).mark_point(
+        shape="circle", size=240, color=look.accent, strokeWidth=2.5, filled=False
+    )
+    names = alt.Chart(rows(_middles(table)))
+    halo = names.mark_text(
+        fontSize=look.font_size + 2,
+        fontWeight=700,
+        stroke=look.background,
+        strokeWidth=4,
+        color=look.background,
+        opacity=0.85,
+    )
+    words = names.mark_text(fontSize=look.font_size + 2, fontWeight=700, color=look.ink)
+    layers = [points, here.encode(x=x, y=y)] + [one.encode(x=x, y=y, text="label:N") for one in (halo, words)]
+    chart = alt.layer(*layers).properties(width="container", height=height)
+    words = "One point: one text. Names stand at the middle of their domain."
+    said = f"{numbers.plural(len(table), 'text')} of {numbers.plural(len(labels), 'domain')}."
+    return finish(titled(chart, look, title, words, said=said), look)
+
+
+def centroid_words(found: Mapping[str, Any]) -> str:
+    """Nearest-centroid accuracy as a sentence, beside shuffled domains."""
+    far = found.get("p_value") is not None and found["p_value"] <= 0.05
+    best = f", at best {numbers.percent(found['null_max'])}" if found.get("null_max") is not None else ""
+    balanced = found.get("balanced", found["accuracy"])
+    shuffles = f", {numbers.plural(found['shuffles'], 'shuffle')}" if found.get("shuffles") else ""
+    return (
+        f"From the gates alone, {numbers.percent(found['accuracy'])} of the texts are nearest to the centre of their "
+        f"own domain, themselves left out. As the mean over domains that is {numbers.percent(balanced)}; with the "
+        f"domains shuffled {numbers.percent(found['null_mean'])}{best} "
+        f"(p = {numbers.number(found.get('p_value'))}{shuffles}). "
+        + ("The gates know the domain." if far else "That is no more than chance.")
+        + (f" Left out, with one text only: {', '.join(found['left_out'])}." if found.get("left_out") else "")
+    )
+
+
+def ablation_rows(table: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Ablations in words: what was done, and every number that was measured."""
+    found = []
+    for row in table:
+        what = str(row.get("what") or row.get("name") or "")
+        rest = {key: value for key, value in row.items() if key not in ("what", "name")}
+        found.append({"what": WHAT.get(what, what)} | rest)
+    return found
+
+
+def ablation_words(table: Iterable[Mapping[str, Any]]) -> str | None:
+    """What routing off does, in a sentence; None where it was not measured."""
+    by_name = {str(row.get("what") or row.get("name")): row for row in table}
+    normal, off = by_name.get("normal"), by_name.get("off")
+    if not normal or not off or normal.get("perplexity") is None or off.get("perplexity") is None:
+        return None
+    words = (
+        f"With routing off, perplexity goes from {numbers.number(normal['perplexity'])} to "
+        f"{numbers.number(off['perplexity'])}"
+    )
+    if normal.get("induction") is not None and off.get("induction") is not None:
+        words += (
+            f", and repeating a sequence that it has just seen (induction) from "
+            f"{numbers.percent(normal['induction'])} right to {numbers.percent(off['induction'])}"
+        )
+    return words + "."
+
+
+def _column(row: Mapping[str, Any], num_directions: int) -> float:
+    """Left edge of a cell; a gap between heads."""
+    return row["head"] * (num_directions + 0.4) + row["direction"]
+
+
+def _gate_axes(answer: Mapping[str, Any]) -> tuple[alt.X, alt.Y]:
+    _layers, heads, directions = (axis["names"] for axis in answer["axes"])
+    count = len(directions)
+    middle = {round(head * (count + 0.4) + count / 2, 4): head for head in range(len(heads))}
+    words = " : ".join(f"abs(datum.value - {place}) < 0.01 ? '{head}'" for place, head in middle.items()) + " : ''"
+    x = alt.X(
+        "x:Q",
+        scale=alt.Scale(domain=[-0.2, len(heads) * (count + 0.4) - 0.2], nice=False, zero=False),
+        axis=alt.Axis(
+            orient="top",
+            values=list(middle),
+            labelExpr=words,
+            title=f"head, with its {count} directions side by side",
+            grid=False,
+            domain=False,
+            ticks=False,
+        ),
+    )
+    return x, alt.Y("layer:O", axis=alt.Axis(title="layer", domain=False, ticks=False))
+
+
+def _component(which: str, share: float | None, look: Theme) -> alt.Axis:
+    told = f" ({numbers.percent(share)} of the variance)" if share is not None else ""
+    return alt.Axis(title=f"{which} component{told}", tickCount=4, labels=False, ticks=False, gridOpacity=0.6)
+
+
+def _middles(table: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    points: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in table:
+        points[row["label"]].append(row)
+    return [
+        {"label": label, "x": sum(p["x"] for p in some) / len(some), "y": sum(p["y"] for p in some) / len(some)}
+        for label, some in points.items()
+    ]
+
+
+def _signed(value: float | None) -> str:
+    """“+0.120”, “−0.0340”, “–”."""
+    if value is None:
+        return "–"
+    return ("−" if value < 0 else "+") + numbers.number(abs(value))

@@ -1,0 +1,361 @@
+"""RayTracing: what samples cost in blocks and parameters, by class, by loss, and beside the MLP twin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import altair as alt
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, titled
+from tokenpaths.frontend.charts.families.lights import lit_colour
+
+SAMPLE_PICK = "sample"
+MOST_LABELS = 30
+
+
+def class_rows(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Per label: mean, middle half and middle nine tenths of the active share; highest mean first."""
+    by_label: dict[str, list[float]] = {}
+    for sample in samples:
+        if sample.get("label") is not None and sample.get("compute") is not None:
+            by_label.setdefault(str(sample["label"]), []).append(float(sample["compute"]))
+    table = [
+        {"label": label, "num": len(shares), "mean": sum(shares) / len(shares)}
+        | {f"q{q:02d}": _quantile(sorted(shares), q / 100) for q in (5, 25, 75, 95)}
+        for label, shares in by_label.items()
+    ]
+    return sorted(table, key=lambda row: (-row["mean"], row["label"]))
+
+
+def _quantile(values: Sequence[float], q: float) -> float:
+    place = q * (len(values) - 1)
+    low = min(int(place), max(0, len(values) - 2))
+    return values[low] + (values[min(low + 1, len(values) - 1)] - values[low]) * (place - low)
+
+
+@redrawable
+def class_chart(
+    table: Sequence[Mapping[str, Any]],
+    *,
+    theme: str | Theme = "light",
+    title: str | None = "Which classes light more of the network?",
+) -> alt.LayerChart:
+    """``class_rows`` as a dot (mean), a thick bar (middle half of the samples) and a thin line (middle 90 %)."""
+    look = theme_named(theme)
+    shown = list(table) if len(table) <= MOST_LABELS else [*table[: MOST_LABELS // 2], *table[-MOST_LABELS // 2 :]]
+    shown = [
+        {
+            **row,
+            "words": numbers.percent(row["mean"]),
+            "half": f"{numbers.percent(row['q25'])} … {numbers.percent(row['q75'])}",
+        }
+        for row in shown
+    ]
+    scale = alt.Scale(zero=False, padding=12)
+    y = alt.Y(
+        "label:N",
+        sort=[row["label"] for row in shown],
+        axis=alt.Axis(title=None, labelLimit=110, grid=True, ticks=False, domain=False),
+    )
+    axis = alt.Axis(title="active share (blocks that fired)", format=".0%", tickCount=5)
+    tips = [
+        alt.Tooltip("label:N"),
+        alt.Tooltip("words:N", title="mean active share"),
+        alt.Tooltip("half:N", title="middle half"),
+        alt.Tooltip("num:Q", title="samples", format=","),
+    ]
+    base = alt.Chart(rows(shown)).encode(y=y, tooltip=tips)
+    wide = base.mark_rule(color=look.link, strokeWidth=1.5).encode(x=alt.X("q05:Q", scale=scale, axis=axis), x2="q95:Q")
+    half = base.mark_bar(color=look.link, opacity=0.55, height=9).encode(x=alt.X("q25:Q", scale=scale), x2="q75:Q")
+    mean = base.mark_point(filled=True, size=75, color=look.ink, opacity=1).encode(x=alt.X("mean:Q", scale=scale))
+    chart = alt.layer(wide, half, mean).properties(width="container", height=max(60, 25 * len(shown)))
+    words = "Dot: mean. Thick: middle half of the samples. Thin: middle 90 %."
+    said = highest(shown, "mean", lambda row: f"{row['label']}, {row['words']} on average")
+    return finish(titled(chart, look, title, words, said=said), look)
+
+
+def difficulty_points(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Samples with an active share and a loss, and whether the network was right."""
+    return [
+        {
+            "sample": s["sample"],
+            "label": s.get("label") or "no label",
+            "active_share": s["compute"],
+            "loss": s["loss"],
+            "verdict": "right" if s.get("prediction") == s.get("label") else "wrong",
+            "said": s.get("prediction") or "–",
+        }
+        for s in samples
+        if s.get("compute") is not None and s.get("loss") is not None
+    ]
+
+
+@redrawable
+def difficulty_chart(
+    points: Sequence[Mapping[str, Any]],
+    *,
+    theme: str | Theme = "light",
+    title: str | None = "Do difficult samples light more of the network?",
+    height: int = 290,
+) -> alt.LayerChart:
+    """Loss against active share, one mark a sample; a sample that the network got wrong is a cross."""
+    look = theme_named(theme)
+    x = alt.X(
+        "active_share:Q",
+        scale=alt.Scale(zero=False, padding=10),
+        axis=alt.Axis(title="active share (blocks that fired)", format=".0%", tickCount=5),
+    )
+    y = alt.Y(
+        "loss:Q", scale=alt.Scale(type="sqrt", domainMin=0, nice=True), axis=alt.Axis(title="loss (nats)", tickCount=5)
+    )
+    pick = alt.selection_point(name=SAMPLE_PICK, fields=["sample"], on="click", clear=False, empty=False)
+    table = [{**p, "share": numbers.percent(p["active_share"]), "nats": numbers.number(p["loss"])} for p in points]
+    chart = (
+        alt.Chart(rows(table))
+        .mark_point(size=36, strokeWidth=1.7, cursor="pointer")
+        .encode(
+            x=x,
+            y=y,
+            shape=alt.Shape(
+                "verdict:N", legend=None, scale=alt.Scale(domain=["right", "wrong"], range=["circle", _CROSS])
+            ),
+            fill=alt.when("datum.verdict === 'right'").then(alt.value(look.module)).otherwise(alt.value(look.ink)),
+            stroke=alt.when("datum.verdict === 'right'").then(alt.value(look.module)).otherwise(alt.value(look.ink)),
+            opacity=alt.value(0.45 if len(table) > 200 else 0.75),
+            tooltip=[
+                alt.Tooltip("sample:Q"),
+                alt.Tooltip("label:N"),
+                alt.Tooltip("said:N", title="prediction"),
+                alt.Tooltip("share:N", title="active share"),
+                alt.Tooltip("nats:N", title="loss (nats)"),
+            ],
+        )
+        .add_params(pick)
+    )
+    words = "Circle: the network was right. Cross: it was wrong."
+    chart = alt.layer(chart).properties(width="container", height=height)
+    said = highest(table, "loss", lambda row: f"sample {row['sample']}, loss {row['nats']}, lights {row['share']}")
+    return finish(titled(chart, look, title, words, said=said), look)
+
+
+_CROSS = "M-0.9,-0.9L0.9,0.9M-0.9,0.9L0.9,-0.9"
+
+
+def correlation_words(found: Mapping[str, Any] | None, num: int) -> str:
+    """The correlation of active share and loss as a sentence, or why there is none.
+
+    ``found``: {pearson, pearson_low, pearson_high, num_samples}, with Spearman's beside it where it is known.
+    """
+    if not found or found.get("pearson") is None or found.get("pearson_low") is None:
+        return f"{numbers.plural(num, 'sample')}: no correlation can be given (too few, or all alike)."
+
+    def show(kind: str) -> str:
+        r, low, high = (numbers.number(found[kind + end]).replace("-", "−") for end in ("", "_low", "_high"))
+        return f"{r} (95 % interval {low} … {high})"
+
+    if found["pearson_low"] > 0:
+        verdict = "Samples with a higher loss light more blocks"
+    elif found["pearson_high"] < 0:
+        verdict = "Samples with a higher loss light fewer blocks"
+    else:
+        verdict = "Active share says nothing reliable about the loss"
+    ranks = f", of ranks (Spearman) {show('spearman')}" if found.get("spearman") is not None else ""
+    return f"{verdict}: Pearson’s r = {show('pearson')}{ranks}, {numbers.plural(found['num_samples'], 'sample')}."
+
+
+def used_rows(validation: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The network and its MLP twin: parameters, the share that a sample uses on average, accuracy."""
+    twin = validation.get("mlp_twin") or {}
+    found = [("RayTracing", validation, validation.get("used_share")), ("MLP twin", twin, 1.0)]
+    return [
+        {
+            "model": name,
+            "params": part["params"],
+            "used": part["params"] * share,
+            "share": share,
+            "accuracy": part["accuracy"],
+            "loss": part.get("loss"),
+        }
+        for name, part, share in found
+        if share is not None and part.get("params") and part.get("accuracy") is not None
+    ]
+
+
+@redrawable
+def used_chart(
+    table: Sequence[Mapping[str, Any]],
+    *,
+    theme: str | Theme = "light",
+    title: str | None = "How accurate for how many parameters?",
+) -> alt.LayerChart:
+    """``used_rows``: outline = all parameters, filled = used by a sample on average, accuracy in words above."""
+    look = theme_named(theme)
+    shown = [
+        {
+            **row,
+            "words": f"{row['model']}: {numbers.percent(row['accuracy'])} accurate, "
+            f"uses {numbers.percent(row['share'])} of its parameters",
+            "uses": numbers.count(row["used"]),
+            "has": numbers.count(row["params"]),
+            "zero": 0,
+        }
+        for row in table
+    ]
+    y = alt.Y("model:N", sort=[row["model"] for row in shown], axis=None, scale=alt.Scale(paddingInner=0.5))
+    axis = alt.Axis(title="parameters (frozen convolutions left out)", format="~s", tickCount=4)
+    tips = [alt.Tooltip("model:N"), alt.Tooltip("uses:N", title="used on average"), alt.Tooltip("has:N", title="all")]
+    base = alt.Chart(rows(shown)).encode(y=y, tooltip=tips)
+    whole = base.mark_bar(filled=False, stroke=look.identity, strokeWidth=1.5, height=20).encode(
+        x=alt.X("params:Q", axis=axis), x2="zero:Q"
+    )
+    used = base.mark_bar(color=look.module, height=20).encode(x=alt.X("used:Q"), x2="zero:Q")
+    words = base.mark_text(align="left", dx=1, dy=-19, fontSize=look.font_size, color=look.ink, limit=340).encode(
+        x=alt.value(0), text="words:N"
+    )
+    chart = alt.layer(whole, used, words).properties(width="container", height=62 * max(1, len(shown)))
+    told = "Filled: used by a sample on average. Outline: all it has."
+    return finish(titled(chart, look, title, told, said=" ".join(row["words"] + "." for row in shown)), look)
+
+
+def class_block_rows(usage: Mapping[str, Mapping[str, Any]], num_samples: Mapping[str, int]) -> list[dict[str, Any]]:
+    """For each label and block the share of its samples that lit it, from answers of ``/usage`` by label."""
+    return [
+        {
+            "label": label,
+            "block": row["name"],
+            "layer": row["step"],
+            "row": row["module"],
+            "share": min(1.0, row["count"] / num_samples[label]),
+        }
+        for label, answer in usage.items()
+        for row in answer["usage"]
+        if row["kind"] != "identity" and num_samples.get(label)
+    ]
+
+
+@redrawable
+def class_block_chart(
+    table: Sequence[Mapping[str, Any]],
+    *,
+    theme: str | Theme = "light",
+    title: str | None = "Which blocks does each class light?",
+) -> alt.LayerChart:
+    """Heat map label × block, blocks in the order of their layers; a neutral scale."""
+    look = theme_named(theme)
+    blocks = sorted({(row["layer"], row["row"], row["block"]) for row in table})
+    place = {name: i + layer for i, (layer, _row, name) in enumerate(blocks)}  # a gap before each layer
+    shown = [
+        {**row, "x": place[row["block"]], "x2": place[row["block"]] + 1, "words": numbers.percent(row["share"])}
+        for row in table
+    ]
+    firsts = {layer: place[name] for layer, row, name in reversed(blocks)}
+    x = alt.X(
+        "x:Q",
+        scale=alt.Scale(nice=False, zero=False, padding=0),
+        axis=alt.Axis(
+            orient="top",
+            values=list(firsts.values()),
+            grid=False,
+            domain=False,
+            ticks=False,
+            labelAlign="left",
+            labelExpr=_lookup({v: f"layer {k}" for k, v in firsts.items()}),
+            title=None,
+        ),
+    )
+    y = alt.Y("label:N", axis=alt.Axis(title=None, labelLimit=110, ticks=False, domain=False))
+    cells = (
+        alt.Chart(rows(shown))
+        .mark_rect(strokeWidth=0)
+        .encode(
+            x=x,
+            x2="x2:Q",
+            y=y,
+            color=alt.Color(
+                "share:Q",
+                scale=alt.Scale(domain=[0, 1], range=[look.background, lit_colour(look)], interpolate="lab"),
+                legend=alt.Legend(
+                    title="share of its samples that light the block",
+                    orient="bottom",
+                    format=".0%",
+                    gradientLength=180,
+                    gradientThickness=10,
+                    tickCount=3,
+                    titleLimit=300,
+                ),
+            ),
+            tooltip=[
+                alt.Tooltip("label:N"),
+                alt.Tooltip("block:N"),
+                alt.Tooltip("words:N", title="samples that light it"),
+            ],
+        )
+    )
+    height = max(60, 22 * len({row["label"] for row in table}))
+    said = highest(shown, "share", lambda row: f"{row['words']} of {row['label']} light {row['block']}")
+    return finish(titled(alt.layer(cells).properties(width="container", height=height), look, title, said=said), look)
+
+
+def _lookup(names: Mapping[int, str]) -> str:
+    """A Vega expression that names the values of an axis."""
+    return "({" + ", ".join(f"'{value}': '{name}'" for value, name in names.items()) + "})[datum.value] || ''"
+
+
+@redrawable
+def sharpening_chart(
+    table: Sequence[Mapping[str, Any]],
+    *,
+    step: int | None = None,
+    theme: str | Theme = "light",
+    title: str | None = "How does the prediction sharpen?",
+    height: int = 190,
+) -> alt.LayerChart:
+    """Confidence of what the output would say if it were read at each step ({step, theta, prediction, confidence,
+    verdict: right | wrong | unknown}); the prediction is named where it changes."""
+    look = theme_named(theme)
+    shown = [
+        {
+            **row,
+            "named": row["prediction"] if not i or table[i - 1]["prediction"] != row["prediction"] else "",
+            "words": numbers.percent(row["confidence"]),
+        }
+        for i, row in enumerate(table)
+    ]
+    x = alt.X(
+        "step:Q",
+        scale=alt.Scale(nice=False, padding=16),
+        axis=alt.Axis(title="threshold step (θ falls →)", format="d", tickMinStep=1, grid=False),
+    )
+    y = alt.Y(
+        "confidence:Q",
+        scale=alt.Scale(domain=[0, 1.08], nice=False),
+        axis=alt.Axis(title="confidence", format=".0%", values=[0, 0.25, 0.5, 0.75, 1]),
+    )
+    base = alt.Chart(rows(shown)).encode(
+        x=x,
+        y=y,
+        tooltip=[
+            alt.Tooltip("theta:N", title="threshold"),
+            alt.Tooltip("prediction:N"),
+            alt.Tooltip("words:N", title="confidence"),
+            alt.Tooltip("verdict:N"),
+        ],
+    )
+    marks = base.mark_point(size=44, strokeWidth=1.7, opacity=1, fill=look.ink, stroke=look.ink).encode(
+        shape=alt.Shape(
+            "verdict:N",
+            legend=None,
+            scale=alt.Scale(domain=["right", "unknown", "wrong"], range=["circle", "circle", _CROSS]),
+        )
+    )
+    names = base.mark_text(dy=-12, fontSize=look.font_size, fontWeight=600, color=look.ink).encode(text="named:N")
+    layers: list[Any] = [base.mark_line(color=look.link, strokeWidth=1.5), marks, names]
+    if step is not None:
+        layers.insert(0, alt.Chart(rows([{"step": step}])).mark_rule(color=look.accent, strokeWidth=1.5).encode(x=x))
+    chart = alt.layer(*layers).properties(width="container", height=height)
+    words = "What the output would say if it were read at this step. Circle: right; cross: wrong."
+    said = f"At the end: {shown[-1]['prediction']}, {shown[-1]['words']}." if shown else ""
+    return finish(titled(chart, look, title, words, said=said), look)

@@ -1,0 +1,427 @@
+"""RayTracing: which blocks light up as the threshold falls, what that costs, and for whom it costs more.
+
+A network is drawn from its configuration ({input_neurons, layers, blocks, width, input_wires, block_wires, …}): the
+block p of layer l is number l·blocks + p, and the number layers·blocks is the output.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, mix, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, titled
+
+NETWORK = "Which blocks light up as the threshold falls?"
+SHARES = "How much of the network is used, step by step?"
+
+
+@dataclass(frozen=True)
+class Network:
+    """What is drawn of a RayTracing network, read from a run."""
+
+    inputs: tuple[int, ...]
+    """neurons of each input module"""
+    layers: int
+    blocks: int
+    """of a layer"""
+    wires: dict[tuple[int, int], int]
+    """(source, target) → wires; a source −j−1 is the input module j, the target layers·blocks the output"""
+    block_params: tuple[int, ...]
+    fixed_params: int
+    """input modules and output layer: used by every sample"""
+
+    @property
+    def num_blocks(self) -> int:
+        return self.layers * self.blocks
+
+    @property
+    def total_params(self) -> int:
+        return sum(self.block_params) + self.fixed_params
+
+
+def network_of(run: Mapping[str, Any]) -> Network:
+    """Read ``config`` and ``modules`` of a run; raises KeyError where they are not a RayTracing network's."""
+    config = run["config"]
+    layers, blocks = int(config["layers"]), int(config["blocks"])
+    wires: Counter[tuple[int, int]] = Counter()
+    for source, ends in enumerate(config["input_wires"]):
+        wires.update((-source - 1, int(end)) for end in ends)
+    for source, ends in enumerate(config["block_wires"]):
+        wires.update((source, int(end)) for end in ends)
+    params = {(m["step"], m["module"]): int(m["num_params"]) for m in run["modules"] if m["kind"] != "identity"}
+    side = int(config["image_size"]) // 2 ** len(config["conv_pools"])
+    fan_in = round(config["input_density"] * config["conv_channels"][-1] * side**2)
+    to_output = sum(count for (_source, end), count in wires.items() if end == layers * blocks)
+    return Network(
+        tuple(config["input_neurons"]),
+        layers,
+        blocks,
+        dict(wires),
+        tuple(params[layer, block] for layer in range(layers) for block in range(blocks)),
+        sum(config["input_neurons"]) * (fan_in + 1) + (to_output + 1) * int(config["num_classes"]),
+    )
+
+
+def last_step(values: Sequence[Sequence[float]]) -> int:
+    """The step at which a sample stopped: the last one at which any block was lit (0 if none ever was)."""
+    return max((step for step, rates in enumerate(values) if any(rate > 0 for rate in rates)), default=0)
+
+
+def share_rows(network: Network, values: Sequence[Sequence[float]], names: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Per threshold step until the stop: blocks lit now and so far, and the share of parameters used so far."""
+    table, so_far = [], set[int]()
+    for step in range(last_step(values) + 1):
+        now = {block for block, rate in enumerate(values[step]) if rate > 0}
+        so_far |= now
+        used = network.fixed_params + sum(network.block_params[block] for block in so_far)
+        table.append(
+            {
+                "step": step,
+                "theta": names[step] if step < len(names) else str(step),
+                "lit": len(now) / network.num_blocks,
+                "lit_so_far": len(so_far) / network.num_blocks,
+                "used": used / network.total_params,
+            }
+        )
+    return table
+
+
+@redrawable
+def network_chart(
+    network: Network,
+    values: Sequence[Sequence[float]],
+    step: int,
+    *,
+    theme: str | Theme = "light",
+    said: str | None = None,
+    title: str | None = NETWORK,
+) -> alt.LayerChart:
+    """The blocks of all layers, lit as at threshold ``step`` of ``values`` (step × block firing rates).
+
+    ``said``: what the output said when it fired; it lights up at the last step only.
+    """
+    look, rates = theme_named(theme), values[step]
+    height = float(min(600, max(230, 25 * network.blocks)))
+    place = _places(network, height)
+    end, fired = network.layers + 1, said is not None and step >= last_step(values)
+    x = alt.X("x:Q", scale=alt.Scale(domain=[-0.45, end + 0.45], nice=False), axis=_columns(network))
+    y = alt.Y("y:Q", scale=alt.Scale(domain=[height, 0], nice=False), axis=None)
+    hover = alt.selection_point(name="hover_block", fields=["block"], on="pointerover", clear="pointerout", empty=False)
+    most = max((rate for row in values for rate in row), default=0) or 1
+    layers = [
+        _wires(network, rates, most, place, look, x, y),
+        _ends(network, place, fired, look, x, y),
+        _blocks(network, values, step, most, place, look, x, y).add_params(hover),
+    ]
+    if fired:
+        spot = {"x": end, "y": place[network.num_blocks][1], "words": said}
+        text = alt.Chart(rows([spot])).encode(x=x, y=y, text="words:N")
+        font = {"dy": 26, "fontSize": look.font_size + 2, "fontWeight": 700, "limit": 110}
+        layers.append(text.mark_text(**font, color=look.background, stroke=look.background, strokeWidth=5))
+        layers.append(text.mark_text(**font, color=look.ink))
+    lit = sum(rate > 0 for rate in rates)
+    words = [
+        f"{numbers.count(lit)} of {numbers.count(network.num_blocks)} blocks are lit. The fuller a circle, the higher "
+        "its firing rate.",
+        "Lines: wires that carry a signal now. Inputs always send; the output fires last.",
+    ]
+    chart = alt.layer(*layers).properties(width="container", height=height)
+    return finish(titled(chart, look, title, words), look)
+
+
+def _places(network: Network, height: float) -> dict[int, tuple[int, float]]:
+    """Column and height of every input module (negative), block, and of the output."""
+    place = {
+        layer * network.blocks + row: (layer + 1, height * (row + 0.5) / network.blocks)
+        for layer in range(network.layers)
+        for row in range(network.blocks)
+    }
+    size = len(network.inputs)
+    place |= {-j - 1: (0, height * (0.5 + (j - (size - 1) / 2) / max(size, 4))) for j in range(size)}
+    return place | {network.num_blocks: (network.layers + 1, height / 2)}
+
+
+def _columns(network: Network) -> alt.Axis:
+    names = ["inputs", *(f"layer {layer}" for layer in range(network.layers)), "output"]
+    return alt.Axis(
+        orient="top",
+        values=list(range(len(names))),
+        labelExpr=f"{names}[datum.value]",
+        title=None,
+        grid=False,
+        domain=False,
+        ticks=False,
+        labelPadding=2,
+        labelOverlap=False,
+        labelFlush=False,
+    )
+
+
+def _wires(
+    network: Network, rates: Sequence[float], most: float, place: Mapping[int, Any], look: Theme, x: alt.X, y: alt.Y
+) -> alt.Chart:
+    """All wires, one line a pair of ends; those of silent blocks are seen only under the pointer."""
+    table = []
+    for (source, target), count in sorted(network.wires.items()):
+        (x1, y1), (x2, y2) = place[source], place[target]
+        rate = rates[source] if source >= 0 else 0.0
+        shown = 0.13 if source < 0 else (0.16 + 0.5 * (rate / most) ** 0.5) * (rate > 0)
+        table.append(
+            {"x": x1, "y": y1, "x2": x2, "y2": y2, "source": source, "target": target, "wires": count, "shown": shown}
+        )
+    near = "(hover_block.block && (hover_block.block[0] === datum.source || hover_block.block[0] === datum.target))"
+    return (
+        alt.Chart(rows(table))
+        .mark_rule(tooltip=False, clip=True)
+        .encode(
+            x=x,
+            y=y,
+            x2="x2:Q",
+            y2="y2:Q",
+            strokeWidth=alt.StrokeWidth("wires:Q", scale=alt.Scale(domain=[1, 6], range=[0.8, 3]), legend=None),
+            color=alt.when(near).then(alt.value(look.accent)).otherwise(alt.value(look.link)),
+            opacity=alt.when(near).then(alt.value(0.9)).otherwise(alt.Opacity("shown:Q", scale=None, legend=None)),
+        )
+    )
+
+
+def _ends(network: Network, place: Mapping[int, Any], fired: bool, look: Theme, x: alt.X, y: alt.Y) -> alt.LayerChart:
+    """Input modules, sized by their neurons, and the output."""
+    most = max(network.inputs, default=1)
+    table = [
+        {
+            "x": 0,
+            "y": place[-j - 1][1],
+            "size": 60 + 340 * neurons / most,
+            "name": f"input module {j}",
+            "what": f"{neurons} neurons, always sending",
+            "fill": look.identity,
+        }
+        for j, neurons in enumerate(network.inputs)
+    ]
+    table.append(
+        {
+            "x": network.layers + 1,
+            "y": place[network.num_blocks][1],
+            "size": 560,
+            "name": "output",
+            "what": "has fired" if fired else "still silent",
+            "fill": lit_colour(look) if fired else look.background,
+        }
+    )
+    return (
+        alt.Chart(rows(table))
+        .mark_circle(opacity=1, stroke=look.muted, strokeWidth=1.2)
+        .encode(
+            x=x,
+            y=y,
+            size=alt.Size("size:Q", scale=None),
+            color=alt.Color("fill:N", scale=None),
+            tooltip=[alt.Tooltip("name:N"), alt.Tooltip("what:N")],
+        )
+    )
+
+
+def lit_colour(look: Theme) -> str:
+    """Of what is fully lit: the end of the neutral scale that is far from the paper."""
+    return look.ink if look.name == "dark" else look.module
+
+
+def _blocks(
+    network: Network,
+    values: Sequence[Sequence[float]],
+    step: int,
+    most: float,
+    place: Mapping[int, Any],
+    look: Theme,
+    x: alt.X,
+    y: alt.Y,
+) -> alt.Chart:
+    table = []
+    for block in range(network.num_blocks):
+        first = next((t for t, rates in enumerate(values[: step + 1]) if rates[block] > 0), None)
+        rate = values[step][block]
+        layer, row = divmod(block, network.blocks)
+        table.append(
+            {
+                "x": place[block][0],
+                "y": place[block][1],
+                "block": block,
+                "name": f"L{layer}B{row}",
+                "rate": rate,
+                "words": numbers.number(rate) if rate > 0 else "silent",
+                "since": "not yet" if first is None else f"step {first}",
+                "params": numbers.count(network.block_params[block]),
+            }
+        )
+    dim, full = mix(lit_colour(look), look.background, 0.12), lit_colour(look)
+    scale = alt.Scale(type="sqrt", domain=[0, most], range=[dim, full], interpolate="lab")
+    legend = alt.Legend(
+        title="firing rate",
+        orient="bottom",
+        direction="horizontal",
+        gradientLength=160,
+        gradientThickness=10,
+        tickCount=4,
+        titleLimit=260,
+        format=".2~f",
+    )
+    # A narrow page has less room between the columns than between the rows.
+    size = alt.ExprRef(f"pow(min({0.78 * place[0][1] * 2:.1f}, 0.5 * width / {network.layers + 2}, 21), 2)")
+    return (
+        alt.Chart(rows(table))
+        .mark_point(filled=True, shape="circle", opacity=1, strokeWidth=1.1, size=size)
+        .encode(
+            x=x,
+            y=y,
+            detail="block:Q",
+            fill=alt.when("datum.rate <= 0")
+            .then(alt.value(look.background))
+            .otherwise(alt.Fill("rate:Q", scale=scale, legend=legend)),
+            stroke=alt.when("hover_block.block && hover_block.block[0] === datum.block")
+            .then(alt.value(look.accent))
+            .when("datum.rate <= 0")
+            .then(alt.value(look.identity))
+            .otherwise(alt.value(lit_colour(look))),
+            tooltip=[
+                alt.Tooltip("name:N", title="block"),
+                alt.Tooltip("words:N", title="firing rate now"),
+                alt.Tooltip("since:N", title="lit since"),
+                alt.Tooltip("params:N", title="parameters"),
+            ],
+        )
+    )
+
+
+@redrawable
+def share_chart(
+    curve: Sequence[Mapping[str, Any]],
+    mean: Sequence[float] = (),
+    *,
+    step: int | None = None,
+    theme: str | Theme = "light",
+    title: str | None = SHARES,
+    height: int = 210,
+) -> alt.LayerChart:
+    """Used-parameter share and blocks lit so far by threshold step (``share_rows``).
+
+    ``mean``: blocks lit so far by step, mean over all samples of the run. ``step``, the one that is looked at, gets a
+    rule in the accent colour.
+    """
+    look = theme_named(theme)
+    used, lit, all_lit = "parameters used", "blocks lit so far", "blocks lit, mean of all samples"
+    thetas = {row["step"]: row["theta"] for row in curve}
+    table = [(row["step"], what, row[key]) for row in curve for key, what in (("used", used), ("lit_so_far", lit))]
+    table += [(row["step"], all_lit, mean[row["step"]]) for row in curve if row["step"] < len(mean)]
+    shown = [
+        {"step": at, "what": what, "share": share, "theta": thetas[at], "words": numbers.percent(share)}
+        for at, what, share in table
+    ]
+    names = [used, lit, all_lit][: 3 if mean else 2]
+    x = alt.X(
+        "step:Q",
+        axis=alt.Axis(title="threshold step (θ falls →)", format="d", tickMinStep=1, grid=False),
+        scale=alt.Scale(nice=False, padding=10),
+    )
+    y = alt.Y(
+        "share:Q",
+        axis=alt.Axis(title="share of the network", format=".0%", tickCount=5),
+        scale=alt.Scale(domain=[0, 1]),
+    )
+    legend = alt.Legend(
+        title=None, orient="top", direction="vertical", symbolType="stroke", symbolSize=300, labelLimit=260
+    )
+    base = alt.Chart(rows(shown)).encode(
+        x=x,
+        y=y,
+        color=alt.Color(
+            "what:N",
+            legend=legend,
+            scale=alt.Scale(domain=names, range=[look.ink, look.ink, look.identity][: len(names)]),
+        ),
+        tooltip=[
+            alt.Tooltip("what:N"),
+            alt.Tooltip("theta:N", title="threshold"),
+            alt.Tooltip("words:N", title="share"),
+        ],
+    )
+    dash = alt.Scale(domain=names, range=[[1, 0], [5, 3], [5, 3]][: len(names)])
+    lines = base.mark_line(strokeWidth=2).encode(strokeDash=alt.StrokeDash("what:N", scale=dash, legend=legend))
+    layers: list[Any] = [lines, base.mark_point(filled=True, size=26, opacity=1)]
+    if step is not None:
+        layers.insert(0, alt.Chart(rows([{"step": step}])).mark_rule(color=look.accent, strokeWidth=1.5).encode(x=x))
+    chart = alt.layer(*layers).properties(width="container", height=height)
+    words = "Blocks and parameters that have been needed by each step."
+    said = f"At the last step: {numbers.percent(curve[-1]['used'])} of the parameters." if curve else ""
+    return finish(titled(chart, look, title, words, said=said), look)
+
+
+def fired_rows(counts: Sequence[int], names: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """How many samples stopped at each threshold step; ``counts[n]`` stopped after n steps, so at step n − 1."""
+    total = sum(counts) or 1
+    return [
+        {
+            "step": n - 1,
+            "theta": names[n - 1] if 0 < n <= len(names) else "never",
+            "samples": count,
+            "share": count / total,
+        }
+        for n, count in enumerate(counts)
+        if count
+    ]
+
+
+@redrawable
+def fired_chart(
+    table: Sequence[Mapping[str, Any]],
+    *,
+    chosen: int | None = None,
+    theme: str | Theme = "light",
+    title: str | None = "When does the output fire?",
+    height: int = 110,
+) -> alt.LayerChart:
+    """Samples by the threshold step at which they stopped (``fired_rows``); the bar of ``chosen`` in the accent."""
+    look = theme_named(theme)
+    shown = [
+        {
+            **row,
+            "lo": row["step"] - 0.42,
+            "hi": row["step"] + 0.42,
+            "zero": 0,
+            "on": row["step"] == chosen,
+            "words": numbers.percent(row["share"]),
+        }
+        for row in table
+    ]
+    x = alt.X(
+        "lo:Q",
+        scale=alt.Scale(nice=False, zero=False, padding=8),
+        axis=alt.Axis(title="threshold step", format="d", tickMinStep=1, grid=False),
+    )
+    bars = (
+        alt.Chart(rows(shown))
+        .mark_bar()
+        .encode(
+            x=x,
+            x2="hi:Q",
+            y=alt.Y("samples:Q", axis=alt.Axis(title="samples", tickCount=3, format="~s")),
+            y2="zero:Q",
+            color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module)),
+            tooltip=[
+                alt.Tooltip("step:Q"),
+                alt.Tooltip("theta:N", title="threshold"),
+                alt.Tooltip("samples:Q", format=","),
+                alt.Tooltip("words:N", title="share"),
+            ],
+        )
+    )
+    chart = alt.layer(bars).properties(width="container", height=height)
+    words = "Samples by the step at which enough signal reached the output."
+    said = highest(shown, "samples", lambda row: f"step {row['step']}, {numbers.plural(row['samples'], 'sample')}")
+    return finish(titled(chart, look, title, words, said=said), look)

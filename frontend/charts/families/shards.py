@@ -1,0 +1,456 @@
+"""DiPaCo: documents → levels → paths, what paths share, and how the path changes along one document.
+
+Paths are rows of an answer of ``/paths``: {rank, ribbon, count, cdf, …}, one module a level. ``by_label`` maps each
+label to its rows; without labels it is {"": rows}.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_legend, cdf_scale, ink_on, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, titled
+
+TREE = "Which way do documents go?"
+RANK_PICK = "rank"
+MOST_PATHS = 40
+MOST_LABELS = 12
+_GAP = 0.16
+"""share of a column's height that is left empty between its bars"""
+
+
+def modules_of(path: Mapping[str, Any]) -> tuple[int, ...]:
+    """The module of each level."""
+    return tuple(int(modules[0]) for modules in path["ribbon"])
+
+
+def path_name(modules: Iterable[int]) -> str:
+    """A path in a small space: 0·2."""
+    return "·".join(map(str, modules))
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar of a column: a label, a module of a level, or a path."""
+
+    key: str
+    column: int
+    name: str
+    tokens: float
+    top: float
+    """in shares of the height, like ``bottom``"""
+    bottom: float
+
+
+def tree_bars(by_label: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[list[Bar], list[dict[str, Any]]]:
+    """Bars of the columns documents, levels, paths, and the bands between neighbouring columns.
+
+    A bar's height is its share of all tokens, and so is a band's width, so that nothing is lost on the way.
+    """
+    flows = [
+        (label, modules_of(path), float(path["count"]))
+        for label, paths in by_label.items()
+        for path in paths
+        if path["count"]
+    ]
+    total = sum(count for _label, _modules, count in flows) or 1.0
+    levels = len(flows[0][1]) if flows else 0
+    columns: list[dict[str, float]] = [defaultdict(float) for _ in range(levels + 2)]
+    bands: dict[tuple[int, str, str], float] = defaultdict(float)
+    for label, modules, count in flows:
+        keys = [f"from {label}", *(f"{level}.{m}" for level, m in enumerate(modules)), f"path {path_name(modules)}"]
+        for column, key in enumerate(keys):
+            columns[column][key] += count
+        for column, (source, target) in enumerate(zip(keys, keys[1:], strict=False)):
+            bands[column, source, target] += count
+    paths = {f"path {path_name(modules)}": modules for _label, modules, _count in flows}
+    order = [lambda key: (key,)] + [lambda key: (int(key.split(".")[1]),)] * levels
+    order.append(lambda key: tuple(reversed(paths[key])))  # those of one last module stand together
+    bars = [bar for column, sizes in enumerate(columns) for bar in _stacked(column, sizes, order[column], total)]
+    return bars, _banded(bands, {(bar.column, bar.key): bar for bar in bars}, total)
+
+
+def _stacked(column: int, sizes: Mapping[str, float], order: Any, total: float) -> list[Bar]:
+    gap = _GAP / max(1, len(sizes) - 1) if len(sizes) > 1 else 0.0
+    top, found = 0.0 if len(sizes) > 1 else _GAP / 2, []
+    for key in sorted(sizes, key=order):
+        height = sizes[key] / total * (1 - _GAP)
+        name = key.split(" ", 1)[1] if " " in key else key.split(".")[1]
+        found.append(Bar(key, column, name, sizes[key], top, top + height))
+        top += height + gap
+    return found
+
+
+def _banded(
+    bands: Mapping[tuple[int, str, str], float], bars: Mapping[tuple[int, str], Bar], total: float
+) -> list[dict[str, Any]]:
+    """Bands stacked at both ends in the order of the bars that they go to."""
+    ends: dict[tuple[int, str, str], list[float]] = {key: [0.0, 0.0] for key in bands}
+    for side in (0, 1):
+        groups: dict[tuple[int, str], list[tuple[int, str, str]]] = defaultdict(list)
+        for key in bands:
+            groups[key[0] + side, key[1 + side]].append(key)
+        for near, members in groups.items():
+            top = bars[near].top
+            for key in sorted(members, key=lambda k, s=side: bars[k[0] + 1 - s, k[2 - s]].top):
+                ends[key][side] = top
+                top += bands[key] / total * (1 - _GAP)
+    return [
+        {
+            "column": column,
+            "source": bars[column, source].name,
+            "target": bars[column + 1, target].name,
+            "from": source,
+            "to": target,
+            "tokens": count,
+            "share": count / total,
+            "y0": ends[column, source, target][0],
+            "y1": ends[column, source, target][1],
+            "width": count / total * (1 - _GAP),
+        }
+        for (column, source, target), count in bands.items()
+    ]
+
+
+@redrawable
+def tree_chart(
+    by_label: Mapping[str, Sequence[Mapping[str, Any]]],
+    cdfs: Mapping[tuple[int, ...], float],
+    *,
+    theme: str | Theme = "light",
+    title: str | None = TREE,
+) -> alt.LayerChart:
+    """Columns of bars joined by bands. Paths wear the colour of their CDF (``cdfs`` by modules)."""
+    look = theme_named(theme)
+    bars, bands = tree_bars(by_label)
+    last = max((bar.column for bar in bars), default=1)
+    largest = max((sum(bar.column == c for bar in bars) for c in range(last + 1)), default=1)
+    height = float(min(760, max(260, 23 * largest)))
+    heads = ["documents", *(f"level {level}" for level in range(last - 1)), "paths"]
+    x = alt.X(
+        "x:Q",
+        scale=alt.Scale(domain=[-0.08, last + 0.62], nice=False, zero=False),
+        axis=alt.Axis(
+            orient="top",
+            values=list(range(last + 1)),
+            labelExpr=f"{heads}[datum.value]",
+            title=None,
+            grid=False,
+            domain=False,
+            ticks=False,
+            labelAlign="left",
+            labelOffset=-8,
+            labelFontWeight=600,
+            labelOverlap=False,
+            labelFlush=False,
+        ),
+    )
+    y = alt.Y("y:Q", scale=alt.Scale(domain=[1.0, 0.0], nice=False, zero=False), axis=None)
+    layers = [_bands(bands, look, x, y), *_bars(bars, cdfs, last, look, x, y, height)]
+    words = ["Height of a bar and width of a band: share of the tokens. A path’s bar is its shard."]
+    chart = alt.layer(*layers).properties(width="container", height=height)
+    ends = [vars(bar) for bar in bars if bar.column == last]
+    said = highest(ends, "tokens", lambda bar: f"path {bar['name']}, {numbers.plural(bar['tokens'], 'token')}")
+    return finish(titled(chart, look, title, words, said=said), look)
+
+
+def _bands(bands: Sequence[Mapping[str, Any]], look: Theme, x: alt.X, y: alt.Y) -> alt.Chart:
+    table = [
+        {
+            "band": f"{b['from']}>{b['to']}",
+            "x": b["column"] + 0.06 + 0.94 * at,
+            "y": b[end],
+            "y2": b[end] + b["width"],
+            "source": b["source"],
+            "target": b["target"],
+            "tokens": numbers.count(b["tokens"]),
+            "share": numbers.percent(b["share"]),
+        }
+        for b in bands
+        for at, end in ((0.0, "y0"), (0.35, "y0"), (0.65, "y1"), (1.0, "y1"))
+    ]
+    hover = alt.selection_point(name="hover_band", fields=["band"], on="pointerover", clear="pointerout", empty=False)
+    return (
+        alt.Chart(rows(table))
+        .mark_area(interpolate="basis", strokeWidth=0.4)
+        .encode(
+            x=x,
+            y=y,
+            y2="y2:Q",
+            detail="band:N",
+            color=alt.when(hover).then(alt.value(look.accent)).otherwise(alt.value(look.link)),
+            opacity=alt.when(hover).then(alt.value(0.75)).otherwise(alt.value(0.32)),
+            tooltip=[
+                alt.Tooltip("source:N", title="from"),
+                alt.Tooltip("target:N", title="to"),
+                alt.Tooltip("tokens:N"),
+                alt.Tooltip("share:N", title="share of tokens"),
+            ],
+        )
+        .add_params(hover)
+    )
+
+
+def _bars(
+    bars: Sequence[Bar],
+    cdfs: Mapping[tuple[int, ...], float],
+    last: int,
+    look: Theme,
+    x: alt.X,
+    y: alt.Y,
+    height: float,
+) -> list[alt.Chart]:
+    total = sum(bar.tokens for bar in bars if bar.column == last) or 1.0
+    by_name = {path_name(modules): cdf for modules, cdf in cdfs.items()}
+    table = []
+    for bar in bars:
+        share = numbers.percent(bar.tokens / total, 2)
+        shown = f"{bar.name}  {share}" if bar.column == last else bar.name
+        table.append(
+            {
+                "x": bar.column,
+                "x2": bar.column + 0.06,
+                "y": bar.top,
+                "y2": bar.bottom,
+                "name": bar.name,
+                "words": shown,
+                "left": bar.column + 0.085,
+                "what": ["documents", "path"][bar.column == last] if bar.column in (0, last) else "module",
+                "tokens": numbers.count(bar.tokens),
+                "share": share,
+                "cdf": by_name.get(bar.name) if bar.column == last else None,
+                "path": bar.column == last,
+            }
+        )
+    tips = [
+        alt.Tooltip("what:N"),
+        alt.Tooltip("name:N"),
+        alt.Tooltip("tokens:N"),
+        alt.Tooltip("share:N", title="share of tokens"),
+    ]
+    base = {"x": x, "x2": "x2:Q", "y": y, "y2": "y2:Q", "tooltip": tips}
+    plain = alt.Chart(rows(row for row in table if not row["path"])).mark_rect(color=look.module).encode(**base)
+    paths = (
+        alt.Chart(rows(row for row in table if row["path"]))
+        .mark_rect()
+        .encode(**base, color=alt.Color("cdf:Q", scale=cdf_scale(look), legend=cdf_legend()))
+    )
+    places = _apart(bars, height)
+    written = [{"x": row["left"], "y": at, "words": row["words"]} for row, at in zip(table, places, strict=True)]
+    text = alt.Chart(rows(written)).encode(x=x, y=y, text="words:N")
+    font = {"align": "left", "baseline": "middle", "fontSize": look.font_size, "limit": 110}
+    halo = text.mark_text(**font, color=look.background, stroke=look.background, strokeWidth=3, opacity=0.75)
+    return [plain, paths, halo, text.mark_text(**font, color=look.ink)]
+
+
+def _apart(bars: Sequence[Bar], height: float, line: float = 13.5) -> list[float]:
+    """Where the names of the bars stand: in their middle, or moved until no two of a column touch."""
+    least, places = line / height, [(bar.top + bar.bottom) / 2 for bar in bars]
+    for column in {bar.column for bar in bars}:
+        members = [i for i, bar in enumerate(bars) if bar.column == column]
+        for before, after in zip(members, members[1:], strict=False):
+            places[after] = max(places[after], places[before] + least)
+        end = 1 - least / 2
+        for i in reversed(members):
+            places[i] = min(places[i], end)
+            end = places[i] - least
+    return places
+
+
+def tree_rows(by_label: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """The numbers behind the bands."""
+    _bars, bands = tree_bars(by_label)
+    return [{key: band[key] for key in ("from", "to", "tokens", "share")} for band in bands]
+
+
+def label_path_rows(
+    by_label: Mapping[str, Sequence[Mapping[str, Any]]], paths: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """For each label and each of ``paths`` the share of the label's tokens that take it."""
+    table = []
+    for label, found in by_label.items():
+        total = sum(path["count"] for path in found) or 1
+        counts = {modules_of(path): path["count"] for path in found}
+        for path in paths:
+            count = counts.get(modules_of(path), 0)
+            table.append({"label": label, "path": path_name(modules_of(path)), "tokens": count, "share": count / total})
+    return table
+
+
+@redrawable
+def label_path_chart(
+    table: Sequence[Mapping[str, Any]],
+    *,
+    theme: str | Theme = "light",
+    title: str | None = "Which labels take which path?",
+) -> alt.LayerChart:
+    """``label_path_rows`` as a heat map; a row sums to 100 %. A neutral scale: only paths themselves wear the CDF."""
+    look = theme_named(theme)
+    names = list(dict.fromkeys(row["path"] for row in table))
+    labels = list(dict.fromkeys(row["label"] for row in table))
+    most = max((row["share"] for row in table), default=1) or 1
+    full = look.ink if look.name == "dark" else look.module
+    shown = [
+        {
+            **row,
+            "words": f"{100 * row['share']:.0f}",
+            "full": numbers.percent(row["share"]),
+            "on": row["share"] > 0.5 * most,
+        }
+        for row in table
+    ]
+    x = alt.X(
+        "path:O",
+        sort=names,
+        axis=alt.Axis(
+            orient="top",
+            title="path (module of each level)",
+            labelAngle=-90 if len(names) > 8 else 0,
+            domain=False,
+            ticks=False,
+        ),
+    )
+    y = alt.Y("label:N", sort=labels, axis=alt.Axis(title=None, labelLimit=110, domain=False, ticks=False))
+    base = alt.Chart(rows(shown)).encode(
+        x=x,
+        y=y,
+        tooltip=[
+            alt.Tooltip("label:N"),
+            alt.Tooltip("path:N"),
+            alt.Tooltip("full:N", title="share of label’s tokens"),
+            alt.Tooltip("tokens:Q", format=","),
+        ],
+    )
+    cells = base.mark_rect(stroke=look.background, strokeWidth=1.5).encode(
+        color=alt.Color(
+            "share:Q",
+            scale=alt.Scale(domain=[0, most], range=[look.background, full], interpolate="lab"),
+            legend=alt.Legend(
+                title="share of the label’s tokens",
+                orient="bottom",
+                format=".0%",
+                gradientLength=180,
+                gradientThickness=10,
+                tickCount=3,
+                titleLimit=300,
+            ),
+        )
+    )
+    roomy = alt.ExprRef(f"width / {max(1, len(names))} > 23 ? 1 : 0")
+    text = base.mark_text(fontSize=look.font_size, opacity=roomy).encode(
+        text="words:N", color=alt.when("datum.on").then(alt.value(ink_on(full))).otherwise(alt.value(look.ink))
+    )
+    chart = alt.layer(cells, text).properties(width="container", height=max(70, 30 * len(labels)))
+    said = highest(shown, "share", lambda row: f"{row['full']} of {row['label']} take path {row['path']}")
+    return finish(titled(chart, look, title, "In per cent of the label’s tokens.", said=said), look)
+
+
+def sharing_rows(paths: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For each path and level the module that it uses, and how many of these paths share that module."""
+    users: dict[tuple[int, int], int] = defaultdict(int)
+    for path in paths:
+        for level, module in enumerate(modules_of(path)):
+            users[level, module] += 1
+    total = sum(path["count"] for path in paths) or 1
+    return [
+        {
+            "rank": path["rank"],
+            "path": path_name(modules_of(path)),
+            "level": level,
+            "module": module,
+            "sharers": users[level, module] - 1,
+            "tokens": path["count"],
+            "share": path["count"] / total,
+        }
+        for path in paths
+        for level, module in enumerate(modules_of(path))
+    ]
+
+
+@redrawable
+def sharing_chart(
+    table: Sequence[Mapping[str, Any]],
+    levels: Sequence[int],
+    *,
+    theme: str | Theme = "light",
+    title: str | None = "Which paths share which module?",
+) -> alt.LayerChart:
+    """Matrix path × module, modules grouped by level (``levels``: how many each has); dot area: tokens of the path.
+
+    The pointer on a dot lights its column: all paths that train this module together.
+    """
+    look = theme_named(theme)
+    first = [sum(levels[:level]) + level for level in range(len(levels))]  # an empty column between levels
+    names = list(dict.fromkeys(row["path"] for row in table))
+    columns = {first[level] + m: str(m) for level, size in enumerate(levels) for m in range(size)}
+    shown = [
+        {
+            **row,
+            "x": first[row["level"]] + row["module"],
+            "node": f"level {row['level']} module {row['module']}",
+            "words": numbers.percent(row["share"]),
+        }
+        for row in table
+    ]
+    end = max(columns, default=0)
+    x = alt.X(
+        "x:Q",
+        scale=alt.Scale(domain=[-0.6, end + 0.6], nice=False, zero=False),
+        axis=alt.Axis(
+            orient="top",
+            values=list(columns),
+            labelExpr=f"{_by_value(columns)}[datum.value]",
+            title=None,
+            grid=False,
+            domain=False,
+            ticks=False,
+            labelOverlap=False,
+        ),
+    )
+    y = alt.Y("path:N", sort=names, axis=alt.Axis(title="path", domain=False, ticks=False, grid=True, labelLimit=90))
+    hover = alt.selection_point(name="hover_node", fields=["node"], on="pointerover", clear="pointerout", empty=False)
+    most = max((row["tokens"] for row in table), default=1) or 1
+    size = alt.Size("tokens:Q", scale=alt.Scale(domain=[0, most], range=[12, 260]), legend=None)
+    dots = (
+        alt.Chart(rows(shown))
+        .mark_circle(opacity=1)
+        .encode(
+            x=x,
+            y=y,
+            size=size,
+            color=alt.when(hover).then(alt.value(look.accent)).otherwise(alt.value(look.module)),
+            tooltip=[
+                alt.Tooltip("path:N"),
+                alt.Tooltip("node:N", title="uses"),
+                alt.Tooltip("sharers:Q", title="other paths that share it"),
+                alt.Tooltip("words:N", title="path’s share of tokens"),
+            ],
+        )
+        .add_params(hover)
+    )
+    joins = (
+        alt.Chart(rows(shown))
+        .mark_line(color=look.link, opacity=0.5, strokeWidth=1.2)
+        .encode(x=x, y=y, detail="path:N")
+    )
+    heads = [{"x": first[level] + (size - 1) / 2, "words": f"level {level}"} for level, size in enumerate(levels)]
+    words = (
+        alt.Chart(rows(heads))
+        .mark_text(fontSize=look.font_size, fontWeight=600, color=look.ink)
+        .encode(x=x, y=alt.value(-26), text="words:N")
+    )
+    chart = alt.layer(joins, dots, words).properties(width="container", height=max(80, 24 * len(names)))
+    chart = chart.resolve_scale(size="independent")
+    told = "One row: one path. Dots in one column share one module."
+    said = highest(shown, "tokens", lambda row: f"path {row['path']}, {row['words']} of the tokens")
+    return finish(titled(chart, look, title, told, said=said), look)
+
+
+def _by_value(names: Mapping[int, str]) -> str:
+    return "({" + ", ".join(f"'{value}': '{name}'" for value, name in names.items()) + "})"

@@ -1,0 +1,1 @@
+"""Flow pictures: layout, ribbons, contrast, token flow."""

@@ -1,0 +1,321 @@
+"""Where do tokens go? Circles per step sized by tokens, ribbons sized by flow (DNA paper, figure 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import altair as alt
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.theme import as_vectors, finish, rows, tip, titled
+from tokenpaths.frontend.charts.flow.flow_parts import axes, circle_size, domain, ribbon_shape, row_labels
+from tokenpaths.frontend.charts.flow.layout import (
+    MOST_LINKS,
+    OTHER,
+    FlowLayout,
+    flow_layout,
+    least_share,
+    ribbon_outline,
+)
+
+TITLE = "Where do tokens go?"
+NODE_PICK, LINK_PICK = "node", "link"
+"""names of the two point selections; their fields have the same names"""
+
+
+@redrawable
+def flow_chart(
+    flow: Mapping[str, Any],
+    *,
+    theme: str | Theme = "light",
+    through: Iterable[str] = (),
+    ribbon: Sequence[Sequence[int]] | None = None,
+    title: str | None = TITLE,
+    most_links: int = MOST_LINKS,
+    least: float | None = None,
+    interactive: bool = True,
+) -> alt.LayerChart:
+    """Draw an answer of ``/flow``.
+
+    Parameters
+    ----------
+    flow
+        {num_tokens, steps, nodes: [{step, module, name, kind, count, share}],
+        links: [{step, source, target, count, share}], other: [{step, num_links, count}]}
+    through
+        ``step.module`` of the circles that are chosen; they get the accent.
+    least
+        Links with a smaller share of the tokens are not drawn but counted; None: ``layout.least_share`` says.
+    ribbon
+        One path to draw on top as a line, as many tuples of module ids as there are steps.
+    """
+    look = theme_named(theme)
+    least = least_share(flow) if least is None else least
+    layout = flow_layout(flow, most_links=most_links, least=least)
+    chosen = set(through)
+    x, y = axes(layout)
+    layers = [
+        row_labels(layout, look, x, y),
+        *_ribbons(layout, look, x, y, chosen, interactive),
+        _circles(layout, look, x, y, chosen, interactive),
+        _squares(layout, look, x, y),
+    ]
+    if ribbon:
+        layers.append(_line(layout, look, x, y, ribbon))
+    subtitle = [
+        f"{numbers.plural(flow.get('num_tokens'), 'token')}; columns are steps, {ROWS[layout.own]}.",
+        "Circle area: tokens that a module received. Ribbon width: tokens that go that way.",
+        *merged_words(flow),
+    ]
+    chart = alt.layer(*layers).properties(width="container", height=layout.height)
+    drawn = finish(titled(chart, look, title, subtitle + hidden_words(layout.other, moves_of(flow), least)), look)
+    return as_vectors(drawn, len(layout.links) + len(layout.nodes))
+
+
+def flow_thumbnail(
+    flow: Mapping[str, Any], *, theme: str | Theme = "light", height: float = 110, most_links: int = 150
+) -> alt.LayerChart:
+    """The same picture without words, for a card."""
+    look = theme_named(theme)
+    layout = flow_layout(flow, height=height, most_links=most_links)
+    x = alt.X("x:Q", scale=alt.Scale(domain=domain(layout, 0.2), nice=False, zero=False), axis=None)
+    y = alt.Y("y:Q", scale=alt.Scale(domain=[height + 8, -8], nice=False, zero=False), axis=None)
+    chart = alt.layer(
+        *_ribbons(layout, look, x, y, set(), False),
+        _circles(layout, look, x, y, set(), False),
+        _squares(layout, look, x, y),
+    )
+    words = f"{TITLE} {numbers.plural(flow.get('num_tokens'), 'token')}, {numbers.plural(len(layout.steps), 'step')}."
+    return finish(chart.properties(width="container", height=height + 16, description=words), look)
+
+
+ROWS = {False: "rows are modules", True: "in each the busiest module stands at the top"}
+"""what a row is, where modules are shared by all steps, and where each step has its own"""
+
+
+def merged_words(flow: Mapping[str, Any]) -> list[str]:
+    """One line that says how many modules the squares stand for; empty where nothing is merged."""
+    others = [node for node in flow.get("nodes") or [] if node["module"] == OTHER]
+    if not others:
+        return []
+    least, most = (f(int(node.get("num_modules") or 0) for node in others) for f in (min, max))
+    size = numbers.count(least) if least == most else f"{numbers.count(least)} to {numbers.count(most)}"
+    what = str(others[0].get("name") or "").rstrip(")").rpartition(" ")[2] or "modules"
+    visits = sum(float(node["count"]) for node in flow["nodes"]) or 1.0
+    share = numbers.percent(sum(float(node["count"]) for node in others) / visits)
+    return [f"Square: “other”, {size} smaller {what} of a step together, {share} of all choices; not to scale."]
+
+
+def moves_of(flow: Mapping[str, Any]) -> float:
+    """Moves of all tokens between consecutive steps."""
+    return float(flow.get("num_tokens") or 0) * max(0, len(flow.get("steps") or []) - 1)
+
+
+def hidden_words(other: Sequence[Mapping[str, Any]], moves: float = 0, least: float = 0.0) -> list[str]:
+    """One line that counts what is not drawn, with its share of all ``moves`` and the share of the tokens that it would
+    have needed; empty when everything is drawn."""
+    links = sum(int(row["num_links"]) for row in other)
+    if not links:
+        return []
+    tokens = sum(float(row["count"]) for row in other)
+    return [
+        f"Not drawn (“other”): {numbers.plural(links, 'small flow')}"
+        + (f" of less than {numbers.percent(least)} of the tokens each" if least else "")
+        + ", together "
+        f"{numbers.plural(tokens, 'token move')} between steps"
+        + (f" ({numbers.percent(min(1.0, tokens / moves))} of all)." if moves else ".")
+    ]
+
+
+def _ribbons(
+    layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[str], interactive: bool
+) -> list[alt.Chart]:
+    """All ribbons in the colour of flows and, where one can point at them, those that are lit on top.
+
+    A ribbon is one mark with an outline of its own, not an area through four points: a data flow for each of 2,000
+    areas took the browser seconds. What is lit is drawn again, so that pointing at one redraws only that.
+    """
+    table = []
+    for link in layout.links:
+        source, target = f"{link.step}.{link.source}", f"{link.step + 1}.{link.target}"
+        tokens, share = numbers.count(link.count), numbers.percent(link.share)
+        table.append(
+            {
+                "link": link.key,
+                "x": link.step,
+                "y": round(link.y0, 2),
+                "outline": ribbon_outline(link),
+                "source": source,
+                "target": target,
+                "tokens": tokens,
+                "share": share,
+                "on": source in chosen and target in chosen,
+                "words": f"link: {link.key}; from module {link.source} at step {link.step} to module {link.target}: "
+                f"{tokens} tokens ({share})",
+            }
+        )
+    data = rows(table)
+    same = {"filled": True, "size": 4, "shape": ribbon_shape(layout), "strokeWidth": 0.4}
+    if not interactive:
+        plain = alt.Chart(data).mark_point(**same, color=look.link, stroke=look.link, opacity=0.4, aria=False)
+        return [plain.encode(x=x, y=y)]
+    hover = alt.selection_point(name="hover_link", fields=["link"], on="pointerover", clear="pointerout", empty=False)
+    pick = alt.selection_point(name=LINK_PICK, fields=["link"], on="click", clear=False, empty=False)
+    ribbons = (
+        alt.Chart(data)
+        .mark_point(
+            **same,
+            color=look.link,
+            stroke=look.link,
+            opacity=0.36,
+            cursor="pointer",
+            tooltip=tip(
+                {
+                    "from step.module": "source",
+                    "to step.module": "target",
+                    "tokens": "tokens",
+                    "share of tokens": "share",
+                }
+            ),
+        )
+        .encode(x=x, y=y, description="words:N")
+        .add_params(hover, pick)
+    )
+    over_node = "(hover_node.node && (hover_node.node[0] === datum.source || hover_node.node[0] === datum.target))"
+    lit = f"datum.on || {over_node} || (hover_link.link && hover_link.link[0] === datum.link)"
+    above = (
+        alt.Chart(data)
+        .transform_filter(lit)
+        .mark_point(**same, color=look.accent, stroke=look.accent, opacity=0.7, aria=False)
+        .encode(x=x, y=y)
+    )
+    return [ribbons, above]
+
+
+def _circles(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[str], interactive: bool) -> alt.Chart:
+    table = [
+        {
+            "node": node.key,
+            "x": node.step,
+            "y": node.y,
+            "module": node.module,
+            "name": node.name,
+            "kind": node.kind or "module",
+            "step": node.step,
+            "count": node.count,
+            "tokens": numbers.count(node.count),
+            "share": numbers.percent(node.share),
+            "on": node.key in chosen,
+            "words": f"node: {node.key}; step {node.step}, module {node.module} ({node.name}): "
+            f"{numbers.count(node.count)} tokens ({numbers.percent(node.share)})",
+        }
+        for node in layout.nodes
+        if node.count > 0 and not node.other
+    ]
+    paint = (
+        alt.when("datum.on")
+        .then(alt.value(look.accent))
+        .when("datum.kind === 'identity'")
+        .then(alt.value(look.identity))
+        .otherwise(alt.value(look.module))
+    )
+    chart = (
+        alt.Chart(rows(table))
+        .mark_circle(
+            opacity=1,
+            strokeWidth=1,
+            stroke=look.background,
+            cursor="pointer",
+            aria=interactive,
+            tooltip=tip(
+                {name: name for name in ("step", "module", "name", "kind", "tokens")} | {"share of tokens": "share"}
+            )
+            if interactive
+            else None,
+        )
+        .encode(x=x, y=y, size=circle_size(layout), color=paint, description="words:N")
+    )
+    if not interactive:
+        return chart
+    hover = alt.selection_point(name="hover_node", fields=["node"], on="pointerover", clear="pointerout", empty=False)
+    pick = alt.selection_point(name=NODE_PICK, fields=["node"], on="click", clear=False, empty=False)
+    return chart.add_params(hover, pick)
+
+
+def _squares(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.Chart:
+    """What was merged, one neutral square a step, all of one size."""
+    table = [
+        {
+            "x": node.step,
+            "y": node.y,
+            "name": node.name,
+            "tokens": numbers.count(node.count),
+            "share": numbers.percent(node.share),
+            "words": f"step {node.step}, {node.name}: {numbers.count(node.count)} choices",
+        }
+        for node in layout.nodes
+        if node.other
+    ]
+    span = max(1, (layout.steps[-1] - layout.steps[0]) if layout.steps else 1)
+    size = alt.ExprRef(f"pow(min({layout.radius:.2f}, 0.6 * width / {span + 0.9}), 2)")
+    return (
+        alt.Chart(rows(table))
+        .mark_square(
+            color=look.identity,
+            opacity=1,
+            size=size,
+            tooltip=tip({"step": "x", "name": "name", "choices of them": "tokens", "per token": "share"}),
+        )
+        .encode(x=x, y=y, description="words:N")
+    )
+
+
+def _line(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, ribbon: Sequence[Sequence[int]]) -> alt.Chart:
+    """A ribbon as a line through the circles; one line a slot."""
+    table = [
+        {"x": step, "y": layout.y_of(int(module), step), "slot": slot}
+        for step, modules in zip(layout.steps, ribbon, strict=False)
+        for slot, module in enumerate(modules)
+    ]
+    return (
+        alt.Chart(rows(table))
+        .mark_line(
+            interpolate="monotone",
+            strokeWidth=3,
+            color=look.accent,
+            point=alt.OverlayMarkDef(color=look.accent, size=40),
+        )
+        .encode(x=x, y=y, detail="slot:N", strokeDash=alt.StrokeDash("slot:O", legend=None))
+    )
+
+
+def node_rows(flow: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The numbers behind the circles, for a table."""
+    return [
+        {
+            "step": node["step"],
+            "module": node["module"],
+            "name": node.get("name"),
+            "kind": node.get("kind"),
+            "tokens": node["count"],
+            "share": node.get("share"),
+        }
+        for node in flow.get("nodes") or []
+    ]
+
+
+def link_rows(flow: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The numbers behind the ribbons, for a table."""
+    return [
+        {
+            "step": link["step"],
+            "source": link["source"],
+            "target": link["target"],
+            "tokens": link["count"],
+            "share": link.get("share"),
+            "weight": link.get("weight"),
+        }
+        for link in flow.get("links") or []
+    ]

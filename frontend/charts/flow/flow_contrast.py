@@ -1,0 +1,191 @@
+"""Where do tokens of one kind go, and those of another? The flow picture of a difference, zero in the middle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import altair as alt
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, diverging_scale, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.theme import finish, rows, tip, titled
+from tokenpaths.frontend.charts.flow.flow_parts import axes, circle_size, ribbon_shape, row_labels
+from tokenpaths.frontend.charts.flow.layout import OTHER, flow_layout, ribbon_outline
+
+MANY_NODES, FEW_NODES = 600, 8
+"""from how many circles on a difference is cut to so many of each step"""
+
+
+def flow_contrast(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Two answers of ``/flow`` over the same steps and modules as one difference of shares.
+
+    ``{num_tokens: [first, second], steps, nodes, links}``; of each node and link ``before`` is the share of the
+    second's tokens and ``after`` that of the first's: ``change`` = after − before in [−1, 1], more than 0 where the
+    first go more often. A link that one of the two answers has cut off counts as 0 there.
+    """
+    pair = (second, first)
+    nodes: dict[tuple[int, int], dict[str, Any]] = {}
+    links: dict[tuple[int, int, int], dict[str, Any]] = {}
+    for name, flow in zip(("before", "after"), pair, strict=True):
+        total = float(flow.get("num_tokens") or 0) or 1.0
+        for node in flow.get("nodes") or []:
+            key = (int(node["step"]), int(node["module"]))
+            kept = {"step": key[0], "module": key[1], "name": node.get("name"), "kind": node.get("kind")}
+            nodes.setdefault(key, {**kept, "before": 0.0, "after": 0.0})[name] = float(node["count"]) / total
+        for link in flow.get("links") or []:
+            of = (int(link["step"]), int(link["source"]), int(link["target"]))
+            kept = dict(zip(("step", "source", "target"), of, strict=True))
+            links.setdefault(of, {**kept, "before": 0.0, "after": 0.0})[name] = float(link["count"]) / total
+    for row in (*nodes.values(), *links.values()):
+        row["change"] = row["after"] - row["before"]
+    return {
+        "num_tokens": [first.get("num_tokens"), second.get("num_tokens")],
+        "steps": sorted({int(s) for flow in pair for s in flow.get("steps") or []}),
+        "own_modules": bool(first.get("own_modules")),
+        "nodes": [nodes[key] for key in sorted(nodes)],
+        "links": sorted(links.values(), key=lambda row: -abs(row["change"])),
+    }
+
+
+def contrast_words(contrast: Mapping[str, Any], first: str, second: str) -> str:
+    """The largest difference at one module, as a sentence."""
+    most = max(contrast["nodes"], key=lambda row: abs(row["change"]), default=None)
+    if most is None or abs(most["change"]) < 0.0005:
+        return f"{first} and {second} visit the same modules at every step."
+    what = "skip it" if most["kind"] == "identity" else f"visit module {most['module']}"
+    return (
+        f"They differ most at step {most['step']}: {numbers.percent(most['after'])} of the tokens of {first} {what}, "
+        f"{numbers.percent(most['before'])} of those of {second}."
+    )
+
+
+def few_of(flow: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A difference of so many modules that nobody could see one (a mixture of experts), cut to what differs most."""
+    if len(flow["nodes"]) <= MANY_NODES:
+        return flow
+    ordered = sorted(flow["nodes"], key=lambda node: -abs(node["change"]))
+    nodes = [node for step in flow["steps"] for node in [n for n in ordered if n["step"] == step][:FEW_NODES]]
+    kept = {(node["step"], node["module"]) for node in nodes}
+    links = [
+        link for link in flow["links"] if {(link["step"], link["source"]), (link["step"] + 1, link["target"])} <= kept
+    ]
+    return {**flow, "links": links, "nodes": nodes}
+
+
+@redrawable
+def flow_contrast_chart(
+    contrast: Mapping[str, Any],
+    *,
+    names: tuple[str, str] = ("first", "second"),
+    theme: str | Theme = "light",
+    title: str | None = "Where do they part?",
+    most_links: int = 150,
+) -> alt.LayerChart:
+    """Draw an answer of ``flow_contrast``: circles sized by the mean of both shares, ribbons by how much they differ,
+    both coloured by the difference."""
+    look = theme_named(theme)
+    drawn = {
+        "num_tokens": 1.0,
+        "steps": contrast["steps"],
+        "own_modules": contrast.get("own_modules"),
+        "nodes": [{**n, "count": (n["before"] + n["after"]) / 2} for n in contrast["nodes"]],
+        "links": [{**k, "count": abs(k["change"])} for k in contrast["links"]],
+    }
+    layout = flow_layout(drawn, most_links=most_links)
+    node_of = {(n["step"], n["module"]): n for n in contrast["nodes"]}
+    link_of = {(k["step"], k["source"], k["target"]): k for k in contrast["links"]}
+    most = max((abs(row["change"]) for row in (*contrast["nodes"], *contrast["links"])), default=0.0) or 1.0
+    x, y = axes(layout)
+
+    def told(row: Mapping[str, Any]) -> dict[str, str]:
+        sign = "+" if row["change"] > 0 else ""
+        return {
+            "after": numbers.percent(row["after"]),
+            "before": numbers.percent(row["before"]),
+            "by": f"{sign}{numbers.number(100 * row['change'])} points",
+        }
+
+    ribbons = [
+        {
+            "x": link.step,
+            "y": round(link.y0, 2),
+            "outline": ribbon_outline(link),
+            "change": row["change"],
+            "from": f"{link.step}.{link.source}",
+            "to": f"{link.step + 1}.{link.target}",
+            **told(row),
+        }
+        for link in reversed(layout.links)
+        for row in [link_of[link.step, link.source, link.target]]
+    ]
+    scale = diverging_scale(most, look, middle=look.identity)
+    legend = alt.Legend(
+        title=f"less often ← {names[0]} → more often",
+        orient="bottom",
+        labelExpr="datum.value === 0 ? 'alike' : format(datum.value, '+.0%')",
+        gradientLength=200,
+        gradientThickness=10,
+        titleLimit=420,
+        values=[-most, 0, most],
+    )
+    colour = alt.Color("change:Q", scale=scale, legend=legend)
+    columns = {f"tokens of {names[0]}": "after", f"tokens of {names[1]}": "before", "difference": "by"}
+    flows = (
+        alt.Chart(rows(ribbons))
+        .mark_point(
+            filled=True,
+            size=4,
+            shape=ribbon_shape(layout),
+            strokeWidth=0,
+            opacity=0.75,
+            tooltip=tip({"from step.module": "from", "to step.module": "to", **columns}),
+        )
+        .encode(x=x, y=y, color=colour)
+    )
+    dots = [
+        {
+            "x": n.step,
+            "y": n.y,
+            "count": n.count,
+            "change": row["change"],
+            "module": n.module,
+            "name": n.name,
+            "words": f"step {n.step}, module {n.module}: {told(row)['after']} of {names[0]}, "
+            f"{told(row)['before']} of {names[1]}",
+            **told(row),
+        }
+        for n in layout.nodes
+        if n.count > 0 and n.module != OTHER
+        for row in [node_of[n.step, n.module]]
+    ]
+    circles = (
+        alt.Chart(rows(dots))
+        .mark_circle(
+            opacity=1,
+            strokeWidth=1,
+            stroke=look.background,
+            tooltip=tip({"step": "x", "module": "module", "name": "name", **columns}),
+        )
+        .encode(x=x, y=y, color=colour, description="words:N", size=circle_size(layout))
+    )
+    layers = [row_labels(layout, look, x, y), flows, circles]
+    chart = alt.layer(*layers).properties(width="container", height=layout.height)
+    return finish(titled(chart, look, title, colour_words(*names), said=contrast_words(contrast, *names)), look)
+
+
+def colour_words(first: str, second: str) -> str:
+    """What colours, areas and widths of the picture mean."""
+    return (
+        f"Rose: tokens of {first} go there more often than those of {second}; blue: less often. Circle area: the mean "
+        "of both shares; ribbon width: the difference."
+    )
+
+
+def contrast_rows(contrast: Mapping[str, Any], names: tuple[str, str], what: str) -> list[dict[str, Any]]:
+    """The numbers behind it: ``what`` is nodes or links."""
+    keys = ("step", "module", "name") if what == "nodes" else ("step", "source", "target")
+    return [
+        {**{key: row[key] for key in keys}, names[0]: row["after"], names[1]: row["before"], "change": row["change"]}
+        for row in contrast[what]
+    ]

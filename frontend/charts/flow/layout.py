@@ -1,0 +1,253 @@
+"""Where circles and ribbons of a flow picture stand. Pure arithmetic, shared by chart and page.
+
+Units: x in steps, y in pixels from the top, so that a circle and the ribbons at it fit together:
+circle area ∝ tokens of the module; ribbon width ∝ tokens that go that way. The width of all ribbons at
+the largest circle is 0.92 of its diameter d; at a circle with a share c of it they take 0.92·c·d, which
+is never more than its own diameter √c·d. What was merged (“other”) is no circle to scale: it would dwarf all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+MOST_LINKS = 2000
+"""more are summed as “other”: the browser stays quick and the eye could not tell them apart"""
+MANY_LINKS = 200
+"""more are a tangle: then the smallest are left out, if nobody says otherwise"""
+LEAST_SHARES = (0.005, 0.002, 0.001, 0.0005)
+"""of the tokens, below which links are left out: the first that leaves …"""
+MOST_LEFT_OUT = 0.1
+"""… no more than this share of all moves out"""
+OTHER = -1
+"""module id of the small modules of a step that the API merged"""
+_FILL = 0.92
+_COLUMNS = 450.0
+"""half the width of a usual picture: many columns leave room for small circles only, and ribbons shrink with them"""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One circle."""
+
+    key: str
+    """``step.module``, as the API's ``through`` takes it"""
+    step: int
+    module: int
+    name: str
+    kind: str
+    count: float
+    share: float
+    y: float
+    radius: float
+    other: bool = False
+    """many small modules in one"""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One ribbon, from (step, source) to (step+1, target)."""
+
+    key: str
+    """``step.source>step+1.target``"""
+    step: int
+    source: int
+    target: int
+    count: float
+    share: float
+    y0: float
+    y1: float
+    width: float
+
+
+@dataclass(frozen=True)
+class FlowLayout:
+    """Everything a flow picture draws."""
+
+    nodes: list[Node]
+    links: list[Link]
+    other: list[dict[str, Any]]
+    """per step what is not drawn: {step, num_links, count}"""
+    steps: list[int]
+    height: float
+    row_of: dict[int, float] = field(repr=False)
+    """y of each module id, which keeps its row in every column; empty where modules belong to their step"""
+    largest: float
+    """tokens of the largest circle"""
+    radius: float
+    """radius of the largest circle, pixels"""
+    own: bool = False
+    """modules belong to their step: a column has its busiest at the top, and equal ids mean nothing"""
+    place: dict[tuple[int, int], float] = field(default_factory=dict, repr=False)
+    """y of each (step, module) that is drawn"""
+
+    def y_of(self, module: int, step: int | None = None) -> float:
+        """Row of a module, drawn or not: a merged one stands where “other” stands, one that no token chose below
+        all."""
+        if step is not None and (step, module) in self.place:
+            return self.place[step, module]
+        if step is not None and (step, OTHER) in self.place:
+            return self.place[step, OTHER]
+        return self.row_of.get(module, self.height)
+
+
+def least_share(flow: Mapping[str, Any]) -> float:
+    """The share of the tokens below which links of an answer of ``/flow`` are better left out; 0: draw all.
+
+    Where there are many links, nearly all of them are often so small that they only hide the others.
+    """
+    counts = [float(link["count"]) for link in flow.get("links") or []]
+    total, moves = float(flow.get("num_tokens") or 0), sum(counts)
+    if len(counts) <= MANY_LINKS or not total:
+        return 0.0
+    for share in LEAST_SHARES:
+        if sum(count for count in counts if count < share * total) <= MOST_LEFT_OUT * moves:
+            return share
+    return 0.0
+
+
+def flow_layout(
+    flow: Mapping[str, Any], *, height: float | None = None, most_links: int = MOST_LINKS, least: float = 0.0
+) -> FlowLayout:
+    """Lay out an answer of ``/flow`` ({steps, nodes, links, other}).
+
+    Rows are modules: working ones by id from the top, identity modules below them, so that a ribbon
+    that stays level visits the same module again. Of the links, the ``most_links`` largest are kept that have at
+    least a share ``least`` of the tokens, and the rest is added to ``other``, so tokens are conserved per step.
+    """
+    nodes = list(flow.get("nodes") or [])
+    own = bool(flow.get("own_modules"))
+    place, row_of, height = _rows(nodes, own, height)
+    gap = height / max(1, len(set(place.values())))
+    largest = max((float(node["count"]) for node in nodes if node["module"] != OTHER), default=0.0) or 1.0
+    steps = [int(step) for step in flow.get("steps") or sorted({int(node["step"]) for node in nodes})]
+    smallest = 3.0 if own else 9.0  # columns of their own are full: larger circles would cover each other
+    radius = min(24.0, max(0.55 * gap, smallest), max(5.0, _COLUMNS / max(1, len(steps))))
+    drawn = [
+        Node(
+            f"{int(n['step'])}.{int(n['module'])}",
+            int(n["step"]),
+            int(n["module"]),
+            str(n.get("name") or n["module"]),
+            str(n.get("kind") or ""),
+            float(n["count"]),
+            float(n.get("share") or 0.0),
+            place[int(n["step"]), int(n["module"])],
+            radius * (0.5 if n["module"] == OTHER else math.sqrt(max(0.0, float(n["count"])) / largest)),
+            n["module"] == OTHER,
+        )
+        for n in nodes
+    ]
+    floor = least * float(flow.get("num_tokens") or 0)
+    kept, other = _cap(list(flow.get("links") or []), list(flow.get("other") or []), most_links, floor)
+    slots = _slots(nodes, flow.get("num_tokens"))
+    links = _place(kept, place, _FILL * 2 * radius * slots / largest)
+    return FlowLayout(drawn, links, other, steps, height, row_of, largest, radius, own, place)
+
+
+def _rows(
+    nodes: Sequence[Mapping[str, Any]], own: bool, height: float | None
+) -> tuple[dict[tuple[int, int], float], dict[int, float], float]:
+    """y of each (step, module); y of each module id (none where they belong to their step); the height."""
+    kinds = {int(node["module"]): str(node.get("kind") or "") for node in nodes}
+    keys = {(int(node["step"]), int(node["module"])): float(node["count"]) for node in nodes}
+    order: dict[tuple[int, int], int] = {}
+    if own:
+        columns: dict[int, list[int]] = defaultdict(list)
+        for step, module in sorted(keys, key=lambda key: (-keys[key], key)):
+            if module != OTHER:
+                columns[step].append(module)
+        order = {(step, module): row for step, column in columns.items() for row, module in enumerate(column)}
+        last = max(order.values(), default=-1) + 1
+        order |= {key: last for key in keys if key[1] == OTHER}
+        names: list[int] = []
+    else:
+        names = sorted(kinds, key=lambda module: (kinds[module] == "other", kinds[module] == "identity", module))
+        row = {module: place for place, module in enumerate(names)}
+        order = {key: row[key[1]] for key in keys}
+    count = max(order.values(), default=-1) + 1
+    if height is None:
+        height = float(min(620, max(240, 26 * count)))
+    gap = height / max(1, count)
+    return (
+        {key: gap * (row + 0.5) for key, row in order.items()},
+        {module: gap * (row + 0.5) for row, module in enumerate(names)},
+        height,
+    )
+
+
+def _slots(nodes: Sequence[Mapping[str, Any]], num_tokens: Any) -> float:
+    """K: how many modules a token visits at a step. A circle counts visits, a ribbon tokens (each pair 1/K²)."""
+    per_step: dict[int, float] = defaultdict(float)
+    for node in nodes:
+        per_step[int(node["step"])] += float(node["count"])
+    return max(1.0, max(per_step.values(), default=0.0) / num_tokens) if num_tokens else 1.0
+
+
+def ribbon_outline(link: Link) -> str:
+    """The outline of a ribbon as an SVG path that starts at (0, 0) in the middle of its left end, y in pixels.
+
+    The picture's width is known in the browser only: there ``a`` stands for half the distance of two columns and
+    ``b`` for all of it. Between level ends the ribbon follows a cubic curve; its height is the same everywhere.
+    """
+    half, rise = link.width / 2, link.y1 - link.y0
+    up, down = (f"{round(y, 2):g}" for y in (-half, half))
+    far_up, far_down = (f"{round(rise + y, 2):g}" for y in (-half, half))
+    return f"M0,{up}Ca,{up},a,{far_up},b,{far_up}Lb,{far_down}Ca,{far_down},a,{down},0,{down}Z"
+
+
+def _cap(
+    links: list[Mapping[str, Any]], other: list[Mapping[str, Any]], most: int, floor: float
+) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]]]:
+    """The largest ``most`` links of at least ``floor`` tokens, and the rest summed per step into ``other``; those from
+    and to what was merged are of the rest."""
+    named = [link for link in links if link["count"] > 0 and min(link["source"], link["target"]) != OTHER]
+    nameless = [link for link in links if link["count"] > 0 and min(link["source"], link["target"]) == OTHER]
+    links, most = sorted(named, key=lambda link: -link["count"]), min(most, sum(k["count"] >= floor for k in named))
+    links += nameless
+    rest: dict[int, list[float]] = defaultdict(lambda: [0, 0.0])
+    for row in other:
+        rest[int(row["step"])][0] += int(row["num_links"])
+        rest[int(row["step"])][1] += float(row["count"])
+    for link in links[most:]:
+        rest[int(link["step"])][0] += 1
+        rest[int(link["step"])][1] += float(link["count"])
+    return links[:most], [
+        {"step": step, "num_links": num, "count": count} for step, (num, count) in sorted(rest.items()) if num
+    ]
+
+
+def _place(links: Sequence[Mapping[str, Any]], place: Mapping[tuple[int, int], float], unit: float) -> list[Link]:
+    """Stack the ribbons at both ends, centred on the circle, in the order of where they go."""
+    starts: dict[tuple[int, int], list[int]] = defaultdict(list)
+    ends: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for index, link in enumerate(links):
+        starts[int(link["step"]), int(link["source"])].append(index)
+        ends[int(link["step"]), int(link["target"])].append(index)
+    y0, y1 = [0.0] * len(links), [0.0] * len(links)
+    for places, far, near_step, far_step, ys in ((starts, "target", 0, 1, y0), (ends, "source", 1, 0, y1)):
+        for (step, module), members in places.items():
+            members.sort(key=lambda index: place.get((step + far_step, int(links[index][far])), 0.0))
+            total = sum(float(links[index]["count"]) for index in members) * unit
+            y = place.get((step + near_step, module), 0.0) - total / 2
+            for index in members:
+                width = float(links[index]["count"]) * unit
+                ys[index] = y + width / 2
+                y += width
+    return [
+        Link(
+            f"{int(k['step'])}.{int(k['source'])}>{int(k['step']) + 1}.{int(k['target'])}",
+            int(k["step"]),
+            int(k["source"]),
+            int(k["target"]),
+            float(k["count"]),
+            float(k.get("share") or 0.0),
+            y0[index],
+            y1[index],
+            float(k["count"]) * unit,
+        )
+        for index, k in enumerate(links)
+    ]

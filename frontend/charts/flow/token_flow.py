@@ -1,0 +1,199 @@
+"""The whole trajectory of every token of one sample: rows tokens, columns steps (DNA paper, figures 9L, 18, 19)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import altair as alt
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_colour, cdf_legend, cdf_scale, ink_on, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.theme import finish, rows, titled
+
+TITLE = "Which module did each token take at each step?"
+TOKEN_PICK = "token"
+MOST_ROWS = 40
+Shade = Literal["cdf", "weight", "overlap"]
+LEGENDS = {"weight": "largest weight", "overlap": "share of modules that the token before took too"}
+
+
+def visible(text: str | None) -> str:
+    """A token as a label: whitespace becomes visible, long ones are cut."""
+    if text is None:
+        return ""
+    shown = text.replace("\n", "↵").replace("\t", "⇥").replace("\r", "␍")
+    shown = "".join(letter if letter.isprintable() else "�" for letter in shown)
+    shown = shown.replace(" ", "·") if not shown.strip() else shown
+    return shown if len(shown) <= 14 else shown[:13] + "…"
+
+
+def token_label(token: Mapping[str, Any]) -> str:
+    """``12 the`` for a text, ``r3 c5`` for a patch."""
+    if token.get("row") is not None and token.get("col") is not None:
+        return f"r{token['row']} c{token['col']}"
+    return f"{token['token']} {visible(token.get('text'))}".strip()
+
+
+@redrawable
+def token_flow_chart(
+    sample: Mapping[str, Any],
+    *,
+    theme: str | Theme = "light",
+    first: int = 0,
+    most: int = MOST_ROWS,
+    chosen: int | None = None,
+    identities: Sequence[int] = (),
+    shade: Shade = "cdf",
+    title: str | None = TITLE,
+) -> alt.LayerChart:
+    """Draw tokens ``first … first+most−1`` of an answer of ``/samples/{sample}``.
+
+    Cell: the modules that the token took at the step; colour: CDF of its whole path, so a row has one colour. A cell
+    of an identity module (a skipped step) is neutral grey. Where every token has a path of its own its CDF says
+    nothing; the cell then names the first module only, and its colour is that module's ``weight``, or, in runs whose
+    weights are not known, the ``overlap``: the share of its modules that the token before took too.
+    """
+    look = theme_named(theme)
+    everyone = sample.get("tokens") or []
+    tokens = [t for t in everyone if first <= t["token"] < first + most]
+    before = {t["token"] + 1: t["ribbon"] for t in everyone}
+    one_module = shade != "cdf"
+    skips = set(identities)
+    table = []
+    for token in tokens:
+        colour = cdf_colour(token["cdf"], look)
+        for step, modules in enumerate(token["ribbon"]):
+            skipped = all(int(module) in skips for module in modules)
+            table.append(
+                {
+                    "token": token["token"],
+                    "label": token_label(token),
+                    "step": step,
+                    "cdf": token["cdf"],
+                    "mark": "skip" if skipped else str(modules[0]) if one_module else "+".join(map(str, modules)),
+                    "modules": "+".join(map(str, modules)),
+                    "weight": max(token["weights"][step], default=0.0),
+                    "overlap": overlap(modules, before.get(token["token"], token["ribbon"][:0])[step : step + 1]),
+                    "skipped": skipped,
+                    "ink": ink_on(look.identity if skipped else colour),
+                    "rank": f"{token['rank']:,}",
+                    "on": token["token"] == chosen,
+                }
+            )
+    num_steps = max((len(t["ribbon"]) for t in tokens), default=1)
+    wide = max((len(row["mark"]) for row in table), default=1)
+    order = [row["label"] for row in table if row["step"] == 0]
+    x = alt.X(
+        "step:O", axis=alt.Axis(orient="top", title="step", labelAngle=0, labelOverlap=True, domain=False, ticks=False)
+    )
+    y = alt.Y(
+        "label:N",
+        sort=order,
+        scale=alt.Scale(paddingInner=0.08),
+        axis=alt.Axis(
+            title=None, domain=False, ticks=False, labelLimit=110, labelPadding=6, labelFontSize=look.font_size
+        ),
+    )
+    pick = alt.selection_point(name=TOKEN_PICK, fields=["token"], on="click", clear=False, empty=False)
+    cells = (
+        alt.Chart(rows(table))
+        .mark_rect(cursor="pointer", strokeWidth=2)
+        .encode(
+            x=x,
+            y=y,
+            fill=_shaded(table, shade, look)
+            if one_module
+            else alt.Fill("cdf:Q", scale=cdf_scale(look), legend=cdf_legend()),
+            stroke=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(None)),
+            tooltip=[
+                alt.Tooltip("label:N", title="token"),
+                alt.Tooltip("step:O"),
+                alt.Tooltip("modules:N", title="module"),
+                alt.Tooltip("overlap:Q", title=LEGENDS["overlap"], format=".0%")
+                if shade == "overlap"
+                else alt.Tooltip("weight:Q", title=LEGENDS["weight"], format=".3f"),
+                alt.Tooltip("rank:N", title="rank of its path"),
+                alt.Tooltip("cdf:Q", title="CDF", format=".3~p"),
+            ],
+        )
+    )
+    greys = (
+        alt.Chart(rows(row for row in table if row["skipped"]))
+        .mark_rect(color=look.identity, cursor="pointer")
+        .encode(
+            x=x,
+            y=y,
+            tooltip=[
+                alt.Tooltip("label:N", title="token"),
+                alt.Tooltip("step:O"),
+                alt.Tooltip("mark:N", title="module"),
+            ],
+        )
+    )
+    words = (
+        alt.Chart(rows(table))
+        .mark_text(fontSize=look.font_size - (1 if wide > 2 else 0), font=look.font, clip=True)
+        .encode(
+            x=x, y=y, text="mark:N", color=_ink(table, shade, look) if one_module else alt.Color("ink:N", scale=None)
+        )
+    )
+    words = words.transform_filter(f"width / {num_steps} > {6.2 * wide:.0f}")
+    chart = alt.layer(cells.add_params(pick), greys, words).properties(
+        width="container", height=max(60, 21 * max(1, len(tokens)))
+    )
+    total = len(sample.get("tokens") or [])
+    subtitle = (
+        f"{numbers.plural(len(tokens), 'token')} of {numbers.count(total)}; cell: module taken, "
+        "colour: how frequent the token’s whole path is; grey: the step was skipped."
+    )
+    if one_module:
+        cell = {
+            "weight": "the module with the largest weight; darker on a light page: a larger weight",
+            "overlap": "one of its modules; darker on a light page: shares more of them with the token before",
+        }
+        told = f"{numbers.plural(len(tokens), 'token')} of {numbers.count(total)}"
+        subtitle = f"{told}; cell: {cell[shade]}."
+    return finish(titled(chart, look, title, subtitle), look)
+
+
+def overlap(modules: Sequence[int], before: Sequence[Sequence[int]]) -> float:
+    """Share of a token's modules at a step that the token before took at the same step; 0 for the first token."""
+    return len(set(modules) & set(before[0])) / len(modules) if before and modules else 0.0
+
+
+def _most(table: Sequence[Mapping[str, Any]], shade: Shade) -> float:
+    return 1.0 if shade == "overlap" else max([row["weight"] for row in table], default=1.0) or 1.0
+
+
+def _shaded(table: Sequence[Mapping[str, Any]], shade: Shade, look: Theme) -> alt.Fill:
+    top = look.module if look.name != "dark" else look.ink
+    legend = alt.Legend(
+        title=LEGENDS[shade], orient="bottom", gradientLength=180, gradientThickness=10, tickCount=3, titleLimit=400
+    )
+    scale = alt.Scale(domain=[0, _most(table, shade)], range=[look.background, top], interpolate="lab")
+    return alt.Fill(f"{shade}:Q", scale=scale, legend=legend)
+
+
+def _ink(table: Sequence[Mapping[str, Any]], shade: Shade, look: Theme) -> alt.Color:
+    strong = f"datum.{shade} > {0.5 * _most(table, shade):.6g}"
+    return alt.when(strong).then(alt.value(look.background)).otherwise(alt.value(look.ink))
+
+
+def token_rows(sample: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every token with its numbers, for a table."""
+    return [
+        {
+            "token": t["token"],
+            "what": token_label(t),
+            "rank": t["rank"],
+            "cdf": t["cdf"],
+            "path": numbers.ribbon_words(t["ribbon"]),
+            "compute": t["compute"],
+            "reuse": t["reuse"],
+            "loss": t.get("loss"),
+            "flops": t.get("flops"),
+            "region": t.get("region"),
+        }
+        for t in sample.get("tokens") or []
+    ]

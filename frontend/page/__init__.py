@@ -1,0 +1,1 @@
+"""What views share: address, selection, widgets, downloads, tables."""

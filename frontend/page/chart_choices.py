@@ -1,0 +1,75 @@
+"""What can be clicked in a chart, to choose from a list: by keyboard, by name, or where a mark is too small to hit.
+
+One button under each chart with something to click. Its list is read from the chart when it is opened, and what is
+chosen there goes where a click goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import streamlit as st
+from streamlit.errors import StreamlitDuplicateElementKey
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.choices import choices_of
+from tokenpaths.frontend.charts.drawing.redraw import call_of
+
+MENU = "choose"
+"""how the keys of the buttons begin"""
+MOST_ON_A_PAGE = 40
+HELP = "Everything that a click in this picture chooses, as a list to search. No mouse is needed."
+
+
+def menu(drawing: Any, pick: Sequence[str], on_pick: Callable[[str, Any], None]) -> None:
+    """The button of ``drawing`` and its list; ``on_pick(name, value)`` hears of what is chosen, as of a click."""
+    call = call_of(drawing)
+    # A name that stays when something is chosen, so that the focus comes back to the button.
+    kind = f"{MENU}_{'' if call is None else call.name}_{'_'.join(pick)}"
+    for number in range(MOST_ON_A_PAGE):
+        try:
+            box = st.container(key=f"{kind}_{number}", width="content")
+        except StreamlitDuplicateElementKey:
+            continue
+        with box:
+            _menu(drawing, f"{kind}_{number}", pick, on_pick)
+        return
+
+
+@st.fragment
+def _menu(drawing: Any, key: str, pick: Sequence[str], on_pick: Callable[[str, Any], None]) -> None:
+    """Opening it draws nothing else of the page."""
+    panel, one, done = f"{key}_panel", f"{key}_one", f"{key}_done"
+    if st.session_state.pop(done, False):
+        st.rerun()  # the page, not this list alone
+    opened = st.popover(
+        "Choose from a list",
+        key=panel,
+        icon=":material/list:",
+        type="tertiary",
+        on_change="rerun",
+        width="content",
+        help=HELP,
+    )
+    if not opened.open:
+        return
+
+    def chosen() -> None:
+        if (choice := st.session_state[one]) is not None:
+            st.session_state[one] = None  # the same one may be chosen again, to let go of it
+            st.session_state[panel] = False
+            st.session_state[done] = True
+            on_pick(choice.name, choice.value)
+
+    found = choices_of(drawing, pick)
+    with opened:
+        st.selectbox(
+            f"{numbers.count(len(found))} to choose from",
+            found,
+            index=None,
+            key=one,
+            on_change=chosen,
+            format_func=lambda choice: choice.words,
+            placeholder="Type to search, Enter to choose",
+            width=420,
+        )

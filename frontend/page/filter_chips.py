@@ -1,0 +1,112 @@
+"""The row of chips on top: what is selected now, and with × let go of again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import streamlit as st
+from tokenpaths.frontend.page import address
+from tokenpaths.frontend.page.selection import KINDS, Selection
+
+USES = {
+    "runs": ("q",),
+    "try": ("run", "sample", "token", "paths", "through"),
+    "flow": ("run", "label", "other", "steps", "through", "paths"),
+    "paths": ("run", "label", "find", "kind", "ranks", "compute", "reuse", "through", "paths"),
+    "sample": ("run", "label", "q", "through", "paths", "sample", "token"),
+    "compute": ("run", "label"),
+    "modules": ("run", "label", "module", "through"),
+    "compare": ("run", "against", "label"),
+    "map": ("run", "label", "sample", "job"),
+    "family": ("run", "label", "other", "sample"),
+    "dream": ("run", "label", "q", "sample", "token", "job"),
+    "detour": ("run", "label", "sample", "token", "through", "job"),
+    "jobs": ("job",),
+}
+"""view → the fields that change what it shows"""
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One selected thing: its field, its words, and the changes that let it go."""
+
+    field: str
+    words: str
+    without: Mapping[str, Any]
+    applies: bool
+
+
+def chips(selection: Selection) -> list[Chip]:
+    """The chips of a selection, in the order of the words of the design."""
+    uses = USES[selection.view]
+    found = []
+
+    def add(field: str, words: str, **without: Any) -> None:
+        found.append(Chip(field, words, without, field in uses))
+
+    if selection.run:
+        add("run", f"run: {selection.run}", run=None)
+    if selection.against:
+        add("against", f"beside: {selection.against}", against=None)
+    if selection.label is not None:
+        add("label", f"label: {selection.label}", label=None)
+    if selection.other is not None:
+        add("other", "beside all labels" if selection.other == "*" else f"beside: {selection.other}", other=None)
+    if selection.q is not None:
+        add("q", f"contains “{selection.q}”", q=None)
+    if selection.find is not None:
+        add("find", f"tokens like “{selection.find}”", find=None)
+    if selection.kind is not None:
+        add("kind", KINDS[selection.kind], kind=None)
+    if selection.ranks is not None:
+        add("ranks", f"ranks {selection.ranks[0]:,}–{selection.ranks[1]:,}", ranks=None)
+    for name in ("compute", "reuse"):
+        if (bounds := getattr(selection, name)) is not None:
+            add(name, f"{name} {bounds[0]:g}–{bounds[1]:g}", **{name: None})
+    if selection.steps:
+        add("steps", f"steps {selection.steps[0]}–{selection.steps[1] - 1}", steps=None)
+    if selection.module is not None:
+        step, module = selection.module.split(".")
+        add("module", f"module {module} at step {step}", module=None)
+    for node in selection.through:
+        step, module = node.split(".")
+        add(
+            "through",
+            f"passes module {module} at step {step}",
+            through=tuple(n for n in selection.through if n != node),
+        )
+    for rank in selection.paths:
+        add("paths", f"path of rank {rank:,}", paths=tuple(r for r in selection.paths if r != rank))
+    if selection.sample is not None:
+        add("sample", f"sample {selection.sample:,}", sample=None)
+    if selection.token is not None:
+        add("token", f"token {selection.token:,}", token=None)
+    if selection.job is not None:
+        add("job", f"job: {selection.job}", job=None)
+    return found
+
+
+def chips_row(selection: Selection) -> None:
+    """Draw them; a click on one lets it go."""
+    found = chips(selection)
+    if not found or selection.view == "runs" and len(found) == 1:
+        return
+    with st.container(horizontal=True, gap="small", key="chips"):
+        for index, chip in enumerate(found):
+            words = chip.words if len(chip.words) <= 44 else chip.words[:43] + "…"
+            st.button(
+                f"{_escape(words)}{'' if chip.applies else ' · not used here'} ×",
+                key=f"chip_{index}_{chip.field}",
+                type="secondary" if chip.applies else "tertiary",
+                help="Click to let go of this."
+                if chip.applies
+                else "This view does not depend on it. Click to let go of it.",
+                on_click=address.go_changed,
+                kwargs=dict(chip.without),
+            )
+
+
+def _escape(text: str) -> str:
+    return "".join("\\" + letter if letter in "\\`*_[]$:<>" else letter for letter in text)

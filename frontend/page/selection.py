@@ -1,0 +1,317 @@
+"""What a visitor has chosen, as a value: read from an address, written to one. Pure; ``address.py`` binds it.
+
+Every field that is not at its default stands in the address under its own name, so a link reproduces the page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+VIEWS = {
+    "runs": "Start",
+    "flow": "Flow",
+    "paths": "Paths",
+    "sample": "Sample",
+    "compute": "Compute & reuse",
+    "modules": "Modules",
+    "compare": "Compare",
+    "map": "Map",
+    "family": "Family",
+    "dream": "Dream",
+    "detour": "Detour",
+    "try": "Try it",
+    "jobs": "Jobs",
+}
+MEASURES = ("compute", "reuse", "loss", "gate_entropy")
+ORDERS = ("rank", "compute", "reuse")
+WORD_KINDS = {
+    "punctuation": "punctuation",
+    "sentence_end": "ends of sentences",
+    "number": "numbers",
+    "capitalised": "capitalised words",
+    "function_word": "function words (English)",
+    "ends_in_s": "words that end in -s (most plurals)",
+    "whitespace": "blanks and line breaks",
+}
+PATCH_KINDS = {
+    "edge": "busy patches (the tenth with the highest contrast)",
+    "flat": "flat patches (the tenth with the lowest contrast)",
+    "border": "patches at the border",
+    "centre": "patches in the middle",
+}
+KINDS = {**WORD_KINDS, **PATCH_KINDS}
+"""kinds of words and patches as the API names them → in words"""
+MOST_WRITTEN = {"label": 500, "other": 500, "q": 200, "find": 200}
+"""characters of words in the address"""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_NODE = re.compile(r"\d{1,4}\.\d{1,6}")
+_CHANGE = re.compile(r"[a-z_]{1,40}:[A-Za-z0-9_.+-]{1,200}")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """One state of the page. Defaults are what a bare address means."""
+
+    view: str = "runs"
+    run: str | None = None
+    label: str | None = None
+    steps: tuple[int, int] | None = None
+    """half-open like the API: (0, 5) is the steps 0 to 4"""
+    through: tuple[str, ...] = ()
+    """``step.module`` that tokens must pass, all of them"""
+    paths: tuple[int, ...] = ()
+    """chosen path ranks"""
+    sample: int | None = None
+    token: int | None = None
+    tint: int | None = None
+    """Sample: tint by the module of this step; None: by path CDF"""
+    opacity: int = 65
+    """Sample: of the tint, per cent"""
+    hide: float | None = None
+    """Flow: links below this share of tokens are not drawn, per cent; None: by itself, where there are too many"""
+    order: str = "rank"
+    """Paths: order of the table"""
+    measure: str = "compute"
+    per: str = "sample"
+    bin: int | None = None
+    """Compute & reuse: the chosen bar"""
+    first: int = 0
+    """Sample: first row of the token flow"""
+    seed: int = 0
+    """Paths: which examples are drawn"""
+    q: str | None = None
+    """Sample: text to look for"""
+    find: str | None = None
+    """Paths: a word or pattern; which paths do its tokens take?"""
+    kind: str | None = None
+    """Paths: tokens of this kind of word or patch"""
+    reading: str = "word"
+    """Paths: ``find`` and ``kind`` are told from whole words, or from a token's own characters"""
+    ranks: tuple[int, int] | None = None
+    """Paths: tokens on paths of these ranks, both ends included"""
+    compute: tuple[float, float] | None = None
+    """Paths: tokens with a compute between both"""
+    reuse: tuple[float, float] | None = None
+    model: str | None = None
+    """Try it: the chosen model"""
+    light: int | None = None
+    """Family, RayTracing: the threshold step that is shown; None: where the sample's output fired"""
+    layer: int | None = None
+    """Family: the layer that is looked at"""
+    other: str | None = None
+    """Family: a second label beside ``label``"""
+    against: str | None = None
+    """Compare: the second run"""
+    gate: str | None = None
+    """Family, Directional: ``layer.head.direction`` whose words are shown"""
+    merge: float | None = None
+    """Flow and Family: modules below this share of tokens are merged into “other”, per cent; None: by itself, where
+    there are too many to draw"""
+    module: str | None = None
+    """Modules: ``step.module`` whose page is open"""
+    words: str = "input"
+    """Family, experts: whether an expert's words are input, next or predicted tokens"""
+    controls: tuple[str, ...] = ()
+    """Family and Detour: ``name:value`` of what is changed when the sample is run again"""
+    dream: tuple[str, ...] = ()
+    """Dream: ``name:value`` of what is wished (``views.dream_wishes``)"""
+    job: str | None = None
+    """Jobs, and every view that starts one: the long job that is looked at"""
+
+    def change(self, **changes: Any) -> Selection:
+        """A copy with other values. What only made sense before the change is dropped: another run forgets
+        label, filters, sample; another sample forgets the token; another measure forgets the bar; another view forgets
+        the job."""
+        if "run" in changes and changes["run"] != self.run:
+            kept = {"view": self.view, "opacity": self.opacity, "model": self.model}
+            kept["against"] = self.against if self.against != changes["run"] else None
+            return replace(Selection(**kept), **changes)
+        if "view" in changes and changes["view"] != self.view:
+            changes = {"job": None, **changes}  # a job belongs to the view that started it
+        if "sample" in changes and changes["sample"] != self.sample:
+            changes = {"token": None, "first": 0, **changes}
+        if any(name in changes and changes[name] != getattr(self, name) for name in ("measure", "per", "label")):
+            changes = {"bin": None, **changes}
+        return replace(self, **changes)
+
+    def toggle_through(self, *nodes: str) -> Selection:
+        """Add circles to the filter; all of them already there: take them out."""
+        if set(nodes) <= set(self.through):
+            left = tuple(node for node in self.through if node not in nodes)
+        else:
+            left = tuple(sorted({*self.through, *nodes}, key=_node_key))
+        return self.change(through=left)
+
+    def toggle_path(self, rank: int) -> Selection:
+        """Choose a path, or let it go."""
+        left = tuple(one for one in self.paths if one != rank) if rank in self.paths else (*self.paths, rank)
+        return self.change(paths=left, seed=0)
+
+
+def to_query(selection: Selection) -> dict[str, str]:
+    """The address of a selection; defaults are left out."""
+    query = {}
+    for one in fields(Selection):
+        value = getattr(selection, one.name)
+        if value == one.default or value is None:
+            continue
+        if one.name in ("steps", "ranks", "compute", "reuse"):
+            value = f"{value[0]:g}:{value[1]:g}" if isinstance(value[0], float) else f"{value[0]}:{value[1]}"
+        elif isinstance(value, tuple):
+            value = ",".join(map(str, value))
+        elif isinstance(value, float):
+            value = f"{value:g}"
+        query[one.name] = str(value)
+    return query
+
+
+def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
+    """The selection of an address, and one sentence for each part that it cannot mean, or that is cut."""
+    found: dict[str, Any] = {}
+    problems = []
+    for name, text in query.items():
+        if name not in _READERS:
+            if not name.startswith("embed"):  # Streamlit's own
+                problems.append(f"The address says {name[:40]}={text[:40]!r}, which no view asks for; it was left out.")
+            continue
+        length, most = len(text.strip()), MOST_WRITTEN.get(name)
+        if most is not None and length > most:
+            problems.append(f"The address’s {name} is of {length:,} characters; the first {most} were taken.")
+        try:
+            found[name] = _READERS[name](text)
+        except (ValueError, OverflowError):
+            problems.append(f"The address says {name}={text[:40]!r}, which is not understood; it was left out.")
+    return Selection(**found), problems
+
+
+def _node_key(node: str) -> tuple[int, int]:
+    step, module = node.split(".")
+    return int(step), int(module)
+
+
+def _one_of(*allowed: str) -> Any:
+    def read(text: str) -> str:
+        if text not in allowed:
+            raise ValueError
+        return text
+
+    return read
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError
+    return text
+
+
+def _natural(text: str) -> int:
+    if not re.fullmatch(r"\d{1,15}", text):
+        raise ValueError
+    return int(text)
+
+
+def _between(low: float, high: float, kind: Any = float) -> Any:
+    def read(text: str) -> Any:
+        value = kind(text)
+        if not low <= value <= high:
+            raise ValueError
+        return value
+
+    return read
+
+
+def _steps(text: str) -> tuple[int, int]:
+    first, last = (_natural(part) for part in text.split(":"))
+    if first >= last:
+        raise ValueError
+    return first, last
+
+
+def _rank_range(text: str) -> tuple[int, int]:
+    first, last = (_natural(part) for part in text.split(":"))
+    if not 1 <= first <= last:
+        raise ValueError
+    return first, last
+
+
+def _bounds(text: str) -> tuple[float, float]:
+    low, high = (float(part) if re.fullmatch(r"[0-9.]{1,12}", part) else -1.0 for part in text.split(":"))
+    if not 0 <= low <= high <= 1:
+        raise ValueError
+    return low, high
+
+
+def _nodes(text: str) -> tuple[str, ...]:
+    parts = text.split(",")
+    if len(parts) > 32 or not all(_NODE.fullmatch(part) for part in parts):
+        raise ValueError
+    return tuple(dict.fromkeys(parts))
+
+
+def _node(text: str) -> str:
+    if not _NODE.fullmatch(text):
+        raise ValueError
+    return text
+
+
+def _gate(text: str) -> str:
+    if not re.fullmatch(r"\d{1,4}\.\d{1,4}\.\d{1,4}", text):
+        raise ValueError
+    return text
+
+
+def _changes(text: str) -> tuple[str, ...]:
+    parts = text.split(",")
+    if len(parts) > 16 or not all(_CHANGE.fullmatch(part) for part in parts):
+        raise ValueError
+    return tuple(dict.fromkeys(parts))
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    ranks = tuple(dict.fromkeys(_natural(part) for part in text.split(",")))
+    if len(ranks) > 32 or 0 in ranks:
+        raise ValueError
+    return ranks
+
+
+_READERS = {
+    "view": _one_of(*VIEWS),
+    "run": _name,
+    "label": lambda text: text[: MOST_WRITTEN["label"]] or None,
+    "steps": _steps,
+    "through": _nodes,
+    "paths": _ranks,
+    "sample": _natural,
+    "token": _natural,
+    "tint": _natural,
+    "opacity": _between(0, 100, int),
+    "hide": _between(0, 100),
+    "order": _one_of(*ORDERS),
+    "measure": _one_of(*MEASURES),
+    "per": _one_of("sample", "token"),
+    "bin": _natural,
+    "first": _natural,
+    "seed": _natural,
+    "q": lambda text: text[: MOST_WRITTEN["q"]] or None,
+    "find": lambda text: text.strip()[: MOST_WRITTEN["find"]].strip() or None,
+    "kind": _one_of(*KINDS),
+    "reading": _one_of("word", "token"),
+    "ranks": _rank_range,
+    "compute": _bounds,
+    "reuse": _bounds,
+    "model": _name,
+    "light": _natural,
+    "layer": _natural,
+    "other": lambda text: text[: MOST_WRITTEN["other"]] or None,
+    "against": _name,
+    "gate": _gate,
+    "merge": _between(0, 100),
+    "module": _node,
+    "words": _one_of("input", "next", "predicted"),
+    "controls": _changes,
+    "dream": _changes,
+    "job": _name,
+}

@@ -1,0 +1,206 @@
+"""What views share on the page: headings with help, tables behind charts, sentences for errors and emptiness."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import altair as alt
+import streamlit as st
+from streamlit.errors import StreamlitDuplicateElementKey
+from tokenpaths.frontend.api.client import ApiError, Client
+from tokenpaths.frontend.charts.drawing.palette import DARK, LIGHT, Theme
+from tokenpaths.frontend.charts.drawing.running_text import tamed
+from tokenpaths.frontend.formulas import COLUMNS, HELP
+from tokenpaths.frontend.page import chart_choices, downloads
+
+__all__ = ["HELP"]
+
+log = logging.getLogger("tokenpaths.page")
+
+STYLE = """<style>
+.block-container { padding: 1.1rem 2rem 4rem !important; max-width: 1500px; }
+header[data-testid="stHeader"], header[data-testid="stHeader"] * { pointer-events: none; }
+header[data-testid="stHeader"] { background: transparent; height: 2.2rem; }
+header[data-testid="stHeader"] button, header[data-testid="stHeader"] button * { pointer-events: auto; }
+h1 { font-size: 1.6rem !important; padding: .35rem 0 0 !important; }
+h2 { font-size: 1.2rem !important; padding: .5rem 0 0 !important; }
+h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
+.tp-brand { font-weight: 700; font-size: 1.12rem; letter-spacing: .01em; white-space: nowrap; }
+.st-key-chips button, .st-key-views button { min-height: 1.9rem; }
+.st-key-chips button { border-radius: 999px; padding: 0 .7rem; }
+.st-key-views [role="radiogroup"] { flex-wrap: wrap !important; row-gap: 2px; }
+.st-key-cards [data-testid="stColumn"] > div > [data-testid="stLayoutWrapper"] > div {
+  padding: .35rem .8rem !important; gap: .1rem !important; }
+.st-key-cards button { min-height: 1.6rem; padding-block: 0; }
+[class*="st-key-open_"] button { height: auto; text-align: left; }
+[class*="st-key-open_"] button * { white-space: normal !important; text-overflow: clip !important; }
+[data-testid="stElementToolbarButton"]:has([aria-label^="Download as PNG"]) { display: none; }
+[class*="st-key-save_"], [class*="st-key-under_"] { margin-top: -1.15rem; z-index: 1; }
+[class*="st-key-under_"] [class*="st-key-save_"] { margin-top: 0; }
+[class*="st-key-save_"] button, [class*="st-key-under_"] button { min-height: 1.4rem; padding: 0 .25rem; }
+[class*="st-key-save_"] button p, [class*="st-key-under_"] button p { font-size: .78rem; }
+.st-key-keys { position: absolute; left: 0; width: 0 !important; }
+.st-key-controls > div { min-width: 150px; flex: 1 1 160px; }
+.st-key-controls > div:has([data-testid="stPopover"]) { order: 9; flex: 0 0 auto; min-width: 0; }
+.st-key-controls > div:has(.st-key-sample_picker) { min-width: min(100%, 330px) !important; }
+[data-testid="stElementToolbar"]:focus-within { opacity: 1 !important; visibility: visible !important; z-index: 3; }
+:is(button, a, summary, canvas, [tabindex]:not(input, textarea)):focus-visible {
+  outline: 2px solid var(--st-primary-color, #c2410c) !important; outline-offset: 1px; }
+[data-testid="stMain"]:focus-visible { outline-offset: -2px; }
+@media (max-width: 640px) {
+  [data-testid="stHorizontalBlock"]:not(.st-key-views):not(.st-key-chips) { row-gap: 1rem !important; }
+  .st-key-views { row-gap: .3rem !important; }
+  .block-container { padding: .9rem .8rem 3rem !important; }
+  h1 { font-size: 1.3rem !important; }
+  .st-key-keys_help { display: none; }
+}
+@media (prefers-reduced-motion: reduce) { * { animation: none !important; transition: none !important; } }
+</style>"""
+
+
+def theme() -> Theme:
+    """The theme of the browser's page."""
+    return DARK if (st.context.theme.type or "light") == "dark" else LIGHT
+
+
+@st.cache_resource(show_spinner=False)
+def client() -> Client:
+    """One client for the whole page server."""
+    return Client()
+
+
+def controls() -> Any:
+    """A row for pickers; on a narrow page it becomes two columns, then one."""
+    return st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="controls")
+
+
+def heading(question: str, words: str, help_key: str | None = None) -> None:
+    """The view's question, and what is drawn."""
+    st.header(question, anchor=False, help=HELP.get(help_key or ""))
+    if words:
+        st.caption(words)
+
+
+def chart(drawing: alt.TopLevelMixin, *, key: str | None = None, on_pick: Any = None, pick: Sequence[str] = ()) -> None:
+    """Show a chart and its menus; ``on_pick(name, value)`` hears of clicks on the selections of ``pick``, and of
+    what is chosen from the list of them (``choose``)."""
+    if on_pick is None:
+        st.altair_chart(drawing, theme=None, width="stretch")
+        downloads.menu(drawing)
+        return
+
+    def picked() -> None:
+        for name, values in (st.session_state[key].get("selection") or {}).items():
+            for value in values if isinstance(values, list) else []:
+                if name in pick and name in value:
+                    on_pick(name, value[name])
+                    return
+                if name in pick and {"step", "module"} <= value.keys():
+                    on_pick(name, f"{value['step']}.{value['module']}")
+                    return
+
+    st.altair_chart(drawing, theme=None, width="stretch", key=key, on_select=picked, selection_mode=list(pick))
+    with st.container(horizontal=True, gap="small", key=f"under_{key}"):
+        chart_choices.menu(drawing, pick, on_pick)
+        downloads.menu(drawing)
+
+
+MOST_TABLES = 100
+
+
+def numbers_behind(rows: Sequence[dict[str, Any]], what: str, **columns: Any) -> None:
+    """The table behind a chart: for screen readers, and for anyone who wants the numbers.
+
+    It is sent when it is opened. A closed one would cost the first picture what an open one costs: the browser loads
+    and runs the scripts of tables (1.4 MB) before the chart, and 16,000 rows keep it busy for seconds.
+    """
+    for number in range(MOST_TABLES):  # two charts of a page may have tables of one name
+        try:
+            box = st.container(key=f"numbers_{what}_{number}")
+        except StreamlitDuplicateElementKey:
+            continue
+        with box:
+            _numbers(rows, what, columns, f"opened_{what}_{number}")
+        return
+
+
+@st.fragment
+def _numbers(rows: Sequence[dict[str, Any]], what: str, columns: Mapping[str, Any], key: str) -> None:
+    """Opening it draws its own rows and nothing else of the page."""
+    table = st.expander(f"The numbers behind this: {what}", on_change="rerun", key=key)
+    if not table.open:
+        return
+    with table:
+        if rows:
+            st.dataframe(list(rows), hide_index=True, width="stretch", column_config=_explained(rows[0], columns))
+        else:
+            st.write("Nothing to list.")
+
+
+def _explained(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a table's columns, each metric with its formula as help."""
+    told = {name: dict(st.column_config.Column(help=COLUMNS[name])) for name in row if name in COLUMNS}
+    return told | {
+        name: {**told.get(name, {}), **{k: v for k, v in dict(given).items() if v is not None}}
+        for name, given in columns.items()
+    }
+
+
+def empty(sentence: str, todo: str = "") -> None:
+    """An empty view says why, and what to do."""
+    st.info(f"{sentence} {todo}".strip(), icon=":material/info:")
+
+
+def sentence(error: ApiError) -> None:
+    """An error as two sentences, and the id by which the API's log has it."""
+    st.error(f"{plain(ended(error.sentence))} {error.todo}".strip() + _request(error), icon=":material/error:")
+
+
+def told(error: ApiError) -> str:
+    """The sentence of an error inside Markdown, with its id in the API's log."""
+    return plain(ended(error.sentence)) + _request(error)
+
+
+def _request(error: ApiError) -> str:
+    unsaid = error.request and error.request not in error.sentence
+    return f" :small[:gray[Request {error.request}]]" if unsaid else ""
+
+
+@contextmanager
+def guarded(what: str) -> Iterator[None]:
+    """Whatever goes wrong inside is told as a sentence; the rest of the page goes on."""
+    try:
+        yield
+    except ApiError as error:
+        sentence(error)
+        st.button("Try again", key=f"again_{what}", icon=":material/refresh:")
+    except Exception:
+        log.exception("drawing %s failed", what)
+        st.error(
+            f"This page failed while drawing {what}. That is a fault of the page, not of your data; "
+            "its log says more. The other views go on working.",
+            icon=":material/error:",
+        )
+        st.button("Try again", key=f"again_{what}", icon=":material/refresh:")
+
+
+def plain(text: str) -> str:
+    """Text from elsewhere inside Markdown: its special characters are shown as they are, `code` stays code."""
+    parts = tamed(text).replace("\n", " ").split("`")
+    # An odd backtick, or two in a row: Markdown pairs runs of equal length, so what we took for code might be none.
+    if len(parts) % 2 == 0 or "``" in text:
+        parts = ["‵".join(parts)]
+    return "`".join(part if place % 2 else _escaped(part) for place, part in enumerate(parts))
+
+
+def _escaped(text: str) -> str:
+    return "".join("\\" + letter if letter in "\\*_{}[]()<>#+-.!|~$:&" else letter for letter in text)
+
+
+def ended(text: str) -> str:
+    """A sentence with its full stop."""
+    text = text.strip()
+    return text if not text or text[-1] in ".!?…" else text + "."

@@ -1,0 +1,1 @@
+"""The page server: Streamlit behind host check, login and cached static files."""

@@ -1,0 +1,189 @@
+"""The page's scripts from memory, and the list of those that a view needs in the page itself.
+
+A first visit asks for about 140 files. Streamlit reads each through its whole stack, and the browser learns of most of
+them late: of the widgets when the first one is to be drawn, of the charts' library when the first chart is there.
+Here they are answered before that stack, and the page's head names the view's own scripts (``modulepreload``), so
+that they come while the browser is still busy with the first ones. What a view needs is read from the files
+themselves: a table gives the elements of each view, and each file says which others it imports. A Streamlit whose files
+have other names only loses the hints.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import mimetypes
+import re
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+YEAR = "public, immutable, max-age=31536000"
+"""names of scripts contain a hash of what is in them"""
+ASK = "no-cache"
+LEAST_GZIP = 1000
+WIDGETS = ("Html", "ButtonGroup", "Button")
+CHART = ("ArrowVegaLiteChart", "embed")
+TABLE = ("DataFrame",)
+OWN = ("BidiComponent",)
+"""elements that this project draws itself: walls of pictures, tokens to click"""
+ELEMENTS: Mapping[str, tuple[str, ...]] = {
+    "runs": CHART,
+    "flow": ("Selectbox", *CHART, "Slider"),
+    "paths": ("Selectbox", *CHART, *TABLE, *OWN, "TextInput"),
+    "sample": ("Selectbox", *CHART, *OWN, "Slider", "TextInput"),
+    "compute": ("Selectbox", *CHART, *OWN),
+    "modules": ("Selectbox", *CHART),
+    "compare": ("Selectbox", *CHART),
+    "map": ("Selectbox", *CHART),
+    "family": ("Selectbox", *CHART),
+    "dream": ("Selectbox", "Slider", "NumberInput"),
+    "detour": ("Selectbox",),
+    "try": ("Selectbox", *CHART, *OWN, "Slider"),
+    "jobs": ("Selectbox", "NumberInput"),
+}
+"""view → the elements of its first picture, by the names of Streamlit's scripts; a test compares them with what the
+browser asks for"""
+IMPORTED = re.compile(r'(?:from|import)\s*"\./([\w.\-]+\.js)"')
+FIRST = re.compile(r"static/js/([\w.\-]+\.js)")
+
+
+@dataclass
+class Files:
+    """Streamlit's own files by their address, read once."""
+
+    folder: Path
+    _kept: dict[tuple[str, bool], bytes] = field(default_factory=dict)
+    _pages: dict[str, bytes] = field(default_factory=dict)
+    _imported: dict[str, list[str]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.known = {
+            "/" + file.relative_to(self.folder).as_posix(): file
+            for file in self.folder.glob("static/**/*")
+            if file.is_file()
+        }
+
+    def body(self, address: str, *, small: bool) -> bytes | None:
+        """What is at an address, compressed if ``small``; None: not one of these files."""
+        if address not in self.known:
+            return None
+        if (address, small) not in self._kept:
+            plain = self.known[address].read_bytes()
+            self._kept[address, small] = gzip.compress(plain, 6, mtime=0) if small else plain
+        return self._kept[address, small]
+
+    def page(self, view: str) -> bytes | None:
+        """The page with the scripts of ``view`` named in its head; None: there is none to serve."""
+        view = view if view in ELEMENTS else ""
+        with self._lock:
+            if view not in self._pages:
+                try:
+                    text = (self.folder / "index.html").read_text(encoding="utf-8")
+                    text = with_hints(text, self.needed((*WIDGETS, *ELEMENTS.get(view, ())), FIRST.findall(text)))
+                except (OSError, UnicodeDecodeError):
+                    return None
+                self._pages[view] = text.encode()
+            return self._pages[view]
+
+    def needed(self, elements: Iterable[str], already: Iterable[str] = ()) -> list[str]:
+        """Scripts of ``elements`` and all that they import, without those that are there ``already``."""
+        scripts = {Path(address).name: address for address in self.known if address.endswith(".js")}
+        by_element: dict[str, list[str]] = {}
+        for name in scripts:
+            by_element.setdefault(name.split(".")[0], []).append(name)
+        found, seen = [], set(already)
+        waiting = [name for element in elements for name in by_element.get(element, [])]
+        while waiting:
+            name = waiting.pop(0)
+            if name in seen or name not in scripts:
+                continue
+            seen.add(name)
+            found.append(name)
+            if name not in self._imported:
+                text = (self.body(scripts[name], small=False) or b"").decode("utf-8", "replace")
+                self._imported[name] = IMPORTED.findall(text)
+            waiting += self._imported[name]
+        return found
+
+    def load(self) -> None:
+        """Read what the pages of all views name, before anybody asks."""
+        for view in ELEMENTS:
+            self.page(view)
+
+
+def with_hints(page: str, scripts: Iterable[str]) -> str:
+    """``page`` with a ``modulepreload`` for each script at the end of its head."""
+    links = "".join(f'    <link rel="modulepreload" crossorigin href="./static/js/{name}">\n' for name in scripts)
+    return page.replace("</head>", f"{links}  </head>", 1)
+
+
+class CachedFiles:
+    """ASGI middleware: answers GET and HEAD for the page and its files from memory, and hands on all else.
+
+    Bodies are compressed for browsers on other machines; on this one that would cost more than it saves.
+    """
+
+    def __init__(self, app: ASGIApp, files: Files) -> None:
+        self.app, self.files = app, files
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD") or scope.get("root_path"):
+            await self.app(scope, receive, send)
+            return
+        given, address = Headers(scope=scope), scope["path"]
+        small = "gzip" in given.get("accept-encoding", "") and not _is_here(scope)
+        if address == "/":
+            view = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("view", ["runs"])[0]
+            body, kind, keep = self.files.page(view), "text/html; charset=utf-8", ASK
+            small = False
+        else:
+            kind = _kind(address)
+            small = small and kind.startswith(("text/", "application/")) and self._is_long(address)
+            body, keep = (None if "range" in given else self.files.body(address, small=small)), YEAR
+        if body is None:
+            await self.app(scope, receive, send)
+            return
+        tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"' if keep == ASK else ""
+        headers = {"content-type": kind, "cache-control": keep, "x-content-type-options": "nosniff"}
+        if tag:
+            headers["etag"] = tag
+        else:
+            headers["vary"] = "accept-encoding"
+        if small:
+            headers["content-encoding"] = "gzip"
+        fresh = bool(tag) and tag in given.get("if-none-match", "")
+        if not fresh:
+            headers["content-length"] = str(len(body))
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 304 if fresh else 200,
+                "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+            }
+        )
+        await send({"type": "http.response.body", "body": b"" if fresh or scope["method"] == "HEAD" else body})
+
+    def _is_long(self, address: str) -> bool:
+        return len(self.files.body(address, small=False) or b"") >= LEAST_GZIP
+
+
+def _kind(address: str) -> str:
+    if address.endswith(".js"):  # what the system's table says differs between machines
+        return "text/javascript; charset=utf-8"
+    return mimetypes.guess_type(address)[0] or "application/octet-stream"
+
+
+def _is_here(scope: Scope) -> bool:
+    """Whether the browser is on this machine."""
+    try:
+        return ip_address((scope.get("client") or ("",))[0]).is_loopback
+    except ValueError:
+        return False

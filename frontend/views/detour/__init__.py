@@ -1,0 +1,1 @@
+"""The detour view."""

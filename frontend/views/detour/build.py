@@ -1,0 +1,244 @@
+"""The edits of a detour: those in force, one click for what was clicked, and every edit by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.running_text import tamed
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.detour.edits import EVERY, KINDS, WHAT, Link, added, link_of, on_link, said
+from tokenpaths.frontend.views.detour.sweep import of_huggingface
+
+CHOOSES_BY_TOKEN = ("dna",)
+"""families whose routers decide for each token by itself, so that some tokens can be forced and others not"""
+
+
+def name_of(run: Mapping[str, Any], step: int | None, module: int) -> str:
+    """A module as people call it; ids repeat where each step has its own."""
+    found = [m for m in run["modules"] if m["module"] == module and m["step"] in (None, step)]
+    return f"module {module}" + (f" ({found[0]['name']})" if found and found[0]["step"] is not None else "")
+
+
+def modules_at(run: Mapping[str, Any], step: int | None) -> list[int]:
+    """What a router can choose at a step (None: at any)."""
+    return sorted(
+        {
+            m["module"]
+            for m in run["modules"]
+            if (step is None or m["step"] in (None, step)) and not (m["step"] is not None and m["kind"] == "identity")
+        }
+    )
+
+
+def chosen_edits(run: Mapping[str, Any], selection: Selection) -> None:
+    """The edits in force, each with ×."""
+    own = [text for text in selection.controls if text.partition(":")[0] in KINDS]
+    if not own:
+        return
+    with st.container(horizontal=True, gap="small", key="edits"):
+        for place, text in enumerate(own):
+            left = tuple(one for one in selection.controls if one != text)
+            st.button(
+                f"{widgets.plain(words_of(run, text))} ×",
+                key=f"edit_{place}",
+                type="primary",
+                help="Click to take this edit back.",
+                on_click=address.go_changed,
+                kwargs={"controls": left},
+            )
+
+
+def words_of(run: Mapping[str, Any], text: str) -> str:
+    try:
+        return said(text, lambda step, module: name_of(run, step, module))
+    except (ValueError, KeyError):
+        return text
+
+
+def builder(
+    run: Mapping[str, Any],
+    model: Mapping[str, Any],
+    kinds: Sequence[str],
+    selection: Selection,
+    sample: Mapping[str, Any],
+) -> None:
+    """What shall be different: quick buttons for what is clicked, and every edit by hand."""
+    node, link = selection.through[-1] if selection.through else None, link_of(selection.through)
+    if link is not None:
+        _quick_link(run, kinds, selection, sample, link)
+    elif node is not None:
+        _quick(run, kinds, selection, node)
+    with st.expander("Choose an edit by hand", expanded=node is None and not selection.controls, key="edit_by_hand"):
+        kind = st.segmented_control(
+            "What",
+            list(kinds),
+            default=kinds[0],
+            format_func=lambda one: KINDS.get(one, one),
+            key="edit_kind",
+            required=True,
+        )
+        st.caption(WHAT.get(kind or "", ""))
+        steps = [EVERY, *range(int(run["num_steps"]))]
+        with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="edit_fields"):
+            text = _fields(run, kind or kinds[0], steps, selection, sample)
+            st.button(
+                "Do it",
+                key="edit_add",
+                type="primary",
+                icon=":material/alt_route:",
+                disabled=text is None,
+                on_click=lambda: address.go_changed(controls=added(address.current().controls, text or "")),
+            )
+        missing = (model.get("controls") or {}).get("no_edits") or {}
+        for name, why in missing.items():
+            st.caption(widgets.plain(f"Not here: {KINDS.get(name, name).lower()}, because {why}."))
+
+
+def _fields(
+    run: Mapping[str, Any], kind: str, steps: Sequence[Any], selection: Selection, sample: Mapping[str, Any]
+) -> str | None:
+    """The fields that an edit needs; its words for the address, None while one is missing."""
+
+    def step_picker(options: Sequence[Any], words: str = "every step") -> Any:
+        return st.selectbox(
+            "Step", options, format_func=lambda s: words if isinstance(s, str) else f"step {s}", key=f"edit_step_{kind}"
+        )
+
+    def module_picker(step: Any) -> int:
+        at = None if step == EVERY else int(step)
+        return st.selectbox(
+            "Module", modules_at(run, at), format_func=lambda m: name_of(run, at, m), key=f"edit_module_{kind}"
+        )
+
+    if kind in ("ban", "force"):
+        step = step_picker(steps)
+        module, token = module_picker(step), selection.token
+        who = {"": "every token"}
+        if token is not None and run["family"] in CHOOSES_BY_TOKEN:
+            who |= {str(token): f"token {token} alone", f"path{token}": f"tokens on the path of token {token}"}
+        told = "Click a token or patch below to choose it."
+        if run["family"] not in CHOOSES_BY_TOKEN:
+            told = "Single tokens cannot be chosen: this model does not decide for each token by itself."
+        if of_huggingface(run):
+            told = "Single tokens cannot be chosen: the model’s own gate is given one mask for all of them."
+        chosen = st.selectbox("Who", list(who), format_func=lambda one: who[one], key=f"edit_who_{kind}", help=told)
+        return f"{kind}:{step}.{module}" + (f".{chosen}" if chosen else "")
+    if kind == "bias":
+        step = step_picker(steps)
+        module = module_picker(step)
+        value = st.slider("Push", -1.0, 1.0, 0.2, 0.05, key="edit_push")
+        return f"bias:{step}.{module}.{value:g}"
+    if kind == "freeze":
+        step = step_picker(["rest", *steps[1:]], "every step that is not edited")
+        return f"freeze:{step}"
+    if kind == "shuffle":
+        return f"shuffle:{step_picker(steps)}.{st.number_input('Seed', 0, 9999, 0, key='edit_seed')}"
+    if kind == "top_k":
+        return f"top_k:{st.number_input('Modules a token', 1, int(run['num_modules']), 1, key='edit_k')}"
+    return _swap_field(run, sample)
+
+
+def _swap_field(run: Mapping[str, Any], sample: Mapping[str, Any]) -> str | None:
+    rows = widgets.client().samples(run["run"], most=300)["samples"]
+    there = {
+        row["sample"]: row
+        for row in rows
+        if row["sample"] != sample["sample"] and row["num_tokens"] == sample["num_tokens"]
+    }
+    if not there:
+        st.selectbox("Whose route", [f"no other has {sample['num_tokens']} tokens"], disabled=True)
+        return None
+
+    def words(number: int) -> str:
+        row = there[number]
+        return " · ".join(filter(None, (str(number), row.get("label"), tamed(row.get("snippet") or "")[:30])))
+
+    return f"swap:{st.selectbox('Whose route', list(there), format_func=words, key='edit_swap')}"
+
+
+def _quick(run: Mapping[str, Any], kinds: Sequence[str], selection: Selection, node: str) -> None:
+    """One click for the circle that was clicked, and the token if one is chosen."""
+    step, module = node.split(".")
+    name, token = name_of(run, int(step), int(module)), selection.token
+    choices = [
+        ("ban", f"ban:{node}", f"Ban {name} at step {step}"),
+        ("ban", f"ban:{EVERY}.{module}", f"Ban {name} at every step"),
+        ("force", f"force:{node}", f"Send every token there at step {step}"),
+    ]
+    if token is not None and run["family"] in CHOOSES_BY_TOKEN:
+        choices += [
+            ("ban", f"ban:{node}.{token}", f"Ban {name} at step {step} for token {token} alone"),
+            ("force", f"force:{node}.{token}", f"Send token {token} there at step {step}"),
+            ("force", f"force:{node}.path{token}", f"Send all on the path of token {token} there"),
+        ]
+    if common.own_modules(run):
+        choices.pop(1)
+    with st.container(horizontal=True, gap="small", key="quick_edits"):
+        for place, (kind, text, words) in enumerate(choices):
+            if kind in kinds:
+                st.button(
+                    widgets.plain(words),
+                    key=f"quick_{place}",
+                    on_click=address.go_changed,
+                    kwargs={"controls": added(selection.controls, text)},
+                )
+        st.button("Let go", key="quick_none", type="tertiary", on_click=address.go_changed, kwargs={"through": ()})
+
+
+def _quick_link(
+    run: Mapping[str, Any], kinds: Sequence[str], selection: Selection, sample: Mapping[str, Any], link: Link
+) -> None:
+    """What may be done to the tokens of the link that was clicked."""
+    step, source, target = link
+    step += 1  # where it ends
+    count, name = len(on_link(sample, link)), name_of(run, step, target)
+    them = numbers.plural(count, "patch", "patches") if run["modality"] == "vision" else numbers.plural(count, "token")
+    way = f"from {name_of(run, step - 1, source)} at step {step - 1} to {name} at step {step}"
+    st.caption(widgets.plain(f"The link {way}: {them} of this sample {'goes' if count == 1 else 'go'} this way."))
+
+    def do(text: str) -> None:
+        address.go_changed(controls=added(selection.controls, text))
+
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="quick_link"):
+        if "ban" in kinds:
+            st.button(
+                widgets.plain(f"Ban {name} at step {step}"),
+                key="link_ban",
+                on_click=do,
+                args=(f"ban:{step}.{target}",),
+                help="For every token, also those that come from elsewhere.",
+            )
+            if run["family"] in CHOOSES_BY_TOKEN and count:
+                st.button(
+                    "Ban it for them alone",
+                    key="link_ban_them",
+                    on_click=do,
+                    args=(f"ban:{step}.{target}.from{source}-{target}",),
+                    help=WHAT["ban"],
+                )
+        others = [one for one in modules_at(run, step) if one != target]
+        if "force" in kinds and run["family"] in CHOOSES_BY_TOKEN and others and count:
+            there = st.selectbox(
+                f"Send them, at step {step}, to",
+                others,
+                format_func=lambda m: name_of(run, step, m),
+                key="link_to",
+                width=220,
+                help=WHAT["force"],
+            )
+            text = f"force:{step}.{there}.from{source}-{target}"
+            st.button("Send them there", key="link_force", on_click=do, args=(text,))
+        for view, words in (("flow", "Flow"), ("paths", "Paths")):
+            st.button(
+                f"Only these tokens in {words}",
+                key=f"link_{view}",
+                on_click=address.go_changed,
+                kwargs={"view": view},
+                help="All tokens of the run that take this link, in all samples.",
+            )
+        st.button("Let go", key="link_none", type="tertiary", on_click=address.go_changed, kwargs={"through": ()})

@@ -1,0 +1,236 @@
+"""What an edit changed, before | after: the verdict in one sentence, both sides, and where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.effects import answer_rows, answers_chart, flow_difference_chart
+from tokenpaths.frontend.charts.patches import data_url
+from tokenpaths.frontend.charts.token_losses import loss_rows, token_loss_chart
+from tokenpaths.frontend.components.explorer import explorer, explorer_data
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.detour import before_after
+from tokenpaths.frontend.views.detour.build import words_of
+from tokenpaths.frontend.views.detour.edits import KINDS, Link, link_of, takes
+
+HELP = (
+    "Beside the unchanged run, on the same input. Paths changed: share of tokens that visit other modules at a step "
+    "behind the first edited one that no edit changes by itself. KL(unchanged ‖ edited) of the output distribution, "
+    "mean over outputs. Flow that moved = ½ Σ |f′ − f| / T, mean over pairs of steps: 0 = the same flow, 1 = no link "
+    "in common."
+)
+ERROR = "± one standard error, the tokens taken as independent of each other."
+RANKS = "Paths are counted within this one sample: ranks and colours here are not those of the run."
+MOST_LINKS = 120
+
+
+def show(
+    run: Mapping[str, Any],
+    selection: Selection,
+    effect: Mapping[str, Any],
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    *,
+    number: int = 0,
+    on_open: Callable[[], None],
+) -> None:
+    """The effect of an edited run beside the unchanged one, both of the same samples, and sample ``number`` of them.
+
+    ``run`` is the one that the sample was chosen from; ``on_open`` leads to the edited run.
+    """
+    old, new = (widgets.client().sample(one["run"], number) for one in (before, after))
+    pairs = zip(old["tokens"], new["tokens"], strict=True)
+    moved = {one["token"]: steps for one, other in pairs if (steps := before_after.moved_steps(one, other))}
+    _verdict(run, selection, effect, old, new, on_open)
+    if before["num_samples"] == 1:
+        st.caption(RANKS)
+    left, right = st.columns(2, gap="large")
+    with left:
+        one_side(run, before, old, None, selection, "Before")
+    with right:
+        one_side(run, after, new, set(moved), selection, "After")
+    before_after.draw(run, selection, old, new)
+    _differences(run, effect, old, new, moved)
+
+
+def _verdict(
+    run: Mapping[str, Any],
+    selection: Selection,
+    effect: Mapping[str, Any],
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    on_open: Callable[[], None],
+) -> None:
+    """The effect in one sentence, then its numbers."""
+    outputs = effect.get("outputs") or {}
+    what = " and ".join(words_of(run, text) for text in selection.controls if text.partition(":")[0] in KINDS)
+    whose = _parts(run)
+    if effect["num_samples"] > 1:
+        whose += f" of {numbers.count(effect['num_samples'])} {'images' if run['modality'] == 'vision' else 'texts'}"
+    if effect["num_tokens"] == 1:
+        sentence = f"With {what}: the image {'takes another path' if effect['paths_changed'] else 'keeps its path'}"
+    else:
+        sentence = f"With {what}: {moved_words(effect, whose)}"
+    if new.get("prediction") and effect["num_samples"] == 1:
+        was, now = (f"{one['prediction']} ({numbers.percent(one['confidence'])})" for one in (old, new))
+        if old["prediction"] == new["prediction"]:
+            sentence += f"; the answer stays {was.removesuffix(')')} → {numbers.percent(new['confidence'])})."
+        else:
+            sentence += f"; the answer turns from {was} to {now}."
+    elif effect.get("loss"):
+        change = effect["loss"]["change"]
+        error = ((outputs.get("loss") or {}).get("error")) or 0.0
+        if abs(change) <= 2 * error:
+            is_hard = "the text is" if effect["num_samples"] == 1 else "the texts are"
+            sentence += f"; how hard {is_hard} to predict changes by no more than chance would."
+        else:
+            becomes = "the text becomes" if effect["num_samples"] == 1 else "the texts become"
+            sentence += f"; {becomes} {'harder' if change > 0 else 'easier'} to predict by "
+            sentence += f"{numbers.number(abs(change))} nats a token."
+    st.subheader(widgets.plain(sentence), anchor=False, help=HELP)
+    with st.container(horizontal=True, gap="large", key="effect_numbers"):
+        for name, words in (("loss", "Loss (nats)"), ("perplexity", "Perplexity")):
+            if pair := effect.get(name):
+                st.metric(words, " → ".join(numbers.apart([pair["before"], pair["after"]])), width="content")
+        if pair := effect.get("loss"):
+            st.metric("Change of loss (nats)", change_words(pair, outputs.get("loss")), width="content", help=ERROR)
+        st.metric("Paths changed at any step", numbers.percent(effect["paths_changed"]), width="content")
+        st.metric("Flow that moved", numbers.percent(effect["flow_difference"]), width="content")
+        if outputs:
+            st.metric("KL of the answers (nats)", numbers.number(outputs["kl"]), width="content")
+            if run["modality"] == "text":
+                st.metric(
+                    "Likeliest next tokens that changed", numbers.percent(outputs["top1_changed"]), width="content"
+                )
+        st.button("Open the edited run", on_click=on_open, icon=":material/open_in_new:", key="open_edited")
+
+
+def moved_words(effect: Mapping[str, Any], parts: str) -> str:
+    """How many tokens go another way behind the edit, and at which steps that was counted (METRICS 5)."""
+    steps = effect["after_steps"]
+    if not effect["paths_changed"]:
+        return f"all {parts} keep their paths"
+    if not steps:
+        told = numbers.percent(effect["paths_changed"])
+        return f"{told} of the {parts} take another path, at steps that are edited themselves"
+    moved = f"{numbers.percent(effect['paths_changed_after'])} of the {parts} take another path"
+    if len(steps) == 1:
+        return f"{moved} behind the edit, at step {steps[0]}"
+    whole = steps == list(range(steps[0], steps[-1] + 1))
+    return f"{moved} behind the edit, at steps " + (
+        f"{steps[0]} to {steps[-1]}" if whole and len(steps) > 2 else ", ".join(map(str, steps))
+    )
+
+
+def change_words(pair: Mapping[str, Any], measured: Mapping[str, Any] | None) -> str:
+    """“+0.0123 ± 0.0045”; without an error where nothing was measured row by row."""
+    change, error = pair["change"], (measured or {}).get("error")
+    told = ("−" if change < 0 else "+" if change > 0 else "") + numbers.number(abs(change))
+    return told + (f" ± {numbers.number(error, 2)}" if error else "")
+
+
+def _parts(run: Mapping[str, Any]) -> str:
+    return "patches" if run["modality"] == "vision" else "tokens"
+
+
+def one_side(
+    run: Mapping[str, Any],
+    one: Mapping[str, Any],
+    sample: Mapping[str, Any],
+    moved: set[int] | None,
+    selection: Selection,
+    word: str,
+) -> None:
+    """The picture or text with its flow; of the edited side, what kept its path is faded, and of the other, what does
+    not take the chosen link.
+
+    ``one`` is the run that ``sample`` is of: a circle or ribbon counts all its samples.
+    """
+    client, link = widgets.client(), link_of(selection.through)
+    st.subheader(word, anchor=False)
+    st.caption(_about_side(run, sample, moved, link))
+
+    def kept(token: Mapping[str, Any]) -> bool:
+        return (link is None or takes(token, link)) if moved is None else token["token"] in moved
+
+    data = explorer_data(
+        sample,
+        client.flow(one["run"], limit=300, **common.merging(one, selection.change(merge=None))),
+        theme=widgets.theme(),
+        image=data_url(client.image(one["run"], sample["sample"])) if sample.get("has_image") else None,
+        num_paths=int(one["num_paths"]),
+        opacity=selection.opacity / 100,
+        step=selection.tint if selection.tint is not None and selection.tint < int(run["num_steps"]) else None,
+        chosen=selection.token if any(t["token"] == selection.token for t in sample["tokens"]) else None,
+        identities=common.identities(run),
+        kept=kept,
+        of="sample" if one["num_samples"] == 1 else "run",
+        modules=run["modules"],
+        chosen_link=None if link is None else "{0}.{1}>{3}.{2}".format(*link, link[0] + 1),
+    )
+    explorer(
+        data,
+        key=f"detour_{word}_{one['run']}_{sample['sample']}",
+        on_pick=lambda token: address.go_changed(token=token),
+        on_node=lambda node: None if "-" in node else address.go_changed(through=(node,)),
+        on_link=lambda *ends: address.go_changed(through=() if address.current().through == ends else ends),
+    )
+
+
+def _about_side(run: Mapping[str, Any], sample: Mapping[str, Any], moved: set[int] | None, link: Link | None) -> str:
+    total = numbers.count(len(sample["tokens"]))
+    if moved is not None:
+        return f"{numbers.count(len(moved))} of {total} {_parts(run)} go another way; those that do not are faded."
+    if link is not None:
+        count = sum(takes(token, link) for token in sample["tokens"])
+        return f"{numbers.count(count)} of {total} {_parts(run)} take the chosen link; the others are faded."
+    return "Click a circle, a link or a " + ("token" if sample.get("text") is not None else "patch") + " to choose it."
+
+
+def _differences(
+    run: Mapping[str, Any],
+    effect: Mapping[str, Any],
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    moved: Mapping[int, Sequence[int]],
+) -> None:
+    outputs = effect.get("outputs") or {}
+    left, right = st.columns(2, gap="large")
+    with left:
+        st.subheader("Where do tokens go instead?", anchor=False, help=HELP)
+        if effect["links"]:
+            st.caption("Rose: more tokens go this way than before; blue: fewer. The largest changes are drawn.")
+            widgets.chart(flow_difference_chart(effect, theme=widgets.theme(), title=None))
+            widgets.numbers_behind(effect["links"], "links before and after")
+        else:
+            widgets.empty("No token goes another way between two steps.")
+    with right:
+        if top5 := outputs.get("top5"):
+            text = run["modality"] == "text"
+            st.subheader("What would come next?" if text else "What does the model answer instead?", anchor=False)
+            st.caption("The likeliest answers; circle: before, diamond: after.")
+            widgets.chart(answers_chart(top5, theme=widgets.theme(), title=None))
+            widgets.numbers_behind(answer_rows(top5), "answers before and after")
+    if run["modality"] == "text":
+        table = loss_rows(old["tokens"], new["tokens"])
+        if table:
+            st.subheader("Which tokens become harder to predict?", anchor=False)
+            st.caption("One bar: one token of the text. Up: harder to predict than before; down: easier.")
+            widgets.chart(token_loss_chart(table, theme=widgets.theme(), title=None))
+            widgets.numbers_behind(table, "tokens before and after")
+    rows = [
+        {
+            "token": one["token"],
+            "before": numbers.ribbon_words(one["ribbon"]),
+            "after": numbers.ribbon_words(other["ribbon"]),
+            "differs at steps": ", ".join(map(str, moved[one["token"]])),
+        }
+        for one, other in zip(old["tokens"], new["tokens"], strict=True)
+        if one["token"] in moved
+    ]
+    widgets.numbers_behind(rows, "tokens that go another way")

@@ -1,0 +1,202 @@
+"""What is each module good for? A sweep as a job: every module banned in turn, or the busiest share of each step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+from tokenpaths.frontend.api.client import ApiError, NotFound
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.effects import CELL_PICK, MEASURES, importance_chart, share_chart
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views.detour.edits import added
+from tokenpaths.frontend.views.jobs import panel
+
+QUESTION = "What is each module good for?"
+HELP = (
+    "Each module is banned in turn, at each step by itself and at every step, and all samples are run again. "
+    "± one standard error of the change, outputs taken as independent."
+)
+EXPERTS_HELP = (
+    "Each expert of each layer is banned in turn: the layer's gate chooses among those that are left, and all texts "
+    "are run again. ± one standard error of the change, outputs taken as independent."
+)
+WORDS = {"modules": "each module in turn", "shares": "the busiest share of each step"}
+EXPERTS_WORDS = {"modules": "each expert in turn", "shares": "the busiest share of each layer"}
+SAMPLES = (32, 64, 128, 256)
+FEW_ANSWERS = 30
+"""right answers below which a change of loss is noise: the change of the answers is shown in its place"""
+
+
+def of_huggingface(run: Mapping[str, Any]) -> bool:
+    """Whether a run was traced from a Hugging Face checkpoint (``hf:…``)."""
+    return "huggingface" in (run.get("config") or {})
+
+
+def checkpoint_of(run: Mapping[str, Any]) -> str:
+    """What jobs call the checkpoint of such a run: the owner on the hub is no part of a folder's name.
+
+    >>> checkpoint_of({"model": "allenai/OLMoE-1B-7B-0924"})
+    'hf:OLMoE-1B-7B-0924'
+    """
+    return "hf:" + str(run["model"]).rsplit("/", 1)[-1]
+
+
+def checkpoint(run: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The checkpoint of such a run as the API describes it; None, and a sentence, where jobs cannot have it."""
+    try:
+        return widgets.client().model(checkpoint_of(run))
+    except NotFound as error:
+        widgets.empty(
+            widgets.plain(f"The experts of {run['model']} cannot be banned from here. ") + widgets.told(error),
+            "Put its checkpoint into the folder of the setting huggingface_dir, and start Tokenpaths again if that is "
+            "new.",
+        )
+    except ApiError as error:
+        widgets.sentence(error)
+    return None
+
+
+def draw(
+    run: Mapping[str, Any], kinds: Sequence[str], selection: Selection, experts: Mapping[str, Any] | None = None
+) -> None:
+    """Start a sweep of this run, and its heat map; ``experts``: the Hugging Face model that it is over."""
+    words = WORDS if experts is None else EXPERTS_WORDS
+    st.header(QUESTION, anchor=False, help=HELP if experts is None else EXPERTS_HELP)
+    if "ban" not in kinds:
+        return
+    name = run["model"] if experts is None else experts["model"]
+    with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="sweep_fields"):
+        sweep = st.segmented_control(
+            "Ban",
+            ["modules", "shares"],
+            default="modules",
+            key="sweep_kind",
+            required=True,
+            format_func=lambda kind: words[kind],
+        )
+        limit = st.select_slider("Samples of this run", SAMPLES, 64, key="sweep_samples")
+        request = {"model": name, "run": run["run"], "sweep": sweep, "limit": limit}
+        st.button(
+            "Measure it",
+            key="sweep_start",
+            icon=":material/play_arrow:",
+            on_click=panel.submit,
+            args=("reroute", request),
+        )
+    if experts is not None:
+        st.caption(widgets.plain(_how_many(experts, str(sweep), limit)))
+    job = _sweep_of(run, name, selection)
+    if job is None:
+        panel.refusal()
+        st.caption("Nobody has measured this run yet. It takes minutes; the page may be closed meanwhile.")
+        return
+    if selection.job == job["job"]:
+        job = panel.job_panel(job["job"], key="sweep")
+    if "importance.json" not in job["artifacts"]:
+        return
+    found = json.loads(widgets.client().artifact(job["job"], "importance.json"))
+    _sweep_charts(found, selection)
+
+
+def _how_many(model: Mapping[str, Any], sweep: str, limit: int) -> str:
+    """How long a sweep over experts will be: it is layers times experts, and people should know before they start."""
+    steps, modules = model["num_steps"], model["num_modules"]
+    over = f"each measured over at most {numbers.count(limit)} texts of this run"
+    if steps is None or modules is None:
+        return f"The experts of {model['model']}, {over}."
+    what = f"{numbers.plural(steps, 'layer')} with {numbers.plural(modules, 'expert')} each"
+    if sweep == "shares":
+        return f"{what}: the busiest, the idlest and random shares of each layer banned, {over}."
+    return f"{what}: {numbers.count(steps * modules)} bans, {over}."
+
+
+def _sweep_of(run: Mapping[str, Any], name: str, selection: Selection) -> dict[str, Any] | None:
+    """The sweep of the address, else the newest one of this model and run."""
+    if selection.job is not None:
+        try:
+            job = widgets.client().job(selection.job)
+        except NotFound as error:
+            widgets.sentence(error)
+            return None
+        if job["kind"] == "reroute" and job["request"].get("sweep"):
+            return job
+        _not_a_sweep(job)
+    return newest_sweep(run, model=name)
+
+
+def newest_sweep(run: Mapping[str, Any], **wanted: str) -> dict[str, Any] | None:
+    """The newest sweep of a run that has measured something and was asked for with these values."""
+    try:
+        jobs = widgets.client().jobs(kind="reroute", most=50)["jobs"]
+    except ApiError:
+        return None
+    wanted["run"] = run["run"]
+    for job in jobs:
+        asked = job["request"]
+        fits = all(asked.get(name) == value for name, value in wanted.items())
+        if fits and asked.get("sweep") and "importance.json" in job["artifacts"]:
+            return dict(job)
+    return None
+
+
+def _not_a_sweep(job: Mapping[str, Any]) -> None:
+    """A job that this view has no place for is left alone, and said to be."""
+    st.info(
+        widgets.plain(
+            f"The job of this address ({panel.job_title(job)}) is no sweep over modules, so it is not shown here."
+        ),
+        icon=":material/link_off:",
+    )
+    st.button(
+        "Look at it in Jobs",
+        key="sweep_other_job",
+        on_click=address.go_changed,
+        kwargs={"view": "jobs", "job": job["job"]},
+    )
+
+
+def samples_told(found: Mapping[str, Any]) -> str:
+    """How many samples a sweep is over: “5 samples”, or “64 of 300 samples” where they are drawn from a run."""
+    num, of = found["num_samples"], found.get("of_samples")
+    return numbers.plural(num, "sample") if of in (None, num) else f"{num:,} of {numbers.plural(of, 'sample')}"
+
+
+def _sweep_charts(found: Mapping[str, Any], selection: Selection) -> None:
+    table = found["rows"]
+    told = f"{samples_told(found)} of {found.get('data', 'the run')}"
+    if found.get("num_targets") is not None and found["num_targets"] < found["num_samples"]:
+        told += f", {numbers.count(found['num_targets'])} of them with a label that the model knows"
+    if len(table) < found["rows_in_all"]:
+        told += f"; {len(table)} of {found['rows_in_all']} rows so far"
+    known = found["num_targets"] if found.get("num_targets") is not None else found["num_samples"]
+    losses = known >= FEW_ANSWERS and any(row.get("loss_change") is not None for row in table)
+    if found["sweep"] == "shares":
+        st.caption(widgets.plain(told + "."))
+        measure = "loss_change" if losses else "kl"
+        widgets.chart(share_chart(table, measure=measure, theme=widgets.theme(), title=None))
+    else:
+        measure = st.segmented_control(
+            "Show",
+            [name for name in MEASURES if losses or name != "loss_change"],
+            default="loss_change" if losses else "kl",
+            format_func=lambda name: MEASURES[name][0],
+            key="sweep_measure",
+            required=True,
+        )
+        st.caption(widgets.plain(f"{told}. {MEASURES[str(measure)][1]} Click a cell to ban that module above."))
+        widgets.chart(
+            importance_chart(table, measure=str(measure), theme=widgets.theme(), title=None),
+            key=f"importance_{found['model']}_{len(table)}_{measure}",
+            on_pick=_ban_it,
+            pick=(CELL_PICK,),
+        )
+    widgets.numbers_behind(table, "every row of the sweep")
+
+
+def _ban_it(_name: str, node: Any) -> None:
+    """A click on a cell: that module is banned in the detour above."""
+    address.go_changed(controls=added(address.current().controls, f"ban:{node}"))

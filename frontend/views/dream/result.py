@@ -1,0 +1,162 @@
+"""A finished dream as a figure: pictures beside their original, or texts with the wanted tokens marked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.running_text import text_pieces
+from tokenpaths.frontend.charts.dreams.dream import match_chart, match_rows, top_chart, top_rows
+from tokenpaths.frontend.charts.dreams.dream_figure import figure_html, figure_rows
+from tokenpaths.frontend.charts.patches import data_url
+from tokenpaths.frontend.page import widgets
+
+MOST_STEPS = 100
+SHOWN = 8
+HAIR = "\u200a"
+
+
+def draw_result(job: Mapping[str, Any]) -> None:
+    """Original | dreams, what they match and what the model sees in them; or the dreamed texts.
+
+    For every view that shows jobs: nothing is drawn for a job that is no dream, or is not done."""
+    result = job["result"] or {}
+    dreams = result.get("dreams") or []
+    if job["kind"] != "dream" or not dreams:
+        return
+    st.subheader("The dream", anchor=False)
+    if words := module_words(job["request"].get("target") or {}, dreams):
+        st.write(widgets.plain(words))
+    if "text" in dreams[0]:
+        _texts(result)
+        return
+    _figure(job["job"], result)
+    if match_rows(dreams):
+        widgets.chart(match_chart(dreams, theme=widgets.theme()))
+        widgets.numbers_behind(match_rows(dreams), "what the dreams match")
+    if top_rows(dreams, result.get("original")):
+        widgets.chart(top_chart(dreams, result.get("original"), theme=widgets.theme()))
+        widgets.numbers_behind(top_rows(dreams, result.get("original")), "what the model sees")
+
+
+def module_words(target: Mapping[str, Any], dreams: Sequence[Mapping[str, Any]]) -> str:
+    """Whether the tokens of a dream of a module take that module; nothing for other dreams, or older ones."""
+    first = dreams[0]
+    if target.get("of") != "module" or first.get("matched_choices") is None:
+        return ""
+    what = "tokens" if "text" in first else "patches"
+    steps = target.get("steps") or []
+    where = "at every step" if not steps else f"at step {', '.join(map(str, steps))}"
+    counted = "" if len(steps) == 1 else ", counted at each of these steps,"
+    told = f"Module {target['module']} {where}: {numbers.percent(first['matched_choices'])} of the dream’s {what}"
+    told += f"{counted} take it"
+    begun = (first.get("at_start") or {}).get("matched_choices")
+    told += f", {numbers.percent(begun)} of those of the noise that it began as." if begun is not None else "."
+    if first["matched_choices"] < 0.5:
+        told += " Most do not: a dream raises the router’s probability of the module, and others are still ahead of it."
+    return told
+
+
+def _figure(job: str, result: Mapping[str, Any]) -> None:
+    original, found = figure_rows(result)
+    cells = [*([original] if original else []), *(cell for row in found.values() for cell in row)]
+    names = {cell.item["image"] for cell in cells}
+    urls = {name: data_url(widgets.client().artifact(job, name)) for name in sorted(names)}
+    with st.container(key="dream_strip"):
+        st.html(figure_html(result, urls))
+    told = ["the class that the model sees"] if any(dream.get("top") for dream in result["dreams"]) else []
+    if any(dream.get("matched_choices") is not None for dream in result["dreams"]):
+        told.append("how many of the wanted choices it makes")
+    words = [f"Below each picture: {' and '.join(told)}."] if told else []
+    if any(dream.get("group") for dream in result["dreams"]):
+        words.append("Red: the group whose decisions were maximised.")
+    st.caption(" ".join(words))
+
+
+def marked(dream: Mapping[str, Any]) -> str:
+    """A dreamed text as Markdown, the tokens whose decisions were wanted in bold.
+
+    Tokens that hold the bytes of one character are one piece (``spans``: where each stands in the text)."""
+    targets, tokens = set(dream.get("targets") or ()), dream["tokens"]
+    text, spans = dream.get("text", "".join(tokens)), dream.get("spans")
+    if spans is None:
+        ends = [sum(map(len, tokens[: place + 1])) for place in range(len(tokens))]
+        spans = list(zip([0, *ends[:-1]], ends, strict=True)) if "".join(tokens) == text else []
+    placed = [{"token": place, "char_start": a, "char_end": b} for place, (a, b) in enumerate(spans)]
+    pieces = []
+    for piece in text_pieces(text, placed):
+        word = re.sub(r"\s+", " ", piece.text)
+        bare, wanted = word.strip(), bool(targets & set(piece.tokens))
+        core = bare or ("↵" if "\n" in piece.text else "␣") if wanted else bare  # a wanted line break is seen too
+        shown = f"**{widgets.plain(core)}**" if wanted else widgets.plain(core)
+        # Between a sign and a letter Markdown's stars mark nothing: a hair's breadth parts them.
+        before, after = (HAIR if wanted and core and not edge.isalnum() else "" for edge in (core[:1], core[-1:]))
+        pieces.append(
+            (" " if word.startswith(" ") else before) + shown + (" " if word.endswith(" ") and bare else after)
+        )
+    return "".join(pieces).strip()
+
+
+def text_rows(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The numbers of dreamed texts or of stretches of the corpus."""
+    return [
+        {
+            "objective": one["objective"],
+            "choices that match": one.get("matched_choices"),
+            "text": one["text"].strip(),
+            "began as": (one.get("start") or {}).get("text", "").strip() or None,
+            "objective then": (one.get("start") or {}).get("objective"),
+            "from": one.get("source"),
+        }
+        for one in found
+    ]
+
+
+def _texts(result: Mapping[str, Any]) -> None:
+    corpus = result["corpus"]
+    st.caption(
+        f"Before each text: the mean of its wanted decisions, at most 1 for probabilities. Over "
+        f"{numbers.plural(corpus['windows'], 'stretch', 'stretches')} of the bundled texts it is "
+        f"{numbers.number(corpus['mean'])}, for the best 1 % of them {numbers.number(corpus['p99'])}. "
+        + ("Bold: the tokens whose decisions were wanted." if result["dreams"][0].get("targets") else "")
+    )
+    original = result.get("original")
+    if original:
+        value = numbers.number(original["objective"])
+        st.markdown(f"**Original**, this stretch by itself: {value} · {marked(original)}")
+    dreamt, written = st.columns(2, gap="large")
+    with dreamt:
+        st.markdown("**Dreamed**, word by word along the gradient")
+        for dream in result["dreams"][:SHOWN]:
+            share = dream.get("matched_choices")
+            match = "" if share is None else f", {numbers.percent(share)} of the choices match"
+            st.markdown(f"{numbers.number(dream['objective'])}{match} · {marked(dream)}")
+    with written:
+        st.markdown("**Found**, the best of the bundled texts")
+        for found in corpus["examples"][:SHOWN]:
+            st.markdown(f"{numbers.number(found['objective'])} · {marked(found)}")
+    widgets.numbers_behind(text_rows(result["dreams"]), "the dreamed texts")
+    widgets.numbers_behind(text_rows(corpus["examples"]), "stretches of the bundled texts")
+
+
+def names_of(request: Mapping[str, Any]) -> list[str]:
+    """What the dreams of a batch are called, in the order of their frames."""
+    target = request.get("target") or {}
+    if target.get("of") != "choices":
+        return []
+    single = target.get("form") == "single"
+    ends = {"without": ("",), "with": (", with its pixels",), "both": ("", ", with its pixels")}
+    return [
+        (f"step {s - 1} alone" if single else f"S = {s}") + end
+        for s in target.get("until") or range(1, MOST_STEPS)
+        for end in ends[target.get("context") or "without"]
+    ]
+
+
+def title_of(job: Mapping[str, Any]) -> str:
+    """What a dream is of, below its picture: without the words that every dream's title begins with."""
+    title = str(job.get("title") or f"Dream {job['job']}").removeprefix("Dream of ").strip()
+    return title[:1].upper() + title[1:]

@@ -1,0 +1,286 @@
+"""What is wished of a dream, as the address has it, and the request that it becomes. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenpaths.frontend.page.selection import Selection
+
+GROUPS = {
+    "all": "the whole image",
+    "path": "patches on the chosen patch's path",
+    "picked": "patches that I click",
+    "drawn": "patches drawn at random",
+}
+TOKEN_GROUPS = {
+    "all": "the whole text",
+    "path": "tokens on the chosen token's path",
+    "picked": "tokens that I click",
+    "drawn": "tokens drawn at random",
+}
+DEFAULTS: dict[str, str] = {
+    "of": "",
+    "group": "all",
+    "picked": "",
+    "draw": "8",
+    "until": "0",
+    "form": "cumulative",
+    "context": "without",
+    "scores": "probs",
+    "iterations": "",
+    "module": "0",
+    "step": "-1",
+    "index": "0",
+    "at": "0.0.0",
+    "rank": "1",
+    "first": "0",
+    "length": "12",
+}
+ALLOWED = {"form": ("cumulative", "single"), "context": ("without", "with", "both"), "scores": ("probs", "logits")}
+NUMBERS = ("draw", "until", "iterations", "module", "step", "index", "rank", "first", "length")
+IMAGE_ITERATIONS = (64, 128, 256, 512, 1024, 2048)
+TEXT_ITERATIONS = (16, 32, 64, 128)
+MOST_ITERATIONS = 65_536
+MOST_LENGTH = 96
+"""tokens of a text dream that the page offers; longer ones are for the command line"""
+MOST_WRITTEN = 200
+"""characters of one wish in the address"""
+KINDS = {
+    ("dna", "vision"): {
+        "choices": "the choices of this image",
+        "path": "a path of the run",
+        "module": "a module",
+        "class": "a class",
+    },
+    ("dna", "text"): {"path": "a path of the run", "choices": "the choices of this text", "module": "a module"},
+    ("hmodel", "text"): {"connection": "a connection"},
+    ("directional", "text"): {"direction": "a direction that is taken out"},
+    ("raytracing", "vision"): {"block": "a block", "class": "a class"},
+}
+"""family and modality → what their models can dream of"""
+AT = {
+    "connection": ("iteration", "source", "target"),
+    "direction": ("layer", "head", "direction"),
+    "block": ("layer", "block"),
+}
+
+
+def kinds_of(run: Mapping[str, Any]) -> dict[str, str]:
+    """What a run's model can dream of; nothing for a family that cannot."""
+    return KINDS.get((run["family"], run["modality"]), {})
+
+
+def wishes(selection: Selection, run: Mapping[str, Any]) -> dict[str, str]:
+    """All wishes, those that the address leaves out at their defaults."""
+    given = dict(part.split(":", 1) for part in selection.dream)
+    found = {name: given.get(name, default) for name, default in DEFAULTS.items()}
+    kinds = kinds_of(run)
+    if found["of"] not in kinds:
+        found["of"] = next(iter(kinds), "")
+    if found["group"] not in GROUPS:
+        found["group"] = "all"
+    for name, allowed in ALLOWED.items():
+        if found[name] not in allowed:
+            found[name] = DEFAULTS[name]
+    if not 0 < _number(found["iterations"]) <= MOST_ITERATIONS:
+        found["iterations"] = str(iterations_of(run)[2 if run["modality"] == "vision" else 1])
+    found["length"] = str(min(max(1, _number(found["length"])), longest(run)))
+    return found
+
+
+def problems(selection: Selection, run: Mapping[str, Any]) -> list[str]:
+    """One sentence for each wish of the address that means nothing here; what stands in its place is named."""
+    kinds, told = kinds_of(run), []
+    if not kinds:
+        return []
+    found = wishes(selection, run)
+    words = {"of": kinds, "group": GROUPS, **{name: dict.fromkeys(of, "") for name, of in ALLOWED.items()}}
+    for part in selection.dream:
+        name, text = part.split(":", 1)
+        said = f"The address says dream={name}:{text[:40]}"
+        if name not in DEFAULTS:
+            told.append(f"{said}, which no dream asks for; it was left out.")
+        elif name in words and text not in words[name]:
+            instead = words[name].get(found[name]) or found[name]
+            told.append(f"{said}, which is none of {', '.join(words[name])}; in its place stands {instead}.")
+        elif name in NUMBERS and not re.fullmatch(r"-?\d{1,9}", text):
+            told.append(f"{said}, which is no number; it was left out.")
+    return told
+
+
+def longest(run: Mapping[str, Any]) -> int:
+    """Tokens of the longest text that is offered to be dreamt."""
+    return min(MOST_LENGTH, int((run.get("config") or {}).get("context") or MOST_LENGTH))
+
+
+def stretch(wished: Mapping[str, str], num_tokens: int) -> range:
+    """The tokens of the original that a text dream repeats."""
+    first = min(_number(wished["first"]), max(0, num_tokens - 1))
+    return range(first, min(first + max(1, _number(wished["length"])), num_tokens))
+
+
+def wishes_of(request: Mapping[str, Any], image: bool) -> tuple[str, ...]:
+    """The wishes that a dream was asked for with, as the address has them; what the page cannot wish is left out."""
+    target = request["target"]
+    of, group = target["of"], target.get("group") or {}
+    settings = request.get("image" if image else "text") or {}
+    found: dict[str, object] = {"of": of, "scores": target.get("scores"), "iterations": settings.get("iterations")}
+    if not image:
+        found |= {"length": settings.get("length"), "first": target.get("first")}
+    until, steps = target.get("until") or (), target.get("steps") or ()
+    if of == "choices":
+        clicked = ".".join(map(str, group.get("patches") or ()))
+        found |= {
+            "until": until[0] if len(until) == 1 else None,
+            "form": target.get("form"),
+            "context": target.get("context"),
+            "draw": group.get("draw"),
+            "group": "path"
+            if group.get("like") is not None
+            else "picked"
+            if group.get("patches")
+            else "drawn"
+            if group.get("draw")
+            else None,
+            "picked": clicked if len(clicked) <= MOST_WRITTEN else None,
+        }
+    found |= {"rank": target.get("rank"), "module": target.get("module"), "index": target.get("index")}
+    found["step"] = steps[0] if of == "module" and len(steps) == 1 else None
+    if of in AT:
+        found["at"] = ".".join(str(target[name]) for name in AT[of])
+        found["module"] = None
+    wished: tuple[str, ...] = ()
+    for name, value in found.items():
+        wished = with_wish(wished, name, "" if value is None else value)
+    return wished
+
+
+def selection_of(job: Mapping[str, Any], run: str | None = None) -> Selection:
+    """Where a dream is looked at: its run (``run`` where it names none), its sample, its wishes.
+
+    The Dream view finds a run of its model where there is none."""
+    request = job["request"]
+    dreams = (job.get("result") or {}).get("dreams") or [{}]
+    group = request["target"].get("group") or {}
+    return Selection(
+        view="dream",
+        run=request.get("run") or run,
+        sample=request.get("sample"),
+        token=group.get("like"),
+        dream=wishes_of(request, "text" not in dreams[0]),
+        job=job["job"],
+    )
+
+
+def iterations_of(run: Mapping[str, Any]) -> tuple[int, ...]:
+    """Iterations that are offered."""
+    return IMAGE_ITERATIONS if run["modality"] == "vision" else TEXT_ITERATIONS
+
+
+def with_wish(dream: Sequence[str], name: str, value: object) -> tuple[str, ...]:
+    """The address's wishes with another value; one at its default is left out."""
+    kept = tuple(part for part in dream if part.split(":", 1)[0] != name)
+    text = str(value)
+    return kept if text == DEFAULTS[name] or not text else (*kept, f"{name}:{text}")
+
+
+def picked(wished: Mapping[str, str]) -> list[int]:
+    """Tokens that were clicked, in order of their number."""
+    return sorted({int(part) for part in wished["picked"].split(".") if part.isdecimal() and len(part) < 10})
+
+
+def toggled(wished: Mapping[str, str], token: int) -> str:
+    """The clicked tokens with one more, or without it."""
+    return ".".join(map(str, sorted(set(picked(wished)) ^ {token})))
+
+
+def members(wished: Mapping[str, str], tokens: Sequence[Mapping[str, Any]], chosen: int | None) -> set[int] | None:
+    """Tokens of the group as far as they are known before the dream; None: all, or drawn later."""
+    if wished["group"] == "picked":
+        return set(picked(wished))
+    if wished["group"] == "path":
+        rank = next((token["rank"] for token in tokens if token["token"] == chosen), None)
+        return {token["token"] for token in tokens if token["rank"] == rank} if rank is not None else set()
+    return None
+
+
+def missing(wished: Mapping[str, str], chosen: int | None, modality: str, among: range | None = None) -> str:
+    """What must still be chosen before the dream can begin, as a sentence; empty when nothing must.
+
+    ``among``: the tokens of a text that are dreamt; None where all are."""
+    what = "patch" if modality == "vision" else "token"
+    if wished["of"] != "choices":
+        return ""
+    group = {"path": [] if chosen is None else [chosen], "picked": picked(wished)}.get(wished["group"], [])
+    if among is not None and (outside := [token for token in group if token not in among]):
+        return (
+            f"Token {outside[0]} is not among those that are dreamt, {among.start} to {among.stop - 1}: choose "
+            "other tokens, or another stretch."
+        )
+    if among is not None and wished["group"] == "drawn" and _number(wished["draw"]) > len(among):
+        return f"{wished['draw']} tokens cannot be drawn from the {len(among)} that are dreamt."
+    if wished["group"] == "path" and chosen is None:
+        return f"Click a {what}: the dream follows the path that it takes."
+    if wished["group"] == "picked" and not picked(wished):
+        return f"Click at least one {what}."
+    return ""
+
+
+def request_of(
+    run: Mapping[str, Any], wished: Mapping[str, str], sample: int | None, chosen: int | None
+) -> dict[str, Any]:
+    """The body of a dream job."""
+    of = wished["of"]
+    target: dict[str, Any] = {"of": of}
+    request: dict[str, Any] = {"model": run["model"], "target": target}
+    iterations = {"iterations": int(wished["iterations"])}
+    request["image" if run["modality"] == "vision" else "text"] = iterations
+    if run["modality"] == "text":
+        iterations["length"] = int(wished["length"])
+    else:
+        request["frame_every"] = max(64, int(wished["iterations"]) // 16 // 64 * 64)
+    if of in ("choices", "path", "module"):
+        target["scores"] = wished["scores"]
+    if of == "choices":
+        request |= {"run": run["run"], "sample": sample}
+        target |= {"form": wished["form"], "group": _group(wished, chosen)}
+        if run["modality"] == "text":
+            target["first"] = _number(wished["first"])
+        if run["modality"] == "vision" and wished["group"] != "all":
+            target["context"] = wished["context"]
+        steps = int(run["num_steps"])
+        until = _number(wished["until"])
+        if until or run["modality"] == "text":
+            target["until"] = [min(until or steps, steps)]
+    elif of == "path":
+        request["run"] = run["run"]
+        target["rank"] = max(1, _number(wished["rank"]))
+    elif of == "module":
+        target["module"] = _number(wished["module"])
+        if wished["step"] != "-1":
+            target["steps"] = [_number(wished["step"])]
+    elif of == "class":
+        target["index"] = _number(wished["index"])
+    else:
+        target |= dict(zip(AT[of], at_of(wished, of), strict=True))
+    return request
+
+
+def at_of(wished: Mapping[str, str], of: str) -> list[int]:
+    """The numbers of a connection, a direction or a block."""
+    given = [_number(part) for part in wished["at"].split(".")]
+    return (given + [0, 0, 0])[: len(AT[of])]
+
+
+def _group(wished: Mapping[str, str], chosen: int | None) -> dict[str, Any]:
+    if wished["group"] == "path":
+        return {"like": chosen}
+    if wished["group"] == "picked":
+        return {"patches": picked(wished)}
+    return {"draw": max(1, _number(wished["draw"]))} if wished["group"] == "drawn" else {}
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) < 10 else 0

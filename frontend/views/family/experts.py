@@ -1,0 +1,282 @@
+"""What are the experts for? A mixture of experts, layer by layer: load, tokens, domains, words, partners."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+from tokenpaths.frontend.api.client import NotFound, Refused
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.families import co_activation, experts, steadiness
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.pickers import run_and_label
+from tokenpaths.frontend.views.sample.sample import sample_picker
+
+HELP = {
+    "load": widgets.HELP["load"] + " Dead: no token chose it.",
+    "tokens": (
+        "A cell: the token chose the expert at this layer; its darkness is the weight with which the expert's output "
+        "was added. What a weight means differs between models: see weight_semantics of the run."
+    ),
+    "domain": (
+        "Domain specialisation of expert i = N(i, D) / N(D): of the N(D) tokens of domain (label) D, the share that "
+        "chooses i. Baseline K/M: what even routing gives."
+    ),
+    "words": (
+        "Vocabulary specialisation of expert i = N(x, i) / N(x): of the N(x) occurrences of token id x, the share that "
+        "chooses i; ids seen ≥ 10 times; baseline K/M. Input: the token that is routed. Next: the token that truly "
+        "follows it. Experts with the highest mean over their listed words come first."
+    ),
+    "co_activation": (
+        "Co-activation = N(i, j) / N(i): of the tokens that choose expert i, the share that chooses j too, over all "
+        "pairs chosen together. By chance (K−1)/(M−1)."
+    ),
+    "repetition": (
+        "Consecutive repetition: P(top1 of t = top1 of t+1), by chance 1/M; and P(the two sets share an expert), by "
+        "chance 1 − C(M−K, K)/C(M, K). Neighbours of one sample only."
+    ),
+    "saturation": (
+        "Router saturation = mean over tokens and layers of |S at the checkpoint ∩ S at the last one| / K, on the "
+        "same tokens. By chance K/M."
+    ),
+}
+SHOWN_EXPERTS = 16
+PARTNERS = 32
+ROWS = 32
+MANY_COLUMNS = 40
+"""experts of these tokens; with more, those that a single token chooses are merged"""
+WORDS_OF = {"input": "the token itself", "next": "the token that follows", "predicted": "the one the model predicts"}
+
+
+def draw(run: Mapping[str, Any], selection: Selection) -> None:
+    """The whole page of one mixture of experts."""
+    layers = int(run["num_steps"])
+    layer = selection.layer if selection.layer is not None and selection.layer < layers else 0
+    with run_and_label(run, selection):
+        address.bound(
+            st.selectbox,
+            "layer",
+            "Layer",
+            layer,
+            list(range(layers)),
+            help="The charts of one layer show this one. A click on a layer chooses it too.",
+        )
+    common.notes(run)
+    with widgets.guarded("the load of the layers"):
+        _load(run, selection, layer)
+    with widgets.guarded("tokens and experts"):
+        _tokens(run, selection, layer)
+    left, right = st.columns(2, gap="large")
+    with left, widgets.guarded("domains"):
+        _domains(run, layer)
+    with right, widgets.guarded("words"):
+        _words(run, selection, layer)
+    left, right = st.columns(2, gap="large")
+    with left, widgets.guarded("experts that work together"):
+        _together(run, selection, layer)
+    with right:
+        with widgets.guarded("neighbouring tokens"):
+            _repetition(run, selection)
+        with widgets.guarded("the series of checkpoints"):
+            _saturation(run, layer)
+
+
+def _load(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
+    usage = widgets.client().usage(run["run"], label=selection.label)
+    widgets.heading(experts.LOAD, "")
+    st.caption(widgets.plain(experts.load_words(usage)), help=HELP["load"])
+    widgets.chart(
+        experts.load_band_chart(usage, theme=widgets.theme(), title=None, chosen=layer),
+        key=f"load_{run['run']}_{selection.label}_{layer}",
+        on_pick=_picked_layer,
+        pick=(experts.LAYER_PICK,),
+    )
+    st.caption("Bar: the middle 80 % of the experts; tick: the median; point: the busiest. Dashed: a fair share.")
+    if any(row["dead"] for row in usage["steps"]):
+        st.subheader(experts.DEAD, anchor=False)
+        widgets.chart(experts.dead_chart(usage, theme=widgets.theme(), title=None, chosen=layer))
+    widgets.numbers_behind(experts.load_rows(usage), "load of each layer")
+
+
+def _picked_layer(_name: str, layer: int) -> None:
+    address.go_changed(layer=int(layer))
+
+
+def _tokens(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
+    widgets.heading(experts.TOKENS, "")
+    with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
+        number = sample_picker(run, selection)
+    if number is None:
+        widgets.empty("No sample has this label.", "Let go of the label above.")
+        return
+    first = selection.first // ROWS * ROWS
+    try:
+        found = widgets.client().token_slice(run["run"], number, step=layer, first=first, limit=ROWS)
+    except Refused:  # the sample is shorter than what the address says
+        first, found = 0, widgets.client().token_slice(run["run"], number, step=layer, limit=ROWS)
+    if not found["tokens"]:
+        widgets.empty("This sample has no tokens.", "Choose another one.")
+        return
+    if found["num_tokens"] > ROWS:
+        address.bound(
+            st.select_slider,
+            "first",
+            "Tokens",
+            first,
+            list(range(0, found["num_tokens"], ROWS)),
+            format_func=lambda start: f"{start:,}–{min(found['num_tokens'], start + ROWS) - 1:,}",
+        )
+    least = least_share(found, selection)
+    st.caption(widgets.plain(experts.slice_words(found, least)), help=HELP["tokens"])
+    if not found.get("weights_recorded", True):
+        st.caption("The source recorded no weights: each choice is drawn with the same share, 1/K.")
+    widgets.chart(experts.slice_chart(found, theme=widgets.theme(), title=None, least=least, chosen=selection.token))
+    widgets.numbers_behind(
+        [
+            {"what": label, **{name: token[name] for name in ("token", "modules", "weights")}}
+            for label, token in zip(experts.token_labels(found["tokens"]), found["tokens"], strict=True)
+        ],
+        f"choices of these tokens at layer {layer}",
+    )
+
+
+def least_share(found: Mapping[str, Any], selection: Selection) -> float:
+    """From which share of the shown tokens on an expert has a column of its own: as asked for, else so that few
+    enough columns are left."""
+    if selection.merge is not None:
+        return selection.merge / 100
+    tokens = found["tokens"]
+    counts: dict[int, int] = {}
+    for token in tokens:
+        for module in token["modules"]:
+            counts[module] = counts.get(module, 0) + 1
+    least = 1
+    while sum(count >= least for count in counts.values()) > MANY_COLUMNS and least < len(tokens):
+        least += 1
+    return 0.0 if least == 1 else least / len(tokens)
+
+
+def _domains(run: Mapping[str, Any], layer: int) -> None:
+    st.subheader(experts.DOMAINS, anchor=False, help=HELP["domain"])
+    if not any(row["label"] is not None for row in run["labels"]):
+        widgets.empty("This run has no labels, so there are no domains to compare.", "Trace a data set with labels.")
+        return
+    found = widgets.client().specialisation(run["run"], of="label", step=layer, limit=SHOWN_EXPERTS)
+    more = found.get("more_labels")
+    left = f" Only the {len(found['domains'])} largest labels: {numbers.count(more)} more are left out." if more else ""
+    st.caption(widgets.plain(experts.domain_words(found) + left))
+    widgets.chart(experts.domain_chart(found, theme=widgets.theme(), title=None))
+    _listed(found)
+    widgets.numbers_behind(experts.domain_rows(found), f"domains and experts of layer {layer}")
+
+
+def _words(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
+    st.subheader(experts.WORDS, anchor=False, help=HELP["words"])
+    address.bound(
+        st.segmented_control,
+        "words",
+        "Words are",
+        selection.words,
+        list(WORDS_OF),
+        format_func=WORDS_OF.get,
+        read=lambda value: value or selection.words,
+        label_visibility="collapsed",
+    )
+    try:
+        found = widgets.client().specialisation(
+            run["run"], of=selection.words, step=layer, label=selection.label, limit=SHOWN_EXPERTS
+        )
+    except Refused as error:
+        widgets.empty(widgets.told(error))
+        return
+    if not found["modules"]:
+        widgets.empty(
+            f"No token id was seen {found['least']} times, so nothing can be said of its experts.",
+            "Trace more texts." if selection.label is None else "Let go of the label above.",
+        )
+        return
+    widgets.chart(experts.word_chart(found, theme=widgets.theme(), title=None))
+    _listed(found)
+    st.caption(widgets.plain(counted_words(found)))
+    widgets.numbers_behind(experts.word_rows(found), f"words and experts of layer {layer}")
+
+
+def _listed(found: Mapping[str, Any]) -> None:
+    if found["more"]:
+        st.caption(f"The {len(found['modules'])} most specialised; {numbers.plural(found['more'], 'other expert')}.")
+
+
+def counted_words(found: Mapping[str, Any]) -> str:
+    """On how many tokens a number was counted."""
+    counted = found["counted"]
+    if counted["exact"]:
+        return f"Counted on all {numbers.plural(counted['num_tokens'], 'token')}."
+    return (
+        f"Counted on {numbers.count(counted['num_tokens'])} of {numbers.plural(counted['of_tokens'], 'token')}: a "
+        f"seeded draw of {numbers.plural(counted['num_samples'], 'whole sample')}."
+    )
+
+
+def off_by(found: Mapping[str, Any]) -> str:
+    """How far the points of a series that was drawn may be off; empty where all tokens were counted."""
+    if found["counted"]["exact"]:
+        return ""
+    errors = [point.get("error") for point in found["points"]]
+    if None in errors:
+        return " One sample says nothing of how far that may be off."
+    return f" A point may be off by ± {numbers.number(100 * max(errors), 2)} percentage points (95 % interval)."
+
+
+def _together(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
+    st.subheader(co_activation.TITLE, anchor=False, help=HELP["co_activation"])
+    if int(run["top_k"]) == 1:
+        widgets.empty("Each token chooses one expert a layer, so no two are ever chosen together.")
+        return
+    found = widgets.client().co_activation(run["run"], step=layer, label=selection.label, limit=PARTNERS)
+    st.caption(widgets.plain(co_activation.co_activation_words(found)))
+    if found["modules"]:
+        widgets.chart(co_activation.co_activation_chart(found, theme=widgets.theme(), title=None))
+    st.caption(widgets.plain(counted_words(found)))
+    widgets.numbers_behind(found["pairs"], f"the strongest pairs of layer {layer}")
+
+
+def _repetition(run: Mapping[str, Any], selection: Selection) -> None:
+    st.subheader(steadiness.REPETITION, anchor=False, help=HELP["repetition"])
+    try:
+        found = widgets.client().repetition(run["run"], label=selection.label)
+    except Refused as error:
+        widgets.empty(widgets.told(error))
+        return
+    st.caption(widgets.plain(steadiness.repetition_words(found)))
+    widgets.chart(steadiness.repetition_chart(found, theme=widgets.theme(), title=None))
+    st.caption("Dashed: by chance, if choices were even and independent. " + widgets.plain(counted_words(found)))
+    widgets.numbers_behind(steadiness.repetition_rows(found), "repetition of each layer")
+
+
+def _saturation(run: Mapping[str, Any], layer: int) -> None:
+    if not isinstance(run["config"].get("series"), Mapping):
+        return
+    st.subheader(steadiness.SATURATION, anchor=False, help=HELP["saturation"])
+    try:
+        found = widgets.client().saturation(run["run"])
+    except (NotFound, Refused) as error:
+        widgets.empty(widgets.told(error))
+        return
+    if len(found["points"]) < 2:
+        widgets.empty(
+            f"Only one checkpoint of the series “{found['series']}” can be compared, so there is no curve to draw.",
+            "Record more checkpoints over the same tokens under this name.",
+        )
+    else:
+        st.caption(widgets.plain(steadiness.saturation_words(found)))
+        widgets.chart(steadiness.saturation_chart(found, theme=widgets.theme(), title=None, step=layer, run=run["run"]))
+        how = widgets.plain(counted_words(found) + off_by(found))
+        st.caption(f"Dashed: by chance. Dotted: layer {layer} alone. {how}")
+        widgets.numbers_behind(steadiness.saturation_rows(found, layer), "saturation of each checkpoint")
+    if found["left_out"]:
+        st.caption(
+            widgets.plain("Left out: " + "; ".join(f"{r['run']} ({r['reason']})" for r in found["left_out"]) + ".")
+        )

@@ -1,0 +1,242 @@
+"""H-Model: which layers talk to each other? One sample beside its label's mean, all labels, live controls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.families.connections import (
+    connection_rows,
+    distance_chart,
+    distance_rows,
+    graph_chart,
+    hidden_words,
+    nearest_words,
+    self_share_words,
+    separation_words,
+    stability_words,
+)
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.family import twins
+from tokenpaths.frontend.views.sample import retrace
+
+MOST_LABELS = 12
+HELP = {
+    "graph": (
+        "Every layer that runs emits a state and a weight c in 0 … 1 for each layer and output: c = sigmoid(logits / "
+        "α), α multiplied by α_rate at every iteration. A layer reads Σ c·h / max(1, Σ c); what goes to an output is "
+        "summed over the iterations and divided by their number. Shown is the mean of c over the tokens."
+    ),
+    "separation": (
+        "Distance of two inputs: root of the mean squared difference of c over all connections that can exist. Ratio: "
+        "mean distance between labels / mean distance within a label. p: share of shuffles of the labels with a ratio "
+        "at least as high. Stability: 1 − mean variance of c over inputs. Self-connection share: Σ c_ii / Σ c."
+    ),
+    "live": (
+        "c = sigmoid(logits / α): a small α makes connections all or nothing, a large one makes them all alike. "
+        "α_rate multiplies α at every iteration. top-k keeps that many of each layer's outgoing connections."
+    ),
+}
+
+
+def draw(run: Mapping[str, Any], selection: Selection) -> None:
+    with widgets.controls():
+        common.run_picker(run)
+        common.label_picker(run, selection)
+        number = retrace.sample_picker(run, selection)
+        other = _other_picker(run, selection, number)
+    if number is None:
+        widgets.empty("No sample has this label.", "Let go of a chip above.")
+        return
+    if "edges" not in run["soft"]:
+        widgets.empty("This run holds no connections.", "Trace the model again with this version to record them.")
+        return
+    sample = widgets.client().sample(run["run"], number)
+    graph = widgets.client().soft(run["run"], "edges", sample=number)
+    _graphs(run, sample, graph, other)
+    if run["num_samples"] > 1:
+        _labels(run)
+        _numbers(run, graph)
+    twins.draw(run)
+    _live(run, selection, sample, graph)
+
+
+def _names(run: Mapping[str, Any]) -> list[str]:
+    return [row["label"] for row in run["labels"] if row["label"] is not None]
+
+
+def _other_picker(run: Mapping[str, Any], selection: Selection, number: int | None) -> str | None:
+    """Whose mean stands beside the sample: its own label's, unless another is chosen. None: of all samples."""
+    labels = _names(run)
+    if not labels or number is None or run["num_samples"] <= 1:
+        return None
+    own = widgets.client().sample(run["run"], number).get("label")
+    address.bound(
+        st.selectbox,
+        "other",
+        "Beside it the mean of",
+        selection.other if selection.other in labels else "",
+        ["", *labels],
+        format_func=lambda label: label or (f"{own} (its own label)" if own else "all samples"),
+        read=lambda label: label or None,
+    )
+    return selection.other if selection.other in labels else own
+
+
+def _graphs(run: Mapping[str, Any], sample: Mapping[str, Any], graph: Mapping[str, Any], other: str | None) -> None:
+    widgets.heading(
+        "Which layers talk to each other?",
+        "Read from left to right: the input sends its state to layers, these send theirs on at every iteration, and "
+        "what reaches an output is added up (dashed). The wider and bolder a line, the stronger the connection.",
+    )
+    alone = run["num_samples"] <= 1
+    places = st.columns(1 if alone else 2, gap="large")
+    with places[0]:
+        label = f" ({sample['label']})" if sample.get("label") else ""
+        st.subheader(widgets.plain(f"This one: sample {sample['sample']:,}{label}"), anchor=False, help=HELP["graph"])
+        st.caption(widgets.plain(_snippet(sample)))
+        _graph(graph, f"sample {sample['sample']:,}")
+    if alone:
+        return
+    with places[1]:
+        mean = widgets.client().soft(run["run"], "edges", label=other)
+        who = f"The mean of {other}" if other else "The mean of all samples"
+        st.subheader(widgets.plain(who), anchor=False, help=HELP["graph"])
+        st.caption(f"{numbers.plural(mean['num_samples'], 'sample')}.")
+        _graph(mean, who.lower() if not other else f"mean of {other}")
+
+
+def _graph(answer: Mapping[str, Any], what: str) -> None:
+    widgets.chart(graph_chart(answer, theme=widgets.theme(), title=None))
+    table = connection_rows(answer)
+    for line in hidden_words(table):
+        st.caption(line)
+    widgets.numbers_behind(table, f"connections, {what}")
+
+
+def _snippet(sample: Mapping[str, Any]) -> str:
+    text = (sample.get("text") or sample.get("source") or "").replace("\n", " ").strip()
+    return f"“{text[:110]}{'…' if len(text) > 110 else ''}”" if text else "An image."
+
+
+def _labels(run: Mapping[str, Any]) -> None:
+    """The mean graph of each label, coloured by what is stronger or weaker than the mean of all."""
+    labels = _names(run)
+    if len(labels) < 2:
+        return
+    client = widgets.client()
+    widgets.heading(
+        "Does each label have routes of its own?",
+        "The mean graph of each label. Line width: how strong its connection is. Rose: stronger than the mean of all "
+        "samples; blue: weaker; grey: the same.",
+    )
+    every = client.soft(run["run"], "edges")
+    graphs = {label: client.soft(run["run"], "edges", label=label) for label in labels[:MOST_LABELS]}
+    tables = {label: connection_rows(answer, every) for label, answer in graphs.items()}
+    most = max((abs(row["difference"]) for table in tables.values() for row in table), default=0.0)
+    for start in range(0, len(graphs), 3):
+        for place, label in zip(st.columns(3, gap="medium"), list(graphs)[start : start + 3], strict=False):
+            with place:
+                st.subheader(widgets.plain(label), anchor=False)
+                widgets.chart(
+                    graph_chart(graphs[label], theme=widgets.theme(), title=None, minus=every, most=most, compact=True)
+                )
+    if len(labels) > MOST_LABELS:
+        st.caption(f"The first {MOST_LABELS} of {numbers.count(len(labels))} labels.")
+    st.caption(f"Full colour: a difference of {numbers.number(most)} or more in c, which lies between 0 and 1.")
+    rows = [{"label": label, **row} for label, table in tables.items() for row in table]
+    widgets.numbers_behind(rows, "mean connections of each label (other: of all samples)")
+
+
+def _numbers(run: Mapping[str, Any], graph: Mapping[str, Any]) -> None:
+    found = run["findings"].get("connections") or {}
+    separation = found.get("separation")
+    st.header("Is that more than chance?", anchor=False, help=HELP["separation"])
+    if not found:
+        widgets.empty("This run was sealed without these numbers.", "Trace the model again to have them worked out.")
+        return
+    left, right = st.columns([1, 1], gap="large")
+    with left:
+        if separation:
+            st.write(widgets.plain(separation_words(separation) + _untrained(run)))
+            if found.get("nearest_label_accuracy") is not None:
+                count = len(separation.get("labels") or _names(run))
+                st.write(widgets.plain(nearest_words(found["nearest_label_accuracy"], "label", count)))
+        else:
+            st.write("This run has too few labels, or too few samples of each, to compare their connections.")
+        if found.get("stability") is not None:
+            st.write(widgets.plain(stability_words(found["stability"])))
+        if found.get("self_share") is not None:
+            st.write(widgets.plain(self_share_words(found["self_share"], len(graph["axes"][2]["names"]))))
+    if separation and separation.get("matrix") and len(separation["labels"]) <= MOST_LABELS:
+        with right:
+            st.subheader("How far apart are two labels?", anchor=False, help=HELP["separation"])
+            st.caption("Mean distance of the connections of two inputs, 0 to 1; on the diagonal both have one label.")
+            widgets.chart(distance_chart(separation, theme=widgets.theme(), title=None))
+            widgets.numbers_behind(
+                [{key: row[key] for key in ("one", "other", "distance")} for row in distance_rows(separation)],
+                "distances between labels",
+            )
+
+
+def _untrained(run: Mapping[str, Any]) -> str:
+    """What the same comparison gave before training, on the model's own held-out texts."""
+    distance = ((run["findings"].get("validation") or {}).get("routing") or {}).get("distance") or {}
+    if distance.get("untrained_ratio") is None:
+        return ""
+    return (
+        f" On the texts held out in training it is {numbers.number(distance.get('ratio'))}, and "
+        f"{numbers.number(distance['untrained_ratio'])} for the same model before training."
+    )
+
+
+def _live(run: Mapping[str, Any], selection: Selection, sample: Mapping[str, Any], graph: Mapping[str, Any]) -> None:
+    st.header("What if the connections were sharper?", anchor=False, help=HELP["live"])
+    model = retrace.model_of(run)
+    if model is None:
+        return
+    controls = _controls(model, len(graph["axes"][2]["names"]))
+    if not controls:
+        widgets.empty("This model allows no changes.", "Choose a run of an H-Model checkpoint.")
+        return
+    st.caption(
+        f"Move a slider: sample {sample['sample']:,} is run again with it, without any training, and shown beside the "
+        "unchanged run."
+    )
+    given = retrace.changes(selection, controls)
+    with st.container(horizontal=True, gap="large", key="live_controls"):
+        retrace.control_widgets(controls, given)
+    if not given:
+        return
+    after = retrace.again(run, sample, given)
+    if after is None:
+        return
+    changed = widgets.client().soft(after["run"], "edges", sample=0)
+    left, right = st.columns(2, gap="large")
+    with left:
+        st.subheader("Unchanged", anchor=False, help=HELP["graph"])
+        widgets.chart(graph_chart(graph, theme=widgets.theme(), title=None))
+    with right:
+        st.subheader("Changed", anchor=False, help=HELP["graph"])
+        _graph(changed, "changed")
+    retrace.before_and_after(sample, widgets.client().sample(after["run"], 0), after["run"])
+
+
+def _controls(model: Mapping[str, Any], num_targets: int) -> list[retrace.Control]:
+    config = (model.get("config") or {}).get("config") or {}
+    trained = {
+        "alpha": config.get("alpha", 1.0),
+        "alpha_rate": config.get("alpha_rate", 1.0),
+        "top_k": config.get("route_top_k") or num_targets,
+    }
+    words = {"alpha": "α (sharpness)", "alpha_rate": "α_rate (per iteration)", "top_k": "top-k (connections kept)"}
+    properties = model["controls"].get("properties") or {}
+    found = [
+        retrace.control(name, schema, trained=trained.get(name), limit=num_targets, words=words.get(name, ""))
+        for name, schema in properties.items()
+    ]
+    return [one for one in found if one is not None]

@@ -1,0 +1,357 @@
+"""RayTracing: the network lighting up as the threshold falls, what a sample costs, and whom it costs more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.families import light_costs, lights
+from tokenpaths.frontend.charts.patches import data_url
+from tokenpaths.frontend.components.wall import wall
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.family import sharpening
+
+LISTED = 300
+AT_EACH_END = 12
+READ_AT_MOST = 5000
+POINTS = 2500
+HELP = {
+    "network": (
+        "Firing rate r of a block = sum of the signals that reach it. It computes only where r > θ, and sends r − θ, "
+        "shared out over its wires. θ starts at 1 and is multiplied by 0.9 a step until the signal at the output "
+        "exceeds θ_out."
+    ),
+    "share": (
+        "Active share = blocks that fired at any step so far / all blocks. Used-parameter share = parameters of those "
+        "blocks, of the input modules and of the output layer / all parameters (frozen convolutions left out)."
+    ),
+    "correlation": (
+        "Pearson’s r of active share and loss over samples, with a 95 % interval: by bootstrap for the whole run, by "
+        "Fisher’s z for one label."
+    ),
+    "fired": "Threshold steps until the signal at the output exceeded θ_out; the last step at which a block was lit.",
+    "used": "Mean over the test samples of the used-parameter share; the MLP twin always uses all it has.",
+    "class_blocks": "Share of the samples of a class in which the block fired at any threshold step.",
+}
+
+
+def draw(run: Mapping[str, Any], selection: Selection) -> None:
+    """The whole page of one RayTracing run."""
+    with widgets.controls():
+        common.run_picker(run)
+        common.label_picker(run, selection)
+        number = _sample_picker(run, selection)
+    if number is None:
+        widgets.empty("No sample has this label.", "Let go of the label above.")
+        return
+    with widgets.guarded("the network"):
+        _network(run, selection, number)
+    samples, whole = _samples(run, selection)
+    with widgets.guarded("the cheapest and dearest samples"):
+        _ends(run, samples, whole)
+    left, right = st.columns(2, gap="large")
+    with left, widgets.guarded("the classes"):
+        _classes(run, samples)
+    with right, widgets.guarded("the loss"):
+        _difficulty(run, selection, samples, whole)
+    left, right = st.columns(2, gap="large")
+    with left, widgets.guarded("the blocks of each class"):
+        _class_blocks(run)
+    with right, widgets.guarded("the comparison with the twin"):
+        _twin(run)
+
+
+def _sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
+    found = widgets.client().samples(run["run"], most=LISTED, label=selection.label)["samples"]
+    labels = {row["sample"]: row.get("label") for row in found}
+    if not labels and selection.sample is None:
+        return None
+    number = selection.sample if selection.sample is not None else next(iter(labels))
+    options = list(labels) if number in labels else [number, *labels]
+    address.bound(
+        st.selectbox,
+        "sample",
+        "Sample",
+        number,
+        options,
+        format_func=lambda n: " · ".join(filter(None, (f"{n:,}", labels.get(n)))),
+    )
+    return number
+
+
+def _network(run: Mapping[str, Any], selection: Selection, number: int) -> None:
+    client = widgets.client()
+    soft, sample = client.soft(run["run"], "blocks", sample=number), client.sample(run["run"], number)
+    network, values, names = lights.network_of(run), soft["values"], soft["axes"][0]["names"]
+    last = lights.last_step(values)
+    step = last if selection.light is None else min(selection.light, last)
+    said = f"{sample['prediction']} {numbers.percent(sample['confidence'], 2)}" if sample.get("prediction") else "fired"
+    curve = lights.share_rows(network, values, names)
+    left, right = st.columns([5, 3], gap="large")
+    with left:
+        st.header(lights.NETWORK, anchor=False, help=HELP["network"])
+        st.caption(
+            "Circles are blocks; the fuller, the higher the firing rate. Hollow: silent, so nothing is computed there. "
+            "Lines: wires that carry a signal now. Inputs send all the time."
+        )
+        _slider(names, last, step)
+        drawing = lights.network_chart(network, values, step, theme=widgets.theme(), said=said, title=None)
+        widgets.chart(drawing)
+        finding = run["findings"].get("lights") or {}
+        _fired(finding, names, last)
+    with right:
+        picture, told = st.columns([1, 2], gap="small", vertical_alignment="center")
+        with picture:
+            if sample.get("has_image"):
+                _picture(client.image(run["run"], number), sample)
+        with told:
+            st.markdown(widgets.plain(step_words(network, curve, step, last, names, run["config"], sample)))
+        if selection.light is not None and selection.light > last:
+            st.caption(f"The address asks for step {selection.light:,}; this sample had stopped by then.")
+        st.subheader(lights.SHARES, anchor=False, help=HELP["share"])
+        mean = finding.get("lit_share_by_step") or ()
+        if last > 0:
+            widgets.chart(lights.share_chart(curve, mean, step=step, theme=widgets.theme(), title=None))
+        else:
+            st.write("This sample used all that it needed at the first step, so there is no curve to draw.")
+        widgets.numbers_behind(curve, "threshold steps of this sample")
+        widgets.numbers_behind(block_rows(network, values, step), "blocks at this step")
+        if sample.get("has_image") and last > 0:
+            sharpening.draw(run, sample, names, last, step)
+
+
+def _fired(finding: Mapping[str, Any], names: Sequence[str], last: int) -> None:
+    """When the outputs of all samples fired, this one's bar marked."""
+    st.subheader("When does the output fire?", anchor=False, help=HELP["fired"])
+    steps = finding.get("steps_until_fired") or {}
+    table = lights.fired_rows(steps.get("counts") or (), names)
+    if not table:
+        widgets.empty("This run does not say when its outputs fired.", "Trace it again to have that worked out.")
+        return
+    if len(table) == 1:
+        st.write(widgets.plain(f"In all {numbers.plural(table[0]['samples'], 'sample')} at step {table[0]['step']}."))
+        return
+    widgets.chart(lights.fired_chart(table, chosen=last, theme=widgets.theme(), title=None))
+    # Steps are numbered from 0: a sample that stops at step 9 has taken ten.
+    mean = numbers.number(steps["mean"] - 1) if steps.get("mean") is not None else "–"
+    st.caption(f"All samples of the run; on average they stopped at step {mean}. In colour: the one above.")
+    widgets.numbers_behind(table, "samples by the step at which they stopped")
+
+
+def _slider(names: Sequence[str], last: int, step: int) -> None:
+    if last == 0:
+        widgets.empty(
+            f"This sample’s output fired at the first threshold ({names[0]}), so there is nothing to slide through."
+        )
+        return
+    address.bound(
+        st.select_slider,
+        "light",
+        "Threshold",
+        step,
+        list(range(last + 1)),
+        format_func=lambda t: f"{names[t]} (step {t})",
+        read=lambda t: None if t == last else int(t),
+        help="Move left for a higher threshold: fewer blocks are lit. At the right end the output fires.",
+    )
+
+
+def _picture(png: bytes, sample: Mapping[str, Any]) -> None:
+    st.image(png, width=140, caption=widgets.plain(f"sample {sample['sample']}: {sample.get('label') or 'no label'}"))
+
+
+def step_words(
+    network: lights.Network,
+    curve: Sequence[Mapping[str, Any]],
+    step: int,
+    last: int,
+    names: Sequence[str],
+    config: Mapping[str, Any],
+    sample: Mapping[str, Any],
+) -> str:
+    """What has happened by this step, and what the output says or will say."""
+    row, total = curve[step], network.num_blocks
+    place, lit = (f" (step {step} of {last})" if last else ""), round(row["lit"] * total)
+    words = [
+        f"At {names[step]}{place}, {numbers.plural(lit, 'block')} of {numbers.count(total)} "
+        f"{'is' if lit == 1 else 'are'} lit, "
+        f"{numbers.count(round(row['lit_so_far'] * total))} so far; "
+        f"{numbers.percent(row['used'])} of the parameters have been used."
+    ]
+    said = f"“{sample['prediction']}” ({numbers.percent(sample.get('confidence'))})" if sample.get("prediction") else ""
+    cap = int((config.get("controls") or {}).get("theta_steps") or config["theta_steps"])
+    if step < last:
+        words.append(f"The output is still silent. It fires at step {last}{', and says ' + said if said else ''}.")
+    else:
+        ended = "The last threshold is reached: the output is read" if last == cap - 1 else "Now the output fires"
+        words.append(f"{ended}{' and says ' + said if said else ''}.")
+    if sample.get("label") is not None and sample.get("prediction") and sample.get("loss") is not None:
+        right = sample["prediction"] == sample["label"]
+        words.append("That is right." if right else f"That is wrong: it is “{sample['label']}”.")
+    return " ".join(words)
+
+
+def block_rows(network: lights.Network, values: Sequence[Sequence[float]], step: int) -> list[dict[str, Any]]:
+    """The numbers behind the circles."""
+    return [
+        {
+            "block": f"L{block // network.blocks}B{block % network.blocks}",
+            "firing rate": rate,
+            "lit": rate > 0,
+            "parameters": network.block_params[block],
+        }
+        for block, rate in enumerate(values[step])
+    ]
+
+
+def _samples(run: Mapping[str, Any], selection: Selection) -> tuple[list[dict[str, Any]], bool]:
+    """Samples from the cheapest on, and whether they are all; of a large run both ends."""
+    client, ask = widgets.client(), {"order": "compute", "label": selection.label}
+    found = client.samples(run["run"], most=READ_AT_MOST, descending=False, **ask)
+    if found["total"] <= READ_AT_MOST:
+        return found["samples"], True
+    dear = client.samples(run["run"], most=AT_EACH_END, descending=True, **ask)["samples"]
+    return found["samples"] + dear[::-1], False
+
+
+def _ends(run: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], whole: bool) -> None:
+    rows = [row for row in samples if row.get("compute") is not None]
+    size = min(AT_EACH_END, len(rows) // 2)
+    if not size:
+        widgets.empty("One sample alone is neither cheap nor dear.", "Trace more samples to compare them.")
+        return
+    groups = [
+        (f"Which {size} samples are cheapest?", "cheap", rows[:size]),
+        (f"Which {size} are dearest?", "dear", rows[-size:][::-1]),
+    ]
+    for column, (title, key, members) in zip(st.columns(2, gap="large"), groups, strict=True):
+        with column:
+            st.subheader(title, anchor=False, help=HELP["share"])
+            _wall(run, members, key)
+    st.caption("Below each: its label and its active share, the share of blocks that fired. Click one to light it up.")
+    widgets.numbers_behind(
+        [
+            {"end": key, **{k: row.get(k) for k in ("sample", "label", "prediction", "compute", "loss")}}
+            for _title, key, members in groups
+            for row in members
+        ],
+        "cheapest and dearest samples (compute = active share)",
+    )
+
+
+def _wall(run: Mapping[str, Any], members: Sequence[Mapping[str, Any]], key: str) -> None:
+    items = []
+    for row in members:
+        caption = f"{row.get('label') or 'no label'} · {numbers.percent(row['compute'])}"
+        item = {"sample": row["sample"], "title": f"sample {row['sample']}: {caption}", "caption": caption}
+        if row.get("has_image"):
+            item["image"] = data_url(widgets.client().image(run["run"], row["sample"]))
+        else:
+            item["snippet"] = row.get("snippet") or row.get("source") or f"sample {row['sample']}"
+        items.append(item)
+    wall(
+        items,
+        key=f"wall_lights_{key}_{run['run']}",
+        kind="sample",
+        on_open=lambda value: address.go_changed(sample=int(value["sample"]), light=None),
+    )
+
+
+def _classes(run: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
+    st.subheader("Which classes light more of the network?", anchor=False, help=HELP["share"])
+    table = light_costs.class_rows(samples)
+    if len(table) < 2:
+        widgets.empty(
+            "There are not two labels to compare here.",
+            "Let go of the label above." if table else "Trace a data set with labels.",
+        )
+        return
+    widgets.chart(light_costs.class_chart(table, theme=widgets.theme(), title=None))
+    st.caption("Dot: mean. Thick: the middle half of the class’s samples. Thin: the middle 90 %.")
+    widgets.numbers_behind(table, "active share by label")
+
+
+def _difficulty(
+    run: Mapping[str, Any], selection: Selection, samples: Sequence[Mapping[str, Any]], whole: bool
+) -> None:
+    st.subheader("Do difficult samples light more of the network?", anchor=False, help=HELP["correlation"])
+    points = light_costs.difficulty_points(samples)
+    if len(points) < 4:
+        widgets.empty("Fewer than four samples have a loss.", "Trace labelled samples of classes that the model knows.")
+        return
+    finding = (run["findings"].get("lights") or {}).get("correlation") if selection.label is None else None
+    found = finding or _correlation(points)
+    shown = points[:: -(-len(points) // POINTS)]
+    widgets.chart(
+        light_costs.difficulty_chart(shown, theme=widgets.theme(), title=None),
+        key=f"difficulty_{run['run']}_{selection.label}_{selection.sample}",
+        on_pick=lambda _name, sample: address.go_changed(sample=int(sample), light=None),
+        pick=(light_costs.SAMPLE_PICK,),
+    )
+    some = "" if len(shown) == len(points) and whole else f" {numbers.count(len(shown))} of them are drawn."
+    words = light_costs.correlation_words(found, len(points)) + some
+    st.caption(widgets.plain(words + " Circle: right; cross: wrong. Click one to light it up."))
+    common.note_not_independent(run)
+    widgets.numbers_behind(shown, "points")
+
+
+def _correlation(points: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Of the samples of one label, or of a run that was sealed without it."""
+    found = numbers.correlation([p["active_share"] for p in points], [p["loss"] for p in points])
+    return found and {
+        "pearson": found["r"],
+        "pearson_low": found["low"],
+        "pearson_high": found["high"],
+        "num_samples": found["num"],
+    }
+
+
+def _class_blocks(run: Mapping[str, Any]) -> None:
+    st.subheader("Which blocks does each class light?", anchor=False, help=HELP["class_blocks"])
+    sizes = {row["label"]: row["num_samples"] for row in run["labels"] if row["label"] is not None}
+    if len(sizes) < 2:
+        widgets.empty("There are not two labels to compare here.")
+        return
+    shown = dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[: light_costs.MOST_LABELS])
+    usage = {label: widgets.client().usage(run["run"], label=label) for label in shown}
+    table = light_costs.class_block_rows(usage, shown)
+    widgets.chart(light_costs.class_block_chart(table, theme=widgets.theme(), title=None))
+    st.caption(
+        "One column: one block. A column that is full for some classes only is a block that knows them."
+        + (f" {light_costs.MOST_LABELS} of {numbers.count(len(sizes))} labels." if len(sizes) > len(shown) else "")
+    )
+    widgets.numbers_behind(table, "labels and blocks")
+
+
+def _twin(run: Mapping[str, Any]) -> None:
+    st.subheader("How accurate for how many parameters?", anchor=False, help=HELP["used"])
+    table = light_costs.used_rows(run["findings"].get("validation") or {})
+    if not table:
+        widgets.empty(
+            "The checkpoint of this run does not say what it was measured at.",
+            "The shipped RayTracing models do; their cards have accuracy, used parameters and the MLP twin.",
+        )
+        return
+    widgets.chart(light_costs.used_chart(table, theme=widgets.theme(), title=None))
+    st.caption(twin_words(table))
+    widgets.numbers_behind(table, "network and twin")
+
+
+def twin_words(table: Sequence[Mapping[str, Any]]) -> str:
+    """Both in one sentence."""
+    if len(table) < 2:
+        return "Filled: used by a sample on average. Outline: all parameters. No MLP twin was measured."
+    own, twin = table
+    points = 100 * (own["accuracy"] - twin["accuracy"])
+    many = f"{numbers.number(abs(points), 2)} percentage point{'' if abs(points) == 1 else 's'}"
+    than = f"{many} {'more' if points > 0 else 'less'} accurate than" if points else "as accurate as"
+    fewer = 1 - own["used"] / twin["used"]
+    return (
+        f"On its test data the network is {than} its MLP twin, with {numbers.percent(abs(fewer))} "
+        f"{'fewer' if fewer >= 0 else 'more'} parameters used a sample. Filled: used on average. Outline: all it has. "
+        "The other numbers of this page are of this run's images, which the network may have been trained on."
+    )

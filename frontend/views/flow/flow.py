@@ -1,0 +1,190 @@
+"""Where do tokens go? Circles and ribbons; a click on one filters everything to the tokens that pass there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.flow.flow import (
+    LINK_PICK,
+    NODE_PICK,
+    flow_chart,
+    hidden_words,
+    link_rows,
+    merged_words,
+    moves_of,
+    node_rows,
+)
+from tokenpaths.frontend.charts.flow.layout import MANY_LINKS, MOST_LINKS, flow_layout, least_share
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.selection import Selection, to_query
+from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.flow import beside
+from tokenpaths.frontend.views.pickers import run_and_label
+
+MANY_STEPS = 32
+SAMPLED_FROM = 20_000_000
+"""tokens of a run whose filters are first answered from the sample: a smaller one is counted before an eye sees it"""
+MERGE_STEPS = [0.0, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0]
+HIDE_STEPS = [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0]
+
+
+def draw(selection: Selection) -> None:
+    run = common.chosen_run(selection)
+    if run is None:
+        return
+    _controls(run, selection)
+    if selection.other is not None:
+        beside.draw(run, selection)
+        return
+    question = common.flow_question(run, selection, limit=MOST_LINKS)
+    if not _takes_long(run, selection):
+        _show(run, selection, widgets.client().flow(run["run"], **question))
+        return
+    # A place of its own, so that the exact answer takes that of the sampled one.
+    place = st.empty()
+    sampled = widgets.client().flow(run["run"], sampled=True, **question)
+    if sampled["num_tokens"]:
+        with place.container():
+            _show(run, selection, sampled)
+    exact = widgets.client().flow(run["run"], **question)
+    with place.container():
+        _show(run, selection, exact)
+
+
+def _takes_long(run: Mapping[str, Any], selection: Selection) -> bool:
+    """Whether these tokens have to be counted, in a run so large that a reader would wait for it."""
+    return bool(selection.through or selection.paths) and int(run["num_tokens"]) >= SAMPLED_FROM
+
+
+def _show(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any]) -> None:
+    """The picture of one answer, counted on a sample or exactly."""
+    counted = flow.get("counted")
+    widgets.heading("Where do tokens go?", _words(run, flow), "flow")
+    if not flow["num_tokens"]:
+        widgets.empty("No token passes all of these filters.", "Let go of a chip above to see some again.")
+        return
+    if counted and not counted["exact"]:
+        st.caption(widgets.plain(sampled_words(run, flow)))
+    least = least_share(flow) if selection.hide is None else 0.0
+    drawing = flow_chart(flow, theme=widgets.theme(), through=selection.through, title=None, least=least)
+    widgets.chart(
+        drawing,
+        key=f"flow_{'sampled_' if counted else ''}{hash(tuple(sorted(to_query(selection).items())))}",
+        on_pick=_picked,
+        pick=(NODE_PICK, LINK_PICK),
+    )
+    hidden = hidden_words(flow_layout(flow, least=least).other, moves_of(flow), least)
+    for line in [*merged_words(flow), *hidden]:
+        st.caption(widgets.plain(line))
+    st.caption(
+        "Click a circle or a ribbon to keep only the tokens that pass there; click it again to let go. "
+        + ("" if flow["own_modules"] else "A level ribbon visits the same module again.")
+        + (" Grey: identity modules, which do nothing (the step is skipped)." if common.identities(run) else "")
+        + (" Choose fewer steps above to see single flows." if len(flow["steps"]) > MANY_STEPS else "")
+    )
+    if counted:
+        return  # tables and notes come with the exact answer
+    common.notes(run)
+    widgets.numbers_behind(node_rows(flow), "circles", share=st.column_config.NumberColumn(format="percent"))
+    widgets.numbers_behind(link_rows(flow), "ribbons", share=st.column_config.NumberColumn(format="percent"))
+
+
+def sampled_words(run: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
+    """How many tokens this was counted on, and how far the share of a ribbon may be."""
+    counted = flow["counted"]
+    off = numbers.number(100 * max(((row["high"] - row["low"]) / 2 for row in flow["links"]), default=0.0), 2)
+    return (
+        f"Estimated from {numbers.plural(counted['num_tokens'], 'token')} of a sample of "
+        f"{numbers.count(counted['of_tokens'])}: the share of a ribbon is right within ± {off} percentage "
+        f"points (95 %). Now counting all {numbers.plural(run['num_tokens'], 'token')} …"
+    )
+
+
+def _controls(run: Mapping[str, Any], selection: Selection) -> None:
+    with run_and_label(run, selection):
+        beside.picker(run, selection)
+        _step_pickers(run, selection)
+        address.bound(
+            st.select_slider,
+            "hide",
+            "Hide flows below",
+            "auto" if selection.hide is None else selection.hide,
+            ["auto", *sorted({*HIDE_STEPS, *([] if selection.hide is None else [selection.hide])})],
+            format_func=lambda value: "by itself" if value == "auto" else f"{value:g} %",
+            read=lambda value: None if value == "auto" else float(value),
+            help="Ribbons with a smaller share of the tokens are not drawn, but counted. By itself: nothing is hidden "
+            f"of {MANY_LINKS} ribbons or fewer, and never more than a tenth of the moves.",
+        )
+        if int(run["num_modules"]) > common.DRAWN_MODULES:
+            merge_slider(run, selection)
+
+
+def merge_slider(run: Mapping[str, Any], selection: Selection) -> None:
+    """From which share of tokens on a module is drawn by itself."""
+    what = "experts" if run["family"] == "moe" else "modules"
+    usual = f"the {common.DRAWN_MODULES} busiest" if common.merging(run, selection.change(merge=None)) else "no"
+    usual = "beyond " + usual if usual != "no" else "none"
+    address.bound(
+        st.select_slider,
+        "merge",
+        f"Merge {what} below",
+        "auto" if selection.merge is None else selection.merge,
+        ["auto", *sorted({*MERGE_STEPS, *([] if selection.merge is None else [selection.merge])})],
+        format_func=lambda value: usual if value == "auto" else f"{value:g} %",
+        read=lambda value: None if value == "auto" else float(value),
+        help=f"{what.capitalize()} that get a smaller share of the tokens become one square of their step, “other”.",
+    )
+
+
+def _step_pickers(run: Mapping[str, Any], selection: Selection) -> None:
+    """First and last step to draw, both included here; half-open in the address, as in the API."""
+    last, (start, end) = int(run["num_steps"]) - 1, common.step_range(run, selection)
+    if last < 1:
+        return
+
+    def span(first: int, final: int) -> tuple[int, int] | None:
+        return None if (first, final) == (0, last) else (first, final + 1)
+
+    address.bound(
+        st.selectbox,
+        "steps",
+        "From step",
+        start,
+        list(range(last + 1)),
+        part="_first",
+        read=lambda first: span(first, max(first, end - 1)),
+    )
+    address.bound(
+        st.selectbox,
+        "steps",
+        "to step",
+        end - 1,
+        list(range(last + 1)),
+        part="_last",
+        read=lambda final: span(min(start, final), final),
+    )
+
+
+def _words(run: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
+    total, kept = run["num_tokens"], flow["num_tokens"]
+    tokens = (
+        numbers.plural(kept, "token")
+        if kept == total
+        else f"{numbers.count(kept)} of {numbers.plural(total, 'token')} ({numbers.percent(kept / max(1, total))})"
+    )
+    counted = flow.get("counted")
+    if counted and not counted["exact"]:
+        tokens = f"About {tokens}"
+    rows = "In each the busiest module stands at the top" if flow["own_modules"] else "Rows: modules"
+    return (
+        f"{tokens}. Columns: steps. {rows}."
+        " Circle area: tokens that a module received; ribbon width: tokens that go that way."
+    )
+
+
+def _picked(name: str, value: str) -> None:
+    nodes = (value,) if name == NODE_PICK else tuple(value.split(">"))
+    address.go(address.current().toggle_through(*nodes))

@@ -1,0 +1,287 @@
+"""What can I see here? The runs as cards, *Try it*, three guided examples, and how to trace one's own model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+from tokenpaths.frontend.api.client import ApiError
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.flow.flow import flow_thumbnail
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.commands import command, runs_dir, typed_html
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.family.family import NAMES
+
+CARDS = 8
+"""so many, newest first, before anybody asks for all: the page then fits on one screen"""
+MOST_CARDS = 60
+REFRESH_SECONDS = 2.0
+NAMED = 4
+"""so many runs that are being read are named"""
+PICTURE = 74
+"""height of a card's small flow picture in pixels"""
+
+
+def draw(selection: Selection) -> None:
+    cards = widgets.client().runs()
+    widgets.heading(
+        "What can I see here?",
+        "A routed network decides for every token – a patch of an image, a piece of a word – which "
+        "modules it passes. "
+        "Here you see the paths that tokens really took.",
+    )
+    whole = [card for card in cards if card["status"] == "sealed" and not common.is_try(card)]
+    tries = [card for card in cards if card["status"] == "sealed" and common.is_try(card)]
+    broken = [card for card in cards if card["status"] == "unreadable"]
+    reading = common.being_read(cards)
+    _guides(whole)
+    if whole:
+        _cards(whole, selection.q)
+    elif not reading:
+        widgets.empty(
+            "There is no run yet.", "Trace a model as below, or open *Try it* with one of the shipped models."
+        )
+    if reading:
+        st.fragment(_being_read, run_every=REFRESH_SECONDS, key="being_read")(reading)
+    if broken:
+        _broken(broken)
+    detours = [card for card in tries if card["split"] == common.DETOUR]
+    if len(tries) > len(detours):
+        _tries("Tries", [card for card in tries if card["split"] != common.DETOUR])
+    if detours:
+        _tries("Detours, without and with an edit", detours)
+    _own()
+
+
+def _cards(cards: Sequence[Mapping[str, Any]], wanted: str | None) -> None:
+    """The newest runs, or all, or those whose name, model or data contain ``wanted``."""
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
+        st.subheader(
+            numbers.plural(len(cards), "run"),
+            anchor=False,
+            help="A run is one model traced over one data set. Columns of the small picture are steps, circles are "
+            "modules, ribbons are tokens on their way.",
+        )
+        if len(cards) > CARDS:
+            address.bound(
+                st.text_input,
+                "q",
+                "Find a run",
+                wanted or "",
+                placeholder="Find a run by name, model or data",
+                label_visibility="collapsed",
+                read=lambda text: text.strip() or None,
+            )
+    found = [card for card in cards if _matches(card, wanted)]
+    if not found:
+        widgets.empty(f"None of the {len(cards)} runs has “{widgets.plain(wanted or '')}” in its name, model or data.")
+        return
+    every = wanted is not None or st.session_state.get("all_runs", False)
+    shown = found[: MOST_CARDS if every else CARDS]
+    with st.container(key="cards", gap="small"):
+        for start in range(0, len(shown), 4):
+            for column, card in zip(st.columns(4, gap="small"), shown[start : start + 4], strict=False):
+                with column:
+                    _card(card)
+    if len(found) > len(shown) and not every:
+        st.button(
+            f"Show all {len(found)} runs",
+            key="show_all_runs",
+            icon=":material/expand_more:",
+            on_click=lambda: st.session_state.update(all_runs=True),
+        )
+    elif len(found) > len(shown):
+        widgets.numbers_behind(found[len(shown) :], f"{len(found) - len(shown)} older runs")
+
+
+def _matches(card: Mapping[str, Any], wanted: str | None) -> bool:
+    told = " ".join(str(card.get(part) or "") for part in ("run", "model", "dataset", "family", "modality"))
+    return all(word in told.casefold() for word in (wanted or "").casefold().split())
+
+
+def _guides(cards: Sequence[Mapping[str, Any]]) -> None:
+    """Three questions with an answer one click away; those that no run can answer are left out."""
+    vision, text = (_clearest(cards, modality) for modality in ("vision", "text"))
+    skipping = next((c for c in cards if "skip" in (c.get("model") or "")), vision or text)
+    found = [
+        (
+            "Try it with my own",
+            "Drop an image or paste a text; its paths appear at once.",
+            {"view": "try"},
+            ":material/upload:",
+        )
+    ]
+    if vision:
+        found.append(
+            (
+                "See what edges take",
+                "Which modules take the busiest patches, those that an edge runs through, and which paths?",
+                {"view": "paths", "run": vision["run"], "kind": "edge"},
+                ":material/image:",
+            )
+        )
+    if text:
+        found.append(
+            (
+                "Find the sentence-end path",
+                "Which paths and modules do the tokens that end a sentence take?",
+                {"view": "paths", "run": text["run"], "kind": "sentence_end"},
+                ":material/notes:",
+            )
+        )
+    if skipping:
+        found.append(
+            (
+                "Which samples get away with less work?",
+                "Compute per sample, and those at both ends.",
+                {"view": "compute", "run": skipping["run"]},
+                ":material/bolt:",
+            )
+        )
+    for index, (column, (title, words, to, icon)) in enumerate(
+        zip(st.columns(len(found), gap="medium"), found, strict=True)
+    ):
+        with column, st.container(border=True, height="stretch"):
+            st.button(
+                title,
+                key=f"guide_{index}",
+                icon=icon,
+                type="primary" if index == 0 else "secondary",
+                width="stretch",
+                on_click=_open,
+                kwargs=to,
+            )
+            st.caption(words)
+
+
+def _clearest(cards: Sequence[Mapping[str, Any]], modality: str) -> Mapping[str, Any] | None:
+    """The run whose tokens choose one by one and one module a step, where there is one: its paths are easiest read."""
+    mine = [card for card in cards if card["modality"] == modality]
+    hard = [card for card in mine if card["family"] in ("dna", "moe")]
+    return next((card for card in hard if card["top_k"] == 1), (hard or mine or [None])[0])
+
+
+def _open(**to: Any) -> None:
+    address.go(Selection(**to))
+
+
+def _card(card: Mapping[str, Any]) -> None:
+    with st.container(border=True, height="stretch", gap="small"):
+        st.button(
+            f"**{widgets.plain(card['run'])}**",
+            key=f"open_flow_{card['run']}",
+            type="tertiary",
+            help="Where do its tokens go?",
+            on_click=_open,
+            kwargs={"view": "flow", "run": card["run"]},
+        )
+        try:
+            many = (card["num_modules"] or 0) > common.MANY_MODULES and card["family"] == "moe"
+            flow = widgets.client().flow(card["run"], limit=100, most_modules=common.DRAWN_MODULES if many else None)
+            st.altair_chart(
+                flow_thumbnail(flow, theme=widgets.theme(), height=PICTURE),
+                theme=None,
+                width="stretch",
+                key=f"thumb_{card['run']}",
+            )
+        except ApiError as error:
+            st.caption(widgets.told(error))
+        st.caption(widgets.plain(card_words(card)))
+        with st.container(horizontal=True, gap="small"):
+            views = {"flow": "Flow", "paths": "Paths", "sample": "Samples", "compute": "Compute"}
+            if name := NAMES.get(card["family"]):
+                views["family"] = name
+            for view, words in list(views.items())[1:]:
+                st.button(
+                    words,
+                    key=f"open_{view}_{card['run']}",
+                    type="tertiary",
+                    on_click=_open,
+                    kwargs={"view": view, "run": card["run"]},
+                    width="content",
+                )
+
+
+def card_words(card: Mapping[str, Any]) -> str:
+    """One run in a line or two."""
+    what = "image" if card.get("modality") == "vision" else "text"
+    split = f" ({card['split']})" if card.get("split") not in (None, "", "all") else ""
+    split += f" ({card['samples_are']})" if card.get("samples_are") else ""
+    steps, modules = card.get("num_steps"), card.get("num_modules")
+    first = (
+        f"{numbers.plural(card.get('num_samples'), what)} of {card.get('dataset')}{split}, "
+        f"{numbers.plural(card.get('num_tokens'), 'token')} on {numbers.plural(card.get('num_paths'), 'path')}: "
+        f"{numbers.plural(steps, 'step')} × {numbers.plural(modules, 'module')}, top-{card.get('top_k')}."
+    )
+    if card.get("model") and card["model"] not in str(card.get("run")):
+        first = f"{card['model']}: {first}"
+    if card.get("accuracy") is not None:
+        return first + f" Accuracy {numbers.percent(card['accuracy'])}."
+    if what == "image":  # a loss over the few labels that the model knows would stand for all
+        return first + " No accuracy: labels unknown to the model."
+    return first + (f" Loss {numbers.number(card['loss'])} nats." if card.get("loss") is not None else "")
+
+
+def _being_read(known: Sequence[str]) -> None:
+    """Which runs are read for the first time; draws the page again when one of them can be opened, or cannot."""
+    try:
+        now = widgets.client().runs()
+    except ApiError as error:
+        widgets.sentence(error)
+        return
+    if common.being_read(now) != list(known):
+        st.rerun()
+    widgets.empty(reading_words(known))
+
+
+def reading_words(names: Sequence[str]) -> str:
+    """What is going on with runs that cannot be opened yet."""
+    named = ", ".join(f"**{widgets.plain(name)}**" for name in names[:NAMED])
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    if len(names) == 1:
+        return (
+            f"The run {named} was copied here or is of an older version, and is being read to its end before it is "
+            "opened. It appears here by itself."
+        )
+    return (
+        f"{len(names)} runs were copied here or are of an older version, and are being read to their end before they "
+        f"are opened, a second or more each: {named}{more}. Each appears here by itself."
+    )
+
+
+def _broken(cards: Sequence[Mapping[str, Any]]) -> None:
+    for card in cards:
+        st.warning(
+            f"The run **{widgets.plain(str(card['run']))}** cannot be read. "
+            f"{widgets.plain(widgets.ended(str(card.get('problem') or '')))} The other runs go on working.",
+            icon=":material/broken_image:",
+        )
+
+
+def _tries(words: str, cards: Sequence[Mapping[str, Any]]) -> None:
+    with st.expander(f"{words}: {numbers.plural(len(cards), 'run')} of one sample"):
+        for card in cards[:50]:
+            with st.container(horizontal=True, vertical_alignment="center"):
+                st.button(
+                    widgets.plain(card["run"]),
+                    key=f"try_{card['run']}",
+                    on_click=_open,
+                    kwargs={"view": "sample", "run": card["run"], "sample": 0},
+                )
+                st.caption(
+                    widgets.plain(
+                        f"{card.get('model')}, {numbers.plural(card.get('num_tokens'), 'token')}, "
+                        f"{str(card.get('created_at') or '')[:16].replace('T', ' ')}"
+                    )
+                )
+
+
+def _own() -> None:
+    st.subheader("Trace your own model", anchor=False)
+    trace = command("tokenpaths trace --model hf:./my-mixtral --data my-texts.jsonl")
+    where = f", runs_dir={runs_dir()!r}" if runs_dir() else ""
+    record = f'with tokenpaths.record(model, run="mine"{where}): model(batch)'
+    st.html(typed_html({trace: "or a shipped model over your images", record: "or any PyTorch model with routers"}))

@@ -1,0 +1,153 @@
+"""What does it do with mine? One image or one text, traced at once, then shown as a Sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+from tokenpaths.frontend.api.client import ApiError
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.patches import data_url
+from tokenpaths.frontend.components.wall import wall
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views.home.bundled_examples import examples
+from tokenpaths.frontend.views.sample import sample
+
+MOST_CHARACTERS = 20_000
+IMAGE_TYPES = ["png", "jpg", "jpeg", "webp", "gif", "bmp"]
+
+
+def draw(selection: Selection) -> None:
+    widgets.heading(
+        "What does it do with mine?",
+        "Give an image or a text. It is traced on this machine only, kept as a run of one sample, and shown below.",
+    )
+    listed = sorted(
+        widgets.client().models(), key=lambda model: (model["modality"] != "vision", not model.get("shipped"))
+    )
+    models = [model for model in listed if not model.get("problem")]
+    broken = [model for model in listed if model.get("problem")]
+    for model in broken:
+        st.warning(widgets.plain(_cannot_be_used(model["model"], model["problem"])), icon=":material/broken_image:")
+    if not models:
+        widgets.empty(
+            "There is no model to try.",
+            "Train one with `tokenpaths train`, or put a checkpoint into the models folder.",
+        )
+        return
+    chosen = _model_picker(models, selection)
+    if chosen["modality"] == "vision":
+        _image(chosen)
+    else:
+        _text(chosen)
+    if error := st.session_state.pop("try_error", None):
+        widgets.sentence(error)
+    if selection.run is not None:
+        st.divider()
+        run = widgets.client().run(selection.run)
+        seconds = st.session_state.get("try_seconds", {}).get(selection.run)
+        st.caption(
+            widgets.plain(
+                f"{run['run']}: traced by {run['model']}"
+                + (f" in {numbers.number(seconds)} s." if seconds is not None else ".")
+                + " The address above opens it again."
+            )
+        )
+        sample.show(run, selection, selection.sample or 0)
+
+
+def _model_picker(models: list[dict[str, Any]], selection: Selection) -> dict[str, Any]:
+    by_name = {model["model"]: model for model in models}
+    name = selection.model if selection.model in by_name else models[0]["model"]
+    if selection.model is not None and selection.model not in by_name:
+        st.warning(widgets.plain(f"There is no model {selection.model}; shown instead: {name}."))
+
+    def words(one: str) -> str:
+        model = by_name[one]
+        return (
+            f"{one} · {'images' if model['modality'] == 'vision' else 'texts'}, "
+            f"{numbers.short(model.get('num_params'))} parameters"
+        )
+
+    address.bound(st.selectbox, "model", "Model", name, list(by_name), format_func=words)
+    return by_name[name]
+
+
+def _image(model: Mapping[str, Any]) -> None:
+    left, right = st.columns([1, 1], gap="large")
+    with left:
+        upload = st.file_uploader(
+            "An image", type=IMAGE_TYPES, key=f"upload_{model['model']}", help="At most 25 MB and 16.8 million pixels."
+        )
+        if upload is not None and st.session_state.get("try_upload") != upload.file_id:
+            st.session_state["try_upload"] = upload.file_id
+            _trace(model["model"], image=(upload.name, upload.getvalue()))
+            st.rerun()
+    images = [one for one in examples() if one.image is not None]
+    if not images:
+        return
+    with right:
+        st.caption("… or one of these:")
+        items = [
+            {"sample": place, "title": f"Trace: {one.title}", "caption": one.title, "image": data_url(one.image or b"")}
+            for place, one in enumerate(images)
+        ]
+
+        def chosen(value: Mapping[str, Any]) -> None:
+            one = images[int(value["sample"])]
+            _trace(model["model"], image=(one.file, one.image or b""))
+
+        wall(items, key="try_images", kind="sample", on_open=chosen)
+
+
+def _text(model: Mapping[str, Any]) -> None:
+    st.text_area(
+        "A text",
+        key="try_text",
+        height=140,
+        placeholder="Paste or write something, then press “Trace it”.",
+        max_chars=MOST_CHARACTERS,
+    )
+    with st.container(horizontal=True, gap="small", vertical_alignment="center"):
+        st.button(
+            "Trace it",
+            type="primary",
+            icon=":material/play_arrow:",
+            on_click=lambda: _trace(model["model"], text=st.session_state["try_text"]),
+        )
+        st.caption("… or one of these:", width="content")
+        for one in examples():
+            if one.text is not None:
+                st.button(
+                    widgets.plain(one.title),
+                    key=f"example_{one.file}",
+                    on_click=_trace,
+                    args=(model["model"],),
+                    kwargs={"text": one.text},
+                )
+
+
+def _trace(model: str, *, image: tuple[str, bytes] | None = None, text: str | None = None) -> None:
+    """Ask for the trace; the answer becomes the address, a refusal becomes a sentence."""
+    if text is not None and not text.strip():
+        st.session_state["try_error"] = ApiError("There is no text to trace.", "Write or paste at least one word.")
+        return
+    if image is not None and not image[1]:
+        st.session_state["try_error"] = ApiError("This file is empty.", "Choose another image.")
+        return
+    try:
+        with st.spinner(f"{model} is tracing it …"):
+            answer = widgets.client().trace(model, image=image, text=text)
+    except ApiError as error:
+        st.session_state["try_error"] = error
+        address.go(Selection(view="try", model=model))
+        return
+    st.session_state.setdefault("try_seconds", {})[answer["run"]] = answer.get("seconds")
+    address.go(Selection(view="try", model=model, run=answer["run"], sample=0, opacity=address.current().opacity))
+
+
+def _cannot_be_used(model: str, problem: str) -> str:
+    """One sentence; most problems begin with the name of the model, which is said already."""
+    return f"The model {model} cannot be used: {problem.removeprefix(model + ': ')}"

@@ -1,0 +1,173 @@
+"""What is running, and what became of it? All long jobs, one of them in full, and a form to start one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+from tokenpaths.frontend.api.client import ApiError, NotFound
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.commands import command
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views.dream.result import draw_result
+from tokenpaths.frontend.views.jobs import panel
+
+MOST = 100
+REFRESH_SECONDS = 2.0
+SETS = {
+    "vision": {
+        "bundled:scenes": "drawn scenes",
+        "bundled:photos": "crops of two photographs",
+        "bundled:digits": "digits",
+    },
+    "text": {"bundled:texts": "texts", "bundled:languages": "six languages"},
+}
+OWN = "own"
+
+
+def draw(selection: Selection) -> None:
+    widgets.heading(
+        "What is running, and what became of it?",
+        "Long jobs wait in one queue and go on after a crash or a restart. The address of a job finds it again.",
+    )
+    if selection.job is not None:
+        _chosen(selection.job)
+    else:
+        panel.refusal()
+    listed = widgets.client().jobs(most=MOST)
+    if any(job["state"] in panel.ALIVE for job in listed["jobs"]):
+        st.fragment(_list_again, run_every=REFRESH_SECONDS, key="jobs_live")(selection)
+    else:
+        _list(listed, selection.job)
+    _start(selection)
+
+
+def _chosen(job: str) -> None:
+    try:
+        draw_result(panel.job_panel(job))
+    except NotFound as error:
+        st.warning(widgets.told(error), icon=":material/link_off:")
+
+
+def _list_again(selection: Selection) -> None:
+    if address.current() != selection:  # a button in here went elsewhere, and only this part was drawn again
+        st.rerun()
+    try:
+        listed = widgets.client().jobs(most=MOST)
+    except ApiError as error:
+        widgets.sentence(error)
+        return
+    if not any(job["state"] in panel.ALIVE for job in listed["jobs"]):
+        st.rerun()
+    _list(listed, selection.job)
+
+
+def _list(listed: Mapping[str, Any], chosen: str | None) -> None:
+    jobs = listed["jobs"]
+    alive = [job for job in jobs if job["state"] in panel.ALIVE]
+    over = [job for job in jobs if job["state"] not in panel.ALIVE]
+    if alive and not listed["workers"]:
+        st.warning(
+            f"No worker is alive, so nothing begins. `{command('tokenpaths up')}` starts one, "
+            f"`{command('tokenpaths worker')}` a further one.",
+            icon=":material/person_off:",
+        )
+    if not jobs:
+        widgets.empty("There is no job yet.", "Start one below, or in a view that offers it.")
+    if alive:
+        workers = numbers.plural(listed["workers"], "worker")
+        st.subheader(f"{numbers.plural(len(alive), 'job')} running or waiting, {workers}", anchor=False)
+        order = {"running": 0, "paused": 1, "waiting": 2}
+        _rows(sorted(alive, key=lambda job: (order[job["state"]], job["place"] or 0)), chosen)
+    if over:
+        st.subheader(f"{numbers.plural(len(over), 'job')} over", anchor=False)
+        _rows(over, chosen)
+    if listed["next"]:
+        st.caption(f"Older jobs than these {len(jobs):,} are not listed; `{command('tokenpaths jobs')}` has them all.")
+
+
+def _rows(jobs: Sequence[Mapping[str, Any]], chosen: str | None) -> None:
+    for job in jobs:
+        name = job["job"]
+        with st.container(border=True, gap="xsmall"):
+            with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+                panel.state_badge(job)
+                # Coloured as links are: a bare word does not look as if it could be clicked.
+                title = widgets.plain(panel.job_title(job))
+                st.button(
+                    title if name == chosen else f":primary[{title}]",
+                    key=f"open_{name}",
+                    type="tertiary",
+                    disabled=name == chosen,
+                    on_click=address.go_changed,
+                    kwargs={"view": "jobs", "job": name},
+                    help=widgets.plain(name),
+                )
+                st.caption(widgets.plain(_words(job)), width="content")
+                if job["state"] in panel.ALIVE and name != chosen:
+                    panel.buttons(job, "list")
+                if name != chosen:
+                    panel.open_buttons(job, "list", most=1)
+            if name != chosen:
+                panel.progress_bar(job)
+
+
+def _words(job: Mapping[str, Any]) -> str:
+    return " ".join(filter(None, (panel.state_words(job), panel.why(job))))
+
+
+def _start(selection: Selection) -> None:
+    """A form for a trace over a data set; dreams and detours start in their own views."""
+    with st.expander("Trace a data set, or import a log", icon=":material/add:"):
+        try:
+            models = sorted(
+                (model for model in widgets.client().models() if not model.get("problem")),
+                key=lambda model: (model["modality"] != "vision", not model.get("shipped")),
+            )
+        except ApiError as error:
+            widgets.sentence(error)
+            return
+        what = st.segmented_control("What", ["Trace", "Import"], default="Trace", key="start_what", required=True)
+        if what == "Import":
+            _start_import()
+        elif models:
+            _start_trace(models, selection)
+        else:
+            widgets.empty("There is no model to trace.", "Train one with `tokenpaths train`.")
+
+
+def _start_trace(models: Sequence[Mapping[str, Any]], selection: Selection) -> None:
+    by_name = {model["model"]: model for model in models}
+    model = selection.model if selection.model in by_name else models[0]["model"]
+    address.bound(st.selectbox, "model", "Model", model, list(by_name))
+    sets = SETS[by_name[model]["modality"]]
+    with widgets.controls():
+        data = st.selectbox(
+            "Data set",
+            [*sets, OWN],
+            key=f"start_data_{by_name[model]['modality']}",
+            format_func=lambda one: "a file of mine" if one == OWN else f"{sets[one]} (bundled)",
+        )
+        limit = st.number_input("At most so many samples", 1, 1_000_000, 200, key="start_limit")
+    if data == OWN:
+        data = _inbox_name("Name of the file or folder", "start_file")
+
+    def start() -> None:
+        panel.submit("trace", {"model": model, "data": data or "", "limit": int(limit)})
+
+    st.button("Trace it", type="primary", icon=":material/play_arrow:", key="start_trace", on_click=start)
+
+
+def _start_import() -> None:
+    file = _inbox_name("Name of the log", "start_log")
+
+    def start() -> None:
+        panel.submit("import", {"file": file or ""})
+
+    st.button("Import it", type="primary", icon=":material/play_arrow:", key="start_import", on_click=start)
+
+
+def _inbox_name(label: str, key: str) -> str:
+    return str(st.text_input(label, key=key, help="Put it into the folder `inbox` of the data folder first.") or "")

@@ -1,0 +1,309 @@
+"""One long job on the page: how far it is, what it shows while it runs, what came out. Other views place it too."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import streamlit as st
+from tokenpaths.frontend.api.client import ApiError, NotFound
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.dreams.curve import curve_chart, curve_rows
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views.jobs.places import places
+
+REFRESH_SECONDS = 1.5
+ALIVE = ("waiting", "running", "paused")
+FRAME = re.compile(r"frame-(\d{1,9})(?:-(\d{1,4}))?\.(?:png|webp)")
+CURVE = "curve.json"
+MOST_FILES = 40
+STATE_LOOKS = {
+    "waiting": ("Waiting", ":material/hourglass_empty:", "gray"),
+    "running": ("Running", ":material/play_arrow:", "blue"),
+    "paused": ("Paused", ":material/pause:", "orange"),
+    "succeeded": ("Done", ":material/check:", "green"),
+    "failed": ("Failed", ":material/error:", "red"),
+    "cancelled": ("Cancelled", ":material/block:", "gray"),
+}
+
+
+def submit(kind: str, request: Mapping[str, Any]) -> str | None:
+    """Queue a job and put its name into the address (``job``); for callbacks.
+
+    A refusal is kept, and ``refusal()`` shows it at the next draw; the answer is None then.
+    """
+    try:
+        job = str(widgets.client().submit_job(kind, request)["job"])
+    except ApiError as error:
+        st.session_state["job_refusal"] = error
+        return None
+    address.go_changed(job=job)
+    return job
+
+
+def refusal() -> None:
+    """Show why the last ``submit`` or button of a panel was refused, once."""
+    if error := st.session_state.pop("job_refusal", None):
+        widgets.sentence(error)
+
+
+def job_panel(job: str, *, key: str = "job", frame_width: int = 160, captions: Sequence[str] = ()) -> dict[str, Any]:
+    """Draw a job; while it is alive the panel draws itself again, and when it ends the whole page does, once.
+
+    ``captions`` are words for the items of a batch, in the order of their frames; by itself, the names of the curve's
+    series. Returns the job as it is now;
+    raises NotFound where it is gone.
+    """
+    now = widgets.client().job(job)
+    if now["state"] in ALIVE:
+        live = st.fragment(_alive, run_every=REFRESH_SECONDS, key=f"{key}_live")
+        live(job, key, frame_width, tuple(captions), address.current())
+    else:
+        _draw(now, key, frame_width, captions)
+    return now
+
+
+def _alive(job: str, key: str, frame_width: int, captions: Sequence[str], at: Selection) -> None:
+    if address.current() != at:  # a button in here went elsewhere, and only this part was drawn again
+        st.rerun()
+    try:
+        now = widgets.client().job(job)
+    except NotFound:
+        st.rerun()
+    except ApiError as error:
+        widgets.sentence(error)
+        return
+    if now["state"] not in ALIVE:
+        st.rerun()
+    with widgets.guarded(f"the job {job}"):
+        _draw(now, key, frame_width, captions)
+
+
+def _draw(job: Mapping[str, Any], key: str, frame_width: int, captions: Sequence[str]) -> None:
+    refusal()
+    with st.container(border=True, key=f"{key}_panel"):
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            state_badge(job)
+            st.markdown(f"**{widgets.plain(job_title(job))}**", width="content")
+        st.caption(widgets.plain(state_words(job)))
+        progress_bar(job)
+        if job["problem"]:
+            st.error(widgets.plain(why(job)), icon=":material/error:")
+        curve = _curve_of(job)
+        names = [str(series.get("name") or "") for series in curve.get("series", ())]
+        _frames(job, key, frame_width, captions or names)
+        _curve(job, curve)
+        _result(job, key)
+        with st.container(horizontal=True, gap="small", vertical_alignment="center"):
+            buttons(job, key)
+        _files(job, key)
+        with st.expander("What was asked for"):
+            st.code(json.dumps({"kind": job["kind"], "request": job["request"]}, indent=1, ensure_ascii=False), "json")
+
+
+def job_title(job: Mapping[str, Any]) -> str:
+    """A job in a short sentence: what it does, and with what."""
+    return str(job["title"])
+
+
+def why(job: Mapping[str, Any]) -> str:
+    """Why a job failed, as a sentence of its own; empty where it did not."""
+    told = widgets.ended(job["problem"]["detail"]) if job["problem"] else ""
+    return told[:1].upper() + told[1:]
+
+
+def open_buttons(job: Mapping[str, Any], key: str, *, most: int | None = None) -> None:
+    """Buttons to where the result of a finished job lives; ``most`` of them."""
+    for place, (words, selection) in enumerate(places(job)[:most]):
+        run = f" {selection.run}" if selection.view == "flow" and most is None else ""
+        st.button(
+            widgets.plain(words + run),
+            key=f"{key}_open_{job['job']}_{place}",
+            icon=":material/arrow_forward:",
+            type="primary" if place == 0 and most is None else "secondary",
+            on_click=address.go,
+            args=(selection,),
+        )
+
+
+def state_badge(job: Mapping[str, Any]) -> None:
+    """The state as a word, an icon and a colour."""
+    word, icon, colour = STATE_LOOKS[job["state"]]
+    st.badge("Cancelling" if job["cancelling"] else word, icon=icon, color=colour)  # type: ignore[arg-type]
+
+
+def state_words(job: Mapping[str, Any]) -> str:
+    """Where a job stands, in a sentence or two."""
+    progress = job["progress"]
+    if job["state"] == "waiting":
+        place = job["place"] or 1
+        return "Next in the queue." if place == 1 else f"Place {place:,} in the queue."
+    if job["cancelling"]:
+        return "Cancelled; its worker stops after the piece of work at hand."
+    if job["state"] in ("running", "paused"):
+        message = widgets.ended(progress["message"])
+        return " ".join(filter(None, [progress_words(progress), message[:1].upper() + message[1:]]))
+    when = f"{(job['finished_at'] or '')[:16].replace('T', ' ')} UTC"
+    far = f" after {numbers.count(progress['done'])} {progress['unit']}" if progress["done"] else ""
+    again = f", attempt {job['attempts']}" if job["attempts"] > 1 else ""
+    return f"{STATE_LOOKS[job['state']][0]} at {when}{far}{again}."
+
+
+def progress_words(progress: Mapping[str, Any]) -> str:
+    """How far, how fast, how long still."""
+    if not progress["unit"]:
+        return "Starting."
+    total = f" of {numbers.count(progress['total'])}" if progress["total"] is not None else ""
+    words = [f"{numbers.count(progress['done'])}{total} {progress['unit']}"]
+    if progress["rate"]:
+        words.append(f"{numbers.number(progress['rate'])} per second")
+    if progress["seconds_left"] is not None:
+        words.append(f"{duration(progress['seconds_left'])} left")
+    return ", ".join(words) + "."
+
+
+def duration(seconds: float) -> str:
+    """A time for people.
+
+    >>> duration(0.4), duration(75), duration(7300)
+    ('1 s', '1 min 15 s', '2 h 1 min')
+    """
+    whole = max(1, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def progress_bar(job: Mapping[str, Any]) -> None:
+    """A bar where the whole is known and the job is not over."""
+    progress = job["progress"]
+    if job["state"] in ("running", "paused") and progress["total"]:
+        st.progress(min(1.0, progress["done"] / progress["total"]))
+
+
+def buttons(job: Mapping[str, Any], key: str) -> None:
+    """Cancel, try again, remove: what the job's state allows."""
+    name = job["job"]
+    if job["state"] in ALIVE:
+        st.button(
+            "Cancel",
+            key=f"{key}_cancel_{name}",
+            icon=":material/stop:",
+            disabled=job["cancelling"],
+            on_click=_act,
+            args=("cancel_job", name),
+        )
+        return
+    if job["state"] in ("failed", "cancelled"):
+        st.button(
+            "Try again",
+            key=f"{key}_retry_{name}",
+            icon=":material/refresh:",
+            on_click=_act,
+            args=("retry_job", name),
+            help="It goes on from what it has kept.",
+        )
+    with st.popover("Remove", icon=":material/delete:"):
+        st.write("The job and its files go; runs that it made stay.")
+        st.button("Remove it", key=f"{key}_remove_{name}", type="primary", on_click=_remove, args=(name,))
+
+
+def _act(method: str, job: str) -> None:
+    try:
+        getattr(widgets.client(), method)(job)
+    except ApiError as error:
+        st.session_state["job_refusal"] = error
+
+
+def _remove(job: str) -> None:
+    _act("remove_job", job)
+    if "job_refusal" not in st.session_state and address.current().job == job:
+        address.go_changed(job=None)
+
+
+def frames_of(artifacts: Sequence[str]) -> dict[int, dict[int, str]]:
+    """iteration → item of the batch → name of its frame.
+
+    >>> frames_of(["frame-000064.png", "frame-000128-1.png", "curve.json"])
+    {64: {0: 'frame-000064.png'}, 128: {1: 'frame-000128-1.png'}}
+    """
+    found: dict[int, dict[int, str]] = {}
+    for name in artifacts:
+        if match := FRAME.fullmatch(name):
+            found.setdefault(int(match[1]), {})[int(match[2] or 0)] = name
+    return dict(sorted(found.items()))
+
+
+def _frames(job: Mapping[str, Any], key: str, width: int, captions: Sequence[str]) -> None:
+    """The newest frames, and a slider back to earlier ones; it follows as long as nobody has moved it."""
+    frames = frames_of(job["artifacts"])
+    if not frames:
+        return
+    iterations, at, followed = list(frames), f"{key}_frame_{job['job']}", f"{key}_newest_{job['job']}"
+    if st.session_state.get(at) not in frames or st.session_state.get(at) == st.session_state.get(followed):
+        st.session_state[at] = iterations[-1]
+    st.session_state[followed] = iterations[-1]
+    unit = job["progress"]["unit"].removesuffix("s") or "iteration"
+    shown = frames[st.session_state[at]]
+    with st.container(horizontal=True, gap="small", key=f"{key}_frames"):
+        for item, name in sorted(shown.items()):
+            words = captions[item] if item < len(captions) else f"{item + 1}" if len(shown) > 1 else ""
+            caption = f"{words}, {unit} {st.session_state[at]:,}".removeprefix(", ")
+            st.image(
+                widgets.client().artifact(job["job"], name), caption=widgets.plain(caption), width=width, alt=caption
+            )
+    if len(iterations) > 1:
+        st.select_slider(unit.capitalize(), iterations, key=at, format_func=lambda one: f"{one:,}")
+
+
+def _curve_of(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What the job has drawn of its progress so far; empty where there is nothing."""
+    if CURVE not in job["artifacts"]:
+        return {}
+    curve: dict[str, Any] = json.loads(widgets.client().artifact(job["job"], CURVE))
+    return curve
+
+
+def _curve(job: Mapping[str, Any], curve: Mapping[str, Any]) -> None:
+    if any(len(series["x"]) > 1 for series in curve.get("series", ())):
+        widgets.chart(curve_chart(curve, theme=widgets.theme()))
+        if job["state"] not in ALIVE:
+            widgets.numbers_behind(
+                curve_rows(curve), f"{curve.get('y', 'the curve')} over {curve.get('x', 'iterations')}"
+            )
+
+
+def _result(job: Mapping[str, Any], key: str) -> None:
+    """What came out: links to where it is seen, the rest as it is."""
+    result = {name: value for name, value in (job["result"] or {}).items() if name not in ("run", "runs")}
+    if places(job):
+        with st.container(horizontal=True, gap="small"):
+            open_buttons(job, key)
+    if result:
+        with st.expander("What came out"):
+            st.json(result)
+
+
+def _files(job: Mapping[str, Any], key: str) -> None:
+    """Everything that the job has made, to keep; fetched when somebody wants it."""
+    names = [name for name in job["artifacts"] if not FRAME.fullmatch(name)]
+    if job["state"] in ALIVE or not names:
+        return
+    with st.expander(numbers.plural(len(names), "file")), st.container(horizontal=True, gap="small"):
+        for name in names[:MOST_FILES]:
+            st.download_button(
+                widgets.plain(name),
+                partial(widgets.client().artifact, job["job"], name),
+                file_name=name,
+                key=f"{key}_file_{name}",
+                on_click="ignore",
+                icon=":material/download:",
+            )
+        if len(names) > MOST_FILES:
+            st.caption(f"… and {len(names) - MOST_FILES:,} more in the folder of the job.")

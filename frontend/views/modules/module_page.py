@@ -1,0 +1,227 @@
+"""One module at one step: its labels, words, examples, neighbours, parameters, and what breaks without it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+from tokenpaths.frontend.api.client import ApiError
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.flow.flow import flow_chart
+from tokenpaths.frontend.charts.served import served_chart
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.detour.sweep import newest_sweep, of_huggingface, samples_told
+from tokenpaths.frontend.views.paths import examples
+
+MOST_WORDS = 24
+EXAMPLES = 40
+
+
+def draw(run: Mapping[str, Any], usage: Mapping[str, Any], selection: Selection) -> None:
+    """The page of ``selection.module``; nothing where none is chosen."""
+    if selection.module is None:
+        return
+    step, module = (int(part) for part in selection.module.split("."))
+    row = next((r for r in usage["usage"] if (r["step"], r["module"]) == (step, module)), None)
+    st.divider()
+    if row is None:
+        widgets.empty(
+            f"There is no module {module} at step {step}.",
+            f"This run has the steps 0 to {run['num_steps'] - 1}; click a cell above.",
+        )
+        return
+    about = next((m for m in run["modules"] if m["module"] == module and m["step"] in (None, step)), {})
+    name = about.get("name") or f"module {module}"
+    widgets.heading(f"What is module {module} at step {step} for?", widgets.plain(_facts(row, about, name)), "load")
+    _actions(run, selection, step, module)
+    if not row["count"]:
+        widgets.empty("No token came here.", "Choose another cell, or let go of the label.")
+        return
+    left, right = st.columns(2, gap="large")
+    with left:
+        _labels(run, selection, usage, step, module)
+        _words(run, step, module)
+    with right:
+        _neighbours(run, selection, step, module)
+        _other_steps(run, usage, step, module)
+        _importance(run, step, module)
+    _examples(run, selection, step, module)
+
+
+def _facts(row: Mapping[str, Any], about: Mapping[str, Any], name: str) -> str:
+    times = "" if row.get("utilisation") is None else f", {numbers.number(row['utilisation'])} × a fair share"
+    told = f"{name}: {numbers.plural(row['count'], 'token')}{times}."
+    if about.get("kind") == "identity":
+        return told + " It does nothing: a token that chooses it skips the step."
+    if about.get("num_params"):
+        told += f" {numbers.count(about['num_params'])} parameters"
+        if about.get("flops_per_token"):
+            told += f", {numbers.count(about['flops_per_token'])} FLOPs a token without attention"
+        told += "."
+    return told
+
+
+def _actions(run: Mapping[str, Any], selection: Selection, step: int, module: int) -> None:
+    node = f"{step}.{module}"
+    detour = {"view": "detour", "sample": selection.sample or 0, "controls": (f"ban:{node}",)}
+    wished = {
+        "view": "dream",
+        "sample": selection.sample or 0,
+        "dream": ("of:module", f"module:{module}", f"step:{step}"),
+    }
+    with st.container(horizontal=True, gap="small"):
+        for key, words, icon, to in (
+            ("flow", "Its tokens in Flow", ":material/account_tree:", {"view": "flow", "through": (node,)}),
+            ("paths", "Its paths", ":material/route:", {"view": "paths", "through": (node,)}),
+            ("ban", "Ban it", ":material/block:", detour),
+            ("dream", "Dream of it", ":material/bedtime:", wished),
+        ):
+            ours = run.get("family") in ("dna",)
+            if key in ("ban", "dream") and not (ours or key == "ban" and of_huggingface(run)):
+                continue
+            st.button(words, key=f"module_{key}", icon=icon, on_click=address.go_changed, kwargs=to)
+
+
+def _labels(run: Mapping[str, Any], selection: Selection, usage: Mapping[str, Any], step: int, module: int) -> None:
+    """All labels, whatever label is chosen: the question is which of them come here more often than others."""
+    st.subheader(
+        "Whom does it serve?",
+        anchor=False,
+        help="N of a label at the module / N of the label. Dashed: the share of all tokens that visit it.",
+    )
+    if not any(row["label"] is not None for row in run["labels"]):
+        st.caption("This run has no labels that could say.")
+        return
+    found = widgets.client().specialisation(run["run"], of="label", step=step, limit=256)
+    mine = next((m for m in found["modules"] if m["module"] == module), None)
+    if not mine or not mine["prefers"]:
+        st.caption(f"It is not among the {len(found['modules'])} modules of this step that labels tell most of.")
+        return
+    everybody = usage if selection.label is None else widgets.client().usage(run["run"])
+    visits = next(r["count"] for r in everybody["usage"] if (r["step"], r["module"]) == (step, module))
+    widgets.chart(
+        served_chart(mine["prefers"], visits / max(1, int(run["num_tokens"])), theme=widgets.theme(), title=None)
+    )
+    if found.get("more_labels"):
+        more = numbers.count(found["more_labels"])
+        st.caption(f"The {len(found['domains'])} largest labels; {more} more are left out.")
+    widgets.numbers_behind(mine["prefers"], "labels", share=st.column_config.NumberColumn(format="percent"))
+
+
+def _words(run: Mapping[str, Any], step: int, module: int) -> None:
+    if run["modality"] != "text":
+        return
+    try:
+        found = widgets.client().specialisation(run["run"], of="input", step=step, limit=256, each=MOST_WORDS)
+    except ApiError:
+        return
+    mine = next((m for m in found["modules"] if m["module"] == module), None)
+    st.subheader(
+        "Which words come here?",
+        anchor=False,
+        help=f"N of the token id at the module / N of the token id, of ids seen at least {found['least']} times.",
+    )
+    if not mine or not mine["prefers"]:
+        st.caption("No word was seen often enough to say.")
+        return
+    shown = [
+        {
+            "word": json.dumps(w["text"], ensure_ascii=False)[1:-1] if w.get("text") else f"#{w['token_id']}",
+            "here": w["share"],
+            "tokens": w["of"],
+        }
+        for w in mine["prefers"]
+    ]
+    words = " ".join(f"`{row['word'].replace('`', '‵')}`" for row in shown[:16])
+    st.markdown(words)
+    low, high = min(r["here"] for r in shown[:16]), max(r["here"] for r in shown[:16])
+    span = numbers.percent(high) if low == high else f"{numbers.percent(low)} to {numbers.percent(high)}"
+    st.caption(f"{span} of the tokens of each come here.")
+    widgets.numbers_behind(shown, "words", here=st.column_config.NumberColumn(format="percent"))
+
+
+def _neighbours(run: Mapping[str, Any], selection: Selection, step: int, module: int) -> None:
+    st.subheader("Where do its tokens come from, and where do they go?", anchor=False, help=widgets.HELP["flow"])
+    first, stop = max(0, step - 1), min(int(run["num_steps"]), step + 2)
+    if stop - first < 2:
+        st.caption("This run has a single step.")
+        return
+    node = f"{step}.{module}"
+    flow = widgets.client().flow(
+        run["run"],
+        steps=f"{first}:{stop}",
+        through=(node,),
+        label=selection.label,
+        limit=300,
+        **common.merging(run, selection),
+    )
+    widgets.chart(flow_chart(flow, theme=widgets.theme(), title=None, through=(node,), interactive=False))
+
+
+def _examples(run: Mapping[str, Any], selection: Selection, step: int, module: int) -> None:
+    """Some of its patches, or of its tokens in context, drawn at random."""
+    st.subheader("Some of its tokens", anchor=False)
+    found = widgets.client().search_tokens(
+        run["run"],
+        through=(f"{step}.{module}",),
+        label=selection.label,
+        examples=EXAMPLES,
+        limit=1,
+        seed=selection.seed,
+    )
+    if not found["examples"]:
+        st.caption("This run keeps neither pictures nor texts to show.")
+        return
+    st.button(
+        "Draw others",
+        key="module_redraw",
+        icon=":material/casino:",
+        on_click=address.go_changed,
+        kwargs={"seed": selection.seed + 1},
+        disabled=found["found"]["num_tokens"] <= len(found["examples"]),
+    )
+    examples.draw(found["examples"], f"module_{step}_{module}")
+
+
+def _other_steps(run: Mapping[str, Any], usage: Mapping[str, Any], step: int, module: int) -> None:
+    if all(m["step"] is not None for m in run["modules"]):
+        return  # its own module at each step
+    rows = [r for r in usage["usage"] if r["module"] == module and r["step"] != step]
+    if rows:
+        told = ", ".join(f"step {r['step']}: {numbers.count(r['count'])}" for r in rows[:24])
+        st.caption(f"The same module at other steps, in tokens: {told}{' …' if len(rows) > 24 else ''}.")
+
+
+def _importance(run: Mapping[str, Any], step: int, module: int) -> None:
+    """What the newest sweep of this run says of the module."""
+    found = _sweep(run)
+    st.subheader(
+        "What breaks without it?",
+        anchor=False,
+        help="Change of the loss when nobody may choose it, ± one standard error, from a sweep (Detour).",
+    )
+    rows = [r for r in (found or {}).get("rows", []) if r["module"] == module and r["step"] in (step, None)]
+    if found is None or not rows:
+        st.caption("Not measured yet: *Detour*, “What is each module good for?”.")
+        return
+    for row in rows:
+        where = "Banned at every step" if row["step"] is None else f"Banned at step {step}"
+        if row.get("loss_change") is not None:
+            error = f" ± {numbers.number(row['loss_error'])}" if row.get("loss_error") is not None else ""
+            sign = "+" if row["loss_change"] > 0 else ""
+            told = f"loss {sign}{numbers.number(row['loss_change'])}{error} nats"
+        else:
+            told = f"KL of the answers {numbers.number(row.get('kl'))} nats"
+        st.write(widgets.plain(f"{where}: {told} ({samples_told(found)})."))
+
+
+def _sweep(run: Mapping[str, Any]) -> dict[str, Any] | None:
+    job = newest_sweep(run, sweep="modules")
+    try:
+        return None if job is None else json.loads(widgets.client().artifact(job["job"], "importance.json"))
+    except (ApiError, ValueError):
+        return None

@@ -1,0 +1,155 @@
+"""What is each module for? Load per step and module, dead and overloaded ones, effective top-k, specific labels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import streamlit as st
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.usage import MOST_MARKED, OVERLOADED, dead_modules, load_chart, overloaded, top_k_chart
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.page.tables import Column, plain_table
+from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.modules import module_page
+from tokenpaths.frontend.views.paths import knowledge
+from tokenpaths.frontend.views.pickers import run_and_label
+
+
+def draw(selection: Selection) -> None:
+    run = common.chosen_run(selection)
+    if run is None:
+        return
+    run_and_label(run, selection)
+    usage = widgets.client().usage(run["run"], label=selection.label)
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        widgets.heading(
+            "What is each module for?",
+            "One cell: one module at one step. Darker on a light page (lighter on a dark one): more "
+            "tokens than its fair share. "
+            + ("Page colour" if int(run["num_modules"]) > MOST_MARKED else "×")
+            + ": no token came.",
+            "load",
+        )
+        widgets.chart(
+            load_chart(usage, theme=widgets.theme(), title=None, chosen=selection.module),
+            key=f"load_{run['run']}_{selection.label}_{selection.module}",
+            on_pick=_picked,
+            pick=("node",),
+        )
+        st.caption("Click a cell: below stands what this module is for.")
+        widgets.numbers_behind(usage["usage"], "cells")
+        _balance(usage)
+    with right:
+        widgets.heading(
+            "How widely does each step choose?",
+            "Effective top-k per step, beside the same architecture untrained.",
+            "topk",
+        )
+        widgets.chart(top_k_chart(usage, theme=widgets.theme(), title=None))
+        if all(row.get("untrained_effective_top_k") is None for row in usage["steps"]):
+            st.caption(
+                "This run is of an untrained twin itself."
+                if common.is_untrained(run)
+                else "This run has no untrained twin to compare with."
+            )
+        widgets.numbers_behind([{**row, "dead": ", ".join(map(str, row["dead"]))} for row in usage["steps"]], "steps")
+        st.subheader("Dead and overloaded", anchor=False)
+        _extremes(run, usage, common.own_modules(run))
+    module_page.draw(run, usage, selection)
+    with widgets.guarded("what is specific to a label"):
+        _specific(run, selection)
+    widgets.numbers_behind(
+        [{**module, "step": "any" if module["step"] is None else module["step"]} for module in run["modules"]],
+        "modules of the model",
+    )
+
+
+def _picked(_name: str, node: str) -> None:
+    """Open the module's page; a second click closes it."""
+    now = address.current()
+    address.go(now.change(module=None if now.module == node else node))
+
+
+def balance_words(usage: Mapping[str, Any]) -> str:
+    """At which step the work is shared least evenly, by tokens and by weights."""
+    by_tokens = max(usage["steps"], key=lambda row: row["max_violation"] or 0.0)
+    told = (
+        f"Least evenly at step {by_tokens['step']}: its busiest module has "
+        f"{numbers.number((by_tokens['max_violation'] or 0.0) + 1)} times a fair share of the tokens."
+        if (by_tokens["max_violation"] or 0.0) > 0.005
+        else "At every step each module has its fair share of the tokens."
+    )
+    weighted = [row for row in usage["steps"] if row.get("importance_cv2") is not None]
+    if not weighted:
+        return told
+    row = max(weighted, key=lambda row: row["importance_cv2"])
+    return told + (
+        f" By weight at step {row['step']}: importance CV² {numbers.number(row['importance_cv2'])} (0 = even)."
+    )
+
+
+def _balance(usage: Mapping[str, Any]) -> None:
+    st.subheader("How evenly is the work shared?", anchor=False, help=widgets.HELP["load"])
+    st.caption(widgets.plain(balance_words(usage)))
+    named = {"load_entropy": "load entropy", "max_violation": "MaxVio", "importance_cv2": "importance CV²"}
+    plain_table(
+        [{"step": row["step"], **{name: row.get(name) for name in named}} for row in usage["steps"]],
+        "Balance of the steps",
+        {name: Column(words, "{:.3f}".format, widgets.COLUMNS[name]) for name, words in named.items()},
+    )
+
+
+def _extremes(run: Mapping[str, Any], usage: Mapping[str, Any], own: bool) -> None:
+    dead = dead_modules(usage)
+    if own:
+        # The twin of a block that always fires is never chosen: it does nothing, so it is not dead either.
+        idle = {(one["step"], one["module"]) for one in run["modules"] if one["kind"] == "identity"}
+        st.write(widgets.plain(dead_words(usage, idle)))
+    elif dead:
+        names = ", ".join(f"{module} ({name})" for module, name, _steps in dead[:12]) + (" …" if len(dead) > 12 else "")
+        st.write(widgets.plain(f"{numbers.plural(len(dead), 'module')} never got a token: {names}."))
+    else:
+        st.write("No module is dead: each one got at least one token at some step.")
+    high = overloaded(usage)
+    if high:
+        names = "; ".join(
+            f"module {row['module']} at step {row['step']} ({numbers.number(row['utilisation'])} × its share)"
+            for row in high
+        )
+        st.write(widgets.plain(f"Overloaded, {OVERLOADED:g} times a fair share or more: {names}."))
+    else:
+        st.write(f"No module has {OVERLOADED:g} times its fair share at any step.")
+
+
+def dead_words(usage: Mapping[str, Any], idle: Collection[tuple[int, int]] = ()) -> str:
+    """Dead modules where each step has its own, the ``idle`` (step, module) left out: how many, and where."""
+    by_step = {row["step"]: [m for m in row["dead"] if (row["step"], m) not in idle] for row in usage["steps"]}
+    dead = {step: modules for step, modules in by_step.items() if modules}
+    total = sum(len(modules) for modules in dead.values())
+    if not total:
+        return "No module is dead: each one got at least one token."
+    most = sorted(dead, key=lambda step: (-len(dead[step]), step))[:6]
+    steps = "; ".join(
+        f"step {step}: {', '.join(map(str, dead[step][:8]))}{' …' if len(dead[step]) > 8 else ''}" for step in most
+    )
+    return (
+        f"{numbers.count(total)} of {numbers.plural(len(usage['usage']) - len(idle), 'module')} never got a token, at "
+        f"{len(dead)} of {numbers.plural(len(usage['steps']), 'step')}. Most: {steps}{'; …' if len(dead) > 6 else '.'}"
+    )
+
+
+def _specific(run: Mapping[str, Any], selection: Selection) -> None:
+    st.subheader("Which modules are specific to a label?", anchor=False, help=knowledge.SPECIFIC)
+    knowledge.specific(run, selection, "module")
+    common.note_not_independent(run)
+    st.button(
+        "What do paths know?",
+        key="to_knowledge",
+        icon=":material/route:",
+        on_click=address.go_changed,
+        kwargs={"view": "paths"},
+        help="How much paths tell of labels, words and places, beside chance; on Paths.",
+    )

@@ -1,0 +1,148 @@
+"""What do paths know? NMI of each property beside its null, and the paths and modules most specific to a label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.knowledge import PROPERTIES, knowledge_chart, knowledge_rows, knowledge_words, span
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views import common
+
+ROWS = 20
+SPECIFIC = (
+    "Lift = share of the label among the tokens here / its share in the run. All tokens of a sample have its label, "
+    "so the 95 % interval (Wilson) counts samples, (Σx)²/Σx² of them, x = tokens of a sample that are here. Ordered "
+    "by its lower end; of many candidates some stand out by chance."
+)
+
+
+def draw(run: Mapping[str, Any], selection: Selection) -> None:
+    """The dot chart, then the two tables."""
+    st.divider()
+    with st.spinner("Shuffling 200 times …"):
+        answer = widgets.client().knowledge(run["run"])
+    widgets.heading(
+        "What do paths know?",
+        "One row: one property of tokens. Dot: how much the path tells of it (NMI: 0 nothing, 1 everything); diamond: "
+        "the path in the same model before training. Grey: what each seems to tell when the property is shuffled.",
+        "nmi",
+    )
+    if answer["reason"]:
+        widgets.empty(widgets.ended(answer["reason"].capitalize()), "There is nothing to draw.")
+    else:
+        if common.all_differ(run):
+            st.caption("Nearly every token has a path of its own here, so a path tells everything and nothing.")
+        st.markdown(f"**{widgets.plain(knowledge_words(answer))}**")
+        widgets.chart(knowledge_chart(answer, theme=widgets.theme(), title=None))
+        st.caption(widgets.plain(_how(answer)))
+        common.note_not_independent(run)
+        widgets.numbers_behind(knowledge_rows(answer), "properties")
+    _specific(run, selection)
+
+
+def _how(answer: Mapping[str, Any]) -> str:
+    counted = answer["counted"]
+    told = f"{answer['shuffles']} shuffles with a fixed seed, "
+    told += (
+        f"all {numbers.plural(counted['num_tokens'], 'token')}."
+        if counted["exact"]
+        else f"{numbers.count(counted['num_tokens'])} of {numbers.plural(counted['of_tokens'], 'token')} drawn by hash."
+    )
+    whole = [PROPERTIES[row["property"]] for row in answer["properties"] if row["shuffled"] == "samples"]
+    if whole:
+        told += f" Shuffled over whole samples, whose tokens share it: {', '.join(whole)}."
+    if len(whole) < len(answer["properties"]):
+        told += (
+            f" {'The others' if whole else 'Shuffled'} as sequences, because neighbours are alike: each sample gets "
+            "the values of another one, in their order, from a random token on."
+        )
+    if any(row["property"] == "place" for row in answer["properties"]):
+        told += f" Place: {answer['cells']} × {answer['cells']} cells of the picture."
+    if answer["untrained_reason"]:
+        told += f" No diamonds of an untrained twin: {answer['untrained_reason']}."
+    if answer["unknown"]:
+        told += " Left out: " + "; ".join(row["reason"] for row in answer["unknown"]) + "."
+    return told
+
+
+def _specific(run: Mapping[str, Any], selection: Selection) -> None:
+    st.subheader("What is specific to a label?", anchor=False, help=SPECIFIC)
+    if len([row for row in run["labels"] if row["label"] is not None]) < 2:
+        widgets.empty(widgets.ended(widgets.client().specific(run["run"])["reason"].capitalize()))
+        return
+    left, right = st.columns(2, gap="large")
+    with left:
+        specific(run, selection, "path")
+    with right:
+        specific(run, selection, "module")
+
+
+def specific(run: Mapping[str, Any], selection: Selection, of: str) -> None:
+    """The paths, or modules, that are most specific to a label: a sentence and a table whose rows filter the page."""
+    answer = widgets.client().specific(run["run"], of=of, label=selection.label, limit=ROWS)
+    if answer["reason"]:
+        # capitalize() would write the names of labels small.
+        widgets.empty(widgets.ended(widgets.plain(answer["reason"][:1].upper() + answer["reason"][1:])))
+        return
+    st.caption(widgets.plain(_first(answer, of)))
+    if answer["rows"]:
+        _table(answer, of, selection)
+
+
+def _first(answer: Mapping[str, Any], of: str) -> str:
+    if not answer["rows"]:
+        return f"No {of} has enough tokens of label {answer['label']}."
+    row = answer["rows"][0]
+    what = f"Path {row['rank']:,}" if of == "path" else f"Module {row['module']} at step {row['step']}"
+    return (
+        f"{what} is the most specific of {numbers.plural(answer['num_candidates'], of)}: "
+        f"{numbers.percent(row['share'])} of its tokens are {row['label']}, in the run {numbers.percent(row['base'])}: "
+        f"{numbers.number(row['lift'])} times as many ({numbers.number(row['low'])} to {numbers.number(row['high'])})."
+    )
+
+
+def _table(answer: Mapping[str, Any], of: str, selection: Selection) -> None:
+    rows = [
+        {
+            **({"rank": row["rank"]} if of == "path" else {"step": row["step"], "module": row["module"]}),
+            "label": row["label"],
+            "share": 100 * row["share"],
+            "lift": row["lift"],
+            "95 %": span(row["low"], row["high"]),
+            "tokens": row["count"],
+            "of": row["of"],
+            "samples": row["num_samples"],
+        }
+        for row in answer["rows"]
+    ]
+    key = f"specific_{of}_{answer['run']}_{selection.label}_{selection.paths}_{selection.through}"
+
+    def ticked() -> None:
+        row = rows[st.session_state[key].selection.rows[0]] if st.session_state[key].selection.rows else None
+        if row is None:
+            return
+        if of == "path":
+            address.go(address.current().toggle_path(row["rank"]))
+        else:
+            address.go(address.current().toggle_through(f"{row['step']}.{row['module']}"))
+
+    st.dataframe(
+        rows,
+        key=key,
+        hide_index=True,
+        width="stretch",
+        height=min(390, 38 + 35 * max(1, len(rows))),
+        column_config={
+            "share": st.column_config.NumberColumn("share", format="%.1f %%"),
+            "lift": st.column_config.NumberColumn("lift", format="%.2f ×", help=SPECIFIC),
+            "95 %": st.column_config.TextColumn("95 %", help=SPECIFIC),
+            "tokens": st.column_config.NumberColumn("tokens of it", format="localized"),
+            "of": st.column_config.NumberColumn("all here", format="localized"),
+        },
+        on_select=ticked,
+        selection_mode="single-row",
+    )

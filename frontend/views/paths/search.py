@@ -1,0 +1,342 @@
+"""Which paths do these tokens take? A search by word, kind of word or patch, and numbers; saved and shared by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.knowledge import (
+    contrast_chart,
+    contrast_words,
+    module_words,
+    modules_first,
+    preferred_module,
+    preferred_path,
+    preferred_words,
+    search_words,
+    taken_rows,
+)
+from tokenpaths.frontend.page import address, downloads, widgets
+from tokenpaths.frontend.page.selection import KINDS, PATCH_KINDS, WORD_KINDS, Selection, from_query, to_query
+from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.paths import examples
+
+EXAMPLES = 30
+ROWS = 40
+LIFT = (
+    "Share of these tokens on the path / share of all tokens on it; 1 = as everywhere. From, to: 95 % interval "
+    "(Wilson), tokens of one sample counted as far as they are alike."
+)
+CONTRAST = (
+    "Δ = share of these tokens that choose the module − share of all other tokens that do. 95 % interval, samples "
+    "taken as what was drawn; of many modules a few seem to differ by chance. Modules that were asked for are left out."
+)
+
+
+def active(selection: Selection) -> bool:
+    """Whether the address asks for certain tokens."""
+    return any((selection.find, selection.kind, selection.ranks, selection.compute, selection.reuse))
+
+
+def question(selection: Selection) -> dict[str, Any]:
+    """The selection as a query of ``/tokens/search``."""
+
+    def span(pair: tuple[Any, Any] | None) -> str | None:
+        if pair is None:
+            return None
+        return f"{pair[0]:g}:{pair[1]:g}" if isinstance(pair[0], float) else f"{pair[0]}:{pair[1]}"
+
+    return {
+        "q": selection.find,
+        "kind": selection.kind,
+        "label": selection.label,
+        "through": selection.through,
+        "reading": selection.reading if selection.reading != "word" else None,
+        "ranks": span(selection.ranks),
+        "compute": span(selection.compute),
+        "reuse": span(selection.reuse),
+    }
+
+
+def _key(selection: Selection) -> str:
+    """Of widgets: another question gets new ones."""
+    return "_".join(str(value) for value in (selection.run, *question(selection).values()))
+
+
+def asked_words(selection: Selection) -> str:
+    """What is asked for, as a phrase that follows “are”."""
+    parts = []
+    if selection.find:
+        parts.append(f"“{selection.find}”" + (" (single tokens)" if selection.reading == "token" else ""))
+    if selection.kind:
+        parts.append(KINDS[selection.kind])
+    if selection.ranks:
+        parts.append(f"on paths of rank {selection.ranks[0]:,} to {selection.ranks[1]:,}")
+    for name in ("compute", "reuse"):
+        if bounds := getattr(selection, name):
+            parts.append(f"of {name} {bounds[0]:g} to {bounds[1]:g}")
+    if selection.label is not None:
+        parts.append(f"of label {selection.label}")
+    if selection.through:
+        nodes = (node.split(".") for node in selection.through)
+        parts.append("through " + ", ".join(f"module {module} at step {step}" for step, module in nodes))
+    return ", ".join(parts)
+
+
+def bar(run: Mapping[str, Any], selection: Selection) -> None:
+    """The fields of the search, saved searches, and the link."""
+    text = run["modality"] == "text"
+    kinds = WORD_KINDS if text else PATCH_KINDS
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="search"):
+        if text:
+            address.bound(
+                st.text_input,
+                "find",
+                "Which paths do these tokens take?",
+                selection.find or "",
+                placeholder="a word, such as dinner, or a pattern, such as dinn*",
+                max_chars=200,
+                read=lambda words: words.strip() or None,
+                help="Case is ignored; * stands for any letters, ? for one. All tokens of the word are found.",
+            )
+        options = ["", *kinds] + ([selection.kind] if selection.kind and selection.kind not in kinds else [])
+        words = "Kind of word" if text else "Which paths do these patches take?"
+        address.bound(
+            st.selectbox,
+            "kind",
+            words,
+            selection.kind or "",
+            options,
+            format_func=lambda kind: KINDS.get(kind, "any"),
+            read=lambda kind: kind or None,
+        )
+        with st.popover("More", icon=":material/tune:", help="Filters by rank, compute and reuse"):
+            _more(run, selection, text)
+        saved = st.popover("Saved", icon=":material/bookmark:", help="Searches kept on this computer")
+        with saved, widgets.guarded("saved searches"):
+            _saved(selection)
+        with st.popover("Link", icon=":material/link:", help="An address that shows what you see now"):
+            st.caption("Whoever opens this address sees what you see now; the button on the right copies it.")
+            st.code(downloads.link(selection), language=None, wrap_lines=True)
+
+
+def _more(run: Mapping[str, Any], selection: Selection, text: bool) -> None:
+    if text:
+        address.bound(
+            st.radio,
+            "reading",
+            "Told from",
+            selection.reading,
+            ["word", "token"],
+            format_func={"word": "the whole word that a token stands in", "token": "the token’s own characters"}.get,
+        )
+    _span("ranks", "Rank", selection.ranks, 1, int(run["num_paths"]), 1)
+    _span("compute", "Compute", selection.compute, 0.0, 1.0, 0.05)
+    _span("reuse", "Reuse", selection.reuse, 0.0, 1.0, 0.05)
+    st.caption("Label and modules passed, chosen on any view, hold as well.")
+
+
+def _span(name: str, words: str, pair: tuple[Any, Any] | None, least: Any, most: Any, step: Any) -> None:
+    """Two number fields for both ends; the widest span is no filter."""
+    low, high = pair or (least, most)
+    low, high = max(least, min(low, most)), max(least, min(high, most))
+
+    def read(end: int) -> Any:
+        def as_pair(value: Any) -> Any:
+            value = type(least)(least if value is None and not end else most if value is None else value)
+            new = (value, max(high, value)) if end == 0 else (min(low, value), value)
+            return None if new == (least, most) else new
+
+        return as_pair
+
+    for end, column in enumerate(st.columns(2)):
+        with column:
+            address.bound(
+                st.number_input,
+                name,
+                f"{words} {'from' if end == 0 else 'to'}",
+                (low, high)[end],
+                min_value=least,
+                max_value=most,
+                step=step,
+                part=f"_{end}",
+                read=read(end),
+            )
+
+
+def _saved(selection: Selection) -> None:
+    searches = widgets.client().searches()
+    for search in searches:
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.button(
+                widgets.plain(search["name"]),
+                key=f"open_search_{search['name']}",
+                type="tertiary",
+                on_click=lambda query=search["query"]: address.go(from_query(query)[0]),
+            )
+            st.button(
+                "",
+                key=f"drop_search_{search['name']}",
+                icon=":material/delete:",
+                type="tertiary",
+                help=f"Forget {search['name']}",
+                on_click=_forget,
+                args=(search["name"],),
+            )
+    if not searches:
+        st.caption("Nothing is saved yet.")
+    name = st.text_input("Save what you see now as", key="search_name", placeholder="plural nouns", max_chars=64)
+    st.button(
+        "Save",
+        key="save_search",
+        icon=":material/bookmark_add:",
+        on_click=_keep,
+        args=(name, selection),
+        disabled=not name.strip(),
+    )
+    if said := st.session_state.pop("search_said", None):
+        st.caption(said)
+
+
+def name_of(words: str) -> str:
+    """A name as the API allows it: blanks become hyphens, what is not a letter or digit goes."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", words.strip()).strip("-_")[:64]
+
+
+def _keep(words: str, selection: Selection) -> None:
+    name = name_of(words)
+    if not name:
+        said = f"{words!r} has no letter or digit of A to Z; give it another name."
+        st.session_state["search_said"] = widgets.plain(said)
+        return
+    try:
+        widgets.client().save_search(name, to_query(selection))
+        st.session_state["search_said"] = widgets.plain(f"Saved as {name}.")
+    except widgets.ApiError as error:
+        st.session_state["search_said"] = widgets.told(error)
+
+
+def _forget(name: str) -> None:
+    try:
+        widgets.client().delete_search(name)
+    except widgets.ApiError as error:
+        st.session_state["search_said"] = widgets.told(error)
+
+
+def answer(run: Mapping[str, Any], selection: Selection) -> None:
+    """What was found; nothing where nothing is asked."""
+    if not active(selection):
+        return
+    found = widgets.client().search_tokens(
+        run["run"], **question(selection), limit=ROWS, examples=EXAMPLES, seed=selection.seed
+    )
+    asked = asked_words(selection)
+    if found["reason"]:
+        widgets.empty(
+            widgets.plain(nothing_words(found, asked)), "Try another word or kind, or let go of a chip above."
+        )
+        return
+    # The plainer answer first: of many paths each is taken by few, while one module may stand out.
+    first = modules_first(found)
+    asks = "Which modules and paths do these tokens take?" if first else "Which paths do these tokens take?"
+    widgets.heading(asks, widgets.plain(search_words(found, asked)))
+    for lead in (_lead_module, _lead_path) if first else (_lead_path,):
+        with st.container(horizontal=True, vertical_alignment="center"):
+            lead(found, selection)
+    common.note_not_independent(run)
+    if found["words"]:
+        words = ", ".join(f"{row['word'].strip() or '␣'} ({numbers.count(row['count'])})" for row in found["words"][:8])
+        st.caption(widgets.plain(f"Words: {words}{' …' if len(found['words']) > 8 else ''}"))
+    columns = st.columns([1, 1], gap="large")
+    modules, paths = columns if first else columns[::-1]
+    with paths:
+        _taken(found, selection)
+    with modules:
+        st.subheader("Which modules do they prefer?", anchor=False, help=CONTRAST)
+        if found["modules"]:
+            if not first:
+                st.caption(widgets.plain(widgets.ended(contrast_words(found))))
+            widgets.chart(contrast_chart(found, theme=widgets.theme(), title=None))
+            widgets.numbers_behind(found["modules"], "modules")
+        else:
+            widgets.empty(widgets.ended(found["modules_reason"].capitalize()))
+    with st.expander(f"See {len(found['examples'])} of them", expanded=not selection.paths):
+        examples.draw(found["examples"], f"found_{_key(selection)}")
+
+
+def _lead_module(found: Mapping[str, Any], selection: Selection) -> None:
+    row = preferred_module(found)
+    assert row is not None, "modules come first only where one is preferred"
+    st.markdown(f"**{widgets.plain(module_words(row))}**", help=CONTRAST, width="content")
+    node = f"{row['step']}.{row['module']}"
+    st.button(
+        f"See module {row['module']}",
+        key="see_module",
+        icon=":material/grid_view:",
+        on_click=address.go_changed,
+        kwargs={"view": "modules", "module": node},
+    )
+
+
+def _lead_path(found: Mapping[str, Any], selection: Selection) -> None:
+    best = preferred_path(found)
+    st.markdown(f"**{widgets.plain(preferred_words(found))}**", help=LIFT, width="content")
+    if best is not None and best["rank"] not in selection.paths:
+        st.button(
+            f"See path {best['rank']:,}",
+            key="see_preferred",
+            icon=":material/search:",
+            on_click=address.go_changed,
+            kwargs={"paths": (*selection.paths, best["rank"])[-32:]},
+        )
+
+
+def nothing_words(found: Mapping[str, Any], asked: str) -> str:
+    """That nothing is like this, and among how many tokens it was looked for."""
+    counted = found["counted"]
+    if counted["exact"]:
+        return f"No token is {asked}."
+    others = counted["of_tokens"] - counted["num_tokens"]
+    return (
+        f"No token of the {numbers.count(counted['num_tokens'])} drawn by hash is {asked}; the other "
+        f"{numbers.plural(others, 'token')} of the run were not looked at."
+    )
+
+
+def _taken(found: Mapping[str, Any], selection: Selection) -> None:
+    st.subheader("Their paths", anchor=False, help=LIFT)
+    rows = taken_rows(found["paths"])
+    st.caption(
+        f"{numbers.count(len(rows))} of {numbers.plural(found['num_paths'], 'path')}, most taken first. "
+        "Tick rows to see everyone on them below."
+    )
+    percent = st.column_config.NumberColumn(format="%.2f %%")
+    key = f"taken_{_key(selection)}_{selection.paths}"
+
+    def ticked() -> None:
+        ticks = [rows[index]["rank"] for index in st.session_state[key].selection.rows]
+        hidden = [rank for rank in selection.paths if rank not in {row["rank"] for row in rows}]
+        address.go_changed(paths=tuple([*hidden, *ticks][:32]))
+
+    st.dataframe(
+        rows,
+        key=key,
+        height=min(430, 38 + 35 * len(rows)),
+        hide_index=True,
+        width="stretch",
+        column_config={
+            "rank": st.column_config.NumberColumn("rank", format="localized"),
+            "path": st.column_config.TextColumn("path (module per step)", width="medium"),
+            "tokens": st.column_config.NumberColumn("of these", format="localized"),
+            "share": percent,
+            "of all": percent,
+            "lift": st.column_config.NumberColumn("lift", format="%.2f ×", help=LIFT),
+            "95 %": st.column_config.TextColumn("95 %", help=LIFT),
+        },
+        on_select=ticked,
+        selection_mode="multi-row",
+        selection_default={"selection": {"rows": [i for i, row in enumerate(rows) if row["rank"] in selection.paths]}},
+    )

@@ -1,0 +1,281 @@
+"""The sample that is shown, run again under other controls: widgets from a model's JSON Schema, the answer beside it.
+
+What is changed stands in the address as ``controls=name:value,…``. Each try is a run of one sample; the page keeps
+the last one only, unless it was opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import streamlit as st
+from tokenpaths.frontend.api.client import ApiError, NotFound
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.running_text import tamed
+from tokenpaths.frontend.charts.token_losses import loss_rows, token_loss_chart
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.selection import Selection
+
+LISTED = 200
+KEPT = "retraced"
+"""session state: what was run last, {"of": …, "run": …}"""
+AS_TRAINED = "as trained"
+
+
+@dataclass(frozen=True)
+class Control:
+    """One thing that may be changed: its values, in order; None leaves it as the model was trained."""
+
+    name: str
+    words: str
+    help: str
+    values: tuple[Any, ...]
+    trained: Any = None
+    """the value that it was trained with, where there is one"""
+    named: Mapping[Any, str] = field(default_factory=dict)
+    """words for some of the values"""
+
+    def read(self, text: str) -> Any:
+        """The value that ``text`` of an address stands for; None if there is none."""
+        return next((value for value in self.values if value is not None and written(value) == text), None)
+
+    def say(self, text: str) -> str:
+        """A value of an address in words."""
+        value = self.read(text)
+        if value is None:
+            return self.named.get(None, AS_TRAINED)
+        words = self.named.get(value, written(value))
+        return f"{words} (as trained)" if value == self.trained else words
+
+
+def written(value: Any) -> str:
+    """A value as the address has it; nothing for None."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:g}" if isinstance(value, (int, float)) else str(value)
+
+
+def control(
+    name: str,
+    schema: Mapping[str, Any],
+    *,
+    trained: Any = None,
+    limit: int | None = None,
+    words: str = "",
+    named: Mapping[Any, str] | None = None,
+) -> Control | None:
+    """A control from one property of a JSON Schema; None for what is neither a bounded number nor a choice.
+
+    Parameters
+    ----------
+    limit
+        Largest whole number where the schema gives none.
+    named
+        Words for values; of a number between bounds only these values are offered, if there are any.
+    """
+    parts = [part for part in schema.get("anyOf", [schema]) if part.get("type") != "null"]
+    part, named = (parts[0] if parts else {}), dict(named or {})
+    low, high = part.get("minimum"), part.get("maximum", limit)
+    values: list[Any]
+    if part.get("enum"):
+        values = list(part["enum"])
+    elif part.get("type") == "integer" and high is not None:
+        values = list(range(int(low or 0), min(int(high), int(low or 0) + 255) + 1))
+    elif part.get("type") == "number" and low is not None and high is not None:
+        wanted = [value for value in named if value is not None and low <= value <= high]
+        values = wanted or steps(float(low), float(high))
+    else:
+        return None
+    if trained is not None and trained not in values:
+        values = sorted([*values, trained])
+    text = str(schema.get("description") or "")
+    offered = tuple(values) if trained is not None else (None, *values)
+    return Control(name, words or name.replace("_", " "), text, offered, trained, named)
+
+
+def steps(low: float, high: float) -> list[float]:
+    """Values of a slider: 1, 2, 5 in each decade where the bounds lie far apart, else twenty even ones."""
+    if low > 0 and high / low >= 50:
+        found, size = [], 1e-9
+        while size <= high * 1.0001:
+            found += [
+                round(size * digit, 12) for digit in (1, 2, 5) if low <= size * digit * 1.0000001 <= high * 1.0001
+            ]
+            size *= 10
+        return found
+    return [round(low + (high - low) * place / 20, 6) for place in range(21)]
+
+
+def changes(selection: Selection, controls: Sequence[Control]) -> dict[str, Any]:
+    """What the address changes, as the API takes it; what it does not understand is left out."""
+    by_name = {one.name: one for one in controls}
+    found = {}
+    for text in selection.controls:
+        name, _, value = text.partition(":")
+        if name in by_name and (read := by_name[name].read(value)) is not None and read != by_name[name].trained:
+            found[name] = read
+    return found
+
+
+def not_understood(selection: Selection, controls: Sequence[Control]) -> list[str]:
+    """The parts of the address's controls that ``changes`` leaves out."""
+    by_name = {one.name: one for one in controls}
+    parts = [(text, *text.partition(":")[::2]) for text in selection.controls]
+    return [text for text, name, value in parts if name not in by_name or by_name[name].read(value) is None]
+
+
+def changed(selection: Selection, name: str, value: Any, trained: Any = None) -> tuple[str, ...]:
+    """The address's controls with one of them at another value."""
+    kept = tuple(one for one in selection.controls if one.partition(":")[0] != name)
+    return kept if value is None or value == trained else (*kept, f"{name}:{written(value)}")
+
+
+def control_widgets(controls: Sequence[Control], given: Mapping[str, Any], *, disabled: Sequence[str] = ()) -> None:
+    """A slider for what has an order and a trained value, buttons for a few values, else a list. All of them
+    write the address; what it says beside them is told."""
+    for text in not_understood(address.current(), controls):
+        told = f"The address says {text[:60]!r}, which changes nothing here; it was left out."
+        st.warning(widgets.plain(told), icon=":material/link_off:")
+    for one in controls:
+        options = [written(value) for value in one.values]
+        buttons = one.trained is None and len(options) <= 4
+        widget = st.select_slider if one.trained is not None else st.segmented_control if buttons else st.selectbox
+        address.bound(
+            widget,
+            "controls",
+            one.words,
+            written(given.get(one.name, one.trained)),
+            options,
+            part=f"_{one.name}",
+            format_func=one.say,
+            help=widgets.plain(one.help) or None,
+            disabled=one.name in disabled,
+            read=lambda text, one=one: changed(address.current(), one.name, one.read(text or ""), one.trained),
+        )
+
+
+def again(
+    run: Mapping[str, Any], sample: Mapping[str, Any], given: Mapping[str, Any], *, slot: str = KEPT
+) -> dict[str, Any] | None:
+    """The run of this sample under ``given`` controls; None, and a sentence on the page, if it cannot be made.
+
+    The last run of each ``slot`` is kept.
+    """
+    wanted = (run["run"], sample["sample"], tuple(sorted((name, written(value)) for name, value in given.items())))
+    kept = st.session_state.get(slot)
+    client = widgets.client()
+    if kept and kept["of"] == wanted:
+        try:
+            return client.run(kept["run"])
+        except NotFound:
+            st.session_state.pop(slot)
+    forget(slot)
+    try:
+        with st.spinner("Running it again …"):
+            if sample.get("text") is not None:
+                answer = client.trace(run["model"], text=sample["text"], controls=given, purpose="detour")
+            else:
+                picture = client.image(run["run"], sample["sample"])
+                file = ("sample.png", picture)
+                answer = client.trace(run["model"], image=file, controls=given, purpose="detour")
+    except ApiError as error:
+        widgets.sentence(error)
+        return None
+    st.session_state[slot] = {"of": wanted, "run": answer["run"]}
+    return client.run(answer["run"])
+
+
+def forget(slot: str = KEPT) -> None:
+    """Delete the last try, so that moving a slider leaves no heap of runs behind."""
+    kept = st.session_state.pop(slot, None)
+    if kept:
+        with suppress(ApiError):  # somebody else deleted it
+            widgets.client().delete(kept["run"])
+
+
+def keep(run: str, *, slot: str = KEPT, view: str = "family") -> None:
+    """Open the last try as a run of its own; it stays."""
+    st.session_state.pop(slot, None)
+    address.go(Selection(view=view, run=run, sample=0))
+
+
+def before_and_after(before: Mapping[str, Any], after: Mapping[str, Any], run: str) -> None:
+    """Loss (or prediction) of both, which tokens changed, and a button that opens the changed run."""
+    with st.container(horizontal=True, gap="large", vertical_alignment="center", key="before_after"):
+        if before.get("loss") is not None and after.get("loss") is not None:
+            rise = after["loss"] - before["loss"]
+            sign = "−" if rise < 0 else "+"
+            st.metric("Loss unchanged (nats)", numbers.number(before["loss"]), width="content")
+            st.metric(
+                "Loss changed (nats)",
+                numbers.number(after["loss"]),
+                delta=f"{sign}{numbers.number(abs(rise))}".replace("−", "-"),
+                delta_color="inverse",
+                width="content",
+            )
+        elif before.get("prediction"):
+            for words, one in (("Prediction unchanged", before), ("Prediction changed", after)):
+                told = f"{one.get('prediction')} ({numbers.percent(one.get('confidence'))})"
+                st.metric(words, told, width="content")
+        st.button("Open the changed run", on_click=keep, args=(run,), icon=":material/open_in_new:")
+    table = loss_rows(before.get("tokens") or [], after.get("tokens") or [])
+    if not table:
+        return
+    st.subheader(
+        "Which tokens become harder to predict?",
+        anchor=False,
+        help="Cross-entropy of each token given those before it, in nats: changed minus unchanged.",
+    )
+    st.caption("One bar: one token of the text. Up: harder to predict than before; down: easier.")
+    widgets.chart(token_loss_chart(table, theme=widgets.theme(), title=None))
+    widgets.numbers_behind(table, "tokens before and after")
+
+
+def sample_picker(run: Mapping[str, Any], selection: Selection, *, whole: str | None = None) -> int | None:
+    """One sample (of the chosen label); ``whole``: words for none of them, offered first. None: none is chosen."""
+    found = widgets.client().samples(run["run"], most=LISTED, label=selection.label)
+    listed = {row["sample"]: row for row in found["samples"]}
+    options: list[int | str] = [*([""] if whole else []), *listed]
+    number = selection.sample
+    if number is None and not whole:
+        number = next(iter(listed), None)
+    if number is not None and number not in listed:
+        options.insert(1 if whole else 0, number)
+    if not options:
+        st.selectbox("Sample", ["no sample has this label"], disabled=True)
+        return None
+
+    def say(value: int | str) -> str:
+        if not isinstance(value, int):
+            return whole or ""
+        row = listed.get(value, {})
+        text = tamed(row.get("snippet") or row.get("source") or "").replace("\n", " ")
+        return " · ".join(part for part in (f"{value:,}", row.get("label") or "", text[:50]) if part)
+
+    total = found.get("total") or len(listed)
+    told = f"{numbers.plural(total, 'sample')}" + (f"; the first {LISTED} are listed." if total > LISTED else ".")
+    address.bound(
+        st.selectbox,
+        "sample",
+        "Sample",
+        "" if number is None else number,
+        options,
+        format_func=say,
+        help=told,
+        read=lambda value: value if isinstance(value, int) else None,
+    )
+    return number
+
+
+def model_of(run: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The model of a run as the API describes it; None, and a sentence, if it is not here any more."""
+    try:
+        return widgets.client().model(run["model"])
+    except ApiError as error:
+        widgets.empty(
+            widgets.plain(f"The model {run['model']} cannot be run again. ") + widgets.told(error), error.todo
+        )
+        return None

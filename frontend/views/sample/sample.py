@@ -1,0 +1,301 @@
+"""What happened inside this one? The image or text tinted by path, its ribbons, and the whole token flow below."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.running_text import tamed
+from tokenpaths.frontend.charts.flow.token_flow import (
+    MOST_ROWS,
+    TOKEN_PICK,
+    Shade,
+    token_flow_chart,
+    token_label,
+    token_rows,
+)
+from tokenpaths.frontend.charts.patches import data_url
+from tokenpaths.frontend.components.explorer import MOST_LINKS, explorer, explorer_data
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.pickers import run_and_label
+from tokenpaths.frontend.views.sample import similar
+
+LISTED = 300
+CELLS: dict[Shade, str] = {
+    "cdf": "the cell names the module, its colour says how frequent the token’s whole path is. Grey: skipped.",
+    "weight": "the cell names the module with the largest weight, darker on a light page: a larger weight. Nearly "
+    "every token has a path of its own, so colours of paths would say nothing.",
+    "overlap": "the cell names one of the modules that the token took together; this run was made of ids without "
+    "weights, so none counts more. Darker on a light page: more of them were taken by the token before as well.",
+}
+
+
+def draw(selection: Selection) -> None:
+    run = common.chosen_run(selection)
+    if run is None:
+        return
+    with run_and_label(run, selection):
+        if run["modality"] == "text":
+            address.bound(
+                st.text_input,
+                "q",
+                "Find",
+                selection.q or "",
+                placeholder="words in the text",
+                read=lambda words: words.strip() or None,
+                help="Only samples whose text contains this are listed.",
+            )
+        number = sample_picker(run, selection)
+    if number is None:
+        widgets.empty("No sample has this label or these words.", "Let go of a chip above.")
+        return
+    show(run, selection, number)
+
+
+def show(run: Mapping[str, Any], selection: Selection, number: int) -> None:
+    """One sample, whole: what *Sample* and *Try it* share."""
+    sample = common.with_text(widgets.client().sample(run["run"], number))
+    is_text = sample.get("text") is not None and not sample.get("grid")
+    widgets.heading(
+        "What happened inside this text?" if is_text else "What happened inside this image?", _facts(sample), "cdf"
+    )
+    if sample.get("made_up"):
+        known = any(token.get("token_id") is not None for token in sample["tokens"])
+        st.caption(
+            "This run holds no text, so "
+            + ("tokens stand as # and their vocabulary id." if known else "tokens stand by their position.")
+        )
+    if not sample["tokens"]:
+        widgets.empty("This sample has no tokens.", "Choose another one.")
+        return
+    opacity, tint = _tint_controls(run, selection)
+    chosen = selection.token if any(t["token"] == selection.token for t in sample["tokens"]) else None
+    if selection.token is not None and chosen is None:
+        st.caption(
+            f"This sample has no token {selection.token:,}; it has "
+            f"{numbers.count(len(sample['tokens']))}, counted from 0."
+        )
+    _explorer(run, selection, sample, chosen, opacity, tint)
+    if chosen is not None:
+        _about_token(run, sample, chosen)
+        similar.like_this_token(run, number, chosen)
+    _token_flow(run, selection, sample, chosen)
+    similar.like_this_sample(run, number)
+
+
+def sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
+    found = widgets.client().samples(run["run"], most=LISTED, label=selection.label, q=selection.q)
+    rows = {row["sample"]: row for row in found["samples"]}
+    if not rows and selection.sample is None:
+        return None
+    number = selection.sample if selection.sample is not None else next(iter(rows))
+    options = list(rows) if number in rows else [number, *rows]
+
+    def words(value: int) -> str:
+        row = rows.get(value)
+        if row is None:
+            return f"sample {value:,}"
+        text = tamed(row.get("snippet") or row.get("source") or "").replace("\n", " ")
+        return " · ".join(part for part in (f"{value:,}", row.get("label") or "", text[:50]) if part)
+
+    total = found.get("total") or len(rows)
+    help_text = f"{numbers.plural(total, 'sample')}" + (f"; the first {LISTED} are listed." if total > LISTED else ".")
+    place = options.index(number)
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", width="stretch", key="sample_picker"):
+        address.bound(
+            st.selectbox, "sample", "Sample", number, options, format_func=words, help=help_text, width="stretch"
+        )
+        for name, to in (("previous", place - 1), ("next", place + 1)):
+            inside = 0 <= to < len(options)
+            st.button(
+                "",
+                key=f"sample_{name}",
+                icon=":material/chevron_left:" if name == "previous" else ":material/chevron_right:",
+                help=f"{name} sample, key {name[0].upper()}",
+                shortcut=name[0].upper(),
+                disabled=not inside,
+                on_click=address.go_changed,
+                kwargs={"sample": options[to]} if inside else {},
+                width="content",
+            )
+    return number
+
+
+def _facts(sample: Mapping[str, Any]) -> str:
+    """“512 tokens on 40 different paths. Label cat, predicted dog (confidence 61.2 %). Compute 0.9, reuse 0.2.”"""
+    parts = [
+        f"{numbers.plural(sample['num_tokens'], 'token')} on "
+        f"{numbers.plural(sample['num_distinct_paths'], 'different path', 'different paths')}."
+    ]
+    if sample.get("label"):
+        parts.append(f"Label: {sample['label']}.")
+    if sample.get("prediction"):
+        parts.append(
+            f"Prediction: {sample['prediction']} (confidence {numbers.percent(sample.get('confidence'))})"
+            f"{verdict(sample)}."
+        )
+    if sample.get("loss") is not None:
+        parts.append(f"Loss {numbers.number(sample['loss'])} nats.")
+    parts.append(f"Compute {numbers.percent(sample.get('compute'))}, reuse {numbers.percent(sample.get('reuse'))}.")
+    return widgets.plain(" ".join(parts))
+
+
+def verdict(sample: Mapping[str, Any]) -> str:
+    """Was the prediction right? A label that the model never learnt (no loss) allows no judgement."""
+    if sample.get("label") is None:
+        return ""
+    if sample["prediction"] == sample["label"]:
+        return " – right"
+    if sample.get("loss") is None:
+        return f"; the model does not know the label {sample['label']}, so this is neither right nor wrong"
+    return " – wrong"
+
+
+def _tint_controls(run: Mapping[str, Any], selection: Selection) -> tuple[float, int | None]:
+    steps = int(run["num_steps"])
+    tint = selection.tint if selection.tint is not None and selection.tint < steps else None
+    left, right = st.columns([3, 2], gap="large")
+    alone = common.all_differ(run)
+    if alone and tint is None:
+        tint = 0
+    with left:
+        options = list(range(steps)) if alone else ["path", *range(steps)]
+        address.bound(
+            st.select_slider,
+            "tint",
+            "Tint by",
+            "path" if tint is None else tint,
+            options,
+            format_func=lambda value: "path (CDF)" if value == "path" else f"module at step {value}",
+            read=lambda value: None if value == "path" else int(value),
+            help="The path as a whole, or the module taken at one step: move through the steps to watch tokens part."
+            + (" Here nearly every token has a path of its own, so only steps can be compared." if alone else ""),
+        )
+    with right:
+        address.bound(st.slider, "opacity", "Opacity of the tint", selection.opacity, 0, 100, format="%d %%")
+    return selection.opacity / 100, tint
+
+
+def _explorer(
+    run: Mapping[str, Any],
+    selection: Selection,
+    sample: Mapping[str, Any],
+    chosen: int | None,
+    opacity: float,
+    tint: int | None,
+) -> None:
+    merging = common.merging(run, selection.change(merge=None))
+    flow = widgets.client().flow(run["run"], limit=MOST_LINKS, **merging)
+    image = data_url(widgets.client().image(run["run"], sample["sample"])) if sample.get("has_image") else None
+
+    def kept(token: Mapping[str, Any]) -> bool:
+        return common.passes(token, selection) and (not selection.paths or token["rank"] in selection.paths)
+
+    data = explorer_data(
+        sample,
+        flow,
+        theme=widgets.theme(),
+        image=image,
+        num_paths=int(run["num_paths"]),
+        opacity=opacity,
+        step=tint,
+        chosen=chosen,
+        identities=common.identities(run),
+        kept=kept,
+    )
+    explorer(
+        data,
+        key=f"explorer_{run['run']}_{sample['sample']}",
+        on_pick=lambda token: address.go_changed(token=token),
+        on_node=lambda node: address.go(address.current().toggle_through(node)),
+    )
+    if selection.paths or selection.through:
+        count = sum(not row["faded"] for row in data["tokens"])
+        st.caption(
+            f"{numbers.count(count)} of {numbers.plural(len(data['tokens']), 'token')} pass the filters "
+            "above; the others are faded."
+        )
+
+
+def _about_token(run: Mapping[str, Any], sample: Mapping[str, Any], chosen: int) -> None:
+    token = next(t for t in sample["tokens"] if t["token"] == chosen)
+    same = [t for t in sample["tokens"] if t["rank"] == token["rank"]]
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.write(
+            widgets.plain(
+                f"On the path of rank {numbers.count(token['rank'])}: "
+                f"{numbers.plural(len(same), 'token')} of this sample."
+            )
+        )
+        st.button(
+            "More like this",
+            key="more_like_this",
+            icon=":material/grid_view:",
+            on_click=address.go_changed,
+            kwargs={"view": "paths", "paths": (token["rank"],)},
+            help="Tokens of all samples on the same path.",
+        )
+    facts = {
+        "what": token_label(token),
+        "rank": token["rank"],
+        "CDF": numbers.percent(token["cdf"]),
+        "compute": numbers.percent(token["compute"]),
+        "reuse": numbers.percent(token["reuse"]),
+        "loss": None if token.get("loss") is None else numbers.number(token["loss"]),
+        "gate entropy": numbers.number(token.get("gate_entropy")),
+        "FLOPs": numbers.short(token.get("flops")),
+    }
+    known = common.weights_known(run)
+    steps = [
+        {
+            "step": step,
+            "modules": " + ".join(map(str, modules)),
+            "weights": " + ".join(numbers.number(w) for w in weights) if known else "not in the log",
+        }
+        for step, (modules, weights) in enumerate(zip(token["ribbon"], token["weights"], strict=True))
+    ]
+    widgets.numbers_behind([facts], "the chosen token")
+    widgets.numbers_behind(steps, "its modules and weights, step by step")
+
+
+def _token_flow(run: Mapping[str, Any], selection: Selection, sample: Mapping[str, Any], chosen: int | None) -> None:
+    total = len(sample["tokens"])
+    st.subheader("Which module did each token take at each step?", anchor=False)
+    shade: Shade = "cdf"
+    if common.all_differ(run):
+        shade = "weight" if common.weights_known(run) else "overlap"
+    st.caption(f"One row a token, one column a step; {CELLS[shade]}")
+    wanted = selection.first if selection.first or chosen is None else chosen
+    first = min(wanted, max(0, total - 1)) // MOST_ROWS * MOST_ROWS
+    if total > MOST_ROWS:
+        starts = list(range(0, total, MOST_ROWS))
+        address.bound(
+            st.select_slider,
+            "first",
+            "Tokens",
+            first,
+            starts,
+            format_func=lambda s: f"{s:,}–{min(total, s + MOST_ROWS) - 1:,}",
+        )
+    drawing = token_flow_chart(
+        sample,
+        theme=widgets.theme(),
+        first=first,
+        chosen=chosen,
+        identities=sorted(common.identities(run)),
+        shade=shade,
+        title=None,
+    )
+
+    def picked(_name: str, token: int) -> None:
+        # What this chart shows as chosen counts, not the address: a click that is told twice takes nothing back.
+        address.go_changed(token=None if int(token) == chosen else int(token))
+
+    widgets.chart(
+        drawing, key=f"token_flow_{run['run']}_{sample['sample']}_{first}_{chosen}", on_pick=picked, pick=(TOKEN_PICK,)
+    )
+    widgets.numbers_behind(token_rows(sample), "tokens of this sample")

@@ -1,0 +1,110 @@
+"""Which samples take similar routes? A map: PCA at once, t-SNE as a job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+from tokenpaths.frontend.api.client import ApiError, NotFound, Refused
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.sample_map import SAMPLE_PICK, SHAPES, map_rows, map_words, sample_map_chart
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.jobs import panel
+from tokenpaths.frontend.views.pickers import run_and_label
+
+MOST = 1000
+PERPLEXITY = 30.0
+HELP = (
+    "A sample is a point in the space of its path profile: √p, p the share of its choices that went to each module at "
+    "each step, so that a distance is a Hellinger distance. PCA: the plane in which the points differ most. t-SNE: "
+    "neighbours stay near each other, whatever that does to distances."
+)
+
+
+def draw(selection: Selection) -> None:
+    run = common.chosen_run(selection)
+    if run is None:
+        return
+    run_and_label(run, selection)
+    job = _job_of(run, selection)
+    try:
+        answer = widgets.client().map(run["run"], limit=MOST, thumbnails=True)
+    except Refused as error:
+        widgets.heading("Which samples take similar routes?", "")
+        widgets.empty(widgets.told(error))
+        return
+    made = _made(job)
+    st.header("Which samples take similar routes?", anchor=False, help=HELP)
+    if job is not None and made is None:
+        panel.job_panel(str(job["job"]), key="map_job")
+    shown = made or answer
+    st.caption(widgets.plain(("t-SNE. " if made else "PCA. ") + map_words(shown)))
+    widgets.chart(
+        sample_map_chart(shown, theme=widgets.theme(), chosen=selection.label, sample=selection.sample, title=None),
+        key=f"map_{run['run']}_{shown['method']}_{selection.label}_{selection.sample}_{selection.job}",
+        on_pick=lambda _name, number: address.go_changed(view="sample", sample=int(number)),
+        pick=(SAMPLE_PICK,),
+    )
+    labels = {row["label"] for row in run["labels"] if row["label"] is not None}
+    words = "Click a point to open its sample."
+    if len(labels) > len(SHAPES) and selection.label is None:
+        words += f" Choose one of the {numbers.count(len(labels))} labels above to see where it lies."
+    elif not labels:
+        words += " This run has no labels."
+    st.caption(words)
+    _buttons(run, selection, job, made)
+    widgets.numbers_behind(map_rows(shown), "samples on the map")
+
+
+def _job_of(run: Mapping[str, Any], selection: Selection) -> dict[str, Any] | None:
+    """The map job in the address, where it is one of this run."""
+    if selection.job is None:
+        return None
+    try:
+        job = widgets.client().job(selection.job)
+    except NotFound:
+        st.caption(f"The job {selection.job} is gone; shown is PCA.")
+        return None
+    if job["kind"] != "map" or job["request"].get("run") != run["run"]:
+        return None
+    return job
+
+
+def _made(job: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The map that a job has made; None as long as there is none."""
+    if job is None or job["state"] != "succeeded":
+        return None
+    try:
+        made: dict[str, Any] = json.loads(widgets.client().artifact(str(job["job"]), "map.json"))
+    except (ApiError, ValueError):
+        return None
+    return made
+
+
+def _buttons(
+    run: Mapping[str, Any], selection: Selection, job: Mapping[str, Any] | None, made: Mapping[str, Any] | None
+) -> None:
+    panel.refusal()
+    shown = min(int(run["num_samples"]), MOST)
+    with st.container(horizontal=True, gap="small"):
+        if made is not None:
+            st.button("Show PCA", key="map_pca", on_click=address.go_changed, kwargs={"job": None})
+        elif job is None and shown >= 4:
+            st.button(
+                "Draw it by t-SNE",
+                key="map_tsne",
+                icon=":material/scatter_plot:",
+                on_click=_submit,
+                args=(run["run"], shown),
+                help="Keeps neighbours together and parts clusters. A job of seconds to minutes; this page shows it "
+                "when it is done.",
+            )
+
+
+def _submit(run: str, num: int) -> None:
+    perplexity = round(max(2.0, min(PERPLEXITY, (num - 1) / 3)), 1)
+    panel.submit("map", {"run": run, "perplexity": perplexity, "limit": max(4, min(num, MOST))})

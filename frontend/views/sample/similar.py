@@ -1,0 +1,164 @@
+"""More like this: samples that take similar routes, and tokens on the same or neighbouring ribbons."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+from tokenpaths.frontend.api.client import Refused
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.patches import data_url
+from tokenpaths.frontend.components.wall import wall
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.views import common
+
+SAMPLES = 12
+PATHS = 6
+EACH = 10
+FEW = 4
+"""of tokens in their context, which take a line or two each"""
+CONTEXT = 34
+"""characters on both sides of a token"""
+ONE = {"patches": "patch", "tokens": "token"}
+SAMPLES_HELP = (
+    "Path profile of a sample: share of its choices that went to each module, step by step. Distance of two: "
+    "Hellinger, √(mean over steps of (1 − Σ √(p·q))); 0 = the same load, 1 = no module in common."
+)
+TOKENS_HELP = (
+    "Path distance of two ribbons: the sum over steps of 1 − |S ∩ S′| / K. Compared with all paths of the run."
+)
+
+
+def like_this_sample(run: Mapping[str, Any], sample: int) -> None:
+    """The samples whose tokens load the modules of each step most like this one's."""
+    if int(run["num_samples"]) < 2:
+        return
+    st.subheader("Which samples take similar routes?", anchor=False, help=SAMPLES_HELP)
+    found = widgets.client().similar_samples(run["run"], sample, limit=SAMPLES)
+    st.caption(widgets.plain(sample_words(found)))
+    items = []
+    for row in found["similar"]:
+        item: dict[str, Any] = {
+            "sample": row["sample"],
+            "caption": " · ".join(filter(None, [row.get("label") or "", numbers.number(row["distance"])])),
+            "title": f"sample {row['sample']}{', ' + row['label'] if row.get('label') else ''}: distance "
+            f"{numbers.number(row['distance'])}",
+        }
+        if row["has_image"]:
+            item["image"] = data_url(widgets.client().image(run["run"], row["sample"]))
+        else:
+            item["snippet"] = row.get("snippet") or row.get("source") or f"sample {row['sample']}"
+        items.append(item)
+    wall(
+        items,
+        key=f"similar_{run['run']}_{sample}",
+        kind="sample" if "image" in items[0] else "text",
+        on_open=lambda one: address.go_changed(sample=int(one["sample"])),
+    )
+    columns = ("sample", "label", "distance", "prediction", "compute", "reuse", "source")
+    widgets.numbers_behind([{name: row.get(name) for name in columns} for row in found["similar"]], "similar samples")
+
+
+def sample_words(found: Mapping[str, Any]) -> str:
+    """How near the nearest are, and what is usual."""
+    rows = found["similar"]
+    usual = numbers.number(found["median_distance"])
+    others = numbers.plural(found["of_samples"] - 1, "other sample")
+    words = f"Nearest first, of {others}; the median distance is {usual}."
+    if found["num_identical"]:
+        words += f" {numbers.plural(found['num_identical'], 'sample')} load the modules exactly alike."
+    if found["median_distance"] and rows[0]["distance"] > 0.9 * found["median_distance"]:
+        words += " None is much nearer than usual: this sample stands alone."
+    return words
+
+
+def like_this_token(run: Mapping[str, Any], sample: int, token: int) -> None:
+    """The ribbons nearest to the chosen token's, and tokens that take them."""
+    what = "patches" if run["modality"] == "vision" else "tokens"
+    st.subheader(f"Which {what} take nearly the same path?", anchor=False, help=TOKENS_HELP)
+    try:
+        each = EACH if what == "patches" else FEW
+        found = widgets.client().similar_tokens(run["run"], sample, token, limit=PATHS, each=each)
+    except Refused as error:
+        widgets.sentence(error)
+        return
+    st.caption(widgets.plain(token_words(found, what)))
+    shown = [path for path in found["paths"] if path["examples"]]
+    for first in range(0, len(shown), 2):  # row by row, so that a narrow page keeps the order
+        for column, path in zip(st.columns(2, gap="large"), shown[first : first + 2], strict=False):
+            with column:
+                st.write(widgets.plain(path_words(path, what)))
+                _tokens(run, path["examples"], f"near_{run['run']}_{sample}_{token}_{path['rank']}")
+    widgets.numbers_behind(
+        [
+            {
+                "rank": p["rank"],
+                "distance": p["distance"],
+                "differs at steps": ", ".join(map(str, p["differs"])),
+                "tokens": p["count"],
+                "ribbon": numbers.ribbon_words(p["ribbon"]),
+            }
+            for p in found["paths"]
+        ],
+        "nearest paths",
+    )
+    widgets.numbers_behind(found["apart"], "paths and tokens at each distance")
+
+
+def token_words(found: Mapping[str, Any], what: str) -> str:
+    """How many others are on the same path, and how many at a path distance of at most 1."""
+    at = {row["distance"]: row for row in found["apart"]}
+    same = at.get(0.0, {}).get("num_tokens", 0)
+    near = [row for row in found["apart"] if 0 < row["distance"] <= 1]
+    tokens, paths = sum(row["num_tokens"] for row in near), sum(row["num_paths"] for row in near)
+    one = ONE[what]
+    own = f"No other {one}" if not same else numbers.plural(same, f"other {one}", f"other {what}")
+    words = f"{own} {'is' if same <= 1 else 'are'} on the very same path, rank {numbers.count(found['rank'])}"
+    # With several slots a distance of 1 may also be two steps that differ by half.
+    slots = max((len(step) for step in found["ribbon"] if isinstance(step, (list, tuple))), default=1)
+    away = "differ at one step" if slots == 1 else "differ by no more choices than one step has, at one step or several"
+    if paths:
+        return words + f"; {numbers.count(tokens)} more on {numbers.plural(paths, 'path')} that {away}."
+    return words + f"; there are no paths that {away}."
+
+
+def path_words(path: Mapping[str, Any], what: str) -> str:
+    """One neighbouring path in a line."""
+    count = numbers.plural(path["count"], ONE[what], what)
+    if not path["distance"]:
+        return f"The same path, rank {path['rank']:,}: {count}."
+    steps = path["differs"]
+    where = f"step {steps[0]}" if len(steps) == 1 else f"steps {', '.join(map(str, steps))}"
+    return f"Differs at {where} (distance {numbers.number(path['distance'])}), rank {path['rank']:,}: {count}."
+
+
+def _tokens(run: Mapping[str, Any], examples: Sequence[Mapping[str, Any]], key: str) -> None:
+    vision = run["modality"] == "vision" and any(one.get("patch") for one in examples)
+    items: list[dict[str, Any]] = []
+    for one in examples:
+        title = f"sample {one['sample']}, token {one['token']}" + (f", {one['label']}" if one.get("label") else "")
+        item: dict[str, Any] = {"sample": one["sample"], "token": one["token"], "title": title}
+        if vision:
+            item["image"] = one.get("patch")
+        else:
+            text = one.get("text") or ""
+            item |= {
+                "before": _line(one.get("before"))[-CONTEXT:],
+                "text": text,
+                "after": _line(one.get("after"))[:CONTEXT],
+                "shown": common.named({**one, "text": text.strip()}),
+            }
+        items.append(item)
+    wall(
+        items,
+        key=key,
+        kind="patch" if vision else "context",
+        on_open=lambda one: address.go_changed(sample=int(one["sample"]), token=int(one["token"])),
+    )
+
+
+def _line(text: str | None) -> str:
+    """A context in one line; the spaces at its ends stay."""
+    return re.sub(r"\s+", " ", text or "")

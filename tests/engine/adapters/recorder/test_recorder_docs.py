@@ -1,0 +1,52 @@
+"""Every example of the recorder's page runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import warnings
+from pathlib import Path
+
+import torch
+
+from tests.support.recorder_models import language, tokens
+
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "recorder.md"
+
+
+def test_every_example_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TOKENPATHS_DATA_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    batch = tokens(4, 6)
+    space = {
+        "model": language(layers=2),
+        "batch": batch,
+        "loader": [batch, batch],
+        "mask": torch.ones(4, 6, dtype=torch.bool),
+    }
+    blocks = re.findall(r"```python\n(.+?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(blocks) == 10
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for block in blocks:
+            exec(compile(block, "recorder.md", "exec"), space)
+    names = {"mine", "by-name", "by-function", "with-texts", "training", "mine-000000", "mine-000500", "mine-001000"}
+    assert {file.stem for file in (tmp_path / "runs").iterdir()} == names
+    assert [file.name for file in (tmp_path / "my-runs").iterdir()] == ["elsewhere.duckdb"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("mine.duckdb 48")
+    assert lines[-2:] == ["[0, 500, 1000]", "mine-001000 [1.0, 1.0, 1.0] [0.5, 0.5]"]
+
+
+def test_the_options_of_record_are_spelt_out_and_explained():
+    from tokenpaths.engine.adapters.recorder.options import Options
+
+    import tokenpaths
+
+    said = inspect.signature(tokenpaths.record).parameters
+    options = {f.name: f.default for f in dataclasses.fields(Options)}
+    assert {name: p.default for name, p in said.items() if name != "model"} == options
+    assert not any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in said.values())
+    text = tokenpaths.record.__doc__.partition("Parameters")[2]
+    assert [name for name in options if not re.search(rf"^    [a-z_, ]*\b{name}\b[a-z_, ]*$", text, re.MULTILINE)] == []

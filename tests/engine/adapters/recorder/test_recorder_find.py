@@ -1,0 +1,106 @@
+"""Which modules are taken for routers, in the layouts that people use; nothing is run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tokenpaths.engine.adapters.recorder.find_routers import find_routers
+from torch import nn
+
+from tests.support.recorder_models import Expert
+
+
+def line(outputs: int, inputs: int = 16) -> nn.Linear:
+    return nn.Linear(inputs, outputs, bias=False)
+
+
+def parts(kind: str = "Block", **members) -> nn.Module:
+    """A module of class ``kind`` with these children, parameters and attributes."""
+    module = type(kind, (nn.Module,), {})()
+    for name, member in members.items():
+        setattr(module, name, member)
+    return module
+
+
+def experts(count: int = 4) -> nn.ModuleList:
+    return nn.ModuleList(Expert() for _ in range(count))
+
+
+def stacked(*shapes: tuple[int, ...], kind: str = "Experts") -> nn.Module:
+    return parts(kind, **{f"w{i}": nn.Parameter(torch.zeros(shape)) for i, shape in enumerate(shapes)})
+
+
+FOUND = {
+    "a list and a Linear": (parts(moe=parts(gate=line(4), experts=experts())), ["moe.gate"]),
+    "no name but the class": (parts(moe=parts("MixtureLayer", choose=line(4), ffs=experts())), ["moe.choose"]),
+    "no name but the Linear's": (parts(f=parts(routing=line(4), ffs=experts())), ["f.routing"]),
+    "no name but the list's": (parts(f=parts(pick=line(4), my_experts=experts())), ["f.pick"]),
+    "nothing speaks for experts": (parts(f=parts(pick=line(4), blocks=experts()), head=line(4)), []),
+    "another number": (parts(f=parts(pick=line(5), experts=experts())), []),
+    "the module around": (parts(f=parts(router=line(4), mlp=parts(experts=experts()))), ["f.router"]),
+    "weights in one tensor": (parts(f=parts(gate=line(4), experts=stacked((4, 16, 8), (4, 8, 16)))), ["f.gate"]),
+    "weights beside the gate": (parts("MoE", gate=line(4), w1=nn.Parameter(torch.zeros(4, 16, 8))), ["gate"]),
+    "a gate with its own matrix": (
+        parts(f=parts(gate=parts("TopKGate", weight=nn.Parameter(torch.zeros(4, 16))), experts=experts())),
+        ["f.gate"],
+    ),
+    "a Linear inside a router": (
+        parts(f=parts(router=parts("Router", layer=line(4)), experts=experts())),
+        ["f.router.layer"],
+    ),
+    "noisy gating": (parts(f=parts(w_noise=line(4), w_gate=line(4), experts=experts())), ["f.w_gate"]),
+    "the gate of a shared expert": (
+        parts(f=parts(gate=line(4), shared_expert_gate=line(1), shared_expert=Expert(), experts=experts())),
+        ["f.gate"],
+    ),
+    "another gate of the same size": (
+        parts(f=parts(input_gate=line(4), router=parts("R", proj=line(4)), experts=experts())),
+        ["f.router.proj"],
+    ),
+    "two projections without a name": (parts(f=parts(a=line(4), b=line(4), experts=experts())), []),
+    "one router a step, one bank": (
+        parts(routers=nn.ModuleList([line(4), line(4)]), bank=experts()),
+        ["routers.0", "routers.1"],
+    ),
+    "by name, with a top-k beside": (parts(f=parts(gate=line(4), top_k=2)), ["f.gate"]),
+    "by name, without": (parts(f=parts(gate=line(4))), []),
+    "the gate of a gated unit": (parts(f=parts(gate=line(16), top_k=2, up=line(16))), []),
+    "experts that cannot be counted": (parts(f=parts(router=parts("Router", layer=line(4), k=2))), ["f.router.layer"]),
+    "a gate that may give ids": (parts(f=parts(gate=parts("Mystery"))), ["f.gate"]),
+    "layers of attention": (nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 4), []),
+    "recurrent and convolutional": (nn.Sequential(nn.GLU(), nn.LSTM(8, 8), nn.Conv1d(4, 4, 3), nn.Linear(8, 4)), []),
+}
+
+
+@pytest.mark.parametrize("layout", FOUND)
+def test_what_is_found(layout):
+    model, names = FOUND[layout]
+    assert [router.name for router in find_routers(model)] == names
+    compiled = nn.Module()
+    compiled._orig_mod = model
+    assert [router.name for router in find_routers(compiled)] == names, "a wrapper's own name is left out"
+
+
+def test_what_is_read_of_attributes():
+    config = parts("Config")
+    config.num_experts_per_tok = 3
+    model = parts(f=parts(gate=line(4), experts=experts()))
+    model.config = config
+    (router,) = find_routers(model)
+    assert (router.num_experts, router.top_k, router.scale) == (4, 3, None)
+    model.f.top_k = 2  # what stands nearer counts
+    model.f.gate.routed_scaling_factor = 2.5
+    (router,) = find_routers(model)
+    assert (router.top_k, router.scale) == (2, 2.5)
+    model.f.top_k = 9  # more than there are experts: something else
+    assert find_routers(model)[0].top_k == 3
+
+
+def test_what_an_expert_costs():
+    (listed,) = find_routers(parts(f=parts(gate=line(4), experts=experts())))
+    assert (listed.params_per_expert, listed.flops_per_token) == (1024, 2048)
+    (tensor,) = find_routers(parts(f=parts(gate=line(4), experts=stacked((4, 16, 8), (4, 8, 16)))))
+    assert (tensor.params_per_expert, tensor.flops_per_token) == (256, 512)
+    unequal = nn.ModuleList([Expert(), nn.Linear(16, 16)])
+    (unknown,) = find_routers(parts(f=parts(gate=line(2), experts=unequal)))
+    assert (unknown.params_per_expert, unknown.flops_per_token) == (0, 0)

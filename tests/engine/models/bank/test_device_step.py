@@ -1,0 +1,173 @@
+"""The step without host synchronisation: equal to the naive one, forward and backward, and reading nothing back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tokenpaths.engine.models.bank.bank import grouped_step, naive_step
+from tokenpaths.engine.models.bank.device_step import _places, device_step, group_entries, varlen_attention
+from tokenpaths.engine.models.bank.modules import Block
+from tokenpaths.engine.models.dna import DNA, DNAConfig
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+BANKS = {
+    "blocks": ["transformer"] * 4,
+    "blocks and identities": ["identity", "transformer", "transformer", "identity", "transformer"],
+    "halves": ["mlp", "attention", "mlp", "attention", "attention"],
+    "everything": ["mlp", "identity", "transformer", "attention", "transformer", "mlp"],
+    "perceptrons": ["mlp", "mlp", "identity"],
+    "one": ["attention"],
+}
+
+
+def bank_of(kinds: list[str], width: int = 16) -> torch.nn.ModuleList:
+    torch.manual_seed(1)
+    bank = torch.nn.ModuleList(Block(kind, width, 2, 2 * width) for kind in kinds)
+    for parameter in bank.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return bank
+
+
+def routing(batch: int, tokens: int, top_k: int, modules: int, skewed: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    scores = torch.rand(batch, tokens, modules)
+    if skewed:
+        scores = scores + 3 * torch.rand(batch, 1, modules)
+    weights, ids = scores.softmax(-1).topk(top_k)
+    return ids, weights
+
+
+@pytest.mark.parametrize("kinds", BANKS.values(), ids=BANKS)
+@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize(("causal", "skewed"), [(True, False), (False, True)])
+def test_equals_the_naive_step_forward_and_backward(kinds, top_k, causal, skewed):
+    if top_k > len(kinds):
+        pytest.skip("fewer modules than choices")
+    bank = bank_of(kinds)
+    ids, weights = routing(3, 11, top_k, len(kinds), skewed)
+    made = []
+    for step in (naive_step, device_step):
+        h = torch.randn(3, 11, 16, generator=torch.Generator().manual_seed(4)).requires_grad_()
+        w = weights.clone().requires_grad_()
+        bank.zero_grad()
+        out = step(bank, h, ids, w, causal=causal)
+        (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+        grads = {name: p.grad.clone() for name, p in bank.named_parameters() if p.grad is not None}
+        made.append((out.detach(), h.grad, w.grad, grads))
+    (a, ha, wa, ga), (b, hb, wb, gb) = made
+    torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(hb, ha, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(wb, wa, rtol=1e-4, atol=1e-5)
+    for name, grad in gb.items():
+        torch.testing.assert_close(grad, ga.get(name, torch.zeros_like(grad)), rtol=1e-4, atol=1e-4, msg=name)
+
+
+def test_what_kernels_leave_undefined_is_never_seen(monkeypatch):
+    """Rows behind the last group are poisoned as an uninitialised buffer might be, forward and backward."""
+    from torch.nn import functional
+
+    true_grouped = functional.grouped_mm
+
+    class Poisoned(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, last):
+            ctx.save_for_backward(last)
+            return torch.where((torch.arange(len(x)) < last).unsqueeze(1), x, torch.nan)
+
+        @staticmethod
+        def backward(ctx, grad):
+            (last,) = ctx.saved_tensors
+            return torch.where((torch.arange(len(grad)) < last).unsqueeze(1), grad, torch.nan), None
+
+    def poisoned(x, weights, offs):
+        # The product's own gradient never reads rows behind the last group; ours must not hand them on.
+        clean = torch.where((torch.arange(len(x)) < offs[-1]).unsqueeze(1), x, 0)
+        return Poisoned.apply(true_grouped(clean, weights, offs=offs), offs[-1])
+
+    bank = bank_of(BANKS["everything"])
+    ids, weights = routing(2, 9, 2, 6, True)
+    h = torch.randn(2, 9, 16, requires_grad=True)
+    expected = naive_step(bank, h, ids, weights, causal=True)
+    monkeypatch.setattr(functional, "grouped_mm", poisoned)
+    out = device_step(bank, h, ids, weights, causal=True)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    out.sum().backward()
+    assert h.grad.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in bank.parameters() if p.grad is not None)
+
+
+def test_groups_lie_where_a_loop_finds_them():
+    ids = torch.tensor([[2, 0], [1, 2], [0, 1], [2, 1]])  # two samples of two tokens; module 1 does nothing
+    made = group_entries(ids, torch.tensor([0, 2, 1]), 2, 2)
+    pairs = [(token // 2, slot) for slot in (0, 2) for token in range(4) for k in range(2) if ids[token, k] == slot]
+    assert made.bounds.tolist() == [0, 1, 2, 4, 5]
+    assert made.ends_W.tolist() == [2, 5]
+    assert [(int(e) // 2) // 2 for e in made.order_P[:5]] == [sample for sample, _ in pairs]
+    assert made.order_P[made.back_P].tolist() == list(range(8))
+
+
+def test_nothing_is_read_back(monkeypatch):
+    """Imaginary tensors hold no values: an ``item``, a ``nonzero`` or a shape that depends on data would fail."""
+    # On the CPU the attention is a loop, left out here; the kernel itself takes the ends of segments from the device.
+    monkeypatch.setattr(
+        "tokenpaths.engine.models.bank.device_step.varlen_attention", lambda qkv, *_, **__: qkv[:, : qkv.shape[1] // 3]
+    )
+    monkeypatch.setattr(
+        "tokenpaths.engine.models.bank.device_step._places", _places.__wrapped__
+    )  # keep no imaginary tensor
+    bank = bank_of(BANKS["everything"], width=64)
+    with FakeTensorMode():
+        for part in bank.modules():
+            for name, weight in [(n, w) for n, w in part._parameters.items() if w is not None]:
+                part._parameters[name] = torch.nn.Parameter(torch.empty(weight.shape, dtype=torch.bfloat16))
+        h = torch.empty(4, 32, 64, dtype=torch.bfloat16, requires_grad=True)
+        ids, weights = torch.empty(4, 32, 2, dtype=torch.long), torch.empty(4, 32, 2, dtype=torch.bfloat16)
+        out = device_step(bank, h, ids, weights, causal=True)
+        assert (out.shape, out.dtype) == (h.shape, torch.bfloat16)
+        out.float().square().sum().backward()
+        assert h.grad.shape == h.shape
+        with pytest.raises(Exception, match="bincount|item|nonzero"):  # the other fast path does read back
+            grouped_step(bank, h, ids, weights, causal=True)
+
+
+def test_segments_of_attention_see_only_themselves():
+    qkv = torch.randn(7, 3 * 8)
+    whole = varlen_attention(qkv, torch.tensor([0, 3, 3, 7], dtype=torch.int32), 7, 2, causal=True)
+    torch.testing.assert_close(
+        whole[:3], varlen_attention(qkv[:3], torch.tensor([0, 3], dtype=torch.int32), 3, 2, causal=True)
+    )
+    torch.testing.assert_close(whole[0], qkv[0, 16:])
+
+
+def test_a_whole_model_runs_on_it():
+    config = DNAConfig(
+        modality="text",
+        width=32,
+        heads=2,
+        mlp_width=64,
+        backbone=1,
+        steps=3,
+        transformers=4,
+        identities=1,
+        top_k=2,
+        vocab_size=50,
+        context=20,
+    )
+    torch.manual_seed(0)
+    model = DNA(config).eval()
+    ids = torch.randint(50, (3, 20))
+    with torch.no_grad():
+        expected = model(ids).logits
+        model.execution = "device"
+        torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_equal_on_a_gpu_in_bfloat16():
+    bank = bank_of(BANKS["everything"], width=64).cuda()
+    ids, weights = routing(4, 32, 2, 6, True)
+    h = torch.randn(4, 32, 64)
+    expected = naive_step(bank.float().cpu(), h, ids, weights, causal=True)
+    made = device_step(
+        bank.to("cuda", torch.bfloat16), h.cuda().bfloat16(), ids.cuda(), weights.cuda().bfloat16(), causal=True
+    )
+    torch.testing.assert_close(made.float().cpu(), expected, rtol=5e-2, atol=5e-2)

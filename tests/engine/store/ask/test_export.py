@@ -1,0 +1,141 @@
+"""Exports range by range: the same rows in the same order however small the ranges, and nothing held afterwards."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import csv, parquet
+from tokenpaths.engine.base.store_errors import NoSuchThing
+from tokenpaths.engine.store.ask import export
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.file.filters import Query
+from tokenpaths.engine.store.file.open_file import Connection
+
+from tests.engine.store.file.test_soft_tables import seal
+from tests.support.runs import make_experts, make_run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """Pictures, texts with two slots, BLOBs of a mixture of experts, and soft decisions."""
+    folder = tmp_path_factory.mktemp("export")
+    make_run(folder, "vision", samples=9)
+    make_run(folder, "text", "text", samples=9, top_k=2)
+    made = make_experts("experts", layers=33, samples=4)
+    made.write(folder)
+    soft = seal(folder, edges=np.random.default_rng(0).random((6, 2, 3, 3)))
+    files = {name: folder / f"{name}.duckdb" for name in ("vision", "text", "experts")} | {"soft": soft}
+    return {name: Run.open(file) for name, file in files.items()}
+
+
+def arrow(run: Run, table: str) -> pa.Table:
+    return pa.ipc.open_stream(b"".join(run.export(table, "arrow"))).read_all()
+
+
+@pytest.mark.parametrize("name", ["vision", "text", "experts", "soft"])
+def test_small_ranges_give_the_same_table(runs, name, monkeypatch):
+    run = runs[name]
+    whole = {one["table"]: arrow(run, one["table"]) for one in run.tables()["tables"]}
+    assert {"run", "token", "path", "path_member", "flow", "usage", "sample"} <= whole.keys()
+    monkeypatch.setattr(export, "BATCH_ROWS", 7)
+    for table, rows in whole.items():
+        pieces = list(run.export(table, "arrow"))
+        assert len(pieces) >= rows.num_rows // 7
+        assert pa.ipc.open_stream(b"".join(pieces)).read_all().equals(rows)
+
+
+@pytest.mark.parametrize("name", ["vision", "text", "experts", "soft"])
+def test_every_table_is_what_the_file_holds(runs, name):
+    run = runs[name]
+    con = duckdb.connect(str(run.file), read_only=True)
+    con.execute("SET threads = 1")
+    for one in run.tables()["tables"]:
+        table, rows = one["table"], arrow(run, one["table"])
+        assert one["num_rows"] == rows.num_rows
+        source = "sample" if table == "image" else table
+        kept = [c for c in rows.column_names if c in _columns(con, source)]
+        # Weights are kept as codes, FLOPs where they are not those of the path: see test_store_by_path.
+        kept = [c for c in kept if not (table == "token" and (c.startswith("w") or c == "flops"))]
+        names = ", ".join(f'"{c}"' for c in kept)
+        wanted = con.execute(f"SELECT {names} FROM {source}").to_arrow_table()
+        assert rows.select(wanted.column_names).equals(wanted.cast(rows.select(wanted.column_names).schema)), table
+    tokens = con.execute(
+        "SELECT label.label, path.rank FROM token JOIN path USING (path_id) LEFT JOIN label USING (label_id) "
+        "ORDER BY token.sample, token.token"
+    ).fetchall()
+    rows = arrow(run, "token")
+    assert list(zip(rows["label"].to_pylist(), rows["rank"].to_pylist(), strict=True)) == tokens
+    flows = con.execute(
+        "SELECT step, source, target, count, label FROM flow LEFT JOIN label USING (label_id)"
+    ).fetchall()
+    assert sorted(flows, key=str) == sorted(
+        zip(*(arrow(run, "flow")[c].to_pylist() for c in ("step", "source", "target", "count", "label")), strict=True),
+        key=str,
+    )
+    con.close()
+
+
+def _columns(con: duckdb.DuckDBPyConnection, table: str) -> list[str]:
+    return [row[0] for row in con.execute(f"DESCRIBE {table}").fetchall()]
+
+
+def test_pictures_leave_as_png_and_in_csv_in_base_64(runs):
+    run = runs["vision"]
+    pictures = parquet.read_table(io.BytesIO(b"".join(run.export("image", "parquet"))))
+    assert pictures["image"].to_pylist() == [run.image(i) for i in range(9)]
+    text = csv.read_csv(io.BytesIO(b"".join(run.export("image", "csv"))))
+    assert [base64.b64decode(one) for one in text["image"].to_pylist()] == pictures["image"].to_pylist()
+    assert arrow(runs["text"], "image").num_rows == 0
+
+
+def test_a_reader_that_leaves_releases_its_cursor(runs, monkeypatch):
+    open_cursors = []
+    plain = Connection.cursor
+
+    def counted(self, **options):
+        manager = plain(self, **options)
+
+        class Watched:
+            def __enter__(self):
+                open_cursors.append(self)
+                return manager.__enter__()
+
+            def __exit__(self, *error):
+                open_cursors.remove(self)
+                return manager.__exit__(*error)
+
+        return Watched()
+
+    monkeypatch.setattr(Connection, "cursor", counted)
+    monkeypatch.setattr(export, "BATCH_ROWS", 10)
+    chunks = runs["vision"].export("token", "csv")
+    assert next(chunks).count(b"\n") == 11
+    assert len(open_cursors) == 1
+    chunks.close()
+    assert open_cursors == []
+
+
+def test_only_what_is_there_leaves(runs):
+    with pytest.raises(NoSuchThing, match="there is no table 'secrets'"):
+        runs["vision"].export("secrets", "csv")
+    listed = {one["table"] for one in runs["vision"].tables()["tables"]}
+    assert not listed & {"edge", "gate", "block", "token_text"}
+    assert "edge" in {one["table"] for one in runs["soft"].tables()["tables"]}
+
+
+def test_rows_are_counted_without_joining_a_view(runs, monkeypatch):
+    run, asked = runs["vision"], []
+    plain = export._size
+    monkeypatch.setattr(export, "_size", lambda *given: asked.append(plain(*given)) or asked[-1])
+    num_tokens = run.row["num_tokens"]
+    for table in ("token", "path_member"):
+        assert arrow(run, table).num_rows == num_tokens
+    assert len(asked) == 2
+    for sql in asked:
+        assert run.rows(Query(sql)) == [(num_tokens,)]
+        assert "JOIN" not in run.rows(Query(f"EXPLAIN {sql}"))[0][1]

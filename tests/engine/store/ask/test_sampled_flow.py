@@ -1,0 +1,45 @@
+"""Free filters on the hash sample: exact where it is the whole run, else as near as the interval says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenpaths.engine.store.ask.run import Run
+
+from tests.support.naive_store import Case
+from tests.support.runs import make
+
+
+def test_of_a_small_run_the_sample_is_the_run(case: Case):
+    point = (0, int(case.naive.made.ids[0, 0, 0]))
+    exact, sampled = case.run.flow(through=[point]), case.run.flow(through=[point], sampled=True)
+    counted = sampled.pop("counted")
+    assert counted == {"num_tokens": exact["num_tokens"], "of_tokens": case.run.row["num_tokens"], "exact": True}
+    assert sampled == exact
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_intervals_of_a_sample_hold_the_exact_share(top_k: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for module in ("seal", "run"):
+        monkeypatch.setattr(f"tokenpaths.engine.store.{module}.SAMPLE_TABLE_ROWS", 1500)
+    made = make("r", samples=80, top_k=top_k, modality="text" if top_k == 1 else "vision")
+    with Run.open(made.write(tmp_path)) as run:
+        inside = total = 0
+        for module in range(6):
+            question = {"through": [(1, module)], "label": run.labels[0][1]}
+            exact, sampled = run.flow(**question), run.flow(**question, sampled=True)
+            counted = sampled["counted"]
+            assert not counted["exact"]
+            assert counted["num_tokens"] < counted["of_tokens"] < run.row["num_tokens"]
+            assert sampled["num_tokens"] == pytest.approx(exact["num_tokens"], rel=0.5)
+            shares = {(link["step"], link["source"], link["target"]): link["share"] for link in exact["links"]}
+            for link in sampled["links"]:
+                share = shares[link["step"], link["source"], link["target"]]
+                inside += link["low"] <= share <= link["high"]
+                total += 1
+            for step in range(4):
+                links = [link["count"] for link in sampled["links"] if link["step"] == step]
+                assert sum(links) == pytest.approx(sampled["num_tokens"], abs=1)
+        assert total > 50
+        assert inside / total > 0.9

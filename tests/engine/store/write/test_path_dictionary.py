@@ -1,0 +1,128 @@
+"""The dictionary of paths and the counting of packed ribbons against their naive twins."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenpaths.engine.analysis.path_statistics import canonical, rank_order
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.file.flow_counter import FlowCounter
+from tokenpaths.engine.store.file.packed_flow_counts import PackedFlows, fits
+from tokenpaths.engine.store.file.schema import Layout
+from tokenpaths.engine.store.write import path_dictionary
+from tokenpaths.engine.store.write.path_dictionary import HashIndex, PathBook, RowFile, sorted_slots, word_hashes
+
+from tests.support.runs import make
+
+
+def some_batches(modules: int, steps: int, top_k: int, seed: int = 0) -> list[np.ndarray]:
+    """Nine batches of 50 ribbons: some frequent, some that occur once, in several batches."""
+    rng = np.random.default_rng(seed)
+    known = rng.random((40, steps, modules)).argsort(2)[:, :, :top_k]
+    batches = []
+    for _ in range(9):
+        ids = known[rng.zipf(1.4, 50) % 40].copy()
+        stray = rng.random(50) < 0.3
+        ids[stray, -1] = rng.random((stray.sum(), modules)).argsort(1)[:, :top_k]
+        batches.append(ids)
+    return batches
+
+
+LAYOUTS = [
+    (np.dtype(np.uint8), 12, 3, 2),
+    (np.dtype("<u2"), 600, 5, 3),
+    (np.dtype(np.uint8), 5, 1, 1),
+    (np.dtype(np.uint8), 64, 16, 8),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("memory_bytes", [1 << 26, 100])
+@pytest.mark.parametrize("hash_bits", [64, 3])
+def test_paths_are_numbered_counted_and_ranked_as_by_sorting_whole_ribbons(
+    layout, memory_bytes: int, hash_bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(path_dictionary, "MEMORY_BYTES", memory_bytes)
+    monkeypatch.setattr(path_dictionary, "TAKE_ROWS", 37)
+    mask = np.uint64(2**hash_bits - 1)
+    monkeypatch.setattr(path_dictionary, "word_hashes", lambda rows: word_hashes(rows) & mask)
+    id_dtype, modules, steps, top_k = layout
+    batches = some_batches(modules, steps, top_k)
+    book = PathBook(id_dtype, tmp_path)
+    path_ids = np.concatenate([book.add(ids)[0] for ids in batches])
+    rows = canonical(np.concatenate(batches).astype(id_dtype))
+    distinct, kind, counts = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
+    assert book.num_paths == len(distinct)
+    assert np.array_equal(book.ribbons(path_ids), rows)
+    assert np.array_equal(book.counts()[path_ids], counts[kind.reshape(-1)])
+    assert np.array_equal(book.ranked(), rank_order(book.ribbons(), book.counts()))
+    assert os.listdir(tmp_path) == []  # what lies on the disk has no name
+
+
+def test_new_ribbons_come_back_once_in_the_order_of_their_numbers():
+    book = PathBook(np.dtype(np.uint8))
+    new = [book.add(ids)[1] for ids in some_batches(12, 3, 2)]
+    assert np.array_equal(np.concatenate(new), book.ribbons())
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3, 7, 8, 16])
+def test_the_sorting_network_sorts(top_k: int):
+    ids = np.random.default_rng(top_k).integers(0, 300, (50, 3, top_k))
+    assert np.array_equal(sorted_slots(ids), canonical(ids))
+
+
+def test_rows_that_differ_in_one_byte_have_different_hashes():
+    rows = np.zeros((1 + 20 * 255, 20), dtype=np.uint8)
+    for column in range(20):
+        rows[1 + column * 255 : 1 + (column + 1) * 255, column] = np.arange(1, 256)
+    assert len(np.unique(word_hashes(rows))) == len(rows)
+
+
+def test_the_index_finds_what_was_entered_and_nothing_else():
+    rng = np.random.default_rng(0)
+    index, known = HashIndex(), {}
+    for size in (1, 500, 3, 3, 40, 1000, 2):
+        hashes = np.setdiff1d(rng.integers(0, 5000, size).astype(np.uint64), np.array([*known], dtype=np.uint64))
+        numbers = np.arange(len(known), len(known) + len(hashes), dtype=np.int32)
+        index.add(hashes, numbers)
+        known |= dict(zip(hashes.tolist(), numbers.tolist(), strict=True))
+    asked = np.arange(5000, dtype=np.uint64)
+    assert index.find(asked).tolist() == [known.get(i, -1) for i in range(5000)]
+
+
+def test_rows_go_to_the_disk_where_they_are_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(path_dictionary, "MEMORY_BYTES", 10)
+    rows = RowFile(np.dtype(np.uint8), tmp_path / "missing")
+    with pytest.raises(FileNotFoundError):
+        rows.append(np.ones((6, 2), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("levels", ["different", "even", "nothing"])
+@pytest.mark.parametrize("layout", [Layout(6, 4, 20), Layout(3, 2, 300), Layout(1, 2, 5)])
+def test_products_count_what_the_chunked_counter_counts(layout: Layout, levels: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tokenpaths.engine.store.file.packed_flow_counts.BLOCK_ROWS", 64)
+    rng = np.random.default_rng(1)
+    shape = (200, layout.num_steps, layout.num_modules)
+    ids = rng.random(shape).argsort(2)[:, :, : layout.top_k].astype(layout.id_dtype)
+    some = {"different": rng.integers(0, 256, ids.shape), "even": np.full(ids.shape, 32), "nothing": 0 * ids}
+    fast, naive = PackedFlows(layout), FlowCounter(layout, range(layout.num_steps - 1))
+    for counter in (fast, naive):
+        counter.add(ids, some[levels].astype(np.uint8))
+    for one, other in ((fast.flow_rows(), naive.flow_rows()), (fast.usage_rows(), naive.usage_rows())):
+        assert [row[:-1] for row in one] == [row[:-1] for row in other]
+        assert np.allclose([row[-1] for row in one], [row[-1] for row in other], rtol=1e-9, atol=0)
+
+
+def test_labels_counted_in_several_passes_are_those_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = make("one", "text", samples=9, steps=9, modules=12, top_k=8)
+    assert fits(Layout(9, 8, 12))
+    with Run.open(made.write(tmp_path)) as run:
+        labels = [None, *(row["label"] for row in run.info()["labels"])]
+        assert len(labels) == 4
+        once = [(run.flow(label=label), run.usage(label=label)) for label in labels]
+    monkeypatch.setattr("tokenpaths.engine.store.file.packed_flow_counts.labels_at_once", lambda layout: 2)
+    with Run.open(made.write(tmp_path, overwrite=True)) as run:
+        assert [(run.flow(label=label), run.usage(label=label)) for label in labels] == once

@@ -1,0 +1,144 @@
+"""What is compared from sealed pages and from memory is what is compared one by one: the same numbers, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+from tokenpaths.engine.analysis.path_distance import ribbon_distance
+from tokenpaths.engine.base.store_errors import RunFileError
+from tokenpaths.engine.store.ask import cache, queries, sample_profiles, similar, similar_ribbons
+from tokenpaths.engine.store.ask.run import Run
+
+from tests.support.runs import make
+
+KINDS = {
+    "top1": {"modality": "vision", "samples": 11},
+    "long": {"modality": "text", "samples": 30, "steps": 3, "modules": 4},
+    "top2": {"modality": "vision", "top_k": 2, "samples": 9},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory):
+    """Runs whose profiles are sealed: several pages of few samples, with counts that no byte of 3 holds."""
+    folder, opened = tmp_path_factory.mktemp("profiled"), {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sample_profiles, "LEAST_TOKENS", 1)
+        patch.setattr(sample_profiles, "PAGE_SAMPLES", 4)
+        patch.setattr(sample_profiles, "LARGEST", 3)
+        patch.setattr(sample_profiles, "BLOCK_SAMPLES", 3)
+        for kind, arguments in KINDS.items():
+            opened[kind] = Run.open(make(kind, **arguments).write(folder))
+        yield opened
+        for run in opened.values():
+            run.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("most", [1 << 30, 0], ids=["held", "read each time"])
+def test_similar_samples_from_sealed_counts_are_those_of_a_count(
+    runs: dict[str, Run], kind: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, num = runs[kind], int(runs[kind].row["num_samples"])
+    monkeypatch.setattr(sample_profiles, "MOST_HELD_BYTES", most)
+    monkeypatch.setattr(sample_profiles, "PAGES_AT_ONCE", 2)
+    assert sample_profiles.has_profiles(run)
+    assert run.rows(queries.Query("SELECT count(*) FROM profile_page")) == [(-(-num // 4),)]
+    assert run.rows(queries.Query("SELECT max(octet_length(places)) > 0 FROM profile_page")) == [(True,)]
+    sealed = [run.similar_samples(sample, limit=limit) for sample in range(num) for limit in (1, 3, 200)]
+    monkeypatch.setattr(sample_profiles, "has_profiles", lambda run: False)
+    assert sealed == [run.similar_samples(sample, limit=limit) for sample in range(num) for limit in (1, 3, 200)]
+
+
+def test_the_map_takes_some_profiles_from_the_pages(runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = similar.mapped_profiles(runs["long"], 13)
+    monkeypatch.setattr(sample_profiles, "has_profiles", lambda run: False)
+    counted = similar.mapped_profiles(runs["long"], 13)
+    assert all(np.array_equal(one, other) for one, other in zip(found, counted, strict=True))
+
+
+def test_distances_are_no_further_off_than_is_said(runs: dict[str, Run]) -> None:
+    run = runs["long"]
+    numbers, profiles = similar.mapped_profiles(run, 5000)
+    exact = ((profiles.astype(np.float64) - profiles[2]) ** 2).sum(axis=1)
+    assert np.abs(sample_profiles.squared_distances(run, profiles[2]) - exact).max() <= sample_profiles.rounding(run)
+    assert len(numbers) == run.row["num_samples"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("most", [1 << 30, 0], ids=["held", "read each time"])
+def test_nearest_paths_are_those_of_a_loop_over_all(
+    runs: dict[str, Run], kind: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs[kind]
+    monkeypatch.setattr(similar_ribbons, "MOST_HELD_BYTES", most)
+    rows = run.rows(queries.Query("SELECT rank, count, ribbon FROM path ORDER BY rank"))
+    ribbons = np.array([row[2] for row in rows]).reshape(len(rows), run.layout.num_steps, run.layout.top_k)
+    for own, limit in ((0, 4), (len(rows) - 1, 1), (len(rows) // 2, len(rows) + 5)):
+        distance = ribbon_distance(ribbons[own], ribbons).tolist()
+        naive = sorted(zip(distance, [row[0] for row in rows], strict=True))[:limit]
+        near = similar_ribbons.nearest_paths(run, ribbons[own], limit)
+        assert list(zip(near.distances.tolist(), near.ranks.tolist(), strict=True)) == naive
+        assert near.num_paths.tolist() == [distance.count(d) for d in range(run.layout.visits + 1)]
+        tokens = [
+            sum(row[1] for row, d in zip(rows, distance, strict=True) if d == at) for at in range(run.layout.visits + 1)
+        ]
+        assert near.num_tokens.tolist() == tokens
+
+
+def test_what_is_held_stays_within_its_bound(runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    run, loaded = runs["top1"], []
+    monkeypatch.setattr(cache, "MOST_BYTES", 10)
+    monkeypatch.setattr(cache, "_HELD", cache.OrderedDict())
+
+    def ask(name: str, size: int) -> None:
+        cache.held(run, name, lambda: loaded.append(name) or name, lambda value: size)
+
+    for name, size in (("a", 6), ("a", 6), ("b", 4), ("a", 6), ("c", 5), ("b", 4), ("huge", 11), ("huge", 11)):
+        ask(name, size)
+    assert loaded == ["a", "b", "c", "b", "huge", "huge"]  # c needed the room of both a and b
+    assert sum(row[2] for row in cache._HELD.values()) <= 10
+
+
+@pytest.mark.parametrize("numbers", [[3], [0, 1, 2], [8, 0, 4], list(range(11))])
+def test_samples_are_found_however_they_are_asked_for(
+    runs: dict[str, Run], numbers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = [(number,) for number in sorted(numbers)]
+    for near, most in ((1, 64), (3, 64), (64, 64), (1, 1)):
+        monkeypatch.setattr(queries, "NEAR", near)
+        monkeypatch.setattr(queries, "MOST_STRETCHES", most)
+        assert runs["top1"].rows(queries.some_samples(numbers, "sample")) == wanted
+
+
+def test_a_file_without_pages_is_counted_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_profiles, "LEAST_TOKENS", 10**6)
+    with Run.open(make("plain", modality="text").write(tmp_path)) as run:
+        assert not sample_profiles.has_profiles(run)
+        assert len(run.similar_samples(0, limit=3)["similar"]) == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "num_samples = 100000000",
+        "first_sample = first_sample + 1",
+        "counts = '\\x00'::BLOB",
+        "places = '\\xFF\\xFF\\xFF\\x7F'::BLOB, large = places",
+        "large = ''::BLOB",
+    ],
+)
+def test_a_page_that_is_none_is_refused_before_it_is_unpacked(
+    runs: dict[str, Run], change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("PAGE_SAMPLES", 4), ("LARGEST", 3)):
+        monkeypatch.setattr(sample_profiles, name, value)
+    file = tmp_path / "r.duckdb"
+    file.write_bytes(runs["long"].file.read_bytes())
+    with duckdb.connect(str(file)) as con:
+        con.execute(f"UPDATE profile_page SET {change}")
+    with Run.open(file) as run, pytest.raises(RunFileError, match="r.duckdb is damaged .table profile_page."):
+        run.similar_samples(0)

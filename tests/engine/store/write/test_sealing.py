@@ -1,0 +1,158 @@
+"""The answers of a large run cost it nothing: stopped, out of room or out of memory, the run is whole without them."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tokenpaths.engine.adapters.recorder import process_parts
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import HolderLock, NearlyFull
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.file.filters import Query
+from tokenpaths.engine.store.file.open_file import Connection
+from tokenpaths.engine.store.file.verification import verify_run
+from tokenpaths.engine.store.write import sealed_answers as sealed
+from tokenpaths.engine.store.write.writer import RunWriter
+
+from tests.support.runs import make
+
+
+class Cancelled(Exception):
+    """What a job raises when it is told of progress after somebody cancelled it."""
+
+
+@pytest.fixture(autouse=True)
+def _every_run_is_large(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tokenpaths.engine.store.write.writer.LEAST_TOKENS", 1)
+
+
+def begun(folder: Path) -> RunWriter:
+    made = make("r", modality="text")
+    writer = RunWriter(folder, made.info, made.modules)
+    for batch in made.batches:
+        writer.write(batch)
+    return writer
+
+
+def assert_whole(folder: Path, *, answers: bool) -> None:
+    assert [file.name for file in folder.iterdir() if not file.name.endswith(".lock")] == ["r.duckdb"]
+    assert verify_run(folder / "r.duckdb")["token"] > 0
+    with Run.open(folder / "r.duckdb") as run:
+        assert bool(run.rows(Query("SELECT count(*) FROM answer"))[0][0]) == answers
+        # What is not in the file is worked out.
+        assert run.distribution("loss", per="token")["num"] > 0
+
+
+def raising(error: type[BaseException], at: str) -> Callable[..., None]:
+    def on_stage(name: str, done: int, of: int) -> None:
+        if at in name:
+            raise error
+
+    return on_stage
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Cancelled])
+def test_who_stops_the_answers_has_a_whole_run_without(error: type[BaseException], tmp_path: Path):
+    with pytest.raises(error), begun(tmp_path) as writer:
+        writer.seal(raising(error, "long: 3 of"))
+    assert_whole(tmp_path, answers=False)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Cancelled])
+def test_who_stops_earlier_has_nothing(error: type[BaseException], tmp_path: Path):
+    with pytest.raises(error), begun(tmp_path) as writer:
+        writer.seal(raising(error, "nulls"))
+    assert [file.name for file in tmp_path.iterdir() if not file.name.endswith(".lock")] == []
+
+
+def test_ctrl_c_inside_a_question_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(run: Run) -> dict:
+        raise RuntimeError("Query interrupted")  # DuckDB's way to say it
+
+    monkeypatch.setattr("tokenpaths.engine.store.ask.knowledge.what_paths_know", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        begun(tmp_path).seal()
+    assert_whole(tmp_path, answers=False)
+
+
+def test_a_full_disk_costs_the_answers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(folder: Path) -> None:
+        raise NearlyFull("the disk is nearly full")
+
+    monkeypatch.setattr(sealed, "check_free", full)
+    begun(tmp_path).seal()
+    assert_whole(tmp_path, answers=False)
+
+
+@pytest.mark.parametrize("room", ["none", "beside the file"])
+def test_answers_that_cannot_be_written_are_all_there_or_none(room: str, tmp_path: Path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    told: list[str] = []
+
+    def on_stage(name: str, done: int, of: int) -> None:
+        told.append(name)
+        if "long: 1 of" in name:
+            size = (tmp_path / ".r.partial").stat().st_size if room == "beside the file" else 1
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        elif "without" in name:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    try:
+        begun(tmp_path).seal(on_stage)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert told[-1].startswith("without the answers that take long (")
+    assert_whole(tmp_path, answers=False)
+
+
+def test_a_stop_that_comes_as_the_answers_fail_keeps_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(folder: Path) -> None:
+        raise NearlyFull("the disk is nearly full")
+
+    def on_stage(name: str, done: int, of: int) -> None:
+        if name.startswith("without"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sealed, "check_free", full)
+    with pytest.raises(KeyboardInterrupt):
+        begun(tmp_path).seal(on_stage)
+    assert_whole(tmp_path, answers=False)
+
+
+def test_the_questions_have_a_bound_of_memory_and_a_place_for_the_rest(tmp_path: Path):
+    file = make("r").write(tmp_path)
+    spill = tmp_path / "spill"
+    connection = Connection(file, 60, memory_megabytes=60, spill_folder=spill)
+    try:
+        ((limit,),) = connection.rows("SELECT current_setting('memory_limit')")
+        assert 50 < float(limit.split()[0]) < 61
+        # Eight million numbers of eight bytes do not fit; sorted they are nevertheless.
+        sql = "SELECT count(*) FILTER (x < before) FROM (SELECT x, lag(x) OVER () AS before FROM "
+        sql += "(SELECT hash(range) AS x FROM range(8000000) ORDER BY x))"
+        assert connection.rows(sql) == [(0,)]
+    finally:
+        connection.close()
+
+
+def test_a_process_that_gives_signs_of_life_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(process_parts, "WAIT_S", 0.4)
+    monkeypatch.setattr(process_parts, "BEAT_S", 0.02)
+    first, other = (process_parts.Meeting(tmp_path, rank, 2, HolderLock(tmp_path / "lock")) for rank in range(2))
+    over = threading.Event()
+
+    def seal() -> None:
+        with first.busy():
+            over.wait(1.5)
+            first.announce(tmp_path / "r.duckdb")
+
+    thread = threading.Thread(target=seal)
+    thread.start()
+    assert other.outcome() == tmp_path / "r.duckdb"
+    thread.join()
+    (tmp_path / "done.json").unlink()
+    with pytest.raises(UserError, match="process 0, which merges the parts, was not heard of for 0.4 seconds"):
+        other.outcome()

@@ -1,0 +1,115 @@
+"""Small real runs of RayTracing and DiPaCo for the page's tests: random weights, traced like shipped models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenpaths.engine.data.bundled.digits import LABELS, load_digits
+from tokenpaths.engine.data.datasets import Sample
+from tokenpaths.engine.data.tokenizer import TextTokenizer
+from tokenpaths.engine.families.raytracing_config import RayTracingConfig
+from tokenpaths.engine.models.checkpoint import save_checkpoint
+from tokenpaths.engine.models.dipaco import DiPaCo, DiPaCoConfig
+from tokenpaths.engine.models.raytracing import RayTracing
+from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
+
+TEXTS = {
+    "stories": "the old fox went down to the river and told the moon about the long way home",
+    "code": "def add ( a , b ) : return a + b if a else b for i in range ( 10 )",
+    "sums": "1 + 2 = 3 and 4 + 5 = 9 so 3 + 9 = 12 , 12 + 12 = 24",
+}
+RAYTRACING_NUMBERS = {
+    "accuracy": 0.9667,
+    "loss": 0.1312,
+    "count": 359,
+    "params": 20_000,
+    "used_share": 0.46,
+    "active_share": 0.31,
+    "theta_steps": 8.2,
+    "reached_share": 1.0,
+    "mlp_twin": {"accuracy": 0.9639, "loss": 0.14, "params": 19_950},
+}
+DIPACO_NUMBERS = {
+    "loss": 4.03,
+    "perplexity": 56.4,
+    "accuracy": 0.3,
+    "count": 10_000,
+    "rerouting": [
+        {"every": w, "perplexity": p, "switched": 0.3, "paths_per_sequence": 2.0}
+        for w, p in ((None, 56.4), (64, 54.9), (32, 54.1), (16, 53.8))
+    ],
+    "beside": {
+        "base": {"perplexity": 90.2},
+        "dense": {"perplexity": 61.2},
+        "flat": {"perplexity": 55.1},
+        "kmeans": {"perplexity": 57.9},
+        "product": {"perplexity": 57.2},
+    },
+}
+
+
+def raytracing_run(data_dir: Path, run_id: str = "lights", *, samples: int = 40, **changes: object) -> Path:
+    """Digits through a small RayTracing network with large random weights, so that samples differ."""
+    options = dict(
+        image_size=8,
+        conv_channels=(6, 6),
+        conv_kernel=3,
+        conv_pools=(0,),
+        input_neurons=(2, 4, 6),
+        input_density=0.1,
+        layers=3,
+        blocks=5,
+        width=4,
+        num_classes=10,
+        theta_steps=30,
+        theta_out=10.8,
+    )
+    torch.manual_seed(3)
+    model = RayTracing(RayTracingConfig(**(options | changes)))
+    for parameter in model.parameters():
+        parameter.data.mul_(2.5)
+    save_checkpoint(data_dir / "models" / f"model-{run_id}", model, classes=LABELS, validation=RAYTRACING_NUMBERS)
+    images, digits = load_digits()
+    from PIL import Image
+
+    some = [
+        Sample(Image.fromarray(images[i]).convert("RGB"), None, LABELS[digits[i]], f"digit {i}") for i in range(samples)
+    ]
+    loaded = load_model(f"model-{run_id}", [data_dir / "models"], "cpu")
+    return trace_samples(loaded, some, data_dir / "runs", run_id=run_id, dataset="digits", twin=False)
+
+
+def dipaco_run(data_dir: Path, run_id: str = "shards", *, documents: int = 18, **changes: object) -> Path:
+    """Texts of three kinds through a small DiPaCo whose router tells them apart by its random weights."""
+    tokenizer = TextTokenizer.train(list(TEXTS.values()) * 3, 300)
+    folder = data_dir / "models" / f"model-{run_id}"
+    tokenizer.save(folder / "tokenizer.json")
+    options = dict(
+        width=16,
+        heads=2,
+        mlp_width=32,
+        levels=(2, 3),
+        blocks=(1, 1),
+        prefix=4,
+        context=64,
+        vocab_size=tokenizer.vocab_size,
+        router="discriminative",
+        rerouter=True,
+        reroute_every=8,
+    )
+    torch.manual_seed(1)
+    model = DiPaCo(DiPaCoConfig(**(options | changes)))
+    for name, parameter in model.router.named_parameters():
+        if not name.startswith("base.norm"):
+            torch.nn.init.normal_(parameter, std=0.6)
+    torch.nn.init.normal_(model.router.weight, std=2.0)
+    save_checkpoint(folder, model, validation=DIPACO_NUMBERS)
+    kinds = list(TEXTS)
+    some = []
+    for i in range(documents):
+        words = TEXTS[kinds[i % 3]].split()
+        text = " ".join((words[i % len(words) :] + words) * 3)
+        some.append(Sample(None, text, kinds[i % 3], f"{kinds[i % 3]}.txt line {i}"))
+    loaded = load_model(folder.name, [data_dir / "models"], "cpu")
+    return trace_samples(loaded, some, data_dir / "runs", run_id=run_id, dataset="three kinds", twin=False)

@@ -1,0 +1,68 @@
+"""Tokenpaths: see, measure and compare the paths that tokens take through routed networks.
+
+    import tokenpaths
+    run = tokenpaths.Run.open("my-run.duckdb")
+
+    with tokenpaths.record(model, run="mine") as rec:  # any PyTorch model with routers
+        model(batch)
+    rec.run.flow()
+
+    run = tokenpaths.trace("dna-vision-top1", "bundled:scenes", limit=40)  # a shipped model, or "hf:…"
+    run.frames.paths()  # every answer as a data frame too
+
+    tokenpaths.runs(series="mine")  # the checkpoints of one training, in order
+    tokenpaths.saturation(series="mine")  # how settled its routing was at each of them
+
+Everything is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for editors: what is loaded below when it is first used
+    from tokenpaths.engine.adapters.recorder.recorder import RecordingAssumed, RecordingStopped, record
+    from tokenpaths.engine.store.ask.compare import compare
+    from tokenpaths.engine.store.ask.run import Run
+    from tokenpaths.engine.store.ask.saturation import runs, saturation
+    from tokenpaths.frontend import charts
+    from tokenpaths.shortcuts import import_log, trace
+
+_WHERE = {
+    "RecordingAssumed": "tokenpaths.engine.adapters.recorder.recorder",
+    "RecordingStopped": "tokenpaths.engine.adapters.recorder.recorder",
+    "Run": "tokenpaths.engine.store.ask.run",
+    "charts": "tokenpaths.frontend.charts",
+    "compare": "tokenpaths.engine.store.ask.compare",
+    "import_log": "tokenpaths.shortcuts",
+    "record": "tokenpaths.engine.adapters.recorder.recorder",
+    "runs": "tokenpaths.engine.store.ask.saturation",
+    "saturation": "tokenpaths.engine.store.ask.saturation",
+    "trace": "tokenpaths.shortcuts",
+}
+__all__ = [
+    "RecordingAssumed",
+    "RecordingStopped",
+    "Run",
+    "__version__",
+    "charts",
+    "compare",
+    "import_log",
+    "record",
+    "runs",
+    "saturation",
+    "trace",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("tokenpaths")
+    if name not in _WHERE:
+        raise AttributeError(f"tokenpaths has no {name!r}; it has {', '.join(__all__)}")
+    if name == "charts":
+        return import_module(_WHERE[name])
+    return getattr(import_module(_WHERE[name]), name)

@@ -1,0 +1,119 @@
+"""``tokenpaths export``: a table of a run as CSV, Parquet or Arrow."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tokenpaths.cli.support.options import DataDir
+from tokenpaths.engine.base.errors import UserError
+
+
+class Format(StrEnum):
+    """File formats."""
+
+    csv = "csv"
+    parquet = "parquet"
+    arrow = "arrow"
+
+
+def export(
+    run: Annotated[str, typer.Argument(help="Name of the run, as `tokenpaths ls` shows it.")],
+    table: Annotated[
+        str | None, typer.Argument(help="Table: path, token, sample, flow … [default: list the tables of the run].")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write [default: standard output].")
+    ] = None,
+    format: Annotated[
+        Format | None, typer.Option("--format", "-f", help="File format [default: by the file's name, else csv].")
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Write one table of a run to a file or to standard output; without a table, list those that there are.
+
+    Example: tokenpaths export dna-vision-top1-scenes path -o paths.parquet
+    """
+    from tokenpaths.backend.problems import Problem
+    from tokenpaths.backend.runs.registry import RunRegistry
+    from tokenpaths.backend.settings import load_settings
+
+    settings = load_settings(data_dir=data_dir)
+    if table is None and (output is not None or format is not None):
+        raise UserError("Say which table to write; `tokenpaths export RUN` alone lists them.", field="table")
+    chosen = format or _format_of(output)
+    if output is None and chosen is not Format.csv and sys.stdout.isatty():
+        raise UserError(f"{chosen.value} is not for the eye; name a file with --output.", field="output")
+    registry = RunRegistry.of(settings, time_limit_s=3600)
+    try:
+        with registry.lease(run) as opened, registry.fitting(run):
+            if table is None:
+                _list(opened.tables()["tables"])
+                return
+            _write(opened.export(table, chosen.value), output)
+    except Problem as problem:
+        raise UserError(problem.detail, field=problem.field) from None
+    finally:
+        registry.close()
+
+
+def _list(tables: list[dict[str, Any]]) -> None:
+    """Name, rows and content of each table."""
+    for row in tables:
+        print(f"{row['table']:<14} {row['num_rows']:>13,}  {row['what']}")
+
+
+def _format_of(output: Path | None) -> Format:
+    if output is None:
+        return Format.csv
+    try:
+        return Format(output.suffix.removeprefix(".").lower())
+    except ValueError:
+        raise UserError(
+            f"The name {output.name} says no format; end it with .csv, .parquet or .arrow, or give --format.",
+            field="format",
+        ) from None
+
+
+def _write(chunks: Iterator[bytes], output: Path | None) -> None:
+    """All of ``chunks`` to the file (all or nothing) or to standard output."""
+    if output is None:
+        for chunk in chunks:
+            sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.flush()
+        return
+    from tokenpaths.engine.base.files import atomic_file
+
+    try:
+        if output.exists() and not output.is_file() and not output.is_dir():
+            with open(output, "wb") as pipe:  # a pipe or a device is written to, never replaced
+                _copy(chunks, pipe.write)
+            return
+        with atomic_file(output) as temporary_file, open(temporary_file, "wb") as file:
+            num_bytes = _copy(chunks, file.write)
+    except OSError as error:
+        raise UserError(f"{output} cannot be written: {error.strerror or error}.", field="output") from None
+    print(f"{output}: {num_bytes:,} bytes", file=sys.stderr)
+
+
+def _copy(chunks: Iterator[bytes], write: object) -> int:
+    """Pass all chunks on; on a terminal, show size and rate once it takes longer than two seconds."""
+    began = shown = time.monotonic()
+    num_bytes = 0
+    for chunk in chunks:
+        write(chunk)  # type: ignore[operator]
+        num_bytes += len(chunk)
+        now = time.monotonic()
+        if sys.stderr.isatty() and now - began > 2 and now - shown > 0.2:
+            shown = now
+            rate = num_bytes / 1e6 / (now - began)
+            print(f"\r{num_bytes / 1e6:,.1f} MB, {rate:,.1f} MB/s", end="", file=sys.stderr, flush=True)
+    if shown != began:
+        print(file=sys.stderr)
+    return num_bytes

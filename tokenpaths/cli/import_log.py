@@ -1,0 +1,101 @@
+"""``tokenpaths import``: a routing log of another program as a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tokenpaths.cli.support.options import DataDir
+from tokenpaths.engine.base.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.adapters.logs.expert_counts import ExpertCounts
+
+
+def import_log(
+    file: Annotated[Path, typer.Argument(help="The log, or a folder of its shards.")],
+    run: Annotated[str | None, typer.Option(help="Name of the run [default: made from file and time].")] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="npy, npz, parquet, vllm, sglang, megatron, llama.cpp or expert-counts [default: by its content]."
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model that wrote the log [default: as the log says].")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder with the model's tokenizer.json, to show tokens as text.")
+    ] = None,
+    experts: Annotated[
+        int | None, typer.Option(help="Experts a layer [default: as the log says, else the largest id].", min=1)
+    ] = None,
+    layers: Annotated[int | None, typer.Option(help="Layers, where the log holds flat ids.", min=1)] = None,
+    top_k: Annotated[int | None, typer.Option(help="Experts a token and layer, where the log is flat.", min=1)] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace a run of the same name.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Import a log of expert choices (vLLM, SGLang, Megatron-LM, llama.cpp, Parquet, npz) as a run.
+
+    A log that is wrong somewhere leaves nothing behind. The formats are in docs/import.md.
+
+    Example: tokenpaths import routed.jsonl --run my-model --experts 64
+    """
+    from tokenpaths.backend.settings import load_settings
+    from tokenpaths.engine.base.files import keep_free, run_file
+
+    settings = load_settings(data_dir=data_dir)
+    keep_free(settings.least_free_megabytes * 1e6)
+    if run is not None and run_file(settings.runs_dir, run).exists() and not overwrite:
+        raise UserError(f"There is a run {run!r} already; give another name with --run, or --overwrite.", field="run")
+    from tokenpaths.cli.support.progress_bar import bar, waiting
+    from tokenpaths.engine.adapters.logs import importing
+    from tokenpaths.engine.store.write.writer import remove_abandoned
+
+    try:
+        with waiting(f"looking at {file.name}"):
+            log = importing.open_log(file, format, layers=layers, top_k=top_k, experts=experts)
+            texts = importing.read_vocabulary(tokenizer) if tokenizer else None
+            log = log.counted()
+            remove_abandoned(settings.runs_dir)
+    except importing.OnlyCounts as error:
+        _tell_load(error.counts)
+        raise
+    run_id = run or _run_id(log.model or file.stem)
+    with bar(f"{file.name} ({log.format})", None, "tokens") as progress:
+        path = importing.import_log(
+            log,
+            settings.runs_dir,
+            run_id,
+            model=model,
+            token_texts=texts,
+            overwrite=overwrite,
+            on_progress=lambda p: progress.update(p.tokens, p.sealing),
+        )
+    from tokenpaths.engine.store.ask.run import Run
+
+    with Run.open(path) as sealed:
+        for note in sealed.info()["findings"]["notes"]:
+            typer.echo(f"note: {note}", err=True)
+    typer.echo(f"run {path.stem} is in {path}")
+
+
+def _run_id(name: str) -> str:
+    """A readable, unused-looking name: the model or the file, and the time."""
+    import re
+    from datetime import UTC, datetime
+
+    plain = re.sub(r"[^A-Za-z0-9]+", "-", name.rsplit("/", 1)[-1]).strip("-")
+    return f"{plain[:40] or 'import'}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S-%f')[:-3]}"
+
+
+def _tell_load(counts: ExpertCounts) -> None:
+    """What aggregates do say: the load of each layer."""
+    rows = counts.load()
+    width = max(len(str(row["layer"])) for row in rows)
+    typer.echo(f"{'layer':<{width}}  {'choices':>12}  load entropy  MaxVio  effective top-k  dead experts")
+    for row in rows:
+        typer.echo(
+            f"{row['layer']:<{width}}  {row['choices']:>12,}  {row['load_entropy']:>12.3f}  "
+            f"{row['max_violation']:>6.2f}  {row['effective_top_k']:>15.2f}  {row['dead']:>12}"
+        )

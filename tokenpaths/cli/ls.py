@@ -1,0 +1,140 @@
+"""``tokenpaths ls``: which runs and models there are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tokenpaths.cli.support.options import DataDir
+
+if TYPE_CHECKING:
+    from tokenpaths.backend.runs.registry import RunRegistry
+
+RUN_COLUMNS = ("run", "model", "dataset", "samples", "tokens", "paths", "accuracy", "loss", "created")
+MODEL_COLUMNS = ("model", "modality", "parameters", "steps", "modules", "top-k", "validation")
+
+
+class What(StrEnum):
+    """What to list."""
+
+    all = "all"
+    runs = "runs"
+    models = "models"
+
+
+def ls(
+    what: Annotated[What, typer.Argument(help="runs, models or all.")] = What.all,
+    data_dir: DataDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+) -> None:
+    """List the runs of the data folder and the models that can be traced.
+
+    Example: tokenpaths ls runs --json | jq '.runs[].run'
+    """
+    from tokenpaths.backend.settings import load_settings
+
+    settings = load_settings(data_dir=data_dir)
+    found: dict[str, list[dict[str, Any]]] = {}
+    if what is not What.models:
+        from tokenpaths.backend.runs.registry import RunRegistry
+
+        registry = RunRegistry.of(settings, time_limit_s=settings.query_seconds, max_open=1)
+        found["runs"] = _cards(registry)
+        registry.close()
+    if what is not What.runs:
+        from tokenpaths.engine.tracing.trace_run import list_models
+
+        found["models"] = list_models(settings.all_models_dirs)
+    if as_json:
+        print(json.dumps(found, indent=1, ensure_ascii=False))
+        return
+    if "runs" in found:
+        _show_runs(found["runs"], settings.runs_dir)
+    if "models" in found:
+        _show_models(found["models"])
+
+
+def _cards(registry: RunRegistry) -> list[dict[str, Any]]:
+    """All cards; those that are read for the first time are waited for, with a bar."""
+    from tokenpaths.backend.runs.registry import card_key
+    from tokenpaths.cli.support.progress_bar import bar
+
+    names, cards = registry.names(), []
+    with bar("reading runs", len(names), "runs") as shown:
+        for number, name in enumerate(names):
+            shown.update(number, name)
+            cards.append(registry.card(name))
+        shown.update(len(names))
+    return sorted((card for card in cards if card is not None), key=card_key, reverse=True)
+
+
+def _show_runs(cards: list[dict[str, Any]], runs_dir: Path) -> None:
+    if not cards:
+        print(f"No runs in {runs_dir} yet: `tokenpaths trace --help` says how to make one.")
+        return
+    good = [card for card in cards if card["status"] == "sealed"]
+    rows = [
+        (
+            card["run"],
+            card["model"],
+            card["dataset"],
+            f"{card['num_samples']:,}",
+            f"{card['num_tokens']:,}",
+            f"{card['num_paths']:,}",
+            _number(card.get("accuracy")),
+            _number(card.get("loss")),
+            str(card["created_at"])[:16].replace("T", " "),
+        )
+        for card in good
+    ]
+    _table(RUN_COLUMNS, rows, right=range(3, 8))
+    for card in cards:
+        if card["status"] != "sealed":
+            print(f"! {card['run']}: {card['problem']}")
+
+
+def _show_models(models: list[dict[str, Any]]) -> None:
+    if not models:
+        print("No models found: `tokenpaths train --help` says how to make one.")
+        return
+    rows = [
+        (
+            row["model"],
+            row["modality"],
+            f"{row['num_params']:,}",
+            str(row["num_steps"]),
+            str(row["num_modules"]),
+            str(row["top_k"]),
+            ", ".join(f"{k} {_number(v)}" for k, v in row["validation"].items() if isinstance(v, int | float)),
+        )
+        for row in models
+        if not row.get("problem")
+    ]
+    print()
+    _table(MODEL_COLUMNS, rows, right=range(2, 6))
+    for row in models:
+        if row.get("problem"):
+            print(f"! {row['model']}: {row['problem']}")
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: range) -> None:
+    """Print aligned columns."""
+    lines = [columns, *[[str(cell) for cell in row] for row in rows]]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    for line in lines:
+        cells = (
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        print("  ".join(cells).rstrip())

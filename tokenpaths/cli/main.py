@@ -1,0 +1,139 @@
+"""The command line ``tokenpaths``.
+
+Exit codes: 0 done; 1 something broke (the log says what) or ``doctor`` found something broken; 2 wrong input,
+said in one line; 130 stopped with Ctrl-C. Nothing heavy is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+import typer
+
+from tokenpaths.backend import __version__
+from tokenpaths.cli.demo import demo
+from tokenpaths.cli.doctor import doctor
+from tokenpaths.cli.dream import dream
+from tokenpaths.cli.export import export
+from tokenpaths.cli.figures import figures
+from tokenpaths.cli.import_log import import_log
+from tokenpaths.cli.jobs import jobs_app, worker
+from tokenpaths.cli.ls import ls
+from tokenpaths.cli.report import report
+from tokenpaths.cli.seal import seal
+from tokenpaths.cli.trace import trace
+from tokenpaths.cli.train import train
+from tokenpaths.cli.up import up
+from tokenpaths.engine.base.errors import UserError
+
+HELP = """See, measure and compare the paths that tokens take through routed neural networks.
+
+Start with `tokenpaths demo`, which traces the bundled samples, then `tokenpaths up`, which opens the page on the runs
+of your data folder. `tokenpaths trace` adds a run of your own data.
+Every setting, as a flag, environment variable or in a file, is in docs/settings.md.
+"""
+
+
+def make_app() -> typer.Typer:
+    """The command line as an object."""
+    app = typer.Typer(
+        help=HELP, no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+    )
+    for command in (up, worker, demo, trace, seal, dream, train, ls, export, figures, report, doctor):
+        app.command()(command)
+    app.command("import")(import_log)  # a word that Python keeps for itself
+    app.add_typer(jobs_app(), name="jobs")
+
+    @app.callback()
+    def about(
+        version: bool = typer.Option(
+            False, "--version", help="Print the version and stop.", is_eager=True, callback=_print_version
+        ),
+    ) -> None:
+        """The text of ``--help`` is HELP."""
+
+    return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"tokenpaths {__version__}")
+        raise typer.Exit
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code; never shows a traceback."""
+    if hasattr(sys.stdout, "reconfigure"):  # a label that the terminal's encoding lacks is no reason to stop
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        code = make_app()(args=arguments, standalone_mode=False)
+        sys.stdout.flush()  # here, where a full disk or a closed pipe is still answered, not at the end of Python
+        if code == 130:  # typer has turned the Ctrl-C into a code
+            print("Stopped.", file=sys.stderr)
+        return code if isinstance(code, int) else 0
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return 130
+    except UserError as error:
+        print(f"tokenpaths: {one_line(error)}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `tokenpaths export … | head`
+        sys.stderr.close()
+        return 0
+    except Exception as error:
+        return _explain(error)
+
+
+_NOT_LET = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+
+
+def one_line(error: BaseException) -> str:
+    """The message of ``error`` without line breaks."""
+    return " ".join(str(error).split())
+
+
+def _explain(error: Exception) -> int:
+    """Usage errors of the parser say what they are; everything else goes to the log."""
+    if type(error).__name__ == "Abort":
+        print("Stopped.", file=sys.stderr)
+        return 130
+    if hasattr(error, "exit_code") and hasattr(error, "show"):
+        if hasattr(error, "message"):
+            error.message = error.message.replace("Value error, ", "", 1)
+        error.show()
+        return int(error.exit_code)
+    from tokenpaths.engine.base.files import is_disk_full
+
+    if is_disk_full(error):
+        print("tokenpaths: The disk that this writes to is full; free some space and try again.", file=sys.stderr)
+        _drop_output()
+        return 2
+    if type(error).__name__ == "Problem":  # what the API would answer; its class would load all of the API here
+        print(f"tokenpaths: {one_line(error)}", file=sys.stderr)
+        return 2
+    if isinstance(error, OSError) and error.errno in _NOT_LET and error.filename is not None:
+        print(
+            f"tokenpaths: {error.filename} cannot be read or written ({error.strerror}); "
+            "change who may, or choose another place.",
+            file=sys.stderr,
+        )
+        return 2
+    from tokenpaths.cli.support.crash import write_crash
+
+    where = write_crash(error)
+    print(
+        f"tokenpaths: something unforeseen happened ({type(error).__name__}: {one_line(error)[:200]}).\n"
+        f"The details are in {where}; `tokenpaths doctor` checks the installation.",
+        file=sys.stderr,
+    )
+    return 1
+
+
+def _drop_output() -> None:
+    """Forget what standard output could not take: Python would try it again when it ends, and complain."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        return  # not a file of the system's

@@ -1,0 +1,203 @@
+"""What ``tokenpaths doctor`` reads of the data folder: runs, checkpoints and jobs, to their last byte."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenpaths.cli.support.finding import Finding
+from tokenpaths.engine.base.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenpaths.backend.jobs.rows import JobRow
+    from tokenpaths.backend.runs.foreign_files import Strangers
+    from tokenpaths.backend.settings import Settings
+    from tokenpaths.cli.support.progress_bar import Bar
+
+    Bars = Callable[[str, int | None, str], AbstractContextManager[Bar]]
+    """``bars.bar``, or ``no_bar``"""
+
+
+@contextmanager
+def no_bar(label: str, total: int | None, unit: str) -> Iterator[Bar]:
+    """Says nothing, for programs."""
+    from tokenpaths.cli.support.progress_bar import Bar
+
+    yield Bar(label, total, unit)
+
+
+def runs(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
+    """Every run, read whole; what killed writers left behind; marks of runs that somebody deleted by hand."""
+    from tokenpaths.backend.runs.foreign_files import Strangers
+    from tokenpaths.engine.base.files import RUN_SUFFIX
+    from tokenpaths.engine.base.trusted_files import forget_deleted
+
+    files = sorted(settings.runs_dir.glob(f"*{RUN_SUFFIX}"))
+    good, tokens, found = 0, 0, []
+    strangers = Strangers(settings.check_seconds, settings.check_megabytes)
+    with bar("reading runs", len(files), "runs") as shown:
+        for number, file in enumerate(files):
+            shown.update(number, f"{file.stem[:20]} ({_megabytes(file):,.1f} MB)")
+            read = _read_run(file, strangers)
+            if isinstance(read, Finding):
+                found.append(read)
+            else:
+                good, tokens = good + 1, tokens + read
+        shown.update(len(files))
+    yield from found  # after the bar: on a terminal it owns the lines
+    for left in sorted(settings.runs_dir.glob(".*.partial")):
+        text = f"{left.name} is being written, or was left by a writer that was killed; the next trace removes it then"
+        yield Finding("note", "runs", text)
+    if gone := forget_deleted(settings.runs_dir):
+        yield Finding("note", "runs", f"{gone} of them were deleted by hand: what was noted of them was removed too")
+    yield Finding("ok", "runs", f"{good} whole, {tokens:,} tokens read")
+
+
+def _read_run(file: Path, strangers: Strangers) -> Finding | int:
+    """The tokens of a run that is whole, or what is wrong with it."""
+    from tokenpaths.backend.runs.registry import NO_NAME
+    from tokenpaths.engine.base.files import is_name
+    from tokenpaths.engine.base.store_errors import NotEnoughMemory
+    from tokenpaths.engine.store.file.verification import verify_run
+
+    if not is_name(file.stem):
+        return Finding("broken", "runs", f"{file.stem!r} {NO_NAME}")
+    if file.exists() and not file.is_file():  # lists leave it out; and opening a pipe waits for a writer, for ever
+        return Finding("note", "runs", f"{file.name} is a folder, a pipe or a device, so it is no run; move it away")
+    try:
+        problem = strangers.problem(file)  # first, so that a file from elsewhere does not end this process
+        if problem is not None:
+            return Finding("note" if strangers.may_pass(file) else "broken", "runs", problem)
+        return verify_run(file)["token"]
+    except NotEnoughMemory as error:
+        return Finding("note", "runs", f"{error}; nothing is known of it")
+    except UserError as error:
+        return Finding("broken", "runs", str(error))
+    except OSError as error:  # a link to nowhere; deleted meanwhile
+        return Finding("broken", "runs", f"{file.name} cannot be read: {error.strerror or error}")
+
+
+def _megabytes(file: Path) -> float:
+    try:
+        return file.stat().st_size / 1e6
+    except OSError:
+        return 0.0
+
+
+def sandbox(settings: Settings) -> Iterator[Finding]:
+    """Whether the processes that read files of strangers can do nothing else, tried out in one of them."""
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "tokenpaths.backend.worker.syscalls"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    try:
+        told = json.loads(done.stdout)
+        able = sorted(name for name, could in told["able"].items() if could and name not in ("file read", "thread"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        yield Finding("note", "sandbox", f"it could not be tried out (code {done.returncode})")
+        return
+    if told["reason"] is None and not able:
+        text = "what reads files of strangers can open no connection, start no program and write no file"
+        yield Finding("ok", "sandbox", text)
+        return
+    why = told["reason"] or f"these still succeed: {', '.join(able)}"
+    yield Finding("note", "sandbox", f"what reads files of strangers has limits on memory and time alone: {why}")
+
+
+def models(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
+    """Every checkpoint, its weights loaded, their sum compared and their shapes with the configuration."""
+    from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint
+    from tokenpaths.engine.tracing.trace_run import list_models
+
+    rows, good, found = list_models(settings.all_models_dirs), [], []
+    with bar("loading models", len(rows), "models") as shown:
+        for number, row in enumerate(rows):
+            name = row["model"]
+            shown.update(number, name)
+            if row.get("problem"):
+                found.append(Finding("broken", "models", f"{name}: {row['problem']}"))
+                continue
+            folder = next(folder / name for folder in settings.all_models_dirs if (folder / name).is_dir())
+            try:
+                build_model(read_checkpoint(folder))
+                good.append(name)
+            except CheckpointError as error:
+                found.append(Finding("broken", "models", str(error)))
+        shown.update(len(rows))
+    yield from found
+    yield Finding("ok" if good else "note", "models", ", ".join(good) or "none: `tokenpaths train` makes one")
+
+
+def jobs(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
+    """The list of jobs with the sums of its rows, what became of each job, and every file that jobs have made."""
+    from tokenpaths.backend.jobs.service import job_table
+    from tokenpaths.backend.problems import Problem
+
+    if not settings.jobs_file.is_file():
+        yield Finding("ok", "jobs", "none yet")
+        return
+    table = job_table(settings)
+    try:
+        rows = table.page(limit=1_000_000)
+        for row in rows:
+            table.events(row.job, most=1_000_000)
+        abandoned = {row.job for row in rows if table.is_abandoned(row)}
+    except (Problem, OSError) as error:
+        yield Finding("broken", "jobs", getattr(error, "detail", str(error)))
+        return
+    finally:
+        table.close()
+    num_files, found = 0, []
+    with bar("reading files of jobs", len(rows), "jobs") as shown:
+        for number, row in enumerate(rows):
+            shown.update(number, row.job)
+            found += _about(row, row.job in abandoned)
+            bad = _bad_artifacts(settings.data_dir / "jobs" / row.job)
+            found += [Finding("broken", "jobs", f"{row.job}: {text}") for text in bad]
+        shown.update(len(rows))
+    yield from found
+    known = {row.job for row in rows}
+    for folder in sorted((settings.data_dir / "jobs").glob("*")):
+        num_files += sum(file.is_file() for file in folder.rglob("*"))
+        if folder.is_dir() and folder.name not in known and not folder.name.startswith("."):
+            yield Finding("note", "jobs", f"{folder.name} has files, and is not in the list: it may be deleted")
+    yield Finding("ok", "jobs", f"{len(rows)} in the list, {num_files} files of theirs")
+
+
+def _about(row: JobRow, abandoned: bool) -> Iterator[Finding]:
+    if abandoned:
+        yield Finding("note", "jobs", f"{row.job}: its worker is gone; the next worker goes on with it")
+    elif row.state == "failed":
+        why = (row.problem or {}).get("detail", "nobody knows why")
+        yield Finding("note", "jobs", f"{row.job} failed: {why}")
+    elif row.state == "paused":
+        yield Finding("note", "jobs", f"{row.job} is paused: {row.message}")
+
+
+def _bad_artifacts(folder: Path) -> Iterator[str]:
+    """Sentences about files of a job that are not what their name says."""
+    from tokenpaths.engine.jobs.registry import ARTIFACTS, list_artifacts
+
+    for name in list_artifacts(folder):
+        file = folder / ARTIFACTS / name
+        try:
+            if file.suffix in (".png", ".webp"):
+                from PIL import Image
+
+                with Image.open(file, formats=("PNG", "WEBP")) as picture:
+                    picture.load()
+            elif file.suffix == ".json":
+                json.loads(file.read_text(encoding="utf-8"))
+            else:
+                file.read_bytes()
+        except Exception as error:  # decoders raise nearly everything on broken bytes
+            yield f"the file {name} is damaged ({type(error).__name__}); try the job again"

@@ -1,0 +1,255 @@
+"""Many shards on many workers: start them, start lost ones again, stop at what no second try would mend.
+
+A worker runs ``tokenpaths trace --shard i/N`` and nothing else, so whatever can run a command can be a cluster: here
+processes of this machine, and Ray. The workers share a folder for the shards.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tokenpaths.engine.base.errors import UserError
+
+TRIES = 3
+"""how often a shard is started before the run is given up"""
+_LOCAL = "local"
+_WRONG_INPUT = 2
+_COMMAND = "import sys; from tokenpaths.cli.main import main; sys.exit(main(sys.argv[1:]))"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one try of a shard ended."""
+
+    shard: int
+    code: int | None
+    """exit code; None: the worker was lost"""
+    said: str
+    """the last line that it said, for people"""
+
+
+class Cluster(Protocol):
+    """Something that runs commands."""
+
+    slots: int
+    """how many shards are worth having under way at once"""
+
+    def start(self, shard: int, arguments: Sequence[str]) -> None:
+        """Begin ``tokenpaths <arguments>`` somewhere."""
+
+    def wait(self) -> Outcome:
+        """Wait for the next shard to end, however it ends."""
+
+    def close(self) -> None:
+        """Stop what is under way and let go of the workers."""
+
+
+@dataclass
+class Following:
+    """How far a set of shards is."""
+
+    of: int
+    done: int = 0
+    tries: dict[int, int] = field(default_factory=dict)
+    lost: int = 0
+    """tries that ended without a shard and were repeated"""
+
+
+def run_shards(
+    cluster: Cluster,
+    arguments_of: Callable[[int], Sequence[str]],
+    of: int,
+    on_progress: Callable[[Following], None] = lambda following: None,
+    tries: int = TRIES,
+) -> Following:
+    """Run ``tokenpaths <arguments_of(shard)>`` for shards 1 … ``of``; a lost one is started again.
+
+    Raises:
+        UserError: a shard was refused (exit code 2), or lost ``tries`` times. The others are stopped; finished ones
+            stay, and are not traced again by the same command.
+    """
+    following, waiting, running = Following(of), deque(range(1, of + 1)), 0
+    try:
+        while waiting or running:
+            while waiting and running < cluster.slots:
+                shard = waiting.popleft()
+                following.tries[shard] = following.tries.get(shard, 0) + 1
+                cluster.start(shard, arguments_of(shard))
+                running += 1
+            outcome = cluster.wait()
+            running -= 1
+            if outcome.code == 0:
+                following.done += 1
+            elif outcome.code == _WRONG_INPUT:
+                raise UserError(
+                    f"shard {outcome.shard} of {of}: {outcome.said.removeprefix('tokenpaths: ')}", field="shards"
+                )
+            elif following.tries[outcome.shard] >= tries:
+                raise UserError(
+                    f"shard {outcome.shard} of {of} was lost {tries} times ({_why(outcome)}); finished shards are "
+                    "kept: the same command goes on with the others",
+                    field="shards",
+                )
+            else:
+                following.lost += 1
+                waiting.append(outcome.shard)
+            on_progress(following)
+    finally:
+        cluster.close()
+    return following
+
+
+def _why(outcome: Outcome) -> str:
+    if outcome.code is None:
+        return outcome.said or "the worker is gone"
+    if outcome.code < 0:
+        return f"ended by signal {signal.Signals(-outcome.code).name}"
+    return outcome.said or f"exit code {outcome.code}"
+
+
+class LocalCluster:
+    """Workers are processes of this machine, which share its cores."""
+
+    def __init__(self, slots: int, environment: Mapping[str, str] | None = None) -> None:
+        self.slots = slots
+        cores = max(1, (os.cpu_count() or 1) // slots)
+        self._environment = {"OMP_NUM_THREADS": str(cores), **os.environ, **(environment or {})}
+        self._ended: queue.Queue[Outcome] = queue.Queue()
+        self.processes: dict[int, subprocess.Popen[str]] = {}
+
+    def start(self, shard: int, arguments: Sequence[str]) -> None:
+        from tokenpaths.cli.support.processes import _die_with_parent
+
+        process = subprocess.Popen(
+            [sys.executable, "-c", _COMMAND, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            env=self._environment,
+            preexec_fn=_die_with_parent(),
+        )
+        self.processes[shard] = process
+        threading.Thread(target=self._follow, args=(shard, process), name=f"shard {shard}", daemon=True).start()
+
+    def _follow(self, shard: int, process: subprocess.Popen[str]) -> None:
+        _, errors = process.communicate()
+        self._ended.put(Outcome(shard, process.returncode, _last_line(errors)))
+
+    def wait(self) -> Outcome:
+        outcome = self._ended.get()
+        self.processes.pop(outcome.shard)
+        return outcome
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        self.processes.clear()
+
+
+class RayCluster:
+    """Workers are tasks of a Ray cluster; each traces in its own process, and dies with it.
+
+    ``address``: ``local`` starts a cluster on this machine, ``auto`` finds the running one, else as ``ray.init``
+    takes it. tokenpaths is installed on every node, and the folder of the shards is the same for all.
+
+    Raises:
+        UserError: Ray is not installed, or there is no such cluster.
+    """
+
+    def __init__(self, address: str, cores: float = 1.0, environment: Mapping[str, str] | None = None) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise UserError(
+                "Ray is not installed: pip install 'tokenpaths[ray]', or leave out --ray.", field="ray"
+            ) from None
+        self._ray = ray
+        _refuse_silent(address)
+        shared = {"env_vars": dict(environment)} if environment else None
+        try:
+            ray.init(
+                None if address == _LOCAL else address,
+                log_to_driver=False,
+                include_dashboard=False if address == _LOCAL else None,
+                runtime_env=shared,
+                logging_level="ERROR",
+            )
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"no Ray cluster at {address[:100]!r} ({str(error).splitlines()[0][:200]}): start one "
+                "with `ray start --head`, or say --ray local",
+                field="ray",
+            ) from error
+        # Ray's own retries are off: a lost shard is started again here, where it is counted.
+        self._trace = ray.remote(max_retries=0, num_cpus=cores)(run_here)
+        self.slots = max(1, int(ray.cluster_resources().get("CPU", 1) // cores))
+        self._shard_of: dict[Any, int] = {}
+
+    def start(self, shard: int, arguments: Sequence[str]) -> None:
+        self._shard_of[self._trace.remote(list(arguments))] = shard
+
+    def wait(self) -> Outcome:
+        (ended, *_), _ = self._ray.wait(list(self._shard_of), num_returns=1)
+        shard = self._shard_of.pop(ended)
+        try:
+            code, said = self._ray.get(ended)
+        except self._ray.exceptions.RayError as error:
+            return Outcome(shard, None, str(error).strip().splitlines()[0][:200])
+        return Outcome(shard, code, said)
+
+    def close(self) -> None:
+        for reference in self._shard_of:
+            self._ray.cancel(reference, force=True)
+        self._shard_of.clear()
+        self._ray.shutdown()
+
+
+def _refuse_silent(address: str) -> None:
+    """An address where nobody listens: Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), 10).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"no Ray cluster at {address[:100]!r} ({getattr(error, 'strerror', None) or error}): start one with "
+            "`ray start --head`, or say --ray local",
+            field="ray",
+        ) from error
+
+
+def run_here(arguments: list[str]) -> tuple[int, str]:
+    """``tokenpaths <arguments>`` in this process: exit code, and the last line it said."""
+    import contextlib
+    import io
+
+    from tokenpaths.cli.main import main
+
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        code = main(arguments)
+    return code, _last_line(said.getvalue())
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip()[:500] if lines else ""

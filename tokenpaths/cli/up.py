@@ -1,0 +1,198 @@
+"""``tokenpaths up``: API, engine worker and page, until Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tokenpaths.cli.support.options import folder_option
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import PROGRAM_DIR
+
+if TYPE_CHECKING:
+    from tokenpaths.backend.settings import Settings
+    from tokenpaths.cli.support.processes import Child
+
+START_SECONDS = 180.0
+PAGE_FILE = PROGRAM_DIR / "frontend" / "app.py"
+
+
+def up(
+    data_dir: Annotated[
+        Path | None, folder_option("Folder of runs, models and logs [default: the user's data folder].")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the API, 0 = any free one [default: 8000].")] = None,
+    page_port: Annotated[int | None, typer.Option(help="Port of the page, 0 = any free one [default: 8501].")] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(help="Address the API listens on; other than loopback needs a token [default: 127.0.0.1]."),
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            help="Bearer token that requests must carry. Better in TOKENPATHS_TOKEN: flags show in process lists."
+        ),
+    ] = None,
+    settings_file: Annotated[Path | None, typer.Option("--settings", help="Settings file (TOML).")] = None,
+    page: Annotated[bool, typer.Option("--page/--no-page", help="Also start the page.")] = True,
+) -> None:
+    """Start the API, the engine worker and the page; Ctrl-C stops all three.
+
+    Example: tokenpaths up --data-dir ./my-runs --port 9000
+
+    Then open the page at the address that is printed. A process that dies is started again.
+    """
+    from tokenpaths.backend.settings import load_settings, require_safe_bind
+    from tokenpaths.cli.support.processes import wait_until_healthy, watch
+
+    settings = load_settings(settings_file, data_dir=data_dir, port=port, page_port=page_port, host=host, token=token)
+    require_safe_bind(settings)
+    _make_folders(settings)
+    asked_to_stop: list[int] = []
+    _listen_for_signals(asked_to_stop)
+    children = plan(settings, page=page, settings_file=settings_file)
+    say(f"Starting {', '.join(child.name for child in children)} …")
+    code = 1
+    try:
+        for child in children:
+            child.start()
+        wait_until_healthy(children, START_SECONDS)
+        for child in children:
+            if child.name != "worker":
+                say(f"  {child.name:5}{_address(child)}")
+        say(f"  data {settings.data_dir}")
+        say("Ctrl-C stops it.")
+        code = watch(children, say, lambda: bool(asked_to_stop))
+    except _Stopped:
+        code = 0
+    finally:
+        for child in reversed(children):
+            child.stop()
+    if asked_to_stop:
+        say("Stopped.")
+        code = 128 + asked_to_stop[0]
+    raise typer.Exit(code)
+
+
+class _Stopped(BaseException):
+    """A signal came while starting."""
+
+
+def _listen_for_signals(asked: list[int]) -> None:
+    """Note SIGINT and SIGTERM; the first one interrupts whatever waits."""
+
+    def note(number: int, frame: object) -> None:
+        asked.append(number)
+        if len(asked) == 1:
+            raise _Stopped
+
+    signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGTERM, note)
+
+
+def say(line: str) -> None:
+    """Tell the person at the terminal, at once."""
+    print(line, flush=True)
+
+
+def _address(child: Child) -> str:
+    url = child.health_url.removesuffix("/_stcore/health").removesuffix("/healthz")
+    return f"{url}/docs" if child.name == "API" else url
+
+
+def _make_folders(settings: Settings) -> None:
+    try:
+        for folder in (settings.runs_dir, settings.logs_dir):
+            folder.mkdir(parents=True, exist_ok=True)
+        if any(settings.runs_dir.glob(".*.partial")):
+            from tokenpaths.engine.store.write.writer import remove_abandoned
+
+            remove_abandoned(settings.runs_dir)
+    except OSError as error:
+        raise UserError(
+            f"The data folder {settings.data_dir} cannot be made or written to ({error.strerror}); "
+            "choose another with --data-dir.",
+            field="data_dir",
+        ) from None
+
+
+def plan(settings: Settings, *, page: bool = True, settings_file: Path | None = None) -> list[Child]:
+    """The processes to start, in order; picks their ports."""
+    from tokenpaths.cli.support.processes import Child, pick_port
+
+    port = pick_port(settings.host, settings.port, "--port")
+    environment = _environment(settings, settings_file) | {"TOKENPATHS_PORT": str(port)}
+    children = []
+    if settings.worker_url is None:
+        worker_port = pick_port(settings.worker_host, settings.worker_port, "TOKENPATHS_WORKER_PORT")
+        environment["TOKENPATHS_WORKER_PORT"] = str(worker_port)
+        command = [sys.executable, "-P", "-m", "tokenpaths.backend.serve", "worker"]
+        health = f"http://{_reachable(settings.worker_host)}:{worker_port}/healthz"
+        children.append(Child("worker", command, health, settings.logs_dir / "worker.log", environment))
+    api_url = f"http://{_reachable(settings.host)}:{port}"
+    command = [sys.executable, "-P", "-m", "tokenpaths.backend.serve", "api"]
+    children.append(Child("API", command, f"{api_url}/healthz", settings.logs_dir / "api.log", environment))
+    if page:
+        children.append(_page(settings, api_url, environment))
+    return children
+
+
+def _page(settings: Settings, api_url: str, environment: dict[str, str]) -> Child:
+    """Streamlit. Host names are repeated flags: Streamlit reads a comma list as one name."""
+    from tokenpaths.cli.support.processes import Child, pick_port
+
+    if not PAGE_FILE.is_file():
+        raise UserError(f"The page {PAGE_FILE} is missing; use --no-page for the API alone.")
+    port = pick_port(settings.page_host, settings.page_port, "--page-port")
+    names = dict.fromkeys(["localhost", "127.0.0.1", "[::1]", *settings.allowed_hosts])
+    if settings.page_host not in ("0.0.0.0", "::"):
+        names[settings.page_host] = None
+    flags = {
+        "server.address": settings.page_host,
+        "server.port": str(port),
+        "server.headless": "true",
+        "server.maxUploadSize": str(int(settings.max_upload_megabytes)),
+        "server.fileWatcherType": "none",
+        "server.enableXsrfProtection": "true",
+        "browser.gatherUsageStats": "false",
+        "global.developmentMode": "false",
+    }
+    command = [sys.executable, "-P", "-m", "tokenpaths.frontend.server.serve"]
+    command += [f"--{name}={value}" for name, value in flags.items()]
+    for name in names:
+        command += ["--server.allowedHosts", name]
+    hidden = ("TOKENPATHS_WORKER_SECRET", "TOKENPATHS_WORKER_PORT", "TOKENPATHS_WORKER_URL")
+    own = {name: value for name, value in environment.items() if name not in hidden}
+    health = f"http://{_reachable(settings.page_host)}:{port}/_stcore/health"
+    return Child("page", command, health, settings.logs_dir / "page.log", own | {"TOKENPATHS_API_URL": api_url})
+
+
+def _environment(settings: Settings, settings_file: Path | None) -> dict[str, str]:
+    """What the children find in their environment: our choices, and a secret that nobody else knows."""
+    secret = settings.worker_secret.get_secret_value() if settings.worker_secret else secrets.token_hex(32)
+    chosen = {
+        "TOKENPATHS_DATA_DIR": str(settings.data_dir),
+        "TOKENPATHS_HOST": settings.host,
+        "TOKENPATHS_WORKER_SECRET": secret,
+        "PYTHONUNBUFFERED": "1",
+    }
+    if settings.token is not None:
+        chosen["TOKENPATHS_TOKEN"] = settings.token.get_secret_value()
+    if settings_file is not None:
+        chosen["TOKENPATHS_SETTINGS_FILE"] = str(settings_file.absolute())
+    return {**os.environ, **chosen}
+
+
+def _reachable(host: str) -> str:
+    """How this machine reaches a server that listens on ``host``."""
+    if host in ("0.0.0.0", ""):
+        return "127.0.0.1"
+    if host == "::":
+        return "[::1]"
+    return f"[{host}]" if ":" in host else host
