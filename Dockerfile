@@ -3,9 +3,10 @@ WORKDIR /app
 # CPU build by default; for a GPU: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg TORCH_BUILD=
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ARG TORCH_BUILD=+cpu
-COPY constraints.txt pyproject.toml README.md tokenpaths/__init__.py ./
+COPY constraints.txt pyproject.toml setup.py README.md ./
 RUN pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" \
     "torch==$(sed -n 's/^torch==//p' constraints.txt)$TORCH_BUILD"
+COPY tokenpaths tokenpaths
 COPY engine engine
 COPY backend backend
 COPY frontend frontend
