@@ -39,7 +39,7 @@ soak: $(VENV)/.installed-test browser
 	test ! -f build/soak.json || $(BIN)/python -m tests.faults.soak_picture || exit 1; exit $$code
 
 check: $(VENV)/.installed-test
-	$(BIN)/ruff check engine backend frontend tests benchmarks tokenpaths/__init__.py
+	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 
 bench: $(VENV)/.installed

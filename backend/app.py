@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import Depends, FastAPI
+
 from tokenpaths.backend import __version__, problems
 from tokenpaths.backend.http.concurrency import Crowd
 from tokenpaths.backend.http.docs_page import docs_router

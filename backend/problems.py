@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+
 from tokenpaths.backend.http.redact_paths import without_places
 from tokenpaths.backend.logs import request_id
 from tokenpaths.backend.metrics import PROBLEM_KIND

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import uvicorn
 from starlette.types import ASGIApp
+
 from tokenpaths.backend.http.connection import Connection
 from tokenpaths.backend.logs import set_up_logging
 from tokenpaths.backend.settings import Settings, load_settings
@@ -68,6 +69,7 @@ def make_app(role: str, settings: Settings) -> tuple[ASGIApp, str, int]:
 def get_ready() -> None:
     """Import what the first answers need, and have DuckDB, Arrow and threads load what they load when first used."""
     import anyio.to_thread
+
     from tokenpaths.engine.store.file.open_file import warm_up
 
     for name in FIRST:

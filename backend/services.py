@@ -8,6 +8,7 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Request
+
 from tokenpaths.backend.http.concurrency import Slots
 from tokenpaths.backend.jobs.rows import STATES
 from tokenpaths.backend.jobs.service import Jobs

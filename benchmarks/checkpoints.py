@@ -16,14 +16,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure import RESULTS, report
 from tokenpaths.engine.base.files import SHIPPED_MODELS, write_atomically
 from tokenpaths.engine.data.datasets import open_dataset
 from tokenpaths.engine.models.checkpoint import CONFIG, read_checkpoint
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
 from tokenpaths.engine.train.finish import write_card
-
-from benchmarks.measure import RESULTS, report
 
 BUNDLED = {"vision": "bundled:scenes", "text": "bundled:texts"}
 

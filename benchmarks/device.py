@@ -19,14 +19,14 @@ from itertools import cycle
 from typing import Any
 
 import torch
-from tokenpaths.engine.models.bank.device_step import fits_device
-from tokenpaths.engine.models.dna import DNA, DNAConfig
-from tokenpaths.engine.models.graphs import Graphs
 from torch import Tensor
 
 from benchmarks.imposed import ImposedDNA, forward, make_inputs, training_step
 from benchmarks.measure import interleaved, ratio, report
 from benchmarks.table import Row, worst
+from tokenpaths.engine.models.bank.device_step import fits_device
+from tokenpaths.engine.models.dna import DNA, DNAConfig
+from tokenpaths.engine.models.graphs import Graphs
 
 SIZES = {
     "vision 196 × D 384": (

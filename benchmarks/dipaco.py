@@ -19,6 +19,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
+
+from benchmarks.measure import report
 from tokenpaths.engine.base.files import SHIPPED_MODELS, write_atomically
 from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.models.checkpoint import save_tensors
@@ -36,9 +39,6 @@ from tokenpaths.engine.train.dipaco.finish_dipaco import (
 from tokenpaths.engine.train.dipaco.path_report import score_all_paths, shard_table
 from tokenpaths.engine.train.dipaco.train_dipaco import DiPaCoRun, best_path, branch, train
 from tokenpaths.engine.train.loop import Progress
-from torch import Tensor
-
-from benchmarks.measure import report
 
 ORDER = ("base", "dense", "kmeans", "dipaco-2x2", "product", "flat", "dipaco-4x4")
 SHIPPED = ("dipaco-2x2", "dipaco-4x4")

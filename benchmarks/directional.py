@@ -23,6 +23,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import torch
+from torch import Tensor
+
+from benchmarks.measure import report
 from tokenpaths.engine.analysis.families.directions import (
     centroid_accuracy,
     direction_angles,
@@ -58,9 +61,6 @@ from tokenpaths.engine.train.train_directional import (
     note,
     num_params,
 )
-from torch import Tensor
-
-from benchmarks.measure import report
 
 CPU = torch.device("cpu")
 BUCKETS = ((0, 10), (10, 100), (100, 256))

@@ -28,6 +28,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.measure import RESULTS, interleaved, ratio, report
+from benchmarks.table import Row
 from tokenpaths.engine.dream.loop import Dream, ImageDreams
 from tokenpaths.engine.dream.objectives import Choices
 from tokenpaths.engine.dream.parametrisation import start_spectrum, to_pictures, total_variation
@@ -35,11 +40,6 @@ from tokenpaths.engine.dream.settings import ImageSettings
 from tokenpaths.engine.models.dna import DNA, DNAConfig
 from tokenpaths.engine.tracing.trace_run import load_model, models_folders
 from tokenpaths.engine.train.augment import normalise
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from benchmarks.measure import RESULTS, interleaved, ratio, report
-from benchmarks.table import Row
 
 BATCH = 8
 SETTINGS = ImageSettings()

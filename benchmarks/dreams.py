@@ -22,6 +22,10 @@ from typing import Any
 
 import torch
 from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.measure import RESULTS, report
 from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.data.datasets import Sample, open_dataset
 from tokenpaths.engine.data.images import model_view
@@ -31,10 +35,6 @@ from tokenpaths.engine.dream.pictures import outlined, patch_mask, stacked, stri
 from tokenpaths.engine.dream.settings import ImageSettings
 from tokenpaths.engine.tracing.trace_run import LoadedModel, load_model, models_folders
 from tokenpaths.engine.train.augment import normalise
-from torch import Tensor
-from torch.nn import functional as F
-
-from benchmarks.measure import RESULTS, report
 
 MODELS = ("dna-vision-top1", "dna-vision-top2-skip")
 DATA = "vision/tiny_imagenet_50_val.parquet"

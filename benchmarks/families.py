@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenpaths.engine.base.files import write_atomically
-
 from benchmarks.measure import RESULTS
+from tokenpaths.engine.base.files import write_atomically
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "families.md"
 HEAD = """# What the papers claim, and what we measured

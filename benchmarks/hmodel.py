@@ -18,6 +18,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+
+from benchmarks.measure import report
 from tokenpaths.engine.analysis.association import association
 from tokenpaths.engine.analysis.families.connections import (
     label_distance,
@@ -41,9 +44,6 @@ from tokenpaths.engine.train.train_hmodel import (
     note,
     tokenizer_for,
 )
-from torch import Tensor
-
-from benchmarks.measure import report
 
 CPU = torch.device("cpu")
 ALPHAS = (0.1, 0.3, 1.0, 3.0, 10.0)

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from benchmarks.measure import RESULTS, interleaved, ratio, report
 from tokenpaths.engine.adapters.huggingface.gate_hooks import GateRecorder, Recorded
 from tokenpaths.engine.adapters.huggingface.gates import common_semantics
 from tokenpaths.engine.adapters.huggingface.tracing import (
@@ -35,8 +37,6 @@ from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.base.records import SampleRecord, TraceBatch
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.write.writer import RunWriter
-
-from benchmarks.measure import RESULTS, interleaved, ratio, report
 
 KEPT = RESULTS / "huggingface.json"
 PAGE = RESULTS.parent.parent / "docs" / "adapters.md"

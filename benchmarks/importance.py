@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure import RESULTS, report
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import SHIPPED_MODELS, write_atomically
 from tokenpaths.engine.data.datasets import open_dataset
@@ -24,8 +25,6 @@ from tokenpaths.engine.edits.measure import Unchanged, measure_effect
 from tokenpaths.engine.edits.prepared import prepare
 from tokenpaths.engine.edits.sweep import choices_of, module_rows, result_row, share_rows, usage_of
 from tokenpaths.engine.tracing.trace_run import load_model
-
-from benchmarks.measure import RESULTS, report
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "edits.md"
 BEGIN, END = "<!-- tables: python -m benchmarks.importance --page -->", "<!-- end of tables -->"

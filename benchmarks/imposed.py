@@ -17,12 +17,13 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
+from torch import Tensor
+
 from tokenpaths.engine.base.routing import Decision
 from tokenpaths.engine.data.datasets import open_dataset
 from tokenpaths.engine.models.dna import DNA, DNAConfig
 from tokenpaths.engine.tracing.trace_batches import image_batches, text_batches
 from tokenpaths.engine.tracing.trace_run import load_model, models_folders
-from torch import Tensor
 
 How = Literal["uniform", "skewed", "trained"]
 HOW_ALL: tuple[How, ...] = ("uniform", "skewed", "trained")

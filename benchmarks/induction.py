@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+
+from benchmarks.measure import report
 from tokenpaths.engine.base.device import cpu_has_bfloat16, mixed_precision
 from tokenpaths.engine.edits.gate_effects import ablations, gates_of, induction, knockout_accuracies, repeated_rows
 from tokenpaths.engine.models.directional import Directional, DirectionalConfig
 from tokenpaths.engine.models.directional_gates import Interventions
-from torch import Tensor
-
-from benchmarks.measure import report
 
 MODEL = DirectionalConfig(
     width=128,

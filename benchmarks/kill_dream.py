@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from tokenpaths.engine.dream.dream_state import STATE
 
 from benchmarks.crew import Crew
 from benchmarks.measure import report
+from tokenpaths.engine.dream.dream_state import STATE
 
 LEASE_SECONDS = 5.0
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from tokenpaths.engine.store.ask.findings import plain
 
 RESULTS = Path(__file__).resolve().parent / "results"

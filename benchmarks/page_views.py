@@ -38,12 +38,12 @@ from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
-from tokenpaths.frontend.page.selection import VIEWS
 
 from benchmarks.measure import forget, report
 from benchmarks.synthetic import GRID, Wish, write_run
 from benchmarks.table import Row
 from tests.browser.conftest import chromium_file
+from tokenpaths.frontend.page.selection import VIEWS
 
 ROOT = Path(__file__).resolve().parent.parent
 WARM_VISITS = 1

@@ -25,12 +25,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from tokenpaths.engine.models.bank.bank import grouped_step
-from tokenpaths.engine.models.bank.onednn_linear import Linear
 from torch import Tensor, nn
 
 from benchmarks.measure import interleaved, ratio, report
 from benchmarks.table import Row
+from tokenpaths.engine.models.bank.bank import grouped_step
+from tokenpaths.engine.models.bank.onednn_linear import Linear
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 WIDTH, HIDDEN, EXPERTS, TOP_K = 512, 1024, 8, 2

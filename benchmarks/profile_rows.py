@@ -135,12 +135,11 @@ def measure(group: str, size: str, how: How) -> dict[str, Any]:
 
 def measure_recording() -> dict[str, Any]:
     """What is added behind a pass of the shipped model, and the pass."""
+    from benchmarks.recording import shaped
     from tokenpaths.engine.base.files import SHIPPED_MODELS
     from tokenpaths.engine.models.family import Traced
     from tokenpaths.engine.tracing.recording import compact_decisions, to_host
     from tokenpaths.engine.tracing.trace_run import load_model
-
-    from benchmarks.recording import shaped
 
     model = load_model("dna-vision-top1", [SHIPPED_MODELS]).model
     images = torch.randn(64, 3, model.config.image_size, model.config.image_size)
@@ -156,11 +155,10 @@ def measure_recording() -> dict[str, Any]:
 
 def measure_dream() -> dict[str, Any]:
     """An iteration of eight dreams at the paper's size."""
-    from tokenpaths.engine.dream.loop import Dream, ImageDreams
-    from tokenpaths.engine.dream.objectives import Choices
-
     from benchmarks.dream_speed import BATCH as DREAMS
     from benchmarks.dream_speed import SETTINGS, paper
+    from tokenpaths.engine.dream.loop import Dream, ImageDreams
+    from tokenpaths.engine.dream.objectives import Choices
 
     model = paper()
     torch.manual_seed(1)

@@ -29,12 +29,12 @@ from typing import Any
 
 import httpx
 import numpy as np
-from tokenpaths.engine.store.file.open_file import open_read_only
 
 from benchmarks.measure import forget, report
 from benchmarks.queries_asked import QUESTIONS, About, Question
 from benchmarks.synthetic import Wish, _count, write_run
 from benchmarks.table import Row
+from tokenpaths.engine.store.file.open_file import open_read_only
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN, BESIDE = "queried", "beside"
@@ -224,9 +224,8 @@ def writing(folder: Path, tokens: int) -> Iterator[None]:
 
 def ingest(folder: Path, tokens: int) -> dict[str, Any]:
     """Tokens a second that the store takes, sealing included, beside what the disk takes raw; batches made before."""
-    from tokenpaths.engine.store.write.writer import RunWriter
-
     from benchmarks.synthetic import batches
+    from tokenpaths.engine.store.write.writer import RunWriter
 
     wish = Wish("ingested", tokens)
     made = list(batches(wish))

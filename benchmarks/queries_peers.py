@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenpaths.engine.store.ask.run import Run
 
 from benchmarks.synthetic import LABELS, Wish, batches, write_run
+from tokenpaths.engine.store.ask.run import Run
 
 REPEATS = 5
 LONG_SECONDS = 5.0

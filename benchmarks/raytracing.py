@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from benchmarks.measure import RESULTS, report
 from tokenpaths.engine.analysis.families.lights import correlation, share_by_class
 from tokenpaths.engine.families.raytracing_config import RayTracingConfig
 from tokenpaths.engine.models.raytracing import RayTracing
@@ -32,8 +34,6 @@ from tokenpaths.engine.train.train_raytracing import (
     train_convolutions,
     train_network,
 )
-
-from benchmarks.measure import RESULTS, report
 
 SEEDS = {
     "raytracing-digits": 5,

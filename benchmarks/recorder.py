@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.measure import report
 from tokenpaths.engine.adapters.recorder.options import Options
 from tokenpaths.engine.adapters.recorder.recorder import Recorder
 from tokenpaths.engine.adapters.recorder.router_plan import Read
 from tokenpaths.engine.families.presets import moe_transformer
 from tokenpaths.engine.models.dna import DNA
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from benchmarks.measure import report
 
 LAYERS, EXPERTS, TOP_K, WIDTH, VOCABULARY, LENGTH = 4, 8, 2, 256, 512, 128
 STEPS = 2

@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from benchmarks.measure import interleaved, ratio, report
+from benchmarks.table import Row, worst
 from tokenpaths.engine.base.files import SHIPPED_MODELS
 from tokenpaths.engine.base.records import RunInfo, SampleRecord, TraceBatch
 from tokenpaths.engine.models.dna import DNA, DNAConfig
@@ -25,9 +28,6 @@ from tokenpaths.engine.models.family import Traced
 from tokenpaths.engine.store.write.writer import RunWriter
 from tokenpaths.engine.tracing.recording import compact_decisions, to_host
 from tokenpaths.engine.tracing.trace_run import load_model
-
-from benchmarks.measure import interleaved, ratio, report
-from benchmarks.table import Row, worst
 
 PAPER_SIZE = DNAConfig(
     modality="vision", width=384, heads=6, mlp_width=1536, backbone=1, steps=11, transformers=18, num_classes=1000

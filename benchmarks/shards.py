@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.synthetic import _ODD, MOST_TWIN_TOKENS, Wish, _count, _lengths, batches, power_law_ranks, ribbons
 from tokenpaths.engine.base.records import TraceBatch
 from tokenpaths.engine.data.blocks import shard_rows
 from tokenpaths.engine.store.ask.run import Run
@@ -32,8 +34,6 @@ from tokenpaths.engine.store.file.shard_format import Shard
 from tokenpaths.engine.store.write.merge import SealProgress, find_shards, seal_shards
 from tokenpaths.engine.store.write.shard_writer import ShardWriter
 from tokenpaths.engine.store.write.writer import RunWriter
-
-from benchmarks.synthetic import _ODD, MOST_TWIN_TOKENS, Wish, _count, _lengths, batches, power_law_ranks, ribbons
 
 READ_ROWS = 100_000
 

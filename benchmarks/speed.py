@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenpaths.engine.models.dna import DNA, DNAConfig
 
 from benchmarks.imposed import HOW_ALL, How, ImposedDNA, active_share, forward, make_inputs, training_step
 from benchmarks.measure import RESULTS, interleaved, ratio, report
 from benchmarks.table import Row, worst
+from tokenpaths.engine.models.dna import DNA, DNAConfig
 
 BATCH = 16
 VISION = dict(modality="vision", width=384, heads=6, mlp_width=1536, transformers=18, num_classes=1000)

@@ -25,6 +25,7 @@ from typing import Literal
 
 import numpy as np
 from PIL import Image
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo, SampleRecord, TraceBatch
 from tokenpaths.engine.store.write.writer import RunWriter

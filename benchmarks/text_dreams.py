@@ -18,12 +18,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure import report
 from tokenpaths.engine.data.datasets import open_dataset
 from tokenpaths.engine.jobs.dream import DreamJob
 from tokenpaths.engine.jobs.registry import JobContext, read_request
 from tokenpaths.engine.tracing.trace_run import load_model, models_folders, trace_samples
-
-from benchmarks.measure import report
 
 RUN = "texts-dna-text-top1"
 ITERATIONS = 16

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import streamlit as st
+
 from tokenpaths.frontend.components.keys import keys, keys_help
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.filter_chips import chips_row

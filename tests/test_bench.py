@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenpaths.engine.families.dna_config import DNAConfig
 
 from benchmarks import bench, measure, profile_rows, speed
 from benchmarks.bench import PAGE, PARTS, Part, all_rows, commands_of, page_with, printed, rows_in, rows_of
 from benchmarks.imposed import HOW_ALL, ImposedDNA, active_share, imposed, recorded
 from benchmarks.table import GOALS, Row, markdown, times_table, worst
+from tokenpaths.engine.families.dna_config import DNAConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "benchmarks" / "results" / "bench.json"

@@ -8,14 +8,14 @@ import httpx
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
-from tokenpaths.backend.app import create_app
-from tokenpaths.backend.settings import load_settings
-from tokenpaths.frontend.api.client import Client
 
 from benchmarks.queries import rows
 from benchmarks.queries_asked import NOT_MEASURED, QUESTIONS, About
 from benchmarks.queries_peers import compared
 from benchmarks.synthetic import Wish, write_run
+from tokenpaths.backend.app import create_app
+from tokenpaths.backend.settings import load_settings
+from tokenpaths.frontend.api.client import Client
 
 
 @pytest.fixture(scope="module")

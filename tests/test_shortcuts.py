@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenpaths.engine.base.errors import UserError
 
 import tokenpaths
 from tests.backend.conftest import make_models
+from tokenpaths.engine.base.errors import UserError
 
 
 @pytest.fixture(scope="module")

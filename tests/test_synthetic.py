@@ -8,11 +8,11 @@ from collections import Counter
 import numpy as np
 import pytest
 from PIL import Image
+
+from benchmarks.synthetic import BATCH_TOKENS, Wish, batches, main, power_law_ranks, ribbons, write_run
 from tokenpaths.engine.analysis.path_statistics import rank_frequency_fit
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
-
-from benchmarks.synthetic import BATCH_TOKENS, Wish, batches, main, power_law_ranks, ribbons, write_run
 
 
 @pytest.mark.parametrize(("modality", "top_k"), [("text", 1), ("text", 2), ("vision", 1)])

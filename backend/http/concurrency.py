@@ -11,6 +11,7 @@ from typing import Protocol
 from prometheus_client import Counter, Gauge
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
+
 from tokenpaths.backend.problems import busy
 
 LATE_SECONDS = 0.25

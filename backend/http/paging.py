@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from fastapi import Request
+
 from tokenpaths.backend.problems import Problem, nearest
 
 MAX_INTEGER = 2**53

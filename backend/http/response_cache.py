@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import Scope
+
 from tokenpaths.backend.problems import Problem
 
 MOST = 4096

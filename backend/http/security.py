@@ -12,6 +12,7 @@ import logging
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from tokenpaths.backend.logs import REQUEST_ID_HEADER, new_request_id, request_id
 from tokenpaths.backend.metrics import PROBLEM_KIND
 from tokenpaths.backend.problems import Problem, problem_of

@@ -15,6 +15,7 @@ from fastapi import Request
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
+
 from tokenpaths.backend.http.strict_json import strict_json
 from tokenpaths.backend.problems import Problem, nearest
 from tokenpaths.backend.settings import Settings

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
+
 from tokenpaths.backend.http.redact_paths import data_without_places, problem_without_places, without_places
 from tokenpaths.backend.jobs.files import job_dir, read_artifact, remove_folder
 from tokenpaths.backend.jobs.notify import Watch

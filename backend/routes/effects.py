@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
+
 from tokenpaths.backend.problems import Problem
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, MAX_INT, RunName
 from tokenpaths.backend.runs.answers import Answer, as_json

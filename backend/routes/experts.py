@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
+
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, MAX_INT, LabelFilter, RunName, SampleNumber
 from tokenpaths.backend.routes.series import runs_of_series
 from tokenpaths.backend.runs.answers import Answer, as_json

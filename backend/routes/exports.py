@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, RunName
 from tokenpaths.backend.runs.answers import etag_of, is_fresh, sealed_headers, wants_any
 from tokenpaths.backend.schemas.exports import TableList

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
+
 from tokenpaths.backend.http.paging import binding_of, decode_cursor, encode_cursor
 from tokenpaths.backend.http.strict_json import json_body
 from tokenpaths.backend.http.uploads import Body

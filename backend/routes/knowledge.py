@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
+
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, MAX_INT, LabelFilter, RunName, Through
 from tokenpaths.backend.schemas.knowledge import Knowledge, Specific, TokenSearch
 from tokenpaths.backend.services import Shared

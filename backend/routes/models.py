@@ -6,6 +6,7 @@ import re
 from typing import Annotated
 
 from fastapi import APIRouter, Path
+
 from tokenpaths.backend.http.redact_paths import without_places
 from tokenpaths.backend.problems import Problem, documented
 from tokenpaths.backend.schemas.runs import ModelDetails, ModelList

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Path, Query
+
 from tokenpaths.backend.problems import documented
 
 MAX_INT = 2**31 - 1

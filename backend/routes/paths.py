@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
+
 from tokenpaths.backend.http.paging import binding_of, decode_cursor, with_cursor
 from tokenpaths.backend.routes.parameters import (
     ABOUT_A_RUN,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
+
 from tokenpaths.backend import __version__
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, RunName
 from tokenpaths.backend.runs.answers import Answer

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
+
 from tokenpaths.backend.http.paging import binding_of, decode_cursor, encode_cursor
 from tokenpaths.backend.http.redact_paths import without_places
 from tokenpaths.backend.problems import Problem, documented

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
+
 from tokenpaths.backend.http.uploads import Body
 from tokenpaths.backend.problems import Problem, documented
 from tokenpaths.backend.runs import searches

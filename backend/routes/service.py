@@ -7,6 +7,7 @@ import time
 from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
+
 from tokenpaths.backend import __version__
 from tokenpaths.backend.problems import documented
 from tokenpaths.backend.schemas.runs import Health

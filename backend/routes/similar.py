@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
+
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, MAX_INT, RunName, SampleNumber
 from tokenpaths.backend.schemas.compare import SampleMap, SimilarSamples, SimilarTokens
 from tokenpaths.backend.services import Shared

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
+
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, MAX_INT, LabelFilter, RunName
 from tokenpaths.backend.schemas.runs import SoftValues
 from tokenpaths.backend.services import Shared

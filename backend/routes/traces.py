@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse
+
 from tokenpaths.backend.http.uploads import PURPOSES, read_trace_form
 from tokenpaths.backend.problems import Problem, documented
 from tokenpaths.backend.schemas.runs import Traced

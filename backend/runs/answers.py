@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.types import Scope
+
 from tokenpaths.backend import __version__
 from tokenpaths.backend.http.concurrency import Slots
 from tokenpaths.backend.http.paging import canonical_query

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import Field
+
 from tokenpaths.backend.schemas.runs import Next, Shape
 from tokenpaths.engine.jobs.registry import kinds_in_words
 

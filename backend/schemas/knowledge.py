@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import Field
+
 from tokenpaths.backend.schemas.runs import Count, Counted, Example, Rank, Ribbon, Shape, Share
 
 Lift = Annotated[float, Field(description="Share here / share in the run; 1 = as everywhere")]

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx
+
 from tokenpaths.backend.http.uploads import TraceForm
 from tokenpaths.backend.logs import REQUEST_ID_HEADER, request_id
 from tokenpaths.backend.metrics import Metrics

@@ -28,6 +28,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+
 from tokenpaths.backend import __version__
 from tokenpaths.backend.http.uploads import checked_text
 from tokenpaths.backend.jobs.runner import JobRunner
@@ -247,6 +248,7 @@ def _effect(model: LoadedModel, sample: Sample) -> dict[str, Any]:
 
 def _warm_sample(modality: str) -> Sample:
     from PIL import Image
+
     from tokenpaths.engine.data.sources.sample import Sample
 
     if modality == "text":

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Integer
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo
 

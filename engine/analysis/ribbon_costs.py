@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Integer
+
 from tokenpaths.engine.base.records import ModuleInfo
 
 NOTHING = -1

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Integer
+
 from tokenpaths.engine.base.errors import UserError
 
 LARGEST_GRID = 1 << 24

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Int, Integer
+
 from tokenpaths.engine.base.errors import UserError
 
 MOST_CHARACTERS = 200

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
+
 from tokenpaths.engine.base.errors import UserError
 
 

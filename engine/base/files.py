@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import platformdirs
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.trusted_files import SEALED, know
 

@@ -7,6 +7,7 @@ from inspect import isclass
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
+
 from tokenpaths.engine.base.files import NAME_PATTERN
 
 

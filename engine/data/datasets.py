@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import Modality
 from tokenpaths.engine.data.blocks import shard_rows

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Int, UInt8
 from PIL import Image
+
 from tokenpaths.engine.base.errors import UserError
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
 from tokenpaths.engine.base.errors import UserError
 
 END = "<|end|>"

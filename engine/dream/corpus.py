@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+
 from tokenpaths.engine.data.datasets import Sample, open_dataset
 from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.dream.objectives import Objective

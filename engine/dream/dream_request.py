@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
 from tokenpaths.engine.dream.settings import ImageSettings, TextSettings
 
 Index = Annotated[int, Field(ge=0, le=2**31 - 1)]

@@ -9,10 +9,11 @@ from typing import Any
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
+from torch import Tensor
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.dream.dream_request import DreamRequest
-from torch import Tensor
 
 STATE = "state.safetensors"
 

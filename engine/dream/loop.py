@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
+from torch import Tensor
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.dream.objectives import Choices, Module, Objective
 from tokenpaths.engine.dream.observed_pass import Need, Seen, look
@@ -20,7 +22,6 @@ from tokenpaths.engine.dream.settings import ImageSettings
 from tokenpaths.engine.dream.transforms import disturb, draw, generator_of
 from tokenpaths.engine.models.family import RoutedModel
 from tokenpaths.engine.train.augment import normalise
-from torch import Tensor
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 

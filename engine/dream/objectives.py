@@ -15,9 +15,10 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
-from tokenpaths.engine.dream.observed_pass import Need, Seen
 from torch import Tensor
 from torch.nn import functional as F
+
+from tokenpaths.engine.dream.observed_pass import Need, Seen
 
 Of = Literal["probs", "logits"]
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
+from torch import Tensor
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.routing import Decision
 from tokenpaths.engine.models.directional import Directional
@@ -21,7 +23,6 @@ from tokenpaths.engine.models.dna import DNA
 from tokenpaths.engine.models.family import RoutedModel
 from tokenpaths.engine.models.hmodel.hmodel import HModel
 from tokenpaths.engine.models.raytracing import RayTracing
-from torch import Tensor
 
 
 @dataclass(frozen=True)

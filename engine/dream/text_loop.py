@@ -16,6 +16,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
 from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.dream.objectives import Fluency, Objective
 from tokenpaths.engine.dream.observed_pass import Need, look
@@ -23,7 +25,6 @@ from tokenpaths.engine.dream.settings import TextSettings
 from tokenpaths.engine.dream.transforms import generator_of
 from tokenpaths.engine.models.family import RoutedModel
 from tokenpaths.engine.models.hmodel.hmodel import HModel
-from torch import Tensor, nn
 
 MARKS = frozenset(".,;:!?")
 POOL = 8

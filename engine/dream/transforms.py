@@ -17,9 +17,10 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from tokenpaths.engine.dream.settings import ImageSettings
 from torch import Tensor
 from torch.nn import functional as F
+
+from tokenpaths.engine.dream.settings import ImageSettings
 
 
 @dataclass(frozen=True)

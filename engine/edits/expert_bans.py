@@ -20,6 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
 from tokenpaths.engine.adapters.huggingface import tracing as hf
 from tokenpaths.engine.adapters.huggingface.gates import Gate
 from tokenpaths.engine.adapters.huggingface.loading import HuggingFaceModel
@@ -35,9 +39,6 @@ from tokenpaths.engine.families.edit_plan import RoutePlan
 from tokenpaths.engine.families.edit_values import Edit
 from tokenpaths.engine.models.family import read_controls_of
 from tokenpaths.engine.tracing.trace_run import TraceProgress, new_run_id
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 __all__ = [
     "ExpertControls",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import Field, NonNegativeInt
+
 from tokenpaths.engine.adapters.huggingface.config import Layout
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.edits.reroute_request import RerouteRequest, Which

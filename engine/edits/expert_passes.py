@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from torch import Tensor
+
 from tokenpaths.engine.adapters.huggingface import tracing as hf
 from tokenpaths.engine.adapters.huggingface.library import HuggingFaceError
 from tokenpaths.engine.adapters.huggingface.loading import HuggingFaceModel
@@ -24,7 +26,6 @@ from tokenpaths.engine.edits.expert_bans import banned_experts, check_banned, pl
 from tokenpaths.engine.edits.expert_controls import ExpertControls
 from tokenpaths.engine.edits.measure import OutputChange, effect_answer
 from tokenpaths.engine.models.family import read_controls_of
-from torch import Tensor
 
 PASS_TOKENS = 512
 """of one forward pass on a CPU, padding counted; a longer window goes alone. Small: nothing can stop inside a pass"""

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.models.directional import Directional
 from tokenpaths.engine.models.directional_gates import FULL, NEUTRAL, OFF, Interventions, mean_gates
-from torch import Tensor
-from torch.nn import functional as F
 
 BATCH = 32
 """rows of one forward pass"""

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
+from torch import Tensor
+
 from tokenpaths.engine.analysis.route_changes import RouteChange, change_of, edited_steps
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.edits.prepared import Prepared, PreparedSet
@@ -21,7 +23,6 @@ from tokenpaths.engine.families.edit_values import Edit, written
 from tokenpaths.engine.models.family import Controls, Traced
 from tokenpaths.engine.tracing.trace_batches import run_model
 from tokenpaths.engine.tracing.trace_run import LoadedModel
-from torch import Tensor
 
 TOP = 5
 CHUNK_ROWS = 512

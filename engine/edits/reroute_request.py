@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
+
 from tokenpaths.engine.base.files import NAME_PATTERN
 
 MOST_SAMPLES = 4096

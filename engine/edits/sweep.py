@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Int
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.edits.prepared import PreparedSet

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.validation import in_words
 from tokenpaths.engine.families.edit_values import KINDS, MOST_EDITS, Edit

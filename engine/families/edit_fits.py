@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic import ValidationError
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.controls import EditControls, only_those, read_controls_of
 from tokenpaths.engine.families.directional_config import DirectionalConfig

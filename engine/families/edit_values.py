@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
+
 from tokenpaths.engine.base.errors import UserError
 
 MOST_EDITS = 256

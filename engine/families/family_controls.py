@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from pydantic import Field
+
 from tokenpaths.engine.families.controls import DNAControls, EditControls
 
 

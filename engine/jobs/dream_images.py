@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.dream.dream_request import MOST_DREAMS, DreamRequest
 from tokenpaths.engine.dream.dream_state import load_state, save_state
@@ -22,7 +24,6 @@ from tokenpaths.engine.jobs.dream_original import members, original_image, ribbo
 from tokenpaths.engine.jobs.registry import MOST_REPEATED, Progress, write_artifact
 from tokenpaths.engine.tracing.trace_run import LoadedModel, engine_version
 from tokenpaths.engine.train.augment import normalise
-from torch import Tensor
 
 if TYPE_CHECKING:
     from tokenpaths.engine.jobs.registry import JobContext

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 import torch
 from jaxtyping import Float, Int
 from PIL import Image
+from torch import Tensor
+
 from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.data.images import decode_upload, model_view
 from tokenpaths.engine.dream.dream_request import DreamRequest, Group
 from tokenpaths.engine.jobs.dream_check import check_group
 from tokenpaths.engine.jobs.dream_source import find_text, row_of
 from tokenpaths.engine.tracing.trace_run import LoadedModel
-from torch import Tensor
 
 if TYPE_CHECKING:
     from tokenpaths.engine.jobs.registry import JobContext

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.dream.corpus import best, scores, windows
 from tokenpaths.engine.dream.dream_request import DreamRequest
@@ -24,7 +26,6 @@ from tokenpaths.engine.jobs.dream_original import members, original_text, ribbon
 from tokenpaths.engine.jobs.dream_source import stretch_of
 from tokenpaths.engine.jobs.registry import MOST_REPEATED, Progress, write_artifact
 from tokenpaths.engine.tracing.trace_run import LoadedModel, engine_version
-from torch import Tensor
 
 if TYPE_CHECKING:
     from tokenpaths.engine.jobs.registry import JobContext

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import NAME_PATTERN
 from tokenpaths.engine.jobs.made_run import Finished, check_run_name, claim_run, made_by

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import NAME_PATTERN, write_atomically
 from tokenpaths.engine.jobs.registry import MOST_REPEATED, JobContext, Progress, write_artifact

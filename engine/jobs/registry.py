@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from pydantic import BaseModel
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import is_name, write_atomically
 from tokenpaths.engine.base.validation import field_path, fields_beside, in_words

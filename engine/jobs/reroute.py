@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel
+
 from tokenpaths.engine.adapters.huggingface.config import is_huggingface, layout_of, read_config
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import write_atomically

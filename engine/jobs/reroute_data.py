@@ -68,6 +68,7 @@ def _read_run(run_id: str, request: RerouteRequest, context: JobContext) -> Iter
     import io
 
     from PIL import Image
+
     from tokenpaths.engine.data.sources.sample import Sample
     from tokenpaths.engine.store.ask.edit_effects import sample_inputs
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+
 from tokenpaths.engine.families.edit_values import Edit, written
 
 MOST_EDITS = 3

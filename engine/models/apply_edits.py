@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.routing import Decision
 from tokenpaths.engine.families.edit_plan import StepPlan
 from tokenpaths.engine.families.edit_values import Ban, Force
-from torch import Tensor
 
 
 def allowed_modules(

@@ -15,6 +15,7 @@ import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import atomic_file, write_atomically
 from tokenpaths.engine.families.limits import check_sizes

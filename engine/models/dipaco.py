@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
+from torch import Tensor, nn
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.families.dipaco_config import DiPaCoConfig
@@ -27,7 +29,6 @@ from tokenpaths.engine.models.dipaco_edits import edited_scores, open_paths, swa
 from tokenpaths.engine.models.dipaco_router import Base, DiPaCoRouter, Rerouter, nearest
 from tokenpaths.engine.models.family import RoutedModel, Traced
 from tokenpaths.engine.models.losses import linear_cross_entropy
-from torch import Tensor, nn
 
 
 @dataclass(frozen=True)

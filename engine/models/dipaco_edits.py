@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.edit_plan import RoutePlan
-from torch import Tensor
 
 
 def open_paths(plan: RoutePlan, path_modules: Int[Tensor, "P S"]) -> Bool[Tensor, " P"]:

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.models.bank.modules import Block
-from torch import Tensor, nn
 
 NEVER = -1e4
 """bias of a path that no document should take; finite, so that a softmax stays defined"""

@@ -16,6 +16,9 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.families.directional_config import DirectionalConfig, Pooling
@@ -23,8 +26,6 @@ from tokenpaths.engine.models.bank.modules import MLP, SelfAttention, attend
 from tokenpaths.engine.models.directional_gates import EXECUTIONS, DirectionalControls, Interventions, mean_gates, pool
 from tokenpaths.engine.models.family import RoutedModel, Traced
 from tokenpaths.engine.models.losses import linear_cross_entropy
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 
 @dataclass(frozen=True)

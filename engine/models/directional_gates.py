@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
+from torch import Tensor
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.directional_config import DirectionalConfig, Pooling
 from tokenpaths.engine.families.edit_fits import directional_plan
 from tokenpaths.engine.families.edit_plan import RoutePlan
 from tokenpaths.engine.families.family_controls import DirectionalFields
-from torch import Tensor
 
 OFF, NEUTRAL, FULL = 0.0, 0.5, 1.0
 """gate values of the interventions: nothing is removed, half of it, all of it"""

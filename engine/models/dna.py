@@ -15,6 +15,9 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.base.routing import Decision, module_counts, route, route_expert_choice, updated_bias
 from tokenpaths.engine.families.controls import DNAControls
@@ -28,8 +31,6 @@ from tokenpaths.engine.models.bank.modules import Block
 from tokenpaths.engine.models.family import Controls, RoutedModel, Traced
 from tokenpaths.engine.models.losses import linear_cross_entropy
 from tokenpaths.engine.tracing.recording import compact_decisions, dna_module_table, token_flops
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 EXECUTIONS = {"grouped": grouped_step, "device": device_step, "graph": device_step, "naive": naive_step}
 

@@ -16,9 +16,10 @@ from typing import Any, ClassVar
 
 from jaxtyping import Bool, Float, Integer
 from pydantic import BaseModel
+from torch import Tensor, nn
+
 from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.families.controls import Controls, read_controls_of
-from torch import Tensor, nn
 
 
 @dataclass(frozen=True)

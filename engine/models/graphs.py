@@ -21,8 +21,9 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
-from tokenpaths.engine.models.bank.device_step import HOPPER
 from torch import Tensor, nn
+
+from tokenpaths.engine.models.bank.device_step import HOPPER
 
 MOST = 8
 """shapes that are remembered: each captured one keeps the memory of a whole forward pass"""

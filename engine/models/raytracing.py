@@ -16,6 +16,9 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.families.edit_fits import raytracing_plan
@@ -23,8 +26,6 @@ from tokenpaths.engine.families.family_controls import RayTracingControls
 from tokenpaths.engine.families.raytracing_config import RayTracingConfig
 from tokenpaths.engine.models.family import Controls, RoutedModel, Traced
 from tokenpaths.engine.models.raytracing_relax import EXECUTIONS, RayTracingOutput
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 
 class FeatureExtractor(nn.Sequential):

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from jaxtyping import Bool, Float, Integer
+from torch import Tensor
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.base.routing import Decision
 from tokenpaths.engine.models.family import Traced
-from torch import Tensor
 
 if TYPE_CHECKING:
     from tokenpaths.engine.models.bank.modules import Block

@@ -13,6 +13,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from PIL.Image import Image
+from torch import Tensor
+
 from tokenpaths.engine.base.device import mixed_precision
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import SampleRecord, TraceBatch
@@ -25,7 +27,6 @@ from tokenpaths.engine.models.graphs import Graphs
 from tokenpaths.engine.models.losses import token_losses
 from tokenpaths.engine.tracing.recording import to_host
 from tokenpaths.engine.train.augment import normalise
-from torch import Tensor
 
 if TYPE_CHECKING:
     from tokenpaths.engine.tracing.trace_run import LoadedModel

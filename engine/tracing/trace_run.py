@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from tokenpaths.engine.base.device import pick_device
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import SHIPPED_MODELS, is_name

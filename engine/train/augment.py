@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float, Int, UInt8
-from tokenpaths.engine.train.autoaugment import auto_augment
-from tokenpaths.engine.train.recipes import AugmentConfig
 from torch import Tensor
 from torch.nn import functional as F
+
+from tokenpaths.engine.train.autoaugment import auto_augment
+from tokenpaths.engine.train.recipes import AugmentConfig
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import HolderLock
 from tokenpaths.engine.train.loop import Progress

@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 import torch
 from jaxtyping import Int, UInt8
 from PIL import Image
+from torch import Tensor
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.images import FORMATS
 from tokenpaths.engine.data.tokenizer import TextTokenizer
-from torch import Tensor
 
 
 @dataclass(frozen=True)

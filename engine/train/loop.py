@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from tokenpaths.engine.base.device import cpu_has_bfloat16, mixed_precision, pick_device
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import write_atomically
@@ -27,7 +29,6 @@ from tokenpaths.engine.models.registry import family_class
 from tokenpaths.engine.train.augment import augment, mix, normalise
 from tokenpaths.engine.train.corpora import ImageCorpus, TextCorpus
 from tokenpaths.engine.train.recipes import Recipe
-from torch import Tensor
 
 STATE = "state.safetensors"
 PROGRESS = "state.json"

@@ -20,13 +20,14 @@ import torch
 from jaxtyping import Int
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from tokenpaths.engine.base.device import cpu_has_bfloat16
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.models.checkpoint import save_tensors
 from tokenpaths.engine.train.loop import PROGRESS, STATE, Progress, TrainingDiverged, generator_for
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 Logits = Callable[[Tensor], Tensor]
 

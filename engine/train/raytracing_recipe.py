@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.bundled import digits
 from tokenpaths.engine.families.raytracing_config import RayTracingConfig

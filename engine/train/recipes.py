@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, SerializeAsAny, model_validator
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.models.dna import DNAConfig
 from tokenpaths.engine.models.registry import family_class

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+
 from tokenpaths.engine.base.files import SHIPPED_MODELS, write_atomically
 from tokenpaths.engine.models.checkpoint import CARD, CONFIG, WEIGHTS, build_model, read_checkpoint
 from tokenpaths.engine.models.directional import Directional, DirectionalConfig

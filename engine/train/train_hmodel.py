@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import torch
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.data.tokenizer import TextTokenizer

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+
 from tokenpaths.frontend.api.problem import ApiError, Down, NotFound, Refused, error_of
 
 __all__ = ["ApiError", "Client", "Down", "NotFound", "Refused"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import streamlit as st
+
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_colour, ink_on, mix
 from tokenpaths.frontend.charts.drawing.running_text import tamed, text_pieces

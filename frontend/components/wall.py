@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import streamlit as st
+
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import tamed
 from tokenpaths.frontend.page import widgets

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
 from tokenpaths.frontend.figures.figure import NotHere, Source
 
 SAMPLE_COLUMNS = (

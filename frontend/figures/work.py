@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
 from tokenpaths.frontend.charts.distributions import MEASURES, bin_rows, correlation_words, distribution_words
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.figures import common, walls

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import streamlit as st
+
 from tokenpaths.frontend.page.selection import Selection, from_query, to_query
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import streamlit as st
 from streamlit.errors import StreamlitDuplicateElementKey
+
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.choices import choices_of
 from tokenpaths.frontend.charts.drawing.redraw import call_of

@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 
 import streamlit as st
 from streamlit.errors import StreamlitDuplicateElementKey
+
 from tokenpaths.frontend.charts.drawing.printing import TWO_COLUMNS_MM, png_of, points, printed
 from tokenpaths.frontend.charts.drawing.redraw import Call, call_of
 from tokenpaths.frontend.charts.drawing.tables import csv_files, tables_of, zip_of

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import streamlit as st
+
 from tokenpaths.frontend.page import address
 from tokenpaths.frontend.page.selection import KINDS, Selection
 

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 import streamlit as st
+
 from tokenpaths.frontend.charts.drawing import numbers
 
 STYLE = """<style>

@@ -10,6 +10,7 @@ from typing import Any
 import altair as alt
 import streamlit as st
 from streamlit.errors import StreamlitDuplicateElementKey
+
 from tokenpaths.frontend.api.client import ApiError, Client
 from tokenpaths.frontend.charts.drawing.palette import DARK, LIGHT, Theme
 from tokenpaths.frontend.charts.drawing.running_text import tamed

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from streamlit import file_util
 from streamlit.web.server.starlette import starlette_app
 from streamlit.web.server.starlette.starlette_websocket import is_host_allowed
+
 from tokenpaths.frontend.server.login import Gate
 from tokenpaths.frontend.server.static_files import CachedFiles, Files
 

@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 from streamlit.web import cli
+
 from tokenpaths.frontend.server.host_check import stand_before
 from tokenpaths.frontend.server.static_files import Files
 

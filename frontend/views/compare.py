@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
+
 from tokenpaths.frontend.api.client import ApiError, NotFound
 from tokenpaths.frontend.charts import compare as charts
 from tokenpaths.frontend.charts.drawing import numbers

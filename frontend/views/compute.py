@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
+
 from tokenpaths.frontend.charts.distributions import (
     BIN_PICK,
     MEASURES,

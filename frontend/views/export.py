@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import streamlit as st
+
 from tokenpaths.frontend.api.client import Client
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.page import widgets

@@ -19,11 +19,11 @@ import httpx
 import pytest
 from PIL import Image
 from starlette.types import ASGIApp
+
+from tests.support.runs import make_run
 from tokenpaths.backend.app import create_app
 from tokenpaths.backend.serve import server_of
 from tokenpaths.backend.settings import Settings, load_settings
-
-from tests.support.runs import make_run
 
 SECRET = "a-secret-for-the-tests"
 TOKEN = "a-token-for-the-tests"
@@ -123,6 +123,7 @@ def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_models(folder: Path) -> Path:
     """Two tiny untrained models, saved like real ones: tiny-vision and tiny-text."""
     import torch
+
     from tokenpaths.engine.data.tokenizer import TextTokenizer
     from tokenpaths.engine.models.checkpoint import save_checkpoint
     from tokenpaths.engine.models.dna import DNA, DNAConfig
@@ -159,9 +160,8 @@ def tracing(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture(scope="module")
 def working(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Iterator[Served]:
     """An API and a worker, both of which know the kind ``count``."""
-    from tokenpaths.backend.worker.worker import create_worker
-
     from tests.support.jobs import know_the_kinds
+    from tokenpaths.backend.worker.worker import create_worker
 
     know_the_kinds()
     options = {"data_dir": tmp_path_factory.mktemp("jobs"), "worker_secret": SECRET, "warm_models": False}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tokenpaths.engine.store.ask.run import Run
 
 from tests.backend.conftest import Served, api_for, problem
 from tests.support.runs import make_experts, make_run
+from tokenpaths.engine.store.ask.run import Run
 
 
 @pytest.fixture(scope="module")

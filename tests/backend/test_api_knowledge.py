@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from tokenpaths.engine.store.ask.run import Run
 
 from tests.backend.conftest import API, Serve, Served, problem
+from tokenpaths.engine.store.ask.run import Run
 
 
 def test_search_answers_as_the_run_does(api: Served) -> None:

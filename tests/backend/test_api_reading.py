@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from PIL import Image
-from tokenpaths.backend.schemas import exports, runs
-from tokenpaths.engine.base.store_errors import QueryTimeout
-from tokenpaths.engine.store.ask.run import Run
 
 from tests.backend.conftest import API, Serve, Served, problem
 from tests.support.coroutines import run_alone
 from tests.support.runs import make_run
+from tokenpaths.backend.schemas import exports, runs
+from tokenpaths.engine.base.store_errors import QueryTimeout
+from tokenpaths.engine.store.ask.run import Run
 
 EVERY_GET: list[tuple[str, type[runs.Shape]]] = [
     ("", runs.RunDetails),

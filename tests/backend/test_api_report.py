@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tokenpaths.engine.store.ask.run import Run
 
 from tests.backend.conftest import Served, api_for, problem
 from tests.support.page_answers import PNG
 from tests.support.runs import make_run
+from tokenpaths.engine.store.ask.run import Run
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tokenpaths.backend.problems import Problem
-from tokenpaths.backend.runs.registry import RunRegistry
 
 from tests.backend.conftest import API, Serve, Served, problem
 from tests.support.coroutines import run_alone
 from tests.support.runs import make_run
+from tokenpaths.backend.problems import Problem
+from tokenpaths.backend.runs.registry import RunRegistry
 
 
 def cut_in_half(path: Path) -> None:

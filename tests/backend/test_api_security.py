@@ -7,10 +7,10 @@ import re
 
 import httpx
 import pytest
-from tokenpaths.backend.settings import load_settings, require_safe_bind
-from tokenpaths.engine.base.errors import UserError
 
 from tests.backend.conftest import API, TOKEN, Serve, Served, problem
+from tokenpaths.backend.settings import load_settings, require_safe_bind
+from tokenpaths.engine.base.errors import UserError
 
 HOSTILE_HOSTS = [
     "evil.example",

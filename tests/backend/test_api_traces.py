@@ -12,13 +12,13 @@ from typing import Any
 import httpx
 import pytest
 from PIL import Image
+
+from tests.backend.conftest import API, SECRET, Served, api_for, png, problem, serving
 from tokenpaths.backend.problems import Problem
 from tokenpaths.backend.settings import load_settings
 from tokenpaths.backend.worker.decoder import Decoder
 from tokenpaths.backend.worker.worker import SECRET_HEADER, create_worker
 from tokenpaths.engine.base.errors import UserError
-
-from tests.backend.conftest import API, SECRET, Served, api_for, png, problem, serving
 
 
 def send(

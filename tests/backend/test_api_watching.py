@@ -8,12 +8,12 @@ import re
 import time
 
 import pytest
-from tokenpaths.backend.jobs.table import JobTable
-from tokenpaths.backend.logs import JsonLines
-from tokenpaths.backend.settings import load_settings
 
 from tests.backend.conftest import API, SECRET, Serve, Served, problem, serving
 from tests.support.runs import make_run
+from tokenpaths.backend.jobs.table import JobTable
+from tokenpaths.backend.logs import JsonLines
+from tokenpaths.backend.settings import load_settings
 
 
 def test_an_error_names_the_line_of_the_log(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +95,7 @@ def test_a_crowd_is_told_to_come_back_and_health_is_answered(serve: Serve) -> No
 def test_gpu_memory_is_told_where_a_gpu_is_used(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's numbers, (free, total), as used and total; nothing before a GPU is used."""
     import torch
+
     from tokenpaths.backend.worker.worker import create_worker, gpu_memory
 
     assert gpu_memory() == [] or torch.cuda.is_initialized()

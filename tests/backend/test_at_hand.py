@@ -10,14 +10,14 @@ from contextlib import suppress
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tokenpaths.backend.http.concurrency import Slots
-from tokenpaths.backend.http.connection import HEAD_BYTES
-from tokenpaths.backend.http.response_cache import MOST, AtHand
-from tokenpaths.backend.problems import Problem
 
 from tests.backend.conftest import API, TOKEN, Serve, Served, problem, raw
 from tests.support.coroutines import run_alone
 from tests.support.runs import make_run
+from tokenpaths.backend.http.concurrency import Slots
+from tokenpaths.backend.http.connection import HEAD_BYTES
+from tokenpaths.backend.http.response_cache import MOST, AtHand
+from tokenpaths.backend.problems import Problem
 
 PATHS = ("/runs/vision", "/runs/vision/flow?min_share=0.01", "/runs/vision/paths?limit=3", "/runs/text/samples/2")
 

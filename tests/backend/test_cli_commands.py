@@ -16,16 +16,16 @@ from pathlib import Path
 import httpx
 import pyarrow.parquet
 import pytest
-from tokenpaths.backend.settings import load_settings
-from tokenpaths.engine.base.errors import UserError
 
 from tests.backend.conftest import API
 from tests.support.runs import make_run
+from tokenpaths.backend.settings import load_settings
 from tokenpaths.cli.doctor import examine, read_constraints
 from tokenpaths.cli.main import main
 from tokenpaths.cli.support import progress_bar
 from tokenpaths.cli.support.crash import write_crash
 from tokenpaths.cli.support.processes import pick_port
+from tokenpaths.engine.base.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMMANDS = [
@@ -520,9 +520,8 @@ def test_up_starts_the_page_too(start_up: Callable[..., subprocess.Popen[str]]) 
 
 
 def test_the_demo_shows_each_model_what_it_learnt_from() -> None:
-    from tokenpaths.engine.data.datasets import BUNDLED
-
     from tokenpaths.cli.demo import _sets
+    from tokenpaths.engine.data.datasets import BUNDLED
 
     assert _sets("raytracing-digits-relaxed", "vision") == ("bundled:digits",)
     assert _sets("hmodel-languages", "text") == ("bundled:languages",)

@@ -10,19 +10,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tokenpaths.backend.jobs.table import JobTable
-from tokenpaths.backend.settings import Settings, load_settings
-from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.trusted_files import FOLDER
-from tokenpaths.engine.jobs.registry import write_artifact
-from tokenpaths.engine.store.file.verification import verify_run
 
 from tests.support.jobs import picture
 from tests.support.runs import make_run
+from tokenpaths.backend.jobs.table import JobTable
+from tokenpaths.backend.settings import Settings, load_settings
 from tokenpaths.cli.main import main
 from tokenpaths.cli.support.doctor_files import jobs, models, runs
 from tokenpaths.cli.support.finding import Finding
 from tokenpaths.cli.support.progress_bar import Bar
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.trusted_files import FOLDER
+from tokenpaths.engine.jobs.registry import write_artifact
+from tokenpaths.engine.store.file.verification import verify_run
 
 
 def spoil(file: Path, place: float = 0.5) -> None:

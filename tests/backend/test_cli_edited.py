@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.store.ask.run import Run
 
 from tokenpaths.cli import edited
 from tokenpaths.cli.main import main
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.run import Run
 
 BAN = {"edits": [{"edit": "ban", "modules": [1], "step": 1}]}
 

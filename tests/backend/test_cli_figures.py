@@ -9,12 +9,12 @@ import re
 from pathlib import Path
 
 import pytest
-from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.frontend.figures import KINDS
-from tokenpaths.frontend.figures.report import _details
 
 from tests.support.runs import make_run
 from tokenpaths.cli.main import main
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.frontend.figures import KINDS
+from tokenpaths.frontend.figures.report import _details
 
 
 @pytest.fixture(scope="module")

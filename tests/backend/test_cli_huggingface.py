@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenpaths.engine.store.ask.run import Run
 
 from tests.support.tiny_huggingface import TEXTS, save_tiny
 from tokenpaths.cli.main import main
+from tokenpaths.engine.store.ask.run import Run
 
 
 @pytest.fixture(scope="module")

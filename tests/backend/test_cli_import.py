@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenpaths.engine.data.tokenizer import TextTokenizer
-from tokenpaths.engine.store.ask.run import Run
 
 from tokenpaths.cli.main import main
+from tokenpaths.engine.data.tokenizer import TextTokenizer
+from tokenpaths.engine.store.ask.run import Run
 
 EXPERTS = 8
 IDS = np.random.default_rng(0).random((30, 3, EXPERTS)).argsort(axis=2)[:, :, :2]

@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from tokenpaths.backend.jobs.service import Jobs
-from tokenpaths.backend.settings import load_settings
 
 from tests.backend.conftest import hear_interrupts
 from tests.backend.test_cli_commands import ROOT, run_cli
+from tokenpaths.backend.jobs.service import Jobs
+from tokenpaths.backend.settings import load_settings
 from tokenpaths.cli.main import main
 
 

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.store.file.filters import Query
 
 from tests.support.checkpoints import WORDS, save_tiny
 from tokenpaths.cli.main import main
 from tokenpaths.cli.support.shard_workers import Following, Outcome, RayCluster, run_shards
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.file.filters import Query
 
 
 @pytest.fixture(scope="module")

@@ -19,13 +19,13 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from tokenpaths.backend.settings import load_settings
-from tokenpaths.backend.worker.worker import create_worker
-from tokenpaths.engine.jobs.registry import write_artifact
 
 from tests.backend.conftest import SECRET, Served, api_for, make_models, png, serving
 from tests.engine.store.file.test_soft_tables import seal
 from tests.support.runs import make_experts, make_run
+from tokenpaths.backend.settings import load_settings
+from tokenpaths.backend.worker.worker import create_worker
+from tokenpaths.engine.jobs.registry import write_artifact
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "api.md"
 BLOCK = re.compile(r"```sh\n(curl .*?)\n```\n(?:\n`(\d+)`(?:, [^\n]*)?\n)?(?:\n```json\n(.*?)\n```\n)?", re.DOTALL)

@@ -13,13 +13,13 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.store.ask.frames import PAGE, Frames
-from tokenpaths.engine.store.ask.run import Run
 
 from tests.backend.conftest import API, Served, api_for
 from tests.engine.store.file.test_soft_tables import seal
 from tests.support.runs import make_experts, make_run
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.frames import PAGE, Frames
+from tokenpaths.engine.store.ask.run import Run
 
 Rows = list[dict[str, Any]]
 

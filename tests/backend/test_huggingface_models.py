@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
+from tests.support.tiny_huggingface import save_tiny
 from tokenpaths.backend.problems import Problem
 from tokenpaths.backend.worker.huggingface import HuggingFaceModels, huggingface_details
 from tokenpaths.engine.base.errors import UserError
-
-from tests.support.tiny_huggingface import save_tiny
 
 
 def test_a_checkpoint_is_loaded_once_and_again_when_its_files_change(tmp_path: Path) -> None:

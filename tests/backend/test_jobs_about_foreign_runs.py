@@ -6,12 +6,12 @@ import os
 
 import duckdb
 import pytest
-from tokenpaths.backend.runs.foreign_files import Strangers
-from tokenpaths.engine.base.trusted_files import READ, SEALED, know
 
 from tests.backend.conftest import API, Serve, Served, problem
 from tests.support.jobs_over_rest import until
 from tests.support.runs import make_run
+from tokenpaths.backend.runs.foreign_files import Strangers
+from tokenpaths.engine.base.trusted_files import READ, SEALED, know
 
 
 def spoilt(served: Served, how: str, sql: str) -> str:

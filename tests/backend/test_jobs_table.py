@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from tokenpaths.backend.jobs.table import MOST_DEATHS, JobTable, Lease
 from tokenpaths.backend.problems import Problem
 from tokenpaths.engine.jobs.registry import Progress

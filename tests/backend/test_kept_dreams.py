@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from tokenpaths.backend.runs.kept_dreams import MOST_SHOWN, dreams_of, fingerprint
 from tokenpaths.backend.settings import Settings, load_settings
 

@@ -7,12 +7,12 @@ import logging
 from pathlib import Path
 
 import pytest
+
+from tests.support.coroutines import run_alone
 from tokenpaths.backend.jobs.runner import JobRunner
 from tokenpaths.backend.jobs.table import JobTable, Lease
 from tokenpaths.backend.logs import SAID_AGAIN_SECONDS, OnceInAWhile
 from tokenpaths.engine.jobs.registry import JobContext
-
-from tests.support.coroutines import run_alone
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
-from tokenpaths.backend.metrics import metrics_markdown
 
 from tests.backend.conftest import Served
+from tokenpaths.backend.metrics import metrics_markdown
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "monitoring.md"
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
+from tests.backend.conftest import API, Serve, problem
+from tests.support.runs import make_run
 from tokenpaths.backend.http import redact_paths
 from tokenpaths.backend.http.redact_paths import hide_places, without_places
 from tokenpaths.backend.jobs.table import JobTable
 from tokenpaths.backend.settings import load_settings
 from tokenpaths.engine.base.store_errors import RunFileError
 from tokenpaths.engine.store.file.open_file import Connection
-
-from tests.backend.conftest import API, Serve, problem
-from tests.support.runs import make_run
 
 
 def test_folders_are_named_and_their_neighbours_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 
 import httpx
 import pytest
-from tokenpaths.engine.jobs.registry import MOST_REPEATED
 
 from tests.backend.conftest import API
 from tests.backend.test_cli_commands import children_of, read_until
 from tests.support.checkpoints import save_tiny
+from tokenpaths.engine.jobs.registry import MOST_REPEATED
 
 PATIENCE_SECONDS = 200.0
 ITERATIONS = 640

@@ -15,15 +15,15 @@ from pathlib import Path
 import duckdb
 import httpx
 import pytest
+
+from tests.backend.conftest import API, Serve, Served, problem
+from tests.support.runs import make_run
 from tokenpaths.backend.runs import foreign_files
 from tokenpaths.backend.runs.answers import FIRST_READINGS
 from tokenpaths.backend.runs.foreign_files import Strangers
 from tokenpaths.backend.runs.registry import RunRegistry
-from tokenpaths.engine.base.trusted_files import FOLDER, READ, is_known, is_sealed_here, know
-
-from tests.backend.conftest import API, Serve, Served, problem
-from tests.support.runs import make_run
 from tokenpaths.cli.main import main
+from tokenpaths.engine.base.trusted_files import FOLDER, READ, is_known, is_sealed_here, know
 
 GATED = (
     "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.005)\nprint(open(sys.argv[1]).read())"

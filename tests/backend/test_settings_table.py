@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
+from tests.backend.conftest import TOKEN
 from tokenpaths.backend.settings import Settings, load_settings, settings_markdown
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import data_dir
-
-from tests.backend.conftest import TOKEN
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

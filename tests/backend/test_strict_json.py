@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tokenpaths.backend.http.strict_json import json_body, strict_json
 from tokenpaths.backend.problems import Problem
 

@@ -14,14 +14,14 @@ import time
 from pathlib import Path
 
 import pytest
+
+from tests.backend.conftest import first_reading, png
+from tests.support.runs import make_run
 from tokenpaths.backend.runs.foreign_files import read_apart
 from tokenpaths.backend.settings import load_settings
 from tokenpaths.backend.worker import decoder
 from tokenpaths.backend.worker.decoder import Decoder
 from tokenpaths.backend.worker.syscalls import REFUSED, filter_program
-
-from tests.backend.conftest import first_reading, png
-from tests.support.runs import make_run
 from tokenpaths.cli.support.doctor_files import sandbox
 
 linux = pytest.mark.skipif(

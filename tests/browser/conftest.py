@@ -71,6 +71,7 @@ def make_data(data_dir: Path) -> None:
 def make_models(folder: Path) -> None:
     """tiny-vision and tiny-text, saved like real ones."""
     import torch
+
     from tokenpaths.engine.data.tokenizer import TextTokenizer
     from tokenpaths.engine.models.checkpoint import save_checkpoint
     from tokenpaths.engine.models.dna import DNA, DNAConfig

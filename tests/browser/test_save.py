@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 from PIL import Image
 from playwright.sync_api import expect
+
 from tokenpaths.engine.store.ask.run import Run
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -18,11 +18,11 @@ from urllib.parse import urlencode, urlparse
 from playwright.sync_api import Error, expect, sync_playwright
 from streamlit.proto.BackMsg_pb2 import BackMsg
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
-from tokenpaths.backend.settings import load_settings
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
 from tests.browser.conftest import Site, Visit, chromium_file
+from tokenpaths.backend.settings import load_settings
 from tokenpaths.cli.support.processes import Child
 from tokenpaths.cli.up import plan
 

@@ -14,14 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tokenpaths.engine.jobs.registry import KINDS, find_kind, write_artifact
-
 from tests.backend.conftest import API, TOKEN, Serve, Served, problem, raw
 from tests.backend.test_api_security import HOSTILE_HOSTS, HOSTILE_ORIGINS
 from tests.faults.conftest import Keep
 from tests.faults.figures import ROOT
 from tests.faults.routes import Route, routes
 from tests.support.runs import make_run
+from tokenpaths.engine.jobs.registry import KINDS, find_kind, write_artifact
 
 TRAVERSALS = [
     "..",

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenpaths.backend.jobs.table import JobTable
-from tokenpaths.backend.problems import Problem
-from tokenpaths.engine.jobs.registry import Progress
-from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint
 
 from tests.backend.conftest import API, Serve, Served, problem
 from tests.faults.conftest import Keep
 from tests.support.checkpoints import save_tiny
 from tests.support.runs import make_run
+from tokenpaths.backend.jobs.table import JobTable
+from tokenpaths.backend.problems import Problem
+from tokenpaths.engine.jobs.registry import Progress
+from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint
 
 CORRUPTIONS = 60
 QUESTIONS = (

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.backend.conftest import SECRET, api_for, problem, serving
+from tests.backend.test_api_traces import send
+from tests.faults.conftest import Keep, fill
+from tests.support.runs import make, make_run
 from tokenpaths.backend.settings import load_settings
 from tokenpaths.backend.worker.worker import create_worker
 from tokenpaths.engine.base.files import keep_free
 from tokenpaths.engine.base.store_errors import WriterFailed
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.write.writer import RunWriter
-
-from tests.backend.conftest import SECRET, api_for, problem, serving
-from tests.backend.test_api_traces import send
-from tests.faults.conftest import Keep, fill
-from tests.support.runs import make, make_run
 
 MEGABYTE = 1_000_000
 

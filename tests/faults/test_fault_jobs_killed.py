@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tokenpaths.engine.jobs.registry import MOST_REPEATED
 
 from benchmarks.crew import Crew
 from tests.backend.conftest import API, SECRET, problem
 from tests.faults.conftest import Keep, fill
 from tests.support.jobs import counted, know_the_kinds
+from tokenpaths.engine.jobs.registry import MOST_REPEATED
 
 pytestmark = pytest.mark.slow_fault
 know_the_kinds()
@@ -136,11 +136,10 @@ def test_a_full_disk_pauses_the_job_and_it_goes_on_by_itself(tmp_path: Path, sma
 
 def test_a_full_disk_at_the_real_write_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same without a small disk: ``os.replace`` of the job's state has no space, then has."""
+    from tests.backend.conftest import api_for, serving
     from tokenpaths.backend.settings import load_settings
     from tokenpaths.backend.worker.worker import create_worker
     from tokenpaths.engine.base import files
-
-    from tests.backend.conftest import api_for, serving
 
     real, full = files.rename_durably, True
 

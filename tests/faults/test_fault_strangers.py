@@ -19,15 +19,15 @@ import numpy as np
 import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from tokenpaths.backend.runs import foreign_files
-from tokenpaths.backend.runs.foreign_files import read_apart
-from tokenpaths.engine.base.trusted_files import is_known
 
 from tests.backend.conftest import API, Serve, first_reading, problem
 from tests.backend.test_cli_commands import run_cli
 from tests.faults.conftest import Keep
 from tests.support.checkpoints import save_tiny
 from tests.support.runs import make, make_run
+from tokenpaths.backend.runs import foreign_files
+from tokenpaths.backend.runs.foreign_files import read_apart
+from tokenpaths.engine.base.trusted_files import is_known
 
 HEADERS, BLOCK = 3 * 4096, 16_384
 FORGERIES = 40

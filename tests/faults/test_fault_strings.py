@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from tokenpaths.backend.settings import load_settings
-from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.store.file.open_file import open_read_only
 
 from tests.backend.conftest import Serve
 from tests.engine.store.file.test_store_strings import ANYTHING, LABELS, TEXTS, words  # noqa: F401
 from tests.faults.conftest import Keep
 from tests.faults.routes import routes
 from tests.support.runs import make_run
+from tokenpaths.backend.settings import load_settings
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.file.open_file import open_read_only
 
 STRINGS = 10_000
 ESCAPES = [

@@ -13,12 +13,6 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from tokenpaths.backend.problems import Problem
-from tokenpaths.backend.worker.decoder import Decoder
-from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.data.datasets import Sample
-from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint, save_checkpoint
-from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
 
 from benchmarks.crew import Crew
 from tests.backend.conftest import API, Served, problem
@@ -26,6 +20,12 @@ from tests.backend.test_api_traces import send
 from tests.backend.test_api_uploads import form, part
 from tests.faults.conftest import Keep, memory
 from tests.support.jobs_over_rest import until
+from tokenpaths.backend.problems import Problem
+from tokenpaths.backend.worker.decoder import Decoder
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.datasets import Sample
+from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint, save_checkpoint
+from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
 
 MEGABYTE = 1_000_000
 BOUNDARY = "b0undary"

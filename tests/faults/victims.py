@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from tests.support.runs import make
 from tokenpaths.engine.jobs.dream import DreamJob
 from tokenpaths.engine.jobs.registry import JobContext, read_request
 from tokenpaths.engine.models.checkpoint import read_checkpoint, save_checkpoint
 from tokenpaths.engine.models.dna import DNA
 from tokenpaths.engine.store.write import writer as writer_module
 from tokenpaths.engine.tracing.trace_run import load_model
-
-from tests.support.runs import make
 
 SAMPLES = 6
 

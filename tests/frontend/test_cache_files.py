@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 from streamlit import file_util
+
+from tests.support.coroutines import run_alone
 from tokenpaths.frontend.page.selection import VIEWS
 from tokenpaths.frontend.server import host_check
 from tokenpaths.frontend.server.static_files import ELEMENTS, WIDGETS, CachedFiles, Files
-
-from tests.support.coroutines import run_alone
 
 FOLDER = Path(file_util.get_static_dir())
 SCRIPT = next(file for file in sorted(FOLDER.glob("static/js/react-dom.*.js")))

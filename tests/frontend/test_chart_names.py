@@ -6,9 +6,9 @@ import re
 import sys
 
 import pytest
-from tokenpaths.frontend.charts.drawing.redraw import call_of
 
 from tests.frontend import test_charts, test_charts_shards_lights, test_charts_soft
+from tokenpaths.frontend.charts.drawing.redraw import call_of
 
 FAMILIES = {"paths": test_charts, "lights": test_charts_shards_lights, "soft": test_charts_soft}
 CHARTS = {

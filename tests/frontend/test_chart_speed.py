@@ -8,6 +8,7 @@ from typing import Any
 
 import altair as alt
 import pytest
+
 from tokenpaths.frontend.charts.drawing import theme as frame
 from tokenpaths.frontend.charts.drawing.palette import theme_named
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import vl_convert
+
+from tests.support import page_answers
 from tokenpaths.frontend import charts
 from tokenpaths.frontend.charts import distributions, patches, paths, usage
 from tokenpaths.frontend.charts.drawing import palette
 from tokenpaths.frontend.charts.flow import flow, layout, token_flow
-
-from tests.support import page_answers
 
 IDS = page_answers.ribbons(600, 5, 8)
 FLOW = page_answers.flow(IDS)

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import vl_convert
+
+from tests.frontend.test_charts_soft import data_of
+from tests.support.runs import make_experts
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.saturation import of_series
 from tokenpaths.frontend.charts.drawing import numbers
@@ -21,9 +24,6 @@ from tokenpaths.frontend.components.explorer import small_flow
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.family.experts import MANY_COLUMNS, least_share, off_by
 from tokenpaths.frontend.views.modules.modules import dead_words
-
-from tests.frontend.test_charts_soft import data_of
-from tests.support.runs import make_experts
 
 
 @functools.cache

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from tokenpaths.frontend import charts
-from tokenpaths.frontend.charts import knowledge, path_law
 
 from tests.frontend.test_charts import data_of
+from tokenpaths.frontend import charts
+from tokenpaths.frontend.charts import knowledge, path_law
 
 PROPERTY = {
     "values": 5,

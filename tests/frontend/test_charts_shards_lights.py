@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import vl_convert
-from tokenpaths.frontend.charts.drawing import palette
-from tokenpaths.frontend.charts.families import chunks, light_costs, lights, shards
 
 from tests.frontend.test_charts import data_of, walk
+from tokenpaths.frontend.charts.drawing import palette
+from tokenpaths.frontend.charts.families import chunks, light_costs, lights, shards
 
 RUN = {
     "config": {

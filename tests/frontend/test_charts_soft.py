@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import vl_convert
+
 from tokenpaths.frontend.charts import token_losses
 from tokenpaths.frontend.charts.drawing import palette
 from tokenpaths.frontend.charts.families import connections, gates

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import altair as alt
 import pytest
-from tokenpaths.frontend import charts
-from tokenpaths.frontend.charts.drawing.choices import choices_of
 
 from tests.frontend.test_pages import api, show, showing  # noqa: F401  (fixtures)
 from tests.support import page_answers
+from tokenpaths.frontend import charts
+from tokenpaths.frontend.charts.drawing.choices import choices_of
 
 IDS = page_answers.ribbons(600, 5, 8)
 FLOW = page_answers.flow(IDS)

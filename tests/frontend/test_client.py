@@ -7,6 +7,7 @@ import socket
 
 import httpx
 import pytest
+
 from tokenpaths.frontend.api.client import ApiError, Client, Down, NotFound, Refused
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platformdirs
 import pytest
+
 from tokenpaths.frontend.page.commands import command, data_dir_option, runs_dir
 
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
+
+from tests.backend.conftest import SECRET, Served, api_for, serving
+from tests.frontend.test_pages import showing
+from tests.support.runs import make, make_experts, make_run
 from tokenpaths.frontend.charts import compare as charts
 from tokenpaths.frontend.charts.flow.flow_contrast import few_of
 from tokenpaths.frontend.charts.sample_map import SHAPES, map_words, sample_map_chart
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.compare import partners, short_names
 from tokenpaths.frontend.views.sample.similar import sample_words, token_words
-
-from tests.backend.conftest import SECRET, Served, api_for, serving
-from tests.frontend.test_pages import showing
-from tests.support.runs import make, make_experts, make_run
 
 THEMES = ("light", "dark", "print")
 

@@ -22,9 +22,8 @@ BAN = {"model": "hf:tiny-mixtral.v1", "sweep": None, "controls": {"edits": EDITS
 
 def make_site(data_dir: Path) -> None:
     """Runs of two checkpoints, and one of them in the folder that jobs may use."""
-    from tokenpaths.engine.adapters.huggingface import tracing as hf
-
     from tests.support.tiny_huggingface import SAMPLES, save_tiny
+    from tokenpaths.engine.adapters.huggingface import tracing as hf
 
     here = save_tiny(data_dir / "checkpoints" / "tiny-mixtral.v1", "mixtral", num_hidden_layers=2)
     gone = save_tiny(data_dir / "elsewhere" / "tiny-olmoe", "olmoe")

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import vl_convert
 from streamlit.testing.v1 import AppTest
+
+from tests.backend.conftest import SECRET, api_for, serving
 from tokenpaths.frontend.charts import effects
 from tokenpaths.frontend.charts.drawing.palette import DIVERGING
 from tokenpaths.frontend.page.selection import Selection, from_query, to_query
 from tokenpaths.frontend.views.detour import before_after as compare
 from tokenpaths.frontend.views.detour.edits import added, in_address, link_of, on_path_of, read_edits, said, takes
 from tokenpaths.frontend.views.detour.result import change_words, moved_words
-
-from tests.backend.conftest import SECRET, api_for, serving
 
 APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"
 SAMPLE = {
@@ -217,10 +217,10 @@ def test_answers_before_and_after():
 def make_site(data_dir: Path) -> None:
     """Two tiny models and a run of each: ``texts``, ``pictures``."""
     from PIL import Image
-    from tokenpaths.engine.data.datasets import Sample
-    from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
 
     from tests.support.checkpoints import save_tiny
+    from tokenpaths.engine.data.datasets import Sample
+    from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
 
     rng, models = np.random.default_rng(0), data_dir / "models"
     for modality in ("text", "vision"):

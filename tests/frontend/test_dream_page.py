@@ -12,6 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from streamlit.testing.v1 import AppTest
+
+from tests.backend.conftest import SECRET, Served, api_for, serving
+from tests.frontend.test_pages import showing
+from tests.support.checkpoints import save_tiny
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.jobs.dream import DreamJob
 from tokenpaths.engine.jobs.registry import read_request
@@ -25,10 +29,6 @@ from tokenpaths.frontend.views.dream.cost import cost_words, expected_of, pace, 
 from tokenpaths.frontend.views.dream.gallery import gallery_item
 from tokenpaths.frontend.views.dream.result import marked, names_of, title_of
 from tokenpaths.frontend.views.dream.wishes import selection_of
-
-from tests.backend.conftest import SECRET, Served, api_for, serving
-from tests.frontend.test_pages import showing
-from tests.support.checkpoints import save_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from tokenpaths.frontend.charts.drawing.palette import theme_named
 from tokenpaths.frontend.components.explorer import MOST_HOLLOW, explorer_data, small_flow, with_unvisited
 from tokenpaths.frontend.components.wall import _tamed

@@ -6,10 +6,10 @@ import io
 
 import pyarrow.parquet as parquet
 import pytest
-from tokenpaths.frontend.api.client import Client
-from tokenpaths.frontend.views import export
 
 from tests.frontend.test_pages import api, show  # noqa: F401 (fixtures)
+from tokenpaths.frontend.api.client import Client
+from tokenpaths.frontend.views import export
 
 
 @pytest.mark.parametrize("view", ["flow", "paths", "sample", "compute", "modules"])

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
+
+from tests.backend.conftest import SECRET, api_for, serving
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.family.twins import twin_rows
 from tokenpaths.frontend.views.sample import retrace
-
-from tests.backend.conftest import SECRET, api_for, serving
 
 APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"
 TEXTS = {
@@ -36,6 +36,7 @@ def make_family(data_dir: Path) -> None:
     """An H-Model and a Directional model, tiny and untrained, each traced over texts in three languages: the
     runs ``hmodel`` and ``directional``; and ``lone``, one text without a label."""
     import torch
+
     from tokenpaths.engine.data.datasets import Sample
     from tokenpaths.engine.data.tokenizer import TextTokenizer
     from tokenpaths.engine.models.checkpoint import save_checkpoint

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from streamlit.testing.v1 import AppTest
+
+from tests.backend.conftest import SECRET, api_for, serving
+from tests.support.family_answers import dipaco_run, raytracing_run
 from tokenpaths.engine.families.raytracing_config import RayTracingConfig
 from tokenpaths.engine.models.dipaco import chunk_of_position
 from tokenpaths.engine.models.raytracing import RayTracing
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.frontend.charts.families import chunks, lights
 from tokenpaths.frontend.views.family import dipaco, raytracing
-
-from tests.backend.conftest import SECRET, api_for, serving
-from tests.support.family_answers import dipaco_run, raytracing_run
 
 APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"
 

@@ -12,6 +12,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from PIL import Image
+
+from tests.support.family_answers import dipaco_run, raytracing_run
+from tests.support.page_answers import PNG
+from tests.support.runs import make_experts, make_run
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.frontend.charts.drawing.palette import PRINT, cdf_colour
@@ -20,10 +24,6 @@ from tokenpaths.frontend.charts.knowledge import PROPERTIES
 from tokenpaths.frontend.figures import KINDS, Dreams, NotHere, Wishes, chosen, draw_figures
 from tokenpaths.frontend.figures.common import bands, drawn_samples, samples_at
 from tokenpaths.frontend.figures.files import FORMATS, files_of
-
-from tests.support.family_answers import dipaco_run, raytracing_run
-from tests.support.page_answers import PNG
-from tests.support.runs import make_experts, make_run
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
+
 from tokenpaths.frontend.figures import KINDS
 from tokenpaths.frontend.figures.page import SHOWN, figures_page
 from tokenpaths.frontend.page.selection import from_query

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
+
+from tests.frontend.test_pages import api, show, words  # noqa: F401 (fixtures)
 from tokenpaths.frontend.charts.flow.flow_contrast import (
     contrast_rows,
     contrast_words,
     flow_contrast,
     flow_contrast_chart,
 )
-
-from tests.frontend.test_pages import api, show, words  # noqa: F401 (fixtures)
 
 
 def flow(num_tokens: int, stay: float, cross: float) -> dict:

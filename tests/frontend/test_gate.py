@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
-from tokenpaths.frontend.server import login
-from tokenpaths.frontend.server.login import COOKIE, Gate, visit_of
 
 from tests.support.coroutines import run_alone
+from tokenpaths.frontend.server import login
+from tokenpaths.frontend.server.login import COOKIE, Gate, visit_of
 
 TOKEN = "a-token-for-the-tests"
 FORM = {"content-type": "application/x-www-form-urlencoded"}

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+
 from tokenpaths.frontend.charts import sample_map_chart
 from tokenpaths.frontend.charts.drawing.palette import DARK, LIGHT, contrast, group_colours
 from tokenpaths.frontend.charts.sample_map import SHAPES

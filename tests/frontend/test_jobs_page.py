@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 from streamlit.testing.v1 import AppTest
-from tokenpaths.frontend.charts.dreams.curve import MOST_POINTS, curve_chart, curve_rows
-from tokenpaths.frontend.page.selection import Selection, from_query, to_query
-from tokenpaths.frontend.views.jobs import panel
-from tokenpaths.frontend.views.jobs.places import places
 
 from tests.backend.conftest import SECRET, Served, api_for, serving
 from tests.frontend.test_pages import showing
 from tests.support.jobs import counted, know_the_kinds
+from tokenpaths.frontend.charts.dreams.curve import MOST_POINTS, curve_chart, curve_rows
+from tokenpaths.frontend.page.selection import Selection, from_query, to_query
+from tokenpaths.frontend.views.jobs import panel
+from tokenpaths.frontend.views.jobs.places import places
 
 CURVE = {
     "x": "iteration",

@@ -7,9 +7,9 @@ import re
 from collections import defaultdict
 
 import pytest
-from tokenpaths.frontend.charts.flow.layout import MOST_LINKS, flow_layout, least_share, ribbon_outline
 
 from tests.support import page_answers
+from tokenpaths.frontend.charts.flow.layout import MOST_LINKS, flow_layout, least_share, ribbon_outline
 
 
 @pytest.fixture(params=[1, 2], ids=["top-1", "top-2"])

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
-from tokenpaths.backend.logs import JsonLines
-from tokenpaths.backend.runs import foreign_files
 
 from tests.backend.conftest import api_for
 from tests.support.runs import make_run
+from tokenpaths.backend.logs import JsonLines
+from tokenpaths.backend.runs import foreign_files
 
 APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"
 

@@ -11,13 +11,13 @@ import re
 import zipfile
 
 import pytest
+
 import tokenpaths.frontend.charts as charts
+from tests.support import page_answers
 from tokenpaths.frontend.charts.drawing.palette import DARK, PRINT
 from tokenpaths.frontend.charts.drawing.printing import points, printed
 from tokenpaths.frontend.charts.drawing.redraw import call_of
 from tokenpaths.frontend.charts.drawing.tables import csv_files, csv_of, tables_of, zip_of
-
-from tests.support import page_answers
 
 MODULES = [
     importlib.import_module(one.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tokenpaths.frontend.page.filter_chips import USES, chips
 from tokenpaths.frontend.page.selection import KINDS, MEASURES, ORDERS, VIEWS, Selection, from_query, to_query
 

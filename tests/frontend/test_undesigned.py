@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
+from tests.support.runs import make
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.frontend.charts.drawing.tables import csv_files, tables_of, zip_of
@@ -21,8 +23,6 @@ from tokenpaths.frontend.charts.usage import top_k_chart
 from tokenpaths.frontend.figures import KINDS, Wishes, draw_figures
 from tokenpaths.frontend.figures.files import files_of
 from tokenpaths.frontend.views.modules.modules import balance_words
-
-from tests.support.runs import make
 
 
 def one_token():

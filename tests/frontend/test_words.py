@@ -7,6 +7,7 @@ from unicodedata import bidirectional
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import tamed, text_pieces
 from tokenpaths.frontend.page.widgets import ended, plain
@@ -170,6 +171,7 @@ def test_cut_context_begins_and_ends_at_a_word():
 
 def test_tables_explain_their_metrics_and_keep_their_formats():
     from streamlit.column_config import NumberColumn
+
     from tokenpaths.frontend.formulas import COLUMNS
     from tokenpaths.frontend.page import widgets
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
-from tokenpaths.backend.app import create_app
-from tokenpaths.backend.settings import load_settings
 
 from tests.engine.store.file.test_soft_tables import seal
 from tests.support.runs import make, make_experts, make_run
+from tokenpaths.backend.app import create_app
+from tokenpaths.backend.settings import load_settings
 
 
 @dataclass

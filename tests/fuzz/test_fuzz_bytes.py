@@ -11,11 +11,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
+
+from tests.fuzz.how_long import looked
 from tokenpaths.engine.adapters.logs.importing import import_log, open_log
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.images import decode_upload
-
-from tests.fuzz.how_long import looked
 
 EXAMPLES = 40
 STARTS = (

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenpaths.engine.store.ask.run import Run
 
 from tests.fuzz.how_long import looked
 from tests.support.runs import Made, make, make_experts
+from tokenpaths.engine.store.ask.run import Run
 
 EXAMPLES = 40
 

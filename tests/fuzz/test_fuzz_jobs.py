@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.schemas import APIOperation
-from tokenpaths.engine.jobs.registry import KINDS, find_kind
 
 from tests.fuzz.conftest import Fuzzed
 from tests.fuzz.how_long import looked
 from tests.fuzz.test_fuzz_openapi import check, document
+from tokenpaths.engine.jobs.registry import KINDS, find_kind
 
 EXAMPLES = 25
 REAL = {

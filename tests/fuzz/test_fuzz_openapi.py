@@ -22,11 +22,11 @@ from jsonschema import Draft202012Validator
 from schemathesis import Case, GenerationMode
 from schemathesis.schemas import APIOperation
 from starlette.testclient import TestClient
-from tokenpaths.backend.app import create_app
-from tokenpaths.backend.settings import load_settings
 
 from tests.fuzz.conftest import Fuzzed
 from tests.fuzz.how_long import looked
+from tokenpaths.backend.app import create_app
+from tokenpaths.backend.settings import load_settings
 
 NO_WORKER = ("/api/v1/models", "/api/v1/models/{model}", "/api/v1/traces")
 """need a worker, which is not there: 503"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+
 from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.models.checkpoint import save_checkpoint
 from tokenpaths.engine.models.dna import DNA, DNAConfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+
 from tokenpaths.engine.data.bundled.digits import LABELS, load_digits
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.data.tokenizer import TextTokenizer

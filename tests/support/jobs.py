@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.jobs.registry import JobContext, Progress, register, write_artifact

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenpaths.engine.adapters.expert_runs import WeightSemantics
-from tokenpaths.engine.adapters.huggingface.gates import Gate
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from tokenpaths.engine.adapters.expert_runs import WeightSemantics
+from tokenpaths.engine.adapters.huggingface.gates import Gate
 
 BY_HAND = ("Llama4Router", "JetMoeTopKGating", "ZayaRouter")
 SCALED_BEHIND = (

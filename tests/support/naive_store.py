@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from tokenpaths.engine.store.ask.run import Run
 
 from tests.support.runs import Made
+from tokenpaths.engine.store.ask.run import Run
 
 
 class Naive:

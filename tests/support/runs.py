@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 from PIL import Image, ImageDraw
+
 from tokenpaths.engine.adapters.expert_runs import ExpertLayer, expert_modules
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo, SampleRecord, TraceBatch
 from tokenpaths.engine.store.write.writer import RunWriter

@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceModel, text_batches
-from tokenpaths.engine.data.datasets import Sample
 from torch import nn
 from transformers import (
     CONFIG_MAPPING,
@@ -23,6 +21,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceModel, text_batches
+from tokenpaths.engine.data.datasets import Sample
 
 VOCABULARY = 288
 TEXTS = (

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Integer
+from torch import Tensor, nn
+
 from tokenpaths.engine.adapters.huggingface.gates import Gate, Said, called_with, said_by
 from tokenpaths.engine.base.errors import UserError
-from torch import Tensor, nn
 
 _ROUNDING = 2**-7
 """a weight that bfloat16 rounded may exceed 1 by so much"""

@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Integer
+from torch import Tensor, nn
+
 from tokenpaths.engine.adapters.expert_runs import ExpertLayer, WeightSemantics, expert_modules
 from tokenpaths.engine.adapters.huggingface.semantics import UNKNOWN, inside_scale, semantics_of
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo
-from torch import Tensor, nn
 
 GATE_NAMES = ("gate", "router")
 """what the gates of all architectures are called inside their block"""

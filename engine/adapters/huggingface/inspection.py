@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from tokenpaths.engine.adapters.huggingface import hub
 from tokenpaths.engine.adapters.huggingface.config import CONFIG, NOT_TRACED, PREFIX, is_huggingface
 from tokenpaths.engine.adapters.huggingface.gates import gate_candidates, no_router

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+
 from tokenpaths.engine.adapters.huggingface.gates import Gate, find_gates, module_table
 from tokenpaths.engine.adapters.huggingface.inspection import Source
 from tokenpaths.engine.adapters.huggingface.library import (
@@ -28,7 +30,6 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.data.tokenizer import Encoded
 from tokenpaths.engine.models.checkpoint import file_sha256
-from torch import Tensor, nn
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_FILES = (

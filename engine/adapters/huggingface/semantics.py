@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tokenpaths.engine.adapters.expert_runs import WeightSemantics
 from torch import nn
+
+from tokenpaths.engine.adapters.expert_runs import WeightSemantics
 
 UNKNOWN = WeightSemantics("unknown", "unknown", None, bias=None)
 _SUMS_TO_ONE = "the K weights sum to 1, because softmax is taken over the chosen experts only"

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from tokenpaths.engine.adapters.expert_runs import FAMILY
 from tokenpaths.engine.adapters.huggingface.gate_hooks import GateRecorder, Recorded
 from tokenpaths.engine.adapters.huggingface.gates import Gate, common_semantics
@@ -33,7 +35,6 @@ from tokenpaths.engine.data.tokenizer import Encoded
 from tokenpaths.engine.models.losses import token_losses
 from tokenpaths.engine.store.write.writer import RunWriter
 from tokenpaths.engine.tracing.trace_run import MakeWriter, TraceProgress, engine_version, new_run_id
-from torch import Tensor
 
 __all__ = [
     "NOT_TRACED",

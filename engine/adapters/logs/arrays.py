@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+
 from tokenpaths.engine.adapters.logs.log import CUT_TOKENS, Asked, Log, Piece, Shape, announced_experts
 from tokenpaths.engine.base.errors import UserError
 

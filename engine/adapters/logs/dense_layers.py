@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+
 from tokenpaths.engine.adapters.logs.log import Log, Piece
 from tokenpaths.engine.base.errors import UserError
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from tokenpaths.engine.adapters.logs.log import MOST_EXPERTS, Asked
 from tokenpaths.engine.analysis.load import effective_top_k, load_entropy, max_violation
 from tokenpaths.engine.base.errors import UserError

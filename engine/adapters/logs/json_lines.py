@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from tokenpaths.engine.adapters.logs.arrays import NPY_MAGIC, PICKLE
 from tokenpaths.engine.base.errors import UserError
 

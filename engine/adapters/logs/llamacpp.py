@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from pyarrow import csv
+
 from tokenpaths.engine.adapters.logs.json_lines import text_lines
 from tokenpaths.engine.adapters.logs.log import MOST_EXPERTS, ROUNDING, Asked, Log, Piece, Shape
 from tokenpaths.engine.base.errors import UserError

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from tokenpaths.engine.adapters.expert_runs import by_weight, even_weights
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import SampleRecord, TraceBatch

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import numpy as np
+
 from tokenpaths.engine.adapters.logs.log import Log, Piece
 
 _MOST_NAMED = 8

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from tokenpaths.engine.adapters.logs.json_lines import json_lines, nested_ids
 from tokenpaths.engine.adapters.logs.log import Asked, Log, Piece, Shape
 from tokenpaths.engine.base.errors import UserError

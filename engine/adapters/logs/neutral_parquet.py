@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
 from tokenpaths.engine.adapters.logs.arrays import TokenRuns, ids_shape
 from tokenpaths.engine.adapters.logs.log import CUT_TOKENS, Asked, Log, Piece, Shape, announced_experts
 from tokenpaths.engine.base.errors import UserError

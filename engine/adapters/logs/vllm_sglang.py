@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from tokenpaths.engine.adapters.logs.arrays import ids_shape
 from tokenpaths.engine.adapters.logs.dense_layers import without_dense_layers
 from tokenpaths.engine.adapters.logs.json_lines import decoded, from_bytes, json_lines, nested_ids

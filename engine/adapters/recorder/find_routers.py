@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from tokenpaths.engine.base.errors import UserError
 from torch import nn
+
+from tokenpaths.engine.base.errors import UserError
 
 _ROUTER_WORD = re.compile(r"rout|gat(e|ing)|switch|(^|[._])wg($|[._])", re.IGNORECASE)
 _EXPERT_WORD = re.compile(r"expert", re.IGNORECASE)

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from tokenpaths.engine.adapters.recorder.model_inputs import Given, first_size, kept_positions, read_mask, tokens_of
 from tokenpaths.engine.adapters.recorder.read_outputs import Group, read_calls
 from tokenpaths.engine.adapters.recorder.router_plan import Plan, Raw, Said
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import SampleRecord, TraceBatch
-from torch import Tensor
 
 _OVER = 1e-3
 """weights may leave [0, 1] by this much: half precision"""

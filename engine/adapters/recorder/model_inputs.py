@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from tokenpaths.engine.adapters.recorder.read_outputs import tensors_of
 from tokenpaths.engine.base.errors import UserError
-from torch import Tensor, nn
 
 _ID_NAMES = ("input_ids", "tokens", "token_ids", "inputs", "idx", "x")
 _MASK = "attention_mask"

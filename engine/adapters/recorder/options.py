@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from tokenpaths.engine.adapters.recorder.router_plan import Read, Wanted
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_name
-from torch import nn
 
 
 @dataclass(frozen=True)

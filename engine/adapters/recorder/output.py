@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from tokenpaths.engine.adapters.expert_runs import FAMILY, Series, expert_modules
 from tokenpaths.engine.adapters.recorder import process_parts as parts
 from tokenpaths.engine.adapters.recorder.find_routers import Router
@@ -16,7 +18,6 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_name, run_file
 from tokenpaths.engine.base.records import RunInfo, TraceBatch
 from tokenpaths.engine.store.write.writer import RunWriter
-from torch import nn
 
 
 class Output:

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch.distributed as dist
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import HolderLock, fsync_file, write_atomically
 from tokenpaths.engine.base.records import SampleRecord, TraceBatch

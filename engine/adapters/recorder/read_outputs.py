@@ -11,8 +11,9 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
 
 import torch
-from tokenpaths.engine.base.errors import UserError
 from torch import Tensor
+
+from tokenpaths.engine.base.errors import UserError
 
 TOLERANCE = 0.01
 """a weight may differ by this much from a formula that is taken to explain it: bfloat16 keeps 8 bits"""

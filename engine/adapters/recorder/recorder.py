@@ -25,6 +25,8 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch import nn
+
 from tokenpaths.engine.adapters.recorder.find_routers import Router, find_routers, named_routers, nothing_found
 from tokenpaths.engine.adapters.recorder.forward_pass import Batch, Forward, batch_of, trace_batch
 from tokenpaths.engine.adapters.recorder.model_inputs import Given, named_inputs, signature_of
@@ -37,7 +39,6 @@ from tokenpaths.engine.adapters.recorder.verify_choices import ExpertCalls, assu
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import runs_dir as default_runs_dir
 from tokenpaths.engine.store.ask.run import Run
-from torch import nn
 
 _MOST_PENDING = 2
 """forward passes whose copies from a GPU may still be on their way"""

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor, nn
+
 from tokenpaths.engine.adapters.expert_runs import ExpertLayer, WeightSemantics
 from tokenpaths.engine.adapters.recorder.find_routers import Router
 from tokenpaths.engine.adapters.recorder.read_outputs import Call, Meaning, Reading, explain, find_reading
 from tokenpaths.engine.adapters.recorder.verify_choices import CLOSE, Outcome, compare
 from tokenpaths.engine.base.errors import UserError
-from torch import Tensor, nn
 
 Read = Callable[[nn.Module, tuple[Any, ...], Any], tuple[Tensor, Tensor]]
 """(module, inputs, output of one call) -> ids (…, K), weights (…, K)"""

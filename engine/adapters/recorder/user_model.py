@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 import torch
-from tokenpaths.engine.base.errors import UserError
 from torch import nn
+
+from tokenpaths.engine.base.errors import UserError
 
 
 def core(model: nn.Module) -> nn.Module:

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
+
 from tokenpaths.engine.adapters.recorder.find_routers import Router, plain_name
 from tokenpaths.engine.adapters.recorder.read_outputs import Call, tensors_of
 from tokenpaths.engine.base.errors import UserError
-from torch import Tensor, nn
 
 CLOSE = 0.05
 """share of the choices that may differ: low precision makes ties, which top-k breaks in either way"""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Integer, Shaped
+
 from tokenpaths.engine.base.errors import UserError
 
 Edges = Float[np.ndarray, "n I A Z"]

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Integer
+from torch import Tensor
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.models.directional import Directional
-from torch import Tensor
 
 
 @dataclass(frozen=True)

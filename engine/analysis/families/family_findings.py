@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+
 from tokenpaths.engine.base.errors import UserError
 
 SEED = 0

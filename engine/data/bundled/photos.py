@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 from PIL import Image
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.sources.sample import LabelIndex, Sample
 

@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 from PIL import Image, ImageFilter
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.bundled.shapes import SHAPES, Pen
 from tokenpaths.engine.data.bundled.textures import GROUNDS, WALLS, landscape

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from PIL import Image
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.images import ImageError, decode_upload
 from tokenpaths.engine.data.sources.sample import LabelIndex, Sample, readable

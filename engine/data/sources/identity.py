@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from tokenpaths.engine.base.errors import UserError
 
 WHOLE_BYTES = 256 * 2**20

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.sources.column_names import LABEL_COLUMNS, TEXT_COLUMNS, choose_column
 from tokenpaths.engine.data.sources.folders import MAX_TEXT_BYTES, check_text

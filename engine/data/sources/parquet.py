@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from jaxtyping import UInt8
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.images import ImageError, decode_upload
 from tokenpaths.engine.data.sources.column_names import (

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int32, UInt8
 from PIL import Image
+
 from tokenpaths.engine.base.errors import UserError
 
 

@@ -18,13 +18,14 @@ from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
+from torch import Tensor, nn
+
 from tokenpaths.engine.models.bank.dispatch import plan_dispatch
 from tokenpaths.engine.models.bank.inference_step import fits_frozen, frozen_step
 from tokenpaths.engine.models.bank.modules import Block
 from tokenpaths.engine.models.bank.onednn_linear import MOST_ROWS, Linear, orders
 from tokenpaths.engine.models.bank.recompute import finish, fits_lean, project_in, trained
 from tokenpaths.engine.models.bank.varlen import TakeRows, masked_attention, segment_attention
-from torch import Tensor, nn
 
 
 def naive_step(

@@ -19,9 +19,10 @@ from functools import cache
 
 import torch
 from jaxtyping import Bool, Float, Int
-from tokenpaths.engine.models.bank.varlen import TakeRows
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from tokenpaths.engine.models.bank.varlen import TakeRows
 
 ORDER = {"attention": 0, "transformer": 1, "mlp": 2, "identity": 3}
 """modules are sorted so that those with attention come first, and those with a perceptron lie side by side"""

@@ -15,12 +15,13 @@ from typing import cast
 
 import torch
 from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from tokenpaths.engine.models.bank.dispatch import MASKED_ROWS, Bucket, plan_dispatch
 from tokenpaths.engine.models.bank.modules import MLP, Block, SelfAttention
 from tokenpaths.engine.models.bank.onednn_linear import MOST_ROWS, Linear, orders, reorders
 from tokenpaths.engine.models.bank.varlen import masked_attention
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 ALIGN = 4
 """row counts of products by ordered weights are multiples of it"""

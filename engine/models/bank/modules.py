@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Bool, Float
-from tokenpaths.engine.families.kinds import Kind
-from tokenpaths.engine.models.bank.onednn_linear import Linear
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from tokenpaths.engine.families.kinds import Kind
+from tokenpaths.engine.models.bank.onednn_linear import Linear
 
 
 class SelfAttention(nn.Module):

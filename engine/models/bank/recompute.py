@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from tokenpaths.engine.models.bank.modules import MLP, Block, SelfAttention
 from torch import Tensor
 from torch.nn import functional as F
+
+from tokenpaths.engine.models.bank.modules import MLP, Block, SelfAttention
 
 
 def fits_lean(h: Tensor) -> bool:

@@ -9,9 +9,10 @@ from itertools import accumulate
 
 import torch
 from jaxtyping import Float, Int
+from torch import Tensor
+
 from tokenpaths.engine.models.bank.dispatch import Bucket
 from tokenpaths.engine.models.bank.modules import attend
-from torch import Tensor
 
 
 class TakeRows(torch.autograd.Function):

@@ -24,6 +24,9 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.families.edit_fits import hmodel_plan
@@ -56,8 +59,6 @@ from tokenpaths.engine.models.hmodel.hmodel_layers import (
 )
 from tokenpaths.engine.models.hmodel.pretrained_layers import build_pretrained, check_causal
 from tokenpaths.engine.models.losses import linear_cross_entropy
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 Inputs = Tensor | Mapping[str, Tensor]
 

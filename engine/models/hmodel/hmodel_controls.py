@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
+from torch import Tensor
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.edit_plan import RoutePlan
 from tokenpaths.engine.families.hmodel_config import HModelConfig
-from torch import Tensor
 
 
 @dataclass(frozen=True)

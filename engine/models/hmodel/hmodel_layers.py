@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.hmodel_config import Pooling
 from tokenpaths.engine.models.bank.modules import MLP, Block
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 
 @dataclass(frozen=True)

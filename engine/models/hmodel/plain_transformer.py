@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float
+from torch import Tensor
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.hmodel_config import HModelConfig
 from tokenpaths.engine.models.dna import DNAConfig
-from torch import Tensor
 
 
 def plain_transformer(config: HModelConfig, layers: int | None = None) -> DNAConfig:

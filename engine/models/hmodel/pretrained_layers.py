@@ -7,10 +7,11 @@ Source: H-Model, section 6.7.
 from __future__ import annotations
 
 import torch
+from torch import nn
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.hmodel_config import HiddenLayerConfig
 from tokenpaths.engine.models.hmodel.hmodel_layers import Layout, Pretrained
-from torch import nn
 
 
 def take_layer(model: nn.Module, path: str, *, projection: bool = True) -> tuple[HiddenLayerConfig, nn.Module]:

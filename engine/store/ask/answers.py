@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from tokenpaths.engine.analysis import load
 from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.store.ask.excerpts import finite, nested_ribbon

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from tokenpaths.engine.analysis import load
 from tokenpaths.engine.analysis.paired_runs import agreement, is_flat, load_difference, pearson, spearman
 from tokenpaths.engine.base.errors import UserError
@@ -21,6 +22,7 @@ from tokenpaths.engine.store.file.filters import Query, check_choice, check_page
 
 if TYPE_CHECKING:
     import pandas as pd
+
     from tokenpaths.engine.store.ask.run import Run
 
 MEASURES = ("reuse", "compute", "skip", "loss")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from tokenpaths.engine.analysis.route_changes import RouteChange, change_of, edited_steps, step_distance
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.queries import some_samples

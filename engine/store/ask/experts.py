@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from tokenpaths.engine.analysis import expert_affinity as measure
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.store_errors import NoSuchThing

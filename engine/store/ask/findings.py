@@ -8,6 +8,7 @@ from typing import Any
 
 import duckdb
 import numpy as np
+
 from tokenpaths.engine.analysis.families.family_findings import FINDERS, SoftSamples
 from tokenpaths.engine.base.records import RunInfo
 from tokenpaths.engine.store.file.soft_tables import SOFT_TABLES, all_rows

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
+
 from tokenpaths.engine.store.ask import path_index
 from tokenpaths.engine.store.file.filters import Filters, Query, path_condition
 

@@ -16,10 +16,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+
 from tokenpaths.engine.store.ask.export import check_export, table_batches
 
 if TYPE_CHECKING:
     import pandas as pd
+
     from tokenpaths.engine.store.ask.run import Run
 
 PAGE = 1000

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from tokenpaths.engine.analysis.association import Association, associations, places_in
 from tokenpaths.engine.analysis.words import CLASSES, Words, word_class
 from tokenpaths.engine.store.ask.token_table import Travellers, known_travellers, travellers

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from tokenpaths.engine.analysis.contrast import wilson
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.token_table import Travellers, travellers

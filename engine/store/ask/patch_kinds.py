@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+
 from tokenpaths.engine.analysis.patches import at_border, at_centre, busiest, flattest, patch_contrast
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.excerpts import open_picture

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+
 from tokenpaths.engine.store.file.columns import MEMBERS
 from tokenpaths.engine.store.file.filters import Query
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import duckdb
 import numpy as np
+
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.write.arrow_insert import insert_columns
 

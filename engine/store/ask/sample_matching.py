@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from tokenpaths.engine.store.ask import queries
 from tokenpaths.engine.store.ask.excerpts import open_picture
 from tokenpaths.engine.store.file.filters import Query
 
 if TYPE_CHECKING:
     import pandas as pd
+
     from tokenpaths.engine.store.ask.run import Run
 
 AT_ONCE = 256

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import duckdb
 import numpy as np
 import pyarrow as pa
+
 from tokenpaths.engine.base.store_errors import RunFileError
 from tokenpaths.engine.store.ask.cache import held
 from tokenpaths.engine.store.file.filters import Query

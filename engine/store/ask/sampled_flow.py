@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from tokenpaths.engine.analysis.contrast import wilson
 from tokenpaths.engine.store.ask import queries
 from tokenpaths.engine.store.file.filters import Filters, token_condition

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Integer
+
 from tokenpaths.engine.analysis.expert_affinity import common
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import RUN_SUFFIX

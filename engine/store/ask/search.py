@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from tokenpaths.engine.analysis.contrast import Contrast, contrast, effective_size, wilson
 from tokenpaths.engine.analysis.words import KINDS, Words, check_pattern, fitting
 from tokenpaths.engine.base.errors import UserError

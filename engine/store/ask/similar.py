@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
+
 from tokenpaths.engine.analysis.path_distance import SAME, nearest, profile_distance, profiles
 from tokenpaths.engine.analysis.projection import pca
 from tokenpaths.engine.base.errors import UserError

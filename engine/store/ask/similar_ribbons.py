@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
 from tokenpaths.engine.store.ask.cache import held
 from tokenpaths.engine.store.ask.path_index import PAGES_AT_ONCE
 from tokenpaths.engine.store.file.filters import Query

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from tokenpaths.engine.analysis.words import Words, coded, surroundings, words_of_tokens
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.schema import Layout

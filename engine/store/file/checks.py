@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_name
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo, SampleRecord, TraceBatch

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import duckdb
 import numpy as np
+
 from tokenpaths.engine.store.file.schema import Layout
 
 _LARGEST_GRID = 1 << 22

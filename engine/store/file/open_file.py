@@ -10,6 +10,7 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import pyarrow as pa
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import RUN_SUFFIX
 from tokenpaths.engine.base.store_errors import NotEnoughMemory, QueryTimeout, RunFileError, RunNotFound

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import duckdb
 import numpy as np
 import pyarrow as pa
+
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS
 from tokenpaths.engine.store.file.schema import ALL_LABELS, Layout
 

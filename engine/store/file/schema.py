@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+
 from tokenpaths.engine.base.records import RunInfo
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.weight_codes import LINEAR, WeightCode, code_for

@@ -17,6 +17,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pyarrow as pa
+
 from tokenpaths.engine.base.records import TraceBatch
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.schema import ALL_LABELS

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+
 from tokenpaths.engine.base.records import SampleRecord, TraceBatch
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.schema import Layout

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 import duckdb
 import numpy as np
 import pyarrow as pa
+
 from tokenpaths.engine.analysis.distribution import describe_sorted
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo
 from tokenpaths.engine.store.ask.distributions import SEALED_BINS

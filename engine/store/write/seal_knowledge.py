@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import duckdb
 import numpy as np
+
 from tokenpaths.engine.analysis.association import associations, places_in
 from tokenpaths.engine.store.write.arrow_insert import insert_columns
 from tokenpaths.engine.store.write.path_dictionary import PathBook

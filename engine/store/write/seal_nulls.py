@@ -8,6 +8,7 @@ from __future__ import annotations
 import duckdb
 import numpy as np
 import pyarrow as pa
+
 from tokenpaths.engine.analysis.path_statistics import (
     effective_paths,
     independent_steps,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+
 from tokenpaths.engine.base.files import check_free
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.open_file import Connection, is_interrupt

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
 from tokenpaths.engine.base.records import SampleRecord
 from tokenpaths.engine.store.file.schema import Layout
 from tokenpaths.engine.store.file.shard_format import Manifest

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
 from tokenpaths.engine.analysis.ribbon_costs import module_units
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import (

@@ -18,6 +18,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pyarrow as pa
+
 from tokenpaths.engine.analysis.ribbon_costs import NOTHING, compute, module_units, reuse
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import HolderLock, check_free, rename_durably, run_file

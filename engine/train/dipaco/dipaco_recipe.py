@@ -6,6 +6,7 @@ import math
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
 from tokenpaths.engine.models.dipaco import DiPaCoConfig
 from tokenpaths.engine.train.recipes import Beta
 

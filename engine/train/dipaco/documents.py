@@ -16,13 +16,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 from jaxtyping import Float, Int
+from torch import Tensor
+
 from tokenpaths.engine.base.device import cpu_has_bfloat16, mixed_precision
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.models.dipaco import DiPaCoConfig, PathModel
 from tokenpaths.engine.models.dipaco_router import DiPaCoRouter
 from tokenpaths.engine.train.corpora import require_file
-from torch import Tensor
 
 
 @dataclass(frozen=True)

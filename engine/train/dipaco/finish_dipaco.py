@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
+from torch import Tensor
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.data.tokenizer import TextTokenizer
@@ -32,7 +34,6 @@ from tokenpaths.engine.train.dipaco.path_report import (
 )
 from tokenpaths.engine.train.dipaco.train_dipaco import DiPaCoRun
 from tokenpaths.engine.train.loop import describe_machine
-from torch import Tensor
 
 TOKENIZER = "tokenizer.json"
 WHERE = "English text of five domains (OLMoE routing-analysis texts: C4, books, Wikipedia, GitHub, arXiv; WikiText-2, "

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Integer
+from torch import Tensor
+
 from tokenpaths.engine.analysis.association import Association, association
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.dipaco_config import DiPaCoConfig
 from tokenpaths.engine.models.dipaco import DiPaCo, chunk_of_position
 from tokenpaths.engine.models.dipaco_router import nearest
 from tokenpaths.engine.train.dipaco.documents import Sequences, after_prefix, document_features, path_scores
-from torch import Tensor
 
 WINDOWS: tuple[int | None, ...] = (None, 64, 32, 16)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+
 from tokenpaths.engine.base.device import cpu_has_bfloat16, mixed_precision
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.models.checkpoint import save_tensors

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from safetensors.torch import load_file
+from torch import Tensor
+
 from tokenpaths.engine.base.device import pick_device
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import write_atomically
@@ -46,7 +48,6 @@ from tokenpaths.engine.train.dipaco.path_workers import (
     shards_file,
 )
 from tokenpaths.engine.train.loop import Progress, TrainingDiverged
-from torch import Tensor
 
 STATE = "run.json"
 BEST = "best-{:03d}.safetensors"

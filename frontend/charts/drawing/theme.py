@@ -8,6 +8,7 @@ from typing import Any
 
 import altair as alt
 from altair.utils import schemapi
+
 from tokenpaths.frontend.charts.drawing.palette import Theme
 
 PADDING = {"left": 6, "top": 6, "right": 6, "bottom": 6}

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
+
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, diverging_scale, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable

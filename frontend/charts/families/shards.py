@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
+
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_legend, cdf_scale, ink_on, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable

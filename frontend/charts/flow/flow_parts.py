@@ -4,6 +4,7 @@ of circles."""
 from __future__ import annotations
 
 import altair as alt
+
 from tokenpaths.frontend.charts.drawing.palette import Theme
 from tokenpaths.frontend.charts.drawing.theme import rows
 from tokenpaths.frontend.charts.flow.layout import OTHER, FlowLayout

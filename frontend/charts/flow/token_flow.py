@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import altair as alt
+
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_colour, cdf_legend, cdf_scale, ink_on, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
+
 from tokenpaths.frontend.api.client import NotFound
 from tokenpaths.frontend.page import widgets
 from tokenpaths.frontend.page.selection import Selection

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import streamlit as st
+
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.effects import answer_rows, answers_chart, flow_difference_chart
 from tokenpaths.frontend.charts.patches import data_url

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
+
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import text_pieces
 from tokenpaths.frontend.charts.dreams.dream import match_chart, match_rows, top_chart, top_rows

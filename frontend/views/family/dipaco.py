@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 import streamlit as st
+
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import cdf_colour, ink_on, mix
 from tokenpaths.frontend.charts.drawing.running_text import tamed, text_pieces

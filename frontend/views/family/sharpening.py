@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import streamlit as st
+
 from tokenpaths.frontend.api.client import ApiError
 from tokenpaths.frontend.charts.families.light_costs import sharpening_chart
 from tokenpaths.frontend.page import widgets

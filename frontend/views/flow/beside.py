@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
+
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.flow.flow import flow_chart
 from tokenpaths.frontend.charts.flow.flow_contrast import (

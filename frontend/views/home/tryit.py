@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
+
 from tokenpaths.frontend.api.client import ApiError
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.patches import data_url

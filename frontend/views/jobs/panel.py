@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import streamlit as st
+
 from tokenpaths.frontend.api.client import ApiError, NotFound
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.dreams.curve import curve_chart, curve_rows

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
+
 from tokenpaths.frontend.api.client import ApiError
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.flow.flow import flow_chart

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import streamlit as st
+
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.usage import MOST_MARKED, OVERLOADED, dead_modules, load_chart, overloaded, top_k_chart
 from tokenpaths.frontend.page import address, widgets

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
+
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.knowledge import PROPERTIES, knowledge_chart, knowledge_rows, knowledge_words, span
 from tokenpaths.frontend.page import address, widgets

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import streamlit as st
+
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.path_law import WHO, law_rows, verdict_words
 from tokenpaths.frontend.charts.paths import RANK_PICK, path_rows, rank_frequency_chart

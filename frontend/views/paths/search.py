@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
+
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.knowledge import (
     contrast_chart,

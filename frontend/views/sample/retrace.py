@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import streamlit as st
+
 from tokenpaths.frontend.api.client import ApiError, NotFound
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import tamed

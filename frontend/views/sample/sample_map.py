@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
+
 from tokenpaths.frontend.api.client import ApiError, NotFound, Refused
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.sample_map import SAMPLE_PICK, SHAPES, map_rows, map_words, sample_map_chart

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
+
 from tokenpaths.frontend.api.client import Refused
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.patches import data_url

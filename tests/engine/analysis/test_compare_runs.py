@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
+
 from tokenpaths.engine.analysis.paired_runs import (
     agreement,
     expected_mutual_information,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from tokenpaths.engine.analysis.families.connections import (
     label_distance,
     mean_by_label,
@@ -45,6 +46,7 @@ def test_open_connections_are_those_that_something_can_pass():
 
 def test_an_hmodel_records_exactly_the_open_connections():
     import torch
+
     from tokenpaths.engine.models.hmodel.hmodel import HModel, HModelConfig
 
     config = HModelConfig(

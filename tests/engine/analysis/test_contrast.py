@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 from scipy.stats import t as student
+
 from tokenpaths.engine.analysis.contrast import Z, contrast, effective_size, kish_size, wilson
 
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from tokenpaths.engine.analysis.families.directions import (
     centroid_accuracy,
     direction_angles,

@@ -6,6 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+
 from tokenpaths.engine.analysis import expert_affinity
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.engine.store.file.test_soft_tables import seal
 from tokenpaths.engine.analysis.families.family_findings import SoftSamples, connections, gates, lights
 from tokenpaths.engine.store.ask.findings import plain
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.frontend.charts.families.gates import centroid_words
-
-from tests.engine.store.file.test_soft_tables import seal
 
 AXES = {"source": ("layer 0", "layer 1", "text input"), "target": ("layer 0", "layer 1", "words")}
 

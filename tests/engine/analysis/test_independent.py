@@ -22,6 +22,8 @@ import pytest
 import scipy.stats
 from scipy.spatial.distance import hamming
 from sklearn.metrics import adjusted_mutual_info_score, mutual_info_score, normalized_mutual_info_score
+
+from tests.support.runs import Made, make, make_experts
 from tokenpaths.engine.analysis.association import association, nmi
 from tokenpaths.engine.analysis.expert_affinity import even_share, repetition_baselines
 from tokenpaths.engine.analysis.load import effective_top_k, importance_cv2, load_entropy, max_violation, utilisation
@@ -34,8 +36,6 @@ from tokenpaths.engine.analysis.path_statistics import (
 )
 from tokenpaths.engine.analysis.power_law import Histogram, against_lognormal, fit_power_law, goodness_of_fit
 from tokenpaths.engine.store.ask.run import Run
-
-from tests.support.runs import Made, make, make_experts
 
 
 @pytest.fixture(scope="module")

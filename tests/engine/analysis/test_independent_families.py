@@ -18,6 +18,8 @@ from sklearn.decomposition import PCA
 from sklearn.metrics import balanced_accuracy_score
 from sklearn.model_selection import LeaveOneOut, cross_val_predict
 from sklearn.neighbors import NearestCentroid
+
+from tests.support.runs import make, make_experts
 from tokenpaths.engine.analysis.contrast import wilson
 from tokenpaths.engine.analysis.families.connections import (
     label_distance,
@@ -46,8 +48,6 @@ from tokenpaths.engine.analysis.projection import pca
 from tokenpaths.engine.analysis.route_changes import RouteChange
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.saturation import saturation
-
-from tests.support.runs import make, make_experts
 
 
 # -- checkpoints and interventions -------------------------------------------------------------

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from tokenpaths.engine.analysis.families.lights import (
     active_share,
     cheapest_and_dearest,

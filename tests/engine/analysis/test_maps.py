@@ -7,6 +7,7 @@ import pytest
 from scipy.optimize import brentq
 from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE as TheirTSNE
+
 from tokenpaths.engine.analysis.projection import TSNE, joint_probabilities, kl_gradient, pca, squared_distances
 
 

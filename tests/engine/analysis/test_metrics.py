@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tokenpaths.engine.analysis.association import association, nmi
 from tokenpaths.engine.analysis.distribution import describe
 from tokenpaths.engine.analysis.load import effective_top_k, importance_cv2, load_entropy, max_violation, utilisation

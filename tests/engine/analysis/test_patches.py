@@ -6,6 +6,7 @@ import statistics
 
 import numpy as np
 import pytest
+
 from tokenpaths.engine.analysis.patches import at_border, at_centre, busiest, flattest, patch_contrast
 
 

@@ -9,6 +9,7 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.special import zeta
 from scipy.stats import zipf
+
 from tokenpaths.engine.analysis import power_law
 from tokenpaths.engine.analysis.power_law import (
     FEWEST,

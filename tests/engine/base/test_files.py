@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import (
     HolderLock,

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.support.runs import make
 from tokenpaths.engine.base import progress
 from tokenpaths.engine.base.progress import followed, reworded, sealed
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.write.writer import RunWriter
-
-from tests.support.runs import make
 
 
 class Slow:

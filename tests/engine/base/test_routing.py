@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from tokenpaths.engine.base.routing import module_counts, route, updated_bias
 
 

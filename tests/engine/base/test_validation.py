@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.jobs.dream import DreamJob
 from tokenpaths.engine.jobs.registry import read_request

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
+
 from tokenpaths.engine.train import augment as plain
 from tokenpaths.engine.train import autoaugment as auto
 from tokenpaths.engine.train.recipes import AugmentConfig

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from tokenpaths.engine.data.bundled import scenes, texts
 from tokenpaths.engine.data.bundled.shapes import SHAPES
 from tokenpaths.engine.data.bundled.textures import GROUNDS, WALLS, landscape

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.datasets import BUNDLED, Dataset, Sample, open_dataset, spread_rows
 from tokenpaths.engine.data.images import REGIONS, ImageError

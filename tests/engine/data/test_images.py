@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.images import (
     MAX_PIXELS,

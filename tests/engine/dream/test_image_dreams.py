@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.dream.loop import Dream, ImageDreams, examine
 from tokenpaths.engine.dream.objectives import Answer, Block, Choices, Module, follow_path

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
+from tests.support.checkpoints import save_tiny
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.dream import text_loop as text
 from tokenpaths.engine.dream.objectives import Choices, Connection, Fluency, Module, Suppression
@@ -30,8 +32,6 @@ from tokenpaths.engine.jobs.registry import JobContext, read_request
 from tokenpaths.engine.models.directional import Directional, DirectionalConfig
 from tokenpaths.engine.models.hmodel.hmodel import HModel
 from tokenpaths.engine.tracing.trace_run import LoadedModel, load_model
-
-from tests.support.checkpoints import save_tiny
 
 SETTINGS = TextSettings(iterations=6, length=6, starts=2, candidates=12, fluency=0.05, whole_words=False)
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from tokenpaths.engine.dream.dream_title import dream_title
 from tokenpaths.engine.jobs.dream import DreamJob
 from tokenpaths.engine.jobs.registry import read_request

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+from tests.support.tiny_huggingface import TEXTS, save_tiny
 from tokenpaths.engine.adapters.huggingface import tracing as hf
 from tokenpaths.engine.adapters.huggingface.gate_hooks import GateRecorder
 from tokenpaths.engine.adapters.huggingface.loading import HuggingFaceModel
@@ -17,8 +19,6 @@ from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.edits.expert_bans import banned_experts, measure_bans, plan_bans, trace_banned, usage_of_experts
 from tokenpaths.engine.edits.sweep import share_rows
 from tokenpaths.engine.store.ask.run import Run
-
-from tests.support.tiny_huggingface import TEXTS, save_tiny
 
 SAMPLES = [Sample(image=None, text=text, label=None, source="t") for text in TEXTS[:3]]
 BY_SCORES = ["mixtral", "olmoe", "gpt_oss", "qwen3_moe"]

@@ -6,13 +6,12 @@ import json
 import re
 from pathlib import Path
 
+from benchmarks.importance import BEGIN, END, tables
 from tokenpaths.engine.adapters.huggingface.config import Layout
 from tokenpaths.engine.edits.expert_controls import check_experts
 from tokenpaths.engine.families.edit_values import KINDS
 from tokenpaths.engine.jobs.registry import read_request
 from tokenpaths.engine.jobs.reroute import RerouteJob
-
-from benchmarks.importance import BEGIN, END, tables
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "edits.md").read_text(encoding="utf-8")

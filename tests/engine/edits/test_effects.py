@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
+
+from tests.support.checkpoints import CLASSES, WORDS, save_tiny
 from tokenpaths.engine.analysis.route_changes import RouteChange, flow_counts, step_distance
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.datasets import Sample
@@ -14,8 +16,6 @@ from tokenpaths.engine.edits.measure import OutputChange, Unchanged, measure_eff
 from tokenpaths.engine.edits.prepared import prepare
 from tokenpaths.engine.families.edit_values import Ban, Freeze, TopK
 from tokenpaths.engine.tracing.trace_run import load_model
-
-from tests.support.checkpoints import CLASSES, WORDS, save_tiny
 
 
 def test_routes_by_hand():

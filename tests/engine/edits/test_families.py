@@ -6,12 +6,12 @@ import json
 
 import pytest
 import torch
+
+from tests.engine.models import test_dipaco, test_directional, test_hmodel, test_raytracing
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.edit_values import KINDS
 from tokenpaths.engine.models.directional_gates import FULL, OFF, GateEdit, Interventions
 from tokenpaths.engine.models.registry import FAMILIES, family_class
-
-from tests.engine.models import test_dipaco, test_directional, test_hmodel, test_raytracing
 
 
 def under(model, edits, x, valid=None, **controls):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
+from tests.support.checkpoints import WORDS, save_tiny
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.edit_values import KINDS, written
 from tokenpaths.engine.families.presets import mixture_of_depths, moe_transformer
@@ -13,8 +15,6 @@ from tokenpaths.engine.models.bank.bank import naive_step
 from tokenpaths.engine.models.dna import DNA, DNAConfig
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
-
-from tests.support.checkpoints import WORDS, save_tiny
 
 SMALL = dict(width=16, heads=2, mlp_width=32, image_size=32, patch_size=8, num_classes=5, vocab_size=40, context=12)
 

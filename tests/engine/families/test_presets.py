@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from tokenpaths.engine.base.routing import route, route_expert_choice
 from tokenpaths.engine.families.presets import mixture_of_depths, moe_transformer
 from tokenpaths.engine.models.checkpoint import build_model, read_checkpoint, save_checkpoint

@@ -12,6 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 from PIL import Image
+
+from tests.support.checkpoints import save_tiny
+from tests.support.dream_pictures import picture
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.dream.dream_state import STATE, load_state, save_state
@@ -20,9 +23,6 @@ from tokenpaths.engine.jobs import dream_images
 from tokenpaths.engine.jobs.dream import DreamJob
 from tokenpaths.engine.jobs.registry import JobContext, list_artifacts, read_request
 from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
-
-from tests.support.checkpoints import save_tiny
-from tests.support.dream_pictures import picture
 
 
 @pytest.fixture(scope="module")

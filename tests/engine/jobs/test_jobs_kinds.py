@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.jobs import CountJob, CountRequest, counted
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import SHIPPED_MODELS
 from tokenpaths.engine.jobs.registry import (
@@ -24,8 +26,6 @@ from tokenpaths.engine.jobs.registry import (
     write_artifact,
 )
 from tokenpaths.engine.jobs.titles import job_title
-
-from tests.support.jobs import CountJob, CountRequest, counted
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.jobs.registry import JobContext, Progress, find_kind, list_artifacts, read_request
 
 from tests.support.runs import make_run
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.jobs.registry import JobContext, Progress, find_kind, list_artifacts, read_request
 
 KIND = find_kind("map")
 

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.checkpoints import WORDS, save_tiny
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.edits.sweep import choices_of, module_rows, share_rows
@@ -18,8 +20,6 @@ from tokenpaths.engine.jobs.reroute_data import samples_of
 from tokenpaths.engine.jobs.trace import TraceJob
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.tracing.trace_run import load_model
-
-from tests.support.checkpoints import WORDS, save_tiny
 
 MODELS = Path(__file__).resolve().parents[3] / "data" / "models"
 

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.engine.jobs.test_reroute_experts import SAMPLES, context_of, make_home, run_to_the_end
+from tests.support.tiny_huggingface import changed_config, copied
 from tokenpaths.engine.adapters.huggingface import tracing as hf
 from tokenpaths.engine.adapters.huggingface.config import layout_of, read_config
 from tokenpaths.engine.base.errors import UserError
@@ -26,9 +29,6 @@ from tokenpaths.engine.jobs.registry import JobContext, read_request
 from tokenpaths.engine.jobs.reroute import RerouteJob
 from tokenpaths.engine.jobs.titles import job_title
 from tokenpaths.engine.store.ask.run import Run
-
-from tests.engine.jobs.test_reroute_experts import SAMPLES, context_of, make_home, run_to_the_end
-from tests.support.tiny_huggingface import changed_config, copied
 
 MODELS = ["mixtral", "qwen2_moe"]
 BANS = [{"edit": "ban", "modules": [0, 3], "step": 0}, {"edit": "ban", "modules": [5]}]

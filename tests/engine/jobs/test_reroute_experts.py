@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.support.tiny_huggingface import TEXTS, changed_config, copied, save_tiny
 from tokenpaths.engine.adapters.huggingface import tracing as hf
 from tokenpaths.engine.adapters.huggingface.config import layout_of, read_config
 from tokenpaths.engine.base.errors import UserError
@@ -24,8 +26,6 @@ from tokenpaths.engine.edits.sweep import module_rows, result_row, share_rows
 from tokenpaths.engine.jobs import reroute
 from tokenpaths.engine.jobs.registry import JobContext, read_request
 from tokenpaths.engine.jobs.reroute import RerouteJob
-
-from tests.support.tiny_huggingface import TEXTS, changed_config, copied, save_tiny
 
 MODELS = ["mixtral", "qwen2_moe", "olmoe"]
 SAMPLES = [Sample(image=None, text=" ".join([text] * 4), label=None, source="t") for text in TEXTS]

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from pydantic import ValidationError
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.data.tokenizer import TextTokenizer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from sklearn.cluster import KMeans
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.models.dipaco import DiPaCo, DiPaCoConfig
 from tokenpaths.engine.models.dipaco_router import (

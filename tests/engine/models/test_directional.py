@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from pydantic import ValidationError
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.models.checkpoint import build_model, read_checkpoint, save_checkpoint
 from tokenpaths.engine.models.directional import Directional, DirectionalConfig, Layer, Router

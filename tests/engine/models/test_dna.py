@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from pydantic import ValidationError
+
 from tokenpaths.engine.models.dna import DNA, DNAConfig
 from tokenpaths.engine.models.losses import linear_cross_entropy
 

@@ -8,14 +8,14 @@ import weakref
 
 import pytest
 import torch
+
+from benchmarks import device as benchmark
+from benchmarks.imposed import ImposedDNA
 from tokenpaths.engine.models.bank.device_step import HOPPER
 from tokenpaths.engine.models.dna import DNA, DNAConfig
 from tokenpaths.engine.models.graphs import GraphRefused, Graphs, has_graphs
 from tokenpaths.engine.tracing import trace_batches
 from tokenpaths.engine.tracing.trace_batches import run_model
-
-from benchmarks import device as benchmark
-from benchmarks.imposed import ImposedDNA
 
 CONFIG = DNAConfig(
     modality="text",

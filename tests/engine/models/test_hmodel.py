@@ -7,6 +7,8 @@ import json
 import pytest
 import torch
 from pydantic import ValidationError
+from torch import nn
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.hmodel_config import HiddenLayerConfig
 from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint, save_checkpoint
@@ -16,7 +18,6 @@ from tokenpaths.engine.models.hmodel.hmodel_layers import gather, pool, sharpen,
 from tokenpaths.engine.models.hmodel.plain_transformer import chain_connections, plain_transformer
 from tokenpaths.engine.models.hmodel.pretrained_layers import check_layer, take_layer
 from tokenpaths.engine.tracing.recording import to_host
-from torch import nn
 
 TEXT = dict(modality="text", width=16, heads=2, mlp_width=24, connection_width=8, vocab_size=40, context=12)
 IMAGE = dict(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+
 from tokenpaths.engine.analysis.ribbon_costs import compute, module_units
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.raytracing_config import RayTracingConfig

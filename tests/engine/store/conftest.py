@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tokenpaths.engine.store.ask.run import Run
 
 from tests.support.naive_store import Case, Naive
 from tests.support.runs import make
+from tokenpaths.engine.store.ask.run import Run
 
 KINDS = {
     "top1": {"modality": "vision"},

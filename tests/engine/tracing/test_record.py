@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.routing import route
 from tokenpaths.engine.models.dna import DNA, DNAConfig

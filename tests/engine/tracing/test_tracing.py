@@ -6,10 +6,12 @@ import json
 
 import numpy as np
 import pytest
-import tokenpaths.engine.tracing.trace_run
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+
+import tokenpaths.engine.tracing.trace_run
+from tests.support.checkpoints import CLASSES, save_tiny
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import is_name
 from tokenpaths.engine.data.datasets import Sample
@@ -19,8 +21,6 @@ from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.tracing.trace_run import list_models, load_model, new_run_id, trace_samples
 from tokenpaths.engine.train.augment import normalise
-
-from tests.support.checkpoints import CLASSES, save_tiny
 
 
 def picture(seed: int, width=48, height=32) -> Image.Image:

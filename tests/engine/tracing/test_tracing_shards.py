@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+
+from tests.support.checkpoints import WORDS, save_tiny
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.blocks import block_rows
 from tokenpaths.engine.data.datasets import Dataset, open_dataset
@@ -22,8 +24,6 @@ from tokenpaths.engine.store.file.shard_format import Shard, finished_shard
 from tokenpaths.engine.store.write.merge import find_shards, seal_shards
 from tokenpaths.engine.store.write.shard_writer import ShardWriter
 from tokenpaths.engine.tracing.trace_run import LoadedModel, load_model, trace_samples
-
-from tests.support.checkpoints import WORDS, save_tiny
 
 BATCH = 2
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
+from tokenpaths.cli.main import main
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import SHIPPED_MODELS
 from tokenpaths.engine.jobs.registry import JobContext, Progress, find_kind, read_request
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.tracing.trace_run import as_untrained, load_model
-
-from tokenpaths.cli.main import main
 
 
 def traced(tmp_path: Path, **request: object) -> Path:

@@ -8,6 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from tokenpaths.cli.main import main
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.models.checkpoint import build_model, read_checkpoint
@@ -16,8 +18,6 @@ from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
 from tokenpaths.engine.train import raytracing_recipe, train_directional, train_hmodel
 from tokenpaths.engine.train.catalogue import find_training, trainings
 from tokenpaths.engine.train.dipaco import dipaco_recipe
-
-from tokenpaths.cli.main import main
 
 WORDS = {
     "one": "def return self import class yield for in if else",

@@ -11,6 +11,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.models.checkpoint import read_checkpoint

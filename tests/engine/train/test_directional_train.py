@@ -10,6 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+
+from benchmarks import directional as figures
+from benchmarks import induction as copying
 from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.models.checkpoint import read_checkpoint
 from tokenpaths.engine.models.directional import DirectionalConfig
@@ -26,9 +29,6 @@ from tokenpaths.engine.train.train_directional import (
     ship,
     write_card,
 )
-
-from benchmarks import directional as figures
-from benchmarks import induction as copying
 
 WORDS = {
     "code": "def return self import class yield for in if else",

@@ -7,6 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+
+from benchmarks.hmodel import leak, output_depth, traced
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.models.checkpoint import build_model, read_checkpoint
@@ -16,8 +18,6 @@ from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
 from tokenpaths.engine.train.loop import train
 from tokenpaths.engine.train.train_hmodel import HMODEL_RECIPES, load_languages, note, ship, tokenizer_for
-
-from benchmarks.hmodel import leak, output_depth, traced
 
 CPU = torch.device("cpu")
 WORDS = {"one": "red green blue", "two": "eins zwei drei vier", "three": "ein anderes Wort"}

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from tokenpaths.engine.analysis.association import nmi
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.models.dipaco import DiPaCo, DiPaCoConfig

@@ -11,6 +11,8 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torch import nn
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.bundled import digits
 from tokenpaths.engine.data.datasets import open_dataset
@@ -32,7 +34,6 @@ from tokenpaths.engine.train.train_raytracing import (
     train_convolutions,
     train_network,
 )
-from torch import nn
 
 TINY = RayTracingConfig(
     image_size=8,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
-from tokenpaths.engine.base.files import HolderLock
-from tokenpaths.engine.models.checkpoint import build_model, read_checkpoint
-from tokenpaths.engine.train import recipes
 
 from tests.engine.train.test_training import data, vision_recipe  # noqa: F401
 from tokenpaths.cli.main import main
+from tokenpaths.engine.base.files import HolderLock
+from tokenpaths.engine.models.checkpoint import build_model, read_checkpoint
+from tokenpaths.engine.train import recipes
 
 OPTIONS = ["--device", "cpu", "--threads", "1"]
 

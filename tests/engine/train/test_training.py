@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from pydantic import ValidationError
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.models.checkpoint import CARD, WEIGHTS, CheckpointError, build_model, read_checkpoint
 from tokenpaths.engine.models.dna import DNA, DNAConfig
@@ -154,6 +155,7 @@ def test_training_learns_and_the_export_carries_its_numbers(data, tmp_path):
 @pytest.mark.parametrize("save_every_s", [0.0, 1e9])
 def test_nan_stops_with_the_iteration_and_keeps_the_last_good_state(data, tmp_path, monkeypatch, save_every_s):
     from safetensors.torch import load_file
+
     from tokenpaths.engine.train import loop
 
     recipe = text_recipe()

@@ -9,10 +9,10 @@ from pathlib import Path
 import huggingface_hub
 import numpy as np
 import pytest
-from tokenpaths.engine.adapters.huggingface import hub
-from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceError, HuggingFaceModel, find_model, load
 
 from tests.support.tiny_huggingface import copied, one_batch
+from tokenpaths.engine.adapters.huggingface import hub
+from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceError, HuggingFaceModel, find_model, load
 
 
 @pytest.fixture

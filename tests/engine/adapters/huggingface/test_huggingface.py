@@ -10,19 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenpaths.engine.adapters.huggingface.gates import common_semantics, find_gates
-from tokenpaths.engine.adapters.huggingface.tracing import (
-    NOT_TRACED,
-    HuggingFaceModel,
-    find_model,
-    load,
-    run_info,
-    text_batches,
-    trace_texts,
-)
-from tokenpaths.engine.data.datasets import Sample
-from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.store.file.filters import Query
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.support.naive_routing import own_decisions, watch
@@ -36,6 +23,19 @@ from tests.support.tiny_huggingface import (
     tiny_model,
     tiny_tokenizer,
 )
+from tokenpaths.engine.adapters.huggingface.gates import common_semantics, find_gates
+from tokenpaths.engine.adapters.huggingface.tracing import (
+    NOT_TRACED,
+    HuggingFaceModel,
+    find_model,
+    load,
+    run_info,
+    text_batches,
+    trace_texts,
+)
+from tokenpaths.engine.data.datasets import Sample
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.file.filters import Query
 
 ROOT = Path(__file__).resolve().parents[4]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenpaths.engine.adapters.huggingface.gate_hooks import Recorded
-from tokenpaths.engine.adapters.huggingface.gates import common_semantics
-from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceModel, find_model, load, run_windows
 
 from tests.support.naive_routing import Seen, block_from_record, logits_of, own_decisions, watch, weights_from_semantics
 from tests.support.tiny_huggingface import ARCHITECTURES, TEXTS, save_tiny
+from tokenpaths.engine.adapters.huggingface.gate_hooks import Recorded
+from tokenpaths.engine.adapters.huggingface.gates import common_semantics
+from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceModel, find_model, load, run_windows
 
 ALL = sorted(ARCHITECTURES)
 ROUNDING = dict(rtol=2e-5, atol=2e-6)

@@ -12,19 +12,6 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tokenpaths.engine.adapters.huggingface import tracing
-from tokenpaths.engine.adapters.huggingface.gates import find_gates
-from tokenpaths.engine.adapters.huggingface.tracing import (
-    NOT_TRACED,
-    HuggingFaceError,
-    HuggingFaceModel,
-    find_model,
-    load,
-    text_batches,
-    trace_texts,
-)
-from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.data.datasets import Sample
 from transformers import LlamaConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
@@ -40,6 +27,19 @@ from tests.support.tiny_huggingface import (
     one_batch,
     save_tiny,
 )
+from tokenpaths.engine.adapters.huggingface import tracing
+from tokenpaths.engine.adapters.huggingface.gates import find_gates
+from tokenpaths.engine.adapters.huggingface.tracing import (
+    NOT_TRACED,
+    HuggingFaceError,
+    HuggingFaceModel,
+    find_model,
+    load,
+    text_batches,
+    trace_texts,
+)
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.datasets import Sample
 
 
 @pytest.mark.parametrize("name", ["owner/..", "../..x/y", "a/b/c", "owner/na me", "", "owner/--x", "o\0/x", "x" * 5000])

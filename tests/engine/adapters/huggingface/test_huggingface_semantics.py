@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tokenpaths.engine.adapters.expert_runs import WeightSemantics
-from tokenpaths.engine.adapters.huggingface.gates import find_gates
 
 from tests.support.tiny_huggingface import tiny_model
+from tokenpaths.engine.adapters.expert_runs import WeightSemantics
+from tokenpaths.engine.adapters.huggingface.gates import find_gates
 
 S, G = "softmax, then top-k", "sigmoid, then top-k"
 EXPECTED: dict[tuple[str, tuple[tuple[str, Any], ...]], dict[str, Any]] = {

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenpaths.engine.store.file.open_file import open_read_only
 
 from tokenpaths.cli.main import main
+from tokenpaths.engine.store.file.open_file import open_read_only
 
 
 def everything(file: Path) -> dict[str, list[tuple]]:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from tokenpaths.engine.adapters.logs.importing import OnlyCounts, import_log, open_log
 from tokenpaths.engine.adapters.logs.log import CUT_TOKENS
 from tokenpaths.engine.base.errors import UserError

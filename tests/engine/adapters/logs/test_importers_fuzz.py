@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenpaths.engine.adapters.logs.importing import import_log, open_log
-from tokenpaths.engine.base.errors import UserError
 
 from tests.engine.adapters.logs.test_importers_formats import (
     IDS,
@@ -31,6 +29,8 @@ from tests.engine.adapters.logs.test_importers_formats import (
     write_lines,
     write_parquet,
 )
+from tokenpaths.engine.adapters.logs.importing import import_log, open_log
+from tokenpaths.engine.base.errors import UserError
 
 FEW = 6
 """tokens of the small logs"""

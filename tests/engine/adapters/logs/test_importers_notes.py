@@ -8,9 +8,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from tokenpaths.engine.adapters.logs.importing import OnlyCounts, import_log, open_log
-from tokenpaths.engine.adapters.logs.log import CUT_TOKENS
-from tokenpaths.engine.store.ask.run import Run
 
 from tests.engine.adapters.logs.test_importers_formats import (
     EXPERTS,
@@ -33,6 +30,9 @@ from tests.engine.adapters.logs.test_importers_formats import (
     write_parquet,
 )
 from tests.engine.adapters.logs.test_importers_refusals import refused
+from tokenpaths.engine.adapters.logs.importing import OnlyCounts, import_log, open_log
+from tokenpaths.engine.adapters.logs.log import CUT_TOKENS
+from tokenpaths.engine.store.ask.run import Run
 
 
 def notes(run: Run) -> list[str]:

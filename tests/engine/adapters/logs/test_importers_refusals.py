@@ -11,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenpaths.engine.adapters.logs.importing import import_log, open_log
-from tokenpaths.engine.base.errors import UserError
 
 from tests.engine.adapters.logs.test_importers_formats import (
     EXPERTS,
@@ -31,6 +29,8 @@ from tests.engine.adapters.logs.test_importers_formats import (
     write_lines,
     write_parquet,
 )
+from tokenpaths.engine.adapters.logs.importing import import_log, open_log
+from tokenpaths.engine.base.errors import UserError
 
 
 def refused(tmp_path: Path, file: Path, message: str, **options: object) -> None:

@@ -7,8 +7,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from tokenpaths.engine.adapters.recorder.recorder import record
-from tokenpaths.engine.store.ask.run import Run
 from torch import nn
 
 from tests.support.recorder_models import (
@@ -22,6 +20,8 @@ from tests.support.recorder_models import (
     language,
     tokens,
 )
+from tokenpaths.engine.adapters.recorder.recorder import record
+from tokenpaths.engine.store.ask.run import Run
 
 pytestmark = pytest.mark.filterwarnings("error::tokenpaths.engine.adapters.recorder.recorder.RecordingStopped")
 """A recording that stops is an error here; test_recorder_faults.py has what people see."""

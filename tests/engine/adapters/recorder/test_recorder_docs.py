@@ -40,9 +40,8 @@ def test_every_example_runs(tmp_path, monkeypatch, capsys):
 
 
 def test_the_options_of_record_are_spelt_out_and_explained():
-    from tokenpaths.engine.adapters.recorder.options import Options
-
     import tokenpaths
+    from tokenpaths.engine.adapters.recorder.options import Options
 
     said = inspect.signature(tokenpaths.record).parameters
     options = {f.name: f.default for f in dataclasses.fields(Options)}

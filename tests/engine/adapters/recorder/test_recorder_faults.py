@@ -10,13 +10,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from tokenpaths.engine.adapters.recorder.recorder import RecordingAssumed, RecordingStopped, record
-from tokenpaths.engine.base.errors import UserError
 from torch import nn
 
 import tokenpaths
 from tests.engine.adapters.recorder.test_recorder import assert_same, expected, nothing_left, recorded
 from tests.support.recorder_models import WIDTH, Expert, Language, LinearMoE, TopKGate, language, tokens
+from tokenpaths.engine.adapters.recorder.recorder import RecordingAssumed, RecordingStopped, record
+from tokenpaths.engine.base.errors import UserError
 
 
 class Spoilt(TopKGate):

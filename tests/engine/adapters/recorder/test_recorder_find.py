@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tokenpaths.engine.adapters.recorder.find_routers import find_routers
 from torch import nn
 
 from tests.support.recorder_models import Expert
+from tokenpaths.engine.adapters.recorder.find_routers import find_routers
 
 
 def line(outputs: int, inputs: int = 16) -> nn.Linear:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tokenpaths.engine.adapters.recorder.find_routers import find_routers
-from tokenpaths.engine.adapters.recorder.recorder import record
-from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.store.ask.run_list import list_runs
 from torch import nn
 
 from tests.engine.adapters.recorder.test_recorder import nothing_left, recorded
 from tests.support.recorder_models import WIDTH, GateMoE, language, tokens
+from tokenpaths.engine.adapters.recorder.find_routers import find_routers
+from tokenpaths.engine.adapters.recorder.recorder import record
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.run_list import list_runs
 
 pytestmark = pytest.mark.filterwarnings("error::tokenpaths.engine.adapters.recorder.recorder.RecordingStopped")
 

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
-from tokenpaths.engine.adapters.recorder import process_parts
-from tokenpaths.engine.adapters.recorder.recorder import RecordingStopped, record
-from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.store.ask.run import Run
 from torch.nn import functional as F
 
 from tests.engine.adapters.recorder.test_recorder import assert_same, expected, nothing_left, recorded
 from tests.support.recorder_models import WIDTH, GateMoE, LinearMoE, language, tokens
+from tokenpaths.engine.adapters.recorder import process_parts
+from tokenpaths.engine.adapters.recorder.recorder import RecordingStopped, record
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.run import Run
 
 
 def step(model, batch, optimiser=None) -> float:

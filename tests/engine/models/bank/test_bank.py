@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+
 from tokenpaths.engine.models.bank import dispatch
 from tokenpaths.engine.models.bank.bank import grouped_step, naive_step
 from tokenpaths.engine.models.bank.dispatch import plan_dispatch
 from tokenpaths.engine.models.bank.modules import Block
 from tokenpaths.engine.models.dna import DNA, DNAConfig
-from torch import nn
 
 KINDS = {
     "transformers": ["transformer"] * 5,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from tokenpaths.engine.models.bank.bank import grouped_step, naive_step
 from tokenpaths.engine.models.bank.device_step import _places, device_step, group_entries, varlen_attention
 from tokenpaths.engine.models.bank.modules import Block
 from tokenpaths.engine.models.dna import DNA, DNAConfig
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 BANKS = {
     "blocks": ["transformer"] * 4,

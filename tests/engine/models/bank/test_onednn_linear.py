@@ -7,13 +7,14 @@ import pickle
 
 import pytest
 import torch
+from torch.nn import functional as F
+
 from tokenpaths.engine.models.bank import dispatch
 from tokenpaths.engine.models.bank.bank import grouped_step, naive_step
 from tokenpaths.engine.models.bank.dispatch import _pieces, plan_dispatch
 from tokenpaths.engine.models.bank.modules import Block
 from tokenpaths.engine.models.bank.onednn_linear import MOST_ROWS, Linear, fits, works
 from tokenpaths.engine.models.bank.varlen import masked_attention, segment_attention
-from torch.nn import functional as F
 
 KINDS = ("transformer", "attention", "mlp", "identity", "transformer")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from tokenpaths.engine.models.bank import recompute
 from tokenpaths.engine.models.bank.bank import grouped_step
 from tokenpaths.engine.models.bank.modules import Block

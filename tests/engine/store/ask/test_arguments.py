@@ -6,11 +6,11 @@ import inspect
 
 import numpy as np
 import pytest
+
+from tests.support.runs import make_run
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.arguments import _KINDS
 from tokenpaths.engine.store.ask.run import Run
-
-from tests.support.runs import make_run
 
 ARGUMENTS = [
     (name, argument.name)

@@ -9,6 +9,9 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import pytest
+
+from tests.support.naive_store import Case
+from tests.support.runs import make
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask import path_index
 from tokenpaths.engine.store.ask.frames import Frames
@@ -17,9 +20,6 @@ from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.filters import Filters, Query, token_condition
 from tokenpaths.engine.store.file.flow_counter import FlowCounter, flow_sql, usage_sql, with_modules
 from tokenpaths.engine.store.file.schema import SCHEMA_VERSION, SMALL_BLOCK_BYTES, STORAGE_VERSION
-
-from tests.support.naive_store import Case
-from tests.support.runs import make
 
 NEW = ("path_page", "path_count", "path_top", "label_path", "answer", "profile_page", "token_coded", "member")
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.support.runs import make
 from tokenpaths.engine.analysis.contrast import wilson
 from tokenpaths.engine.store.ask import label_specificity, token_table
 from tokenpaths.engine.store.ask.label_specificity import LEAST_SAMPLES, Counts, count_modules, count_paths
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.token_table import Travellers
-
-from tests.support.runs import make
 
 
 def made_up(paths: int, samples: int, labels: int, tokens: int, seed: int = 0, top_k: int = 2) -> Travellers:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tokenpaths.engine.store.ask.run import Run
 
 from tests.support.naive_store import Case
 from tests.support.runs import make
+from tokenpaths.engine.store.ask.run import Run
 
 
 def test_of_a_small_run_the_sample_is_the_run(case: Case):

@@ -9,14 +9,14 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 from sklearn.metrics import normalized_mutual_info_score
+
+from tests.support.naive_store import Case
+from tests.support.runs import make
 from tokenpaths.engine.analysis.words import KINDS, is_kind
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.knowledge import CELLS
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.token_table import read_travellers
-
-from tests.support.naive_store import Case
-from tests.support.runs import make
 
 
 @pytest.fixture
@@ -362,6 +362,7 @@ def test_kinds_of_patches_are_told_from_pixels_and_places(pictures, monkeypatch)
     import io
 
     from PIL import Image
+
     from tokenpaths.engine.store.ask import patch_kinds, token_table
 
     made = pictures.naive.made

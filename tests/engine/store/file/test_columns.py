@@ -10,12 +10,12 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import pytest
+
+from tests.support.runs import make
 from tokenpaths.engine.store.ask.frames import Frames
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.filters import Query
-
-from tests.support.runs import make
 
 
 def asked(sql: str) -> list[tuple]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo, SampleRecord, TraceBatch
 from tokenpaths.engine.base.store_errors import NoSuchThing

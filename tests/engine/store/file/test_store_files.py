@@ -16,6 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import csv, parquet
+
+from tests.support.naive_store import Case
+from tests.support.runs import make_run
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.store_errors import QueryTimeout, RunFileError, RunNotFound
 from tokenpaths.engine.store.ask.export import FORMATS, TABLES
@@ -24,9 +27,6 @@ from tokenpaths.engine.store.ask.run_list import list_runs
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.open_file import Connection, open_read_only
 from tokenpaths.engine.store.file.schema import SCHEMA_VERSION
-
-from tests.support.naive_store import Case
-from tests.support.runs import make_run
 
 
 @pytest.fixture(scope="module")

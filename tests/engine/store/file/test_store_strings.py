@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from tests.support.runs import make
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import SampleRecord
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.filters import parse_paths, parse_steps, parse_through
-
-from tests.support.runs import make
 
 LABELS = ["it's", 'say "hi"', "a;b--", "", " ", "ÅNGSTRÖM", "مرحبا", "nul\0l", "🙂🏳️‍🌈", "%", "_", "\\", "İ", "ß"]
 TEXTS = [

@@ -7,6 +7,7 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import pytest
+
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo, SampleRecord, TraceBatch
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.weight_codes import LINEAR, LOGARITHMIC, WeightCode, code_for

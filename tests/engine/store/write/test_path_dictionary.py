@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.support.runs import make
 from tokenpaths.engine.analysis.path_statistics import canonical, rank_order
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.flow_counter import FlowCounter
@@ -14,8 +16,6 @@ from tokenpaths.engine.store.file.packed_flow_counts import PackedFlows, fits
 from tokenpaths.engine.store.file.schema import Layout
 from tokenpaths.engine.store.write import path_dictionary
 from tokenpaths.engine.store.write.path_dictionary import HashIndex, PathBook, RowFile, sorted_slots, word_hashes
-
-from tests.support.runs import make
 
 
 def some_batches(modules: int, steps: int, top_k: int, seed: int = 0) -> list[np.ndarray]:

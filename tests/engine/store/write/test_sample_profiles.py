@@ -7,12 +7,12 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import pytest
+
+from tests.support.runs import make
 from tokenpaths.engine.analysis.path_distance import ribbon_distance
 from tokenpaths.engine.base.store_errors import RunFileError
 from tokenpaths.engine.store.ask import cache, queries, sample_profiles, similar, similar_ribbons
 from tokenpaths.engine.store.ask.run import Run
-
-from tests.support.runs import make
 
 KINDS = {
     "top1": {"modality": "vision", "samples": 11},

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+
+from tests.support.runs import make
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.write import sealed_answers as sealed
-
-from tests.support.runs import make
 
 KINDS = {
     "text": {"modality": "text"},

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.support.runs import make
 from tokenpaths.engine.adapters.recorder import process_parts
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import HolderLock, NearlyFull
@@ -17,8 +19,6 @@ from tokenpaths.engine.store.file.open_file import Connection
 from tokenpaths.engine.store.file.verification import verify_run
 from tokenpaths.engine.store.write import sealed_answers as sealed
 from tokenpaths.engine.store.write.writer import RunWriter
-
-from tests.support.runs import make
 
 
 class Cancelled(Exception):

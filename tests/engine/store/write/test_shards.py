@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+
+from tests.support.runs import Made, make
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.store_errors import WriterFailed
 from tokenpaths.engine.data.blocks import shard_rows
@@ -28,8 +30,6 @@ from tokenpaths.engine.store.file.shard_format import (
 )
 from tokenpaths.engine.store.write.merge import SealProgress, find_shards, seal_shards
 from tokenpaths.engine.store.write.shard_writer import ShardWriter
-
-from tests.support.runs import Made, make
 
 KINDS = {
     "top1": {"modality": "vision", "samples": 7, "batch_size": 2},

@@ -14,6 +14,8 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
+
+from tests.support.runs import Made, make, make_run, with_changes
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo, SampleRecord
 from tokenpaths.engine.base.store_errors import WriterFailed
@@ -22,8 +24,6 @@ from tokenpaths.engine.store.ask.run_list import list_runs
 from tokenpaths.engine.store.write.hash_sample import TokenSketch
 from tokenpaths.engine.store.write.path_dictionary import PathBook
 from tokenpaths.engine.store.write.writer import RunWriter, remove_abandoned
-
-from tests.support.runs import Made, make, make_run, with_changes
 
 
 @pytest.fixture
