@@ -19,9 +19,8 @@ from starlette.responses import Response
 from tokenpaths.backend.http.redact_paths import without_places
 from tokenpaths.backend.logs import request_id
 from tokenpaths.backend.metrics import PROBLEM_KIND
-from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.errors import NoSuchThing, QueryTimeout, RunFileError, RunNotFound, UserError
 from tokenpaths.engine.base.files import is_disk_full
-from tokenpaths.engine.base.store_errors import NoSuchThing, QueryTimeout, RunFileError, RunNotFound
 from tokenpaths.engine.base.validation import in_words
 
 STATUS_OF: tuple[tuple[type[UserError], int, str], ...] = (

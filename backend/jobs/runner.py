@@ -218,7 +218,7 @@ class JobRunner:
 
     def _is_nearly_full(self, error: Exception) -> bool:
         """Whether an error of storing a run came where there is hardly any space: not every library says why."""
-        from tokenpaths.engine.base.store_errors import WriterFailed
+        from tokenpaths.engine.base.errors import WriterFailed
 
         with contextlib.suppress(OSError):
             free = shutil.disk_usage(self.context.data_dir).free

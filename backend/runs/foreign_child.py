@@ -46,8 +46,7 @@ QUESTIONS: dict[str, Callable[[Run], Any]] = {
 
 def problem_of(file: Path) -> str | None:
     """What is wrong with the run, in a sentence; None for nothing. NotEnoughMemory or MemoryError: not known."""
-    from tokenpaths.engine.base.errors import UserError
-    from tokenpaths.engine.base.store_errors import NotEnoughMemory, RunFileError, RunNotFound
+    from tokenpaths.engine.base.errors import NotEnoughMemory, RunFileError, RunNotFound, UserError
     from tokenpaths.engine.store.ask.run import Run
     from tokenpaths.engine.store.file.verification import verify_run
 
@@ -77,7 +76,7 @@ def problem_of(file: Path) -> str | None:
 
 def answer_about(file: Path) -> dict[str, Any]:
     """``problem``, and ``memory``: whether it failed for want of memory, which says nothing of the file."""
-    from tokenpaths.engine.base.store_errors import NotEnoughMemory
+    from tokenpaths.engine.base.errors import NotEnoughMemory
 
     try:
         problem = problem_of(file)

@@ -201,7 +201,7 @@ class RunRegistry:
         return entry
 
     def _open(self, entry: Entry, path: Path) -> None:
-        from tokenpaths.engine.base.store_errors import QueryTimeout
+        from tokenpaths.engine.base.errors import QueryTimeout
         from tokenpaths.engine.store.ask.run import Run
 
         try:

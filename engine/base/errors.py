@@ -1,15 +1,45 @@
-"""The one exception for what people can put right themselves."""
+"""Exceptions of the engine that people can act on: one tree below `UserError`.
+
+Errors of one room (`ImageError`, `CheckpointError`, `TrainingDiverged` …) are defined where they are raised and
+derive from `UserError` as well.
+"""
 
 from __future__ import annotations
 
 
 class UserError(ValueError):
-    """Bad input: the message says what was given and what would be right, in one sentence.
+    """Invalid input; the message names the value received and what would be valid, in one sentence.
 
-    ``field`` names the parameter, option or column at fault, where there is one. The API turns
-    this into problem+json, the command line into one line and exit code 2.
+    The API turns it into problem+json, the command line into one line and exit code 2.
+
+    Attributes:
+        field: the parameter, option or column at fault, where there is one.
     """
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+class RunFileError(UserError):
+    """The file cannot be read as a run: truncated, damaged, another format, or a newer schema."""
+
+
+class RunNotFound(UserError):
+    """No run has this name."""
+
+
+class NoSuchThing(UserError):
+    """The run has no such rank, sample, image or table."""
+
+
+class QueryTimeout(UserError):
+    """A query exceeded the run's time limit and was interrupted."""
+
+
+class NotEnoughMemory(UserError):
+    """A query, or reading a file, needs more memory than there is; the file itself may be intact."""
+
+
+class WriterFailed(UserError):
+    """The writer thread could not store its input (disk full, file removed …)."""

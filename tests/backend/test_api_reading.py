@@ -18,7 +18,7 @@ from tests.backend.conftest import API, Serve, Served, problem
 from tests.support.coroutines import run_alone
 from tests.support.runs import make_run
 from tokenpaths.backend.schemas import exports, runs
-from tokenpaths.engine.base.store_errors import QueryTimeout
+from tokenpaths.engine.base.errors import QueryTimeout
 from tokenpaths.engine.store.ask.run import Run
 
 EVERY_GET: list[tuple[str, type[runs.Shape]]] = [

@@ -12,7 +12,7 @@ from tokenpaths.backend.http import redact_paths
 from tokenpaths.backend.http.redact_paths import hide_places, without_places
 from tokenpaths.backend.jobs.table import JobTable
 from tokenpaths.backend.settings import load_settings
-from tokenpaths.engine.base.store_errors import RunFileError
+from tokenpaths.engine.base.errors import RunFileError
 from tokenpaths.engine.store.file.open_file import Connection
 
 

@@ -13,8 +13,8 @@ from tests.faults.conftest import Keep, fill
 from tests.support.runs import make, make_run
 from tokenpaths.backend.settings import load_settings
 from tokenpaths.backend.worker.worker import create_worker
+from tokenpaths.engine.base.errors import WriterFailed
 from tokenpaths.engine.base.files import keep_free
-from tokenpaths.engine.base.store_errors import WriterFailed
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.write.writer import RunWriter
 

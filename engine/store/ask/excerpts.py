@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tokenpaths.engine.base.store_errors import RunFileError
+from tokenpaths.engine.base.errors import RunFileError
 from tokenpaths.engine.data.images import MAX_PIXELS
 from tokenpaths.engine.store.file.schema import Layout
 

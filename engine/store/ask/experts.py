@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tokenpaths.engine.analysis import expert_affinity as measure
-from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.store_errors import NoSuchThing
+from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask import path_index, queries
 from tokenpaths.engine.store.ask.samples import token_text, vocabulary
 from tokenpaths.engine.store.file.filters import Query, check_choice, check_page

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from tokenpaths.engine.analysis.ribbon_costs import module_units
-from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.base.records import ModuleInfo
-from tokenpaths.engine.base.store_errors import NoSuchThing
 from tokenpaths.engine.store.ask import (
     answers,
     edit_effects,

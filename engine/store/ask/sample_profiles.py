@@ -17,7 +17,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from tokenpaths.engine.base.store_errors import RunFileError
+from tokenpaths.engine.base.errors import RunFileError
 from tokenpaths.engine.store.ask.cache import held
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.schema import Layout

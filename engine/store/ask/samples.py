@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tokenpaths.engine.analysis.ribbon_costs import compute, reuse
-from tokenpaths.engine.base.store_errors import NoSuchThing
+from tokenpaths.engine.base.errors import NoSuchThing
 from tokenpaths.engine.store.ask import path_index, queries
 from tokenpaths.engine.store.ask.excerpts import (
     SAMPLE_FIELDS,

@@ -17,8 +17,7 @@ from PIL import Image
 
 from tokenpaths.engine.analysis.path_distance import SAME, nearest, profile_distance, profiles
 from tokenpaths.engine.analysis.projection import pca
-from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.store_errors import NoSuchThing
+from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask import queries, sample_profiles
 from tokenpaths.engine.store.ask.excerpts import SAMPLE_FIELDS, nested_ribbon, open_picture, sample_answer
 from tokenpaths.engine.store.ask.path_index import look_up

@@ -11,9 +11,8 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.errors import NotEnoughMemory, QueryTimeout, RunFileError, RunNotFound, UserError
 from tokenpaths.engine.base.files import RUN_SUFFIX
-from tokenpaths.engine.base.store_errors import NotEnoughMemory, QueryTimeout, RunFileError, RunNotFound
 from tokenpaths.engine.store.file.schema import SCHEMA_VERSION
 
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {

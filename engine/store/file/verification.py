@@ -6,7 +6,7 @@ from pathlib import Path
 
 import duckdb
 
-from tokenpaths.engine.base.store_errors import NotEnoughMemory, RunFileError
+from tokenpaths.engine.base.errors import NotEnoughMemory, RunFileError
 from tokenpaths.engine.store.file.columns import MEMBERS, TABLE
 from tokenpaths.engine.store.file.open_file import first_line, open_read_only
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.errors import UserError, WriterFailed
 from tokenpaths.engine.base.files import HolderLock, NearlyFull, check_free
-from tokenpaths.engine.base.store_errors import WriterFailed
 
 _Writer = TypeVar("_Writer", bound="SealedOnce")
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from tokenpaths.engine.base.errors import WriterFailed
 from tokenpaths.engine.base.files import is_disk_full
-from tokenpaths.engine.base.store_errors import WriterFailed
 from tokenpaths.engine.store.file.schema import SCHEMA_VERSION, layout_for
 from tokenpaths.engine.store.file.shard_format import (
     ABOUT,

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenpaths.engine.analysis.ribbon_costs import module_units
-from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.errors import UserError, WriterFailed
 from tokenpaths.engine.base.files import (
     HolderLock,
     NearlyFull,
@@ -29,7 +29,6 @@ from tokenpaths.engine.base.files import (
     restore_folder,
 )
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo, TraceBatch
-from tokenpaths.engine.base.store_errors import WriterFailed
 from tokenpaths.engine.store.file.checks import check_batch, check_json, check_ribbons, check_run
 from tokenpaths.engine.store.file.schema import SAMPLE_COLUMNS, SCHEMA_VERSION, Layout, layout_for, token_columns
 from tokenpaths.engine.store.file.shard_format import (

@@ -20,10 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from tokenpaths.engine.analysis.ribbon_costs import NOTHING, compute, module_units, reuse
-from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.errors import RunFileError, UserError, WriterFailed
 from tokenpaths.engine.base.files import HolderLock, check_free, rename_durably, run_file
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo, TraceBatch
-from tokenpaths.engine.base.store_errors import RunFileError, WriterFailed
 from tokenpaths.engine.store.file import columns
 from tokenpaths.engine.store.file.checks import check_batch, check_json, check_ribbons, check_run
 from tokenpaths.engine.store.file.open_file import is_interrupt, open_read_only

@@ -59,8 +59,8 @@ def runs(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
 def _read_run(file: Path, strangers: Strangers) -> Finding | int:
     """The tokens of a run that is whole, or what is wrong with it."""
     from tokenpaths.backend.runs.registry import NO_NAME
+    from tokenpaths.engine.base.errors import NotEnoughMemory
     from tokenpaths.engine.base.files import is_name
-    from tokenpaths.engine.base.store_errors import NotEnoughMemory
     from tokenpaths.engine.store.file.verification import verify_run
 
     if not is_name(file.stem):

@@ -13,7 +13,7 @@ from pyarrow import csv, parquet
 
 from tests.engine.store.file.test_soft_tables import seal
 from tests.support.runs import make_experts, make_run
-from tokenpaths.engine.base.store_errors import NoSuchThing
+from tokenpaths.engine.base.errors import NoSuchThing
 from tokenpaths.engine.store.ask import export
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.filters import Query

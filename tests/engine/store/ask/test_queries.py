@@ -16,8 +16,7 @@ from PIL import Image
 from tests.support.naive_store import Case
 from tests.support.runs import make, make_run
 from tokenpaths.engine.analysis.load import effective_top_k, load_entropy, max_violation
-from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.store_errors import NoSuchThing
+from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask.excerpts import CONTEXT_CHARACTERS
 from tokenpaths.engine.store.ask.run import Run
 

@@ -14,8 +14,7 @@ from PIL import Image
 from tests.support.naive_store import Case
 from tests.support.runs import make, make_run
 from tokenpaths.engine.analysis.path_distance import nearest, profile_distance, ribbon_distance
-from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.store_errors import NoSuchThing
+from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask import similar as store_similar
 from tokenpaths.engine.store.ask.run import Run
 

@@ -14,8 +14,7 @@ from PIL import Image
 from sklearn.metrics import adjusted_mutual_info_score
 
 from tests.support.runs import Made, make, make_experts
-from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.store_errors import NoSuchThing, RunFileError
+from tokenpaths.engine.base.errors import NoSuchThing, RunFileError, UserError
 from tokenpaths.engine.store.ask import sample_matching
 from tokenpaths.engine.store.ask.compare import NotComparable, compare, over_training
 from tokenpaths.engine.store.ask.run import Run

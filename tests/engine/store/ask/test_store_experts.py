@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.runs import Made, make, make_experts
-from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.store_errors import NoSuchThing
+from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask import experts as store
 from tokenpaths.engine.store.ask import saturation
 from tokenpaths.engine.store.ask.run import Run

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo, SampleRecord, TraceBatch
-from tokenpaths.engine.base.store_errors import NoSuchThing
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.write.writer import RunWriter
 

@@ -19,8 +19,7 @@ from pyarrow import csv, parquet
 
 from tests.support.naive_store import Case
 from tests.support.runs import make_run
-from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.store_errors import QueryTimeout, RunFileError, RunNotFound
+from tokenpaths.engine.base.errors import QueryTimeout, RunFileError, RunNotFound, UserError
 from tokenpaths.engine.store.ask.export import FORMATS, TABLES
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.run_list import list_runs

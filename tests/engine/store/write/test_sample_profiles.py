@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.runs import make
 from tokenpaths.engine.analysis.path_distance import ribbon_distance
-from tokenpaths.engine.base.store_errors import RunFileError
+from tokenpaths.engine.base.errors import RunFileError
 from tokenpaths.engine.store.ask import cache, queries, sample_profiles, similar, similar_ribbons
 from tokenpaths.engine.store.ask.run import Run
 

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.runs import Made, make
-from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.store_errors import WriterFailed
+from tokenpaths.engine.base.errors import UserError, WriterFailed
 from tokenpaths.engine.data.blocks import shard_rows
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.open_file import open_read_only
@@ -266,7 +265,6 @@ def test_what_a_killed_worker_left_is_traced_anew_and_two_workers_do_not_meet(tm
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from tokenpaths.engine.base.store_errors import WriterFailed
 from tokenpaths.engine.store.write.merge import find_shards, seal_shards
 from tests.engine.store.write.test_shards import KINDS, write_shards
 from tests.support.runs import make

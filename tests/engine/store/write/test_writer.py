@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 from tests.support.runs import Made, make, make_run, with_changes
-from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.errors import UserError, WriterFailed
 from tokenpaths.engine.base.records import ModuleInfo, SampleRecord
-from tokenpaths.engine.base.store_errors import WriterFailed
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.run_list import list_runs
 from tokenpaths.engine.store.write.hash_sample import TokenSketch
@@ -306,7 +305,6 @@ def test_a_killed_writer_leaves_nothing_that_looks_like_a_run(moment: str, tmp_p
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from tokenpaths.engine.base.store_errors import WriterFailed
 from tokenpaths.engine.store.write.writer import RunWriter
 from tests.support.runs import make
 made = make("full", samples=6)
