@@ -1,18 +1,24 @@
-"""One thread for every process of the suite, those that tests start included; no test is timed.
+"""Threads, signals and settings of every process of the suite, those that tests start included; no test is timed.
 
-Models this small only wait for each other with more, and sums are equal to the last bit with as many threads only:
-a job that is killed and gone on with by another process is compared so.
+One thread each: models this small only wait for each other with more, and sums are equal to the last bit with as many
+threads only (a job that is killed and resumed by another process is compared so).
 """
 
 import os
+import signal
+import sys
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
 
-os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
-torch.set_num_threads(1)
+# Read by OpenMP when torch is first imported, here and in the children.
+os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
+if "torch" in sys.modules:
+    sys.modules["torch"].set_num_threads(1)
+# A shell that is not interactive starts `… &` with Ctrl-C ignored, and children inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import signal
 import socket
 import subprocess
 import sys
@@ -168,11 +167,6 @@ def working(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Itera
     options |= {"models_dirs": (models_dir,), "trace_seconds": 250}
     with serving(create_worker(load_settings(**options))) as url, api_for(worker_url=url, **options) as served:
         yield served
-
-
-def hear_interrupts() -> None:
-    """For ``preexec_fn``: Ctrl-C reaches the child even where these tests run in the background, which ignores it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def png(width: int = 40, height: int = 30, mode: str = "RGB") -> bytes:

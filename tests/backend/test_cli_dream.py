@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.backend.conftest import hear_interrupts
 from tests.support.checkpoints import save_tiny
 from tokenpaths.cli.main import main
 
@@ -32,9 +31,7 @@ def test_a_stopped_dream_goes_on_where_it_stood(data_dir: Path, capsys: pytest.C
         "import sys; from tokenpaths.cli.main import main; sys.exit(main(sys.argv[1:]))",
         *ask,
     ]
-    stopped = subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=hear_interrupts
-    )
+    stopped = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     until = time.monotonic() + 120
     while not list(data_dir.glob("dreams/*/state.safetensors")) and time.monotonic() < until:
         time.sleep(0.05)

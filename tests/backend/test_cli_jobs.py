@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.backend.conftest import hear_interrupts
 from tests.backend.test_cli_commands import ROOT, run_cli
 from tokenpaths.backend.jobs.service import Jobs
 from tokenpaths.backend.settings import load_settings
@@ -65,7 +64,6 @@ def test_a_further_worker_does_jobs_until_it_is_stopped(jobs: Jobs, tmp_path: Pa
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        preexec_fn=hear_interrupts,
     ) as process:
         try:
             ends = time.monotonic() + 120
