@@ -137,8 +137,8 @@ def measure_recording() -> dict[str, Any]:
     """What is added behind a pass of the shipped model, and the pass."""
     from benchmarks.recording import shaped
     from tokenpaths.engine.base.files import SHIPPED_MODELS
-    from tokenpaths.engine.models.family import Traced
-    from tokenpaths.engine.tracing.recording import compact_decisions, to_host
+    from tokenpaths.engine.models.family import Traced, compact_decisions
+    from tokenpaths.engine.tracing.recording import to_host
     from tokenpaths.engine.tracing.trace_run import load_model
 
     model = load_model("dna-vision-top1", [SHIPPED_MODELS]).model

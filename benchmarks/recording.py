@@ -24,9 +24,9 @@ from benchmarks.table import Row, worst
 from tokenpaths.engine.base.files import SHIPPED_MODELS
 from tokenpaths.engine.base.records import RunInfo, SampleRecord, TraceBatch
 from tokenpaths.engine.models.dna import DNA, DNAConfig
-from tokenpaths.engine.models.family import Traced
+from tokenpaths.engine.models.family import Traced, compact_decisions
 from tokenpaths.engine.store.write.writer import RunWriter
-from tokenpaths.engine.tracing.recording import compact_decisions, to_host
+from tokenpaths.engine.tracing.recording import to_host
 from tokenpaths.engine.tracing.trace_run import load_model
 
 PAPER_SIZE = DNAConfig(

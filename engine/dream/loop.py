@@ -15,13 +15,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.dream.objectives import Choices, Module, Objective
 from tokenpaths.engine.dream.observed_pass import Need, Seen, look
 from tokenpaths.engine.dream.parametrisation import start_spectrum, to_pictures, total_variation
 from tokenpaths.engine.dream.settings import ImageSettings
 from tokenpaths.engine.dream.transforms import disturb, draw, generator_of
 from tokenpaths.engine.models.family import RoutedModel
-from tokenpaths.engine.train.augment import normalise
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 

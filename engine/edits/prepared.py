@@ -14,10 +14,10 @@ from torch import Tensor
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.images import model_view
+from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.data.sources.sample import Sample
 from tokenpaths.engine.tracing.trace_batches import _padded, _picture, _Window, _windows
 from tokenpaths.engine.tracing.trace_run import LoadedModel
-from tokenpaths.engine.train.augment import normalise
 
 TOKENS_AT_ONCE = 4096
 IMAGES_AT_ONCE = 64

@@ -28,9 +28,9 @@ from tokenpaths.engine.models.apply_edits import allowed_modules, edited, pushed
 from tokenpaths.engine.models.bank.bank import grouped_step, naive_step
 from tokenpaths.engine.models.bank.device_step import device_step
 from tokenpaths.engine.models.bank.modules import Block
-from tokenpaths.engine.models.family import Controls, RoutedModel, Traced
+from tokenpaths.engine.models.family import Controls, RoutedModel, Traced, compact_decisions
+from tokenpaths.engine.models.flops import dna_module_table, token_flops
 from tokenpaths.engine.models.losses import linear_cross_entropy
-from tokenpaths.engine.tracing.recording import compact_decisions, dna_module_table, token_flops
 
 EXECUTIONS = {"grouped": grouped_step, "device": device_step, "graph": device_step, "naive": naive_step}
 
@@ -294,12 +294,12 @@ class DNA(RoutedModel):
         return self.config.top_k if plan is None else plan.top_k
 
     def token_flops(self, module_ids: Tensor, valid: Tensor | None = None) -> Tensor:
-        """See ``tokenpaths.engine.tracing.recording.token_flops``."""
+        """See ``tokenpaths.engine.models.flops.token_flops``."""
         return token_flops(module_ids, self.config, valid)
 
     def module_table(self) -> list[ModuleInfo]:
         """The modules of the bank; any step can choose any of them."""
-        return dna_module_table(self)
+        return dna_module_table(self.config, [sum(p.numel() for p in block.parameters()) for block in self.bank])
 
     def training_numbers(self, routing: list[Decision]) -> dict[str, float]:
         """Share of module slots that were skipped, mean over the steps."""

@@ -14,11 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from jaxtyping import Bool, Float, Integer
 from pydantic import BaseModel
 from torch import Tensor, nn
 
 from tokenpaths.engine.base.records import ModuleInfo
+from tokenpaths.engine.base.routing import Decision
 from tokenpaths.engine.families.controls import Controls, read_controls_of
 
 
@@ -42,6 +44,34 @@ class Traced:
     """gated routers: weight of each direction of each head"""
     blocks: Float[Tensor, "B R P"] | None = None
     """threshold routers: firing rate of each block at each threshold step, 0 where it was silent"""
+
+
+def compact_decisions(
+    decisions: list[Decision], batch: int
+) -> tuple[Integer[Tensor, "B T S K"], Float[Tensor, "B T S K"], Float[Tensor, "B T S"]]:
+    """Ids, weights and gate entropy of a forward pass, small, still on the device; not the full probabilities.
+
+    Ids are uint8 up to 256 modules, else int16; weights and entropies float16: 11 bits, three more
+    than the store keeps.
+    """
+    ids, weights, entropies = [], [], []
+    narrow = torch.uint8 if decisions[0].probs.shape[1] <= 256 else torch.int16
+    for decision in decisions:
+        ids.append(decision.module_ids.to(narrow))
+        weights.append(decision.weights.to(torch.float16))
+        entropies.append(entropy(decision.probs).to(torch.float16))
+    stacked = (torch.stack(part, dim=1) for part in (ids, weights, entropies))
+    ids_BTSK, weights_BTSK, entropy_BTS = (t.view(batch, -1, *t.shape[1:]) for t in stacked)
+    return ids_BTSK, weights_BTSK, entropy_BTS
+
+
+def entropy(probs: Float[Tensor, "N M"]) -> Float[Tensor, " N"]:
+    """−Σ p ln p of each row, in nats; a probability of 0 adds nothing, NaN stays NaN.
+
+    ``torch.special.entr`` says the same, but takes its logarithms one by one: three quarters of all recording.
+    """
+    logarithms = probs.clamp(min=torch.finfo(probs.dtype).tiny).log_()
+    return logarithms.mul_(probs).sum(dim=-1).neg_()
 
 
 class RoutedModel(nn.Module):

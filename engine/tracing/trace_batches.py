@@ -21,12 +21,12 @@ from tokenpaths.engine.base.records import SampleRecord, TraceBatch
 from tokenpaths.engine.data.blocks import block_rows, with_breaks
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.data.images import display_png, model_view, patch_regions
+from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.families.edit_values import check_length
 from tokenpaths.engine.models.family import Controls, RoutedModel, Traced
 from tokenpaths.engine.models.graphs import Graphs
 from tokenpaths.engine.models.losses import token_losses
 from tokenpaths.engine.tracing.recording import to_host
-from tokenpaths.engine.train.augment import normalise
 
 if TYPE_CHECKING:
     from tokenpaths.engine.tracing.trace_run import LoadedModel

@@ -25,9 +25,9 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
 from tokenpaths.engine.base.files import write_atomically
+from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.models.checkpoint import CARD, CONFIG, WEIGHTS, build_model, read_checkpoint, save_checkpoint
 from tokenpaths.engine.models.raytracing import FeatureExtractor, MLPTwin, OnFeatures, RayTracing
-from tokenpaths.engine.train.augment import normalise
 from tokenpaths.engine.train.loop import Progress, describe_machine
 from tokenpaths.engine.train.raytracing_fit import Fit, Plan, Samples, fit, measure
 from tokenpaths.engine.train.raytracing_recipe import RECIPES, Corpora, RayTracingRecipe, find_recipe, load_corpora

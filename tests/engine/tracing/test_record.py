@@ -9,8 +9,9 @@ import torch
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.routing import route
 from tokenpaths.engine.models.dna import DNA, DNAConfig
-from tokenpaths.engine.models.family import Traced
-from tokenpaths.engine.tracing.recording import compact_decisions, entropy, module_flops, to_host, token_flops
+from tokenpaths.engine.models.family import Traced, compact_decisions, entropy
+from tokenpaths.engine.models.flops import module_flops, token_flops
+from tokenpaths.engine.tracing.recording import to_host
 
 CONFIG = dict(
     modality="text",

@@ -16,11 +16,11 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import is_name
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.data.images import model_view
+from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.tracing.trace_run import list_models, load_model, new_run_id, trace_samples
-from tokenpaths.engine.train.augment import normalise
 
 
 def picture(seed: int, width=48, height=32) -> Image.Image:

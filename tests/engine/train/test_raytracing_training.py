@@ -17,11 +17,11 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.bundled import digits
 from tokenpaths.engine.data.datasets import open_dataset
 from tokenpaths.engine.data.images import model_view
+from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.families.raytracing_config import RayTracingConfig
 from tokenpaths.engine.models.checkpoint import CARD, build_model, read_checkpoint
 from tokenpaths.engine.models.raytracing import RayTracing
 from tokenpaths.engine.train import raytracing_fit
-from tokenpaths.engine.train.augment import normalise
 from tokenpaths.engine.train.loop import STATE, TrainingDiverged
 from tokenpaths.engine.train.raytracing_fit import Plan, Samples, fit, measure
 from tokenpaths.engine.train.raytracing_recipe import RECIPES, Corpora, RayTracingRecipe, find_recipe, load_corpora
