@@ -5,9 +5,6 @@
 ``execution="device"`` (``engine/models/bank/device_step.py``) with imposed skewed routing, matched active blocks, clock
 with the device waited for at both ends. The forward runs under ``torch.cuda.set_sync_debug_mode("error")``, which
 raises at any synchronisation with the host. Compute capability 9.0 or later.
-
-Beside the forward stands its replay as a captured CUDA graph (``engine/models/graphs.py``), with new routing copied in
-before each. It is left out where the capture is refused.
 """
 
 from __future__ import annotations
@@ -15,18 +12,15 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from itertools import cycle
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from benchmarks.imposed import ImposedDNA, forward, make_inputs, training_step
 from benchmarks.measure import interleaved, ratio, report
 from benchmarks.table import Row, worst
 from tokenpaths.engine.models.bank.device_step import fits_device
 from tokenpaths.engine.models.dna import DNA, DNAConfig
-from tokenpaths.engine.models.graphs import Graphs
 
 SIZES = {
     "vision 196 × D 384": (
@@ -73,24 +67,6 @@ def waited(run: Callable[..., Any], *arguments: Any, strict: bool = False) -> Ca
     return timed
 
 
-def captured(routed: ImposedDNA, inputs: Tensor) -> Callable[[], None] | None:
-    """The forward by replay; None where it cannot be captured."""
-    drawn, graphs = routed.drawn, Graphs(routed)
-    turns, kept = cycle(drawn[routed.how]), [ids.clone() for ids in drawn[routed.how][0]]
-
-    def replayed() -> None:
-        for ids, fresh in zip(kept, next(turns), strict=True):  # a replay reads its routing where it was captured
-            ids.copy_(fresh)
-        with torch.inference_mode():
-            graphs(inputs)
-
-    routed.drawn = {routed.how: [kept] * len(drawn[routed.how])}
-    for _ in range(2):
-        replayed()
-    routed.drawn = drawn
-    return replayed if any(graphs.met.values()) else None
-
-
 def measure(size: str, repeats: int) -> dict[str, Any]:
     config, batch = SIZES[size]
     torch.manual_seed(0)
@@ -107,12 +83,7 @@ def measure(size: str, repeats: int) -> dict[str, Any]:
             "dense": waited(run, dense, *arguments),
             "ours": waited(run, routed, *arguments, strict=what == "forward"),
         }
-        if what == "forward" and (replayed := captured(routed, inputs)):
-            variants["graph"] = waited(replayed, strict=True)
-        seconds = interleaved(variants, repeats, 3, time.perf_counter)
-        made[what] = ratio(seconds, "ours", "dense")
-        if "graph" in variants:
-            made["forward_graph"] = ratio(seconds, "graph", "dense")
+        made[what] = ratio(interleaved(variants, repeats, 3, time.perf_counter), "ours", "dense")
     return made
 
 
@@ -122,10 +93,8 @@ def rows(document: dict[str, Any]) -> list[Row]:
     if "sizes" not in results:
         return [Row(key, None, note=results["note"]) for key in ("gpu_forward", "gpu_training")]
     sizes = results["sizes"]
-    graphs = [cell["forward_graph"]["median"] for cell in sizes.values() if cell.get("forward_graph")]
-    peers = {"ours, as a CUDA graph": max(graphs)} if len(graphs) == len(sizes) else {}
     return [
-        worst("gpu_forward", {size: cell["forward"] for size, cell in sizes.items()}, peers=peers),
+        worst("gpu_forward", {size: cell["forward"] for size, cell in sizes.items()}),
         worst("gpu_training", {size: cell["training"] for size, cell in sizes.items()}),
     ]
 

@@ -28,8 +28,6 @@ from torch import Tensor
 from benchmarks.measure import report
 from tokenpaths.engine.analysis.families.directions import (
     centroid_accuracy,
-    direction_angles,
-    direction_vocabulary,
     domain_gates,
     principal_components,
     specialists,
@@ -47,7 +45,7 @@ from tokenpaths.engine.edits.gate_effects import (
     repeated_rows,
     swap_effect,
 )
-from tokenpaths.engine.models.directional import Directional
+from tokenpaths.engine.models.directional import Directional, direction_angles, direction_vocabulary
 from tokenpaths.engine.models.directional_gates import OFF, Interventions
 from tokenpaths.engine.train.corpora import TextCorpus, load_text
 from tokenpaths.engine.train.loop import evaluate, open_run

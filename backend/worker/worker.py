@@ -115,7 +115,7 @@ class Worker:
 
     def details(self, name: str) -> dict[str, Any]:
         """The row of one model with its configuration and its card (Markdown), where it has them."""
-        from tokenpaths.engine.models.registry import family_class
+        from tokenpaths.engine.models.family import family_class
 
         if is_huggingface(name):
             return huggingface_details(self.settings.huggingface_dir, name)

@@ -9,7 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tokenpaths.engine.families.kinds import Kind
+Kind = Literal["transformer", "attention", "mlp", "identity"]
+"""what a module of the bank can be"""
 
 
 class DNAConfig(BaseModel):

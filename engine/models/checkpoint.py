@@ -1,5 +1,7 @@
-"""Checkpoints: a folder with ``model.safetensors``, ``config.json``, ``card.md`` and, for text,
-``tokenizer.json``. Never a pickle.
+"""Checkpoints: a folder with ``model.safetensors``, ``config.json``, ``card.md`` and, for text, ``tokenizer.json``.
+
+Never a pickle. A configuration may come from a stranger, and building a model loops over some of its numbers before
+any weight is compared: `check_sizes` bounds them, far above every published model, before anything is built.
 """
 
 from __future__ import annotations
@@ -18,9 +20,7 @@ from safetensors.torch import save_file
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import atomic_file, write_atomically
-from tokenpaths.engine.families.limits import check_sizes
-from tokenpaths.engine.models.family import RoutedModel
-from tokenpaths.engine.models.registry import family_class
+from tokenpaths.engine.models.family import RoutedModel, family_class
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -29,6 +29,31 @@ SUM = "tensors_sha256"
 """key of the metadata of a weights file"""
 SUMS = "SHA256SUMS"
 """file beside checkpoint folders: sums of weights that carry none, as ``sha256sum`` writes it"""
+
+MOST = 10_000_000
+"""of anything: channels, words, positions"""
+MOST_LOOPED = 4096
+LOOPED = frozenset(
+    {
+        "backbone",
+        "steps",
+        "transformers",
+        "attentions",
+        "mlps",
+        "identities",
+        "iterations",
+        "layers",
+        "levels",
+        "blocks",
+        "path_blocks",
+        "directions",
+        "conv_channels",
+        "input_neurons",
+    }
+)
+"""fields whose numbers say how many modules are built, or how often they run"""
+MOST_BLOCKS = 65_536
+"""blocks a layer or level × layers or levels"""
 
 
 class CheckpointError(UserError):
@@ -212,3 +237,28 @@ def file_sha256(path: Path) -> str:
 
 def _first_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
+
+
+def check_sizes(config: Mapping[str, Any]) -> None:
+    """Do nothing for a configuration that can be built in seconds; else ValueError that names the field.
+
+    >>> check_sizes({"steps": 20, "vocab_size": 50257})
+    """
+    for name, value in config.items():
+        most = MOST_LOOPED if name in LOOPED else MOST
+        for number in _numbers(value) if name != "seed" else ():
+            if abs(number) > most:
+                raise ValueError(f"{name}: {str(number)[:20]} is more than {most:,}, the most that is built here")
+    deep = max([1, *_numbers(config.get("layers")), *_numbers(config.get("levels"))])
+    wide = max([1, *_numbers(config.get("blocks"))])
+    if deep * wide > MOST_BLOCKS:
+        raise ValueError(f"blocks: {deep:,} × {wide:,} is more than {MOST_BLOCKS:,}, the most that is built here")
+
+
+def _numbers(value: Any) -> list[int]:
+    """The whole numbers in a field, lists of lists included."""
+    if isinstance(value, bool) or value is None:
+        return []
+    if isinstance(value, int):
+        return [value]
+    return [number for one in value for number in _numbers(one)] if isinstance(value, (list, tuple)) else []

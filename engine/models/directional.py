@@ -14,8 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -275,8 +276,6 @@ class Directional(RoutedModel):
         """The ten words that each direction writes most."""
         if not self.config.directions or not token_texts:
             return {}
-        from tokenpaths.engine.analysis.families.directions import direction_vocabulary
-
         best = direction_vocabulary(self, top=min(10, self.config.vocab_size)).token_ids
         words = [
             {"layer": layer, "head": head, "direction": k, "tokens": [token_texts.get(int(i), "") for i in ids]}
@@ -305,3 +304,56 @@ class Directional(RoutedModel):
                         )
                     )
         return rows
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The vocabulary entries that each direction writes most, largest score first."""
+
+    token_ids: Integer[np.ndarray, "L H K top"]
+    scores: Float[np.ndarray, "L H K top"]
+
+
+@torch.inference_mode()
+def direction_vocabulary(
+    model: Directional, top: int = 10, allowed: Bool[np.ndarray, " C"] | None = None
+) -> Vocabulary:
+    """Each unit direction, padded to the model's width, through W_O, against every unembedding row.
+
+    The final LayerNorm is left out, as in the paper (section 6.1): scores compare words of one
+    direction, not directions with one another. ``allowed`` leaves entries out: rows that training
+    hardly touched point anywhere, and would fill the lists of a small model.
+
+    Raises:
+        UserError: the unrouted twin, or more words than the vocabulary has (of those allowed).
+    """
+    config = model.config
+    if not config.directions:
+        raise UserError("directions is 0: the unrouted twin has no directions to read", field="directions")
+    usable = config.vocab_size if allowed is None else int(allowed.sum())
+    if not 1 <= top <= usable:
+        raise UserError(f"top is {top}; the vocabulary has {usable} entries to choose from", field="top")
+    left_out = None if allowed is None else torch.from_numpy(~allowed).to(model.unembedding.device)
+    ids, scores = [], []
+    for layer in model.layers:
+        padded_GD = torch.block_diag(*[d.reshape(-1, config.head_width) for d in layer.unit_directions()])
+        scores_GC = layer.attention.project_out(padded_GD) @ model.unembedding.T
+        if left_out is not None:
+            scores_GC = scores_GC.masked_fill(left_out, float("-inf"))
+        best = scores_GC.topk(top, dim=-1)
+        shape = (config.heads, config.directions, top)
+        ids.append(best.indices.view(shape))
+        scores.append(best.values.view(shape))
+    return Vocabulary(torch.stack(ids).cpu().numpy(), torch.stack(scores).float().cpu().numpy())
+
+
+@torch.inference_mode()
+def direction_angles(model: Directional) -> Float[Tensor, "L H"]:
+    """Mean angle in degrees between the lines of a head's directions (0 = the same line, 90 = orthogonal)."""
+    angles = []
+    for layer in model.layers:
+        d_HKW = layer.unit_directions()
+        cosines = (d_HKW @ d_HKW.transpose(1, 2)).abs().clamp(max=1)
+        upper = torch.triu(torch.ones(cosines.shape[1:], dtype=torch.bool), diagonal=1)
+        angles.append(torch.rad2deg(cosines.arccos())[:, upper].mean(dim=-1))
+    return torch.stack(angles)

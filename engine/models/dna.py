@@ -4,7 +4,7 @@ input node (patchify or embed) → backbone modules that every token passes → 
 output node (vision: mean over patches, no class token; text: unembedding, not tied).
 
 Shapes: B samples, T tokens or patches, S steps, M modules, K choices, D width, C outputs.
-Source: section 2, tables 1, 2, 4, 5 and appendix A of the paper named above.
+Source: "Distributed Neural Architectures", section 2, tables 1, 2, 4, 5 and appendix A.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tokenpaths.engine.models.family import Controls, RoutedModel, Traced, compa
 from tokenpaths.engine.models.flops import dna_module_table, token_flops
 from tokenpaths.engine.models.losses import linear_cross_entropy
 
-EXECUTIONS = {"grouped": grouped_step, "device": device_step, "graph": device_step, "naive": naive_step}
+EXECUTIONS = {"grouped": grouped_step, "device": device_step, "naive": naive_step}
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class ConvStem(nn.Module):
 class DNA(RoutedModel):
     """A distributed neural architecture for images or for text.
 
-    ``execution`` is "grouped" (fast), "device" (for a GPU: no host synchronisation), "graph" (the same, and a trace
-    replays it as a captured CUDA graph) or "naive" (readable); all give the same numbers.
+    ``execution`` is "grouped" (fast), "device" (for a GPU: no host synchronisation) or "naive" (readable); all give
+    the same numbers.
     """
 
     family = "dna"
@@ -107,9 +107,7 @@ class DNA(RoutedModel):
             }
         return self.WEIGHT_SEMANTICS | changed
 
-    def __init__(
-        self, config: DNAConfig, execution: Literal["grouped", "device", "graph", "naive"] = "grouped"
-    ) -> None:
+    def __init__(self, config: DNAConfig, execution: Literal["grouped", "device", "naive"] = "grouped") -> None:
         super().__init__()
         self.config = config
         self.execution = execution

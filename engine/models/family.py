@@ -1,9 +1,9 @@
-"""What every routed model is to the rest of the system: one shape of decisions, one set of methods.
+"""Interface of every model family: `RoutedModel`, the trace of one forward pass, and families by name.
 
-A trace is decisions over steps, whether they were hard or soft, made for a token, for a chunk or for
-a whole sequence. A hard reading of them fills ``Traced.module_ids`` for every family, so that flows,
-paths, samples and usage work for all; what a soft, gated or threshold router says beyond that stands
-beside it in ``edges``, ``gates`` and ``blocks``.
+A trace holds decisions over steps, whether hard or soft, made per token, per chunk or per sequence.
+A hard reading of them fills ``Traced.module_ids`` for every family, so that flows, paths, samples and
+usage work for all; soft, gated and threshold routers keep their weights beside it in ``edges``,
+``gates`` and ``blocks``.
 
 Shapes: B samples, T tokens, S steps, K slots; I iterations, A sources, Z targets; L layers, H heads,
 D directions; R threshold steps, P blocks; C classes or vocabulary entries.
@@ -12,6 +12,7 @@ D directions; R threshold steps, P blocks; C classes or vocabulary entries.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
@@ -19,9 +20,32 @@ from jaxtyping import Bool, Float, Integer
 from pydantic import BaseModel
 from torch import Tensor, nn
 
+from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.base.routing import Decision
 from tokenpaths.engine.families.controls import Controls, read_controls_of
+
+FAMILIES: dict[str, tuple[str, str]] = {
+    "dna": ("tokenpaths.engine.models.dna", "DNA"),
+    "hmodel": ("tokenpaths.engine.models.hmodel.hmodel", "HModel"),
+    "dipaco": ("tokenpaths.engine.models.dipaco", "DiPaCo"),
+    "directional": ("tokenpaths.engine.models.directional", "Directional"),
+    "raytracing": ("tokenpaths.engine.models.raytracing", "RayTracing"),
+}
+"""module and class of each family, imported on first use"""
+
+
+def family_class(name: str) -> type[RoutedModel]:
+    """The model class of a family.
+
+    Raises:
+        UserError: no family has this name.
+    """
+    if name not in FAMILIES:
+        raise UserError(f"family {name!r} is unknown to this version; known: {', '.join(FAMILIES)}", field="family")
+    module, class_name = FAMILIES[name]
+    model_class: type[RoutedModel] = getattr(import_module(module), class_name)
+    return model_class
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The relaxation: a threshold falls until enough signal reaches the output, for every sample by itself.
+"""Relaxation of a Ray-Tracing network: the threshold falls until enough signal reaches the output, per sample.
 
 At threshold step t each block reads what its wires carried at step t − 1, r(t) = Σ z(t − 1), and sends
 s(t) = ReLU(r(t) − θ(t)) · softmax(F(z(t − 1))) down its wires. Input wires carry the same all the time; block
@@ -15,15 +15,32 @@ Source: "Ray-Tracing for Conditionally Activated Neural Networks", section 2, eq
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-if TYPE_CHECKING:
-    from tokenpaths.engine.models.raytracing import RayTracing
+from tokenpaths.engine.families.raytracing_config import RayTracingConfig
+
+
+@runtime_checkable
+class BlockNetwork(Protocol):
+    """The parameters and wires that a relaxation reads."""
+
+    config: RayTracingConfig
+    gate_weight: Tensor
+    """(all wires into blocks, W), block after block"""
+    gate_bias: Tensor
+    """(P, W)"""
+    rows_PE: Tensor
+    wires_PE: Tensor
+    output_wires: Tensor
+
+    def readout(self, signals: Float[Tensor, "... O"]) -> Float[Tensor, "... C"]:
+        """Logits of what arrived at the output."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -49,7 +66,7 @@ class RayTracingOutput:
 
 
 def relax_batched(
-    model: RayTracing,
+    model: BlockNetwork,
     inputs: Float[Tensor, "B I"],
     limit: float,
     cap: int,
@@ -102,7 +119,7 @@ def relax_batched(
 
 
 def relax_naive(
-    model: RayTracing,
+    model: BlockNetwork,
     inputs: Float[Tensor, "B I"],
     limit: float,
     cap: int,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -24,15 +23,11 @@ from tokenpaths.engine.data.images import display_png, model_view, patch_regions
 from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.families.edit_values import check_length
 from tokenpaths.engine.models.family import Controls, RoutedModel, Traced
-from tokenpaths.engine.models.graphs import Graphs
 from tokenpaths.engine.models.losses import token_losses
 from tokenpaths.engine.tracing.recording import to_host
 
 if TYPE_CHECKING:
     from tokenpaths.engine.tracing.trace_run import LoadedModel
-
-GRAPHS: WeakKeyDictionary[RoutedModel, Graphs] = WeakKeyDictionary()
-"""the captured traces of models whose ``execution`` is "graph" """
 
 
 def _chunks(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
@@ -61,10 +56,7 @@ def run_model(
     with mixed_precision(device):
         there = None if valid is None else valid.to(device)
         here = inputs.to(device, non_blocking=True)
-        if getattr(model, "execution", None) == "graph" and not (controls and controls.given()):
-            traced = GRAPHS.setdefault(model, Graphs(model, "trace"))(here, there)
-        else:
-            traced = model.trace_with(here, there, controls or model.Controls())
+        traced = model.trace_with(here, there, controls or model.Controls())
     return to_host(traced)
 
 

@@ -32,8 +32,7 @@ from tokenpaths.engine.models.checkpoint import (
     file_sha256,
     read_checkpoint,
 )
-from tokenpaths.engine.models.family import Controls, RoutedModel
-from tokenpaths.engine.models.registry import family_class
+from tokenpaths.engine.models.family import Controls, RoutedModel, family_class
 from tokenpaths.engine.store.write.shard_writer import ShardWriter
 from tokenpaths.engine.store.write.writer import RunWriter
 from tokenpaths.engine.tracing.trace_batches import image_batches, text_batches

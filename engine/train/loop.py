@@ -24,9 +24,8 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.models.checkpoint import save_checkpoint, save_tensors
-from tokenpaths.engine.models.family import RoutedModel
+from tokenpaths.engine.models.family import RoutedModel, family_class
 from tokenpaths.engine.models.losses import token_losses
-from tokenpaths.engine.models.registry import family_class
 from tokenpaths.engine.train.augment import augment, mix
 from tokenpaths.engine.train.corpora import ImageCorpus, TextCorpus
 from tokenpaths.engine.train.recipes import Recipe

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, SerializeAsAny, m
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.models.dna import DNAConfig
-from tokenpaths.engine.models.registry import family_class
+from tokenpaths.engine.models.family import family_class
 
 if TYPE_CHECKING:
     FamilyConfig = Any  # every family has a configuration class of its own

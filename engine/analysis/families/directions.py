@@ -1,7 +1,7 @@
-"""What the gates of Directional Routing know: domains, specialist heads, words of a direction.
+"""Statistics of Directional Routing's gates: means by domain, specialist heads, components, nearest centroids.
 
-Shapes: n samples, N domains; L layers, H heads, K directions of a head, W width of a head; F numbers of a
-routing vector (F = L·H·K, flattened in this order); C vocabulary entries; c components.
+Shapes: n samples, N domains; L layers, H heads, K directions of a head; F numbers of a routing vector
+(F = L·H·K, flattened in this order); c components.
 Source: "Directional Routing in Transformers", sections 4 and 6, appendix C.
 """
 
@@ -11,12 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float, Integer
-from torch import Tensor
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.models.directional import Directional
 
 
 @dataclass(frozen=True)
@@ -168,56 +165,3 @@ def _check(values: np.ndarray, domains: Sequence[str]) -> None:
     if not np.isfinite(values).all():
         sample = int(np.argwhere(~np.isfinite(values))[0][0])
         raise UserError(f"the gates of sample {sample} hold NaN or infinite values", field="gates")
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The words that each direction writes most, largest score first."""
-
-    token_ids: Integer[np.ndarray, "L H K top"]
-    scores: Float[np.ndarray, "L H K top"]
-
-
-@torch.inference_mode()
-def direction_vocabulary(
-    model: Directional, top: int = 10, allowed: Bool[np.ndarray, " C"] | None = None
-) -> Vocabulary:
-    """Each unit direction, padded to the model's width, through W_O, against every unembedding row.
-
-    The final LayerNorm is left out, as in the paper (section 6.1): scores compare words of one
-    direction, not directions with one another. ``allowed`` leaves entries out: rows that training
-    hardly touched point anywhere, and would fill the lists of a small model.
-
-    Raises:
-        UserError: the unrouted twin, or more words than the vocabulary has (of those allowed).
-    """
-    config = model.config
-    if not config.directions:
-        raise UserError("directions is 0: the unrouted twin has no directions to read", field="directions")
-    usable = config.vocab_size if allowed is None else int(allowed.sum())
-    if not 1 <= top <= usable:
-        raise UserError(f"top is {top}; the vocabulary has {usable} entries to choose from", field="top")
-    left_out = None if allowed is None else torch.from_numpy(~allowed).to(model.unembedding.device)
-    ids, scores = [], []
-    for layer in model.layers:
-        padded_GD = torch.block_diag(*[d.reshape(-1, config.head_width) for d in layer.unit_directions()])
-        scores_GC = layer.attention.project_out(padded_GD) @ model.unembedding.T
-        if left_out is not None:
-            scores_GC = scores_GC.masked_fill(left_out, float("-inf"))
-        best = scores_GC.topk(top, dim=-1)
-        shape = (config.heads, config.directions, top)
-        ids.append(best.indices.view(shape))
-        scores.append(best.values.view(shape))
-    return Vocabulary(torch.stack(ids).cpu().numpy(), torch.stack(scores).float().cpu().numpy())
-
-
-@torch.inference_mode()
-def direction_angles(model: Directional) -> Float[Tensor, "L H"]:
-    """Mean angle in degrees between the lines of a head's directions (0 = the same line, 90 = orthogonal)."""
-    angles = []
-    for layer in model.layers:
-        d_HKW = layer.unit_directions()
-        cosines = (d_HKW @ d_HKW.transpose(1, 2)).abs().clamp(max=1)
-        upper = torch.triu(torch.ones(cosines.shape[1:], dtype=torch.bool), diagonal=1)
-        angles.append(torch.rad2deg(cosines.arccos())[:, upper].mean(dim=-1))
-    return torch.stack(angles)

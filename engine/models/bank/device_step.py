@@ -122,8 +122,7 @@ def device_step(
 
 @cache
 def _places(places: tuple[int, ...], device: torch.device) -> Int[Tensor, " M"]:
-    """Kept on the device: a copy from the host each step would be a synchronisation too. Never dropped: a captured
-    graph (``tokenpaths.engine.models.graphs``) reads it where it lies."""
+    """Cached on the device: a copy from the host each step would be a synchronisation too."""
     with torch.inference_mode(False):
         return torch.tensor(places, device=device)
 

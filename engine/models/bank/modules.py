@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenpaths.engine.families.kinds import Kind
+from tokenpaths.engine.families.dna_config import Kind
 from tokenpaths.engine.models.bank.onednn_linear import Linear
 
 

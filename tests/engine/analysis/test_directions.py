@@ -10,8 +10,6 @@ import torch
 
 from tokenpaths.engine.analysis.families.directions import (
     centroid_accuracy,
-    direction_angles,
-    direction_vocabulary,
     domain_gates,
     nearest_centroids,
     principal_components,
@@ -32,7 +30,13 @@ from tokenpaths.engine.edits.gate_effects import (
     repeated_rows,
     swap_effect,
 )
-from tokenpaths.engine.models.directional import Directional, DirectionalConfig, DirectionalOutput
+from tokenpaths.engine.models.directional import (
+    Directional,
+    DirectionalConfig,
+    DirectionalOutput,
+    direction_angles,
+    direction_vocabulary,
+)
 from tokenpaths.engine.models.directional_gates import GateEdit, Interventions
 
 

@@ -11,7 +11,7 @@ from tests.engine.models import test_dipaco, test_directional, test_hmodel, test
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.edit_values import KINDS
 from tokenpaths.engine.models.directional_gates import FULL, OFF, GateEdit, Interventions
-from tokenpaths.engine.models.registry import FAMILIES, family_class
+from tokenpaths.engine.models.family import FAMILIES, family_class
 
 
 def under(model, edits, x, valid=None, **controls):

@@ -14,7 +14,7 @@ from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.models.checkpoint import save_checkpoint
 from tokenpaths.engine.models.dipaco import DiPaCo, DiPaCoConfig, chunk_of_position, grouped, new_path
-from tokenpaths.engine.models.registry import family_class
+from tokenpaths.engine.models.family import family_class
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.tracing.recording import to_host
 from tokenpaths.engine.tracing.trace_run import load_model, trace_samples

@@ -23,7 +23,7 @@ from tokenpaths.engine.models.directional_gates import (
     pool,
     suppress,
 )
-from tokenpaths.engine.models.registry import family_class
+from tokenpaths.engine.models.family import family_class
 from tokenpaths.engine.tracing.recording import to_host
 
 POOLINGS = ["sequence", "prefix"]
