@@ -89,18 +89,8 @@ def serving(data_dir: Path) -> Iterator[tuple[str, int]]:
     """``tokenpaths up`` over a folder, in processes of its own; yields the page's address and the parent's number."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("TOKENPATHS_", "STREAMLIT_"))}
     environment |= {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(data_dir / "config"), "PYTHONUNBUFFERED": "1"}
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; from tokenpaths.cli.main import main; sys.exit(main())",
-        "up",
-        "--data-dir",
-        str(data_dir),
-        "--port",
-        "0",
-        "--page-port",
-        "0",
-    ]
+    command = [sys.executable, "-P", "-m", "tokenpaths", "up", "--data-dir", str(data_dir)]
+    command += ["--port", "0", "--page-port", "0"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=environment
     )

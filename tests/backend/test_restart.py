@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from tests.backend.conftest import API
-from tests.backend.test_cli_commands import children_of, read_until
 from tests.support.checkpoints import save_tiny
+from tests.support.command_line import TOKENPATHS, children_of, read_until
 from tokenpaths.engine.jobs.registry import MOST_REPEATED
 
 PATIENCE_SECONDS = 200.0
@@ -31,8 +31,7 @@ def up(tmp_path: Path) -> Iterator[Callable[[], Started]]:
     started: list[subprocess.Popen[str]] = []
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TOKENPATHS_")}
     environment |= {"TOKENPATHS_JOB_LEASE_SECONDS": "1", "TOKENPATHS_WARM_MODELS": "false", "OMP_NUM_THREADS": "1"}
-    started_by = [sys.executable, "-c", "from tokenpaths.cli.main import main; main()"]
-    command = [*started_by, "up", "--data-dir", str(tmp_path), "--port", "0", "--page-port", "0"]
+    command = [*TOKENPATHS, "up", "--data-dir", str(tmp_path), "--port", "0", "--page-port", "0"]
 
     def start() -> Started:
         process = subprocess.Popen(

@@ -96,18 +96,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         name: value for name, value in os.environ.items() if not name.startswith(("TOKENPATHS_", "STREAMLIT_"))
     }
     environment |= {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(data_dir / "config"), "PYTHONUNBUFFERED": "1"}
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; from tokenpaths.cli.main import main; sys.exit(main())",
-        "up",
-        "--data-dir",
-        str(data_dir),
-        "--port",
-        "0",
-        "--page-port",
-        "0",
-    ]
+    command = [sys.executable, "-P", "-m", "tokenpaths", "up", "--data-dir", str(data_dir)]
+    command += ["--port", "0", "--page-port", "0"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=environment
     )

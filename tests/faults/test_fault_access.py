@@ -19,6 +19,7 @@ from tests.backend.test_api_security import HOSTILE_HOSTS, HOSTILE_ORIGINS
 from tests.faults.conftest import Keep
 from tests.faults.figures import ROOT
 from tests.faults.routes import Route, routes
+from tests.support.command_line import TOKENPATHS
 from tests.support.runs import make_run
 from tokenpaths.engine.jobs.registry import KINDS, find_kind, write_artifact
 
@@ -150,11 +151,10 @@ def test_a_reachable_address_without_a_token_does_not_start(tmp_path: Path, figu
     """The API and `tokenpaths up` as processes, told to listen on 0.0.0.0"""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("TOKENPATHS_")}
     plain |= {"TOKENPATHS_DATA_DIR": str(tmp_path / "data"), "PYTHONPATH": str(ROOT)}
-    up = "import sys; from tokenpaths.cli.main import main; sys.exit(main())"
     for command, host in (
         ([sys.executable, "-m", "tokenpaths.backend.serve", "api"], {"TOKENPATHS_HOST": "0.0.0.0"}),
-        ([sys.executable, "-c", up, "up", "--no-page"], {"TOKENPATHS_HOST": "0.0.0.0"}),
-        ([sys.executable, "-c", up, "up"], {"TOKENPATHS_PAGE_HOST": "::"}),
+        ([*TOKENPATHS, "up", "--no-page"], {"TOKENPATHS_HOST": "0.0.0.0"}),
+        ([*TOKENPATHS, "up"], {"TOKENPATHS_PAGE_HOST": "::"}),
     ):
         done = subprocess.run(
             command, env=plain | host, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False

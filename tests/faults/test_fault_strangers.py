@@ -21,9 +21,9 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from tests.backend.conftest import API, Serve, first_reading, problem
-from tests.backend.test_cli_commands import run_cli
 from tests.faults.conftest import Keep
 from tests.support.checkpoints import save_tiny
+from tests.support.command_line import run_cli
 from tests.support.runs import make, make_run
 from tokenpaths.backend.runs import foreign_files
 from tokenpaths.backend.runs.foreign_files import read_apart

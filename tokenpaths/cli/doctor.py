@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tokenpaths.cli.support import doctor_files
-from tokenpaths.cli.support.finding import Finding
+from tokenpaths.cli.support.doctor_files import Finding
 from tokenpaths.cli.support.options import DataDir
 
 if TYPE_CHECKING:

@@ -9,12 +9,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tokenpaths.cli.support.options import DataDir, folder_option
+from tokenpaths.cli.support.options import DataDir, folder_option, takes
 from tokenpaths.engine.base.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,70 +24,72 @@ if TYPE_CHECKING:
     from tokenpaths.frontend.figures import Kind, Wishes
 
 
-def figures(
-    run: Annotated[str, typer.Option(help="Name of the run, as `tokenpaths ls` shows it.")],
-    out: Annotated[Path, folder_option("Folder to make; one of earlier figures is replaced.")],
+@dataclass(frozen=True, kw_only=True)
+class FiguresOptions:
+    """Options of ``tokenpaths figures``."""
+
+    run: Annotated[str, typer.Option(help="Name of the run, as `tokenpaths ls` shows it.")]
+    out: Annotated[Path, folder_option("Folder to make; one of earlier figures is replaced.")]
     only: Annotated[
         str | None, typer.Option(help="Only these figures, by the paper's numbers, such as fig2,fig7 [default: all].")
-    ] = None,
-    beside: Annotated[str | None, typer.Option(help="A second run over the same samples, for figure 7.")] = None,
-    width: Annotated[str, typer.Option(help="Of one column of the page, in mm, cm, in or pt.")] = "89mm",
-    format: Annotated[str, typer.Option(help="svg, png, csv and json, with commas between.")] = "svg,png,csv",
-    sample: Annotated[int | None, typer.Option(help="Of the tinted image and the token flow.", min=0)] = None,
-    ranks: Annotated[str | None, typer.Option(help="Paths whose travellers are shown [default: 1,2,4,8 …].")] = None,
-    seed: Annotated[int, typer.Option(help="Of what is drawn at random.", min=0)] = 0,
-    dream: Annotated[bool, typer.Option("--dream", help="Dream first where no dream is there; takes minutes.")] = False,
-    data_dir: DataDir = None,
-) -> None:
+    ] = None
+    beside: Annotated[str | None, typer.Option(help="A second run over the same samples, for figure 7.")] = None
+    width: Annotated[str, typer.Option(help="Of one column of the page, in mm, cm, in or pt.")] = "89mm"
+    format: Annotated[str, typer.Option(help="svg, png, csv and json, with commas between.")] = "svg,png,csv"
+    sample: Annotated[int | None, typer.Option(help="Of the tinted image and the token flow.", min=0)] = None
+    ranks: Annotated[str | None, typer.Option(help="Paths whose travellers are shown [default: 1,2,4,8 …].")] = None
+    seed: Annotated[int, typer.Option(help="Of what is drawn at random.", min=0)] = 0
+    dream: Annotated[bool, typer.Option("--dream", help="Dream first where no dream is there; takes minutes.")] = False
+    data_dir: DataDir = None
+
+
+@takes(FiguresOptions)
+def figures(options: FiguresOptions) -> None:
     """Draw each figure of the DNA paper that the run allows: SVG, PNG, the data as CSV, and an index with the numbers.
 
     Example: tokenpaths figures --run scenes-dna-vision-top2-skip --out figures --only fig2,fig6
     """
     from tokenpaths.backend.runs.kept_dreams import dreams_of
     from tokenpaths.backend.settings import load_settings
-    from tokenpaths.cli.dream import dream as dream_of
+    from tokenpaths.cli.dream import DreamOptions, find_dream
     from tokenpaths.frontend.figures import Wishes, chosen
 
     try:
-        kinds = chosen((only or "").split(",") if only else [])
+        kinds = chosen((options.only or "").split(",") if options.only else [])
     except ValueError as error:
         raise UserError(f"{error}.", field="only") from None
-    formats, column_mm, wanted = _formats(format), millimetres(width), _ranks(ranks)
-    settings = load_settings(data_dir=data_dir)
-    with opened(settings, run, beside) as (source, other), figures_folder(out) as folder:
+    style = _Style(tuple(_formats(options.format)), millimetres(options.width))
+    run, sample, ranks = options.run, options.sample, _ranks(options.ranks)
+    settings = load_settings(data_dir=options.data_dir)
+    with opened(settings, run, options.beside) as (source, other), figures_folder(options.out) as folder:
         info = source.info()
         if sample is not None and sample >= info["num_samples"]:
             raise UserError(f"Run {run} has samples 0 to {info['num_samples'] - 1}, not {sample}.", field="sample")
-        found = dreams_of(settings, info)
-        wants = {"fig4", "fig5"} & {kind.name for kind in kinds} and info["modality"] == "vision"
-        if dream and wants and not found.found:
-            original = {"model": info["model"], "run": run, "sample": sample or 0, "seed": seed}
-            dream_of(**original, data_dir=data_dir, **_LEFT)
-            found = dreams_of(settings, info)
-        wishes = Wishes(seed=seed, sample=sample, ranks=wanted, other=other, dreams=found)
-        _draw(source, wishes, kinds, formats, column_mm, folder, info)
-    print(f"The figures of {run} are in {out}; index.md there has their captions and numbers.")
+        dreams = dreams_of(settings, info)
+        shows_dreams = {"fig4", "fig5"} & {kind.name for kind in kinds} and info["modality"] == "vision"
+        if options.dream and shows_dreams and not dreams.found:
+            find_dream(
+                DreamOptions(
+                    model=info["model"], run=run, sample=sample or 0, seed=options.seed, data_dir=options.data_dir
+                )
+            )
+            dreams = dreams_of(settings, info)
+        wishes = Wishes(seed=options.seed, sample=sample, ranks=ranks, other=other, dreams=dreams)
+        _draw(source, wishes, kinds, style, folder, info)
+    print(f"The figures of {run} are in {options.out}; index.md there has their captions and numbers.")
 
 
-_LEFT: dict[str, Any] = {
-    **dict.fromkeys(("data", "row", "image", "until", "patches", "like", "draw", "rank", "module", "step")),
-    **dict.fromkeys(("direction", "connection", "block", "class_index", "iterations", "rate", "length", "fluency")),
-    **dict.fromkeys(("out", "device")),
-    "single": False,
-    "context": "without",
-    "logits": False,
-}
-"""options of ``tokenpaths dream`` that stay as they are"""
+@dataclass(frozen=True)
+class _Style:
+    """How the figures are written."""
+
+    formats: tuple[str, ...]
+    column_mm: float
+    """width of one column of the page"""
 
 
 def _draw(
-    source: Run,
-    wishes: Wishes,
-    kinds: Sequence[Kind],
-    formats: list[str],
-    column_mm: float,
-    folder: Path,
-    info: Mapping[str, Any],
+    source: Run, wishes: Wishes, kinds: Sequence[Kind], style: _Style, folder: Path, info: Mapping[str, Any]
 ) -> None:
     """All figures and the index into ``folder``; says each as it comes."""
     from tokenpaths.backend import __version__
@@ -108,7 +111,7 @@ def _draw(
     for kind, drawn, why in draw_figures(source, wishes, kinds, (UserError,)):
         names: dict[str, list[str]] = {}
         for figure in drawn:
-            files = files_of(figure, formats, column_mm)
+            files = files_of(figure, style.formats, style.column_mm)
             for name, content in files.items():
                 (folder / name).write_bytes(content)
             names[figure.key] = list(files)
@@ -122,7 +125,11 @@ def _draw(
 
 @contextmanager
 def opened(settings: Settings, run: str, beside: str | None) -> Iterator[tuple[Run, Run | None]]:
-    """The run, and the one beside it; a missing one is a sentence."""
+    """The run and the one beside it, leased from the registry.
+
+    Raises:
+        UserError: a run is missing, cannot be read, or the two do not fit beside each other.
+    """
     from tokenpaths.backend.problems import Problem
     from tokenpaths.backend.runs.registry import RunRegistry
 
@@ -205,8 +212,8 @@ def _earlier(out: Path) -> set[str]:
 
 def millimetres(text: str) -> float:
     """``89mm``, ``8.9cm``, ``3.5in``, ``252pt`` or plain millimetres as a number between 30 and 600."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(mm|cm|in|pt)?\s*", text)
-    size = float(found[1]) * {"mm": 1, "cm": 10, "in": 25.4, "pt": 25.4 / 72}[found[2] or "mm"] if found else 0.0
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(mm|cm|in|pt)?\s*", text)
+    size = float(match[1]) * {"mm": 1, "cm": 10, "in": 25.4, "pt": 25.4 / 72}[match[2] or "mm"] if match else 0.0
     if not 30 <= size <= 600:
         raise UserError(f"--width is {text[:40]!r}; give 30 to 600 mm, such as 89mm or 3.5in.", field="width")
     return size
@@ -215,13 +222,12 @@ def millimetres(text: str) -> float:
 def _formats(text: str) -> list[str]:
     from tokenpaths.frontend.figures.files import FORMATS
 
-    found = [part.strip().lower() for part in text.split(",") if part.strip()]
-    unknown = [part for part in found if part not in FORMATS]
-    if unknown or not found:
+    formats = [part.strip().lower() for part in text.split(",") if part.strip()]
+    if not formats or not set(formats) <= set(FORMATS):
         raise UserError(
             f"--format is {text[:40]!r}; it can be {', '.join(FORMATS)}, with commas between.", field="format"
         )
-    return found
+    return formats
 
 
 def _ranks(text: str | None) -> tuple[int, ...]:

@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tokenpaths.cli.support.options import DataDir
+from tokenpaths.cli.support.options import DataDir, takes
 from tokenpaths.engine.base.errors import UserError
 
 if TYPE_CHECKING:
     from tokenpaths.engine.adapters.logs.expert_counts import ExpertCounts
 
 
-def import_log(
-    file: Annotated[Path, typer.Argument(help="The log, or a folder of its shards.")],
-    run: Annotated[str | None, typer.Option(help="Name of the run [default: made from file and time].")] = None,
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions:
+    """Options of ``tokenpaths import``."""
+
+    file: Annotated[Path, typer.Argument(help="The log, or a folder of its shards.")]
+    run: Annotated[str | None, typer.Option(help="Name of the run [default: made from file and time].")] = None
     format: Annotated[
         str | None,
         typer.Option(
             help="npy, npz, parquet, vllm, sglang, megatron, llama.cpp or expert-counts [default: by its content]."
         ),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Model that wrote the log [default: as the log says].")] = None,
+    ] = None
+    model: Annotated[str | None, typer.Option(help="Model that wrote the log [default: as the log says].")] = None
     tokenizer: Annotated[
         Path | None, typer.Option(help="Folder with the model's tokenizer.json, to show tokens as text.")
-    ] = None,
+    ] = None
     experts: Annotated[
         int | None, typer.Option(help="Experts a layer [default: as the log says, else the largest id].", min=1)
-    ] = None,
-    layers: Annotated[int | None, typer.Option(help="Layers, where the log holds flat ids.", min=1)] = None,
-    top_k: Annotated[int | None, typer.Option(help="Experts a token and layer, where the log is flat.", min=1)] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace a run of the same name.")] = False,
-    data_dir: DataDir = None,
-) -> None:
+    ] = None
+    layers: Annotated[int | None, typer.Option(help="Layers, where the log holds flat ids.", min=1)] = None
+    top_k: Annotated[int | None, typer.Option(help="Experts a token and layer, where the log is flat.", min=1)] = None
+    overwrite: Annotated[bool, typer.Option(help="Replace a run of the same name.")] = False
+    data_dir: DataDir = None
+
+
+@takes(ImportOptions)
+def import_log(options: ImportOptions) -> None:
     """Import a log of expert choices (vLLM, SGLang, Megatron-LM, llama.cpp, Parquet, npz) as a run.
 
     A log that is wrong somewhere leaves nothing behind. The formats are in docs/import.md.
@@ -44,9 +51,10 @@ def import_log(
     from tokenpaths.backend.settings import load_settings
     from tokenpaths.engine.base.files import keep_free, run_file
 
-    settings = load_settings(data_dir=data_dir)
+    settings = load_settings(data_dir=options.data_dir)
     keep_free(settings.least_free_megabytes * 1e6)
-    if run is not None and run_file(settings.runs_dir, run).exists() and not overwrite:
+    file, run = options.file, options.run
+    if run is not None and run_file(settings.runs_dir, run).exists() and not options.overwrite:
         raise UserError(f"There is a run {run!r} already; give another name with --run, or --overwrite.", field="run")
     from tokenpaths.cli.support.progress_bar import bar, waiting
     from tokenpaths.engine.adapters.logs import importing
@@ -54,22 +62,23 @@ def import_log(
 
     try:
         with waiting(f"looking at {file.name}"):
-            log = importing.open_log(file, format, layers=layers, top_k=top_k, experts=experts)
-            texts = importing.read_vocabulary(tokenizer) if tokenizer else None
+            log = importing.open_log(
+                file, options.format, layers=options.layers, top_k=options.top_k, experts=options.experts
+            )
+            texts = importing.read_vocabulary(options.tokenizer) if options.tokenizer else None
             log = log.counted()
             remove_abandoned(settings.runs_dir)
     except importing.OnlyCounts as error:
-        _tell_load(error.counts)
+        _print_load(error.counts)
         raise
-    run_id = run or _run_id(log.model or file.stem)
     with bar(f"{file.name} ({log.format})", None, "tokens") as progress:
         path = importing.import_log(
             log,
             settings.runs_dir,
-            run_id,
-            model=model,
+            run or _run_id(log.model or file.stem),
+            model=options.model,
             token_texts=texts,
-            overwrite=overwrite,
+            overwrite=options.overwrite,
             on_progress=lambda p: progress.update(p.tokens, p.sealing),
         )
     from tokenpaths.engine.store.ask.run import Run
@@ -89,7 +98,7 @@ def _run_id(name: str) -> str:
     return f"{plain[:40] or 'import'}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S-%f')[:-3]}"
 
 
-def _tell_load(counts: ExpertCounts) -> None:
+def _print_load(counts: ExpertCounts) -> None:
     """What aggregates do say: the load of each layer."""
     rows = counts.load()
     width = max(len(str(row["layer"])) for row in rows)

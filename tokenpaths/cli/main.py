@@ -9,6 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
 
 import typer
 
@@ -120,8 +124,6 @@ def _explain(error: Exception) -> int:
             file=sys.stderr,
         )
         return 2
-    from tokenpaths.cli.support.crash import write_crash
-
     where = write_crash(error)
     print(
         f"tokenpaths: something unforeseen happened ({type(error).__name__}: {one_line(error)[:200]}).\n"
@@ -137,3 +139,34 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):
         return  # not a file of the system's
+
+
+def write_crash(error: BaseException) -> Path:
+    """Append the traceback to ``logs/cli.log`` of the data folder (else a temporary file) and say where."""
+    text = f"--- {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {_command()}\n"
+    text += "".join(traceback.format_exception(error)) + "\n"
+    for folder in (_logs_dir(), Path(tempfile.gettempdir())):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / "cli.log"
+            with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+        except OSError:
+            continue
+        return path
+    return Path("nowhere (no folder is writable)")
+
+
+def _command() -> str:
+    """The command line, the value of ``--token`` left out."""
+    shown = []
+    for before, word in zip(["", *sys.argv], sys.argv, strict=False):
+        name, equals, _ = word.partition("=")
+        shown.append("…" if before == "--token" else f"{name}=…" if name == "--token" and equals else word)
+    return " ".join(shown)
+
+
+def _logs_dir() -> Path:
+    from tokenpaths.engine.base.files import data_dir
+
+    return data_dir() / "logs"

@@ -106,7 +106,7 @@ def trace(
     if wish is None:
         _refuse_taken_name(settings, run, overwrite)
     if shards is not None:
-        from tokenpaths.cli.support.trace_shards import trace_on_workers
+        from tokenpaths.cli.support.shards import trace_on_workers
 
         trace_on_workers(context, settings, shards, workers, ray)
         return

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tokenpaths.cli.support.options import takes
 from tokenpaths.engine.base.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,30 +19,36 @@ if TYPE_CHECKING:
     from tokenpaths.engine.train.loop import Progress
 
 
-def train(
-    recipe: Annotated[str, typer.Argument(help="Name of a recipe; see --list.", show_default=False)] = "",
-    data: Annotated[Path, typer.Option(help="Folder with the recipe's Parquet files.", show_default=False)] = Path("."),
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Options of ``tokenpaths train``."""
+
+    recipe: Annotated[str, typer.Argument(help="Name of a recipe; see --list.", show_default=False)] = ""
+    data: Annotated[Path, typer.Option(help="Folder with the recipe's Parquet files.", show_default=False)] = Path(".")
     out: Annotated[
         Path | None,
         typer.Option(help="Where the checkpoint folder is written [default: models/<recipe> in the data folder]."),
-    ] = None,
+    ] = None
     work: Annotated[
         Path, typer.Option(help="Where state and logs are kept while training; give it again to resume.")
-    ] = Path(".work"),
+    ] = Path(".work")
     tokenizer: Annotated[
         Path | None, typer.Option(help="tokenizer.json of a text recipe; default: trained on its data.")
-    ] = None,
+    ] = None
     dense_twin: Annotated[
         Path | None, typer.Option(help="Checkpoint folder of the dense twin, for its numbers on the card.")
-    ] = None,
-    iterations: Annotated[int | None, typer.Option(help="Train shorter or longer than the recipe says.", min=1)] = None,
-    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; default: the best there is.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; default: all.", min=1)] = None,
+    ] = None
+    iterations: Annotated[int | None, typer.Option(help="Train shorter or longer than the recipe says.", min=1)] = None
+    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; default: the best there is.")] = None
+    threads: Annotated[int | None, typer.Option(help="CPU threads; default: all.", min=1)] = None
     workers: Annotated[
         int, typer.Option(help="Processes that share the paths of a DiPaCo; 0: none but this one.", min=0)
-    ] = 0,
-    list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and stop.")] = False,
-) -> None:
+    ] = 0
+    list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and stop.")] = False
+
+
+@takes(TrainOptions)
+def train(options: TrainOptions) -> None:
     """Train a routed model from a recipe.
 
     Interrupt it whenever you like: the same command goes on where it stopped.
@@ -49,11 +57,12 @@ def train(
     """
     from tokenpaths.engine.train.catalogue import Order, find_training, trainings
 
-    if list_recipes or not recipe:
+    recipe, data, out = options.recipe, options.data, options.out
+    if options.list_recipes or not recipe:
         known = trainings().values()
-        width = max(len(one.name) for one in known)
-        for one in known:
-            typer.echo(f"{one.name:{width}}  {one.about}")
+        width = max(len(training.name) for training in known)
+        for training in known:
+            typer.echo(f"{training.name:{width}}  {training.about}")
         typer.echo("docs/training.md says which files each reads from --data, and how to make them of your own data.")
         return
     chosen = find_training(recipe)
@@ -69,19 +78,19 @@ def train(
     from tokenpaths.cli.support.progress_bar import waiting
     from tokenpaths.engine.base.device import pick_device
 
-    if threads:
-        torch.set_num_threads(threads)
+    if options.threads:
+        torch.set_num_threads(options.threads)
     with _Follower(recipe) as follower:
         numbers = chosen.carry_out(
             Order(
                 data=data,
                 out=out,
-                work=work / recipe,
-                tokenizer=tokenizer,
-                dense_twin=dense_twin,
-                device=pick_device(device),
-                iterations=iterations,
-                workers=workers,
+                work=options.work / recipe,
+                tokenizer=options.tokenizer,
+                dense_twin=options.dense_twin,
+                device=pick_device(options.device),
+                iterations=options.iterations,
+                workers=options.workers,
                 command=shlex.join(["tokenpaths", *sys.argv[1:]]),
                 on_progress=follower.hear,
                 stage=waiting,

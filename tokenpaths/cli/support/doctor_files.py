@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from tokenpaths.cli.support.finding import Finding
 from tokenpaths.engine.base.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 
     Bars = Callable[[str, int | None, str], AbstractContextManager[Bar]]
     """``bars.bar``, or ``no_bar``"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at; ``broken`` makes the exit code 1."""
+
+    state: Literal["ok", "note", "broken"]
+    what: str
+    text: str
 
 
 @contextmanager

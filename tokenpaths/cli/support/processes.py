@@ -54,7 +54,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env=self.environment,
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),
+                preexec_fn=die_with_parent(),
             )
         self.starts.append(time.monotonic())
 
@@ -96,7 +96,7 @@ class Child:
         return ""
 
 
-def _die_with_parent() -> Callable[[], None] | None:
+def die_with_parent() -> Callable[[], None] | None:
     """Linux: have the kernel end the child when the parent dies, however it dies."""
     if not sys.platform.startswith("linux"):
         return None

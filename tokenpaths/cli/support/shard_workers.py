@@ -18,13 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tokenpaths.cli.support.processes import die_with_parent
 from tokenpaths.engine.base.errors import UserError
 
 TRIES = 3
 """how often a shard is started before the run is given up"""
 _LOCAL = "local"
 _WRONG_INPUT = 2
-_COMMAND = "import sys; from tokenpaths.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
 @dataclass(frozen=True)
@@ -128,10 +128,8 @@ class LocalCluster:
         self.processes: dict[int, subprocess.Popen[str]] = {}
 
     def start(self, shard: int, arguments: Sequence[str]) -> None:
-        from tokenpaths.cli.support.processes import _die_with_parent
-
         process = subprocess.Popen(
-            [sys.executable, "-c", _COMMAND, *arguments],
+            [sys.executable, "-P", "-m", "tokenpaths", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -139,7 +137,7 @@ class LocalCluster:
             errors="replace",
             start_new_session=True,
             env=self._environment,
-            preexec_fn=_die_with_parent(),
+            preexec_fn=die_with_parent(),
         )
         self.processes[shard] = process
         threading.Thread(target=self._follow, args=(shard, process), name=f"shard {shard}", daemon=True).start()
@@ -238,16 +236,20 @@ def _refuse_silent(address: str) -> None:
 
 
 def run_here(arguments: list[str]) -> tuple[int, str]:
-    """``tokenpaths <arguments>`` in this process: exit code, and the last line it said."""
+    """``python -m tokenpaths <arguments>`` in this process: exit code, and the last line of its output."""
     import contextlib
     import io
+    import runpy
 
-    from tokenpaths.cli.main import main
-
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-        code = main(arguments)
-    return code, _last_line(said.getvalue())
+    output = io.StringIO()
+    sys.argv = ["tokenpaths", *arguments]
+    with contextlib.redirect_stderr(output), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            runpy.run_module("tokenpaths", run_name="__main__")
+            code = 0
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+    return code, _last_line(output.getvalue())
 
 
 def _last_line(text: str) -> str:

@@ -1,7 +1,8 @@
-"""What ``tokenpaths trace`` needs for a part of a run: which part, and who writes it."""
+"""Shards in the commands: one shard of a trace, all shards on workers, and sealing them into one run."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
     from tokenpaths.engine.base.records import ModuleInfo, RunInfo
     from tokenpaths.engine.data.datasets import Dataset
     from tokenpaths.engine.store.file.shard_format import Manifest
+    from tokenpaths.engine.store.write.merge import ShardSet
     from tokenpaths.engine.store.write.shard_writer import ShardWriter
+
+
+_NOT_FOR_WORKERS = ("shard", "shards", "workers", "ray", "data_dir", "shards_dir")
 
 
 class AlreadyTraced(Exception):
@@ -140,3 +145,109 @@ def made_with(device: Any) -> dict[str, Any]:
     kind = getattr(device, "type", str(device))
     where = torch.cuda.get_device_name(device) if kind == "cuda" else torch.backends.cpu.get_cpu_capability()
     return {"device": kind, "kind": where, "threads": torch.get_num_threads(), "torch": torch.__version__}
+
+
+def trace_on_workers(context: typer.Context, settings: Settings, shards: int, workers: int, ray: str | None) -> None:
+    """Trace all shards with the options of ``context``, start lost ones again, seal, delete the shards.
+
+    Raises:
+        UserError: a shard was refused, or lost too often; what is finished stays for the next try.
+    """
+    from tokenpaths.cli.support.progress_bar import bar
+    from tokenpaths.cli.support.shard_workers import Following, LocalCluster, RayCluster, run_shards
+    from tokenpaths.engine.store.write.merge import find_shards
+
+    run, given = context.params["run"], context.params["shards_dir"]
+    folder = shards_folder(settings, run, given).resolve()
+    _refuse_other_numbers(folder, shards)
+    cluster = LocalCluster(min(workers, shards)) if ray is None else RayCluster(ray)
+    shared = [
+        *worker_arguments(context),
+        "--data-dir",
+        str(settings.data_dir.resolve()),
+        "--shards-dir",
+        str(folder.parent),
+    ]
+    with bar(f"tracing {run} in {shards} shards", shards, "shards") as progress:
+
+        def told(following: Following) -> None:
+            progress.update(following.done, f"{following.lost} lost and started again" if following.lost else "")
+
+        run_shards(cluster, lambda shard: ["trace", *shared, "--shard", f"{shard}/{shards}"], shards, told)
+    path = seal_and_say(settings, find_shards([folder]), run, context.params["overwrite"], remove=True)
+    # What workers that died left behind; anything else there is not ours.
+    for left in folder.glob(".*-of-*.partial"):
+        shutil.rmtree(left, ignore_errors=True)
+    for left in folder.glob(".*-of-*.lock"):
+        left.unlink(missing_ok=True)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+    typer.echo(f"run {path.stem} is in {path}")
+
+
+def worker_arguments(context: typer.Context) -> list[str]:
+    """The options that were given, as a worker takes them: paths without the folder that they were given in."""
+    arguments = []
+    for parameter in context.command.params:
+        value = context.params.get(str(parameter.name))
+        if parameter.name in _NOT_FOR_WORKERS or value is None or value == parameter.get_default(context):
+            continue
+        if isinstance(value, bool):
+            arguments.append(parameter.opts[0] if value else parameter.secondary_opts[0])
+            continue
+        arguments += [parameter.opts[0], _absolute(str(value)) if parameter.name in ("data", "model") else str(value)]
+    return arguments
+
+
+def _absolute(given: str) -> str:
+    """A path that exists here, from the root on; names as they are."""
+    head, colon, rest = given.rpartition("hf:")
+    path = Path(rest if colon and not head else given).expanduser()
+    return f"{head}{colon}{path.resolve()}" if "/" in given and path.exists() else given
+
+
+def _refuse_other_numbers(folder: Path, shards: int) -> None:
+    """Shards of another N would be in the way only when all is traced."""
+    others = sorted(place.name for place in folder.glob("*-of-*") if not place.name.endswith(f"-of-{shards:04d}"))
+    if others:
+        raise UserError(
+            f"{folder} holds shards of another number ({others[0]}): go on with that one, or delete them",
+            field="shards",
+        )
+
+
+def seal_and_say(settings: Settings, found: ShardSet, run: str | None, overwrite: bool, remove: bool) -> Path:
+    """Seal, with a bar for each part of the work; returns the run's file."""
+    from tokenpaths.cli.support.progress_bar import bar
+    from tokenpaths.engine.base.files import run_file
+    from tokenpaths.engine.store.write.merge import SealProgress, seal_shards
+    from tokenpaths.engine.store.write.writer import remove_abandoned
+
+    name = run or found.run_id
+    if run_file(settings.runs_dir, name).exists() and not overwrite:
+        raise UserError(f"There is a run {name!r} already; give another name with --run, or --overwrite.", field="run")
+    remove_abandoned(settings.runs_dir)
+    for note in found.notes():
+        typer.echo(f"note: {note}", err=True)
+    shards = "1 shard" if len(found.folders) == 1 else f"{len(found.folders):,} shards"
+    total = found.num_bytes + found.num_tokens
+    with bar(f"sealing {shards}, {found.num_tokens:,} tokens", total, "bytes and tokens") as shown:
+
+        def told(progress: SealProgress) -> None:
+            before = {"bytes": 0, "tokens": found.num_bytes, "stages": total}[progress.unit]
+            done = before + (0 if progress.unit == "stages" else progress.done)
+            of = f" ({progress.done + 1} of {progress.total})" if progress.unit == "stages" else ""
+            shown.update(done, f"{progress.stage}{of}")
+
+        path = seal_shards(found, settings.runs_dir, run_id=name, overwrite=overwrite, on_progress=told)
+    if remove:
+        for folder in found.folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        _remove_if_empty({folder.parent for folder in found.folders})
+    return path
+
+
+def _remove_if_empty(folders: set[Path]) -> None:
+    for folder in folders:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()

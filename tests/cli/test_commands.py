@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import pyarrow.parquet
 import pytest
 
-from tests.backend.conftest import API
+from tests.support.command_line import ROOT, run_cli
 from tests.support.runs import make_run
 from tokenpaths.backend.settings import load_settings
 from tokenpaths.cli.doctor import examine, read_constraints
-from tokenpaths.cli.main import main
+from tokenpaths.cli.main import main, write_crash
 from tokenpaths.cli.support import progress_bar
-from tokenpaths.cli.support.crash import write_crash
 from tokenpaths.cli.support.processes import pick_port
 from tokenpaths.engine.base.errors import UserError
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 COMMANDS = [
     "up",
     "worker",
@@ -54,22 +49,6 @@ def data_dir(tmp_path: Path) -> Path:
     make_run(tmp_path / "runs", "good", samples=3)
     (tmp_path / "runs" / "broken.duckdb").write_bytes(b"not a run")
     return tmp_path
-
-
-def run_cli(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    """`tokenpaths …` in a new process."""
-    code = "import sys; from tokenpaths.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TOKENPATHS_")}
-    environment["PYTHONPATH"] = str(ROOT)
-    if encoding := options.pop("encoding_of_output", None):
-        environment |= {"PYTHONIOENCODING": str(encoding), "PYTHONUTF8": "0"}
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        text=True,
-        timeout=120,
-        env=environment,
-        **({"capture_output": True} | options),
-    )  # type: ignore[call-overload, no-any-return]
 
 
 def test_help_needs_nothing_heavy() -> None:
@@ -397,126 +376,6 @@ def test_busy_port_is_named() -> None:
         with pytest.raises(UserError, match=f"Port {port}.*--port"):
             pick_port("127.0.0.1", port, "--port")
     assert pick_port("127.0.0.1", 0, "--port") > 0
-
-
-# -- up ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def start_up(data_dir: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start `tokenpaths up`; whatever happens, it is ended."""
-    started: list[subprocess.Popen[str]] = []
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TOKENPATHS_")}
-    environment |= {"PYTHONPATH": str(ROOT), "TOKENPATHS_WARM_MODELS": "false", "OMP_NUM_THREADS": "1"}
-
-    def start(*arguments: str) -> subprocess.Popen[str]:
-        code = "import sys; from tokenpaths.cli.main import main; sys.exit(main(sys.argv[1:]))"
-        command = [sys.executable, "-c", code, "up", "--data-dir", str(data_dir), *arguments]
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-def read_until(process: subprocess.Popen[str], word: str) -> list[str]:
-    """Lines of its output up to the first with ``word``."""
-    assert process.stdout is not None
-    lines: list[str] = []
-    for line in process.stdout:
-        lines.append(line)
-        if word in line:
-            return lines
-    raise AssertionError("".join(lines))
-
-
-def children_of(process: subprocess.Popen[str]) -> dict[str, int]:
-    """Role and process id of the children of `up` (Linux)."""
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except (OSError, IndexError):
-                continue
-            if parent == process.pid:
-                role = next((w for w in ("worker", "api", "tokenpaths.frontend.server.serve") if w in command), command)
-                found[role] = int(folder.name)
-    return found
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-def test_up_starts_mends_and_stops(start_up: Callable[..., subprocess.Popen[str]]) -> None:
-    """API and worker come up; a killed worker comes back; no secret shows in the process list; Ctrl-C is 130."""
-    process = start_up("--no-page", "--port", "0")
-    lines = read_until(process, "Ctrl-C")
-    url = next(line.split()[-1] for line in lines if "http" in line).removesuffix("/docs")
-    with httpx.Client(base_url=url, trust_env=False, timeout=240) as client:
-        assert client.get("/healthz").json()["status"] == "ok"
-        assert {card["run"] for card in client.get(f"{API}/runs").json()["runs"]} == {"good", "broken"}
-        assert client.get(f"{API}/models").status_code == 200
-        children = children_of(process)
-        assert set(children) == {"worker", "api"}
-        for pid in children.values():
-            environment = Path(f"/proc/{pid}/environ").read_text()
-            command = Path(f"/proc/{pid}/cmdline").read_text()
-            secret = next(v for v in environment.split("\0") if v.startswith("TOKENPATHS_WORKER_SECRET="))
-            assert len(secret.partition("=")[2]) == 64
-            assert secret.partition("=")[2] not in command
-        os.kill(children["worker"], signal.SIGKILL)
-        read_until(process, "starting it again")
-        ends = time.monotonic() + 240
-        while client.get(f"{API}/models").status_code != 200:
-            assert time.monotonic() < ends, "the worker did not come back"
-            time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
-    for pid in children_of(process).values():
-        assert not Path(f"/proc/{pid}").exists()
-    assert not Path(f"/proc/{children['api']}").exists()
-
-
-def test_up_on_a_busy_port_says_so(start_up: Callable[..., subprocess.Popen[str]]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        process = start_up("--no-page", "--port", str(taken.getsockname()[1]))
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "--port" in output
-    assert "Traceback" not in output
-
-
-@pytest.mark.skipif(not (ROOT / "frontend" / "app.py").exists(), reason="needs the page")
-def test_up_starts_the_page_too(start_up: Callable[..., subprocess.Popen[str]]) -> None:
-    """The page answers, on loopback only, and does not know the worker's secret."""
-    process = start_up("--port", "0", "--page-port", "0")
-    lines = read_until(process, "Ctrl-C")
-    url = next(line.split()[-1] for line in lines if line.split()[:1] == ["page"])
-    assert httpx.get(f"{url}/_stcore/health", trust_env=False).text == "ok"
-    if sys.platform.startswith("linux"):
-        pid = children_of(process)["tokenpaths.frontend.server.serve"]
-        environment = Path(f"/proc/{pid}/environ").read_text()
-        assert "TOKENPATHS_WORKER_SECRET" not in environment
-        assert "TOKENPATHS_API_URL=http://127.0.0.1:" in environment
-        assert "--server.allowedHosts\x00127.0.0.1" in Path(f"/proc/{pid}/cmdline").read_text()
-    process.terminate()
-    assert process.wait(60) == 143
 
 
 def test_the_demo_shows_each_model_what_it_learnt_from() -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.backend.test_cli_commands import ROOT, run_cli
+from tests.support.command_line import TOKENPATHS, plain_environment, run_cli
 from tokenpaths.backend.jobs.service import Jobs
 from tokenpaths.backend.settings import load_settings
 from tokenpaths.cli.main import main
@@ -56,11 +54,9 @@ def test_the_queue_from_a_terminal(jobs: Jobs, tmp_path: Path, capsys: pytest.Ca
 
 def test_a_further_worker_does_jobs_until_it_is_stopped(jobs: Jobs, tmp_path: Path) -> None:
     job = submit(jobs, run="made")
-    code = "import sys; from tokenpaths.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("TOKENPATHS_")} | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        [sys.executable, "-c", code, "worker", "--data-dir", str(tmp_path)],
-        env=environment,
+        [*TOKENPATHS, "worker", "--data-dir", str(tmp_path)],
+        env=plain_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -16,8 +16,7 @@ from tests.support.runs import make_run
 from tokenpaths.backend.jobs.table import JobTable
 from tokenpaths.backend.settings import Settings, load_settings
 from tokenpaths.cli.main import main
-from tokenpaths.cli.support.doctor_files import jobs, models, runs
-from tokenpaths.cli.support.finding import Finding
+from tokenpaths.cli.support.doctor_files import Finding, jobs, models, runs
 from tokenpaths.cli.support.progress_bar import Bar
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.trusted_files import FOLDER

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.checkpoints import save_tiny
+from tests.support.command_line import TOKENPATHS
 from tokenpaths.cli.main import main
 
 ASK = ["dream", "--model", "tiny", "--data", "bundled:scenes", "--row", "3"]
@@ -25,13 +25,7 @@ def data_dir(tmp_path: Path) -> Path:
 
 def test_a_stopped_dream_goes_on_where_it_stood(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ask = [*ASK, "--until", "2", "--iterations", "640", "--data-dir", str(data_dir), "--device", "cpu"]
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; from tokenpaths.cli.main import main; sys.exit(main(sys.argv[1:]))",
-        *ask,
-    ]
-    stopped = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    stopped = subprocess.Popen([*TOKENPATHS, *ask], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     until = time.monotonic() + 120
     while not list(data_dir.glob("dreams/*/state.safetensors")) and time.monotonic() < until:
         time.sleep(0.05)

@@ -1,0 +1,117 @@
+"""``tokenpaths up``: starts its processes, starts them again, and stops them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.backend.conftest import API
+from tests.support.command_line import ROOT, TOKENPATHS, children_of, own_modules, plain_environment, read_until
+from tests.support.runs import make_run
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """A data folder with one good and one broken run."""
+    make_run(tmp_path / "runs", "good", samples=3)
+    (tmp_path / "runs" / "broken.duckdb").write_bytes(b"not a run")
+    return tmp_path
+
+
+@pytest.fixture
+def start_up(data_dir: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start `tokenpaths up` beside modules of the user's own; whatever happens, it is ended."""
+    started: list[subprocess.Popen[str]] = []
+    own_modules(data_dir)
+    environment = plain_environment(TOKENPATHS_WARM_MODELS="false", OMP_NUM_THREADS="1")
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        command = [*TOKENPATHS, "up", "--data-dir", str(data_dir), *arguments]
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            cwd=data_dir,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_up_starts_mends_and_stops(start_up: Callable[..., subprocess.Popen[str]]) -> None:
+    """API and worker come up; a killed worker comes back; no secret shows in the process list; Ctrl-C is 130."""
+    process = start_up("--no-page", "--port", "0")
+    lines = read_until(process, "Ctrl-C")
+    url = next(line.split()[-1] for line in lines if "http" in line).removesuffix("/docs")
+    with httpx.Client(base_url=url, trust_env=False, timeout=240) as client:
+        assert client.get("/healthz").json()["status"] == "ok"
+        assert {card["run"] for card in client.get(f"{API}/runs").json()["runs"]} == {"good", "broken"}
+        assert client.get(f"{API}/models").status_code == 200
+        children = children_of(process)
+        assert set(children) == {"worker", "api"}
+        for pid in children.values():
+            environment = Path(f"/proc/{pid}/environ").read_text()
+            command = Path(f"/proc/{pid}/cmdline").read_text()
+            secret = next(v for v in environment.split("\0") if v.startswith("TOKENPATHS_WORKER_SECRET="))
+            assert len(secret.partition("=")[2]) == 64
+            assert secret.partition("=")[2] not in command
+        os.kill(children["worker"], signal.SIGKILL)
+        read_until(process, "starting it again")
+        ends = time.monotonic() + 240
+        while client.get(f"{API}/models").status_code != 200:
+            assert time.monotonic() < ends, "the worker did not come back"
+            time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    for pid in children_of(process).values():
+        assert not Path(f"/proc/{pid}").exists()
+    assert not Path(f"/proc/{children['api']}").exists()
+
+
+def test_up_on_a_busy_port_says_so(start_up: Callable[..., subprocess.Popen[str]]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        process = start_up("--no-page", "--port", str(taken.getsockname()[1]))
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "--port" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.skipif(not (ROOT / "frontend" / "app.py").exists(), reason="needs the page")
+def test_up_starts_the_page_too(start_up: Callable[..., subprocess.Popen[str]]) -> None:
+    """The page answers, on loopback only, and does not know the worker's secret."""
+    process = start_up("--port", "0", "--page-port", "0")
+    lines = read_until(process, "Ctrl-C")
+    url = next(line.split()[-1] for line in lines if line.split()[:1] == ["page"])
+    assert httpx.get(f"{url}/_stcore/health", trust_env=False).text == "ok"
+    if sys.platform.startswith("linux"):
+        pid = children_of(process)["tokenpaths.frontend.server.serve"]
+        environment = Path(f"/proc/{pid}/environ").read_text()
+        assert "TOKENPATHS_WORKER_SECRET" not in environment
+        assert "TOKENPATHS_API_URL=http://127.0.0.1:" in environment
+        assert "--server.allowedHosts\x00127.0.0.1" in Path(f"/proc/{pid}/cmdline").read_text()
+    process.terminate()
+    assert process.wait(60) == 143
