@@ -12,8 +12,8 @@ from tokenpaths.backend.problems import Problem
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, RunName
 from tokenpaths.backend.routes.series import runs_of_series
 from tokenpaths.backend.runs.answers import Answer, as_json
-from tokenpaths.backend.schemas.compare import Comparison, Measure, SameGroups, Training
 from tokenpaths.backend.services import Services, Shared
+from tokenpaths.engine.store.ask.schemas.compare_schema import Comparison, Measure, SameGroups, Training
 
 router = APIRouter(tags=["compare"], responses=ABOUT_A_RUN)
 

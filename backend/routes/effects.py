@@ -10,8 +10,8 @@ from starlette.responses import Response
 from tokenpaths.backend.problems import Problem
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, MAX_INT, RunName
 from tokenpaths.backend.runs.answers import Answer, as_json
-from tokenpaths.backend.schemas.runs import Effect
 from tokenpaths.backend.services import Services, Shared
+from tokenpaths.engine.store.ask.schemas.compare_schema import Effect
 
 router = APIRouter(prefix="/runs/{run}", tags=["effects"], responses=ABOUT_A_RUN)
 

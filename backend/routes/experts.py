@@ -11,8 +11,9 @@ from starlette.responses import Response
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, MAX_INT, LabelFilter, RunName, SampleNumber
 from tokenpaths.backend.routes.series import runs_of_series
 from tokenpaths.backend.runs.answers import Answer, as_json
-from tokenpaths.backend.schemas.runs import CoActivation, Repetition, Saturation, Specialisation, TokenSlice
 from tokenpaths.backend.services import Services, Shared
+from tokenpaths.engine.store.ask.schemas.compare_schema import Saturation
+from tokenpaths.engine.store.ask.schemas.expert_schema import CoActivation, Repetition, Specialisation, TokenSlice
 
 router = APIRouter(prefix="/runs/{run}", tags=["experts"], responses=ABOUT_A_RUN)
 Step = Annotated[int, Query(ge=0, le=MAX_INT, description="The step (the layer of a mixture of experts)")]

@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, RunName
 from tokenpaths.backend.runs.answers import etag_of, is_fresh, sealed_headers, wants_any
-from tokenpaths.backend.schemas.exports import TableList
 from tokenpaths.backend.services import Shared
+from tokenpaths.engine.store.ask.schemas.run_schema import TableList
 
 router = APIRouter(prefix="/runs/{run}/export", tags=["runs"], responses=ABOUT_A_RUN)
 MEDIA_TYPES = {

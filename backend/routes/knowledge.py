@@ -8,8 +8,8 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, MAX_INT, LabelFilter, RunName, Through
-from tokenpaths.backend.schemas.knowledge import Knowledge, Specific, TokenSearch
 from tokenpaths.backend.services import Shared
+from tokenpaths.engine.store.ask.schemas.knowledge_schema import Knowledge, Specific, TokenSearch
 from tokenpaths.engine.store.file.filters import parse_bounds, parse_paths, parse_ranks, parse_through
 
 router = APIRouter(prefix="/runs/{run}", tags=["knowledge"], responses=ABOUT_A_RUN)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path
 
 from tokenpaths.backend.http.redact_paths import without_places
 from tokenpaths.backend.problems import Problem, documented
-from tokenpaths.backend.schemas.runs import ModelDetails, ModelList
+from tokenpaths.backend.schemas.models import ModelDetails, ModelList
 from tokenpaths.backend.services import Shared
 from tokenpaths.engine.adapters.huggingface.config import FOLDER_PATTERN, PREFIX, is_huggingface
 from tokenpaths.engine.base.files import is_name

@@ -18,8 +18,8 @@ from tokenpaths.backend.routes.parameters import (
     RunName,
     Through,
 )
-from tokenpaths.backend.schemas.runs import PathExamples, PathFit, PathLaw, PathList
 from tokenpaths.backend.services import Shared
+from tokenpaths.engine.store.ask.schemas.path_schema import PathExamples, PathFit, PathLaw, PathList
 from tokenpaths.engine.store.file.filters import parse_through
 
 router = APIRouter(prefix="/runs/{run}/paths", tags=["paths"], responses=ABOUT_A_RUN)

@@ -15,8 +15,11 @@ from tokenpaths.backend.http.redact_paths import without_places
 from tokenpaths.backend.problems import Problem, documented
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, Cursor, LabelFilter, Limit, RunName, Through
 from tokenpaths.backend.runs.answers import Answer, as_json
-from tokenpaths.backend.schemas.runs import Distribution, Flow, RunDetails, RunList, Usage
+from tokenpaths.backend.schemas.runs import RunList
 from tokenpaths.backend.services import Services, Shared
+from tokenpaths.engine.store.ask.schemas.flow_schema import Flow, Usage
+from tokenpaths.engine.store.ask.schemas.run_schema import RunDetails
+from tokenpaths.engine.store.ask.schemas.sample_schema import Distribution
 from tokenpaths.engine.store.file.filters import parse_paths, parse_steps, parse_through
 
 router = APIRouter(prefix="/runs", tags=["runs"], responses=ABOUT_A_RUN)

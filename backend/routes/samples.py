@@ -10,8 +10,8 @@ from starlette.responses import Response
 from tokenpaths.backend.http.paging import binding_of, decode_cursor, with_cursor
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, Cursor, LabelFilter, Limit, RunName, SampleNumber
 from tokenpaths.backend.runs.answers import Answer
-from tokenpaths.backend.schemas.runs import SampleDetails, SampleList
 from tokenpaths.backend.services import Shared
+from tokenpaths.engine.store.ask.schemas.sample_schema import SampleDetails, SampleList
 
 router = APIRouter(prefix="/runs/{run}/samples", tags=["samples"], responses=ABOUT_A_RUN)
 Order = Literal["sample", "compute", "reuse", "loss", "confidence", "num_distinct_paths"]

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from tokenpaths.backend.http.uploads import Body
 from tokenpaths.backend.problems import Problem, documented
 from tokenpaths.backend.runs import searches
-from tokenpaths.backend.schemas.knowledge import SavedSearch, SavedSearches
+from tokenpaths.backend.schemas.searches import SavedSearch, SavedSearches
 from tokenpaths.backend.services import Shared
 
 router = APIRouter(prefix="/searches", tags=["searches"], responses=documented(400, 401, 403, 404, 422, 500))

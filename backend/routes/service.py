@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from tokenpaths.backend import __version__
 from tokenpaths.backend.problems import documented
-from tokenpaths.backend.schemas.runs import Health
+from tokenpaths.backend.schemas.service import Health
 from tokenpaths.backend.services import Shared
 
 router = APIRouter(tags=["service"])

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, MAX_INT, RunName, SampleNumber
-from tokenpaths.backend.schemas.compare import SampleMap, SimilarSamples, SimilarTokens
 from tokenpaths.backend.services import Shared
+from tokenpaths.engine.store.ask.schemas.sample_schema import SampleMap, SimilarSamples, SimilarTokens
 
 router = APIRouter(prefix="/runs/{run}", tags=["similar"], responses=ABOUT_A_RUN)
 

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, MAX_INT, LabelFilter, RunName
-from tokenpaths.backend.schemas.runs import SoftValues
 from tokenpaths.backend.services import Shared
+from tokenpaths.engine.store.ask.schemas.expert_schema import SoftValues
 
 router = APIRouter(prefix="/runs/{run}", tags=["soft routers"], responses=ABOUT_A_RUN)
 OneSample = Annotated[int | None, Query(ge=0, le=MAX_INT, description="Of this sample; else the mean over samples")]

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse
 
 from tokenpaths.backend.http.uploads import PURPOSES, read_trace_form
 from tokenpaths.backend.problems import Problem, documented
-from tokenpaths.backend.schemas.runs import Traced
+from tokenpaths.backend.schemas.traces import Traced
 from tokenpaths.backend.services import Shared
 
 FORM: dict[str, Any] = {

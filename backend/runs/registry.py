@@ -349,7 +349,7 @@ class RunRegistry:
 
 def _checked_card(run: Run) -> Card:
     """The card as the list will show it: one that is none must not spoil the list of all."""
-    from tokenpaths.backend.schemas.runs import Card as Shown
+    from tokenpaths.engine.store.ask.schemas.run_schema import Card as Shown
 
     found = run.card()
     Shown.model_validate(found)

@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from tokenpaths.backend.schemas.runs import Next, Shape
 from tokenpaths.engine.jobs.registry import kinds_in_words
+from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel, Next
 
 StateName = Literal["waiting", "running", "paused", "succeeded", "failed", "cancelled"]
 
 
-class JobProgress(Shape):
+class JobProgress(AnswerModel):
     """How far a job is."""
 
     done: int = Field(description="Units done, those of earlier attempts included where they count")
@@ -23,7 +23,7 @@ class JobProgress(Shape):
     message: str = Field(description="A sentence for people: what it does, or why it pauses; may be empty")
 
 
-class JobProblem(Shape):
+class JobProblem(AnswerModel):
     """Why a job failed, in the shape of RFC 9457."""
 
     type: str
@@ -33,7 +33,7 @@ class JobProblem(Shape):
     field: str | None = Field(None, description="The field of the request at fault, where there is one")
 
 
-class Job(Shape):
+class Job(AnswerModel):
     """A long job."""
 
     job: str = Field(description="Name of the job, its address under /jobs")
@@ -55,7 +55,7 @@ class Job(Shape):
     request: dict[str, Any] = Field(description="What was asked for, defaults included")
 
 
-class JobList(Shape):
+class JobList(AnswerModel):
     """Jobs, newest first."""
 
     jobs: list[Job]

@@ -17,35 +17,37 @@ from PIL import Image
 from tests.backend.conftest import API, Serve, Served, problem
 from tests.support.coroutines import run_alone
 from tests.support.runs import make_run
-from tokenpaths.backend.schemas import exports, runs
 from tokenpaths.engine.base.errors import QueryTimeout
+from tokenpaths.engine.base.store_errors import QueryTimeout
 from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.ask.schemas import flow_schema, path_schema, run_schema, sample_schema
+from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel
 
-EVERY_GET: list[tuple[str, type[runs.Shape]]] = [
-    ("", runs.RunDetails),
-    ("/flow", runs.Flow),
-    ("/flow?steps=1:3&min_share=0.02&limit=5", runs.Flow),
-    ("/flow?through=1.2,2.0&paths=1,2", runs.Flow),
-    ("/paths", runs.PathList),
-    ("/paths?order=compute&limit=3", runs.PathList),
-    ("/paths/fit", runs.PathFit),
-    ("/paths/law?draws=2", runs.PathLaw),
-    ("/paths/1/examples", runs.PathExamples),
-    ("/usage", runs.Usage),
-    ("/samples", runs.SampleList),
-    ("/samples?order=loss&descending=true", runs.SampleList),
-    ("/samples/0", runs.SampleDetails),
-    ("/distributions/compute", runs.Distribution),
-    ("/distributions/reuse?per=token&bins=7", runs.Distribution),
-    ("/distributions/gate_entropy?per=token", runs.Distribution),
-    ("/distributions/loss", runs.Distribution),
-    ("/export", exports.TableList),
+EVERY_GET: list[tuple[str, type[AnswerModel]]] = [
+    ("", run_schema.RunDetails),
+    ("/flow", flow_schema.Flow),
+    ("/flow?steps=1:3&min_share=0.02&limit=5", flow_schema.Flow),
+    ("/flow?through=1.2,2.0&paths=1,2", flow_schema.Flow),
+    ("/paths", path_schema.PathList),
+    ("/paths?order=compute&limit=3", path_schema.PathList),
+    ("/paths/fit", path_schema.PathFit),
+    ("/paths/law?draws=2", path_schema.PathLaw),
+    ("/paths/1/examples", path_schema.PathExamples),
+    ("/usage", flow_schema.Usage),
+    ("/samples", sample_schema.SampleList),
+    ("/samples?order=loss&descending=true", sample_schema.SampleList),
+    ("/samples/0", sample_schema.SampleDetails),
+    ("/distributions/compute", sample_schema.Distribution),
+    ("/distributions/reuse?per=token&bins=7", sample_schema.Distribution),
+    ("/distributions/gate_entropy?per=token", sample_schema.Distribution),
+    ("/distributions/loss", sample_schema.Distribution),
+    ("/export", run_schema.TableList),
 ]
 
 
 @pytest.mark.parametrize("run", ["vision", "text", "top2"])
 @pytest.mark.parametrize(("path", "model"), EVERY_GET)
-def test_every_question_is_answered_as_documented(api: Served, run: str, path: str, model: type[runs.Shape]) -> None:
+def test_every_question_is_answered_as_documented(api: Served, run: str, path: str, model: type[AnswerModel]) -> None:
     """The documented keys are there, and nothing that is not documented."""
     answer = api.get(f"/runs/{run}{path}")
     assert answer.status_code == 200, answer.text
@@ -96,13 +98,13 @@ def test_head_of_an_export_does_not_stream_it(api: Served, monkeypatch: pytest.M
     assert len(chunks) == made
 
 
-def undocumented(shape: runs.Shape) -> list[str]:
+def undocumented(shape: AnswerModel) -> list[str]:
     """Keys of an answer that its model does not name."""
     found = [f"{type(shape).__name__}.{name}" for name in shape.model_extra or {}]
     for name in type(shape).model_fields:
         value = getattr(shape, name)
         for part in value if isinstance(value, list) else [value]:
-            if isinstance(part, runs.Shape):
+            if isinstance(part, AnswerModel):
                 found += undocumented(part)
     return found
 

@@ -1,19 +1,26 @@
-"""The shapes of answers about what paths know, what is specific to a label, searched tokens and saved searches."""
+"""Answers about what paths know: associations beside shuffles, label specificity, token search."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from tokenpaths.backend.schemas.runs import Count, Counted, Example, Rank, Ribbon, Shape, Share
+from tokenpaths.engine.store.ask.schemas.schema_values import (
+    AnswerModel,
+    Count,
+    Counted,
+    Example,
+    High,
+    Lift,
+    Low,
+    Rank,
+    Ribbon,
+    Share,
+)
 
-Lift = Annotated[float, Field(description="Share here / share in the run; 1 = as everywhere")]
-Low = Annotated[float | None, Field(description="Lower end of the 95 % interval, samples taken as what was drawn")]
-High = Annotated[float | None, Field(description="Upper end of the 95 % interval")]
 
-
-class KnownProperty(Shape):
+class KnownProperty(AnswerModel):
     """How much paths tell of one property of tokens, beside shuffles of it."""
 
     property: str = Field(
@@ -38,14 +45,14 @@ class KnownProperty(Shape):
     untrained_p_value: float | None
 
 
-class UnknownProperty(Shape):
+class UnknownProperty(AnswerModel):
     """A property that says nothing here."""
 
     property: str
     reason: str = Field(description="Why, in words")
 
 
-class Knowledge(Shape):
+class Knowledge(AnswerModel):
     """What paths know about tokens and samples; what stands out most from its null comes first."""
 
     run: str
@@ -59,14 +66,14 @@ class Knowledge(Shape):
     reason: str | None = Field(description="Why there is nothing to show, in words")
 
 
-class LabelShare(Shape):
+class LabelShare(AnswerModel):
     """A label's share of the tokens that have one."""
 
     label: str
     share: Share
 
 
-class SpecificRow(Shape):
+class SpecificRow(AnswerModel):
     """A path or a module, and the label that it is most specific to."""
 
     rank: Rank | None = None
@@ -86,7 +93,7 @@ class SpecificRow(Shape):
     high: High
 
 
-class Specific(Shape):
+class Specific(AnswerModel):
     """Paths or modules most specific to a label, by the lower end of their lift."""
 
     run: str
@@ -100,7 +107,7 @@ class Specific(Shape):
     reason: str | None = Field(description="Why there is nothing to show, in words")
 
 
-class Found(Shape):
+class Found(AnswerModel):
     """How many tokens were found."""
 
     num_tokens: Count
@@ -110,14 +117,14 @@ class Found(Shape):
     high: High = None
 
 
-class WordCount(Shape):
+class WordCount(AnswerModel):
     """A word and how many of the found tokens stand in it."""
 
     word: str
     count: int
 
 
-class TakenPath(Shape):
+class TakenPath(AnswerModel):
     """A path of the found tokens."""
 
     rank: Rank
@@ -131,7 +138,7 @@ class TakenPath(Shape):
     high: High
 
 
-class TakenModule(Shape):
+class TakenModule(AnswerModel):
     """How much more, or less, the found tokens choose a module than the others."""
 
     step: int
@@ -146,7 +153,7 @@ class TakenModule(Shape):
     high: High
 
 
-class Wanted(Shape):
+class Wanted(AnswerModel):
     """The question, as it was understood."""
 
     q: str | None
@@ -166,7 +173,7 @@ class FoundExample(Example):
     rank: Rank
 
 
-class TokenSearch(Shape):
+class TokenSearch(AnswerModel):
     """Tokens that were looked for, the paths that they take and the modules that they prefer."""
 
     run: str
@@ -181,17 +188,3 @@ class TokenSearch(Shape):
     modules_reason: str | None = Field(description="Why there are no modules or no intervals, in words")
     examples: list[FoundExample]
     reason: str | None = Field(description="Why nothing was found, in words")
-
-
-class SavedSearch(Shape):
-    """An address of the page under a name of one's own."""
-
-    name: str
-    query: dict[str, str] = Field(description="The query of the page's address", examples=[{"view": "paths"}])
-    saved_at: str = Field(description="When, UTC, ISO 8601")
-
-
-class SavedSearches(Shape):
-    """All saved searches, by name."""
-
-    searches: list[SavedSearch]

@@ -1,0 +1,1 @@
+"""Answer types of the questions to a run, one module a topic."""
