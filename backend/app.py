@@ -1,31 +1,29 @@
-"""The REST API as an object: ``create_app(settings)``."""
+"""FastAPI application of the REST API: ``create_app(settings)``."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import Depends, FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenpaths.backend import __version__, problems
-from tokenpaths.backend.http.concurrency import Crowd
-from tokenpaths.backend.http.docs_page import docs_router
-from tokenpaths.backend.http.head import HeadAsGet
+from tokenpaths.backend.http.concurrency import RequestLimit
 from tokenpaths.backend.http.paging import refuse_unknown_keys
-from tokenpaths.backend.http.redact_paths import hide_places
+from tokenpaths.backend.http.redact_paths import redact_folders_of
 from tokenpaths.backend.http.security import Guard
-from tokenpaths.backend.metrics import Measured
+from tokenpaths.backend.metrics import MetricsMiddleware
 from tokenpaths.backend.routes import (
     compare,
-    effects,
     experts,
     exports,
     jobs,
     knowledge,
     models,
     paths,
-    report,
     runs,
     samples,
     searches,
@@ -55,7 +53,7 @@ def create_app(settings: Settings) -> FastAPI:
     Raises UserError for a bind that other machines reach without a token.
     """
     require_safe_bind(settings)
-    hide_places(settings)
+    redact_folders_of(settings)
     services = Services.from_settings(settings)
 
     @asynccontextmanager
@@ -78,20 +76,20 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.services = services
     problems.install(app)
     app.include_router(service.router)
-    app.include_router(docs_router())
-    about_runs = (runs, paths, knowledge, samples, similar, soft, experts, effects, compare, exports, report)
+    app.include_router(service.docs_router())
+    about_runs = (runs, paths, knowledge, samples, similar, soft, experts, compare, exports)
     for part in (*about_runs, models, traces, jobs, searches):
         app.include_router(part.router, prefix=PREFIX)
     app.add_middleware(HeadAsGet)
     app.add_middleware(
-        Crowd,
-        most=settings.requests_at_once,
+        RequestLimit,
+        limit=settings.requests_at_once,
         inside=services.metrics.inside,
         refused=services.metrics.turned_away,
-        known=services.answers.known,
+        cached=services.answers.cached,
     )
     app.add_middleware(Guard, settings=settings)
-    app.add_middleware(Measured, metrics=services.metrics)
+    app.add_middleware(MetricsMiddleware, metrics=services.metrics)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
@@ -108,3 +106,41 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         schema["security"] = [{}, {"token": []}]
         app.openapi_schema = schema
     return app.openapi_schema
+
+
+class HeadAsGet:
+    """ASGI middleware that answers HEAD with the status and headers of GET, without a body.
+
+    Once the headers are sent, the route receives a disconnect, so that an export stops streaming.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self.app(scope, receive, send)
+            return
+        answered = asyncio.Event()
+        received = False
+
+        async def receive_until_answered() -> Message:
+            nonlocal received
+            if not received:
+                received = True
+                return await receive()
+            await answered.wait()
+            return {"type": "http.disconnect"}
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                answered.set()
+
+        inner = dict(scope, method="GET")
+        try:
+            await self.app(inner, receive_until_answered, send_head)
+        finally:
+            if "route" in inner:  # the metrics around this want to know which it was
+                scope["route"] = inner["route"]

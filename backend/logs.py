@@ -1,7 +1,7 @@
-"""Logs as one JSON object a line on stderr, where `tokenpaths up` collects them.
+"""Logging as one JSON object per line on stderr, where `tokenpaths up` collects it.
 
-Every request has an id: it stands in each line about it, in the header ``x-request-id`` of the answer, and in small
-letters behind each error of the API that the page shows, so that the line for it can be found.
+Every request has an id. It is in each log line about the request, in the response header ``x-request-id``, and beside
+each API error that the page shows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 
 REQUEST_ID_HEADER = "x-request-id"
-SAID_AGAIN_SECONDS = 600.0
+REPEAT_SECONDS = 600.0
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """of the request at hand; empty outside of one"""
 
@@ -27,34 +27,34 @@ def new_request_id() -> str:
     return secrets.token_hex(6)
 
 
-def taken_over(given: str | None) -> str:
-    """The id that another process of ours sent along, or a new one where it is none.
+def checked_request_id(value: str | None) -> str:
+    """``value`` where it is a request id of another process of ours, else a new one.
 
-    >>> taken_over("0a1b2c3d4e5f"), len(taken_over("<script>"))
+    >>> checked_request_id("0a1b2c3d4e5f"), len(checked_request_id("<script>"))
     ('0a1b2c3d4e5f', 12)
     """
-    return given if given is not None and re.fullmatch(r"[0-9a-f]{12}", given) else new_request_id()
+    return value if value is not None and re.fullmatch(r"[0-9a-f]{12}", value) else new_request_id()
 
 
-class OnceInAWhile:
-    """Says a trouble that lasts once, again when its words change, and else every ``SAID_AGAIN_SECONDS``."""
+class LastingWarning:
+    """Logs a lasting problem once, again when its message changes, else every ``REPEAT_SECONDS``."""
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self.log, self.clock = log, clock
         self._last: tuple[str, float] | None = None
 
-    def warn(self, words: str) -> None:
-        """The trouble is there."""
+    def warn(self, message: str) -> None:
+        """Log the problem, unless it was logged lately."""
         now = self.clock()
-        if self._last is None or self._last[0] != words or now - self._last[1] >= SAID_AGAIN_SECONDS:
-            self._last = (words, now)
-            self.log.warning("%s", words)
+        if self._last is None or self._last[0] != message or now - self._last[1] >= REPEAT_SECONDS:
+            self._last = (message, now)
+            self.log.warning("%s", message)
 
-    def over(self, words: str) -> None:
-        """It is not, or no longer: then ``words`` say so, and the next one is said at once."""
+    def over(self, message: str) -> None:
+        """Log ``message`` if a problem was logged before; the next problem is logged at once."""
         if self._last is not None:
             self._last = None
-            self.log.info("%s", words)
+            self.log.info("%s", message)
 
 
 class JsonLines(logging.Formatter):

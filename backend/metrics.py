@@ -1,4 +1,4 @@
-"""Counters that ``/metrics`` shows, one registry an app (tests make several apps in one process)."""
+"""Prometheus metrics, one registry per app (tests make several apps in one process)."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Metrics:
 def metrics_markdown() -> str:
     """The text of ``docs/monitoring.md``."""
     rows = []
-    for metric in sorted(vars(Metrics()).values(), key=lambda held: getattr(held, "_name", "")):
+    for metric in sorted(vars(Metrics()).values(), key=lambda metric: getattr(metric, "_name", "")):
         if isinstance(metric, MetricWrapperBase):
             (family,) = metric.describe()
             name = family.name + {"counter": "_total", "histogram": "_bucket"}.get(family.type, "")
@@ -118,7 +118,7 @@ def metrics_markdown() -> str:
     return PAGE + "".join(rows) + AFTER
 
 
-class Measured:
+class MetricsMiddleware:
     """ASGI middleware that counts requests by route template (never by raw path: that would grow forever)."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -130,27 +130,27 @@ class Measured:
             return
         status, began = 500, time.perf_counter()
 
-        async def watch(message: Message) -> None:
+        async def note_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self.app(scope, receive, watch)
+            await self.app(scope, receive, note_status)
         finally:
             route = getattr(scope.get("route"), "path", None) or "other"
             method = scope["method"] if scope["method"] in ("GET", "POST", "PUT", "DELETE", "HEAD") else "other"
             self.metrics.requests.labels(method, route, str(status)).inc()
             seconds = time.perf_counter() - began
             self.metrics.seconds.labels(route).observe(seconds)
-            _tell(scope["method"], route, status, seconds, scope.get(PROBLEM_KIND))
+            _log_request(scope["method"], route, status, seconds, scope.get(PROBLEM_KIND))
 
 
-def _tell(method: str, route: str, status: int, seconds: float, problem: str | None) -> None:
-    """A line in the log: failures as warnings, what changes or is refused as information; never a query or a path.
+def _log_request(method: str, route: str, status: int, seconds: float, problem: str | None) -> None:
+    """Log failures as warnings, changes and refusals as information; never a query or a path.
 
-    Who is told to come back is only counted: ten thousand lines would keep the next ones waiting.
+    Refusals of a busy server are logged at DEBUG only: under load the lines themselves would cost time.
     """
     if status >= 500 and status != 503:
         level = logging.WARNING

@@ -1,4 +1,4 @@
-"""Every error as RFC 9457 problem+json: what was given, what would be right, never a traceback."""
+"""Errors as RFC 9457 problem+json: what was given and what would be right, never a traceback."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from tokenpaths.backend.http.redact_paths import without_places
+from tokenpaths.backend.http.redact_paths import redact
 from tokenpaths.backend.logs import request_id
 from tokenpaths.backend.metrics import PROBLEM_KIND
 from tokenpaths.engine.base.errors import NoSuchThing, QueryTimeout, RunFileError, RunNotFound, UserError
@@ -63,7 +63,7 @@ class Problem(Exception):
             "type": f"urn:tokenpaths:{self.kind}",
             "title": HTTPStatus(self.status).phrase,
             "status": self.status,
-            "detail": without_places(self.detail),
+            "detail": redact(self.detail),
         }
         if path is not None:
             body["instance"] = quote(path[:500])
@@ -127,8 +127,8 @@ def from_validation(errors: Sequence[Any]) -> Problem:
     first = errors[0]
     where = [str(part) for part in first.get("loc", ()) if part not in ("query", "path", "header", "body")]
     field = where[0] if where else None
-    given = first.get("input")
-    shown = f"; given {str(given)[:80]!r}" if isinstance(given, str | int | float) else ""
+    value = first.get("input")
+    shown = f"; given {str(value)[:80]!r}" if isinstance(value, str | int | float) else ""
     message = in_words(first)
     return Problem(422, "invalid-value", f"`{field}`: {message}{shown}." if field else f"{message}.", field=field)
 

@@ -1,7 +1,7 @@
-"""Start one server process: ``python -m tokenpaths.backend.serve api`` or ``… worker``.
+"""Starts one server process: ``python -m tokenpaths.backend.serve api`` or ``… worker``.
 
 Settings come from the environment and the settings file, so that no secret stands in a process list.
-``tokenpaths up`` starts these; a container starts them one by one.
+``tokenpaths up`` starts both roles; a container starts them one by one.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from collections.abc import Callable
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tokenpaths.backend.http.connection import Connection
 from tokenpaths.backend.logs import set_up_logging
 from tokenpaths.backend.settings import Settings, load_settings
 from tokenpaths.engine.base.errors import UserError
 
 GRACE_SECONDS = 5
-FIRST = ("pandas", "PIL.Image")
+FIRST = ("pandas", "PIL.Image", "tokenpaths.engine.store.ask.run")
 """what nearly every answer needs: DuckDB looks for pandas at the first parameter (0.2 s). Imported before the server
 listens: beside the first question it would cost that question twice the time"""
 LATER = ("tokenpaths.engine.analysis.power_law",)
@@ -33,7 +33,30 @@ LATER = ("tokenpaths.engine.analysis.power_law",)
 QUIET_SECONDS = 2.0
 GC_AFTER = 10_000
 """new objects after which Python looks for cycles: a request makes some hundred, none of them in cycles"""
+HEAD_BYTES = 65_536
+"""longest head of a request, or trailer: llhttp (httptools) itself limits neither"""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """uvicorn's llhttp protocol that answers 400 and closes once a head is longer than ``HEAD_BYTES``."""
+
+    unread = 0
+    """bytes that came since there was a request or a piece of its body"""
+
+    def data_received(self, data: bytes) -> None:
+        self.unread += len(data)
+        super().data_received(data)
+        if self.unread > HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"The head of a request is at most {HEAD_BYTES:,} bytes.")
+
+    def on_headers_complete(self) -> None:
+        self.unread = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self.unread = 0
+        super().on_body(body)
 
 
 def server_of(app: ASGIApp, host: str, port: int) -> uvicorn.Server:
@@ -43,7 +66,7 @@ def server_of(app: ASGIApp, host: str, port: int) -> uvicorn.Server:
         host=host,
         port=port,
         ws="none",
-        http=Connection,
+        http=LimitedProtocol,
         proxy_headers=False,
         server_header=False,
         access_log=False,
@@ -66,7 +89,7 @@ def make_app(role: str, settings: Settings) -> tuple[ASGIApp, str, int]:
     return create_app(settings), settings.host, settings.port
 
 
-def get_ready() -> None:
+def preload() -> None:
     """Import what the first answers need, and have DuckDB, Arrow and threads load what they load when first used."""
     import anyio.to_thread
 
@@ -81,10 +104,10 @@ def get_ready() -> None:
     gc.set_threshold(GC_AFTER, *gc.get_threshold()[1:])
 
 
-def load(asked: Callable[[], float]) -> None:
-    """Import the rest, when nobody has ``asked`` (a count that grows) for a while."""
+def import_when_idle(request_count: Callable[[], float]) -> None:
+    """Import ``LATER`` once ``request_count`` has not grown for ``QUIET_SECONDS``."""
     before = -1.0
-    while (now := asked()) != before:
+    while (now := request_count()) != before:
         before = now
         time.sleep(QUIET_SECONDS)
     for name in LATER:
@@ -109,9 +132,9 @@ def main(arguments: list[str]) -> int:
     if arguments == ["worker"] and hasattr(os, "nice"):  # not on Windows
         os.nice(settings.worker_nice)
     if arguments == ["api"]:
-        get_ready()
-        asked = functools.partial(getattr, server.server_state, "total_requests")
-        threading.Thread(target=load, args=(asked,), name="loading", daemon=True).start()
+        preload()
+        request_count = functools.partial(getattr, server.server_state, "total_requests")
+        threading.Thread(target=import_when_idle, args=(request_count,), name="imports", daemon=True).start()
     try:
         server.run()
     except KeyboardInterrupt:

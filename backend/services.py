@@ -1,4 +1,4 @@
-"""What the routes share: one object an app, made from its settings."""
+"""Dependencies of the routes, built once per app from its settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from tokenpaths.backend.http.concurrency import Slots
+from tokenpaths.backend.http.concurrency import ConcurrencyLimit
 from tokenpaths.backend.jobs.rows import STATES
 from tokenpaths.backend.jobs.service import Jobs
 from tokenpaths.backend.metrics import Metrics
@@ -27,8 +27,8 @@ class Services:
     metrics: Metrics
     registry: RunRegistry
     answers: Answers
-    export_slots: Slots
-    upload_slots: Slots
+    export_limit: ConcurrencyLimit
+    upload_limit: ConcurrencyLimit
     worker: WorkerClient
     jobs: Jobs
     started: float = field(default_factory=time.monotonic)
@@ -40,13 +40,13 @@ class Services:
         registry = RunRegistry.of(settings, time_limit_s=settings.query_seconds, max_open=settings.open_runs)
         metrics.open_runs.set_function(registry.count_open)
         metrics.unread_runs.set_function(registry.count_unread)
-        jobs = Jobs(settings, registry.strangers)
+        jobs = Jobs(settings, registry.foreign_files)
         metrics.job_listeners.set_function(lambda: jobs.streams)
         metrics.queue_age.set_function(jobs.queue_age)
         for state in STATES:
             metrics.jobs.labels(state).set_function(partial(jobs.count, state))
         wait_s = settings.query_wait_seconds
-        queries = Slots(
+        queries = ConcurrencyLimit(
             settings.query_slots, wait_s, "other questions", working=metrics.working, waiting=metrics.waiting
         )
         cache_bytes = int(settings.answer_cache_megabytes * 1e6)
@@ -55,8 +55,8 @@ class Services:
             metrics=metrics,
             registry=registry,
             answers=Answers(registry, queries, metrics, cache_bytes),
-            export_slots=Slots(settings.export_slots, wait_s, "other exports"),
-            upload_slots=Slots(settings.upload_slots, wait_s, "other uploads"),
+            export_limit=ConcurrencyLimit(settings.export_slots, wait_s, "other exports"),
+            upload_limit=ConcurrencyLimit(settings.upload_slots, wait_s, "other uploads"),
             worker=WorkerClient(settings),
             jobs=jobs,
         )

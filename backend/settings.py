@@ -1,8 +1,7 @@
-"""Every setting of Tokenpaths in one table: name, default, help, unit in the name.
+"""Settings: name, default, bounds and help of each, read from flags, environment and a TOML file.
 
-A value comes from the first of: command line flag > environment (``TOKENPATHS_<NAME>``) >
-settings file (TOML) > default. ``docs/settings.md`` is generated from this table
-(``python -m tokenpaths.backend.settings > docs/settings.md``); a test keeps the two equal.
+Precedence: command line flag > environment (``TOKENPATHS_<NAME>``) > settings file > default. ``docs/settings.md`` is
+generated from this table (``python -m tokenpaths.backend.settings > docs/settings.md``); a test keeps the two equal.
 """
 
 from __future__ import annotations
@@ -251,16 +250,14 @@ def load_settings(settings_file: Path | None = None, **flags: Any) -> Settings:
     named = settings_file or (Path(v) if (v := os.environ.get(f"{ENV_PREFIX}SETTINGS_FILE")) else None)
     if named is not None and not named.is_file():
         raise UserError(f"The settings file {named} does not exist.", field="settings_file")
-    found = named or (default_settings_file() if default_settings_file().is_file() else None)
-    chosen = type(
-        "Settings", (Settings,), {"settings_file": found, "__module__": __name__, "__doc__": Settings.__doc__}
-    )
+    file = named or (default_settings_file() if default_settings_file().is_file() else None)
+    chosen = type("Settings", (Settings,), {"settings_file": file, "__module__": __name__, "__doc__": Settings.__doc__})
     try:
         return chosen(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
-        raise UserError(_explain(error, found), field=str(error.errors()[0]["loc"][0])) from None
+        raise UserError(_explain(error, file), field=str(error.errors()[0]["loc"][0])) from None
     except ValueError as error:  # broken TOML
-        raise UserError(f"The settings file {found} cannot be read: {error}.", field="settings_file") from None
+        raise UserError(f"The settings file {file} cannot be read: {error}.", field="settings_file") from None
 
 
 def _explain(error: ValidationError, file: Path | None) -> str:
@@ -271,8 +268,8 @@ def _explain(error: ValidationError, file: Path | None) -> str:
         near = difflib.get_close_matches(name, Settings.model_fields, n=1)
         hint = f"did you mean `{near[0]}`?" if near else "docs/settings.md lists the names."
         return f"There is no setting `{name}` ({file or 'flags'}); {hint}"
-    given = "" if name in ("token", "worker_secret") else f" {first['input']!r}"
-    return f"Setting `{name}`: {first['msg'].removeprefix('Value error, ')}; given{given or ' value not shown'}."
+    value = "" if name in ("token", "worker_secret") else f" {first['input']!r}"
+    return f"Setting `{name}`: {first['msg'].removeprefix('Value error, ')}; given{value or ' value not shown'}."
 
 
 def is_loopback(host: str) -> bool:

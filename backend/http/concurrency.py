@@ -1,4 +1,4 @@
-"""Few at a time: what would wait too long is told to come back (503 with Retry-After) instead of piling up."""
+"""Limits on concurrent work: waiters that take too long, and requests beyond a maximum, get 503 with Retry-After."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ LATE_SECONDS = 0.25
 UNCOUNTED = re.compile(r"/healthz|/api/v1/jobs/[^/]+/events")
 
 
-class Slots:
-    """A semaphore with a longest wait.
+class ConcurrencyLimit:
+    """A semaphore with a maximum wait, for one event loop.
 
-    Belongs to one event loop. ``what`` completes the sentence "The server is busy with …".
+    Args:
+        count: how many may hold it at once.
+        wait_s: seconds after which a waiter gets Problem 503.
+        what: completes the sentence "The server is busy with …".
+        working, waiting: gauges of holders and waiters.
     """
 
     def __init__(
@@ -33,7 +37,7 @@ class Slots:
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[None]:
-        """Hold one slot; Problem 503 when none came free in time."""
+        """Hold one place; raises Problem 503 when none came free in time."""
         await self._acquire()
         if self.working is not None:
             self.working.inc()
@@ -61,27 +65,27 @@ class Slots:
                         raise busy(
                             f"The server is busy with {self.what} ({self.count} at a time); try again in a moment."
                         ) from None
-                    ends = loop.time() + late  # the loop was held up: nobody could hand a slot on meanwhile
+                    ends = loop.time() + late  # the loop was held up: nobody could release a place meanwhile
         finally:
             if self.waiting is not None:
                 self.waiting.dec()
 
 
-class Known(Protocol):
-    """``tokenpaths.backend.runs.answers.Answers.known``: the answer to what was asked before, or None."""
+class CachedAnswer(Protocol):
+    """``tokenpaths.backend.runs.answers.Answers.cached``: the response to a repeated request, or None."""
 
     def __call__(self, scope: Scope, *, wait: bool) -> Awaitable[Response | None]: ...
 
 
-class Crowd:
-    """ASGI middleware: what is known is answered; of the rest, a request beyond ``most`` is refused at once.
+class RequestLimit:
+    """ASGI middleware that answers from the response cache, and refuses requests beyond ``limit`` with 503.
 
-    A refusal takes a fraction of a millisecond. Health is always answered. Events of jobs are not counted: they stay
-    open for hours and have a limit of their own.
+    ``/healthz`` is always answered. Job event streams are not counted: they stay open for hours and have a limit of
+    their own.
     """
 
-    def __init__(self, app: ASGIApp, most: int, inside: Gauge, refused: Counter, known: Known) -> None:
-        self.app, self.most, self.known = app, most, known
+    def __init__(self, app: ASGIApp, limit: int, inside: Gauge, refused: Counter, cached: CachedAnswer) -> None:
+        self.app, self.limit, self.cached = app, limit, cached
         self.inside, self.refused = inside, refused
         self.num_inside = 0
 
@@ -89,11 +93,11 @@ class Crowd:
         if scope["type"] != "http" or UNCOUNTED.fullmatch(scope["path"]):
             await self.app(scope, receive, send)
             return
-        answer = await self.known(scope, wait=False)
+        answer = await self.cached(scope, wait=False)
         if answer is not None:
             await answer(scope, receive, send)
             return
-        if self.num_inside >= self.most:
+        if self.num_inside >= self.limit:
             self.refused.inc()
             problem = busy(f"{self.num_inside:,} requests are being answered already; try again in a moment.")
             await problem.response(scope["path"])(scope, receive, send)
@@ -101,7 +105,7 @@ class Crowd:
         self.num_inside += 1
         self.inside.set(self.num_inside)
         try:
-            answer = await self.known(scope, wait=True)
+            answer = await self.cached(scope, wait=True)
             await (answer or self.app)(scope, receive, send)
         finally:
             self.num_inside -= 1

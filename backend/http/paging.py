@@ -1,4 +1,4 @@
-"""Opaque ``next`` cursors, and query strings that are what the route expects."""
+"""Opaque ``next`` cursors, and validation of query strings."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def _refuse_broken_text(query: bytes) -> None:
         if pair.isascii() and _is_utf8(unquote_to_bytes(pair)):
             continue
         key = unquote_to_bytes(pair.partition(b"=")[0].replace(b"+", b" ")).decode("utf-8", "backslashreplace")[:80]
-        said = "is no UTF-8 after percent-decoding" if pair.isascii() else "holds bytes that are not percent-encoded"
+        problem = "is no UTF-8 after percent-decoding" if pair.isascii() else "holds bytes that are not percent-encoded"
         raise Problem(
             422,
             "query-text",
-            f"The query key {key!r} {said}; send text as percent-encoded UTF-8, é as %C3%A9.",
+            f"The query key {key!r} {problem}; send text as percent-encoded UTF-8, é as %C3%A9.",
             field=key,
         )
 

@@ -1,6 +1,6 @@
-"""Where things lie on this machine is no business of whoever asks the API: folders leave it under a name alone.
+"""Replaces folders of this machine by placeholders in everything the API says.
 
-Sentences of the engine name files, which helps at the command line. Whatever the API says passes here first.
+Messages of the engine name files, which helps on the command line but is none of a client's business.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _names: dict[str, str] = {}
 _pattern: list[re.Pattern[str]] = []
 
 
-def hide_places(settings: Settings) -> None:
-    """From now on, ``without_places`` of this process knows the folders of ``settings``, and those of the program."""
+def redact_folders_of(settings: Settings) -> None:
+    """Make ``redact`` replace the folders of ``settings`` and of the program, for the whole process."""
     folders: list[tuple[Path | str | None, str]] = [
         (settings.data_dir, "<data folder>"),
         *((folder, "<models folder>") for folder in settings.models_dirs),
@@ -44,24 +44,24 @@ def hide_places(settings: Settings) -> None:
     _pattern[:] = [re.compile(r"(?<![\w.~/\\-])(" + "|".join(map(re.escape, longest_first)) + r")(?![\w.-]*[\w-])")]
 
 
-def without_places(text: str) -> str:
-    """``text`` with the folders of this machine under their names."""
-    return _pattern[0].sub(lambda found: _names[found[1]], text) if _pattern else text
+def redact(text: str) -> str:
+    """``text`` with absolute folders replaced by names such as ``<data folder>``."""
+    return _pattern[0].sub(lambda match: _names[match[1]], text) if _pattern else text
 
 
-def data_without_places(data: Any) -> Any:
-    """What is to become JSON, with each of its texts ``without_places``."""
+def redact_data(data: Any) -> Any:
+    """JSON data with ``redact`` applied to every string."""
     if isinstance(data, str):
-        return without_places(data)
+        return redact(data)
     if isinstance(data, dict):
-        return {name: data_without_places(value) for name, value in data.items()}
+        return {name: redact_data(value) for name, value in data.items()}
     if isinstance(data, (list, tuple)):
-        return [data_without_places(value) for value in data]
+        return [redact_data(value) for value in data]
     return data
 
 
-def problem_without_places(problem: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A problem as JSON with its sentence ``without_places``."""
+def redact_problem(problem: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A problem as JSON with ``redact`` applied to its ``detail``."""
     if problem is None or not isinstance(problem.get("detail"), str):
         return problem
-    return problem | {"detail": without_places(problem["detail"])}
+    return problem | {"detail": redact(problem["detail"])}

@@ -1,8 +1,6 @@
-"""Answers that need no routing: the same address was asked before, and the run is still the same file.
+"""Maps request addresses to the ETags of their answers, so that repeated requests skip routing and validation.
 
-Routing, checking parameters and looking up what a route depends on cost about a millisecond, which is most of a
-request whose answer lies in memory. So the addresses of answers about runs are remembered, with the ETag that they
-led to: who asks such an address again gets the answer before anything else is done.
+Routing, parameter checks and dependencies cost about a millisecond, most of a request whose answer is in memory.
 """
 
 from __future__ import annotations
@@ -17,15 +15,15 @@ from starlette.types import Scope
 from tokenpaths.backend.problems import Problem
 
 MOST = 4096
-"""addresses that are remembered"""
+"""addresses kept"""
 LONGEST = 1000
-"""bytes of an address that is remembered"""
+"""bytes of the longest address kept"""
 Address = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an address led: the run and its file, the ETag of the answer, the route for the metrics."""
+class Target:
+    """What an address resolved to: the run and its file, the ETag of the answer, the route for the metrics."""
 
     run_id: str
     identity: str
@@ -34,42 +32,42 @@ class Place:
 
 
 def address_of(scope: Scope) -> Address | None:
-    """Path and query as they came; None for what is not remembered (another method, very long)."""
+    """Raw path and query; None for requests that are not cached (other methods, very long addresses)."""
     if scope["method"] != "GET":
         return None
     address = (scope.get("raw_path") or scope["path"].encode(), scope["query_string"])
     return address if len(address[0]) + len(address[1]) <= LONGEST else None
 
 
-class AtHand:
-    """Remembers where addresses led; ``identity`` tells which file a run is now (Problem where there is none)."""
+class ResponseCache:
+    """LRU map from addresses to targets; ``identity`` names the current file of a run (Problem where there is none)."""
 
     def __init__(self, identity: Callable[[str], str]) -> None:
         self.identity = identity
-        self._places: OrderedDict[Address, Place] = OrderedDict()
+        self._targets: OrderedDict[Address, Target] = OrderedDict()
 
     def remember(self, scope: Scope, run_id: str, identity: str, etag: str) -> None:
-        """The route that got ``scope`` found everything right with it, and this is the ETag of its answer."""
+        """Record that the request ``scope`` passed validation and led to the answer ``etag``."""
         address = address_of(scope)
         if address is None:
             return
-        self._places[address] = Place(run_id, identity, etag, scope.get("route"))
-        self._places.move_to_end(address)
-        while len(self._places) > MOST:
-            self._places.popitem(last=False)
+        self._targets[address] = Target(run_id, identity, etag, scope.get("route"))
+        self._targets.move_to_end(address)
+        while len(self._targets) > MOST:
+            self._targets.popitem(last=False)
 
-    def find(self, scope: Scope) -> Place | None:
-        """Where the address led, if the run is still the same file."""
+    def find(self, scope: Scope) -> Target | None:
+        """The target of the address, if the run is still the same file."""
         address = address_of(scope)
-        place = self._places.get(address) if address is not None else None
-        if address is None or place is None:
+        target = self._targets.get(address) if address is not None else None
+        if address is None or target is None:
             return None
         try:
-            same = self.identity(place.run_id) == place.identity
+            same = self.identity(target.run_id) == target.identity
         except Problem:
             same = False
         if not same:
-            self._places.pop(address, None)
+            self._targets.pop(address, None)
             return None
-        self._places.move_to_end(address)
-        return place
+        self._targets.move_to_end(address)
+        return target

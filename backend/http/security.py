@@ -1,7 +1,6 @@
-"""The guard in front of the app: Host, Origin, token, headers, and the last net for exceptions.
+"""ASGI middleware in front of the app: Host allowlist (400), token (401), cross-site requests (403), security headers.
 
-One pure ASGI middleware, in this order: Host allowlist (400), token (401), cross-site requests (403).
-It stands before routing, so that no route can forget it.
+It stands before routing, so that no route can forget it, and turns exceptions that reach it into problems.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""JSON that somebody sent, read without guessing: one meaning, finite numbers, whole characters."""
+"""Strict JSON: duplicate keys, NaN, infinities and lone surrogates are refused."""
 
 from __future__ import annotations
 

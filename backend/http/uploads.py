@@ -1,6 +1,6 @@
-"""Multipart uploads with a cap while they stream: never more in memory than the cap, never longer than the limit.
+"""Streaming multipart uploads with limits on bytes and time.
 
-``read_trace_form`` gives the three fields of ``POST /traces``; nothing here decodes an image or a text's tokens.
+``read_trace_form`` returns the fields of ``POST /traces``; nothing here decodes images or tokenizes text.
 """
 
 from __future__ import annotations
@@ -242,8 +242,8 @@ def _form(parts: _Parts) -> TraceForm:
 
 
 def _bad_purpose(given: str) -> Problem:
-    told = " or ".join(f"`{one}`" for one in PURPOSES)
-    return Problem(422, "purpose", f"`purpose` is {given[:40]!r}; it may be {told}.", field="purpose")
+    allowed = " or ".join(f"`{purpose}`" for purpose in PURPOSES)
+    return Problem(422, "purpose", f"`purpose` is {given[:40]!r}; it may be {allowed}.", field="purpose")
 
 
 def _controls(data: bytes | bytearray | None) -> dict[str, Any]:

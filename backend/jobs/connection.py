@@ -1,4 +1,4 @@
-"""One SQLite connection to the job file, shared by the threads of a process."""
+"""The SQLite connection to the job file, shared by the threads of a process."""
 
 from __future__ import annotations
 

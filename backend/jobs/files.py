@@ -1,4 +1,4 @@
-"""The folder of a job: where it is, what lies in it, and how it goes away."""
+"""The folder of a job: its artifacts, temporary files and removal."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tokenpaths.engine.jobs.registry import ARTIFACTS, is_artifact_name, list_ar
 def job_dir(data_dir: Path, job: str) -> Path:
     """The folder of a job; Problem 404 for what cannot be the name of one."""
     if not is_name(job):
-        said = f"There is no job {job[:80]!r}; it was removed, or has another name."
-        raise Problem(404, "no-such-job", said, field="job")
+        message = f"There is no job {job[:80]!r}; it was removed, or has another name."
+        raise Problem(404, "no-such-job", message, field="job")
     return data_dir / "jobs" / job
 
 
@@ -35,9 +35,9 @@ def changed_artifacts(folder: Path, known: Mapping[str, tuple[int, int]]) -> dic
             status = (folder / ARTIFACTS / name).stat()
         except OSError:
             continue
-        look = (status.st_mtime_ns, status.st_size)
-        if known.get(name) != look:
-            changes[name] = look
+        stamp = (status.st_mtime_ns, status.st_size)
+        if known.get(name) != stamp:
+            changes[name] = stamp
     return changes
 
 

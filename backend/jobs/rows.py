@@ -1,4 +1,4 @@
-"""Rows of the job file, and what its tables look like."""
+"""Tables and rows of the job file."""
 
 from __future__ import annotations
 

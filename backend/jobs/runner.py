@@ -1,8 +1,7 @@
-"""Works on jobs inside a worker: one at a time, in slices, in the thread that the worker's models belong to.
+"""Works on jobs inside a worker: one at a time, in slices, in the thread that owns the models.
 
-Between two slices whatever else waits for that thread gets its turn, so an interactive trace waits for one slice.
-The lease is renewed beside it, however long a slice takes; the folder's lock keeps two workers from one job's files
-even when one of them was asleep while its lease ran out.
+An interactive trace waits for one slice. The lease is renewed beside the slices, however long one takes; a lock on the
+job's folder keeps two workers from its files even when one of them slept past its lease.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenpaths.backend.jobs.files import changed_artifacts, job_dir, sweep
-from tokenpaths.backend.jobs.run_errors import OpenedRuns
 from tokenpaths.backend.jobs.table import JobTable, Lease, Order
-from tokenpaths.backend.logs import OnceInAWhile
+from tokenpaths.backend.logs import LastingWarning
 from tokenpaths.backend.problems import Problem, problem_of
+from tokenpaths.backend.runs.registry import RunRegistry
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import HolderLock, is_disk_full
 from tokenpaths.engine.jobs.registry import JobContext, LongJob, Progress, find_kind, read_request
@@ -41,6 +40,32 @@ PAUSE_SECONDS = 5.0
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
+class RunErrors:
+    """Blames a foreign run for an unforeseen error of a job that opened it.
+
+    ``context`` is a copy of the given one that notes which runs are opened through it.
+    """
+
+    def __init__(self, context: JobContext) -> None:
+        self.registry = RunRegistry(context.runs_dir)
+        self.run_ids: list[str] = []
+        problem_of_run = context.problem_of_run
+
+        def noted(file: Path) -> str | None:
+            self.run_ids.append(file.stem)
+            return problem_of_run(file) if problem_of_run is not None else None
+
+        self.context = replace(context, problem_of_run=noted)
+
+    def explained(self, error: Exception) -> Exception:
+        """``error``, or Problem 409 where it was unforeseen and a run that was not sealed here was opened."""
+        try:
+            with self.registry.foreign_run_errors(*self.run_ids):
+                raise error
+        except Exception as explained:
+            return explained
+
+
 @dataclass
 class Working:
     """A job that this worker has in its hands."""
@@ -48,7 +73,7 @@ class Working:
     lease: Lease
     folder: Path
     job: LongJob | None = None
-    opened: OpenedRuns | None = None
+    run_errors: RunErrors | None = None
     order: Order = "go"
     known: dict[str, tuple[int, int]] = field(default_factory=dict)
     """artifacts that were told about, as they looked then"""
@@ -76,7 +101,7 @@ class JobRunner:
         self.table, self.context, self.in_thread, self.free_bytes = table, context, in_thread, free_bytes
         self.worker = f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(3)}"
         self.ending = asyncio.Event()
-        self.trouble = OnceInAWhile(log)
+        self.trouble = LastingWarning(log)
 
     async def run(self) -> None:
         """Until ``ending`` is set: take a job, work on it, take the next."""
@@ -176,8 +201,8 @@ class JobRunner:
         """In the model thread."""
         row = work.lease.row
         sweep(work.folder)
-        kind, work.opened = find_kind(row.kind), OpenedRuns(self.context)
-        work.job = kind.start(read_request(kind, row.request), work.folder, work.opened.context)
+        kind, work.run_errors = find_kind(row.kind), RunErrors(self.context)
+        work.job = kind.start(read_request(kind, row.request), work.folder, work.run_errors.context)
 
     async def _advance(self, work: Working) -> Progress | None:
         """Slices until it is finished (its last progress) or somebody says stop (None)."""
@@ -212,7 +237,7 @@ class JobRunner:
             message = "The disk of the data folder is full; this goes on by itself when there is space again."
             await self._say(lambda: self.table.pause(work.lease, message, PAUSE_SECONDS))
             return
-        problem = plain(as_problem(error, work.opened))
+        problem = plain(as_problem(error, work.run_errors))
         log.warning("job %s failed: %s", work.lease.row.job, problem["detail"])
         await self._say(lambda: self.table.end(work.lease, "failed", problem=problem))
 
@@ -249,12 +274,12 @@ def _slices(work: Working, seconds: float) -> Progress:
             return progress
 
 
-def as_problem(error: Exception, opened: OpenedRuns | None) -> dict[str, Any]:
+def as_problem(error: Exception, run_errors: RunErrors | None) -> dict[str, Any]:
     """What a failed job says of why, in the shape of a problem."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         error = Problem(500, "out-of-memory", "There was not enough memory for this; ask for less at once.")
-    if opened is not None:
-        error = opened.told(error)
+    if run_errors is not None:
+        error = run_errors.explained(error)
     if not isinstance(error, (UserError, Problem)):
         log.error("a job failed", exc_info=error)
         said = f"Something unforeseen happened ({type(error).__name__}); the worker's log has the details."

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import math
 import shutil
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -12,22 +14,25 @@ from typing import Any
 
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
-from tokenpaths.backend.http.redact_paths import data_without_places, problem_without_places, without_places
+from tokenpaths.backend.http.redact_paths import redact, redact_data, redact_problem
 from tokenpaths.backend.jobs.files import job_dir, read_artifact, remove_folder
-from tokenpaths.backend.jobs.notify import Watch
 from tokenpaths.backend.jobs.rows import ENDED, EventRow, JobRow, State, as_text
-from tokenpaths.backend.jobs.run_errors import OpenedRuns
+from tokenpaths.backend.jobs.runner import RunErrors
 from tokenpaths.backend.jobs.table import JobTable, seconds_left
 from tokenpaths.backend.problems import Problem, busy, disk_full, from_user_error
-from tokenpaths.backend.runs.foreign_files import Strangers, strangers_of
+from tokenpaths.backend.runs.foreign_files import ForeignFiles, foreign_files_of
 from tokenpaths.backend.settings import Settings
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.jobs.registry import JobContext, find_kind, list_artifacts, read_request
 from tokenpaths.engine.jobs.titles import job_title
 
 PING_SECONDS = 15.0
+POLL_SECONDS = 0.25
 LEAST_FREE_BYTES = 1_000_000
 GONE = "Its worker is gone; the next one that is free goes on with it."
+
+
+log = logging.getLogger(__name__)
 
 
 def job_table(settings: Settings) -> JobTable:
@@ -35,39 +40,84 @@ def job_table(settings: Settings) -> JobTable:
     return JobTable(settings.jobs_file, lease_s=settings.job_lease_seconds, most_waiting=settings.job_queue_length)
 
 
+class JobNotifier:
+    """Wakes the listeners of jobs by polling the job file once for all of them, and only while there are any.
+
+    Belongs to one event loop.
+    """
+
+    def __init__(self, table: JobTable) -> None:
+        self.table = table
+        self.listeners: dict[str, set[asyncio.Event]] = {}
+        self.polling: asyncio.Task[None] | None = None
+
+    @contextlib.asynccontextmanager
+    async def listening(self, job: str) -> AsyncIterator[asyncio.Event]:
+        """An event that is set whenever something happened to the job; clear it before you look."""
+        listener = asyncio.Event()
+        self.listeners.setdefault(job, set()).add(listener)
+        if self.polling is None or self.polling.done():
+            self.polling = asyncio.create_task(self._poll())
+        try:
+            yield listener
+        finally:
+            others = self.listeners[job]
+            others.discard(listener)
+            if not others:
+                del self.listeners[job]
+
+    def close(self) -> None:
+        """Stop polling."""
+        if self.polling is not None:
+            self.polling.cancel()
+
+    async def _poll(self) -> None:
+        newest: int | None = None
+        while self.listeners:
+            try:
+                # The first poll comes after the first listener was there, so nothing falls between the two.
+                newest, changed = await asyncio.to_thread(self.table.changed, newest or 0)
+                for job in changed:
+                    for listener in self.listeners.get(job, ()):
+                        listener.set()
+            except (OSError, Problem) as error:
+                log.warning("the list of jobs cannot be read: %s", error)
+            await asyncio.sleep(POLL_SECONDS)
+
+
 class Jobs:
     """Jobs as the routes and the command line see them. Methods block, unless they are ``async``."""
 
-    def __init__(self, settings: Settings, strangers: Strangers | None = None) -> None:
+    def __init__(self, settings: Settings, foreign_files: ForeignFiles | None = None) -> None:
         self.settings = settings
-        self.strangers = strangers if strangers is not None else strangers_of(settings)
+        self.foreign_files = foreign_files if foreign_files is not None else foreign_files_of(settings)
         self.table = job_table(settings)
-        self.watch = Watch(self.table)
+        self.notifier = JobNotifier(self.table)
         self.streams = 0
         """clients that listen now"""
 
     def close(self) -> None:
-        """Close the file and stop looking."""
-        self.watch.close()
+        """Close the file and stop polling."""
+        self.notifier.close()
         self.table.close()
 
     def submit(self, kind: str, request: object) -> dict[str, Any]:
         """Check a request and queue it; Problem 422 that names the field, 503 when too many wait."""
         try:
-            found = find_kind(kind)
+            job_kind = find_kind(kind)
         except UserError as error:
             raise from_user_error(error) from None
-        opened = OpenedRuns(
+        run_errors = RunErrors(
             JobContext(
                 self.settings.data_dir,
                 tuple(self.settings.all_models_dirs),
                 huggingface_dir=self.settings.huggingface_dir,
-                problem_of_run=self.strangers.problem if self.strangers is not None else None,
+                problem_of_run=self.foreign_files.problem if self.foreign_files is not None else None,
             )
         )
         try:
-            checked = read_request(found, request)
-            found.check(checked, opened.context)
+            checked = read_request(job_kind, request)
+            job_kind.check(checked, run_errors.context)
         except UserError as error:
             problem = from_user_error(error)
             if problem.status < 500:  # the address was right, a field of the request was not
@@ -75,7 +125,7 @@ class Jobs:
             problem.field = "request" if error.field in (None, "request") else f"request.{error.field}"
             raise problem from None
         except Exception as error:
-            raise opened.told(error) from None
+            raise run_errors.explained(error) from None
         self._need_space()
         # What was left out is kept as it was when the job was submitted: defaults may change.
         return self.shown(self.table.submit(kind, checked.model_dump(mode="json")))
@@ -124,11 +174,11 @@ class Jobs:
                 "unit": row.unit,
                 "rate": row.rate,
                 "seconds_left": seconds_left(row.done, row.total, row.rate),
-                "message": GONE if self.table.is_abandoned(row) else without_places(row.message),
+                "message": GONE if self.table.is_abandoned(row) else redact(row.message),
             },
             "artifacts": list_artifacts(job_dir(self.settings.data_dir, row.job)),
-            "result": data_without_places(row.result),
-            "problem": problem_without_places(row.problem),
+            "result": redact_data(row.result),
+            "problem": redact_problem(row.problem),
             "attempts": row.attempts,
             "request": row.request,
         }
@@ -177,20 +227,20 @@ class Jobs:
             self.streams -= 1
 
     async def _stream(self, job: str, after: int) -> AsyncIterator[bytes]:
-        async with self.watch.listening(job) as ear:
+        async with self.notifier.listening(job) as listener:
             while True:
-                ear.clear()
+                listener.clear()
                 news, over = await asyncio.to_thread(self._news, job, after)
                 for event in news:
                     after = event.id
-                    told = as_text(data_without_places(event.data))  # before JSON changes how they are written
-                    yield format_sse_event(data_str=told, event=event.kind, id=str(event.id))
+                    data = as_text(redact_data(event.data))  # before JSON changes how they are written
+                    yield format_sse_event(data_str=data, event=event.kind, id=str(event.id))
                 if over and not news:
                     return
                 if news:
                     continue
                 try:
-                    await asyncio.wait_for(ear.wait(), PING_SECONDS)
+                    await asyncio.wait_for(listener.wait(), PING_SECONDS)
                 except TimeoutError:
                     yield KEEPALIVE_COMMENT
 

@@ -1,8 +1,8 @@
-"""The queue: one SQLite file that the API and any number of workers share.
+"""Job queue: one SQLite file shared by the API and any number of workers.
 
-A worker *leases* a job: the job is its own until ``lease_until``, which it moves on while it lives. A lease that ran
-out means that the worker is gone, and the next worker takes the job up. Everything that a lease holder writes is
-checked against its name and its attempt, so a worker that was away too long finds out that the job is another's now.
+A worker *leases* a job until ``lease_until``, which it moves on while it lives. An expired lease means that the worker
+is gone, and the next worker takes the job up. Writes of a lease holder are checked against its name and attempt, so a
+worker that was away too long learns that the job is no longer its own.
 """
 
 from __future__ import annotations

@@ -1,24 +1,35 @@
-"""Two runs side by side, and the checkpoints of one training."""
+"""Routes about several runs: two side by side, an edited run, the checkpoints of one training."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from tokenpaths.backend.problems import Problem
-from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, RunName
-from tokenpaths.backend.routes.series import runs_of_series
+from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, MAX_INT, RunName
 from tokenpaths.backend.runs.answers import Answer, as_json
 from tokenpaths.backend.services import Services, Shared
-from tokenpaths.engine.store.ask.schemas.compare_schema import Comparison, Measure, SameGroups, Training
+from tokenpaths.engine.store.ask.schemas.compare_schema import (
+    Comparison,
+    Effect,
+    Measure,
+    SameGroups,
+    Saturation,
+    Training,
+)
 
-router = APIRouter(tags=["compare"], responses=ABOUT_A_RUN)
+if TYPE_CHECKING:
+    from tokenpaths.engine.store.ask.run import Run
+
+router = APIRouter(responses=ABOUT_A_RUN)
 
 
-@router.get("/compare", response_model=Comparison)
+@router.get("/compare", response_model=Comparison, tags=["compare"])
 async def show_comparison(
     request: Request,
     services: Shared,
@@ -46,7 +57,7 @@ async def show_comparison(
     return await services.answers.about(request, identity, compute)
 
 
-@router.get("/compare/grouping", response_model=SameGroups)
+@router.get("/compare/grouping", response_model=SameGroups, tags=["compare"])
 async def show_grouping(
     request: Request,
     services: Shared,
@@ -63,7 +74,7 @@ async def show_grouping(
     return await services.answers.about(request, identity, compute)
 
 
-@router.get("/runs/{run}/series", response_model=Training)
+@router.get("/runs/{run}/series", response_model=Training, tags=["compare"])
 async def show_training(request: Request, services: Shared, run: RunName) -> Response:
     """The numbers of all checkpoints of the training that a run belongs to, in order of iteration."""
 
@@ -76,6 +87,74 @@ async def show_training(request: Request, services: Shared, run: RunName) -> Res
     identity = services.registry.identity(run)
     folder = await run_in_threadpool(services.registry.folder_identity)
     return await services.answers.about(request, identity + folder, compute)
+
+
+@router.get("/runs/{run}/saturation", response_model=Saturation, tags=["experts"])
+async def show_saturation(request: Request, services: Shared, run: RunName) -> Response:
+    """How much of each checkpoint's routing the last checkpoint of its series keeps, over the same tokens."""
+
+    def compute() -> Answer:
+        return as_json(Saturation, _saturation(services, run))
+
+    identity = services.registry.identity(run)
+    folder = await run_in_threadpool(services.registry.folder_identity)
+    return await services.answers.about(request, identity + folder, compute)
+
+
+def _saturation(services: Services, run_id: str) -> dict[str, Any]:
+    from tokenpaths.engine.store.ask.saturation import of_series
+
+    with runs_of_series(services, run_id) as members:
+        return of_series(members, run_id)
+
+
+@router.get("/runs/{run}/effect", response_model=Effect, tags=["effects"])
+async def show_effect(
+    request: Request,
+    services: Shared,
+    run: RunName,
+    of: Annotated[str, Query(max_length=64, description="Name of the unchanged run of the same model and inputs")],
+    sample: Annotated[
+        int | None, Query(ge=0, le=MAX_INT, description="The one sample of this run stands beside this sample of `of`")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=2000, description="Most links")] = 200,
+) -> Response:
+    """Routes, loss and answers of an edited run beside the unchanged one, token by token for a single sample."""
+
+    def compute() -> Answer:
+        with services.registry.lease(run) as after, services.registry.lease(of) as before:
+            return as_json(Effect, after.effect(before, sample=sample, limit=limit))
+
+    identity = services.registry.identity(run) + _identity_of(services, of, "of")
+    return await services.answers.about(request, identity, compute)
+
+
+@contextmanager
+def runs_of_series(services: Services, run_id: str) -> Iterator[list[Run]]:
+    """The open runs of the series that ``run_id`` belongs to, itself first.
+
+    Opens the runs of the data folder that may belong to it and keeps those that do. NoSuchThing where it stands alone.
+    """
+    from tokenpaths.engine.store.ask.experts import no_series, series_of
+
+    with ExitStack() as stack:
+        run = stack.enter_context(services.registry.lease(run_id))
+        series = series_of(run)
+        if series is None:
+            raise no_series(run_id)
+        members = [run]
+        for card in services.registry.cards(wait=False):  # one that nobody has read yet comes later
+            if card["status"] != "sealed" or card["run"] == run_id or card["family"] != run.row["family"]:
+                continue
+            with ExitStack() as attempt:
+                other = attempt.enter_context(services.registry.lease(card["run"]))
+                with services.registry.foreign_run_errors(card["run"]):
+                    belongs = (series_of(other) or ("", 0))[0] == series[0]
+                if belongs:
+                    members.append(other)
+                    stack.push(attempt.pop_all())
+        with services.registry.foreign_run_errors(run_id, *(member.run_id for member in members)):
+            yield members
 
 
 def _identity_of(services: Services, name: str, field: str) -> str:

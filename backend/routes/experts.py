@@ -1,18 +1,14 @@
-"""What experts are for: specialisation, co-activation, repetition, saturation, and token × expert."""
+"""Routes of routing statistics."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, MAX_INT, LabelFilter, RunName, SampleNumber
-from tokenpaths.backend.routes.series import runs_of_series
-from tokenpaths.backend.runs.answers import Answer, as_json
-from tokenpaths.backend.services import Services, Shared
-from tokenpaths.engine.store.ask.schemas.compare_schema import Saturation
+from tokenpaths.backend.services import Shared
 from tokenpaths.engine.store.ask.schemas.expert_schema import CoActivation, Repetition, Specialisation, TokenSlice
 
 router = APIRouter(prefix="/runs/{run}", tags=["experts"], responses=ABOUT_A_RUN)
@@ -79,22 +75,3 @@ async def show_slice(
     return await services.answers.about_run(
         request, run, TokenSlice, lambda opened: opened.token_slice(sample, step, first=first, limit=limit)
     )
-
-
-@router.get("/saturation", response_model=Saturation)
-async def show_saturation(request: Request, services: Shared, run: RunName) -> Response:
-    """How much of each checkpoint's routing the last checkpoint of its series keeps, over the same tokens."""
-
-    def compute() -> Answer:
-        return as_json(Saturation, _saturation(services, run))
-
-    identity = services.registry.identity(run)
-    folder = await run_in_threadpool(services.registry.folder_identity)
-    return await services.answers.about(request, identity + folder, compute)
-
-
-def _saturation(services: Services, run_id: str) -> dict[str, Any]:
-    from tokenpaths.engine.store.ask.saturation import of_series
-
-    with runs_of_series(services, run_id) as members:
-        return of_series(members, run_id)

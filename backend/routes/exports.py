@@ -1,28 +1,35 @@
-"""Tables of a run as files, streamed: a reader that stalls is dropped, nothing is held in memory."""
+"""A run as files: tables, streamed without holding them in memory, and the HTML report."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from tokenpaths.backend import __version__
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, RunName
-from tokenpaths.backend.runs.answers import etag_of, is_fresh, sealed_headers, wants_any
-from tokenpaths.backend.services import Shared
+from tokenpaths.backend.runs.answers import Answer, etag_of, is_fresh, sealed_headers, wants_any
+from tokenpaths.backend.services import Services, Shared
 from tokenpaths.engine.store.ask.schemas.run_schema import TableList
 
-router = APIRouter(prefix="/runs/{run}/export", tags=["runs"], responses=ABOUT_A_RUN)
+if TYPE_CHECKING:
+    from tokenpaths.engine.store.ask.run import Run
+
+router = APIRouter(prefix="/runs/{run}", tags=["runs"], responses=ABOUT_A_RUN)
 MEDIA_TYPES = {
     "csv": "text/csv; charset=utf-8",
     "parquet": "application/vnd.apache.parquet",
     "arrow": "application/vnd.apache.arrow.stream",
 }
+
+
+HTML: dict[int | str, dict[str, Any]] = {200: {"content": {"text/html": {"schema": {"type": "string"}}}}}
 
 
 class Streamed(Response):
@@ -57,14 +64,14 @@ async def _until_disconnect(receive: Receive) -> None:
         pass
 
 
-@router.get("", response_model=TableList)
+@router.get("/export", response_model=TableList)
 async def list_tables(request: Request, services: Shared, run: RunName) -> Response:
     """The tables of the run that can be exported, with their number of rows; empty ones are left out."""
     return await services.answers.about_run(request, run, TableList, lambda opened: opened.tables())
 
 
 @router.get(
-    "/{table}.{format}",
+    "/export/{table}.{format}",
     response_class=Response,
     responses={
         200: {
@@ -84,9 +91,9 @@ async def export_table(
         return Response(status_code=304, headers=sealed_headers(etag))
     await services.answers.read_first(run)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(services.export_slots.take())
+        await stack.enter_async_context(services.export_limit.take())
         opened = await run_in_threadpool(stack.enter_context, services.registry.lease(run))
-        with services.registry.fitting(run):
+        with services.registry.foreign_run_errors(run):
             chunks = opened.export(table, format)
             stack.callback(_close, chunks)
             if wants_any(request):
@@ -109,3 +116,33 @@ def _close(chunks: Iterator[bytes]) -> None:
         close = getattr(chunks, "close", None)
         if close is not None:
             close()
+
+
+@router.get("/report", response_class=Response, responses=HTML)
+async def download_report(request: Request, services: Shared, run: RunName) -> Response:
+    """The whole run as one self-contained HTML page: interactive charts, examples, tables, formulas. A download."""
+
+    def compute() -> Answer:
+        return Answer(services.registry.ask(run, lambda opened: _page(opened, services)), "text/html; charset=utf-8")
+
+    identity = services.registry.identity(run) + await run_in_threadpool(_dreams, services)
+    answer = await services.answers.about(request, identity, compute)
+    # A download, never a page of this server: its scripts must not run beside the API.
+    answer.headers["content-disposition"] = f'attachment; filename="{run}.html"'
+    return answer
+
+
+def _dreams(services: Services) -> str:
+    from tokenpaths.backend.runs.finished_dreams import fingerprint
+
+    return fingerprint(services.settings)
+
+
+def _page(opened: Run, services: Services) -> bytes:
+    from tokenpaths.backend.runs.finished_dreams import dreams_of  # charts and their printer, only for who asks
+    from tokenpaths.engine.base.errors import UserError
+    from tokenpaths.frontend.figures import Wishes
+    from tokenpaths.frontend.figures.report import report
+
+    wishes = Wishes(dreams=dreams_of(services.settings, opened.info()))
+    return report(opened, version=__version__, refusals=(UserError,), wishes=wishes).encode()

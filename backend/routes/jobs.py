@@ -1,4 +1,4 @@
-"""Long jobs: submit, list, show, cancel, try again, listen, fetch what they made."""
+"""Routes of long jobs: submit, list, show, cancel, retry, events, artifacts."""
 
 from __future__ import annotations
 

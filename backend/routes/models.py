@@ -1,4 +1,4 @@
-"""The models that can be traced."""
+"""Routes of the models that can be traced."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
-from tokenpaths.backend.http.redact_paths import without_places
+from tokenpaths.backend.http.redact_paths import redact
 from tokenpaths.backend.problems import Problem, documented
 from tokenpaths.backend.schemas.models import ModelDetails, ModelList
 from tokenpaths.backend.services import Shared
@@ -21,7 +21,7 @@ router = APIRouter(prefix="/models", tags=["models"], responses=documented(400, 
 async def list_models(services: Shared) -> ModelList:
     """All models that the worker finds, broken ones with their `problem`."""
     found = await services.worker.models()
-    rows = [row | {"problem": without_places(row["problem"])} if row.get("problem") else row for row in found["models"]]
+    rows = [row | {"problem": redact(row["problem"])} if row.get("problem") else row for row in found["models"]]
     return ModelList.model_validate(found | {"models": rows})
 
 

@@ -1,4 +1,4 @@
-"""Parameters that several routes share."""
+"""Path and query parameters that several routes share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs as a whole: list, show, flow, usage, distributions, delete."""
+"""Routes of runs as a whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from tokenpaths.backend.http.paging import binding_of, decode_cursor, encode_cursor
-from tokenpaths.backend.http.redact_paths import without_places
+from tokenpaths.backend.http.redact_paths import redact
 from tokenpaths.backend.problems import Problem, documented
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, Cursor, LabelFilter, Limit, RunName, Through
 from tokenpaths.backend.runs.answers import Answer, as_json
@@ -58,7 +58,7 @@ def _page_of_runs(services: Services, after: str | None, limit: int, binding: st
 
 
 def _shown(card: dict[str, Any]) -> dict[str, Any]:
-    return card | {"problem": without_places(card["problem"])} if card["problem"] else card
+    return card | {"problem": redact(card["problem"])} if card["problem"] else card
 
 
 def _key(keyed: tuple[str, dict[str, Any]]) -> str:

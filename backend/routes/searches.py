@@ -1,4 +1,4 @@
-"""Searches of the page kept on this computer under a name."""
+"""Routes of saved searches."""
 
 from __future__ import annotations
 

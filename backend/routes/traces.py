@@ -1,4 +1,4 @@
-"""Trace an image or a text of your own."""
+"""Route that traces an uploaded image or text."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def trace(request: Request, services: Shared) -> JSONResponse:
     """Send one image or one text through a model. The answer names the new run, which holds that one sample."""
     status = "500"
     try:
-        async with services.upload_slots.take():
+        async with services.upload_limit.take():
             form = await read_trace_form(request, services.settings)
             done = Traced.model_validate(await services.worker.trace(form))
         status = "201"

@@ -1,7 +1,7 @@
-"""Answers about sealed runs: ETag first, then memory, then one computation for all who ask the same.
+"""Answers about sealed runs: ETag, then memory, then one shared computation for all clients that ask the same.
 
-A run never changes, so an answer belongs to (file identity, path, query) for ever. Ten thousand equal
-questions cost one query; different ones go through a few slots and are told to come back when those are taken.
+A run never changes, so an answer belongs to (file identity, path, query) for ever. Different questions are computed a
+few at a time; those that wait too long get 503.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from tokenpaths.backend import __version__
-from tokenpaths.backend.http.concurrency import Slots
+from tokenpaths.backend.http.concurrency import ConcurrencyLimit
 from tokenpaths.backend.http.paging import canonical_query
-from tokenpaths.backend.http.response_cache import AtHand
+from tokenpaths.backend.http.response_cache import ResponseCache
 from tokenpaths.backend.metrics import Metrics
 from tokenpaths.backend.runs.registry import RunRegistry
 
@@ -56,8 +56,8 @@ def is_fresh(request: Request, etag: str) -> bool:
 
     ``*`` means any answer at all; whether there is one is known only after looking (``Answers.about``).
     """
-    given = request.headers.get("if-none-match", "")
-    return any(tag.strip().removeprefix("W/") == etag for tag in given.split(","))
+    tags = request.headers.get("if-none-match", "").split(",")
+    return any(tag.strip().removeprefix("W/") == etag for tag in tags)
 
 
 def wants_any(request: Request) -> bool:
@@ -67,8 +67,8 @@ def wants_any(request: Request) -> bool:
 
 def runs_of(request: Request) -> list[str]:
     """The runs that a request names."""
-    named = (request.path_params.get("run"), *(request.query_params.get(key) for key in ("a", "b", "of")))
-    return [name for name in named if name]
+    names = (request.path_params.get("run"), *(request.query_params.get(key) for key in ("a", "b", "of")))
+    return [name for name in names if name]
 
 
 def sealed_headers(etag: str) -> dict[str, str]:
@@ -101,13 +101,15 @@ class AnswerCache:
 class Answers:
     """Answers questions about runs; belongs to one event loop."""
 
-    def __init__(self, registry: RunRegistry, slots: Slots, metrics: Metrics, cache_bytes: int) -> None:
-        self.registry, self.slots, self.metrics = registry, slots, metrics
+    def __init__(self, registry: RunRegistry, queries: ConcurrencyLimit, metrics: Metrics, cache_bytes: int) -> None:
+        self.registry, self.queries, self.metrics = registry, queries, metrics
         self.cache = AnswerCache(cache_bytes)
-        self.at_hand = AtHand(registry.identity)
+        self.responses = ResponseCache(registry.identity)
         self._working: dict[str, asyncio.Task[Answer]] = {}
         self._reading: dict[str, asyncio.Task[None]] = {}
-        self.readers = Slots(FIRST_READINGS, slots.wait_s, "reading other runs from elsewhere for the first time")
+        self.readers = ConcurrencyLimit(
+            FIRST_READINGS, queries.wait_s, "reading other runs from elsewhere for the first time"
+        )
 
     async def about_run(
         self, request: Request, run_id: str, model: type[BaseModel], question: Callable[[Run], dict[str, Any]]
@@ -118,18 +120,20 @@ class Answers:
             return as_json(model, self.registry.ask(run_id, question))
 
         identity = self.registry.identity(run_id)
-        self.at_hand.remember(request.scope, run_id, identity, etag_of(identity, request))
+        self.responses.remember(request.scope, run_id, identity, etag_of(identity, request))
         return await self.about(request, identity, compute)
 
-    async def known(self, scope: Scope, *, wait: bool) -> Response | None:
-        """The answer to an address that was asked before, without routing it; None where the routes must see it.
+    async def cached(self, scope: Scope, *, wait: bool) -> Response | None:
+        """The response to a repeated request, without routing it; None where it must be routed.
 
-        ``wait``: for an answer that is being computed now.
+        Args:
+            scope: the request.
+            wait: also wait for an answer that is being computed now.
         """
-        place = self.at_hand.find(scope)
-        if place is None:
+        target = self.responses.find(scope)
+        if target is None:
             return None
-        request, etag = Request(scope), place.etag
+        request, etag = Request(scope), target.etag
         answer = self.cache.get(etag)
         if is_fresh(request, etag) or (answer is not None and wants_any(request)):
             how, response = "not_modified", Response(status_code=304, headers=sealed_headers(etag))
@@ -139,10 +143,10 @@ class Answers:
                 return None
             how = "cached" if answer is not None else "shared"
             if answer is None:
-                with self.registry.fitting(*runs_of(request), place.run_id):
+                with self.registry.foreign_run_errors(*runs_of(request), target.run_id):
                     answer = await asyncio.shield(task)
             response = Response(answer.body, media_type=answer.media_type, headers=sealed_headers(etag))
-        scope["route"] = place.route  # for the metrics around this
+        scope["route"] = target.route  # for the metrics around this
         self.metrics.answers.labels(how).inc()
         return response
 
@@ -156,7 +160,7 @@ class Answers:
         if answer is not None:
             self.metrics.answers.labels("cached").inc()
         else:
-            with self.registry.fitting(*runs_of(request)):
+            with self.registry.foreign_run_errors(*runs_of(request)):
                 answer = await self._shared(etag, compute, runs_of(request))
         if wants_any(request):
             return Response(status_code=304, headers=sealed_headers(etag))
@@ -175,7 +179,7 @@ class Answers:
     async def _compute(self, key: str, compute: Callable[[], Answer], runs: Sequence[str]) -> Answer:
         for run_id in runs:
             await self.read_first(run_id)
-        async with self.slots.take():
+        async with self.queries.take():
             answer = await run_in_threadpool(compute)
         self.cache.put(key, answer)
         return answer

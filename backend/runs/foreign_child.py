@@ -1,8 +1,8 @@
-"""The process that reads a run from elsewhere first: ``python -m tokenpaths.backend.runs.foreign_child <file>
+"""Child process that reads a run of unknown origin: ``python -m tokenpaths.backend.runs.foreign_child <file>
 <megabytes>``.
 
-Its last line is one of JSON: ``{"problem": null, "memory": false}``, or a sentence and whether it is for want of
-memory. It may die instead; then that was the answer.
+Its last line is JSON: ``{"problem": null, "memory": false}``, or a sentence and whether it ran out of memory. It may
+die instead, which is an answer too.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Run files from elsewhere are first read by a process that may die of them.
+"""Reads run files of unknown origin in a confined child process before they are opened here.
 
-See ``tokenpaths.engine.base.trusted_files`` for what is known. The process has no secrets in its environment, writes
-nothing, opens no connection and has limits on memory and time; what it survives is noted as known, and opened from then
-on like every other run.
+See ``tokenpaths.engine.base.trusted_files`` for what counts as known. The child has no secrets in its environment,
+writes nothing, opens no connection and has limits on memory and time; a file that it survives is marked as known.
 
-Reading takes a second or more for each file. Who wants one run waits for it (``problem``); who lists all of them has
-them read in the background (``look``, ``later``), one after the other.
+Reading takes a second or more per file. Opening one run waits for it (``problem``); listing all runs has them read in
+the background, one after the other (``status``, ``read_in_background``).
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ log = logging.getLogger(__name__)
 MEMORY_MEGABYTES = 4096
 BYTES_PER_SECOND = 20e6
 """read at least; on top of the limit for small files"""
-MOST_SAID_BYTES = 65_536
-"""of what the process says: one that was taken over could fill this one's memory"""
+MOST_OUTPUT_BYTES = 65_536
+"""longest output of the child that is read: a child that was taken over could fill this process's memory"""
 AGAIN_SECONDS, LATEST_AGAIN_SECONDS = 60.0, 3600.0
 """when a run is tried again whose reading failed for want of memory or time: then, and each time four times later"""
 Identity = tuple[int, int, int]
@@ -52,8 +51,8 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Look:
-    """What is known of a run without reading it."""
+class FileStatus:
+    """What is known of a run file without reading it."""
 
     state: Literal["known", "refused", "unread"]
     sentence: str | None = None
@@ -61,7 +60,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Outcome:
     """How a reading ended, of a file as it was then."""
 
     identity: Identity
@@ -71,14 +70,14 @@ class _Told:
     """monotonic seconds; infinity: not before the file changes"""
 
 
-class Strangers:
-    """Reads what is not known, once each; safe to use from many threads."""
+class ForeignFiles:
+    """Reads each unknown run file once, in a child process; thread-safe."""
 
     def __init__(self, limit_s: float, memory_megabytes: int = MEMORY_MEGABYTES) -> None:
         self.limit_s, self.memory_megabytes = limit_s, memory_megabytes
         self._read_at: dict[Path, float] = {}
         """when (seconds since 1970) this process has read a file to its end: marks cannot always be written"""
-        self._told: dict[Path, _Told] = {}
+        self._outcomes: dict[Path, _Outcome] = {}
         self._reading: dict[tuple[Path, Identity], Future[str | None]] = {}
         self._children: set[subprocess.Popen[bytes]] = set()
         self._waiting: dict[Path, None] = {}
@@ -93,9 +92,9 @@ class Strangers:
         """
         info = os.stat(file)
         with self._lock:
-            look = self._look(file, info)
-            if look.state != "unread":
-                return look.sentence
+            status = self._status(file, info)
+            if status.state != "unread":
+                return status.sentence
             self._waiting.pop(file, None)
             key = (file, _identity(info))
             future = self._reading.get(key)
@@ -112,16 +111,16 @@ class Strangers:
                     self._reading.pop(key, None)
         return future.result()
 
-    def look(self, file: Path) -> Look:
+    def status(self, file: Path) -> FileStatus:
         """What is known of the run ``file`` without reading it (raises OSError where there is no such file)."""
         info = os.stat(file)
         with self._lock:
-            return self._look(file, info)
+            return self._status(file, info)
 
     def may_pass(self, file: Path) -> bool:
         """Whether a run is refused for want of memory or time alone, which says nothing of the file."""
-        told = self._told.get(file)
-        return told is not None and told.refusal is not None and told.refusal.passing
+        outcome = self._outcomes.get(file)
+        return outcome is not None and outcome.refusal is not None and outcome.refusal.passing
 
     def read_at(self, file: Path) -> float:
         """When (seconds since 1970) the run ``file`` was read for the first time, here or by another process; or 0."""
@@ -132,25 +131,25 @@ class Strangers:
         with self._lock:
             return len(self._waiting.keys() | {file for file, _ in self._reading})
 
-    def _look(self, file: Path, info: os.stat_result) -> Look:
-        told = self._told.get(file)
-        if told is None or told.identity != _identity(info):
+    def _status(self, file: Path, info: os.stat_result) -> FileStatus:
+        outcome = self._outcomes.get(file)
+        if outcome is None or outcome.identity != _identity(info):
             if not is_known(file):
-                return Look("unread")
-            told = self._told[file] = _Told(_identity(info), None, 0, float("inf"))
-        if told.refusal is None:
-            return Look("known")
-        return Look("refused" if time.monotonic() < told.again_at else "unread", told.refusal.sentence)
+                return FileStatus("unread")
+            outcome = self._outcomes[file] = _Outcome(_identity(info), None, 0, float("inf"))
+        if outcome.refusal is None:
+            return FileStatus("known")
+        return FileStatus("refused" if time.monotonic() < outcome.again_at else "unread", outcome.refusal.sentence)
 
-    def later(self, files: Iterable[Path]) -> None:
+    def read_in_background(self, files: Iterable[Path]) -> None:
         """Read ``files`` in the background, in this order; who asks for one of them meanwhile does not wait for it."""
         with self._lock:
             self._waiting = dict.fromkeys(files)
             if self._waiting and self._reader is None and not self._closed:
-                self._reader = threading.Thread(target=self._read_on, name="runs from elsewhere", daemon=True)
+                self._reader = threading.Thread(target=self._read_waiting, name="runs from elsewhere", daemon=True)
                 self._reader.start()
 
-    def _read_on(self) -> None:
+    def _read_waiting(self) -> None:
         while True:
             with self._lock:
                 if not self._waiting or self._closed:
@@ -166,7 +165,7 @@ class Strangers:
                 log.exception("the first reading of %s failed", file.name)
 
     def _read(self, file: Path, info: os.stat_result) -> str | None:
-        before = self._told.get(file)
+        before = self._outcomes.get(file)
         refusal = self._read_apart(file, self.limit_s + info.st_size / BYTES_PER_SECOND)
         with self._lock:
             try:
@@ -181,7 +180,7 @@ class Strangers:
                 know(file, info, READ)
             elif refusal.passing:
                 again_at = time.monotonic() + min(AGAIN_SECONDS * 4 ** (tries - 1), LATEST_AGAIN_SECONDS)
-            self._told[file] = _Told(_identity(info), refusal, tries, again_at)
+            self._outcomes[file] = _Outcome(_identity(info), refusal, tries, again_at)
             self._read_at[file] = time.time()
         if refusal is not None:
             log.warning("run from elsewhere refused: %s", refusal.sentence)
@@ -193,7 +192,7 @@ class Strangers:
     def forget(self, file: Path) -> None:
         """Of a run that was deleted nothing is kept."""
         with self._lock:
-            self._told.pop(file, None)
+            self._outcomes.pop(file, None)
             self._read_at.pop(file, None)
             self._waiting.pop(file, None)
 
@@ -212,9 +211,9 @@ def _identity(info: os.stat_result) -> Identity:
     return info.st_ino, info.st_size, info.st_mtime_ns
 
 
-def strangers_of(settings: Settings) -> Strangers | None:
+def foreign_files_of(settings: Settings) -> ForeignFiles | None:
     """The reader of runs from elsewhere that ``settings`` ask for; None where they ask for none."""
-    return Strangers(settings.check_seconds, settings.check_megabytes) if settings.check_runs else None
+    return ForeignFiles(settings.check_seconds, settings.check_megabytes) if settings.check_runs else None
 
 
 def child_command(file: Path, memory_megabytes: int) -> list[str]:
@@ -260,8 +259,8 @@ def read_apart(
     timer.start()
     try:
         assert child.stdout is not None
-        said = child.stdout.read(MOST_SAID_BYTES)
-        if too_much := len(said) == MOST_SAID_BYTES:
+        output = child.stdout.read(MOST_OUTPUT_BYTES)
+        if too_much := len(output) == MOST_OUTPUT_BYTES:
             child.kill()
         child.wait()
     finally:
@@ -277,12 +276,12 @@ def read_apart(
             "do harm, or takes longer here; it is tried again later. If it is yours, raise `check_seconds`",
             True,
         )
-    return _understood(file, said, 0 if too_much else child.returncode, memory_megabytes)
+    return _refusal(file, output, 0 if too_much else child.returncode, memory_megabytes)
 
 
-def _understood(file: Path, said: bytes, code: int, memory_megabytes: int) -> Refusal | None:
+def _refusal(file: Path, output: bytes, code: int, memory_megabytes: int) -> Refusal | None:
     try:
-        answer = json.loads(said.splitlines()[-1])
+        answer = json.loads(output.splitlines()[-1])
         problem, memory = answer["problem"], answer.get("memory", False)
     except (IndexError, ValueError, KeyError, TypeError, AttributeError):
         if code == -getattr(signal, "SIGKILL", 9):

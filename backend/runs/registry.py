@@ -1,9 +1,8 @@
-"""The run files of the data folder: opened once, replaced and deleted ones noticed, broken ones set apart.
+"""Run files of the data folder: opened once, replaced and deleted ones noticed, broken ones set apart.
 
-A run is sealed by rename and never changes afterwards, so (inode, size, time) of its file tells whether it
-is still the same run. A file that cannot be read is remembered as such, and never keeps others from working.
-One from elsewhere that nobody has read yet is listed as such, and read in the background
-(``tokenpaths.backend.runs.foreign_files``).
+A run is sealed by rename and never changes afterwards, so (inode, size, time) of its file tells whether it is still
+the same run. A file that cannot be read is remembered as such. A foreign one that was not read yet is listed as such,
+and read in the background (``tokenpaths.backend.runs.foreign_files``).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenpaths.backend.problems import Problem, nearest
-from tokenpaths.backend.runs.foreign_files import Look, Strangers, strangers_of
+from tokenpaths.backend.runs.foreign_files import FileStatus, ForeignFiles, foreign_files_of
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import RUN_SUFFIX, is_disk_full, is_name
 from tokenpaths.engine.base.trusted_files import forget as forget_mark
@@ -68,9 +67,14 @@ class RunRegistry:
     """Open ``Run`` objects by name; safe to use from many threads."""
 
     def __init__(
-        self, runs_dir: Path, *, time_limit_s: float = 10.0, max_open: int = 64, strangers: Strangers | None = None
+        self,
+        runs_dir: Path,
+        *,
+        time_limit_s: float = 10.0,
+        max_open: int = 64,
+        foreign_files: ForeignFiles | None = None,
     ) -> None:
-        self.strangers = strangers
+        self.foreign_files = foreign_files
         self.runs_dir, self.time_limit_s, self.max_open = runs_dir, time_limit_s, max_open
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._cards: dict[str, tuple[str, Card]] = {}
@@ -79,7 +83,9 @@ class RunRegistry:
     @classmethod
     def of(cls, settings: Settings, *, time_limit_s: float, max_open: int = 64) -> RunRegistry:
         """The runs of the data folder of ``settings``; those from elsewhere are read apart first, if it says so."""
-        return cls(settings.runs_dir, time_limit_s=time_limit_s, max_open=max_open, strangers=strangers_of(settings))
+        return cls(
+            settings.runs_dir, time_limit_s=time_limit_s, max_open=max_open, foreign_files=foreign_files_of(settings)
+        )
 
     def path(self, run_id: str) -> Path:
         """Where the file of ``run_id`` lies; Problem 404 for what cannot be a name (no path leaves the folder)."""
@@ -90,7 +96,7 @@ class RunRegistry:
     def names(self) -> list[str]:
         """Names of all run files, sorted; they may be names that no address can hold."""
         try:
-            found = [entry.name for entry in os.scandir(self.runs_dir)]
+            files = [entry.name for entry in os.scandir(self.runs_dir)]
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -100,7 +106,7 @@ class RunRegistry:
                 field="data_dir",
             ) from error
         return sorted(
-            name.removesuffix(RUN_SUFFIX) for name in found if name.endswith(RUN_SUFFIX) and not name.startswith(".")
+            name.removesuffix(RUN_SUFFIX) for name in files if name.endswith(RUN_SUFFIX) and not name.startswith(".")
         )
 
     def identity(self, run_id: str) -> str:
@@ -136,11 +142,11 @@ class RunRegistry:
                 self._close_if_unused(entry)
 
     @contextmanager
-    def fitting(self, *run_ids: str) -> Iterator[None]:
-        """For a block that answers from runs: Problem 409 where a run that was not sealed here makes it fail.
+    def foreign_run_errors(self, *run_ids: str) -> Iterator[None]:
+        """Turn an unforeseen error of the block into Problem 409 where one of the runs was not sealed here.
 
-        Whoever made a run may write any numbers into it, also such as fit to no others. With runs that were sealed
-        here alone, what nobody foresaw is a fault of this program and stays one.
+        A foreign run may hold any numbers, also inconsistent ones. With runs that were all sealed here, an unforeseen
+        error is a fault of this program and stays one.
         """
         try:
             yield
@@ -162,15 +168,17 @@ class RunRegistry:
     def must_be_read(self, run_id: str) -> bool:
         """Whether asking for the run would wait for its first reading."""
         try:
-            return self.strangers is not None and is_name(run_id) and self._look(self.path(run_id)).state == "unread"
+            return (
+                self.foreign_files is not None and is_name(run_id) and self._status(self.path(run_id)).state == "unread"
+            )
         except OSError:
             return False
 
     def read_first(self, run_id: str) -> None:
-        """Wait for the first reading of a run from elsewhere; how it ended is told when the run is opened."""
-        if self.strangers is not None:
+        """Wait for the first reading of a foreign run; opening the run reports how it ended."""
+        if self.foreign_files is not None:
             with suppress(OSError):
-                self.strangers.problem(self.path(run_id))
+                self.foreign_files.problem(self.path(run_id))
 
     def _sealed_here(self, run_id: str) -> bool:
         try:
@@ -205,7 +213,7 @@ class RunRegistry:
         from tokenpaths.engine.store.ask.run import Run
 
         try:
-            entry.problem = self.strangers.problem(path) if self.strangers is not None else None
+            entry.problem = self.foreign_files.problem(path) if self.foreign_files is not None else None
             if entry.problem is None:
                 entry.run = Run.open(path, time_limit_s=self.time_limit_s)
                 return
@@ -244,13 +252,13 @@ class RunRegistry:
 
         Without ``wait``, runs that must be read first are listed as ``being_read``, and read in the background.
         """
-        found = [card for card in (self.card(name, wait=wait) for name in self.names()) if card is not None]
+        cards = [card for card in (self.card(name, wait=wait) for name in self.names()) if card is not None]
         if not wait:
-            self._read_later([card["run"] for card in found if card["status"] == "being_read"])
-        return sorted(found, key=card_key, reverse=True)
+            self._read_later([card["run"] for card in cards if card["status"] == "being_read"])
+        return sorted(cards, key=card_key, reverse=True)
 
     def _read_later(self, run_ids: list[str]) -> None:
-        if self.strangers is None:
+        if self.foreign_files is None:
             return
 
         def changed(file: Path) -> float:
@@ -260,7 +268,7 @@ class RunRegistry:
                 return 0.0
 
         files = [self.path(run_id) for run_id in run_ids]
-        self.strangers.later(sorted(files, key=changed, reverse=True))  # what is new is looked for first
+        self.foreign_files.read_in_background(sorted(files, key=changed, reverse=True))  # newest first
 
     def card(self, run_id: str, *, wait: bool = True) -> Card | None:
         """The card of one run, remembered until its file changes; None when it was deleted meanwhile."""
@@ -272,12 +280,12 @@ class RunRegistry:
             identity = self.identity(run_id)
             known = self._cards.get(run_id)
             if known is None or known[0] != identity:
-                look = self._look(self.path(run_id))
-                if not wait and look.state == "unread":
+                status = self._status(self.path(run_id))
+                if not wait and status.state == "unread":
                     return card(run_id, None) | {"status": "being_read"}
-                if not wait and look.state == "refused":
-                    return card(run_id, None, look.sentence)
-                with self.fitting(run_id):
+                if not wait and status.state == "refused":
+                    return card(run_id, None, status.sentence)
+                with self.foreign_run_errors(run_id):
                     known = self._cards[run_id] = (identity, self.ask(run_id, _checked_card))
             return known[1]
         except Problem as problem:
@@ -287,8 +295,8 @@ class RunRegistry:
         except OSError:
             return None
 
-    def _look(self, file: Path) -> Look:
-        return self.strangers.look(file) if self.strangers is not None else Look("known")
+    def _status(self, file: Path) -> FileStatus:
+        return self.foreign_files.status(file) if self.foreign_files is not None else FileStatus("known")
 
     def folder_identity(self) -> str:
         """A word that changes when any run comes, goes, is replaced or has been read for the first time."""
@@ -296,7 +304,7 @@ class RunRegistry:
         for name in self.names():
             file = self.runs_dir / f"{name}{RUN_SUFFIX}"
             try:
-                parts.append(f"{file_identity(file)} {self._look(file).state}")
+                parts.append(f"{file_identity(file)} {self._status(file).state}")
             except OSError:
                 continue
         with self._lock:
@@ -312,9 +320,9 @@ class RunRegistry:
         got the date by which it is sorted.
         """
         run_id = str(card["run"])
-        if self.strangers is None or not is_name(run_id):
+        if self.foreign_files is None or not is_name(run_id):
             return card_key(card)
-        read_at = self.strangers.read_at(self.path(run_id))
+        read_at = self.foreign_files.read_at(self.path(run_id))
         return ("", run_id) if read_at > at - CLOCKS_APART_S else card_key(card)
 
     def delete(self, run_id: str) -> None:
@@ -327,12 +335,12 @@ class RunRegistry:
             raise self._missing(run_id) from None
         self._cards.pop(run_id, None)
         forget_mark(path)
-        if self.strangers is not None:
-            self.strangers.forget(path)
+        if self.foreign_files is not None:
+            self.foreign_files.forget(path)
 
     def count_unread(self) -> int:
         """How many runs from elsewhere are being read for the first time, or wait for it."""
-        return self.strangers.count_unread() if self.strangers is not None else 0
+        return self.foreign_files.count_unread() if self.foreign_files is not None else 0
 
     def count_open(self) -> int:
         """How many files are open now."""
@@ -341,19 +349,19 @@ class RunRegistry:
 
     def close(self) -> None:
         """Close everything that nobody uses, and stop reading in the background."""
-        if self.strangers is not None:
-            self.strangers.close()
+        if self.foreign_files is not None:
+            self.foreign_files.close()
         for name in list(self._entries):
             self.forget(name)
 
 
 def _checked_card(run: Run) -> Card:
     """The card as the list will show it: one that is none must not spoil the list of all."""
-    from tokenpaths.engine.store.ask.schemas.run_schema import Card as Shown
+    from tokenpaths.engine.store.ask.schemas.run_schema import Card as CardSchema
 
-    found = run.card()
-    Shown.model_validate(found)
-    return found
+    card = run.card()
+    CardSchema.model_validate(card)
+    return card
 
 
 NO_NAME = (

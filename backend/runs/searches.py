@@ -1,4 +1,4 @@
-"""Searches saved under a name: a small JSON file each in ``<data_dir>/searches``, so that two savers never collide."""
+"""Saved searches: one small JSON file each in ``<data_dir>/searches``, so that two writers never collide."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def searches_dir(data_dir: Path) -> Path:
 
 def list_searches(data_dir: Path) -> list[dict[str, Any]]:
     """All of them by name; what is no search of ours is left out."""
-    found = []
+    searches = []
     for file in sorted(searches_dir(data_dir).glob("*.json")):
         search = _read(file)
         if search is not None:
-            found.append(search)
-    return found
+            searches.append(search)
+    return searches
 
 
 def get_search(data_dir: Path, name: str) -> dict[str, Any]:
@@ -69,12 +69,12 @@ def check_query(data: bytes) -> dict[str, str]:
         )
     query = values["query"]
     if not query or len(query) > MOST_FIELDS:
-        said = f"`query` has {len(query)} fields, it should have 1 to {MOST_FIELDS}."
-        raise Problem(422, "query", said, field="query")
+        message = f"`query` has {len(query)} fields, it should have 1 to {MOST_FIELDS}."
+        raise Problem(422, "query", message, field="query")
     for key, value in query.items():
         if not _FIELD.fullmatch(key) or not isinstance(value, str):
-            said = f"`query` has {key[:40]!r}: {str(value)[:40]!r}; names are a to z and _, values are text."
-            raise Problem(422, "query", said, field="query")
+            message = f"`query` has {key[:40]!r}: {str(value)[:40]!r}; names are a to z and _, values are text."
+            raise Problem(422, "query", message, field="query")
     return query
 
 

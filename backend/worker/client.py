@@ -1,4 +1,4 @@
-"""How the API talks to the engine worker; a worker that is away is a 503 problem, never a traceback."""
+"""HTTP client of the API for the engine worker; an absent worker is a 503 problem, never a traceback."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class WorkerClient:
         if limit_s is not None:
             options["timeout"] = httpx.Timeout(min(limit_s, self.limit_s), connect=2.0)
         try:
-            known = {REQUEST_ID_HEADER: request_id.get()}
-            answer = await self.client.request(method, path, headers=known, **options)
+            headers = {REQUEST_ID_HEADER: request_id.get()}
+            answer = await self.client.request(method, path, headers=headers, **options)
             body = answer.json()
         except httpx.TimeoutException as error:
             if isinstance(error, httpx.ConnectTimeout):

@@ -1,7 +1,7 @@
-"""Decoding of images from strangers in a process of its own: little memory, no files, no torch, no secrets.
+"""Decodes untrusted images in a child process with little memory, no files, no torch and no secrets.
 
-``Decoder`` (in the worker) starts the child once, talks to it over pipes, and starts a new one when it died,
-was killed for its memory or took too long. The child is ``tokenpaths.backend.worker.decoder_child``.
+``Decoder`` (in the worker) starts the child once, talks to it over pipes, and restarts it when it died, was killed for
+its memory or took too long. The child is ``tokenpaths.backend.worker.decoder_child``.
 """
 
 from __future__ import annotations

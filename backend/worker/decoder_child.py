@@ -1,8 +1,7 @@
-"""The process that decodes images: ``python -m tokenpaths.backend.worker.decoder_child <megabytes>``. Imports as little
-as it can.
+"""Child process that decodes images: ``python -m tokenpaths.backend.worker.decoder_child <megabytes>``; few imports.
 
-Frames, both ways: 8 bytes length (big endian), then as many bytes. A request is the file's bytes. An answer is
-one line of JSON, then raw RGB pixels, row by row.
+Frames, both ways: 8 bytes length (big endian), then as many bytes. A request is the file's bytes. An answer is one line
+of JSON, then raw RGB pixels, row by row.
 """
 
 from __future__ import annotations

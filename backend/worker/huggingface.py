@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints that jobs may use: those of the folder that ``huggingface_dir`` names."""
+"""Hugging Face checkpoints that jobs may use, from the folder that ``huggingface_dir`` names."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The engine worker: the process that holds models. The API forwards ``POST /traces`` to it, and it works on jobs.
+"""Engine worker: the process that holds models. The API forwards ``POST /traces`` to it, and it works on jobs.
 
-A small ASGI app on loopback that answers only to who knows the secret. Model work runs in one thread, one
-trace at a time; images are decoded in another process before (``tokenpaths.backend.worker.decoder``). A trace becomes a
-run file of one sample, sealed by rename, which the API then serves like any other. Long jobs go through the same thread
-in slices of about a second, so that a trace waits for one slice, and one device never does two things at once.
+A small ASGI app on loopback that requires a shared secret. Model work runs in one thread, one trace at a time; images
+are decoded in another process first (``tokenpaths.backend.worker.decoder``). A trace becomes a run file of one sample,
+sealed by rename, which the API then serves. Jobs share the thread in slices of about a second: a trace waits for
+one slice, and a device never does two things at once.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from tokenpaths.backend import __version__
 from tokenpaths.backend.http.uploads import checked_text
 from tokenpaths.backend.jobs.runner import JobRunner
 from tokenpaths.backend.jobs.service import job_table
-from tokenpaths.backend.logs import REQUEST_ID_HEADER, request_id, taken_over
+from tokenpaths.backend.logs import REQUEST_ID_HEADER, checked_request_id, request_id
 from tokenpaths.backend.problems import Problem, busy, nearest, problem_of
-from tokenpaths.backend.runs.foreign_files import strangers_of
+from tokenpaths.backend.runs.foreign_files import foreign_files_of
 from tokenpaths.backend.settings import Settings
 from tokenpaths.backend.worker.decoder import Decoder
 from tokenpaths.backend.worker.huggingface import HuggingFaceModels, folder_identity, huggingface_details
@@ -285,7 +285,7 @@ def create_worker(settings: Settings) -> Starlette:
 
     def guarded(endpoint: Callable[[Worker, Request], Any]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
-            request_id.set(taken_over(request.headers.get(REQUEST_ID_HEADER)))
+            request_id.set(checked_request_id(request.headers.get(REQUEST_ID_HEADER)))
             try:
                 if not hmac.compare_digest(request.headers.get(SECRET_HEADER, "").encode(), secret.encode()):
                     raise Problem(401, "worker-secret", f"The worker wants its secret in {SECRET_HEADER}.")
@@ -319,7 +319,7 @@ async def working_on_jobs(worker: Worker) -> AsyncIterator[None]:
         return
     loop = asyncio.get_running_loop()
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    table, strangers = job_table(settings), strangers_of(settings)
+    table, foreign_files = job_table(settings), foreign_files_of(settings)
     runner = JobRunner(
         table,
         JobContext(
@@ -328,7 +328,7 @@ async def working_on_jobs(worker: Worker) -> AsyncIterator[None]:
             worker.load_for_job,
             settings.huggingface_dir,
             HuggingFaceModels(settings.huggingface_dir).load,
-            strangers.problem if strangers is not None else None,
+            foreign_files.problem if foreign_files is not None else None,
         ),
         lambda work: loop.run_in_executor(worker.thread, work),
         free_bytes=(settings.least_free_megabytes + settings.job_free_megabytes) * 1e6,

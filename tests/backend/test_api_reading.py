@@ -304,7 +304,7 @@ def test_too_many_questions_are_told_to_come_back(serve: Serve) -> None:
     """One slot, held: the next question waits its time, then gets 503 with Retry-After; health still answers."""
     served = serve(query_slots=1, query_wait_seconds=0.05)
     make_run(served.runs_dir, "one", samples=2)
-    slots = served.app.state.services.answers.slots
+    slots = served.app.state.services.answers.queries
     slots.semaphore._value = 0  # as if a long question had it
     answer = served.get("/runs/one/flow")
     assert problem(answer, 503)["type"] == "urn:tokenpaths:busy"

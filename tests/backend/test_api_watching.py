@@ -30,14 +30,14 @@ def test_an_error_names_the_line_of_the_log(serve: Serve, monkeypatch: pytest.Mo
     lines: list[dict[str, object]] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(json.loads(JsonLines().format(record)))  # type: ignore[method-assign]
-    logging.getLogger("backend").addHandler(handler)
+    logging.getLogger("tokenpaths.backend").addHandler(handler)
     try:
         answer = api.get("/runs/vision/usage?label=circle")
         ends = time.monotonic() + 20  # the line about the request comes after its last byte
         while not any(line.get("status") == 500 for line in lines) and time.monotonic() < ends:
             time.sleep(0.01)
     finally:
-        logging.getLogger("backend").removeHandler(handler)
+        logging.getLogger("tokenpaths.backend").removeHandler(handler)
     known = answer.headers["x-request-id"]
     assert re.fullmatch("[0-9a-f]{12}", known)
     assert f"under {known}" in problem(answer, 500)["detail"]

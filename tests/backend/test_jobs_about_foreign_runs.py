@@ -10,7 +10,7 @@ import pytest
 from tests.backend.conftest import API, Serve, Served, problem
 from tests.support.jobs_over_rest import until
 from tests.support.runs import make_run
-from tokenpaths.backend.runs.foreign_files import Strangers
+from tokenpaths.backend.runs.foreign_files import ForeignFiles
 from tokenpaths.engine.base.trusted_files import READ, SEALED, know
 
 
@@ -62,7 +62,7 @@ def test_a_run_that_nobody_has_read_is_still_read_before_a_job_opens_it(
 ) -> None:
     served, asked = serve(), []
     file = make_run(served.runs_dir, "given", samples=20)
-    monkeypatch.setattr(Strangers, "problem", lambda self, file: asked.append(file) or "it is odd, and is not opened")
+    monkeypatch.setattr(ForeignFiles, "problem", lambda self, file: asked.append(file) or "it is odd, not opened")
     answer = served.client.post(f"{API}/jobs", json={"kind": "map", "request": {"run": "given"}})
-    assert "it is odd, and is not opened" in problem(answer, 422, "request.run")["detail"]
+    assert "it is odd, not opened" in problem(answer, 422, "request.run")["detail"]
     assert asked == [file]

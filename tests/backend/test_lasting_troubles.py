@@ -11,7 +11,7 @@ import pytest
 from tests.support.coroutines import run_alone
 from tokenpaths.backend.jobs.runner import JobRunner
 from tokenpaths.backend.jobs.table import JobTable, Lease
-from tokenpaths.backend.logs import SAID_AGAIN_SECONDS, OnceInAWhile
+from tokenpaths.backend.logs import REPEAT_SECONDS, LastingWarning
 from tokenpaths.engine.jobs.registry import JobContext
 
 
@@ -24,7 +24,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_once_then_when_it_changes_then_after_a_while(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     now = [0.0]
-    trouble = OnceInAWhile(logging.getLogger("tests.trouble"), clock=lambda: now[0])
+    trouble = LastingWarning(logging.getLogger("tests.trouble"), clock=lambda: now[0])
     trouble.over("well")
     for _ in range(100):
         now[0] += 5
@@ -33,7 +33,7 @@ def test_once_then_when_it_changes_then_after_a_while(caplog: pytest.LogCaptureF
     trouble.warn("no disk")
     trouble.warn("no disk")
     assert told(caplog) == ["no disk"]
-    now[0] += SAID_AGAIN_SECONDS
+    now[0] += REPEAT_SECONDS
     trouble.warn("no disk")
     assert told(caplog) == ["no disk"]
     trouble.over("well")

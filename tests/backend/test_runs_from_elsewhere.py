@@ -20,7 +20,7 @@ from tests.backend.conftest import API, Serve, Served, problem
 from tests.support.runs import make_run
 from tokenpaths.backend.runs import foreign_files
 from tokenpaths.backend.runs.answers import FIRST_READINGS
-from tokenpaths.backend.runs.foreign_files import Strangers
+from tokenpaths.backend.runs.foreign_files import ForeignFiles
 from tokenpaths.backend.runs.registry import RunRegistry
 from tokenpaths.cli.main import main
 from tokenpaths.engine.base.trusted_files import FOLDER, READ, is_known, is_sealed_here, know
@@ -179,11 +179,11 @@ def test_who_pages_through_finds_each_run_once(serve: Serve, let: Let, reader: s
 def test_an_api_that_ends_ends_what_it_reads(serve: Serve, let: Let, tmp_path: Path) -> None:
     file = make_run(tmp_path / "runs", "given", samples=2, twin=False)
     (tmp_path / FOLDER / file.name).unlink()
-    registry = RunRegistry(file.parent, strangers=Strangers(60))
+    registry = RunRegistry(file.parent, foreign_files=ForeignFiles(60))
     assert registry.cards(wait=False)[0]["status"] == "being_read"
-    assert registry.strangers is not None
-    until(lambda: bool(registry.strangers._children))
-    (child,) = registry.strangers._children
+    assert registry.foreign_files is not None
+    until(lambda: bool(registry.foreign_files._children))
+    (child,) = registry.foreign_files._children
     registry.close()
     until(lambda: child.returncode is not None)
     assert not is_known(file), "what was cut short says nothing"
@@ -194,15 +194,15 @@ def test_what_passes_is_tried_again_and_what_does_not_is_not(
 ) -> None:
     file = make_run(tmp_path / "runs", "given", samples=2, twin=False)
     (tmp_path / FOLDER / file.name).unlink()
-    reader, now = Strangers(60), 1000.0
+    reader, now = ForeignFiles(60), 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     let("given", say=NO_MEMORY)
     assert "need not be damaged" in str(reader.problem(file))
     let("given")
     assert "need not be damaged" in str(reader.problem(file)), "not at once: it costs a minute of memory"
-    assert reader.look(file).state == "refused"
+    assert reader.status(file).state == "refused"
     now += foreign_files.AGAIN_SECONDS + 1
-    assert reader.look(file).state == "unread"
+    assert reader.status(file).state == "unread"
     assert reader.problem(file) is None
     let("given", say='{"problem": "its sums are wrong"}')
     os.utime(file, ns=(1, 1))
@@ -263,7 +263,7 @@ def test_numbers_that_do_not_fit_are_a_problem_of_a_run_from_elsewhere(serve: Se
 def test_a_pipe_that_closes_is_no_fault_of_a_run(tmp_path: Path) -> None:
     file = make_run(tmp_path / "runs", "theirs", samples=2, twin=False)
     know(file, os.stat(file), READ)
-    with pytest.raises(BrokenPipeError), RunRegistry(file.parent).fitting("theirs"):
+    with pytest.raises(BrokenPipeError), RunRegistry(file.parent).foreign_run_errors("theirs"):
         raise BrokenPipeError
 
 

@@ -15,15 +15,17 @@ def test_the_rest_is_loaded_when_nobody_asks(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(serve, "QUIET_SECONDS", 0.0)
     monkeypatch.setattr(serve.importlib, "import_module", imported.append)
     monkeypatch.setattr(serve.gc, "freeze", lambda: imported.append("frozen"))
-    serve.load(lambda: next(counts))
+    serve.import_when_idle(lambda: next(counts))
     assert imported == [*serve.LATER, "frozen"]
     with pytest.raises(StopIteration):  # it went on looking until two looks were alike
         next(counts)
 
 
 def test_a_first_question_finds_its_libraries_loaded():
-    seen = "import sys; from backend import serve; serve.get_ready(); print([name in sys.modules for name in NAMES])"
-    names = [*serve.FIRST, "anyio._backends._asyncio", "duckdb", "tokenpaths.engine.store.ask.run"]
-    code = f"NAMES = {names!r}; {seen}"
+    names = [*serve.FIRST, "anyio._backends._asyncio", "duckdb"]
+    code = (
+        "import sys; from tokenpaths.backend import serve; serve.preload(); "
+        f"print([name in sys.modules for name in {names!r}])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str([True] * len(names))

@@ -185,17 +185,17 @@ def _say(result: dict[str, Any]) -> None:
 
 
 def _context(settings: Settings, device: str | None) -> JobContext:
-    from tokenpaths.backend.runs.foreign_files import strangers_of
+    from tokenpaths.backend.runs.foreign_files import foreign_files_of
     from tokenpaths.engine.jobs.registry import JobContext
 
-    folders, strangers = settings.all_models_dirs, strangers_of(settings)
+    folders, foreign_files = settings.all_models_dirs, foreign_files_of(settings)
 
     def load(name: str):
         from tokenpaths.engine.tracing.trace_run import load_model
 
         return load_model(name, folders, device)
 
-    problem_of_run = strangers.problem if strangers is not None else None
+    problem_of_run = foreign_files.problem if foreign_files is not None else None
     return JobContext(settings.data_dir, tuple(folders), load, problem_of_run=problem_of_run)
 
 

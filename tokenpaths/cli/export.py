@@ -52,7 +52,7 @@ def export(
         raise UserError(f"{chosen.value} is not for the eye; name a file with --output.", field="output")
     registry = RunRegistry.of(settings, time_limit_s=3600)
     try:
-        with registry.lease(run) as opened, registry.fitting(run):
+        with registry.lease(run) as opened, registry.foreign_run_errors(run):
             if table is None:
                 _list(opened.tables()["tables"])
                 return

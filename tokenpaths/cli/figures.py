@@ -49,7 +49,7 @@ def figures(options: FiguresOptions) -> None:
 
     Example: tokenpaths figures --run scenes-dna-vision-top2-skip --out figures --only fig2,fig6
     """
-    from tokenpaths.backend.runs.kept_dreams import dreams_of
+    from tokenpaths.backend.runs.finished_dreams import dreams_of
     from tokenpaths.backend.settings import load_settings
     from tokenpaths.cli.dream import DreamOptions, find_dream
     from tokenpaths.frontend.figures import Wishes, chosen
@@ -145,7 +145,7 @@ def opened(settings: Settings, run: str, beside: str | None) -> Iterator[tuple[R
 
         both = lease(run, "run"), lease(beside, "beside") if beside is not None else None
         try:
-            with registry.fitting(run, beside or run):
+            with registry.foreign_run_errors(run, beside or run):
                 yield both
         except Problem as problem:
             raise UserError(problem.detail, field="run") from None

@@ -23,7 +23,7 @@ def report(
     Example: tokenpaths report --run scenes-dna-vision-top2-skip --out report.html
     """
     from tokenpaths.backend import __version__
-    from tokenpaths.backend.runs.kept_dreams import dreams_of
+    from tokenpaths.backend.runs.finished_dreams import dreams_of
     from tokenpaths.backend.settings import load_settings
     from tokenpaths.cli.figures import opened
     from tokenpaths.engine.base.files import atomic_file

@@ -13,7 +13,7 @@ from tokenpaths.engine.base.errors import UserError
 
 if TYPE_CHECKING:
     from tokenpaths.backend.jobs.rows import JobRow
-    from tokenpaths.backend.runs.foreign_files import Strangers
+    from tokenpaths.backend.runs.foreign_files import ForeignFiles
     from tokenpaths.backend.settings import Settings
     from tokenpaths.cli.support.progress_bar import Bar
 
@@ -40,17 +40,17 @@ def no_bar(label: str, total: int | None, unit: str) -> Iterator[Bar]:
 
 def runs(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
     """Every run, read whole; what killed writers left behind; marks of runs that somebody deleted by hand."""
-    from tokenpaths.backend.runs.foreign_files import Strangers
+    from tokenpaths.backend.runs.foreign_files import ForeignFiles
     from tokenpaths.engine.base.files import RUN_SUFFIX
     from tokenpaths.engine.base.trusted_files import forget_deleted
 
     files = sorted(settings.runs_dir.glob(f"*{RUN_SUFFIX}"))
     good, tokens, found = 0, 0, []
-    strangers = Strangers(settings.check_seconds, settings.check_megabytes)
+    foreign_files = ForeignFiles(settings.check_seconds, settings.check_megabytes)
     with bar("reading runs", len(files), "runs") as shown:
         for number, file in enumerate(files):
             shown.update(number, f"{file.stem[:20]} ({_megabytes(file):,.1f} MB)")
-            read = _read_run(file, strangers)
+            read = _read_run(file, foreign_files)
             if isinstance(read, Finding):
                 found.append(read)
             else:
@@ -65,7 +65,7 @@ def runs(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
     yield Finding("ok", "runs", f"{good} whole, {tokens:,} tokens read")
 
 
-def _read_run(file: Path, strangers: Strangers) -> Finding | int:
+def _read_run(file: Path, foreign_files: ForeignFiles) -> Finding | int:
     """The tokens of a run that is whole, or what is wrong with it."""
     from tokenpaths.backend.runs.registry import NO_NAME
     from tokenpaths.engine.base.errors import NotEnoughMemory
@@ -77,9 +77,9 @@ def _read_run(file: Path, strangers: Strangers) -> Finding | int:
     if file.exists() and not file.is_file():  # lists leave it out; and opening a pipe waits for a writer, for ever
         return Finding("note", "runs", f"{file.name} is a folder, a pipe or a device, so it is no run; move it away")
     try:
-        problem = strangers.problem(file)  # first, so that a file from elsewhere does not end this process
+        problem = foreign_files.problem(file)  # first, so that a file from elsewhere does not end this process
         if problem is not None:
-            return Finding("note" if strangers.may_pass(file) else "broken", "runs", problem)
+            return Finding("note" if foreign_files.may_pass(file) else "broken", "runs", problem)
         return verify_run(file)["token"]
     except NotEnoughMemory as error:
         return Finding("note", "runs", f"{error}; nothing is known of it")

@@ -14,10 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.backend.conftest import API, TOKEN, Serve, Served, problem, raw
 from tests.support.coroutines import run_alone
 from tests.support.runs import make_run
-from tokenpaths.backend.http.concurrency import Slots
-from tokenpaths.backend.http.connection import HEAD_BYTES
-from tokenpaths.backend.http.response_cache import MOST, AtHand
+from tokenpaths.backend.http.concurrency import ConcurrencyLimit
+from tokenpaths.backend.http.response_cache import MOST, ResponseCache
 from tokenpaths.backend.problems import Problem
+from tokenpaths.backend.serve import HEAD_BYTES
 
 PATHS = ("/runs/vision", "/runs/vision/flow?min_share=0.01", "/runs/vision/paths?limit=3", "/runs/text/samples/2")
 
@@ -98,12 +98,12 @@ def test_many_ask_the_same_and_one_is_computed(serve: Serve) -> None:
 
 
 def test_addresses_are_forgotten_in_the_end() -> None:
-    known = AtHand(lambda run_id: "same")
+    known = ResponseCache(lambda run_id: "same")
     for n in range(MOST + 10):
         scope = {"method": "GET", "path": "/runs", "raw_path": b"/runs", "query_string": f"n={n}".encode()}
         known.remember(scope, "a", "same", '"tag"')
         assert known.find(scope) is not None
-    assert len(known._places) == MOST
+    assert len(known._targets) == MOST
     long = {"method": "GET", "path": "/", "raw_path": b"/", "query_string": b"x" * 5000}
     known.remember(long, "a", "same", '"tag"')
     assert known.find(long) is None
@@ -136,7 +136,7 @@ def test_time_in_which_nobody_could_work_is_no_waiting() -> None:
     """A crowd that holds up the loop for longer than the longest wait does not turn away who waits for a slot."""
 
     async def held_up() -> str:
-        slots = Slots(1, 0.05, "this test")
+        slots = ConcurrencyLimit(1, 0.05, "this test")
         release = asyncio.Event()
 
         async def first() -> None:
@@ -155,7 +155,7 @@ def test_time_in_which_nobody_could_work_is_no_waiting() -> None:
         return [await task for task in tasks][1]
 
     async def waited() -> None:
-        slots = Slots(1, 0.05, "this test")
+        slots = ConcurrencyLimit(1, 0.05, "this test")
         async with slots.take(), slots.take():
             pass
 

@@ -1,4 +1,4 @@
-"""Finished dreams of the data folder: those of ``tokenpaths dream`` and those of jobs."""
+"""Finished dreams in the data folder, of ``tokenpaths dream`` and of jobs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MOST_SHOWN = 8
 def dreams_of(settings: Settings, info: Mapping[str, Any]) -> Dreams:
     """Finished image dreams of the run's model with the same weights, the newest first."""
     command = f"`tokenpaths dream --model {info['model']} --run {info['run']} --sample 0`"
-    found: list[dict[str, Any]] = []
+    dreams: list[dict[str, Any]] = []
     weights = str(info["checkpoint_sha256"]).encode()
     for file in _results(settings):
-        if len(found) == MOST_SHOWN:
+        if len(dreams) == MOST_SHOWN:
             break
         try:
             content = file.read_bytes()
@@ -30,15 +30,15 @@ def dreams_of(settings: Settings, info: Mapping[str, Any]) -> Dreams:
                 continue
             result = json.loads(content)
             same = result["model"] == info["model"] and result["checkpoint_sha256"] == info["checkpoint_sha256"]
-            names = [one["image"] for one in result["dreams"] if "image" in one]
+            names = [dream["image"] for dream in result["dreams"] if "image" in dream]
             if not same or not names:
                 continue
             names += [result["original"]["image"]] if result.get("original") else []
             pictures = {name: (file.parent / Path(name).name).read_bytes() for name in names}
-            found.append({"title": dream_title(result["request"]), "result": result, "pictures": pictures})
+            dreams.append({"title": dream_title(result["request"]), "result": result, "pictures": pictures})
         except (OSError, ValueError, KeyError, TypeError):
             continue  # a job that writes just now, or a folder of something else
-    return Dreams(found, command.strip("`"))
+    return Dreams(dreams, command.strip("`"))
 
 
 def fingerprint(settings: Settings) -> str:
@@ -49,8 +49,8 @@ def fingerprint(settings: Settings) -> str:
 def _results(settings: Settings) -> list[Path]:
     """All of them, of whatever model, the newest first."""
     folders = (settings.data_dir / "dreams", settings.data_dir / "jobs")
-    found = [file for parent in folders for file in parent.glob("*/artifacts/result.json")]
-    return sorted(found, key=_age)
+    files = [file for parent in folders for file in parent.glob("*/artifacts/result.json")]
+    return sorted(files, key=_age)
 
 
 def _age(file: Path) -> float:

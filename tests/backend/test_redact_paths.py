@@ -9,7 +9,7 @@ import pytest
 from tests.backend.conftest import API, Serve, problem
 from tests.support.runs import make_run
 from tokenpaths.backend.http import redact_paths
-from tokenpaths.backend.http.redact_paths import hide_places, without_places
+from tokenpaths.backend.http.redact_paths import redact, redact_folders_of
 from tokenpaths.backend.jobs.table import JobTable
 from tokenpaths.backend.settings import load_settings
 from tokenpaths.engine.base.errors import RunFileError
@@ -19,15 +19,15 @@ from tokenpaths.engine.store.file.open_file import Connection
 def test_folders_are_named_and_their_neighbours_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redact_paths, "_names", {})
     monkeypatch.setattr(redact_paths, "_pattern", [])
-    assert without_places(f"{tmp_path}/x") == f"{tmp_path}/x", "a command says it"
-    hide_places(load_settings(data_dir=tmp_path / "data", huggingface_dir=tmp_path / "data" / "hf"))
+    assert redact(f"{tmp_path}/x") == f"{tmp_path}/x", "a command says it"
+    redact_folders_of(load_settings(data_dir=tmp_path / "data", huggingface_dir=tmp_path / "data" / "hf"))
     here = tmp_path / "data"
-    assert without_places(f"no {here}/runs/x.duckdb in “{here}/hf”; see {here}.") == (
+    assert redact(f"no {here}/runs/x.duckdb in “{here}/hf”; see {here}.") == (
         "no <data folder>/runs/x.duckdb in “<Hugging Face folder>”; see <data folder>."
     )
-    assert str(here) not in without_places(f'IO Error: "{here}/runs": {here}')
+    assert str(here) not in redact(f'IO Error: "{here}/runs": {here}')
     for other in (f"{here}base/x", f"{here}.old", f"/elsewhere{here}", "a/b of 3/4, /docs"):
-        assert "<data folder>" not in without_places(other)
+        assert "<data folder>" not in redact(other)
 
 
 def test_the_words_of_duckdb_do_not_say_where_a_run_lies(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenpaths.backend.runs.kept_dreams import MOST_SHOWN, dreams_of, fingerprint
+from tokenpaths.backend.runs.finished_dreams import MOST_SHOWN, dreams_of, fingerprint
 from tokenpaths.backend.settings import Settings, load_settings
 
 MINE = {"model": "mine", "checkpoint_sha256": "a" * 64, "run": "seen"}
