@@ -18,7 +18,6 @@ from tests.backend.conftest import API, Serve, Served, problem
 from tests.support.coroutines import run_alone
 from tests.support.runs import make_run
 from tokenpaths.engine.base.errors import QueryTimeout
-from tokenpaths.engine.base.store_errors import QueryTimeout
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.schemas import flow_schema, path_schema, run_schema, sample_schema
 from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel
