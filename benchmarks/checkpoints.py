@@ -123,7 +123,7 @@ def models_page(document: dict[str, Any]) -> str:
             f"| {name} | {one['attribute']} | {one['nmi']:.3f} | {one['null_mean']:.3f} | {one['p_value']:.3f} |"
             for one in row["associations"]
         ]
-    lines += ["", f"MetricsMiddleware {document['date']} on {document['machine']}: `{document['command']}`.", ""]
+    lines += ["", f"Measured {document['date']} on {document['machine']}: `{document['command']}`.", ""]
     return "\n".join(lines)
 
 

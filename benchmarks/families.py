@@ -441,7 +441,7 @@ def families_page(kept: Callable[[str], dict[str, Any]]) -> str:
                 part["command"] for part in document["results"].values() if isinstance(part, dict) and "command" in part
             ) or [document["command"]]
             listed = ", ".join(f"`{command}`" for command in commands)
-            lines += ["", f"MetricsMiddleware {document['date']} on {document['machine']}: {listed}.", ""]
+            lines += ["", f"Measured {document['date']} on {document['machine']}: {listed}.", ""]
     return "\n".join(lines)
 
 

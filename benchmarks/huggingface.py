@@ -219,7 +219,7 @@ def page(document: dict[str, Any]) -> str:
     lines += [f"| {name} | {reason} |" for name, reason in results["unchecked"].items()]
     lines += ["", "Not traced:", "", "| architecture | why |", "|---|---|"]
     lines += [f"| {name} | {reason} |" for name, reason in results["not_traced"].items()]
-    lines += ["", f"MetricsMiddleware {document['date']} on {document['machine']}: `{document['command']}`."]
+    lines += ["", f"Measured {document['date']} on {document['machine']}: `{document['command']}`."]
     return "\n".join(lines)
 
 

@@ -30,7 +30,7 @@ def table(figures: list[Figure]) -> str:
         dates = ", ".join(sorted({figure.date for figure in found}))
         lines.append(f"| {number} | {row.fault} | {row.promised} | {measured} | {how} | {dates} |")
     machines = sorted({figure.machine for figure in figures})
-    return "\n".join([*lines, "", f"MetricsMiddleware on: {'; '.join(machines)}.", ""])
+    return "\n".join([*lines, "", f"Measured on: {'; '.join(machines)}.", ""])
 
 
 def _cell(text: str) -> str:

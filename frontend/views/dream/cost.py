@@ -15,7 +15,7 @@ SWAP_SECONDS = 0.0004
 """of one core for a token of a swap that is tried"""
 WINDOWS, STARTS, CANDIDATES = 4096, 8, 24
 """of a text dream, where its request leaves them out"""
-# MetricsMiddleware by benchmarks.text_dreams (results/text_dreams.json) and benchmarks.dream_speed; a test holds them to it.
+# Measured by benchmarks.text_dreams (results/text_dreams.json) and benchmarks.dream_speed; a test holds them to it.
 
 
 def image_seconds(iterations: int, dreams: int) -> float:

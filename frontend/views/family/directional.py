@@ -49,7 +49,7 @@ HELP = {
     ),
     "ablation": (
         "The whole checkpoint under an intervention on every text. Perplexity = exp(mean loss). Induction: accuracy "
-        "on random sequences written twice, counted in the second copy. MetricsMiddleware on a part of the validation texts: "
+        "on random sequences written twice, counted in the second copy. Measured on a part of the validation texts: "
         "the loss of the row *normal* is the one to compare with, not the card's, which is of all of them."
     ),
     "live": "Gates fixed at a value instead of what the router says: 0 = routing off, 0.5 = neutral, 1 = full.",
@@ -232,7 +232,7 @@ def _ahead(run: Mapping[str, Any]) -> None:
             f"With the tokens behind each position hidden, as when a text is being written, the loss of this model is "
             f"{numbers.number(ahead['hidden'])} instead of {numbers.number(ahead['in_view'])} nats: seeing ahead is "
             f"worth {numbers.number(ahead['gain'])} ± {numbers.number(ahead.get('standard_error'), 2)} nats. "
-            f"(MetricsMiddleware at {numbers.plural(ahead.get('positions'), 'position')} of "
+            f"(Measured at {numbers.plural(ahead.get('positions'), 'position')} of "
             f"{numbers.plural(ahead.get('rows'), 'validation text')}; losses of other parts differ a little.)"
         )
     )
