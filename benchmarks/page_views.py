@@ -2,9 +2,9 @@
 
     python -m benchmarks.page_views [--tokens 1e6] [--repeats 3] [--views flow paths] [--modality text vision]
 
-A synthetic run (``benchmarks.synthetic``) is sealed once; ``tokenpaths up`` serves it; Chromium opens each view by its
-address in a new window with an empty cache. Time runs from the request of the address until the first picture (a chart
-or a wall of pictures with something painted), and until the page is complete. For each view and repetition:
+A synthetic run (``tests.support.runs.synthetic``) is sealed once; ``tokenpaths up`` serves it; Chromium opens each view
+by its address in a new window with an empty cache. Time runs from the request of the address until the first picture (a
+chart or a wall of pictures with something painted), and until the page is complete. For each view and repetition:
 
 ``cold``   the servers were started just now, the run's file is not in the system's cache, nobody has visited yet
 ``within`` the page stands open at a view without pictures (fresh servers, the run's file not in the system's cache),
@@ -40,9 +40,9 @@ from typing import Any
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from benchmarks.measure import forget, report
-from benchmarks.synthetic import GRID, Wish, write_run
 from benchmarks.table import Row
 from tests.browser.conftest import chromium_file
+from tests.support.runs.synthetic import GRID, SyntheticRun, write_run
 from tokenpaths.frontend.page.selection import VIEWS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -205,7 +205,7 @@ def measure(
             for routing, name in enumerate(names):
                 started = time.perf_counter()
                 if not (runs[size] / "runs" / f"{name}.duckdb").exists():
-                    write_run(Wish(name, num_tokens, modality=modality, routing=routing), runs[size] / "runs")
+                    write_run(SyntheticRun(name, num_tokens, modality=modality, routing=routing), runs[size] / "runs")
                     sealed[size, name] = round(time.perf_counter() - started, 1)
         file = runs["cold"] / "runs" / f"{names[0]}.duckdb"
         for repeat in range(repeats):

@@ -2,9 +2,9 @@
 
     python -m benchmarks.queries --folder big --tokens 1e8 --keep
 
-The run is made once (``benchmarks.synthetic``, through the real writer) and stays in ``--folder``; another call uses it
-again. The API is a process of its own, as ``tokenpaths up`` starts it, with no memory for answers: each question is
-computed each time. Times are those of the client: HTTP and JSON included.
+The run is made once (``tests.support.runs.synthetic``, through the real writer) and stays in ``--folder``; another call
+uses it again. The API is a process of its own, as ``tokenpaths up`` starts it, with no memory for answers: each
+question is computed each time. Times are those of the client: HTTP and JSON included.
 
 ``warm``     after two questions of the kind; p50 and p95 over ``--repeats``, arguments drawn anew each time
 ``cold``     a server that was just started (and has answered ``/healthz``), the file not in the system's cache
@@ -32,8 +32,8 @@ import numpy as np
 
 from benchmarks.measure import forget, report
 from benchmarks.queries_asked import QUESTIONS, About, Question
-from benchmarks.synthetic import Wish, _count, write_run
 from benchmarks.table import Row
+from tests.support.runs.synthetic import SyntheticRun, count, write_run
 from tokenpaths.engine.store.file.open_file import open_read_only
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -173,10 +173,10 @@ def raw_write(folder: Path, num_bytes: int = 2**30) -> float:
         file.unlink(missing_ok=True)
 
 
-def build(wish: Wish, folder: Path) -> dict[str, Any]:
+def build(spec: SyntheticRun, folder: Path) -> dict[str, Any]:
     """Make the run in this process; seconds and the peak of memory. For a process of its own."""
     started = time.perf_counter()
-    file = write_run(wish, folder, overwrite=True)
+    file = write_run(spec, folder, overwrite=True)
     return {
         "seconds": round(time.perf_counter() - started, 1),
         "bytes": file.stat().st_size,
@@ -224,15 +224,15 @@ def writing(folder: Path, tokens: int) -> Iterator[None]:
 
 def ingest(folder: Path, tokens: int) -> dict[str, Any]:
     """Tokens a second that the store takes, sealing included, beside what the disk takes raw; batches made before."""
-    from benchmarks.synthetic import batches
+    from tests.support.runs.synthetic import batches
     from tokenpaths.engine.store.write.writer import RunWriter
 
-    wish = Wish("ingested", tokens)
-    made = list(batches(wish))
+    spec = SyntheticRun("ingested", tokens)
+    made = list(batches(spec))
     given = sum(batch.module_ids.size + batch.weights.size + 5 * 4 * batch.num_tokens for batch in made)
     raw = raw_write(folder)
     started = time.perf_counter()
-    writer = RunWriter(folder / BESIDE, wish.info(), wish.bank(), overwrite=True)
+    writer = RunWriter(folder / BESIDE, spec.info(), spec.bank(), overwrite=True)
     for batch in made:
         writer.write(batch)
     written = time.perf_counter() - started
@@ -315,7 +315,7 @@ def _peers(found: dict[str, Any]) -> dict[str, float | str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=_count, default=1_000_000)
+    parser.add_argument("--tokens", type=count, default=1_000_000)
     parser.add_argument("--folder", type=Path, required=True, help="where the run is made, and stays")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument(
@@ -325,15 +325,15 @@ def main() -> None:
         choices=["warm", "cold", "writing", "ingest", "peers"],
     )
     parser.add_argument("--only", help="questions whose name holds these words")
-    parser.add_argument("--peer-tokens", type=_count, default=5_000_000)
-    parser.add_argument("--ingest-tokens", type=_count, default=4_000_000)
+    parser.add_argument("--peer-tokens", type=count, default=5_000_000)
+    parser.add_argument("--ingest-tokens", type=count, default=4_000_000)
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/queries.json")
     parser.add_argument("--step", choices=[RUN, BESIDE, "ingest", "peers"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     folder: Path = options.folder.resolve()
     if options.step in (RUN, BESIDE):
         where = folder / ("runs" if options.step == RUN else BESIDE)
-        print(json.dumps(build(Wish(options.step, options.tokens), where)))
+        print(json.dumps(build(SyntheticRun(options.step, options.tokens), where)))
         return
     if options.step == "ingest":
         print(json.dumps(ingest(folder, options.tokens)))
@@ -378,7 +378,7 @@ def main() -> None:
     if "peers" in options.parts:
         from benchmarks.queries_peers import compared
 
-        results["peers"] = compared(Wish("peers", options.peer_tokens))
+        results["peers"] = compared(SyntheticRun("peers", options.peer_tokens))
     results["load_after"] = round(os.getloadavg()[0], 1)
     if options.keep:
         report(

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.synthetic import LABELS, Wish, batches, write_run
+from tests.support.runs.synthetic import LABELS, SyntheticRun, batches, write_run
 from tokenpaths.engine.store.ask.run import Run
 
 REPEATS = 5
@@ -26,20 +26,20 @@ ROWS_AT_ONCE = 262_144
 NOT_INSTALLED = "not installed"
 
 
-def compared(wish: Wish) -> dict[str, Any]:
+def compared(spec: SyntheticRun) -> dict[str, Any]:
     """Milliseconds of each question by each of them; None where a tool is not installed."""
     parts = [
         (
             batch.module_ids[:, :, 0].astype(np.uint8),
             np.repeat([LABELS["text"].index(s.label) for s in batch.samples], [s.num_tokens for s in batch.samples]),
         )
-        for batch in batches(wish)
+        for batch in batches(spec)
     ]
     ids = np.concatenate([part[0] for part in parts])
     labels = np.concatenate([part[1] for part in parts]).astype(np.uint8)
     del parts
     with tempfile.TemporaryDirectory() as folder:
-        file = write_run(wish, Path(folder))
+        file = write_run(spec, Path(folder))
         with Run.open(file, time_limit_s=600) as run:
             sides = {
                 "store": _store(run),
@@ -47,7 +47,7 @@ def compared(wish: Wish) -> dict[str, Any]:
                 "polars": _polars(ids, labels),
                 "sqlite": _sqlite(ids, labels, Path(folder) / "tokens.sqlite"),
             }
-            found: dict[str, Any] = {"tokens": wish.tokens}
+            found: dict[str, Any] = {"tokens": spec.tokens}
             for question in sides["store"] or {}:
                 seconds = in_turn({name: side[question] for name, side in sides.items() if side}, REPEATS)
                 found[question] = {

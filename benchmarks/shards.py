@@ -3,9 +3,9 @@ of its own that tells its time and its peak memory; at the end the two runs are 
 
     python -m benchmarks.shards --tokens 1e6 --shards 4
 
-The batches are those of ``benchmarks.synthetic``; the time to make them is not counted. The time of the shards is that
-of all N together; on N machines each takes an N-th of it. ``cpu_seconds`` hardly depend on what else the machine does
-(of the run of one process they are left out: its writer works beside the making of the batches).
+The batches are those of ``tests.support.runs.synthetic``; the time to make them is not counted. The time of the shards
+is that of all N together; on N machines each takes an N-th of it. ``cpu_seconds`` hardly depend on what else the
+machine does (of the run of one process they are left out: its writer works beside the making of the batches).
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from benchmarks.synthetic import _ODD, MOST_TWIN_TOKENS, Wish, _count, _lengths, batches, power_law_ranks, ribbons
-from tokenpaths.engine.base.records import TraceBatch
+from tests.support.runs.synthetic import SyntheticRun, batches_with_twins, count, number_of_batches
 from tokenpaths.engine.data.blocks import shard_rows
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.open_file import open_read_only
@@ -58,32 +55,11 @@ def peak_mebibytes() -> int:
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
-def made(wish: Wish) -> Iterator[tuple[TraceBatch, np.ndarray | None]]:
-    """The batches and the ribbons of the twin that go with the first of them."""
-    tokens = 0
-    for number, batch in enumerate(batches(wish)):
-        twin = None
-        if tokens < MOST_TWIN_TOKENS:
-            rng = np.random.default_rng([wish.seed, 4, number])
-            twin = ribbons(wish, power_law_ranks(rng, batch.num_tokens, 1.15).astype(np.uint64) * _ODD)
-        tokens += batch.num_tokens
-        yield batch, twin
-
-
-def number_of_batches(wish: Wish) -> int:
-    """How many batches ``made`` gives, without making them."""
-    left, number = wish.tokens, 0
-    while left:
-        left -= int(_lengths(wish, np.random.default_rng([wish.seed, 0, number]), left).sum())
-        number += 1
-    return number
-
-
-def whole(wish: Wish, folder: Path, of: int) -> dict[str, Any]:
+def whole(spec: SyntheticRun, folder: Path, of: int) -> dict[str, Any]:
     """The run of one process."""
     clock = Clock()
-    writer = RunWriter(folder / "whole", wish.info(), wish.bank())
-    for batch, twin in made(wish):
+    writer = RunWriter(folder / "whole", spec.info(), spec.bank())
+    for batch, twin in batches_with_twins(spec):
         with clock.counting():
             writer.write(batch)
             if twin is not None:
@@ -93,14 +69,14 @@ def whole(wish: Wish, folder: Path, of: int) -> dict[str, Any]:
     return {"seconds": clock.seconds, "bytes": file.stat().st_size}
 
 
-def shards(wish: Wish, folder: Path, of: int) -> dict[str, Any]:
+def shards(spec: SyntheticRun, folder: Path, of: int) -> dict[str, Any]:
     """The same in ``of`` shards, one after the other."""
-    clock, total, number = Clock(), number_of_batches(wish), 0
-    source = made(wish)
+    clock, total, number = Clock(), number_of_batches(spec), 0
+    source = batches_with_twins(spec)
     for one in range(1, of + 1):
         first, stop = shard_rows(total, 1, one, of)
         with clock.counting():
-            writer = ShardWriter(folder / "shards", wish.info(), wish.bank(), Shard(one, of, first, stop, total, ""))
+            writer = ShardWriter(folder / "shards", spec.info(), spec.bank(), Shard(one, of, first, stop, total, ""))
         for batch, twin in (next(source) for _ in range(stop - first)):
             with clock.counting():
                 writer.write(batch)
@@ -118,7 +94,7 @@ def shards(wish: Wish, folder: Path, of: int) -> dict[str, Any]:
     return {"seconds": clock.seconds, "cpu_seconds": clock.cpu_seconds, "bytes": found.num_bytes, "bytes_of": tables}
 
 
-def seal(wish: Wish, folder: Path, of: int) -> dict[str, Any]:
+def seal(spec: SyntheticRun, folder: Path, of: int) -> dict[str, Any]:
     """The shards as one run: seconds of each stage, and the peak of memory at its end."""
     clock, stages, peaks, last = Clock(), {}, {}, ["", time.perf_counter()]
 
@@ -174,7 +150,7 @@ STEPS = {"whole": whole, "shards": shards, "seal": seal}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=_count, default=1_000_000)
+    parser.add_argument("--tokens", type=count, default=1_000_000)
     parser.add_argument("--shards", type=int, default=4)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--modules", type=int, default=18)
@@ -184,21 +160,21 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/shards.json")
     parser.add_argument("--step", choices=sorted(STEPS), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    wish = Wish("made", options.tokens, options.steps, options.modules, options.top_k, options.modality)
+    spec = SyntheticRun("made", options.tokens, options.steps, options.modules, options.top_k, options.modality)
     if options.step:
-        found = STEPS[options.step](wish, options.folder, options.shards)
+        found = STEPS[options.step](spec, options.folder, options.shards)
         print(json.dumps(found | {"peak_MiB": peak_mebibytes()}))
         return
     with contextlib.ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
         results: dict[str, Any] = {
-            "tokens": wish.tokens,
+            "tokens": spec.tokens,
             "num_shards": options.shards,
-            "steps": wish.steps,
-            "modules": wish.modules,
-            "top_k": wish.top_k,
-            "modality": wish.modality,
+            "steps": spec.steps,
+            "modules": spec.modules,
+            "top_k": spec.top_k,
+            "modality": spec.modality,
             "load_before": round(os.getloadavg()[0], 1),
         }
         same = [word for word in sys.argv[1:] if word != "--keep"]
@@ -210,11 +186,11 @@ def main() -> None:
                 check=True,
             )
             results[step] = json.loads(done.stdout.splitlines()[-1])
-            results[step]["tokens_per_second"] = round(wish.tokens / results[step]["seconds"])
+            results[step]["tokens_per_second"] = round(spec.tokens / results[step]["seconds"])
             if "cpu_seconds" in results[step]:
-                results[step]["tokens_per_cpu_second"] = round(wish.tokens / results[step]["cpu_seconds"])
+                results[step]["tokens_per_cpu_second"] = round(spec.tokens / results[step]["cpu_seconds"])
             if "bytes" in results[step]:
-                results[step]["bytes_per_token"] = round(results[step]["bytes"] / wish.tokens, 2)
+                results[step]["bytes_per_token"] = round(results[step]["bytes"] / spec.tokens, 2)
         results["differing_tables"] = differing(folder / "whole" / "made.duckdb", folder / "sealed" / "made.duckdb")
         results["load_after"] = round(os.getloadavg()[0], 1)
     if options.keep:

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from benchmarks.queries import rows
 from benchmarks.queries_asked import NOT_MEASURED, QUESTIONS, About
 from benchmarks.queries_peers import compared
-from benchmarks.synthetic import Wish, write_run
+from tests.support.runs.synthetic import SyntheticRun, write_run
 from tokenpaths.backend.app import create_app
 from tokenpaths.backend.settings import load_settings
 from tokenpaths.frontend.api.client import Client
@@ -21,7 +21,7 @@ from tokenpaths.frontend.api.client import Client
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("data")
-    write_run(Wish("queried", 3000), folder / "runs")
+    write_run(SyntheticRun("queried", 3000), folder / "runs")
     settings = load_settings(data_dir=folder, allowed_hosts=["testserver"])
     with TestClient(create_app(settings)) as client:
         yield client
@@ -55,7 +55,7 @@ def test_a_smaller_run_does_not_keep_the_promise() -> None:
 
 
 def test_peers_answer_the_same_questions() -> None:
-    found = compared(Wish("peers", 2000, steps=4, modules=6))
+    found = compared(SyntheticRun("peers", 2000, steps=4, modules=6))
     for question in ("rank and frequency", "flow", "usage", "flow of a label"):
         assert set(found[question]) == {"store", "pandas", "polars", "sqlite"}
         assert found[question]["store"]["ms"] > 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.synthetic import BATCH_TOKENS, Wish, batches, main, power_law_ranks, ribbons, write_run
+from tests.support.runs.synthetic import BATCH_TOKENS, SyntheticRun, batches, main, power_law_ranks, ribbons, write_run
 from tokenpaths.engine.analysis.path_statistics import rank_frequency_fit
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
@@ -17,8 +17,8 @@ from tokenpaths.engine.store.ask.run import Run
 
 @pytest.mark.parametrize(("modality", "top_k"), [("text", 1), ("text", 2), ("vision", 1)])
 def test_a_run_has_exactly_the_tokens_asked_for_and_its_words_and_places_fit(tmp_path, modality, top_k):
-    wish = Wish("small", 5000, steps=6, modules=9, top_k=top_k, modality=modality)
-    with Run.open(write_run(wish, tmp_path)) as run:
+    spec = SyntheticRun("small", 5000, steps=6, modules=9, top_k=top_k, modality=modality)
+    with Run.open(write_run(spec, tmp_path)) as run:
         assert run.row["num_tokens"] == 5000
         assert run.frames.samples()["num_tokens"].sum() == 5000
         ribbon = np.array(run.frames.paths()["ribbon"].tolist())
@@ -37,15 +37,15 @@ def test_a_run_has_exactly_the_tokens_asked_for_and_its_words_and_places_fit(tmp
 
 
 def test_the_same_arguments_give_the_same_run_and_another_seed_another(tmp_path):
-    made = [write_run(Wish(f"run-{i}", 3000, seed=seed), tmp_path) for i, seed in enumerate((1, 1, 2))]
+    made = [write_run(SyntheticRun(f"run-{i}", 3000, seed=seed), tmp_path) for i, seed in enumerate((1, 1, 2))]
     tables = [Run.open(file).frames.arrow("token") for file in made]
     assert tables[0].equals(tables[1])
     assert not tables[0].equals(tables[2])
 
 
 def test_batches_are_made_one_by_one_and_small():
-    wish = Wish("large", 10**9)
-    sizes = [next(batches(wish)).num_tokens for _ in range(2)]
+    spec = SyntheticRun("large", 10**9)
+    sizes = [next(batches(spec)).num_tokens for _ in range(2)]
     assert sizes[0] == sizes[1] <= 2 * BATCH_TOKENS
 
 
@@ -54,10 +54,12 @@ def test_paths_are_a_power_law_and_follow_from_their_number():
     distinct = [len(np.unique(power_law_ranks(rng, size, 1.316))) for size in (10_000, 1_000_000)]
     assert np.log(distinct[1] / distinct[0]) / np.log(100) == pytest.approx(0.76, abs=0.03)
     numbers = rng.integers(0, 50, 4000).astype(np.uint64)
-    rows = ribbons(Wish("w", 1000, steps=8), numbers).reshape(4000, -1)
+    rows = ribbons(SyntheticRun("w", 1000, steps=8), numbers).reshape(4000, -1)
     for number in (3, 17):
         assert len(np.unique(rows[numbers == number], axis=0)) == 1
-    many = ribbons(Wish("w", 1000, steps=8), power_law_ranks(rng, 50_000, 1.316).astype(np.uint64) * np.uint64(7919))
+    many = ribbons(
+        SyntheticRun("w", 1000, steps=8), power_law_ranks(rng, 50_000, 1.316).astype(np.uint64) * np.uint64(7919)
+    )
     counts = np.array(sorted(Counter(map(tuple, many[:, :, 0].tolist())).values(), reverse=True))
     assert -1.2 < rank_frequency_fit(counts).slope < -0.5
 
@@ -67,7 +69,7 @@ def test_paths_are_a_power_law_and_follow_from_their_number():
 )
 def test_sizes_outside_their_limits_are_refused(changes):
     with pytest.raises(UserError) as refused:
-        Wish("w", **changes)
+        SyntheticRun("w", **changes)
     assert refused.value.field == next(iter(changes))
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.backend.conftest import Served, api_for, problem
-from tests.support.page_answers import PNG
+from tests.backend.conftest import Served, api_for, png, problem
 from tests.support.runs import make_run
 from tokenpaths.engine.store.ask.run import Run
 
@@ -64,7 +63,7 @@ def dream(folder: Path, model: str, checkpoint: str) -> None:
     }
     request = {"model": model, "run": "demo", "sample": 0, "target": {"of": "choices", "until": [1]}}
     result = {"model": model, "checkpoint_sha256": checkpoint, "request": request, "original": None, "dreams": [one]}
-    (folder / "dream-0.png").write_bytes(PNG)
+    (folder / "dream-0.png").write_bytes(png())
     (folder / "result.json").write_text(json.dumps(result))
 
 

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from tests.backend.conftest import Serve, Served, problem
-from tests.engine.store.file.test_soft_tables import LABELS, seal
+from tests.support.runs import make_soft
+from tests.support.runs.soft import LABELS
 
 
 def test_means_samples_and_labels_are_the_arrays(serve: Serve) -> None:
     served = serve()
     edges = np.random.default_rng(3).random((6, 2, 3, 3)).astype(np.float32)
-    seal(served.runs_dir, edges=edges)
+    make_soft(edges=edges).write(served.runs_dir)
     everything = served.get("/runs/soft/edges")
     assert everything.headers["etag"]
     assert np.allclose(everything.json()["values"], edges.mean(axis=0), atol=1e-5)

@@ -21,8 +21,7 @@ import numpy as np
 import pytest
 
 from tests.backend.conftest import SECRET, Served, api_for, make_models, png, serving
-from tests.engine.store.file.test_soft_tables import seal
-from tests.support.runs import make_experts, make_run
+from tests.support.runs import make_experts, make_run, make_soft
 from tokenpaths.backend.settings import load_settings
 from tokenpaths.backend.worker.worker import create_worker
 from tokenpaths.engine.jobs.registry import write_artifact
@@ -48,7 +47,9 @@ def example_server(folder: Path) -> Iterator[Served]:
         make_run(folder / "data" / "runs", name, modality, samples=12)
     make_run(folder / "data" / "runs", "scenes-edited", "vision", samples=12, seed=1)
     draw = np.random.default_rng(0).random
-    seal(folder / "data" / "runs", edges=draw((6, 2, 3, 3)), gates=draw((6, 2, 2, 2)), blocks=draw((6, 3, 4)))
+    make_soft(edges=draw((6, 2, 3, 3)), gates=draw((6, 2, 2, 2)), blocks=draw((6, 3, 4))).write(
+        folder / "data" / "runs"
+    )
     for name, iteration, drift in (("experts", 2000, 0.0), ("experts-early", 500, 0.6)):
         made = make_experts(name, series=("my-training", iteration), drift=drift, samples=12)
         made.write(folder / "data" / "runs")

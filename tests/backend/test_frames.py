@@ -15,8 +15,7 @@ import pyarrow as pa
 import pytest
 
 from tests.backend.conftest import API, Served, api_for
-from tests.engine.store.file.test_soft_tables import seal
-from tests.support.runs import make_experts, make_run
+from tests.support.runs import make_experts, make_run, make_soft
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.frames import PAGE, Frames
 from tokenpaths.engine.store.ask.run import Run
@@ -139,7 +138,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     make_run(data_dir / "runs", "other", samples=30, seed=2)
     make_run(data_dir / "runs", "text", "text", samples=14, top_k=2, seed=2)
     make_experts("experts", samples=9, length=60).write(data_dir / "runs")
-    seal(data_dir / "runs", edges=np.random.default_rng(0).random((6, 2, 3, 3)))
+    make_soft(edges=np.random.default_rng(0).random((6, 2, 3, 3))).write(data_dir / "runs")
     with api_for(data_dir) as api:
         yield api
 

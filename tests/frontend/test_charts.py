@@ -11,24 +11,23 @@ from typing import Any
 import pytest
 import vl_convert
 
-from tests.support import page_answers
+from tests.frontend.test_layout import dense_flow
+from tests.support.runs import open_run
 from tokenpaths.frontend import charts
 from tokenpaths.frontend.charts import distributions, patches, paths, usage
 from tokenpaths.frontend.charts.drawing import palette
 from tokenpaths.frontend.charts.flow import flow, layout, token_flow
 
-IDS = page_answers.ribbons(600, 5, 8)
-FLOW = page_answers.flow(IDS)
-FIT = {
-    "run": "demo",
-    "observed": page_answers.fit(IDS),
-    "untrained": page_answers.fit(page_answers.ribbons(seed=3)),
-    "independent": page_answers.fit(page_answers.ribbons(seed=4)),
+RUN = open_run(samples=10, modules=8)
+FLOW = RUN.flow()
+FIT = RUN.fit()
+IMAGE, PNG = RUN.sample(0), RUN.image(0)
+TEXT = open_run("text", modules=8).sample(0)
+USAGE = RUN.usage()
+DISTRIBUTION = RUN.distribution("compute", "sample") | {
+    "by_label": [{"label": f"label {i}", "num": 50, "mean": 0.6 + i / 100} for i in range(12)]
 }
-IMAGE = page_answers.sample(IDS[:16])
-TEXT = page_answers.sample(IDS[:12], text="hello wörld!")
-USAGE = page_answers.usage(IDS)
-DISTRIBUTION = page_answers.distribution()
+MANY_LINKS = dense_flow()
 POINTS = [{"sample": i, "compute": 0.7 + i / 500, "reuse": 0.3 + (i * 7 % 13) / 100, "label": None} for i in range(40)]
 
 
@@ -37,8 +36,8 @@ def all_charts(theme: str) -> dict[str, Any]:
         "flow": charts.flow_chart(FLOW, theme=theme, through=["1.2"], ribbon=[[1], [2], [3], [4], [7]]),
         "thumbnail": charts.flow_thumbnail(FLOW, theme=theme),
         "rank": charts.rank_frequency_chart(FIT, theme=theme, chosen=[2]),
-        "patch": charts.patch_chart(IMAGE, page_answers.PNG, theme=theme),
-        "step": charts.patch_chart(IMAGE, page_answers.PNG, theme=theme, step=1, identities=[7]),
+        "patch": charts.patch_chart(IMAGE, PNG, theme=theme),
+        "step": charts.patch_chart(IMAGE, PNG, theme=theme, step=1, identities=[7]),
         "tokens": charts.token_flow_chart(TEXT, theme=theme, identities=[7], chosen=2),
         "histogram": charts.histogram_chart(DISTRIBUTION, theme=theme),
         "labels": charts.label_chart(DISTRIBUTION, theme=theme),
@@ -142,10 +141,9 @@ def test_flow_draws_what_the_api_counted():
 
 
 def test_flow_draws_at_most_two_thousand_ribbons_and_says_what_it_hides():
-    big = page_answers.flow(page_answers.ribbons(3000, 4, 60, seed=5), modules=60)
-    chart = charts.flow_chart(big)
+    chart = charts.flow_chart(MANY_LINKS)
     assert len({row["link"] for row in data_of(chart, "link", "outline")}) == layout.MOST_LINKS
-    hidden = len(big["links"]) - layout.MOST_LINKS
+    hidden = len(MANY_LINKS["links"]) - layout.MOST_LINKS
     assert f"{hidden:,} small flows" in " ".join(chart.to_dict()["title"]["subtitle"])
     assert len(json.dumps(chart.to_dict())) < 2_500_000
 
@@ -156,11 +154,10 @@ def svg_of(chart: Any, width: int = 700) -> str:
 
 def test_every_ribbon_and_circle_has_a_name_however_many_there_are():
     """Streamlit leaves out the names of marks of charts with many rows, unless they are asked for."""
-    big = page_answers.flow(page_answers.ribbons(3000, 4, 60, seed=5), modules=60)
-    chart = charts.flow_chart(big)
+    chart = charts.flow_chart(MANY_LINKS)
     svg = svg_of(chart)
     assert len(re.findall(r'aria-label="link: [0-9.]+&gt;', svg)) == layout.MOST_LINKS
-    assert len(re.findall(r'aria-label="node: ', svg)) == sum(1 for node in big["nodes"] if node["count"])
+    assert len(re.findall(r'aria-label="node: ', svg)) == sum(1 for node in MANY_LINKS["nodes"] if node["count"])
     spec = chart.to_dict()
     assert spec["config"]["mark"]["aria"] is True
     assert spec["usermeta"]["embedOptions"]["renderer"] == "svg"
@@ -272,8 +269,8 @@ def test_one_path_has_no_line():
 
 
 def test_patches_cover_the_grid_once():
-    rows = data_of(charts.patch_chart(IMAGE, page_answers.PNG), "row", "col")
-    assert {(row["row"], row["col"]) for row in rows} == {(r, c) for r in range(4) for c in range(4)}
+    rows = data_of(charts.patch_chart(IMAGE, PNG), "row", "col")
+    assert {(row["row"], row["col"]) for row in rows} == {(r, c) for r in range(8) for c in range(8)}
     assert all(row["fill"] == palette.cdf_colour(row["cdf"], "light") for row in rows)
 
 
@@ -286,7 +283,7 @@ def test_step_tint_names_the_module_and_greys_the_skip():
 
 def test_token_flow_has_a_cell_for_every_token_and_step():
     rows = data_of(charts.token_flow_chart(TEXT, identities=[7]), "step", "mark")
-    assert len(rows) == 12 * 5
+    assert len(rows) == TEXT["num_tokens"] * 5
     assert {row["mark"] == "skip" for row in rows if row["skipped"]} <= {True}
     window = charts.token_flow_chart(TEXT, first=4, most=3)
     assert {row["token"] for row in data_of(window, "step", "mark")} == {4, 5, 6}
@@ -343,4 +340,4 @@ def test_tokens_are_shown_so_that_one_sees_them(token, label):
 def test_tables_behind_charts_hold_the_numbers():
     assert sum(row["tokens"] for row in flow.link_rows(FLOW) if row["step"] == 0) == FLOW["num_tokens"]
     assert len(flow.node_rows(FLOW)) == len(FLOW["nodes"])
-    assert len(token_flow.token_rows(TEXT)) == 12
+    assert len(token_flow.token_rows(TEXT)) == TEXT["num_tokens"]

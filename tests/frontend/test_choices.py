@@ -6,19 +6,20 @@ import altair as alt
 import pytest
 
 from tests.frontend.test_pages import api, show, showing  # noqa: F401  (fixtures)
-from tests.support import page_answers
+from tests.support.runs import open_run
 from tokenpaths.frontend import charts
 from tokenpaths.frontend.charts.drawing.choices import choices_of
 
-IDS = page_answers.ribbons(600, 5, 8)
-FLOW = page_answers.flow(IDS)
-USAGE = page_answers.usage(IDS)
-TEXT = page_answers.sample(IDS[:12], text="hello wörld!")
-FIT = {"run": "demo", "observed": page_answers.fit(IDS), "untrained": None, "independent": page_answers.fit(IDS[::-1])}
+RUN = open_run(samples=10, modules=8)
+FLOW = RUN.flow()
+USAGE = RUN.usage()
+TEXT = open_run("text", modules=8).sample(0)
+FIT = RUN.fit() | {"untrained": None}
+DISTRIBUTION = RUN.distribution("compute", "sample")
 POINTS = [{"sample": i, "compute": 0.7 + i / 500, "reuse": 0.3 + (i * 7 % 13) / 100, "label": None} for i in range(40)]
 MAP = {
     "points": [
-        {"sample": i, "x": i / 7, "y": -i / 9, "label": "ab"[i % 2], "thumbnail": page_answers.PNG} for i in (2, 10)
+        {"sample": i, "x": i / 7, "y": -i / 9, "label": "ab"[i % 2], "thumbnail": RUN.image(0)} for i in (2, 10)
     ],
     "num_samples": 2,
     "of_samples": 2,
@@ -57,7 +58,7 @@ def test_cells_are_steps_and_modules_by_number_with_names_or_without(monkeypatch
 
 def test_cells_of_one_token_are_one_choice_with_the_words_that_all_share():
     found = choices_of(charts.token_flow_chart(TEXT, identities=[7]), ["token"])
-    assert [c.value for c in found] == list(range(12))
+    assert [c.value for c in found] == list(range(TEXT["num_tokens"]))
     for choice, token in zip(found, TEXT["tokens"], strict=True):
         assert f"rank of its path {token['rank']:,}" in choice.words
         assert "step" not in choice.words, "which step differs from cell to cell"
@@ -66,8 +67,8 @@ def test_cells_of_one_token_are_one_choice_with_the_words_that_all_share():
 def test_points_bars_and_ranks():
     assert values(charts.rank_frequency_chart(FIT), "rank") == [p["rank"] for p in FIT["observed"]["points"]]
     assert values(charts.skip_reuse_chart(POINTS), "sample") == list(range(40))
-    bars = [i for i, b in enumerate(page_answers.distribution()["bins"]) if b["count"]]
-    assert set(bars) <= set(values(charts.histogram_chart(page_answers.distribution()), "bin"))
+    bars = [i for i, b in enumerate(DISTRIBUTION["bins"]) if b["count"]]
+    assert set(bars) <= set(values(charts.histogram_chart(DISTRIBUTION), "bin"))
     found = choices_of(charts.sample_map_chart(MAP), ["sample"])
     assert [(c.value, c.words) for c in found] == [(2, "sample 2, a"), (10, "sample 10, a")]
 

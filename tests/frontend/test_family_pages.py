@@ -10,73 +10,21 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from tests.backend.conftest import SECRET, api_for, serving
+from tests.support.runs.traced import SOFT_NUMBERS, trace_soft_families
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.family.twins import twin_rows
 from tokenpaths.frontend.views.sample import retrace
 
 APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"
-TEXTS = {
-    "English": "the cat sat on the mat and looked at the quiet moon",
-    "German": "die Katze saß auf der Matte und sah den stillen Mond",
-    "Ukrainian": "кіт сидів на килимку і дивився на тихий місяць",
-}
-VALIDATION = {
-    "loss": 4.0,
-    "ablations": [
-        {"name": "normal", "perplexity": 80.0, "loss": 4.38, "induction": 0.9},
-        {"name": "off", "perplexity": 800.0, "loss": 6.68, "induction": 0.01},
-    ],
-    "beside": {"plain": {"params": 900, "loss": 4.4, "by_label": {}}, "tiny": {"params": 1000, "loss": 4.0}},
-    "lookahead": {"in_view": 4.0, "hidden": 4.5, "gain": 0.5, "standard_error": 0.01},
-    "routing": {"distance": {"ratio": 2.0, "untrained_ratio": 1.0}},
-}
-
-
-def make_family(data_dir: Path) -> None:
-    """An H-Model and a Directional model, tiny and untrained, each traced over texts in three languages: the
-    runs ``hmodel`` and ``directional``; and ``lone``, one text without a label."""
-    import torch
-
-    from tokenpaths.engine.data.datasets import Sample
-    from tokenpaths.engine.data.tokenizer import TextTokenizer
-    from tokenpaths.engine.models.checkpoint import save_checkpoint
-    from tokenpaths.engine.models.directional import Directional, DirectionalConfig
-    from tokenpaths.engine.models.hmodel.hmodel import HModel, HModelConfig
-    from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
-
-    torch.manual_seed(0)
-    tokenizer = TextTokenizer.train(list(TEXTS.values()) * 3, vocab_size=300)
-    common = {"modality": "text", "width": 16, "heads": 2, "mlp_width": 16, "context": 64}
-    common["vocab_size"] = tokenizer.vocab_size
-    models = {
-        "hmodel": HModel(HModelConfig(hidden=("transformer", "convolution"), iterations=2, **common)),
-        "directional": Directional(DirectionalConfig(layers=2, directions=2, router_width=8, **common)),
-    }
-    runs = data_dir / "runs"
-    for family, model in models.items():
-        for name, parameter in model.named_parameters():
-            if any(part in name for part in ("connections", "embed", "input_layers", "router.out")):
-                parameter.data.mul_(20)  # so that texts are routed differently
-        folder = data_dir / "models" / f"tiny-{family}"
-        tokenizer.save(folder / "tokenizer.json")
-        save_checkpoint(folder, model, validation=VALIDATION)
-        samples = [
-            Sample(image=None, text=" ".join(text.split()[place:]), label=label, source=f"{label} {place}")
-            for label, text in TEXTS.items()
-            for place in range(4)
-        ]
-        trace_samples(load_model(f"tiny-{family}", [folder.parent]), samples, runs, run_id=family, dataset="toy")
-    lone = [Sample(image=None, text=TEXTS["English"], label=None, source="one")]
-    trace_samples(load_model("tiny-hmodel", [data_dir / "models"]), lone, runs, run_id="lone", dataset="toy")
 
 
 @contextmanager
 def family_api(data_dir: Path) -> Iterator[str]:
-    """The address of an API over ``make_family``'s folder, with a worker that holds its models."""
+    """The address of an API over the runs of `trace_soft_families`, with a worker that holds its models."""
     from tokenpaths.backend.settings import load_settings
     from tokenpaths.backend.worker.worker import create_worker
 
-    make_family(data_dir)
+    trace_soft_families(data_dir)
     options = {"models_dirs": (data_dir / "models",), "worker_secret": SECRET, "warm_models": False}
     options |= {"trace_seconds": 250}
     worker = create_worker(load_settings(data_dir=data_dir, **options))
@@ -314,7 +262,7 @@ def test_steps_of_a_slider_reach_both_ends(low, high, first, last, count):
 
 
 def test_twins_are_listed_with_this_one_first():
-    rows = twin_rows(VALIDATION["beside"], "tiny")
+    rows = twin_rows(SOFT_NUMBERS["beside"], "tiny")
     assert rows == [
         {"model": "tiny (this one)", "params": 1000, "loss": 4.0},
         {"model": "plain", "params": 900, "loss": 4.4},

@@ -12,7 +12,7 @@ import torch
 from streamlit.testing.v1 import AppTest
 
 from tests.backend.conftest import SECRET, api_for, serving
-from tests.support.family_answers import dipaco_run, raytracing_run
+from tests.support.runs.traced import trace_dipaco, trace_raytracing
 from tokenpaths.engine.families.raytracing_config import RayTracingConfig
 from tokenpaths.engine.models.dipaco import chunk_of_position
 from tokenpaths.engine.models.raytracing import RayTracing
@@ -26,11 +26,11 @@ APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"
 def make_lights_and_shards(data_dir: Path) -> None:
     """``lights`` and ``shards``; ``at-once``, whose outputs fire at the first threshold; ``once``, routed once a
     document; ``lone``, one sample that no checkpoint number stands beside."""
-    raytracing_run(data_dir, "lights")
-    raytracing_run(data_dir, "at-once", samples=6, theta_out=0.5)
-    raytracing_run(data_dir, "lone", samples=1)
-    dipaco_run(data_dir, "shards")
-    dipaco_run(data_dir, "once", reroute_every=None, rerouter=False, router="kmeans")
+    trace_raytracing(data_dir, "lights")
+    trace_raytracing(data_dir, "at-once", samples=6, theta_out=0.5)
+    trace_raytracing(data_dir, "lone", samples=1)
+    trace_dipaco(data_dir, "shards")
+    trace_dipaco(data_dir, "once", reroute_every=None, rerouter=False, router="kmeans")
 
 
 @contextmanager

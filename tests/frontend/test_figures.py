@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support.family_answers import dipaco_run, raytracing_run
-from tests.support.page_answers import PNG
 from tests.support.runs import make_experts, make_run
+from tests.support.runs.arrays import png_bytes
+from tests.support.runs.traced import trace_dipaco, trace_raytracing
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.frontend.charts.drawing.palette import PRINT, cdf_colour
@@ -121,8 +121,8 @@ def families(tmp_path_factory):
     """A run of each family that has charts of its own, and one of experts of which little is known."""
     folder = tmp_path_factory.mktemp("families")
     files = [
-        raytracing_run(folder, "rays", samples=12),
-        dipaco_run(folder, "shards", documents=9),
+        trace_raytracing(folder, "rays", samples=12),
+        trace_dipaco(folder, "shards", documents=9),
         make_experts("experts").write(folder / "runs"),
         make_experts("poor", samples=1, length=1, top_k=1, labels=False, text=False, token_ids=False).write(
             folder / "runs"
@@ -341,7 +341,7 @@ def test_finished_dreams_become_figures(runs):
     whole = {
         "title": "Dream of <b>",
         "result": {"dreams": [one], "original": {"image": "o.png", "top": top}},
-        "pictures": {"dream-0.png": PNG, "o.png": PNG},
+        "pictures": dict.fromkeys(("dream-0.png", "o.png"), png_bytes(Image.new("RGB", (1, 1)))),
     }
     group = {"dreams": [one | {"group": [1, 2]}], "original": None}
     part = {"title": "part", "result": group, "pictures": whole["pictures"]}

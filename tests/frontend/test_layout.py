@@ -5,16 +5,36 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
+from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.support import page_answers
+from tests.support.runs import open_run
 from tokenpaths.frontend.charts.flow.layout import MOST_LINKS, flow_layout, least_share, ribbon_outline
+
+
+def dense_flow(modules: int = 60, steps: int = 4, tokens: int = 3000) -> dict[str, Any]:
+    """Every module of a step to every module of the next: more links than the API gives and a picture shows."""
+    shares = np.arange(1, modules + 1) ** -0.5
+    counts = tokens * shares / shares.sum()
+    nodes = [
+        {"step": s, "module": m, "name": str(m), "kind": "mlp", "count": count, "share": count / tokens}
+        for s in range(steps)
+        for m, count in enumerate(counts.tolist())
+    ]
+    links = [
+        {"step": s, "source": i, "target": j, "count": count, "weight": count, "share": count / tokens}
+        for s in range(steps - 1)
+        for (i, j), count in np.ndenumerate(np.outer(counts, counts) / tokens)
+    ]
+    common = {"run": "demo", "filters": {}, "num_tokens": tokens, "steps": list(range(steps)), "other": []}
+    return {**common, "nodes": nodes, "links": links}
 
 
 @pytest.fixture(params=[1, 2], ids=["top-1", "top-2"])
 def flow(request):
-    return page_answers.flow(page_answers.ribbons(500, 5, 8, top_k=request.param))
+    return open_run(samples=8, modules=8, top_k=request.param).flow()
 
 
 def test_circle_areas_are_proportional_to_tokens(flow):
@@ -62,7 +82,7 @@ def test_the_cap_conserves_tokens(flow, most):
 
 
 def test_the_cap_keeps_the_largest():
-    flow = page_answers.flow(page_answers.ribbons(3000, 4, 60, seed=5), modules=60)
+    flow = dense_flow()
     assert len(flow["links"]) > MOST_LINKS
     layout = flow_layout(flow)
     assert len(layout.links) == MOST_LINKS
@@ -79,7 +99,9 @@ def test_what_the_api_left_out_is_added_to_what_the_picture_leaves_out(flow):
 
 
 def test_a_module_keeps_its_row_and_identities_stand_last():
-    layout = flow_layout(page_answers.flow(page_answers.ribbons(400, 5, 8), identities=(2, 7)))
+    flow = open_run(samples=8, modules=8).flow()
+    nodes = [node | ({"kind": "identity"} if node["module"] == 2 else {}) for node in flow["nodes"]]
+    layout = flow_layout({**flow, "nodes": nodes})
     rows = defaultdict(set)
     for node in layout.nodes:
         rows[node.module].add(node.y)

@@ -13,7 +13,7 @@ import zipfile
 import pytest
 
 import tokenpaths.frontend.charts as charts
-from tests.support import page_answers
+from tests.support.runs import open_run
 from tokenpaths.frontend.charts.drawing.palette import DARK, PRINT
 from tokenpaths.frontend.charts.drawing.printing import points, printed
 from tokenpaths.frontend.charts.drawing.redraw import call_of
@@ -24,13 +24,13 @@ MODULES = [
     for one in pkgutil.walk_packages(charts.__path__, "tokenpaths.frontend.charts.")
     if not one.ispkg
 ]
-TABLE = page_answers.ribbons(200, top_k=2)
+RUN = open_run(samples=4, modules=8, top_k=2)
 DRAWN = {
-    "flow": lambda theme: charts.flow_chart(page_answers.flow(TABLE), theme=theme, title=None),
-    "load": lambda theme: charts.load_chart(page_answers.usage(TABLE), theme=theme, title=None),
-    "histogram": lambda theme: charts.histogram_chart(page_answers.distribution(), theme=theme, title=None),
-    "token flow": lambda theme: charts.token_flow_chart(page_answers.sample(TABLE[:9]), theme=theme, title=None),
-    "paths": lambda theme: charts.rank_frequency_chart({"observed": page_answers.fit(TABLE)}, theme=theme, title=None),
+    "flow": lambda theme: charts.flow_chart(RUN.flow(), theme=theme, title=None),
+    "load": lambda theme: charts.load_chart(RUN.usage(), theme=theme, title=None),
+    "histogram": lambda theme: charts.histogram_chart(RUN.distribution("compute", "sample"), theme=theme, title=None),
+    "token flow": lambda theme: charts.token_flow_chart(open_run("text", modules=8).sample(0), theme=theme, title=None),
+    "paths": lambda theme: charts.rank_frequency_chart({"observed": RUN.fit()["observed"]}, theme=theme, title=None),
 }
 
 
@@ -65,7 +65,7 @@ def test_a_chart_that_was_changed_afterwards_is_printed_as_it_is():
 
 
 def test_the_data_are_the_answers():
-    answer = page_answers.distribution()
+    answer = RUN.distribution("compute", "sample")
     tables = tables_of(call_of(DRAWN["histogram"]("dark")).answers())
     assert tables["bins"] == answer["bins"]
     assert tables["by_label"] == answer["by_label"]

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from tests.engine.store.file.test_soft_tables import seal
-from tests.support.runs import make, make_experts, make_run
+from tests.support.runs import make, make_experts, make_run, make_soft
 from tokenpaths.backend.app import create_app
 from tokenpaths.backend.settings import load_settings
 
@@ -40,12 +39,11 @@ def make_runs(runs: Path) -> None:
     for iteration in (10, 20):
         make_experts(f"at{iteration}", series=("mine", iteration), drift=iteration / 100, samples=3).write(runs)
     rng = np.random.default_rng(0)
-    seal(
-        runs,
+    make_soft(
         edges=rng.random((6, 3, 4, 4)).astype(np.float32),
         gates=rng.random((6, 2, 4, 3)).astype(np.float32),
         blocks=(rng.random((6, 5, 3)) > 0.5).astype(np.float32),
-    )
+    ).write(runs)
     again = replace(made, info=replace(made.info, run_id="edited", config={**made.info.config, "edits": ["step 1"]}))
     again.write(runs)
 

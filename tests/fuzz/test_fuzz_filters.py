@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.how_long import looked
-from tests.support.runs import Made, make, make_experts
+from tests.support.runs import RunArrays, make, make_experts
 from tokenpaths.engine.store.ask.run import Run
 
 EXAMPLES = 40
@@ -25,7 +25,7 @@ class Twin:
     """A run, and the same tokens as plain arrays."""
 
     run: Run
-    made: Made
+    made: RunArrays
 
     @cached_property
     def ids(self) -> np.ndarray:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.support.runs import Made
+from tests.support.runs import RunArrays
 from tokenpaths.engine.store.ask.run import Run
 
 
 class Naive:
     """Every question, one token at a time."""
 
-    def __init__(self, made: Made) -> None:
+    def __init__(self, made: RunArrays) -> None:
         self.made = made
         self.ids = made.ids
         self.levels = np.vectorize(self.kept, otypes=[float])(made.weights.astype(np.float32))

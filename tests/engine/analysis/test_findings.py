@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.engine.store.file.test_soft_tables import seal
+from tests.support.runs import make_soft
 from tokenpaths.engine.analysis.families.family_findings import SoftSamples, connections, gates, lights
 from tokenpaths.engine.store.ask.findings import plain
 from tokenpaths.engine.store.ask.run import Run
@@ -90,7 +90,7 @@ def test_samples_without_labels_have_no_domains_to_tell_apart():
 
 def test_findings_are_sealed_and_served_with_the_run(tmp_path: Path):
     edges = by_label(np.random.default_rng(0), (2, 3, 3), ["a", "b"] * 3, 0.8)
-    with Run.open(seal(tmp_path, edges=edges.astype(np.float32))) as run:
+    with Run.open(make_soft(edges=edges.astype(np.float32)).write(tmp_path)) as run:
         found = run.info()["findings"]
     assert found["connections"]["num_hidden"] == 2
     assert found["connections"]["separation"]["labels"] == ["german", "swahili"]

@@ -23,7 +23,7 @@ import scipy.stats
 from scipy.spatial.distance import hamming
 from sklearn.metrics import adjusted_mutual_info_score, mutual_info_score, normalized_mutual_info_score
 
-from tests.support.runs import Made, make, make_experts
+from tests.support.runs import RunArrays, make, make_experts
 from tokenpaths.engine.analysis.association import association, nmi
 from tokenpaths.engine.analysis.expert_affinity import even_share, repetition_baselines
 from tokenpaths.engine.analysis.load import effective_top_k, importance_cv2, load_entropy, max_violation, utilisation
@@ -39,7 +39,7 @@ from tokenpaths.engine.store.ask.run import Run
 
 
 @pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Run, Made]]]:
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Run, RunArrays]]]:
     """Runs as readers open them, each with the raw arrays that it was written from."""
     folder: Path = tmp_path_factory.mktemp("independent")
     made = {
@@ -53,7 +53,7 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple
         run.close()
 
 
-def words_of(made: Made) -> list[tuple]:
+def words_of(made: RunArrays) -> list[tuple]:
     """Each token's path as a tuple of sorted tuples: the identity that the definition gives."""
     return [tuple(tuple(sorted(step)) for step in token) for token in made.ids.tolist()]
 

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv, parquet
 
-from tests.engine.store.file.test_soft_tables import seal
-from tests.support.runs import make_experts, make_run
+from tests.support.runs import make_experts, make_run, make_soft
 from tokenpaths.engine.base.errors import NoSuchThing
 from tokenpaths.engine.store.ask import export
 from tokenpaths.engine.store.ask.run import Run
@@ -28,7 +27,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     make_run(folder, "text", "text", samples=9, top_k=2)
     made = make_experts("experts", layers=33, samples=4)
     made.write(folder)
-    soft = seal(folder, edges=np.random.default_rng(0).random((6, 2, 3, 3)))
+    soft = make_soft(edges=np.random.default_rng(0).random((6, 2, 3, 3))).write(folder)
     files = {name: folder / f"{name}.duckdb" for name in ("vision", "text", "experts")} | {"soft": soft}
     return {name: Run.open(file) for name, file in files.items()}
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from sklearn.metrics import adjusted_mutual_info_score
 
-from tests.support.runs import Made, make, make_experts
+from tests.support.runs import RunArrays, make, make_experts
 from tokenpaths.engine.base.errors import NoSuchThing, RunFileError, UserError
 from tokenpaths.engine.store.ask import sample_matching
 from tokenpaths.engine.store.ask.compare import NotComparable, compare, over_training
@@ -27,7 +27,7 @@ def opened(tmp_path: Path):
     """Write runs and open them; closed at the end."""
     runs: list[Run] = []
 
-    def write(*made: Made) -> list[Run]:
+    def write(*made: RunArrays) -> list[Run]:
         runs.extend(Run.open(one.write(tmp_path)) for one in made)
         return runs[-len(made) :]
 
@@ -36,7 +36,7 @@ def opened(tmp_path: Path):
         run.close()
 
 
-def moved(made: Made, run_id: str, every: int = 2, **info: object) -> Made:
+def moved(made: RunArrays, run_id: str, every: int = 2, **info: object) -> RunArrays:
     """The same samples; every so many tokens take the next modules. Measures of samples change with them."""
     batches = []
     for batch in made.batches:
@@ -46,7 +46,7 @@ def moved(made: Made, run_id: str, every: int = 2, **info: object) -> Made:
     return replace(made, info=replace(made.info, run_id=run_id, **info), batches=batches)
 
 
-def with_samples(made: Made, change: Callable[[int, object], object]) -> Made:
+def with_samples(made: RunArrays, change: Callable[[int, object], object]) -> RunArrays:
     """The samples changed one by one, tokens and all else kept."""
     number, batches = 0, []
     for batch in made.batches:
@@ -58,7 +58,7 @@ def with_samples(made: Made, change: Callable[[int, object], object]) -> Made:
     return replace(made, batches=batches)
 
 
-def flows(made: Made) -> Counter:
+def flows(made: RunArrays) -> Counter:
     """Share of the tokens on each link; top-1."""
     count = Counter()
     for ribbon in made.ids[:, :, 0].tolist():

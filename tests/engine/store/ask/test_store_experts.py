@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.runs import Made, make, make_experts
+from tests.support.runs import RunArrays, make, make_experts
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask import experts as store
 from tokenpaths.engine.store.ask import saturation
@@ -29,7 +29,7 @@ LAYOUTS = {
 class Case:
     """A run and what was written into it."""
 
-    def __init__(self, made: Made, folder: Path) -> None:
+    def __init__(self, made: RunArrays, folder: Path) -> None:
         self.made = made
         self.run = Run.open(made.write(folder))
         self.ids = made.ids

@@ -7,57 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.runs import make_soft
+from tests.support.runs.soft import LABELS
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
-from tokenpaths.engine.base.records import ModuleInfo, RunInfo, SampleRecord, TraceBatch
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.store.write.writer import RunWriter
-
-LABELS = ["german", "swahili", "german", None, "swahili", "german"]
-
-
-def info(**changes) -> RunInfo:
-    given = dict(
-        run_id="soft",
-        model="m",
-        family="hmodel",
-        modality="text",
-        dataset="d",
-        split="",
-        num_steps=2,
-        num_modules=3,
-        top_k=1,
-        weight_semantics={},
-        config={},
-        checkpoint_sha256="",
-        engine_version="",
-        axes={"source": ("layer 0", "layer 1", "text"), "target": ("layer 0", "layer 1", "words")},
-    )
-    return RunInfo(**(given | changes))
-
-
-def batches(**soft: np.ndarray) -> list[TraceBatch]:
-    """Two batches of three samples with two tokens each, the soft arrays cut in halves."""
-    made = []
-    for part in (slice(0, 3), slice(3, 6)):
-        made.append(
-            TraceBatch(
-                samples=[SampleRecord(num_tokens=2, label=label) for label in LABELS[part]],
-                module_ids=np.zeros((6, 2, 1), dtype=np.uint8),
-                weights=np.ones((6, 2, 1), dtype=np.float32),
-                gate_entropy=np.zeros((6, 2), dtype=np.float32),
-                flops=np.ones(6, dtype=np.float32),
-                **{name: values[part] for name, values in soft.items()},
-            )
-        )
-    return made
-
-
-def seal(folder: Path, **soft: np.ndarray) -> Path:
-    modules = [ModuleInfo(None, i, f"layer {i}", "layer", 1, 1) for i in range(3)]
-    with RunWriter(folder, info(), modules) as writer:
-        for batch in batches(**soft):
-            writer.write(batch)
-        return writer.seal()
 
 
 @pytest.fixture
@@ -73,7 +26,7 @@ def values() -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("kind", ["edges", "gates", "blocks"])
 def test_each_kind_comes_back_per_sample_as_mean_and_per_label(tmp_path: Path, values, kind: str):
-    with Run.open(seal(tmp_path, **values)) as run:
+    with Run.open(make_soft(**values).write(tmp_path)) as run:
         assert sorted(run.info()["soft"]) == ["blocks", "edges", "gates"]
         for sample in range(6):
             answer = run.soft(kind, sample=sample)
@@ -90,14 +43,14 @@ def test_each_kind_comes_back_per_sample_as_mean_and_per_label(tmp_path: Path, v
 
 
 def test_axes_carry_their_names_or_their_numbers(tmp_path: Path, values):
-    with Run.open(seal(tmp_path, edges=values["edges"])) as run:
+    with Run.open(make_soft(edges=values["edges"]).write(tmp_path)) as run:
         axes = run.soft("edges")["axes"]
     assert axes[0] == {"axis": "iteration", "names": ["0", "1"]}
     assert axes[1] == {"axis": "source", "names": ["layer 0", "layer 1", "text"]}
 
 
 def test_what_the_run_has_not_is_said(tmp_path: Path, values):
-    with Run.open(seal(tmp_path, edges=values["edges"])) as run:
+    with Run.open(make_soft(edges=values["edges"]).write(tmp_path)) as run:
         with pytest.raises(NoSuchThing, match="has no gates; it has edges"):
             run.soft("gates")
         with pytest.raises(NoSuchThing, match="samples 0 to 5, not 6"):
@@ -107,7 +60,7 @@ def test_what_the_run_has_not_is_said(tmp_path: Path, values):
 
 
 def test_hard_runs_have_no_soft_tables(tmp_path: Path):
-    with Run.open(seal(tmp_path)) as run:
+    with Run.open(make_soft().write(tmp_path)) as run:
         assert run.info()["soft"] == []
         with pytest.raises(NoSuchThing, match="its decisions are hard"):
             run.soft("edges")
@@ -117,11 +70,11 @@ def test_malformed_soft_arrays_are_refused_before_anything_is_written(tmp_path: 
     broken = values["gates"].copy()
     broken[1, 0, 2, 1] = np.nan
     with pytest.raises(UserError, match="gates.* is nan"):
-        seal(tmp_path, gates=broken)
+        make_soft(gates=broken).write(tmp_path)
     assert list(tmp_path.glob("*.duckdb")) == []
 
 
 def test_silent_blocks_take_no_rows(tmp_path: Path, values):
-    with Run.open(seal(tmp_path, blocks=values["blocks"])) as run:
+    with Run.open(make_soft(blocks=values["blocks"]).write(tmp_path)) as run:
         csv = b"".join(run.export("block", "csv")).decode().strip().splitlines()
     assert len(csv) - 1 == np.count_nonzero(values["blocks"])

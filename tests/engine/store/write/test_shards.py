@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.runs import Made, make
+from tests.support.runs import RunArrays, make
 from tokenpaths.engine.base.errors import UserError, WriterFailed
 from tokenpaths.engine.data.blocks import shard_rows
 from tokenpaths.engine.store.ask.run import Run
@@ -54,7 +54,7 @@ def everything(file: Path) -> dict[str, list[tuple]]:
         con.close()
 
 
-def with_soft(made: Made, kind: str) -> Made:
+def with_soft(made: RunArrays, kind: str) -> RunArrays:
     """The same with a soft table, different for every sample; a silent sample among them."""
     rng = np.random.default_rng(5)
     batches = []
@@ -67,7 +67,7 @@ def with_soft(made: Made, kind: str) -> Made:
     return replace(made, batches=batches, info=replace(made.info, axes=axes))
 
 
-def write_shards(made: Made, folder: Path, of: int, **changes: object) -> list[Path]:
+def write_shards(made: RunArrays, folder: Path, of: int, **changes: object) -> list[Path]:
     """``made`` in ``of`` shards, each with its part of the twin; the rows are its batches."""
     twin_ends = np.cumsum([0, *(batch.num_tokens for batch in made.batches)])
     folders = []

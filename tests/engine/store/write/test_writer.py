@@ -15,7 +15,7 @@ import duckdb
 import numpy as np
 import pytest
 
-from tests.support.runs import Made, make, make_run, with_changes
+from tests.support.runs import RunArrays, make, make_run
 from tokenpaths.engine.base.errors import UserError, WriterFailed
 from tokenpaths.engine.base.records import ModuleInfo, SampleRecord
 from tokenpaths.engine.store.ask.run import Run
@@ -26,7 +26,7 @@ from tokenpaths.engine.store.write.writer import RunWriter, remove_abandoned
 
 
 @pytest.fixture
-def made() -> Made:
+def made() -> RunArrays:
     return make("demo", "vision", samples=3, top_k=2)
 
 
@@ -40,7 +40,7 @@ def changed(array: np.ndarray, place: tuple, value: float) -> np.ndarray:
     return copy
 
 
-def first(made: Made, name: str) -> np.ndarray:
+def first(made: RunArrays, name: str) -> np.ndarray:
     return getattr(made.batches[0], name)
 
 
@@ -82,9 +82,9 @@ BAD_BATCHES = {
 
 
 @pytest.mark.parametrize("fault", BAD_BATCHES)
-def test_a_bad_batch_is_refused_before_anything_of_it_is_written(fault: str, made: Made, tmp_path: Path):
+def test_a_bad_batch_is_refused_before_anything_of_it_is_written(fault: str, made: RunArrays, tmp_path: Path):
     changes, message = BAD_BATCHES[fault]
-    bad = with_changes(made, **changes(made)).batches[0]
+    bad = made.with_changes(**changes(made)).batches[0]
     with RunWriter(tmp_path, made.info, made.modules) as writer:
         with pytest.raises(UserError, match=message):
             writer.write(bad)
@@ -106,7 +106,7 @@ BAD_RUNS = {
 
 
 @pytest.mark.parametrize("fault", BAD_RUNS)
-def test_a_bad_run_creates_no_file(fault: str, made: Made, tmp_path: Path):
+def test_a_bad_run_creates_no_file(fault: str, made: RunArrays, tmp_path: Path):
     changes, message = BAD_RUNS[fault]
     info = made.info
     for name, value in changes.items():
@@ -131,21 +131,20 @@ def _set(info, name: str, value: object):
         ([ModuleInfo(5, 0, "late", "mlp", 1, 1)], "step 5"),
     ],
 )
-def test_modules_must_fit_the_run(modules: list[ModuleInfo], message: str, made: Made, tmp_path: Path):
+def test_modules_must_fit_the_run(modules: list[ModuleInfo], message: str, made: RunArrays, tmp_path: Path):
     with pytest.raises(UserError, match=message):
         RunWriter(tmp_path, made.info, modules)
     assert names(tmp_path) == []
 
 
-def test_a_step_offers_only_its_own_modules(made: Made, tmp_path: Path):
+def test_a_step_offers_only_its_own_modules(made: RunArrays, tmp_path: Path):
     modules = [ModuleInfo(s, m, f"s{s} m{m}", "mlp", 1, 1) for s in range(5) for m in range(6) if (s, m) != (3, 2)]
     with RunWriter(tmp_path, made.info, modules) as writer:
         with pytest.raises(UserError, match="step 3 offers no module 2"):
             writer.write(made.batches[0])
         ids = made.batches[0].module_ids
         keep = ~(ids[:, 3] == 2).any(axis=1)
-        batch = with_changes(
-            made,
+        batch = made.with_changes(
             samples=[SampleRecord(int(keep.sum()))],
             **{
                 name: first(made, name)[keep]
@@ -158,7 +157,7 @@ def test_a_step_offers_only_its_own_modules(made: Made, tmp_path: Path):
         assert cells == [0, 1, 3, 4, 5]
 
 
-def test_sealing_leaves_one_file_and_no_trace_of_the_work(made: Made, tmp_path: Path):
+def test_sealing_leaves_one_file_and_no_trace_of_the_work(made: RunArrays, tmp_path: Path):
     writer = RunWriter(tmp_path, made.info, made.modules)
     writer.write(made.batches[0])
     assert not any(name.endswith(".duckdb") for name in names(tmp_path))
@@ -171,14 +170,14 @@ def test_sealing_leaves_one_file_and_no_trace_of_the_work(made: Made, tmp_path: 
     assert names(tmp_path) == ["demo.duckdb"]
 
 
-def test_an_error_in_the_block_leaves_nothing(made: Made, tmp_path: Path):
+def test_an_error_in_the_block_leaves_nothing(made: RunArrays, tmp_path: Path):
     with pytest.raises(RuntimeError), RunWriter(tmp_path, made.info, made.modules) as writer:  # noqa: PT012
         writer.write(made.batches[0])
         raise RuntimeError("the model fell over")
     assert names(tmp_path) == []
 
 
-def test_a_run_without_samples_is_refused_and_leaves_nothing(made: Made, tmp_path: Path):
+def test_a_run_without_samples_is_refused_and_leaves_nothing(made: RunArrays, tmp_path: Path):
     with pytest.raises(UserError, match="nothing was traced"), RunWriter(tmp_path, made.info, made.modules):
         pass
     assert names(tmp_path) == []
@@ -198,14 +197,14 @@ def test_an_existing_run_is_kept_unless_told_otherwise(tmp_path: Path):
             assert new.card()["num_samples"] == 3  # … and who opens it sees the new one
 
 
-def test_a_folder_that_cannot_be_written_is_a_sentence(made: Made, tmp_path: Path):
+def test_a_folder_that_cannot_be_written_is_a_sentence(made: RunArrays, tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(WriterFailed, match="another data folder") as caught:
         RunWriter(tmp_path / "file" / "runs", made.info, made.modules)
     assert caught.value.field == "data_dir"
 
 
-def test_a_second_writer_of_the_same_run_is_told_who_holds_it(made: Made, tmp_path: Path):
+def test_a_second_writer_of_the_same_run_is_told_who_holds_it(made: RunArrays, tmp_path: Path):
     with RunWriter(tmp_path, made.info, made.modules) as writer:
         with pytest.raises(UserError, match=f"held by process {os.getpid()}"):
             RunWriter(tmp_path, made.info, made.modules)
@@ -213,7 +212,7 @@ def test_a_second_writer_of_the_same_run_is_told_who_holds_it(made: Made, tmp_pa
     assert names(tmp_path) == ["demo.duckdb"]
 
 
-def test_the_caller_may_reuse_its_arrays_at_once(made: Made, tmp_path: Path):
+def test_the_caller_may_reuse_its_arrays_at_once(made: RunArrays, tmp_path: Path):
     batch = made.batches[0]
     expected = batch.module_ids[:64].copy()
     with RunWriter(tmp_path, made.info, made.modules) as writer:
@@ -224,7 +223,9 @@ def test_the_caller_may_reuse_its_arrays_at_once(made: Made, tmp_path: Path):
         assert [t["ribbon"] for t in run.sample(0)["tokens"]] == expected.tolist()
 
 
-def test_errors_of_the_thread_come_out_at_the_next_call(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_errors_of_the_thread_come_out_at_the_next_call(
+    made: RunArrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     failed = threading.Event()
 
     def full(*_: object) -> None:
@@ -245,7 +246,7 @@ def test_errors_of_the_thread_come_out_at_the_next_call(made: Made, tmp_path: Pa
         writer.write(made.batches[0])
 
 
-def test_a_failure_while_sealing_leaves_nothing(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_failure_while_sealing_leaves_nothing(made: RunArrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def full(*_: object) -> None:
         raise duckdb.IOException("No space left on device")
 
@@ -305,7 +306,7 @@ def test_a_killed_writer_leaves_nothing_that_looks_like_a_run(moment: str, tmp_p
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from tokenpaths.engine.store.write.writer import RunWriter
+from tokenpaths.engine.base.errors import WriterFailed
 from tests.support.runs import make
 made = make("full", samples=6)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -420,7 +421,7 @@ def test_unknown_numbers_are_null_not_nan(tmp_path: Path):
     made = make("demo", "vision", samples=2)
     nan = np.full_like(first(made, "gate_entropy"), np.nan)
     unknown = np.full_like(first(made, "region"), -1)
-    file = with_changes(made, gate_entropy=nan, region=unknown).write(tmp_path)
+    file = made.with_changes(gate_entropy=nan, region=unknown).write(tmp_path)
     with Run.open(file) as run:
         assert run.info()["measures"] == ["compute", "reuse", "loss"]
         assert run.usage()["steps"][0]["gate_entropy"] is None

@@ -1,6 +1,6 @@
 """A realistic made-up run of any size, through the real writer and the real sealing.
 
-    python -m benchmarks.synthetic --tokens 1e6 --steps 10 --modules 18 --top-k 1 --modality text --out runs/big.duckdb
+    python -m tests.support.runs.synthetic --tokens 1e6 --modality text --out runs/big.duckdb
 
 What a run must look like for a page to be as slow as with a real one: paths of a power law (distinct paths grow as
 n^0.76), flows that are uneven and follow the step before, tokens whose path depends on their word or region, on the
@@ -14,7 +14,6 @@ Shapes: n tokens of a batch, b samples, S steps, K slots, M modules.
 from __future__ import annotations
 
 import argparse
-import io
 import sys
 import time
 from collections.abc import Iterator
@@ -26,9 +25,9 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
+from tests.support.runs.arrays import png_bytes, run_info, write_batches
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo, SampleRecord, TraceBatch
-from tokenpaths.engine.store.write.writer import RunWriter
 
 LEAST_TOKENS, MOST_TOKENS = 1000, 10**9
 BATCH_TOKENS = 65_536
@@ -51,8 +50,8 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What run to make.
+class SyntheticRun:
+    """What run to make: its size and shape, and the seed of everything drawn.
 
     Raises:
         UserError: a size outside its limits, with ``field`` set.
@@ -78,19 +77,16 @@ class Wish:
 
     def info(self) -> RunInfo:
         text = self.modality == "text"
-        return RunInfo(
-            run_id=self.run_id,
+        return run_info(
+            self.run_id,
             model=f"synthetic-{self.modality}",
-            family="dna",
             modality=self.modality,
             dataset=f"synthetic {self.modality}",
-            split="validation",
             num_steps=self.steps,
             num_modules=self.modules,
             top_k=self.top_k,
             weight_semantics={"score": "softmax", "renormalised": self.top_k > 1, "bias": True},
             config={"synthetic": True, "seed": self.seed, "tokens": self.tokens},
-            checkpoint_sha256="",
             engine_version="synthetic",
             regions=() if text else REGIONS,
             token_texts=dict(enumerate(self.words)) if text else {},
@@ -129,25 +125,37 @@ class Wish:
         return np.stack([rng.permutation(self.modules) for _ in range(self.steps)])
 
 
-def write_run(wish: Wish, runs_dir: Path, *, overwrite: bool = False) -> Path:
+def write_run(spec: SyntheticRun, runs_dir: Path, *, overwrite: bool = False) -> Path:
     """Write the run ``<runs_dir>/<run_id>.duckdb``; UserError as ``RunWriter`` has it."""
-    with RunWriter(runs_dir, wish.info(), wish.bank(), overwrite=overwrite) as writer:
-        for number, batch in enumerate(batches(wish)):
-            writer.write(batch)
-            if number * BATCH_TOKENS < MOST_TWIN_TOKENS:
-                rng = np.random.default_rng([wish.seed, 4, number])
-                ranks = power_law_ranks(rng, batch.num_tokens, 1.15)
-                writer.write_twin(ribbons(wish, ranks.astype(np.uint64) * _ODD))
-    return writer.file
+    return write_batches(runs_dir, spec.info(), spec.bank(), batches_with_twins(spec), overwrite=overwrite)
 
 
-def batches(wish: Wish) -> Iterator[TraceBatch]:
-    """All tokens of the run in batches of whole samples; the last sample is cut so that the number is exact."""
-    left, number = wish.tokens, 0
+def batches_with_twins(spec: SyntheticRun) -> Iterator[tuple[TraceBatch, np.ndarray | None]]:
+    """The batches, and the twin's ribbons (n, S, K) that go with each of the first million tokens."""
+    for number, batch in enumerate(batches(spec)):
+        twin = None
+        if number * BATCH_TOKENS < MOST_TWIN_TOKENS:
+            rng = np.random.default_rng([spec.seed, 4, number])
+            twin = ribbons(spec, power_law_ranks(rng, batch.num_tokens, 1.15).astype(np.uint64) * _ODD)
+        yield batch, twin
+
+
+def number_of_batches(spec: SyntheticRun) -> int:
+    """How many there are, without making them."""
+    left, number = spec.tokens, 0
     while left:
-        rng = np.random.default_rng([wish.seed, 0, number])
-        lengths = _lengths(wish, rng, left)
-        yield _batch(wish, rng, lengths, number)
+        left -= int(_lengths(spec, np.random.default_rng([spec.seed, 0, number]), left).sum())
+        number += 1
+    return number
+
+
+def batches(spec: SyntheticRun) -> Iterator[TraceBatch]:
+    """All tokens of the run in batches of whole samples; the last sample is cut so that the number is exact."""
+    left, number = spec.tokens, 0
+    while left:
+        rng = np.random.default_rng([spec.seed, 0, number])
+        lengths = _lengths(spec, rng, left)
+        yield _batch(spec, rng, lengths, number)
         left -= int(lengths.sum())
         number += 1
 
@@ -157,21 +165,21 @@ def power_law_ranks(rng: np.random.Generator, size: int, exponent: float) -> np.
     return np.floor((1.0 - rng.random(size)) ** (-1.0 / (exponent - 1.0))).clip(1, 2.0**60).astype(np.int64)
 
 
-def ribbons(wish: Wish, paths_n: np.ndarray) -> np.ndarray:
+def ribbons(spec: SyntheticRun, paths_n: np.ndarray) -> np.ndarray:
     """(n, S, K) the ribbon that each path number (n,) uint64 stands for: the same number, the same ribbon.
 
     Half of the choices follow from the module before, the others from the step's own preferences.
     """
-    n, modules = len(paths_n), wish.modules
-    ids = np.empty((n, wish.steps, wish.top_k), dtype=np.int64)
-    for step in range(wish.steps):
+    n, modules = len(paths_n), spec.modules
+    ids = np.empty((n, spec.steps, spec.top_k), dtype=np.int64)
+    for step in range(spec.steps):
         choice = hashed(paths_n, 2 * step)
-        own = np.searchsorted(wish.module_shares[step], choice, side="right").clip(max=modules - 1)
+        own = np.searchsorted(spec.module_shares[step], choice, side="right").clip(max=modules - 1)
         ids[:, step, 0] = own
         if step:
             led = hashed(paths_n, 2 * step + 1) < 0.5
-            ids[led, step, 0] = wish.followers[step - 1][ids[led, step - 1, 0]]
-        for slot in range(1, wish.top_k):
+            ids[led, step, 0] = spec.followers[step - 1][ids[led, step - 1, 0]]
+        for slot in range(1, spec.top_k):
             # A number that the slots before did not take: the next free one from where the hash points.
             wanted = (hashed(paths_n, 1000 * slot + step) ** 2 * modules).astype(np.int64)
             taken = (wanted[:, None] == ids[:, step, :slot]).any(axis=1)
@@ -190,9 +198,9 @@ def hashed(numbers: np.ndarray, salt: int) -> np.ndarray:
     return ((words ^ (words >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _lengths(wish: Wish, rng: np.random.Generator, left: int) -> np.ndarray:
+def _lengths(spec: SyntheticRun, rng: np.random.Generator, left: int) -> np.ndarray:
     """Tokens of the samples of one batch: pictures are all alike, texts many short and few long."""
-    if wish.modality == "vision":
+    if spec.modality == "vision":
         drawn = np.full(BATCH_TOKENS // GRID**2, GRID**2)
     else:
         spread = 0.8
@@ -205,16 +213,16 @@ def _lengths(wish: Wish, rng: np.random.Generator, left: int) -> np.ndarray:
     return np.append(drawn[:last], left - (ends[last] - drawn[last]))
 
 
-def _batch(wish: Wish, rng: np.random.Generator, lengths: np.ndarray, number: int) -> TraceBatch:
+def _batch(spec: SyntheticRun, rng: np.random.Generator, lengths: np.ndarray, number: int) -> TraceBatch:
     n = int(lengths.sum())
-    names = LABELS[wish.modality]
+    names = LABELS[spec.modality]
     label_b = power_law_ranks(rng, len(lengths), 1.8) % len(names)
     label_n = np.repeat(label_b, lengths)
-    draw = _texts if wish.modality == "text" else _pictures
-    samples, columns, kind_n = draw(wish, rng, lengths, label_b, number)
-    ids = ribbons(wish, _paths(rng, kind_n, label_n, lengths) + np.uint64(wish.routing) * _ODD)
-    weights, entropy = _weights(rng, n, wish)
-    working = wish.modules - IDENTITIES
+    draw = _texts if spec.modality == "text" else _pictures
+    samples, columns, kind_n = draw(spec, rng, lengths, label_b, number)
+    ids = ribbons(spec, _paths(rng, kind_n, label_n, lengths) + np.uint64(spec.routing) * _ODD)
+    weights, entropy = _weights(rng, n, spec)
+    working = spec.modules - IDENTITIES
     return TraceBatch(
         samples=samples,
         module_ids=ids,
@@ -235,17 +243,17 @@ def _paths(rng: np.random.Generator, kind_n: np.ndarray, label_n: np.ndarray, le
     return (ranks + (of.astype(np.uint64) << np.uint64(44))) * _ODD
 
 
-def _weights(rng: np.random.Generator, n: int, wish: Wish) -> tuple[np.ndarray, np.ndarray]:
+def _weights(rng: np.random.Generator, n: int, spec: SyntheticRun) -> tuple[np.ndarray, np.ndarray]:
     """(n, S, K) falling weights, of sum 1 for several slots, and (n, S) gate entropy in nats that goes with them."""
-    first = rng.beta(5.0, 2.0, (n, wish.steps)).astype(np.float32)
-    entropy = ((1.0 - first) * np.log(wish.modules)).astype(np.float32)
-    if wish.top_k == 1:
+    first = rng.beta(5.0, 2.0, (n, spec.steps)).astype(np.float32)
+    entropy = ((1.0 - first) * np.log(spec.modules)).astype(np.float32)
+    if spec.top_k == 1:
         return first[:, :, None], entropy
-    falling = first[:, :, None] ** np.arange(1, wish.top_k + 1, dtype=np.float32)
+    falling = first[:, :, None] ** np.arange(1, spec.top_k + 1, dtype=np.float32)
     return falling / falling.sum(axis=2, keepdims=True), entropy
 
 
-def _texts(wish: Wish, rng: np.random.Generator, lengths: np.ndarray, label_b: np.ndarray, number: int):
+def _texts(spec: SyntheticRun, rng: np.random.Generator, lengths: np.ndarray, label_b: np.ndarray, number: int):
     """Words joined by spaces, a token each; a label prefers words of its own."""
     n = int(lengths.sum())
     own = rng.random(n) < 0.3
@@ -254,10 +262,10 @@ def _texts(wish: Wish, rng: np.random.Generator, lengths: np.ndarray, label_b: n
     loss = rng.gamma(2.0, 1.5, n).astype(np.float32)
     ends = np.cumsum(lengths)
     loss[ends - 1] = np.nan
-    widths = word_widths(wish)[token_id]
+    widths = word_widths(spec)[token_id]
     stops = np.cumsum(widths + 1)
     before = np.repeat(np.concatenate([[0], stops[ends[:-1] - 1]]), lengths)
-    words, samples = wish.words, []
+    words, samples = spec.words, []
     for i, (start, end) in enumerate(zip(ends - lengths, ends, strict=True)):
         samples.append(
             SampleRecord(
@@ -272,12 +280,12 @@ def _texts(wish: Wish, rng: np.random.Generator, lengths: np.ndarray, label_b: n
     return samples, columns, token_id
 
 
-def word_widths(wish: Wish) -> np.ndarray:
+def word_widths(spec: SyntheticRun) -> np.ndarray:
     """(VOCABULARY,) characters of each word."""
-    return np.array([len(word) for word in wish.words])
+    return np.array([len(word) for word in spec.words])
 
 
-def _pictures(wish: Wish, rng: np.random.Generator, lengths: np.ndarray, label_b: np.ndarray, number: int):
+def _pictures(spec: SyntheticRun, rng: np.random.Generator, lengths: np.ndarray, label_b: np.ndarray, number: int):
     """An ellipse on a background; a picture whose tokens were cut has the full grid all the same."""
     row, col = (i.reshape(-1) for i in np.mgrid[0:GRID, 0:GRID])
     names = LABELS["vision"]
@@ -310,9 +318,7 @@ def thumbnail(rng: np.random.Generator, region: np.ndarray, label: int) -> bytes
     colours = np.random.default_rng(label).integers(40, 220, (len(REGIONS), 3))
     pixels = colours[region].reshape(GRID, GRID, 3).repeat(CELL, axis=0).repeat(CELL, axis=1)
     pixels = pixels + rng.integers(-6, 7, (GRID * CELL, GRID * CELL, 1))
-    buffer = io.BytesIO()
-    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(buffer, "PNG", compress_level=1)
-    return buffer.getvalue()
+    return png_bytes(Image.fromarray(pixels.clip(0, 255).astype(np.uint8)), compress_level=1)
 
 
 def _within(name: str, value: int, least: int, most: int) -> None:
@@ -320,14 +326,14 @@ def _within(name: str, value: int, least: int, most: int) -> None:
         raise UserError(f"{name} is {value}, it should be {least} to {most}", field=name)
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     """``1e6`` or ``1000000``."""
     return int(float(text))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=_count, default=1_000_000)
+    parser.add_argument("--tokens", type=count, default=1_000_000)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--modules", type=int, default=18)
     parser.add_argument("--top-k", type=int, default=1)
@@ -342,7 +348,7 @@ def main() -> None:
     try:
         if out.suffix != ".duckdb":
             raise UserError(f"--out is {out.name!r}, it should end in .duckdb", field="out")
-        wish = Wish(
+        spec = SyntheticRun(
             out.stem,
             options.tokens,
             options.steps,
@@ -352,11 +358,11 @@ def main() -> None:
             options.seed,
             options.routing,
         )
-        file = write_run(wish, out.parent, overwrite=options.overwrite)
+        file = write_run(spec, out.parent, overwrite=options.overwrite)
     except UserError as error:
         sys.exit(f"{error}")
     size, took = file.stat().st_size, time.perf_counter() - started
-    print(f"{file}: {wish.tokens:,} tokens, {size / 1e6:,.1f} MB, {took:.1f} s")
+    print(f"{file}: {spec.tokens:,} tokens, {size / 1e6:,.1f} MB, {took:.1f} s")
 
 
 if __name__ == "__main__":
