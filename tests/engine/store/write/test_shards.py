@@ -265,6 +265,7 @@ def test_what_a_killed_worker_left_is_traced_anew_and_two_workers_do_not_meet(tm
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
+from tokenpaths.engine.base.errors import WriterFailed
 from tokenpaths.engine.store.write.merge import find_shards, seal_shards
 from tests.engine.store.write.test_shards import KINDS, write_shards
 from tests.support.runs import make
