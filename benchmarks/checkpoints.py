@@ -22,7 +22,7 @@ from tokenpaths.engine.data.datasets import open_dataset
 from tokenpaths.engine.models.checkpoint import CONFIG, read_checkpoint
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
-from tokenpaths.engine.train.finish import write_card
+from tokenpaths.engine.train.cards import write_card
 
 BUNDLED = {"vision": "bundled:scenes", "text": "bundled:texts"}
 

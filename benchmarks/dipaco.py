@@ -26,13 +26,13 @@ from tokenpaths.engine.base.files import SHIPPED_MODELS, write_atomically
 from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.models.checkpoint import save_tensors
 from tokenpaths.engine.models.dipaco import DiPaCo, PathModel
+from tokenpaths.engine.train.cards import note
 from tokenpaths.engine.train.dipaco.dipaco_recipe import RECIPES
 from tokenpaths.engine.train.dipaco.documents import Sequences, document_features, load_documents, split_documents
 from tokenpaths.engine.train.dipaco.finish_dipaco import (
     document_paths,
     export,
     findings,
-    note,
     routed_numbers,
     train_rerouter,
 )

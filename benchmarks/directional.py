@@ -47,18 +47,18 @@ from tokenpaths.engine.edits.gate_effects import (
 )
 from tokenpaths.engine.models.directional import Directional, direction_angles, direction_vocabulary
 from tokenpaths.engine.models.directional_gates import OFF, Interventions
+from tokenpaths.engine.train.cards import note
 from tokenpaths.engine.train.corpora import TextCorpus, load_text
-from tokenpaths.engine.train.loop import evaluate, open_run
-from tokenpaths.engine.train.train_directional import (
+from tokenpaths.engine.train.directional_recipes import (
     DIRECTIONAL_RECIPES,
     PREFIX,
     SEQUENCE,
     SHARED_TOKENIZER,
     SHIPPED,
     UNROUTED,
-    note,
     num_params,
 )
+from tokenpaths.engine.train.loop import evaluate, open_run
 
 CPU = torch.device("cpu")
 BUCKETS = ((0, 10), (10, 100), (100, 256))

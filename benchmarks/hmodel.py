@@ -1,12 +1,10 @@
 """H-Model, the paper's claims on six languages: claim → our number → command.
 
-    python -m benchmarks.hmodel --data <data folder> --work <folder of tokenpaths.engine.train.train_hmodel>
-    [--write-card]
+    python -m benchmarks.hmodel --data <data folder> --work <folder> [--write-card]
 
-Trains nothing: it reads the states that ``python -m tokenpaths.engine.train.train_hmodel`` left in ``--work``.
-Everything is measured on the held-out tenth of each language, in float32. ``--write-card`` puts the figures on the card
-of
-the shipped checkpoint.
+Trains nothing: it reads the states that ``tokenpaths train`` left in ``--work``, of ``hmodel-languages*`` and
+``plain-languages-*``. Everything is measured on the held-out tenth of each language, in float32. ``--write-card`` puts
+the figures on the card of the shipped checkpoint.
 """
 
 from __future__ import annotations
@@ -34,16 +32,16 @@ from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.models.family import RoutedModel
 from tokenpaths.engine.models.hmodel.hmodel import HModel
 from tokenpaths.engine.models.losses import token_losses
-from tokenpaths.engine.train.loop import evaluate, open_run
-from tokenpaths.engine.train.train_hmodel import (
+from tokenpaths.engine.train.cards import note
+from tokenpaths.engine.train.hmodel_recipes import (
     HMODEL_RECIPES,
     SHIPPED,
     LabelledTexts,
     Languages,
     load_languages,
-    note,
     tokenizer_for,
 )
+from tokenpaths.engine.train.loop import evaluate, open_run
 
 CPU = torch.device("cpu")
 ALPHAS = (0.1, 0.3, 1.0, 3.0, 10.0)

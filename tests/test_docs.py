@@ -99,7 +99,7 @@ def test_the_training_page_names_the_files_of_every_recipe():
 
 def test_the_files_that_the_training_page_makes_can_be_trained_on(tmp_path, monkeypatch):
     from tokenpaths.engine.families.dna_config import DNAConfig
-    from tokenpaths.engine.train.finish import fitted, load_corpora
+    from tokenpaths.engine.train.corpora import fitted, load_corpora
     from tokenpaths.engine.train.recipes import RECIPES
 
     monkeypatch.chdir(tmp_path)

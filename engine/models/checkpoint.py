@@ -25,6 +25,7 @@ from tokenpaths.engine.models.family import RoutedModel, family_class
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 CARD = "card.md"
+TOKENIZER = "tokenizer.json"
 SUM = "tensors_sha256"
 """key of the metadata of a weights file"""
 SUMS = "SHA256SUMS"

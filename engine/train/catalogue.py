@@ -1,18 +1,17 @@
-"""Everything that ``tokenpaths train`` can train, by name, whatever its family needs on the way.
+"""Registry of everything that ``tokenpaths train`` can train, by recipe name.
 
-An ``Order`` says where data lie and where results go; a ``Training`` carries it out and returns the numbers
-that stand on the card. Nothing heavy is imported before one is started.
+An `Order` names the input and output folders; a `Training` carries it out and returns the numbers on the card.
+Families are imported only when one of their recipes is run or listed.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,16 +19,21 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import HolderLock
 from tokenpaths.engine.train.loop import Progress
 
+if TYPE_CHECKING:
+    from tokenpaths.engine.train.dipaco.dipaco_recipe import DiPaCoRecipe
+    from tokenpaths.engine.train.raytracing_recipe import RayTracingRecipe
+    from tokenpaths.engine.train.recipes import Recipe
+
 
 @dataclass(frozen=True)
 class Order:
-    """One training as it was asked for."""
+    """One training as requested: folders, device, length, and whom to tell about progress."""
 
     data: Path
     out: Path
     """checkpoint folder to write"""
     work: Path
-    """states and logs of this recipe; the same folder again goes on where it stopped"""
+    """states and logs of this recipe; training resumes from what the folder holds"""
     tokenizer: Path | None
     dense_twin: Path | None
     device: torch.device
@@ -80,8 +84,8 @@ class Training:
 
 def trainings() -> dict[str, Training]:
     """All of them, in the order of the families."""
-    found = [*_dna(), *_directional(), *_hmodel(), *_dipaco(), *_raytracing()]
-    return {training.name: training for training in found}
+    rows = [*_dna(), *_directional(), *_hmodel(), *_dipaco(), *_raytracing()]
+    return {training.name: training for training in rows}
 
 
 def find_training(name: str) -> Training:
@@ -103,13 +107,6 @@ def _only_its_length(order: Order, name: str) -> None:
         )
 
 
-def _moved(made: Path, out: Path) -> None:
-    """A checkpoint folder to where it was asked for; what lay there is replaced file by file."""
-    out.mkdir(parents=True, exist_ok=True)
-    for file in made.iterdir():
-        shutil.move(file, out / file.name)
-
-
 def _validation(out: Path) -> dict[str, Any]:
     from tokenpaths.engine.models.checkpoint import read_checkpoint
 
@@ -119,176 +116,169 @@ def _validation(out: Path) -> dict[str, Any]:
 def _dna() -> list[Training]:
     from tokenpaths.engine.train.recipes import RECIPES
 
-    def start(recipe: Any) -> Callable[[Order], dict[str, Any]]:
-        def run(order: Order) -> dict[str, Any]:
-            from tokenpaths.engine.train.finish import finish, fitted, load_corpora, read_twin
-            from tokenpaths.engine.train.loop import train
-
-            wanted = _shortened(recipe, order.iterations)
-            twin = read_twin(order.dense_twin) if order.dense_twin else None
-            with order.stage(f"reading {wanted.train_file}"):
-                corpus, val = load_corpora(wanted, order.data, order.tokenizer, order.work)
-            wanted = fitted(wanted, corpus)
-            done = train(wanted, corpus, val, order.work, device=order.device, on_progress=order.on_progress)
-            with order.stage(f"measuring on {wanted.val_file}"):
-                return finish(done, corpus, val, order.out, order.command, twin)
-
-        return run
-
     return [
         Training(
-            one.name,
+            recipe.name,
             "dna",
-            f"{one.model.modality:7} {one.iterations:6,} iterations of {one.batch_size}, "
-            f"{one.model.num_modules} modules, {one.model.num_steps} steps, top-{one.model.top_k}",
-            (one.train_file, one.val_file),
-            start(one),
+            f"{recipe.model.modality:7} {recipe.iterations:6,} iterations of {recipe.batch_size}, "
+            f"{recipe.model.num_modules} modules, {recipe.model.num_steps} steps, top-{recipe.model.top_k}",
+            (recipe.train_file, recipe.val_file),
+            partial(_train_dna, recipe),
         )
-        for one in RECIPES.values()
+        for recipe in RECIPES.values()
     ]
+
+
+def _train_dna(recipe: Recipe, order: Order) -> dict[str, Any]:
+    from tokenpaths.engine.train.cards import finish
+    from tokenpaths.engine.train.corpora import fitted, load_corpora
+    from tokenpaths.engine.train.dna_card import read_twin
+    from tokenpaths.engine.train.loop import train
+
+    recipe = _shortened(recipe, order.iterations)
+    twin = read_twin(order.dense_twin) if order.dense_twin else None
+    with order.stage(f"reading {recipe.train_file}"):
+        corpus, val = load_corpora(recipe, order.data, order.tokenizer, order.work)
+    done = train(fitted(recipe, corpus), corpus, val, order.work, device=order.device, on_progress=order.on_progress)
+    with order.stage(f"measuring on {recipe.val_file}"):
+        return finish(done, corpus, val, order.out, order.command, twin)
 
 
 def _directional() -> list[Training]:
-    from tokenpaths.engine.train.train_directional import DIRECTIONAL_RECIPES
-
-    def start(recipe: Any) -> Callable[[Order], dict[str, Any]]:
-        def run(order: Order) -> dict[str, Any]:
-            from tokenpaths.engine.train.finish import load_corpora
-            from tokenpaths.engine.train.loop import train
-            from tokenpaths.engine.train.train_directional import SHARED_TOKENIZER, ship
-
-            wanted = _shortened(recipe, order.iterations)
-            with order.stage(f"reading {wanted.train_file}"):
-                corpus, val = load_corpora(wanted, order.data, order.tokenizer or SHARED_TOKENIZER, order.work)
-            done = train(wanted, corpus, val, order.work, device=order.device, on_progress=order.on_progress)
-            with order.stage(f"measuring on {wanted.val_file}"), tempfile.TemporaryDirectory(dir=order.work) as folder:
-                _moved(ship(done, val, Path(folder), order.command), order.out)
-            return _validation(order.out)
-
-        return run
+    from tokenpaths.engine.train.directional_recipes import DIRECTIONAL_RECIPES
 
     return [
         Training(
-            one.name,
+            recipe.name,
             "directional",
-            f"text    {one.iterations:6,} iterations of {one.batch_size}, {one.model.layers} layers of "
-            f"{one.model.heads} heads, {one.model.directions} directions each",
-            (one.train_file, one.val_file),
-            start(one),
+            f"text    {recipe.iterations:6,} iterations of {recipe.batch_size}, {recipe.model.layers} layers of "
+            f"{recipe.model.heads} heads, {recipe.model.directions} directions each",
+            (recipe.train_file, recipe.val_file),
+            partial(_train_directional, recipe),
         )
-        for one in DIRECTIONAL_RECIPES.values()
+        for recipe in DIRECTIONAL_RECIPES.values()
     ]
+
+
+def _train_directional(recipe: Recipe, order: Order) -> dict[str, Any]:
+    from tokenpaths.engine.train.cards import finish
+    from tokenpaths.engine.train.corpora import load_corpora
+    from tokenpaths.engine.train.directional_recipes import SHARED_TOKENIZER
+    from tokenpaths.engine.train.loop import train
+
+    recipe = _shortened(recipe, order.iterations)
+    with order.stage(f"reading {recipe.train_file}"):
+        corpus, val = load_corpora(recipe, order.data, order.tokenizer or SHARED_TOKENIZER, order.work)
+    followed = dict(check_every=100, device=order.device, on_progress=order.on_progress)
+    done = train(recipe, corpus, val, order.work, **followed)
+    with order.stage(f"measuring on {recipe.val_file}"):
+        finish(done, corpus, val, order.out, order.command)
+    return _validation(order.out)
 
 
 def _hmodel() -> list[Training]:
-    from tokenpaths.engine.train.train_hmodel import HMODEL_RECIPES
-
-    def start(recipe: Any) -> Callable[[Order], dict[str, Any]]:
-        def run(order: Order) -> dict[str, Any]:
-            from tokenpaths.engine.train.loop import train
-            from tokenpaths.engine.train.train_hmodel import load_languages, ship, tokenizer_for
-
-            wanted = _shortened(recipe, order.iterations)
-            with order.stage(f"reading {wanted.train_file}"):
-                languages = load_languages(order.data)
-                order.work.mkdir(parents=True, exist_ok=True)
-                tokenizer = tokenizer_for(languages, order.work, wanted.model.vocab_size)
-                corpus, held_out = languages.train.corpus(tokenizer), languages.held_out.corpus(tokenizer)
-            done = train(wanted, corpus, held_out, order.work, device=order.device, on_progress=order.on_progress)
-            with order.stage(f"measuring on {wanted.val_file}"), tempfile.TemporaryDirectory(dir=order.work) as folder:
-                _moved(ship(done, languages, tokenizer, Path(folder), order.command), order.out)
-            return _validation(order.out)
-
-        return run
+    from tokenpaths.engine.train.hmodel_recipes import HMODEL_RECIPES
 
     return [
         Training(
-            one.name,
-            one.family,
-            f"text    {one.iterations:6,} iterations of {one.batch_size}, {one.model.num_modules} hidden layers, "
-            f"{one.model.iterations} {'iteration' if one.model.iterations == 1 else 'iterations'} of routing",
-            (one.train_file, one.val_file),
-            start(one),
+            recipe.name,
+            recipe.family,
+            f"text    {recipe.iterations:6,} iterations of {recipe.batch_size}, "
+            + (
+                f"{recipe.model.num_modules} hidden layers, "
+                f"{recipe.model.iterations} {'iteration' if recipe.model.iterations == 1 else 'iterations'} of routing"
+                if recipe.family == "hmodel"
+                else f"{recipe.model.backbone} {'layer' if recipe.model.backbone == 1 else 'layers'} without routing"
+            ),
+            (recipe.train_file, recipe.val_file),
+            partial(_train_hmodel, recipe),
         )
-        for one in HMODEL_RECIPES.values()
-        if one.family == "hmodel"
+        for recipe in HMODEL_RECIPES.values()
     ]
+
+
+def _train_hmodel(recipe: Recipe, order: Order) -> dict[str, Any]:
+    from tokenpaths.engine.train.hmodel_recipes import load_languages, ship, tokenizer_for
+    from tokenpaths.engine.train.loop import train
+
+    recipe = _shortened(recipe, order.iterations)
+    with order.stage(f"reading {recipe.train_file}"):
+        languages = load_languages(order.data)
+        order.work.mkdir(parents=True, exist_ok=True)
+        tokenizer = tokenizer_for(languages, order.work, recipe.model.vocab_size)
+        corpus, held_out = languages.train.corpus(tokenizer), languages.held_out.corpus(tokenizer)
+    followed = dict(check_every=100, device=order.device, on_progress=order.on_progress)
+    done = train(recipe, corpus, held_out, order.work, **followed)
+    with order.stage(f"measuring on {recipe.val_file}"):
+        ship(done, languages, tokenizer, order.out, order.command)
+    return _validation(order.out)
 
 
 def _dipaco() -> list[Training]:
-    from tokenpaths.engine.train.dipaco.dipaco_recipe import RECIPES
-
-    files = ("text/english_train.parquet", "text/english_val.parquet")
-
-    def start(recipe: Any) -> Callable[[Order], dict[str, Any]]:
-        def run(order: Order) -> dict[str, Any]:
-            from tokenpaths.engine.base.files import SHIPPED_MODELS
-            from tokenpaths.engine.data.tokenizer import TextTokenizer
-            from tokenpaths.engine.train.dipaco.documents import load_documents
-            from tokenpaths.engine.train.dipaco.finish_dipaco import document_paths, export, note, routed_numbers
-            from tokenpaths.engine.train.dipaco.train_dipaco import train
-
-            _only_its_length(order, recipe.name)
-            with order.stage(f"reading {files[0]}"):
-                tokenizer = TextTokenizer.load(order.tokenizer or SHIPPED_MODELS / "dna-text-top1" / "tokenizer.json")
-                documents, val = (
-                    load_documents(order.data / file, tokenizer, recipe.model, on_short="drop") for file in files
-                )
-            shared = dict(workers=order.workers, device=order.device, on_progress=order.on_progress)
-            base = None
-            if recipe.name != "base":
-                # What all recipes start from; a folder of its own, so that they can share it.
-                base = train(RECIPES["base"], documents, order.work.parent / "dipaco-base", **shared)
-            start_from = None if base is None else base.model.path_model(0)
-            done = train(recipe, documents, order.work, base=start_from, **shared)
-            with order.stage(f"measuring on {files[1]}"):
-                model = export(done, order.out, tokenizer, order.command, base)
-                paths = [model.path_model(p) for p in range(recipe.model.num_paths)]
-                chosen = document_paths(model, val)
-                numbers = routed_numbers(paths, chosen, val, recipe.model.prefix)
-                note(order.out, {k: round(v, 4) for k, v in numbers.items()} | {"file": files[1]})
-            return _validation(order.out)
-
-        return run
+    from tokenpaths.engine.train.dipaco.dipaco_recipe import FILES, RECIPES
 
     return [
         Training(
-            one.name,
+            recipe.name,
             "dipaco",
-            f"text    {one.iterations:6,} iterations of {one.batch_size} on each of {one.model.num_paths} paths, "
-            f"levels {' × '.join(map(str, one.model.levels))}",
-            files,
-            start(one),
+            f"text    {recipe.iterations:6,} iterations of {recipe.batch_size} on each of {recipe.model.num_paths} "
+            f"paths, levels {' × '.join(map(str, recipe.model.levels))}",
+            FILES,
+            partial(_train_dipaco, recipe),
         )
-        for one in RECIPES.values()
-        if one.name.startswith("dipaco")
+        for recipe in RECIPES.values()
+        if recipe.name.startswith("dipaco")
     ]
+
+
+def _train_dipaco(recipe: DiPaCoRecipe, order: Order) -> dict[str, Any]:
+    from tokenpaths.engine.data.tokenizer import TextTokenizer
+    from tokenpaths.engine.train.cards import note, rounded
+    from tokenpaths.engine.train.dipaco.dipaco_recipe import FILES, RECIPES
+    from tokenpaths.engine.train.dipaco.documents import load_documents
+    from tokenpaths.engine.train.dipaco.finish_dipaco import document_paths, export, routed_numbers
+    from tokenpaths.engine.train.dipaco.train_dipaco import train
+    from tokenpaths.engine.train.directional_recipes import SHARED_TOKENIZER
+
+    _only_its_length(order, recipe.name)
+    with order.stage(f"reading {FILES[0]}"):
+        tokenizer = TextTokenizer.load(order.tokenizer or SHARED_TOKENIZER)
+        documents, val = (load_documents(order.data / file, tokenizer, recipe.model, on_short="drop") for file in FILES)
+    shared = dict(workers=order.workers, device=order.device, on_progress=order.on_progress)
+    # What all recipes start from; a folder of its own, so that they can share it.
+    base = train(RECIPES["base"], documents, order.work.parent / "dipaco-base", **shared)
+    done = train(recipe, documents, order.work, base=base.model.path_model(0), **shared)
+    with order.stage(f"measuring on {FILES[1]}"):
+        model = export(done, order.out, tokenizer, order.command, base)
+        paths = [model.path_model(p) for p in range(recipe.model.num_paths)]
+        numbers = routed_numbers(paths, document_paths(model, val), val, recipe.model.prefix)
+        note(order.out, rounded(numbers) | {"file": FILES[1]})
+    return _validation(order.out)
 
 
 def _raytracing() -> list[Training]:
     from tokenpaths.engine.train.raytracing_recipe import RECIPES
 
-    def start(recipe: Any) -> Callable[[Order], dict[str, Any]]:
-        def run(order: Order) -> dict[str, Any]:
-            from tokenpaths.engine.train.train_raytracing import finish, load_corpora, train
-
-            _only_its_length(order, recipe.name)
-            with order.stage(f"reading {recipe.data}"):
-                corpora = load_corpora(recipe, None if recipe.data == "digits" else order.data)
-            done = train(recipe, corpora, order.work.parent, on_progress=order.on_progress)
-            with order.stage("measuring"):
-                return finish(done, order.out, order.command)
-
-        return run
-
     return [
         Training(
-            one.name,
+            recipe.name,
             "raytracing",
-            f"vision  at most {one.epochs} epochs of {one.data}, "
-            f"{one.model.layers} layers of {one.model.blocks} blocks",
-            one.files,
-            start(one),
+            f"vision  at most {recipe.epochs} epochs of {recipe.data}, "
+            f"{recipe.model.layers} layers of {recipe.model.blocks} blocks",
+            recipe.files,
+            partial(_train_raytracing, recipe),
         )
-        for one in RECIPES.values()
+        for recipe in RECIPES.values()
     ]
+
+
+def _train_raytracing(recipe: RayTracingRecipe, order: Order) -> dict[str, Any]:
+    from tokenpaths.engine.train.raytracing_recipe import load_corpora
+    from tokenpaths.engine.train.train_raytracing import finish, train
+
+    _only_its_length(order, recipe.name)
+    with order.stage(f"reading {recipe.data}"):
+        corpora = load_corpora(recipe, None if recipe.data == "digits" else order.data)
+    done = train(recipe, corpora, order.work.parent, on_progress=order.on_progress)
+    with order.stage("measuring"):
+        return finish(done, order.out, order.command)

@@ -1,4 +1,7 @@
-"""Training data in memory: images as one uint8 tensor, text as one row of token ids."""
+"""Training data in memory: images as one uint8 tensor, text as one row of token ids.
+
+Shapes: N images, T tokens.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from jaxtyping import Int, UInt8
@@ -17,10 +21,14 @@ from torch import Tensor
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.images import FORMATS
 from tokenpaths.engine.data.tokenizer import TextTokenizer
+from tokenpaths.engine.models.checkpoint import TOKENIZER
+from tokenpaths.engine.train.recipes import Recipe
 
 
 @dataclass(frozen=True)
 class ImageCorpus:
+    """Images with their class ids; ``classes`` in order of the ids."""
+
     images: UInt8[Tensor, "N 3 H W"]
     labels: Int[Tensor, " N"]
     classes: tuple[str, ...]
@@ -88,7 +96,58 @@ def require_file(path: Path) -> None:
         raise UserError(f"{path.name} is not in the folder {path.parent}; --data names the one above it", field="data")
 
 
-def _read(path: Path, columns: list[str]):
+def load_corpora(
+    recipe: Recipe, data: Path, tokenizer_file: Path | None, work: Path
+) -> tuple[ImageCorpus | TextCorpus, ImageCorpus | TextCorpus]:
+    """Training and validation data of a recipe; trains a tokenizer in ``work`` if none is given.
+
+    Raises:
+        UserError: a file is missing, unreadable or too short for one batch, or the tokenizer has another vocabulary.
+    """
+    train_file, val_file = data / recipe.train_file, data / recipe.val_file
+    if recipe.model.modality == "vision":
+        train = load_images(train_file, recipe.model.image_size)
+        if len(train.classes) < 2:
+            raise UserError(
+                f"{recipe.train_file} has one class, {train.classes[0]!r}; telling classes apart needs two",
+                field="data",
+            )
+        val = load_images(val_file, recipe.model.image_size, train.classes)
+        _require_batch(train_file, len(train.labels), recipe.batch_size, "images")
+        _require_batch(val_file, len(val.labels), 1, "images")
+        return train, val
+    if tokenizer_file is None:
+        tokenizer_file = work / TOKENIZER
+        if not tokenizer_file.exists():
+            TextTokenizer.train(read_texts(train_file), recipe.model.vocab_size).save(tokenizer_file)
+    tokenizer = TextTokenizer.load(tokenizer_file)
+    if tokenizer.vocab_size != recipe.model.vocab_size:
+        raise UserError(
+            f"{tokenizer_file} has {tokenizer.vocab_size} entries, "
+            f"recipe {recipe.name} expects {recipe.model.vocab_size}",
+            field="tokenizer",
+        )
+    texts = load_text(train_file, tokenizer), load_text(val_file, tokenizer)
+    context = recipe.model.context
+    _require_batch(train_file, len(texts[0].ids), (recipe.batch_size + 1) * context + 1, "tokens")
+    _require_batch(val_file, len(texts[1].ids), context + 1, "tokens")
+    return texts
+
+
+def fitted(recipe: Recipe, corpus: ImageCorpus | TextCorpus) -> Recipe:
+    """The recipe with as many classes as the data have; a text recipe as it is."""
+    if isinstance(corpus, TextCorpus) or len(corpus.classes) == recipe.model.num_classes:
+        return recipe
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"num_classes": len(corpus.classes)})})
+
+
+def _require_batch(file: Path, count: int, needed: int, what: str) -> None:
+    """UserError where a file does not fill one batch."""
+    if count < needed:
+        raise UserError(f"{file.name} holds {count:,} {what}, one batch takes {needed:,}", field="data")
+
+
+def _read(path: Path, columns: list[str]) -> pa.Table:
     require_file(path)
     try:
         return pq.read_table(path, columns=columns)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 
 from tokenpaths.engine.base.device import cpu_has_bfloat16, mixed_precision, pick_device
@@ -361,13 +362,20 @@ def describe_machine() -> str:
 
 def export(run: TrainingRun, folder: Path, classes: tuple[str, ...], validation: dict[str, Any], command: str) -> Path:
     """The checkpoint that ships: weights in bfloat16, configuration, numbers."""
-    training = {
-        "recipe": json.loads(run.recipe.model_dump_json(exclude={"model"})),
-        "iterations": run.iteration,
-        "wall_seconds": round(run.seconds),
+    training = training_record(run.recipe, run.iteration, run.seconds, command, run.history)
+    return save_checkpoint(folder, run.model, classes=classes, validation=validation, training=training)
+
+
+def training_record(
+    recipe: BaseModel, iterations: int, seconds: float, command: str, history: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """What a checkpoint's configuration says about its training."""
+    return {
+        "recipe": json.loads(recipe.model_dump_json(exclude={"model"})),
+        "iterations": iterations,
+        "wall_seconds": round(seconds),
         "machine": describe_machine(),
         "command": command,
         "date": datetime.now(UTC).date().isoformat(),
-        "history": run.history,
+        "history": history,
     }
-    return save_checkpoint(folder, run.model, classes=classes, validation=validation, training=training)

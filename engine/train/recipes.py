@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, SerializeAsAny, model_validator
 
-from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.models.dna import DNAConfig
 from tokenpaths.engine.models.family import family_class
 
@@ -155,9 +154,3 @@ RECIPES: dict[str, Recipe] = {
 }
 RECIPES["dense-vision"] = RECIPES["dna-vision-top1"].dense_twin().model_copy(update={"name": "dense-vision"})
 RECIPES["dense-text"] = RECIPES["dna-text-top1"].dense_twin().model_copy(update={"name": "dense-text"})
-
-
-def find_recipe(name: str) -> Recipe:
-    if name not in RECIPES:
-        raise UserError(f"no recipe is called {name!r}; there are: {', '.join(RECIPES)}", field="recipe")
-    return RECIPES[name]

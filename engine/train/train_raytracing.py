@@ -1,22 +1,17 @@
-"""What is special about training RayTracing: convolutions trained a little and then frozen, early stopping, a twin.
+"""Training of Ray-Tracing networks: briefly trained, frozen convolutions; early stopping; an MLP twin; the card.
 
-Three stages, each resumable by itself: the convolutions under a dense output (thrown away afterwards), the
+Three stages, each resumable by itself: the convolutions under a dense output (discarded afterwards), the
 network on their features, and the MLP twin on the same features in the same way.
-
-    python -m tokenpaths.engine.train.train_raytracing raytracing-digits --out data/models/raytracing-digits
 
 Source: "Ray-Tracing for Conditionally Activated Neural Networks", section 3.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +19,13 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
-from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.data.normalisation import normalise
-from tokenpaths.engine.models.checkpoint import CARD, CONFIG, WEIGHTS, build_model, read_checkpoint, save_checkpoint
+from tokenpaths.engine.models.checkpoint import build_model, read_checkpoint, save_checkpoint
 from tokenpaths.engine.models.raytracing import FeatureExtractor, MLPTwin, OnFeatures, RayTracing
-from tokenpaths.engine.train.loop import Progress, describe_machine
+from tokenpaths.engine.train.cards import mebibytes, note, rounded, save_card
+from tokenpaths.engine.train.loop import Progress, training_record
 from tokenpaths.engine.train.raytracing_fit import Fit, Plan, Samples, fit, measure
-from tokenpaths.engine.train.raytracing_recipe import RECIPES, Corpora, RayTracingRecipe, find_recipe, load_corpora
+from tokenpaths.engine.train.raytracing_recipe import Corpora, RayTracingRecipe
 
 
 @dataclass(frozen=True)
@@ -184,32 +179,16 @@ def train(
 def finish(trained: Trained, out: Path, command: str) -> dict[str, Any]:
     """Export in float16, read the export back, measure *it* on the test data, write the card."""
     recipe, twin = trained.recipe, trained.twin
-    training = {
-        "recipe": json.loads(recipe.model_dump_json(exclude={"model"})),
-        "iterations": trained.run.iteration,
-        "wall_seconds": round(trained.run.seconds),
-        "machine": describe_machine(),
-        "command": command,
-        "date": datetime.now(UTC).date().isoformat(),
-        "history": trained.run.history,
-    }
+    run = trained.run
+    training = training_record(recipe, run.iteration, run.seconds, command, run.history)
     save_checkpoint(out, trained.model, classes=trained.corpora.train.classes, training=training, dtype=torch.float16)
     shipped, test = build_model(read_checkpoint(out)), trained.corpora.test
-    numbers = _rounded(summary(shipped, Samples(extract(shipped.convolutions, test.images), test.labels)))
+    numbers = rounded(summary(shipped, Samples(extract(shipped.convolutions, test.images), test.labels)))
     twin_numbers = measure(twin.logits_of, trained.features.test) | {"params": twin.trainable_params}
-    about = json.loads((out / CONFIG).read_text(encoding="utf-8"))
-    about["validation"] = numbers | {"file": _test_set(recipe), "mlp_twin": _rounded(twin_numbers)}
-    write_atomically(out / CONFIG, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
-    write_card(out)
-    return about["validation"]
-
-
-def _rounded(numbers: dict[str, float]) -> dict[str, float]:
-    return {name: round(value, 4) for name, value in numbers.items()}
-
-
-def _test_set(recipe: RayTracingRecipe) -> str:
-    return "bundled:digits" if recipe.data == "digits" else f"vision/{recipe.data}_test.parquet"
+    test_set = "bundled:digits" if recipe.data == "digits" else f"vision/{recipe.data}_test.parquet"
+    validation = numbers | {"file": test_set, "mlp_twin": rounded(twin_numbers)}
+    note(out, validation)
+    return validation
 
 
 DATA = {
@@ -219,11 +198,10 @@ DATA = {
 
 
 def write_card(folder: Path) -> Path:
-    """``card.md`` from what the checkpoint's configuration says; rewritten whenever that changes."""
+    """``card.md`` from the checkpoint's configuration."""
     checkpoint = read_checkpoint(folder)
     config, training, numbers = checkpoint.config, checkpoint.training, checkpoint.validation
     recipe, twin = training["recipe"], numbers["mlp_twin"]
-    size = (folder / WEIGHTS).stat().st_size
     lines = [
         f"# {checkpoint.name}",
         "",
@@ -232,7 +210,7 @@ def write_card(folder: Path) -> Path:
         f"convolutions. θ falls from {config.theta:g} by a factor of {config.decay:g} a step, "
         f"until {config.theta_out:g} of a signal of {config.signal} reach the output.",
         "",
-        f"- weights: float16 safetensors, {size / 2**20:.2f} MiB; {numbers['params']:,} parameters without the "
+        f"- weights: float16 safetensors, {mebibytes(folder):.2f} MiB; {numbers['params']:,} parameters without the "
         "convolutions",
         f"- data: {DATA[recipe['data']]}; {recipe['validation_share']:.0%} of the rest for early stopping",
         f"- command: `{training['command']}`",
@@ -268,39 +246,11 @@ def write_card(folder: Path) -> Path:
         "## Limits",
         "",
         "A small model for looking at routing, not for use. The image data is for research use.",
-        "",
     ]
-    path = folder / CARD
-    write_atomically(path, "\n".join(lines).encode())
-    return path
+    return save_card(folder, lines)
 
 
 def _thinned(history: list[dict[str, Any]], most: int = 15) -> list[dict[str, Any]]:
     """At most about so many rows of a curve, the last one among them."""
     every = -(-len(history) // most)
     return [entry for i, entry in enumerate(history) if (len(history) - 1 - i) % every == 0]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", choices=sorted(RECIPES))
-    parser.add_argument("--data", type=Path, help="folder with vision/cifar10_train.parquet (digits need none)")
-    parser.add_argument("--work", type=Path, default=Path(".work"), help="states; give it again to resume")
-    parser.add_argument("--out", type=Path, help="checkpoint folder; default data/models/<recipe>")
-    arguments = parser.parse_args()
-    recipe = find_recipe(arguments.recipe)
-
-    def show(progress: Progress) -> None:
-        if progress.iteration % 100 == 0:
-            print(f"{progress.iteration:,} {progress.loss:.3f} {progress.note}", file=sys.stderr, flush=True)
-
-    trained = train(recipe, load_corpora(recipe, arguments.data), arguments.work, on_progress=show)
-    command = f"python -m tokenpaths.engine.train.train_raytracing {recipe.name}" + (
-        " --data <data folder>" if arguments.data else ""
-    )
-    numbers = finish(trained, arguments.out or Path("data/models") / recipe.name, command)
-    print(json.dumps(numbers))
-
-
-if __name__ == "__main__":
-    main()

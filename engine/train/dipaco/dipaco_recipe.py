@@ -1,9 +1,9 @@
-"""What a DiPaCo training run is made of, by value."""
+"""Recipes of DiPaCo training: path model, inner and outer optimiser, sharding, router; learning-rate schedule."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -78,13 +78,16 @@ def learning_rate(recipe: DiPaCoRecipe, iteration: int) -> float:
     return recipe.final_rate + (recipe.learning_rate - recipe.final_rate) * (1 + math.cos(math.pi * done)) / 2
 
 
-_PATH = dict(width=128, heads=4, mlp_width=512, vocab_size=8192, context=256)
-_TWO_LEVELS = dict(**_PATH, blocks=(2, 2), rerouter=True)
+FILES = ("text/english_train.parquet", "text/english_val.parquet")
+_PATH: dict[str, Any] = dict(width=128, heads=4, mlp_width=512, vocab_size=8192, context=256)
+_TWO_LEVELS: dict[str, Any] = dict(**_PATH, blocks=(2, 2), rerouter=True)
 # 120 iterations of 16 sequences of each path: under an hour of one core for all runs together. Between outer steps lie
 # 15 iterations, where the paper has 150: its outer momentum, which moves seven times as far, makes the loss rise from
 # step to step (docs/decisions.md), so what the paths changed is averaged and no more.
-_TRAIN = dict(inner_iterations=15, outer_steps=8, batch_size=16, router_share=0.03, outer_rate=1.0, outer_momentum=0.0)
-_PLAIN = dict(outer_rate=1.0, outer_momentum=0.0)
+_TRAIN: dict[str, Any] = dict(
+    inner_iterations=15, outer_steps=8, batch_size=16, router_share=0.03, outer_rate=1.0, outer_momentum=0.0
+)
+_PLAIN: dict[str, Any] = dict(outer_rate=1.0, outer_momentum=0.0)
 
 RECIPES: dict[str, DiPaCoRecipe] = {
     recipe.name: recipe

@@ -5,11 +5,9 @@ Shapes: N sequences, T tokens, P paths.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +16,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.data.tokenizer import TextTokenizer
-from tokenpaths.engine.models.checkpoint import CARD, CONFIG, WEIGHTS, build_model, read_checkpoint, save_checkpoint
+from tokenpaths.engine.models.checkpoint import TOKENIZER, build_model, read_checkpoint, save_checkpoint
 from tokenpaths.engine.models.dipaco import DiPaCo, PathModel
 from tokenpaths.engine.models.dipaco_router import best_continuation, fit_rerouter, nearest
+from tokenpaths.engine.train.cards import ENGLISH, mebibytes, rounded, save_card
 from tokenpaths.engine.train.dipaco.documents import Sequences, document_features, path_scores
 from tokenpaths.engine.train.dipaco.path_report import (
     PathScores,
@@ -33,11 +31,7 @@ from tokenpaths.engine.train.dipaco.path_report import (
     shard_table,
 )
 from tokenpaths.engine.train.dipaco.train_dipaco import DiPaCoRun
-from tokenpaths.engine.train.loop import describe_machine
-
-TOKENIZER = "tokenizer.json"
-WHERE = "English text of five domains (OLMoE routing-analysis texts: C4, books, Wikipedia, GitHub, arXiv; WikiText-2, "
-WHERE += "GSM8K, HumanEval, Tiny Shakespeare, NLTK corpora)"
+from tokenpaths.engine.train.loop import training_record
 
 
 @torch.no_grad()
@@ -137,35 +131,23 @@ def findings(found: PathScores, model: DiPaCo, sequences: Sequences) -> dict[str
     )
     known = table.association
     return {
-        "rerouting": [_rounded(asdict(point)) for point in reroute_curve(found)] if found.running is not None else [],
-        "bounds": _rounded(bounds(found)),
-        "by_label": _rounded(perplexity_by_label(found, once, sequences)),
+        "rerouting": [rounded(asdict(point)) for point in reroute_curve(found)] if found.running is not None else [],
+        "bounds": rounded(bounds(found)),
+        "by_label": rounded(perplexity_by_label(found, once, sequences)),
         "shards": {
             "sizes": table.sizes.tolist(),
             "labels": list(table.labels),
             "counts": table.counts.tolist(),
-            "nmi": None if known is None else _rounded(asdict(known)),
+            "nmi": None if known is None else rounded(asdict(known)),
         },
     }
 
 
-def _rounded(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
-
-
 def export(run: DiPaCoRun, out: Path, tokenizer: TextTokenizer, command: str, base: DiPaCoRun | None = None) -> DiPaCo:
     """The checkpoint that ships, read back: what it says is measured on this one."""
-    training = {
-        "recipe": json.loads(run.recipe.model_dump_json(exclude={"model"})),
-        "iterations": run.outer * run.recipe.inner_iterations,
-        "paths": run.recipe.model.num_paths,
-        "sizes": run.sizes,
-        "wall_seconds": round(run.seconds),
-        "machine": describe_machine(),
-        "command": command,
-        "date": datetime.now(UTC).date().isoformat(),
-        "history": run.history,
-    }
+    iterations = run.outer * run.recipe.inner_iterations
+    training = training_record(run.recipe, iterations, run.seconds, command, run.history)
+    training |= {"paths": run.recipe.model.num_paths, "sizes": run.sizes}
     if base is not None:
         training["base"] = {
             "iterations": base.outer * base.recipe.inner_iterations,
@@ -179,19 +161,11 @@ def export(run: DiPaCoRun, out: Path, tokenizer: TextTokenizer, command: str, ba
     return model
 
 
-def note(folder: Path, validation: dict[str, Any]) -> None:
-    """Add numbers to the checkpoint's validation, and write its card again."""
-    about = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    about["validation"] |= validation
-    write_atomically(folder / CONFIG, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
-    write_card(folder)
-
-
 def write_card(folder: Path) -> Path:
-    """``card.md`` from what the checkpoint's configuration says of itself."""
+    """``card.md`` from the checkpoint's configuration."""
     checkpoint = read_checkpoint(folder)
     config, training, numbers = checkpoint.config, checkpoint.training, checkpoint.validation
-    recipe, size = training["recipe"], (folder / WEIGHTS).stat().st_size
+    recipe = training["recipe"]
     grid = "×".join(str(k) for k in config.levels)
     lines = [
         f"# {checkpoint.name}",
@@ -200,9 +174,10 @@ def write_card(folder: Path) -> Path:
         f"width {config.width}, {config.heads} heads, embedding and unembedding shared. A document's path follows "
         f"from its first {config.prefix} tokens ({config.router} router on the features of the base path).",
         "",
-        f"- weights: bfloat16 safetensors (the router's scores float32), {size / 2**20:.1f} MiB, base path and learned "
-        "re-router included",
-        f"- data: `english_train.parquet`, validated on `english_val.parquet`: {WHERE}",
+        f"- weights: bfloat16 safetensors (the router's scores float32), {mebibytes(folder):.1f} MiB, base path "
+        "and learned re-router included",
+        f"- data: `english_train.parquet`, validated on `english_val.parquet`: English text of five "
+        f"domains ({ENGLISH})",
         f"- command: `{training['command']}`",
         *(
             [f"- base: {b['iterations']} iterations of {b['batch_size']} sequences, rate {b['learning_rate']:g}"]
@@ -234,10 +209,8 @@ def write_card(folder: Path) -> Path:
         f"A small model for looking at routing, not for use: a context of {config.context} tokens, a vocabulary of "
         f"{config.vocab_size:,}, a few hundred iterations. The learned re-router tunes one block of the base, the "
         "paper's the whole base.",
-        "",
     ]
-    write_atomically(folder / CARD, "\n".join(lines).encode())
-    return folder / CARD
+    return save_card(folder, lines)
 
 
 def _numbers(name: str, numbers: dict[str, Any]) -> list[str]:

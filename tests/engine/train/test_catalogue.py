@@ -15,7 +15,7 @@ from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.models.checkpoint import build_model, read_checkpoint
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
-from tokenpaths.engine.train import raytracing_recipe, train_directional, train_hmodel
+from tokenpaths.engine.train import directional_recipes, hmodel_recipes, raytracing_recipe
 from tokenpaths.engine.train.catalogue import find_training, trainings
 from tokenpaths.engine.train.dipaco import dipaco_recipe
 
@@ -53,10 +53,10 @@ def small(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         made = recipe.model_copy(update={"model": recipe.model.model_copy(update=size | model), **short, **changes})
         monkeypatch.setitem(recipes, name, made)
 
-    shrink(train_directional.DIRECTIONAL_RECIPES, "directional-text", {"layers": 2, "context": 16}, iterations=2)
-    hidden = train_hmodel.HMODEL_RECIPES["hmodel-languages"].model.hidden[:2]
+    shrink(directional_recipes.DIRECTIONAL_RECIPES, "directional-text", {"layers": 2, "context": 16}, iterations=2)
+    hidden = hmodel_recipes.HMODEL_RECIPES["hmodel-languages"].model.hidden[:2]
     shrink(
-        train_hmodel.HMODEL_RECIPES,
+        hmodel_recipes.HMODEL_RECIPES,
         "hmodel-languages",
         {"hidden": hidden, "iterations": 2, "context": 16},
         iterations=2,

@@ -17,6 +17,7 @@ from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.models.checkpoint import read_checkpoint
 from tokenpaths.engine.models.dipaco import DiPaCo, DiPaCoConfig, new_path
 from tokenpaths.engine.models.dipaco_router import nearest
+from tokenpaths.engine.train.cards import note
 from tokenpaths.engine.train.dipaco.dipaco_recipe import RECIPES, DiPaCoRecipe, learning_rate
 from tokenpaths.engine.train.dipaco.documents import (
     Sequences,
@@ -32,7 +33,6 @@ from tokenpaths.engine.train.dipaco.finish_dipaco import (
     document_paths,
     export,
     findings,
-    note,
     routed_numbers,
     train_rerouter,
 )

@@ -16,19 +16,11 @@ from benchmarks import induction as copying
 from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.models.checkpoint import read_checkpoint
 from tokenpaths.engine.models.directional import DirectionalConfig
-from tokenpaths.engine.train import train_directional
+from tokenpaths.engine.train import directional_recipes
+from tokenpaths.engine.train.cards import finish, note, write_card
 from tokenpaths.engine.train.corpora import load_text
+from tokenpaths.engine.train.directional_recipes import DIRECTIONAL_RECIPES, PREFIX, SEQUENCE, SHIPPED, UNROUTED
 from tokenpaths.engine.train.loop import train
-from tokenpaths.engine.train.train_directional import (
-    DIRECTIONAL_RECIPES,
-    PREFIX,
-    SEQUENCE,
-    SHIPPED,
-    UNROUTED,
-    note,
-    ship,
-    write_card,
-)
 
 WORDS = {
     "code": "def return self import class yield for in if else",
@@ -76,7 +68,7 @@ def world(tmp_path, monkeypatch):
     for name, model in models.items():
         small = {"model": model, "iterations": 2, "batch_size": 2, "bfloat16": False}
         monkeypatch.setitem(DIRECTIONAL_RECIPES, name, DIRECTIONAL_RECIPES[name].model_copy(update=small))
-    monkeypatch.setattr(train_directional, "SHARED_TOKENIZER", tmp_path / "tokenizer.json")
+    monkeypatch.setattr(directional_recipes, "SHARED_TOKENIZER", tmp_path / "tokenizer.json")
     monkeypatch.setattr(figures, "SHARED_TOKENIZER", tmp_path / "tokenizer.json")
     return tmp_path
 
@@ -87,7 +79,8 @@ def test_from_training_to_cards_and_figures(world, monkeypatch):
     for name in (SEQUENCE, PREFIX, UNROUTED):
         run = train(DIRECTIONAL_RECIPES[name], val, val, world / "work" / name, device=torch.device("cpu"))
         if name in SHIPPED:
-            out = ship(run, val, world / "models", f"train {name}")
+            out = world / "models" / name
+            finish(run, val, val, out, f"train {name}")
     card = (out / "card.md").read_text(encoding="utf-8")
     assert "strictly causal" in card
     assert "`train directional-text-prefix`" in card
@@ -126,7 +119,8 @@ def test_a_note_keeps_what_the_card_knew(world):
     tokenizer = TextTokenizer.load(world / "tokenizer.json")
     val = load_text(world / "text/english_val.parquet", tokenizer)
     run = train(DIRECTIONAL_RECIPES[SEQUENCE], val, val, world / "work", device=torch.device("cpu"))
-    out = ship(run, val, world / "models", "train")
+    out = world / "models" / SEQUENCE
+    finish(run, val, val, out, "train")
     before = read_checkpoint(out).validation
     note(out, {"extra": 1})
     assert read_checkpoint(out).validation == before | {"extra": 1}

@@ -16,8 +16,9 @@ from tokenpaths.engine.models.dna import DNA
 from tokenpaths.engine.models.hmodel.hmodel import HModel
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
+from tokenpaths.engine.train.cards import note
+from tokenpaths.engine.train.hmodel_recipes import HMODEL_RECIPES, load_languages, ship, tokenizer_for
 from tokenpaths.engine.train.loop import train
-from tokenpaths.engine.train.train_hmodel import HMODEL_RECIPES, load_languages, note, ship, tokenizer_for
 
 CPU = torch.device("cpu")
 WORDS = {"one": "red green blue", "two": "eins zwei drei vier", "three": "ein anderes Wort"}
@@ -144,7 +145,7 @@ def test_a_shipped_model_is_traced_into_a_run_with_its_edges(data, tmp_path):
         tmp_path / "work" / "small",
         device=CPU,
     )
-    out = ship(run, languages, tokenizer, tmp_path / "models", "the command")
+    out = ship(run, languages, tokenizer, tmp_path / "models" / "small", "the command")
     checkpoint = read_checkpoint(out)
     assert checkpoint.validation["held_out"]["count"] > 0
     card = (out / "card.md").read_text(encoding="utf-8")

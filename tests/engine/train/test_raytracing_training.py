@@ -267,7 +267,7 @@ def test_training_learns_freezes_the_convolutions_and_exports_what_it_measured(c
     assert after["used_share_sparse_readout"] <= after["used_share"] < 1
     assert after["params"] == trained.model.trainable_params
 
-    numbers = finish(trained, tmp_path / "models" / "tiny", "python -m tokenpaths.engine.train.train_raytracing tiny")
+    numbers = finish(trained, tmp_path / "models" / "tiny", "tokenpaths train tiny")
     checkpoint = read_checkpoint(tmp_path / "models" / "tiny")
     assert checkpoint.config == TINY
     assert checkpoint.classes == tuple(sorted(digits.LABELS))
@@ -276,12 +276,7 @@ def test_training_learns_freezes_the_convolutions_and_exports_what_it_measured(c
     accuracy = float((output.logits.argmax(1) == corpora.test.labels).float().mean())
     assert accuracy == pytest.approx(numbers["accuracy"], abs=1e-4)
     card = (tmp_path / "models" / "tiny" / CARD).read_text()
-    for words in (
-        "python -m tokenpaths.engine.train.train_raytracing tiny",
-        f"{accuracy:.1%}",
-        "MLP twin",
-        f"{numbers['params']:,}",
-    ):
+    for words in ("tokenpaths train tiny", f"{accuracy:.1%}", "MLP twin", f"{numbers['params']:,}"):
         assert words in card
 
 

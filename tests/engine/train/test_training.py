@@ -17,7 +17,9 @@ from pydantic import ValidationError
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.models.checkpoint import CARD, WEIGHTS, CheckpointError, build_model, read_checkpoint
 from tokenpaths.engine.models.dna import DNA, DNAConfig
-from tokenpaths.engine.train.finish import finish, load_corpora, read_twin
+from tokenpaths.engine.train.cards import finish
+from tokenpaths.engine.train.corpora import load_corpora
+from tokenpaths.engine.train.dna_card import read_twin
 from tokenpaths.engine.train.loop import STATE, TrainingDiverged, evaluate, learning_rate, text_batch, train
 from tokenpaths.engine.train.recipes import RECIPES, AugmentConfig, Recipe
 
@@ -320,7 +322,7 @@ def test_every_recipe_trains_what_it_says(name):
 
 
 def test_routed_and_dense_twins_meet_equal_parameters():
-    from tokenpaths.engine.train.finish import active_params
+    from tokenpaths.engine.train.dna_card import active_params
 
     for name, dense in (
         ("vision-top1", "vision"),

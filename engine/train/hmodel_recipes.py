@@ -1,20 +1,13 @@
-"""Six languages for the H-Model and the plain transformers beside it: data, recipes, training, checkpoint.
+"""Six languages for the H-Model and the plain transformers beside it: data, recipes, checkpoint and card.
 
-    python -m tokenpaths.engine.train.train_hmodel --data <data folder> --work <folder> [--export data/models] [recipe
-    …]
-
-Sizes are those of the paper's section 6.4 (width 128, feed-forward 256) and its table 2: four hidden layers
+Sizes are those of the H-Model paper's section 6.4 (width 128, feed-forward 256) and its table 2: four hidden layers
 with four iterations, six with one, and transformers of one and six layers. Every recipe sees the same batches.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +16,13 @@ import pyarrow.parquet as pq
 import torch
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.data.tokenizer import TextTokenizer
-from tokenpaths.engine.models.checkpoint import CARD, CONFIG, build_model, read_checkpoint
+from tokenpaths.engine.models.checkpoint import TOKENIZER, build_model, read_checkpoint
 from tokenpaths.engine.models.hmodel.hmodel import HModel, HModelConfig
 from tokenpaths.engine.models.hmodel.plain_transformer import plain_transformer
+from tokenpaths.engine.train.cards import curve, finish, mebibytes, note, recipe_lines, rounded, save_card
 from tokenpaths.engine.train.corpora import TextCorpus, require_file
-from tokenpaths.engine.train.finish import TOKENIZER
-from tokenpaths.engine.train.loop import Progress, TrainingRun, evaluate, export, train
+from tokenpaths.engine.train.loop import TrainingRun, evaluate
 from tokenpaths.engine.train.recipes import Recipe
 
 HELD_OUT = 0.1
@@ -123,9 +115,9 @@ def load_languages(data: Path) -> Languages:
     return Languages(_rows(train, lambda i: i not in held), _rows(train, lambda i: i in held), val)
 
 
-def _rows(texts: LabelledTexts, wanted) -> LabelledTexts:
-    kept = [i for i in range(len(texts.texts)) if wanted(i)]
-    return LabelledTexts(tuple(texts.texts[i] for i in kept), tuple(texts.languages[i] for i in kept))
+def _rows(texts: LabelledTexts, wanted: Callable[[int], bool]) -> LabelledTexts:
+    rows = [i for i in range(len(texts.texts)) if wanted(i)]
+    return LabelledTexts(tuple(texts.texts[i] for i in rows), tuple(texts.languages[i] for i in rows))
 
 
 def _read(path: Path) -> LabelledTexts:
@@ -143,33 +135,21 @@ def tokenizer_for(languages: Languages, work: Path, vocab_size: int = _DEEP.voca
     return TextTokenizer.load(path)
 
 
-def ship(run: TrainingRun, languages: Languages, tokenizer: TextTokenizer, folder: Path, command: str) -> Path:
-    """Export, read the export back, measure *it* in float32 on both validation sets, write the card."""
-    out = export(run, folder / run.recipe.name, (), {}, command)
-    tokenizer.save(out / TOKENIZER)
-    model = build_model(read_checkpoint(out))
-    cpu = torch.device("cpu")
-    parts = {"held_out": languages.held_out, "val": languages.val}
-    numbers = {name: evaluate(model, part.corpus(tokenizer), cpu, precise=True) for name, part in parts.items()}
-    rounded = {name: {k: round(v, 4) for k, v in row.items()} for name, row in numbers.items()}
-    note(out, rounded["val"] | {"file": run.recipe.val_file, "held_out": rounded["held_out"]})
+def ship(run: TrainingRun, languages: Languages, tokenizer: TextTokenizer, out: Path, command: str) -> Path:
+    """Export to ``out``, measure the export in float32 on both validation sets, write the card."""
+    val, held_out = (part.corpus(tokenizer) for part in (languages.val, languages.held_out))
+    finish(run, val, val, out, command)
+    device = next(run.model.parameters()).device
+    numbers = evaluate(build_model(read_checkpoint(out), device), held_out, device, precise=True)
+    note(out, {"held_out": rounded(numbers)})
     return out
 
 
-def note(folder: Path, validation: dict) -> None:
-    """Add numbers to the checkpoint's validation, and write its card again."""
-    about = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    about["validation"] |= validation
-    write_atomically(folder / CONFIG, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
-    write_card(folder)
-
-
 def write_card(folder: Path) -> Path:
-    """``card.md`` from what the checkpoint's configuration says of itself."""
+    """``card.md`` from the checkpoint's configuration."""
     checkpoint = read_checkpoint(folder)
     config, training, numbers = checkpoint.config, checkpoint.training, checkpoint.validation
     recipe = training["recipe"]
-    size = (folder / "model.safetensors").stat().st_size
     with torch.device("meta"):
         params = sum(p.numel() for p in HModel(config).parameters())
     lines = [
@@ -180,14 +160,11 @@ def write_card(folder: Path) -> Path:
         f"choose by themselves which layers they send their state to; width {config.width}, {config.heads} heads, "
         f"connections by {config.pooling} pooling, α {config.alpha:g}, α_rate {config.alpha_rate:g}.",
         "",
-        f"- weights: bfloat16 safetensors, {size / 2**20:.1f} MiB; {params / 1e6:.2f} M parameters",
+        f"- weights: bfloat16 safetensors, {mebibytes(folder):.1f} MiB; {params / 1e6:.2f} M parameters",
         f"- data: `{recipe['train_file']}` without a seeded tenth of each language, which is held out, validated on "
         f"`{recipe['val_file']}`: {SOURCES}",
         f"- command: `{training['command']}`",
-        f"- trained {training['iterations']:,} iterations of {recipe['batch_size']} × {config.context} tokens in "
-        f"{training['wall_seconds'] / 60:.0f} minutes on {training['machine']}, finished {training['date']}",
-        f"- {recipe['schedule']} schedule, peak rate {recipe['learning_rate']:g}, AdamW {tuple(recipe['betas'])}, "
-        f"weight decay {recipe['weight_decay']:g}, seed {recipe['seed']}",
+        *recipe_lines(training, f" × {config.context} tokens"),
         "",
         "## Validation",
         "",
@@ -206,23 +183,21 @@ def write_card(folder: Path) -> Path:
         "",
         "## Curve (on the held-out tenth)",
         "",
-        *_curve(training["history"]),
+        *curve(training["history"], "mean_connection", "self_share"),
         "",
         "## Limits",
         "",
         "A small model for looking at routing, not for use: a context of 128 tokens, a vocabulary of 4 096, 1.2 MB "
         "of training text.",
-        "",
     ]
-    write_atomically(folder / CARD, "\n".join(lines).encode())
-    return folder / CARD
+    return save_card(folder, lines)
 
 
-def _row(name: str, row: dict) -> str:
+def _row(name: str, row: dict[str, Any]) -> str:
     return f"| {name} | {row['loss']:.3f} | {row['perplexity']:.1f} | {row['accuracy']:.1%} | {row['count']:,} |"
 
 
-def _beside(models: dict | None) -> list[str]:
+def _beside(models: dict[str, Any] | None) -> list[str]:
     """Models of the same recipe, measured by ``benchmarks/hmodel.py``."""
     if not models:
         return []
@@ -239,7 +214,7 @@ def _beside(models: dict | None) -> list[str]:
     ]
 
 
-def _routing(numbers: dict | None) -> list[str]:
+def _routing(numbers: dict[str, Any] | None) -> list[str]:
     if not numbers:
         return []
     distance, chain = numbers["distance"], numbers["chain"]
@@ -256,54 +231,3 @@ def _routing(numbers: dict | None) -> list[str]:
         f"- self-connection share {numbers['self_share']:.3f} (all connections equal: "
         f"{numbers['equal_self_share']:.3f}); stability {numbers['stability']:.4f}",
     ]
-
-
-def _curve(history: Sequence[dict]) -> list[str]:
-    keys = [
-        k
-        for k in ("iteration", "train_loss", "val_loss", "val_accuracy", "mean_connection", "self_share")
-        if k in history[-1]
-    ]
-    return [
-        "| " + " | ".join(k.replace("_", " ") for k in keys) + " |",
-        "|" + "---|" * len(keys),
-        *("| " + " | ".join(str(entry[k]) for k in keys) + " |" for entry in history),
-    ]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with text/languages_*.parquet")
-    parser.add_argument("--work", type=Path, required=True, help="tokenizer, states and logs; continues what it holds")
-    parser.add_argument("--export", type=Path, help=f"write the checkpoint {SHIPPED} below this folder")
-    parser.add_argument("recipes", nargs="*", choices=[[], *HMODEL_RECIPES], help="default: all")
-    arguments = parser.parse_args()
-    languages = load_languages(arguments.data)
-    tokenizer = tokenizer_for(languages, arguments.work)
-    corpus, held_out = languages.train.corpus(tokenizer), languages.held_out.corpus(tokenizer)
-    for name in arguments.recipes or HMODEL_RECIPES:
-        run = train(
-            HMODEL_RECIPES[name],
-            corpus,
-            held_out,
-            arguments.work / name,
-            check_every=100,
-            on_progress=partial(_tell, name),
-        )
-        if arguments.export and name == SHIPPED:
-            command = f"tokenpaths train {name} --data <data folder> --work <folder> --export <folder>"
-            print(ship(run, languages, tokenizer, arguments.export, command))
-
-
-def _tell(name: str, progress: Progress) -> None:
-    if progress.iteration % 10 == 0:
-        print(
-            f"{name} {progress.iteration}/{progress.iterations} loss {progress.loss:.3f} "
-            f"{progress.rate_per_s:.2f} it/s {progress.note}",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-if __name__ == "__main__":
-    main()
