@@ -86,7 +86,8 @@ def _write_parquet(file: Path, ids: np.ndarray, weights: np.ndarray | None, samp
 
 def import_it(folder: Path, runs_dir: Path) -> dict[str, float]:
     """Import and measure, in this process."""
-    from tokenpaths.engine.adapters.logs.importing import import_log, open_log
+    from tokenpaths.engine.adapters.logs.formats import open_log
+    from tokenpaths.engine.adapters.logs.importing import import_log
     from tokenpaths.engine.store.write import writer
 
     moments = {}

@@ -130,10 +130,10 @@ def import_log(
     Raises:
         UserError: it is no log that can be read, or the name is taken; nothing is left behind.
     """
-    from tokenpaths.engine.adapters.logs import importing
+    from tokenpaths.engine.adapters.logs import formats, importing
     from tokenpaths.engine.tracing.trace_run import new_run_id
 
-    log = importing.open_log(Path(file), format, layers=layers, top_k=top_k, experts=experts)
+    log = formats.open_log(Path(file), format, layers=layers, top_k=top_k, experts=experts)
     place = runs_dir() if folder is None else Path(folder)
     texts = None if tokenizer is None else importing.read_vocabulary(Path(tokenizer))
     name = run or new_run_id(model or log.model or "log", Path(file).stem)

@@ -22,7 +22,7 @@ from tokenpaths.engine.jobs.registry import JobContext, Progress
 
 if TYPE_CHECKING:
     from tokenpaths.engine.adapters.logs.importing import ImportProgress
-    from tokenpaths.engine.adapters.logs.log import Log
+    from tokenpaths.engine.adapters.logs.routing_log import Log
 
 SLICE_SECONDS = 0.7
 
@@ -64,7 +64,7 @@ class ImportJob:
     @classmethod
     def check(cls, request: ImportRequest, context: JobContext) -> None:
         """Refuse a missing file, what is no log at its beginning, and a taken name."""
-        from tokenpaths.engine.adapters.logs.importing import recognise
+        from tokenpaths.engine.adapters.logs.formats import recognise
 
         file = context.inbox_file(request.file, field="file")
         if file.is_file():
@@ -76,11 +76,11 @@ class ImportJob:
     @classmethod
     def start(cls, request: ImportRequest, folder: Path, context: JobContext) -> ImportJob | Finished:
         """Open the log, begin a run."""
-        from tokenpaths.engine.adapters.logs import importing
+        from tokenpaths.engine.adapters.logs import formats, importing
         from tokenpaths.engine.store.write.writer import remove_abandoned
 
         file = context.inbox_file(request.file, field="file")
-        log = importing.open_log(
+        log = formats.open_log(
             file, request.format, layers=request.layers, top_k=request.top_k, experts=request.experts
         )
         texts = None

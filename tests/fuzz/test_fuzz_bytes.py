@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.fuzz.how_long import looked
-from tokenpaths.engine.adapters.logs.importing import import_log, open_log
+from tokenpaths.engine.adapters.logs.formats import open_log
+from tokenpaths.engine.adapters.logs.importing import import_log
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.images import decode_upload
 

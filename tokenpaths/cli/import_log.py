@@ -57,18 +57,18 @@ def import_log(options: ImportOptions) -> None:
     if run is not None and run_file(settings.runs_dir, run).exists() and not options.overwrite:
         raise UserError(f"There is a run {run!r} already; give another name with --run, or --overwrite.", field="run")
     from tokenpaths.cli.support.progress_bar import bar, waiting
-    from tokenpaths.engine.adapters.logs import importing
+    from tokenpaths.engine.adapters.logs import formats, importing
     from tokenpaths.engine.store.write.writer import remove_abandoned
 
     try:
         with waiting(f"looking at {file.name}"):
-            log = importing.open_log(
+            log = formats.open_log(
                 file, options.format, layers=options.layers, top_k=options.top_k, experts=options.experts
             )
             texts = importing.read_vocabulary(options.tokenizer) if options.tokenizer else None
             log = log.counted()
             remove_abandoned(settings.runs_dir)
-    except importing.OnlyCounts as error:
+    except formats.OnlyCounts as error:
         _print_load(error.counts)
         raise
     with bar(f"{file.name} ({log.format})", None, "tokens") as progress:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.log import MOST_EXPERTS, Asked
+from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, Announced
 from tokenpaths.engine.analysis.load import effective_top_k, load_entropy, max_violation
 from tokenpaths.engine.base.errors import UserError
 
@@ -72,10 +72,10 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def read_counts(file: Path, asked: Asked) -> ExpertCounts:
+def read_counts(file: Path, announced: Announced) -> ExpertCounts:
     """Counts from JSON: ``{"0": {"17": 1200, …}, …}``, a list of such objects, or a list of rows.
 
-    ``asked`` says how many experts and layers there are, where the user knows: experts that no layer names are dead.
+    Experts that no layer names are dead where their number is announced.
 
     Raises:
         UserError: it is not that, or not so many layers or experts.
@@ -94,14 +94,13 @@ def read_counts(file: Path, asked: Asked) -> ExpertCounts:
     width = max((max(row, default=-1) for row in table.values()), default=-1) + 1
     if not width:
         raise UserError(f"{file}: no layer counts any expert", field="file")
-    if asked.layers not in (None, len(table)):
-        raise UserError(f"{file}: has {len(table)} layers, not {asked.layers} as announced", field="layers")
-    if asked.experts is not None and width > asked.experts:
+    announced.check(str(file), layers=len(table))
+    if announced.experts is not None and width > announced.experts:
         raise UserError(
-            f"{file}: counts expert {width - 1}, but the experts are 0 … {asked.experts - 1} (announced)",
+            f"{file}: counts expert {width - 1}, but the experts are 0 … {announced.experts - 1} (announced)",
             field="experts",
         )
-    width = asked.experts or width
+    width = announced.experts or width
     counts = np.zeros((len(table), width), dtype=np.int64)
     for step, row in enumerate(table.values()):
         for expert, number in row.items():

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.arrays import NPY_MAGIC, PICKLE
+from tokenpaths.engine.adapters.logs.numpy_arrays import NPY_MAGIC, PICKLE
 from tokenpaths.engine.base.errors import UserError
 
 MAX_LINE_BYTES = 1 << 30

@@ -21,7 +21,8 @@ import pyarrow as pa
 from pyarrow import csv
 
 from tokenpaths.engine.adapters.logs.json_lines import text_lines
-from tokenpaths.engine.adapters.logs.log import MOST_EXPERTS, ROUNDING, Asked, Log, Piece, Shape
+from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, ROUNDING, Announced, LogShape, Piece
+from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.base.errors import UserError
 
 LAYER, EXPERT = ("layer", "layer_id", "il"), ("expert", "expert_id")
@@ -62,16 +63,16 @@ def is_csv(line: bytes) -> bool:
     )
 
 
-def open_csv(file: Path, asked: Asked) -> Log:
+def open_csv(file: Path, announced: Announced) -> Log:
     """A trace; the whole file is looked through once for a last layer with fewer tokens."""
     columns, skip, position = _header(file)
-    if "token" not in columns and asked.top_k is None:
+    if "token" not in columns and announced.top_k is None:
         raise UserError(
             f"{file}: has no column 'token', so where a token ends cannot be seen; say --top-k of the model",
             field="top_k",
         )
     first = short = None
-    for found in _passes(file, columns, skip, asked):
+    for found in _passes(file, columns, skip, announced):
         first = first or found
         if found.is_short:
             _refuse_cut_off(found, short is not None)
@@ -80,11 +81,10 @@ def open_csv(file: Path, asked: Asked) -> Log:
         raise UserError(f"{file}: is empty", field="file")
     layers = tuple(layer for layer in first.layers if layer != short)
     top_k = first.experts[0].shape[1]
-    if asked.layers is not None and asked.layers != len(first.layers):
-        raise UserError(f"{file}: has {len(first.layers)} layers, not {asked.layers} as announced", field="layers")
+    announced.check(str(file), layers=len(first.layers))
 
     def read() -> Iterator[Piece]:
-        for found in _passes(file, columns, skip, asked):
+        for found in _passes(file, columns, skip, announced):
             kept = [i for i, layer in enumerate(found.layers) if layer != short]
             if tuple(found.layers[i] for i in kept) != layers:
                 raise UserError(
@@ -103,18 +103,18 @@ def open_csv(file: Path, asked: Asked) -> Log:
             weights = None if found.weights is None else np.stack([found.weights[i] for i in kept], axis=1)
             source = found.where.removeprefix(f"{file}, ")
             rows = [found.rows[i] for i in kept]
-            yield Piece(ids, found.where, weights, source=source, place=_place_of(file, skip, rows, top_k))
+            yield Piece(ids, found.where, weights, source=source, locate=_place_of(file, skip, rows, top_k))
 
     notes = []
-    if position is not None and "seq" not in columns and asked.top_k is None:
+    if position is not None and "seq" not in columns and announced.top_k is None:
         notes.append(
             f"top-k {top_k} is the number of rows with one {position}: say --top-k if sequences ran in parallel"
         )
     if short is not None:
         notes.append(f"layer {short} is left out: llama.cpp computed it only for tokens whose output was wanted")
     names = tuple(f"layer {layer}" for layer in layers)
-    shape = Shape(names, top_k, "weight" in columns)
-    return Log(file, "llama.cpp", shape, asked.experts, None, "; ".join(notes), _read=read)
+    shape = LogShape(names, top_k, "weight" in columns)
+    return Log(file, "llama.cpp", shape, announced.experts, read, note="; ".join(notes))
 
 
 def _place_of(file: Path, skip: int, rows: list[int], top_k: int) -> Callable[[int, int, int], str]:
@@ -214,12 +214,12 @@ def _kind(key: str) -> pa.DataType:
     return pa.string() if key == "seq" or key.startswith("pass") else pa.int64()
 
 
-def _passes(file: Path, columns: dict[str, int], skip: int, asked: Asked) -> Iterator[_Pass]:
+def _passes(file: Path, columns: dict[str, int], skip: int, announced: Announced) -> Iterator[_Pass]:
     """Forward passes: runs of rows in which the layer does not fall and nothing of ``PASS`` changes."""
     held: dict[str, list[np.ndarray]] = {key: [] for key in columns if key != "width"}
     held_line, last = 0, None
     for line, rows in _blocks(file, columns, skip):
-        _check_rows(file, skip, line - skip - 1, rows, asked)
+        _check_rows(file, skip, line - skip - 1, rows, announced)
         layer = rows["layer"]
         breaks = layer[1:] < layer[:-1]
         for key, values in rows.items():
@@ -231,7 +231,7 @@ def _passes(file: Path, columns: dict[str, int], skip: int, asked: Asked) -> Ite
         bounds = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(layer)]
         for low, high in zip(bounds[:-1], bounds[1:], strict=True):
             if held["layer"] and (low > 0 or changes):
-                yield _one_pass(file, skip, held_line, held, asked)
+                yield _one_pass(file, skip, held_line, held, announced)
                 held = {key: [] for key in held}
             if not held["layer"]:
                 held_line = line + low
@@ -239,10 +239,10 @@ def _passes(file: Path, columns: dict[str, int], skip: int, asked: Asked) -> Ite
                 held[key].append(values[low:high])
         last = {key: values[-1] for key, values in rows.items()}
     if held["layer"]:
-        yield _one_pass(file, skip, held_line, held, asked)
+        yield _one_pass(file, skip, held_line, held, announced)
 
 
-def _one_pass(file: Path, skip: int, line: int, held: dict[str, list[np.ndarray]], asked: Asked) -> _Pass:
+def _one_pass(file: Path, skip: int, line: int, held: dict[str, list[np.ndarray]], announced: Announced) -> _Pass:
     rows = {key: np.concatenate(parts) for key, parts in held.items() if not key.startswith("pass")}
     first_row = line - skip - 1
     where = f"{file}, line {line}"
@@ -252,7 +252,7 @@ def _one_pass(file: Path, skip: int, line: int, held: dict[str, list[np.ndarray]
     tokens_before, last_tokens = None, []
     for start, stop, layer in zip(starts.tolist(), [*starts[1:].tolist(), len(rows["layer"])], layers, strict=True):
         at = f"{file}, line {line + start}"
-        top_k = asked.top_k
+        top_k = announced.top_k
         if "token" in rows:
             tokens = rows["token"][start:stop]
             new = np.diff(tokens, prepend=tokens[0] - 1) != 0
@@ -299,9 +299,9 @@ def _one_pass(file: Path, skip: int, line: int, held: dict[str, list[np.ndarray]
     )
 
 
-def _check_rows(file: Path, skip: int, first_row: int, rows: dict[str, np.ndarray], asked: Asked) -> None:
+def _check_rows(file: Path, skip: int, first_row: int, rows: dict[str, np.ndarray], announced: Announced) -> None:
     """UserError that names the line of a layer, an expert or a weight that cannot be."""
-    most = asked.experts or MOST_EXPERTS
+    most = announced.experts or MOST_EXPERTS
     faults = [
         ("layer", rows["layer"] < 0, "layers count from 0"),
         ("expert", (rows["expert"] < 0) | (rows["expert"] >= most), f"the experts are 0 … {most - 1}"),
@@ -314,5 +314,5 @@ def _check_rows(file: Path, skip: int, first_row: int, rows: dict[str, np.ndarra
             odd = int(np.flatnonzero(wrong)[0])
             raise UserError(
                 f"{_line(file, skip, first_row + odd)}: {what} {rows[what][odd]:g}, but {expected}",
-                field="experts" if what == "expert" and asked.experts else "file",
+                field="experts" if what == "expert" and announced.experts else "file",
             )

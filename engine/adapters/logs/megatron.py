@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from tokenpaths.engine.adapters.logs.json_lines import json_lines, nested_ids
-from tokenpaths.engine.adapters.logs.log import Asked, Log, Piece, Shape
+from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece
+from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.base.errors import UserError
 
 
@@ -36,39 +37,36 @@ class _Pass:
     """ids (t, K) of each layer"""
 
 
-def open_megatron(file: Path, asked: Asked) -> Log:
+def open_megatron(file: Path, announced: Announced) -> Log:
     """A trace of one rank, or of several in one file. Its first pass says which layers there are."""
     first = next(_passes(file), None)
     if first is None:
         raise UserError(f"{file}: is empty", field="file")
     names = tuple(first.names)
     top_k = first.parts[0].shape[1]
-    for name, given, found in (("layers", asked.layers, len(names)), ("top_k", asked.top_k, top_k)):
-        if given is not None and given != found:
-            what = name.replace("_", "-")
-            raise UserError(f"{first.where}: has {found} {what}, not {given} as announced", field=name)
+    announced.check(first.where, layers=len(names), top_k=top_k)
 
     def read() -> Iterator[Piece]:
-        for found in _passes(file):
-            if tuple(found.names) != names:
-                raise _other_layers(found, names)
-            ids = np.stack(found.parts, axis=1)
-            yield Piece(ids, found.where, source=found.where.removeprefix(f"{file}, "), place=_place_of(found.lines))
+        for step in _passes(file):
+            if tuple(step.names) != names:
+                raise _other_layers(step, names)
+            source = step.where.removeprefix(f"{file}, ")
+            yield Piece(np.stack(step.parts, axis=1), step.where, source=source, locate=_locator(step.lines))
 
     note = "the ids of a token rise: a slot says nothing of a weight"
-    return Log(file, "megatron", Shape(names, top_k, False), asked.experts, None, note, _read=read)
+    return Log(file, "megatron", LogShape(names, top_k, False), announced.experts, read, note=note)
 
 
-def _place_of(lines: list[str]) -> Callable[[int, int, int], str]:
+def _locator(lines: list[str]) -> Callable[[int, int, int], str]:
     return lambda token, step, slot: f"{lines[step]}, token {token}"
 
 
-def _other_layers(found: _Pass, names: tuple[str, ...]) -> UserError:
-    odd = next((name for name in found.names if name not in names), None)
-    missing = next((name for name in names if name not in found.names), None)
+def _other_layers(step: _Pass, names: tuple[str, ...]) -> UserError:
+    odd = next((name for name in step.names if name not in names), None)
+    missing = next((name for name in names if name not in step.names), None)
     what = f"{odd} is new" if odd else f"{missing} is missing" if missing else "in another order"
     return UserError(
-        f"{found.where}: this step has {len(found.names)} layers, the first had {len(names)} ({what}); the log is cut "
+        f"{step.where}: this step has {len(step.names)} layers, the first had {len(names)} ({what}); the log is cut "
         "off, of several models, or of ranks that hold different layers: import each of these apart",
         field="file",
     )

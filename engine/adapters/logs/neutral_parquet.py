@@ -1,4 +1,4 @@
-"""The neutral format as Parquet: a row is a token, read row group by row group.
+"""The neutral format as Parquet: one row a token, read row group by row group.
 
 Columns: ``ids`` (list of layers, each a list of K ids; or one flat list with ``num_layers`` in the file's metadata),
 ``weights`` of the same form, ``token_id``, ``sample`` (rising), ``label`` and ``text`` (of the sample).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenpaths.engine.adapters.logs.arrays import TokenRuns, ids_shape
-from tokenpaths.engine.adapters.logs.log import CUT_TOKENS, Asked, Log, Piece, Shape, announced_experts
+from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS, Announced, LogShape, Piece, layer_names
+from tokenpaths.engine.adapters.logs.routing_log import Log
+from tokenpaths.engine.adapters.logs.sample_rows import SampleRows, sample_bounds
 from tokenpaths.engine.base.errors import UserError
 
 METADATA = b"tokenpaths"
 """key of the file's metadata: JSON with num_layers, num_experts, model, layers"""
 
 
-def open_parquet(file: Path, asked: Asked) -> Log:
+def open_parquet(file: Path, announced: Announced) -> Log:
     """A file in the neutral format."""
     try:
         opened = pq.ParquetFile(file)
@@ -40,19 +42,19 @@ def open_parquet(file: Path, asked: Asked) -> Log:
     if not num_rows:
         raise UserError(f"{file}: holds no token", field="file")
     about = _about(file, schema)
-    experts = announced_experts(about.get("num_experts"), asked, str(file))
-    said = Asked(asked.layers or about.get("num_layers"), asked.top_k, experts)
+    experts = announced.num_experts(about.get("num_experts"), str(file))
+    announced = replace(announced, layers=announced.layers or about.get("num_layers"))
     first = next(_batches(file, ["ids"], 1))
     ids = _numbers(first.column("ids"), file, "ids", 0)
-    steps, top_k = ids_shape(ids.shape, ids.dtype, said, str(file))
-    names = about.get("layers") or [f"layer {layer}" for layer in range(steps)]
+    steps, top_k = announced.ids_shape(ids.shape, ids.dtype, str(file))
+    names = tuple(about.get("layers") or layer_names(steps))
     if len(names) != steps:
         raise UserError(f"{file}: names {len(names)} layers, but the ids have {steps}", field="file")
     has_weights = "weights" in schema.names
     wanted = [name for name in ("ids", "weights", "token_id", "sample", "label", "text") if name in schema.names]
 
     def read() -> Iterator[Piece]:
-        runs = TokenRuns(str(file))
+        rows = SampleRows(str(file))
         words = _Words(str(file))
         start = 0
         for batch in _batches(file, wanted):
@@ -66,13 +68,12 @@ def open_parquet(file: Path, asked: Asked) -> Log:
                 weights = _shaped(weights, (n, steps, top_k), file, "weights", start)
             token_id, sample = (_whole(columns.get(name), file, name, start) for name in ("token_id", "sample"))
             words.add(columns, sample, start)
-            yield from runs.add(ids, weights, token_id, sample, start)
-            yield from runs.ready(words.of)
+            yield from rows.add(ids, weights, token_id, sample, start)
+            yield from rows.ready(words.of)
             start += n
-        yield from runs.ready(words.of, end=True)
+        yield from rows.ready(words.of, end=True)
 
-    shape = Shape(tuple(map(str, names)), top_k, has_weights)
-    return Log(file, "parquet", shape, experts, about.get("model"), _read=read)
+    return Log(file, "parquet", LogShape(names, top_k, has_weights), experts, read, about.get("model"))
 
 
 def _about(file: Path, schema: pa.Schema) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def _about(file: Path, schema: pa.Schema) -> dict[str, Any]:
     for name, value, right, what in (
         ("num_layers", layers, type(layers) is int and 1 <= layers <= 65_536, "a whole number from 1 to 65536"),
         ("model", model, isinstance(model, str), "a name"),
-        ("layers", names, isinstance(names, list) and all(isinstance(one, str) for one in names), "a list of names"),
+        ("layers", names, isinstance(names, list) and all(isinstance(name, str) for name in names), "a list of names"),
     ):
         if value is not None and not right:
             raise UserError(
@@ -103,8 +104,8 @@ def _batches(file: Path, columns: list[str], rows: int | None = None) -> Iterato
         with pq.ParquetFile(file) as opened:
             yield from opened.iter_batches(rows or CUT_TOKENS, columns=columns)
     except (pa.ArrowException, OSError, ValueError) as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0][:120]
-        raise UserError(f"{file}: is damaged ({said})", field="file") from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise UserError(f"{file}: is damaged ({reason})", field="file") from None
 
 
 def _numbers(column: pa.Array, file: Path, name: str, start: int) -> np.ndarray:
@@ -157,7 +158,7 @@ class _Words:
 
     def __init__(self, where: str) -> None:
         self.where = where
-        self._found: dict[int, dict[str, str | None]] = {}
+        self._of_sample: dict[int, dict[str, str | None]] = {}
         self._position = -1
         self._number: int | None = None
 
@@ -167,14 +168,13 @@ class _Words:
             return
         if sample is None:
             raise UserError(f"{self.where}: {names[0]!r} goes with 'sample', the sample of each token", field="file")
-        starts = [0, *(np.flatnonzero(np.diff(sample)) + 1).tolist(), len(sample)]
         for name in names:
             kind = columns[name].type
             kind = kind.value_type if pa.types.is_dictionary(kind) else kind
             if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
                 raise UserError(f"{self.where}: the column {name!r} holds {kind}, it should hold words", field="file")
-        for low, high in zip(starts[:-1], starts[1:], strict=True):
-            said = {}
+        for low, high in sample_bounds(sample):
+            words = {}
             for name in names:
                 values = columns[name][low:high].unique().to_pylist()
                 if len(values) != 1 or not isinstance(values[0], str | None):
@@ -183,12 +183,12 @@ class _Words:
                         f"{name}, a string",
                         field="file",
                     )
-                said[name] = values[0]
+                words[name] = values[0]
             if int(sample[low]) != self._number:
                 self._position += 1
-                self._found[self._position] = said
+                self._of_sample[self._position] = words
                 self._number = int(sample[low])
-            elif said != self._found[self._position]:
+            elif words != self._of_sample[self._position]:
                 raise UserError(
                     f"{self.where}, row {start + low}: sample {self._number} has another label or text than before",
                     field="file",
@@ -196,6 +196,6 @@ class _Words:
 
     def of(self, position: int) -> dict[str, str | None]:
         """The words of one sample; those before it are let go."""
-        for passed in [one for one in self._found if one < position]:
-            del self._found[passed]
-        return self._found.get(position, {})
+        for passed in [other for other in self._of_sample if other < position]:
+            del self._of_sample[passed]
+        return self._of_sample.get(position, {})

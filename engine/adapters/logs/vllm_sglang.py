@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.arrays import ids_shape
-from tokenpaths.engine.adapters.logs.dense_layers import without_dense_layers
 from tokenpaths.engine.adapters.logs.json_lines import decoded, from_bytes, json_lines, nested_ids
-from tokenpaths.engine.adapters.logs.log import MOST_TOKEN_ID, Asked, Log, Piece, Shape
+from tokenpaths.engine.adapters.logs.pieces import MOST_TOKEN_ID, Announced, LogShape, Piece, layer_names
+from tokenpaths.engine.adapters.logs.routing_log import Log, without_dense_layers
 from tokenpaths.engine.base.errors import UserError
 
 DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
@@ -33,14 +32,14 @@ def is_engine_line(record: dict[str, Any]) -> bool:
     return any(key in record for key in (*KEYS, "meta_info", "choices", "outputs"))
 
 
-def open_engine(file: Path, asked: Asked) -> Log:
+def open_engine(file: Path, announced: Announced) -> Log:
     """A file of responses. Layers where every decision of the first response is 0 are dense and left out (K > 1)."""
     first = next(json_lines(file), None)
     if first is None:
         raise UserError(f"{file}: is empty", field="file")
     where, record = first
     model = record.get("model") if isinstance(record.get("model"), str) else None
-    whole = _responses(where, record, asked)[0].ids
+    whole = _responses(where, record, announced)[0].ids
 
     def read() -> Iterator[Piece]:
         known = model
@@ -54,7 +53,7 @@ def open_engine(file: Path, asked: Asked) -> Log:
                         "so split the log by model",
                         field="file",
                     )
-            for piece in _responses(where, record, asked):
+            for piece in _responses(where, record, announced):
                 if piece.ids.shape[1:] != whole.shape[1:]:
                     raise UserError(
                         f"{piece.where}: has {piece.ids.shape[1]} layers of {piece.ids.shape[2]} experts, the first "
@@ -63,17 +62,16 @@ def open_engine(file: Path, asked: Asked) -> Log:
                     )
                 yield piece
 
-    names = tuple(f"layer {layer}" for layer in range(whole.shape[1]))
     kind = "sglang" if "meta_info" in record else "vllm"
-    log = Log(file, kind, Shape(names, whole.shape[2], False), asked.experts, model, _read=read)
-    return without_dense_layers(log)
+    shape = LogShape(layer_names(whole.shape[1]), whole.shape[2], False)
+    return without_dense_layers(Log(file, kind, shape, announced.experts, read, model))
 
 
-def _responses(where: str, record: dict[str, Any], asked: Asked) -> list[Piece]:
+def _responses(where: str, record: dict[str, Any], announced: Announced) -> list[Piece]:
     """One piece a choice; the prompt's decisions, made once, stand before the first."""
     choices = next((record[key] for key in ("choices", "outputs") if isinstance(record.get(key), list)), None)
     several = choices is not None and len(choices) > 1
-    prompt = _decisions(record, ("prompt_routed_experts",), where, asked)
+    prompt = _decisions(record, ("prompt_routed_experts",), where, announced)
     prompt_ids = _ids(record, ("prompt_token_ids", "input_ids"), where)
     pieces = []
     for number, choice in enumerate(choices or [record]):
@@ -83,7 +81,7 @@ def _responses(where: str, record: dict[str, Any], asked: Asked) -> list[Piece]:
         found = _found(choice) if choices else _found(record)
         parts = [prompt] if prompt is not None and number == 0 else []
         if found is not None:
-            parts.append(_array(found[1], at, "routed_experts", {**record, **choice, **found[0]}, asked))
+            parts.append(_array(found[1], at, "routed_experts", {**record, **choice, **found[0]}, announced))
         if not parts:
             raise UserError(f"{at}: has no routed_experts; {NOT_THERE}", field="file")
         if len(parts) == 2 and parts[0].shape[1:] != parts[1].shape[1:]:
@@ -109,12 +107,12 @@ def _found(choice: dict[str, Any]) -> tuple[dict[str, Any], Any] | None:
     return None
 
 
-def _decisions(record: dict[str, Any], keys: Sequence[str], where: str, asked: Asked) -> np.ndarray | None:
+def _decisions(record: dict[str, Any], keys: Sequence[str], where: str, announced: Announced) -> np.ndarray | None:
     value = next((record[key] for key in keys if record.get(key) is not None), None)
-    return None if value is None else _array(value, where, keys[0], record, asked)
+    return None if value is None else _array(value, where, keys[0], record, announced)
 
 
-def _array(value: Any, where: str, what: str, beside: dict[str, Any], asked: Asked) -> np.ndarray:
+def _array(value: Any, where: str, what: str, beside: dict[str, Any], announced: Announced) -> np.ndarray:
     """Ids (t, S, K) from any of the forms."""
     if isinstance(value, list):
         if not value:
@@ -132,12 +130,12 @@ def _array(value: Any, where: str, what: str, beside: dict[str, Any], asked: Ask
     else:
         raise UserError(f"{where}: {what} is {type(value).__name__}, not a list or base64", field="file")
     if array.ndim == 1:
-        array = _folded(array, beside.get("shape"), where, what, asked)
-    steps, top_k = ids_shape(array.shape, array.dtype, asked, f"{where}, {what}")
+        array = _folded(array, beside.get("shape"), where, what, announced)
+    steps, top_k = announced.ids_shape(array.shape, array.dtype, f"{where}, {what}")
     return array.reshape(len(array), steps, top_k)
 
 
-def _folded(flat: np.ndarray, shape: Any, where: str, what: str, asked: Asked) -> np.ndarray:
+def _folded(flat: np.ndarray, shape: Any, where: str, what: str, announced: Announced) -> np.ndarray:
     """Flat ids by the shape that stands beside them, or by what the user says."""
     if isinstance(shape, list) and len(shape) == 3 and all(type(n) is int and n > 0 for n in shape):
         if math.prod(shape) != len(flat):
@@ -145,20 +143,20 @@ def _folded(flat: np.ndarray, shape: Any, where: str, what: str, asked: Asked) -
         return flat.reshape(shape)
     if shape is not None:
         raise UserError(f"{where}: the shape of {what} is {shape}, it should be [tokens, layers, top-k]", field="file")
-    if not (asked.layers and asked.top_k):
+    if not (announced.layers and announced.top_k):
         raise UserError(
             f"{where}: {what} is a flat row of {len(flat)} ids; say --layers (all layers, dense ones included) and "
             "--top-k of the model",
             field="layers",
         )
-    each = asked.layers * asked.top_k
+    each = announced.layers * announced.top_k
     if len(flat) % each:
         raise UserError(
-            f"{where}: {what} holds {len(flat)} ids, which are no whole tokens of {asked.layers} layers × "
-            f"{asked.top_k} experts",
+            f"{where}: {what} holds {len(flat)} ids, which are no whole tokens of {announced.layers} layers × "
+            f"{announced.top_k} experts",
             field="layers",
         )
-    return flat.reshape(-1, asked.layers, asked.top_k)
+    return flat.reshape(-1, announced.layers, announced.top_k)
 
 
 def _ids(holder: dict[str, Any], keys: Sequence[str], where: str) -> list[int] | None:

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tokenpaths.engine.adapters.logs.importing import OnlyCounts, import_log, open_log
-from tokenpaths.engine.adapters.logs.log import CUT_TOKENS
+from tokenpaths.engine.adapters.logs.formats import OnlyCounts, open_log
+from tokenpaths.engine.adapters.logs.importing import import_log
+from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
 

@@ -29,7 +29,8 @@ from tests.engine.adapters.logs.test_importers_formats import (
     write_lines,
     write_parquet,
 )
-from tokenpaths.engine.adapters.logs.importing import import_log, open_log
+from tokenpaths.engine.adapters.logs.formats import open_log
+from tokenpaths.engine.adapters.logs.importing import import_log
 from tokenpaths.engine.base.errors import UserError
 
 FEW = 6

@@ -30,8 +30,9 @@ from tests.engine.adapters.logs.test_importers_formats import (
     write_parquet,
 )
 from tests.engine.adapters.logs.test_importers_refusals import refused
-from tokenpaths.engine.adapters.logs.importing import OnlyCounts, import_log, open_log
-from tokenpaths.engine.adapters.logs.log import CUT_TOKENS
+from tokenpaths.engine.adapters.logs.formats import OnlyCounts, open_log
+from tokenpaths.engine.adapters.logs.importing import import_log
+from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS
 from tokenpaths.engine.store.ask.run import Run
 
 

@@ -29,7 +29,8 @@ from tests.engine.adapters.logs.test_importers_formats import (
     write_lines,
     write_parquet,
 )
-from tokenpaths.engine.adapters.logs.importing import import_log, open_log
+from tokenpaths.engine.adapters.logs.formats import open_log
+from tokenpaths.engine.adapters.logs.importing import import_log
 from tokenpaths.engine.base.errors import UserError
 
 
@@ -72,7 +73,7 @@ def test_the_row_is_named_where_the_number_of_experts_is_read_from_the_log(tmp_p
 
 
 def test_a_fault_far_behind_what_was_written_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tokenpaths.engine.adapters.logs.log.BATCH_BYTES", 1000)
+    monkeypatch.setattr("tokenpaths.engine.adapters.logs.importing.BATCH_BYTES", 1000)
     np.save(tmp_path / "log.npy", changed((4999, 1, 0), EXPERTS + 1, some_ids(5000)))
     refused(tmp_path, tmp_path / "log.npy", "row 4999: expert 9 at layer 1", experts=EXPERTS)
 

@@ -1,4 +1,4 @@
-"""``.npy`` and ``.npz``: what an engine's ``routed_experts`` is when it is saved, and the neutral format.
+"""``.npy`` and ``.npz``: a saved ``routed_experts`` array of an engine, and the neutral format as an archive.
 
 Read as a stream, never with pickles: an array of Python objects can run code when it is loaded.
 """
@@ -10,15 +10,16 @@ import os
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.log import CUT_TOKENS, Asked, Log, Piece, Shape, announced_experts
+from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS, Announced, LogShape, Piece, layer_names
+from tokenpaths.engine.adapters.logs.routing_log import Log
+from tokenpaths.engine.adapters.logs.sample_rows import SampleRows
 from tokenpaths.engine.base.errors import UserError
 
 NPY_MAGIC = b"\x93NUMPY"
@@ -83,38 +84,11 @@ def _short(error: Exception) -> str:
     return str(error).splitlines()[0][:120].rstrip(".") if str(error) else type(error).__name__
 
 
-def ids_shape(shape: tuple[int, ...], dtype: np.dtype, asked: Asked, where: str) -> tuple[int, int]:
-    """(S, K) of ids of this shape: (tokens, S, K), (tokens, S·K) with the user's word, or (tokens, S) for K = 1."""
-    if dtype.kind not in "iu":
-        raise UserError(f"{where}: the ids are {dtype}, they should be whole numbers", field="file")
-    if len(shape) == 3 and shape[1] and shape[2]:
-        found = shape[1], shape[2]
-    elif len(shape) == 2 and shape[1] and (asked.layers or asked.top_k):
-        layers = asked.layers or shape[1] // (asked.top_k or 1)
-        found = layers, shape[1] // layers
-        if found[0] * found[1] != shape[1]:
-            raise UserError(f"{where}: {shape[1]} ids a token are not {layers} layers of the same size", field="layers")
-    else:
-        raise UserError(
-            f"{where}: the ids have shape {shape}, they should be (tokens, layers, top-k); "
-            "of flat ids say --layers or --top-k",
-            field="file",
-        )
-    for name, given, is_ in (("layers", asked.layers, found[0]), ("top_k", asked.top_k, found[1])):
-        if given is not None and given != is_:
-            raise UserError(f"{where}: has {is_} {name.replace('_', '-')}, not {given} as announced", field=name)
-    return found
-
-
-def _layer_names(count: int) -> tuple[str, ...]:
-    return tuple(f"layer {layer}" for layer in range(count))
-
-
-def open_npy(file: Path, asked: Asked) -> Log:
+def open_npy(file: Path, announced: Announced) -> Log:
     """A saved array (tokens, layers, top-k)."""
     with file.open("rb") as stream:
         array = _Array(stream, str(file), os.fstat(stream.fileno()).st_size)
-        steps, top_k = ids_shape(array.shape, array.dtype, asked, str(file))
+        steps, top_k = announced.ids_shape(array.shape, array.dtype, str(file))
 
     def read() -> Iterator[Piece]:
         with file.open("rb") as stream:
@@ -125,7 +99,7 @@ def open_npy(file: Path, asked: Asked) -> Log:
                 source = file.name if whole else f"{file.name}, tokens {start} to {start + len(ids) - 1}"
                 yield Piece(ids, f"{file}, row {start}", source=source, rows_from=start)
 
-    return Log(file, "npy", Shape(_layer_names(steps), top_k, False), asked.experts, _read=read)
+    return Log(file, "npy", LogShape(layer_names(steps), top_k, False), announced.experts, read)
 
 
 class _Archive:
@@ -159,19 +133,19 @@ class _Archive:
         array = self.array(name)
         return array.rows(len(array)) if array.shape else array.rows(1)
 
-    def one(self, name: str, what: str, kinds: str) -> Any | None:
+    def scalar(self, name: str, what: str, kinds: str) -> Any | None:
         """The only value of an array, None where there is no array; UserError unless it is ``what``."""
-        found = self.whole(name)
-        if found is None:
+        values = self.whole(name)
+        if values is None:
             return None
-        if found.size != 1 or found.dtype.kind not in kinds:
-            name_of_kind = "text" if found.dtype.kind == "U" else found.dtype.name
-            held = f"{found.size} values" if found.size != 1 else name_of_kind
+        if values.size != 1 or values.dtype.kind not in kinds:
+            kind = "text" if values.dtype.kind == "U" else values.dtype.name
+            held = f"{values.size} values" if values.size != 1 else kind
             raise UserError(f"{self.file}, array {name!r}: holds {held}, it should be {what}", field="file")
-        return found.reshape(-1)[0].item()
+        return values.reshape(-1)[0].item()
 
 
-def open_npz(file: Path, asked: Asked) -> Log:
+def open_npz(file: Path, announced: Announced) -> Log:
     """The neutral archive: ``ids`` and what goes with them; or an engine's two arrays of one request."""
     archive = _Archive(file)
     with archive.zip:
@@ -191,18 +165,18 @@ def open_npz(file: Path, asked: Asked) -> Log:
         shapes = {}
         for name in id_names:
             array = archive.array(name)
-            shapes[name] = ids_shape(array.shape, array.dtype, asked, array.where)
+            shapes[name] = announced.ids_shape(array.shape, array.dtype, array.where)
         if len(set(shapes.values())) > 1:
-            said = " and ".join(f"{name} has {steps} × {top_k}" for name, (steps, top_k) in shapes.items())
-            raise UserError(f"{file}: prompt and answer have different layers or top-k ({said})", field="file")
+            sizes = " and ".join(f"{name} has {steps} × {top_k}" for name, (steps, top_k) in shapes.items())
+            raise UserError(f"{file}: prompt and answer have different layers or top-k ({sizes})", field="file")
         steps, top_k = shapes[id_names[-1]]
-        announced = announced_experts(archive.one("num_experts", "one whole number", "iu"), asked, str(file))
-        model_name = archive.one("model", "one name", "U")
+        experts = announced.num_experts(archive.scalar("num_experts", "one whole number", "iu"), str(file))
+        model_name = archive.scalar("model", "one name", "U")
         layers = archive.whole("layers")
         has_weights = "weights" in archive.names
     if layers is not None and (layers.ndim != 1 or layers.dtype.kind not in "Uiu"):
         raise UserError(f"{file}, array 'layers': should be a row of names, one a layer", field="file")
-    names = _layer_names(steps) if layers is None else tuple(map(str, layers.tolist()))
+    names = layer_names(steps) if layers is None else tuple(map(str, layers.tolist()))
     if len(names) != steps:
         raise UserError(f"{file}: names {len(names)} layers, but the ids have {steps}", field="file")
 
@@ -215,7 +189,7 @@ def open_npz(file: Path, asked: Asked) -> Log:
             else:
                 yield from _samples(archive, id_names[0], steps, top_k, has_weights)
 
-    return Log(file, "npz", Shape(names, top_k, has_weights), announced, model_name, _read=read)
+    return Log(file, "npz", LogShape(names, top_k, has_weights), experts, read, model_name)
 
 
 def _refuse_near_misses(file: Path, names: Iterable[str]) -> None:
@@ -242,13 +216,13 @@ def _samples(archive: _Archive, name: str, steps: int, top_k: int, has_weights: 
             raise UserError(f"{array.where}: has shape {array.shape}, it should be {wanted}", field="file")
         if array.dtype.kind not in ("f" if other == "weights" else "iu"):
             raise UserError(f"{array.where}: is {array.dtype}, the wrong kind of number", field="file")
-    texts = {other: found for other in ("label", "text") if (found := archive.whole(other)) is not None}
+    texts = {other: values for other in ("label", "text") if (values := archive.whole(other)) is not None}
     for other, values in texts.items():
         if values.ndim != 1 or values.dtype.kind not in "Uiu":
             raise UserError(f"{archive.file}, array {other!r}: should be a row of words, one a sample", field="file")
     if "sample" not in columns and texts:
         raise UserError(f"{archive.file}: label and text go with 'sample', the sample of each token", field="file")
-    samples = TokenRuns(str(archive.file))
+    samples = SampleRows(str(archive.file))
 
     def words(position: int) -> dict[str, str | None]:
         for name, values in texts.items():
@@ -270,82 +244,3 @@ def _samples(archive: _Archive, name: str, steps: int, top_k: int, has_weights: 
         if len(values) != samples.num_samples:
             there = f"{len(values)} entries in {name!r}"
             raise UserError(f"{archive.file}: has {there}, but {samples.num_samples} samples", field="file")
-
-
-class TokenRuns:
-    """Collects tokens that come a block at a time into samples: runs of the same number in ``sample``.
-
-    A sample of more than ``CUT_TOKENS`` is handed out in pieces of so many, so that it is never held whole.
-    """
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-        self._parts: list[tuple] = []
-        self._held = 0
-        self._number: int | None = None
-        self._position = -1
-        self._start = 0
-        self._taken = 0
-        self._done: list[tuple[int, bool, Piece]] = []
-
-    @property
-    def num_samples(self) -> int:
-        """Samples that have begun so far."""
-        return self._position + 1
-
-    def add(self, ids, weights, token_id, sample, start: int) -> Iterator[Piece]:
-        """Take rows ``start`` … of the file; yields samples at once where there are no numbers."""
-        if sample is None:
-            rows = f"rows {start} to {start + len(ids) - 1}"
-            yield Piece(ids, f"{self.where}, row {start}", weights, token_id, source=rows, rows_from=start)
-            return
-        bounds = [0, *(np.flatnonzero(np.diff(sample)) + 1).tolist(), len(sample)]
-        for low, high in zip(bounds[:-1], bounds[1:], strict=True):
-            number = int(sample[low])
-            if number != self._number:
-                if self._number is not None and number < self._number:
-                    raise UserError(
-                        f"{self.where}, row {start + low}: sample {number} comes after sample {self._number}; "
-                        "the tokens of a sample stand together, samples in rising order",
-                        field="file",
-                    )
-                self._finish()
-                self._number, self._start, self._position = number, start + low, self._position + 1
-                self._taken = 0
-            for place in range(low, high, CUT_TOKENS):
-                part = slice(place, min(place + CUT_TOKENS, high))
-                columns = (ids, weights, token_id)
-                self._parts.append(tuple(None if values is None else values[part] for values in columns))
-                self._held += part.stop - part.start
-                if self._held > CUT_TOKENS:
-                    self._hand_out(CUT_TOKENS)
-
-    def _joined(self) -> list[np.ndarray | None]:
-        return [None if column[0] is None else np.concatenate(column) for column in zip(*self._parts, strict=True)]
-
-    def _hand_out(self, count: int, cut: bool = True) -> None:
-        columns = self._joined()
-        ids, weights, token_id = (None if column is None else column[:count] for column in columns)
-        row = self._start + self._taken
-        source = f"sample {self._number}"
-        if cut:
-            source = f"{source}, tokens {self._taken} to {self._taken + count - 1}"
-        piece = Piece(ids, f"{self.where}, row {row}", weights, token_id, source=source, rows_from=row)
-        self._done.append((self._position, cut, piece))
-        self._taken += count
-        self._held -= count
-        left = tuple(None if column is None else column[count:] for column in columns)
-        self._parts = [left] if self._held else []
-
-    def _finish(self) -> None:
-        if self._parts:
-            self._hand_out(self._held, cut=self._taken > 0)
-
-    def ready(self, words: Callable[[int], dict[str, str | None]], end: bool = False) -> Iterator[Piece]:
-        """Pieces that are complete, with ``words`` (label and text) of their sample; a cut one has no text."""
-        if end:
-            self._finish()
-        for position, cut, piece in self._done:
-            found = words(position)
-            yield replace(piece, **({**found, "text": None} if cut else found))
-        self._done = []

@@ -1,0 +1,194 @@
+"""The formats of routing logs: the table of readers, recognition by content, and folders of shards.
+
+A new format is one row in ``FORMATS`` and, for text, one test of its first line in ``_recognise_text``. Formats are
+documented in ``docs/import.md``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tokenpaths.engine.adapters.logs.expert_counts import OnlyCounts, find_counts, read_counts
+from tokenpaths.engine.adapters.logs.llamacpp import is_csv, open_csv
+from tokenpaths.engine.adapters.logs.megatron import is_megatron_line, open_megatron
+from tokenpaths.engine.adapters.logs.neutral_parquet import open_parquet
+from tokenpaths.engine.adapters.logs.numpy_arrays import NPY_MAGIC, PICKLE, open_npy, open_npz
+from tokenpaths.engine.adapters.logs.pieces import Announced, Piece
+from tokenpaths.engine.adapters.logs.routing_log import Log, without_dense_layers
+from tokenpaths.engine.adapters.logs.vllm_sglang import is_engine_line, open_engine
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.file.checks import check_text
+
+Opener = Callable[[Path, Announced], Log]
+HEAD_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format of logs."""
+
+    open: Opener
+    what: str
+    """for messages"""
+
+
+def _open_counts(file: Path, announced: Announced) -> Log:
+    raise OnlyCounts(file, read_counts(file, announced))
+
+
+def _routed(opener: Opener) -> Opener:
+    return lambda file, announced: without_dense_layers(opener(file, announced))
+
+
+FORMATS: dict[str, Format] = {
+    "npy": Format(_routed(open_npy), "a numpy array (tokens, layers, top-k)"),
+    "npz": Format(_routed(open_npz), "the neutral format as .npz"),
+    "parquet": Format(open_parquet, "the neutral format as Parquet"),
+    "vllm": Format(open_engine, "responses of vLLM, one JSON object a line"),
+    "sglang": Format(open_engine, "responses of SGLang, one JSON object a line"),
+    "megatron": Format(open_megatron, "Megatron-LM's router trace"),
+    "llama.cpp": Format(open_csv, "llama.cpp's routing CSV"),
+    "expert-counts": Format(_open_counts, "aggregates, of which only the load can be told"),
+}
+_ENGINES = ("vllm", "sglang")
+
+
+def open_log(
+    path: Path,
+    format: str | None = None,
+    *,
+    layers: int | None = None,
+    top_k: int | None = None,
+    experts: int | None = None,
+) -> Log:
+    """Open a log, or a folder of shards of one log (in the order of their names), recognised by its content.
+
+    Args:
+        path: The file or folder.
+        format: Name of a format, to be checked; by default whatever the content is.
+        layers, top_k, experts: Sizes that the log does not say; they are checked where it does.
+
+    Raises:
+        OnlyCounts: the file holds sums over tokens.
+        UserError: it is no log that can be read; the message says what was found.
+    """
+    path = Path(path)
+    announced = Announced(layers, top_k, experts)
+    for name, value in (("layers", layers), ("top_k", top_k), ("experts", experts)):
+        if value is not None and not 1 <= value <= 65_536:
+            raise UserError(f"{name} is {value}, it should be from 1 to 65536", field=name)
+    if format is not None and format not in FORMATS:
+        raise UserError(f"there is no format {format[:40]!r}, there are {', '.join(FORMATS)}", field="format")
+    if path.is_dir():
+        return _open_shards(path, format, announced)
+    return _open_one(path, format, announced)
+
+
+def _open_one(file: Path, format: str | None, announced: Announced) -> Log:
+    name = recognise(file)
+    if format is not None and format != name and not (format in _ENGINES and name in _ENGINES):
+        raise UserError(f"{file}: is {FORMATS[name].what}, not {FORMATS[format].what}", field="format")
+    log = FORMATS[name].open(file, announced)
+    log.format = format or log.format
+    for text in (log.model, *log.shape.layers):
+        check_text(text, f"{file}: the name of the model or of a layer", field="file")
+    return log
+
+
+def recognise(file: Path) -> str:
+    """The format of a file, by what it holds.
+
+    Raises:
+        UserError: it is none of ``FORMATS``; of a pickle the message says why it is not opened.
+    """
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(HEAD_BYTES)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {file}", field="file") from None
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror or error})", field="file") from None
+    if not head.strip():
+        raise UserError(f"{file}: is empty", field="file")
+    for magic, name in ((NPY_MAGIC, "npy"), (b"PK\x03\x04", "npz"), (b"PAR1", "parquet")):
+        if head.startswith(magic):
+            return name
+    if head[0] == 0x80 and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        raise UserError(
+            f"{file}: {PICKLE.format('JSON, .npy or Parquet, for example json.dump of the counts')}", field="file"
+        )
+    if head.startswith(b"\x1f\x8b"):
+        raise UserError(f"{file}: is compressed with gzip; unpack it first", field="file")
+    return _recognise_text(file, head)
+
+
+def _recognise_text(file: Path, head: bytes) -> str:
+    lines = [line for line in head.removeprefix(b"\xef\xbb\xbf").splitlines() if line.strip()]
+    if is_csv(next((line for line in lines if not line.startswith(b"#")), lines[0])):
+        return "llama.cpp"
+    if lines[0].lstrip()[:1] in (b"{", b"["):
+        record = _first_object(file, lines[0])
+        if isinstance(record, dict) and is_megatron_line(record):
+            return "megatron"
+        if isinstance(record, dict) and is_engine_line(record):
+            return "sglang" if "meta_info" in record else "vllm"
+        if record is None or find_counts(record) is not None:
+            return "expert-counts"
+        keys = ", ".join(list(record)[:8]) if isinstance(record, dict) else "no object"
+        raise UserError(
+            f"{file}, line 1: has {keys}, but neither routed_experts nor top_indices nor expert_counts", field="file"
+        )
+    known = "; ".join(f"{name}: {kind.what}" for name, kind in FORMATS.items())
+    raise UserError(f"{file}: is no routing log that is known ({known})", field="file")
+
+
+def _first_object(file: Path, line: bytes) -> object | None:
+    """The first line as JSON; None for a JSON file whose first line alone is none. A long line is told by its keys."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        pass
+    keys = set(re.findall(rb'"(routed_experts|prompt_routed_experts|top_indices|meta_info|choices|layer)"\s*:', line))
+    if keys:
+        return {key.decode(): None for key in keys}
+    if file.stat().st_size > HEAD_BYTES or line.rstrip()[-1:] not in (b"{", b"[", b","):
+        raise UserError(f"{file}, line 1: is not JSON; the log is cut off, or one object is spread over lines")
+    return None
+
+
+def _open_shards(folder: Path, format: str | None, announced: Announced) -> Log:
+    files = sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
+    if not files:
+        raise UserError(f"the folder {folder} holds no files", field="file")
+    logs = [_open_one(file, format, announced) for file in files]
+    first = logs[0]
+    for log in logs[1:]:
+        for what, mine, theirs in (
+            ("format", log.format, first.format),
+            ("model", log.model, first.model),
+            ("layers", log.shape.layers, first.shape.layers),
+            ("top-k", log.shape.top_k, first.shape.top_k),
+            ("number of experts", log.experts, first.experts),
+            ("weights", log.shape.weights, first.shape.weights),
+        ):
+            if mine != theirs:
+                raise UserError(
+                    f"{log.file}: has another {what} than {first.file.name} ({_short(mine)}, not {_short(theirs)}); "
+                    "the shards of a folder are one log of one model",
+                    field="file",
+                )
+
+    def read() -> Iterator[Piece]:
+        for log in logs:
+            yield from log.read()
+
+    return replace(first, file=folder, note="; ".join(dict.fromkeys(log.note for log in logs if log.note)), read=read)
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:60]} …"

@@ -1,0 +1,252 @@
+"""Pieces of a routing log: the decisions of consecutive tokens of one sample, and the checks that name file and row.
+
+Every reader of a format yields ``Piece`` after ``Piece``; nothing above it knows the format. Plain numpy, no torch.
+
+Shapes: t tokens of a piece, S routed layers, K slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.file.checks import check_text
+from tokenpaths.engine.store.write.path_dictionary import sorted_slots
+
+CUT_TOKENS = 2048
+"""a log that names no samples, and a sample that is longer, is cut into samples of so many tokens"""
+MOST_EXPERTS = 65_536
+MOST_TOKEN_ID = 2**31 - 1
+ROUNDING = 1e-4
+"""weights may leave [0, 1] by this much: rounding of half-precision softmaxes"""
+
+
+@dataclass(frozen=True)
+class Announced:
+    """What the user announces of a log that may not say it itself; None: as the log says."""
+
+    layers: int | None = None
+    top_k: int | None = None
+    experts: int | None = None
+
+    def check(self, where: str, *, layers: int | None = None, top_k: int | None = None) -> None:
+        """Compare what the log holds with what is announced.
+
+        Raises:
+            UserError: they differ.
+        """
+        for name, held in (("layers", layers), ("top_k", top_k)):
+            announced = getattr(self, name)
+            if held is not None and announced not in (None, held):
+                raise UserError(
+                    f"{where}: has {held} {name.replace('_', '-')}, not {announced} as announced", field=name
+                )
+
+    def num_experts(self, held: object, where: str) -> int | None:
+        """Experts a layer by what the log holds (``held``) and what is announced; None: neither says.
+
+        Raises:
+            UserError: ``held`` is no number of experts, or another one is announced.
+        """
+        if held is None:
+            return self.experts
+        if type(held) is not int or not 1 <= held <= MOST_EXPERTS:
+            raise UserError(
+                f"{where}: num_experts is {repr(held)[:40]}, it should be a whole number from 1 to {MOST_EXPERTS}",
+                field="file",
+            )
+        if self.experts not in (None, held):
+            raise UserError(f"{where}: has {held} experts a layer, not {self.experts} as announced", field="experts")
+        return held
+
+    def ids_shape(self, shape: tuple[int, ...], dtype: np.dtype, where: str) -> tuple[int, int]:
+        """(S, K) of ids of this shape: (tokens, S, K), or (tokens, S·K) where layers or top-k are announced.
+
+        Raises:
+            UserError: the ids are no whole numbers, or have another shape.
+        """
+        if dtype.kind not in "iu":
+            raise UserError(f"{where}: the ids are {dtype}, they should be whole numbers", field="file")
+        if len(shape) == 3 and shape[1] and shape[2]:
+            steps, top_k = shape[1], shape[2]
+        elif len(shape) == 2 and shape[1] and (self.layers or self.top_k):
+            steps = self.layers or shape[1] // (self.top_k or 1)
+            top_k = shape[1] // steps
+            if steps * top_k != shape[1]:
+                raise UserError(
+                    f"{where}: {shape[1]} ids a token are not {steps} layers of the same size", field="layers"
+                )
+        else:
+            raise UserError(
+                f"{where}: the ids have shape {shape}, they should be (tokens, layers, top-k); "
+                "of flat ids say --layers or --top-k",
+                field="file",
+            )
+        self.check(where, layers=steps, top_k=top_k)
+        return steps, top_k
+
+
+@dataclass(frozen=True)
+class LogShape:
+    """What every token of a log has."""
+
+    layers: tuple[str, ...]
+    """name of each routed layer; their number is S"""
+    top_k: int
+    weights: bool
+    """whether the log says how much each expert counts"""
+
+
+def layer_names(count: int) -> tuple[str, ...]:
+    """Names of layers that a log only counts."""
+    return tuple(f"layer {layer}" for layer in range(count))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some tokens of one sample, in their order."""
+
+    ids: np.ndarray
+    """(t, S, K) whole numbers, slots in the order of the log"""
+    where: str
+    """file and line or row of the first token, for people"""
+    weights: np.ndarray | None = None
+    """(t, S, K)"""
+    token_id: np.ndarray | None = None
+    """(t,)"""
+    label: str | None = None
+    text: str | None = None
+    source: str | None = None
+    rows_from: int | None = None
+    """row of the first token in the file, where a row is a token"""
+    locate: Callable[[int, int, int], str] | None = None
+    """file and line of (token, layer, slot), where a token's layers stand on lines of their own"""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
+    def place(self, token: int, step: int = 0, slot: int = 0) -> str:
+        """File and line or row of one decision, for messages."""
+        if self.locate is not None:
+            return self.locate(token, step, slot)
+        if self.rows_from is not None:
+            return f"{self.where.rsplit(', row ', 1)[0]}, row {self.rows_from + token}"
+        return f"{self.where}, token {token}"
+
+    def cut(self) -> Iterator[Piece]:
+        """The piece in parts of at most ``CUT_TOKENS``."""
+        if self.num_tokens <= CUT_TOKENS:
+            yield self
+            return
+        for start in range(0, self.num_tokens, CUT_TOKENS):
+            part = slice(start, min(start + CUT_TOKENS, self.num_tokens))
+            yield replace(
+                self,
+                ids=self.ids[part],
+                weights=None if self.weights is None else self.weights[part],
+                token_id=None if self.token_id is None else self.token_id[part],
+                text=None,
+                source=f"{self.source or self.where}, tokens {start} to {part.stop - 1}",
+                rows_from=None if self.rows_from is None else self.rows_from + start,
+                where=self.where if self.rows_from is not None else f"{self.where}, from token {start} on",
+                locate=None if self.locate is None else _shifted(self.locate, start),
+            )
+
+
+def _shifted(locate: Callable[[int, int, int], str], by: int) -> Callable[[int, int, int], str]:
+    return lambda token, step, slot: locate(token + by, step, slot)
+
+
+def check_piece(piece: Piece, shape: LogShape, experts: int | None) -> None:
+    """Check that a piece holds decisions of its log.
+
+    Args:
+        experts: Announced number of experts a layer, if any.
+
+    Raises:
+        UserError: ids, weights, token ids or texts that cannot be; the message names file and line or row.
+    """
+    size = (len(shape.layers), shape.top_k)
+    if piece.ids.ndim != 3 or piece.ids.shape[1:] != size:
+        raise UserError(
+            f"{piece.where}: the ids have shape {tuple(piece.ids.shape)}, "
+            f"they should be (tokens, {size[0]} layers, {size[1]} slots)",
+            field="file",
+        )
+    if not piece.num_tokens:
+        raise UserError(f"{piece.where}: holds no token", field="file")
+    _check_ids(piece, shape, experts)
+    if (piece.weights is not None) != shape.weights:
+        raise UserError(
+            f"{piece.where}: {'has weights' if piece.weights is not None else 'has no weights'}, unlike the "
+            "beginning of the log",
+            field="file",
+        )
+    _check_weights(piece, shape)
+    _check_token_ids(piece)
+    for what in ("label", "text", "source"):
+        check_text(getattr(piece, what), f"{piece.where}: the {what}", field="file")
+
+
+def _check_ids(piece: Piece, shape: LogShape, experts: int | None) -> None:
+    ids, most = piece.ids, experts or MOST_EXPERTS
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= most:
+        token, step, slot = np.argwhere((ids < 0) | (ids >= most))[0].tolist()
+        expert = int(ids[token, step, slot])
+        where = f"{piece.place(token, step, slot)}: expert {expert} at {shape.layers[step]}"
+        if expert < 0:
+            raise UserError(f"{where} is negative; experts count from 0", field="file")
+        raise UserError(
+            f"{where}, but the experts are 0 … {most - 1}{' (announced)' if experts else ''}", field="experts"
+        )
+    if shape.top_k > 1:
+        narrow = ids.astype(np.uint8 if high < 256 else np.uint16, copy=False)
+        ordered = sorted_slots(narrow).reshape(ids.shape)
+        twice = (ordered[:, :, 1:] == ordered[:, :, :-1]).any(axis=2)
+        if twice.any():
+            token, step = np.argwhere(twice)[0].tolist()
+            raise UserError(
+                f"{piece.place(token, step)}: the same expert twice at {shape.layers[step]} "
+                f"({', '.join(map(str, ids[token, step].tolist()))}); a token chooses {shape.top_k} different ones",
+                field="file",
+            )
+
+
+def _check_weights(piece: Piece, shape: LogShape) -> None:
+    weights = piece.weights
+    if weights is None:
+        return
+    if weights.shape != piece.ids.shape:
+        raise UserError(
+            f"{piece.where}: the weights have shape {tuple(weights.shape)}, the ids {tuple(piece.ids.shape)}",
+            field="file",
+        )
+    outside = ~((weights >= -ROUNDING) & (weights <= 1 + ROUNDING))
+    if outside.any():
+        token, step, slot = np.argwhere(outside)[0].tolist()
+        raise UserError(
+            f"{piece.place(token, step, slot)}: weight {float(weights[token, step, slot]):g} at "
+            f"{shape.layers[step]}, slot {slot}; weights are numbers from 0 to 1 (give them as the model "
+            "multiplies by them, after its softmax or sigmoid)",
+            field="file",
+        )
+
+
+def _check_token_ids(piece: Piece) -> None:
+    token_id = piece.token_id
+    if token_id is None:
+        return
+    if token_id.shape != (piece.num_tokens,):
+        raise UserError(f"{piece.where}: has {token_id.size} token ids, but {piece.num_tokens} tokens", field="file")
+    outside = np.flatnonzero((token_id < 0) | (token_id > MOST_TOKEN_ID))
+    if len(outside):
+        raise UserError(
+            f"{piece.place(int(outside[0]))}: token id {int(token_id[outside[0]])}; token ids should be whole numbers "
+            f"from 0 to {MOST_TOKEN_ID}",
+            field="file",
+        )

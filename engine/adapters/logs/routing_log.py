@@ -1,0 +1,110 @@
+"""A recognised routing log: its shape, a way through its pieces, and the layers of it that are no decisions.
+
+A log is read piece by piece; at most one sample and one batch are in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from tokenpaths.engine.adapters.logs.pieces import LogShape, Piece, check_piece
+from tokenpaths.engine.base.errors import UserError
+
+NOTHING_CAPTURED = (
+    "every id is 0, so no decision was captured; start the engine with --enable-return-routed-experts, and for SGLang "
+    "ask with return_routed_experts"
+)
+
+
+@dataclass
+class Log:
+    """What a log holds. Made by ``formats.open_log``; ``pieces()`` reads from the beginning each time it is called."""
+
+    file: Path
+    format: str
+    shape: LogShape
+    experts: int | None
+    """announced number of experts a layer; None: the log does not say, the largest id does"""
+    read: Callable[[], Iterator[Piece]] = field(repr=False)
+    """the format's reader: pieces as they stand in the file, unchecked"""
+    model: str | None = None
+    note: str = ""
+
+    def pieces(self) -> Iterator[Piece]:
+        """Checked samples, one after the other.
+
+        Raises:
+            UserError: something is wrong with the log; the message names file and line or row.
+        """
+        for piece in self.read():
+            for part in piece.cut():
+                check_piece(part, self.shape, self.experts)
+                yield part
+
+    def counted(self) -> Log:
+        """The log with a number of experts: where none is announced the whole log is read for its largest id.
+
+        Raises:
+            UserError: as ``pieces``.
+        """
+        parts = self.counting()
+        while True:
+            try:
+                next(parts)
+            except StopIteration as end:
+                log: Log = end.value
+                return log
+
+    def counting(self) -> Generator[int, None, Log]:
+        """``counted`` step by step, for callers that report progress: yields the tokens read so far."""
+        if self.experts is not None:
+            return self
+        experts = tokens = 0
+        for piece in self.pieces():
+            experts = max(experts, int(piece.ids.max()) + 1)
+            tokens += piece.num_tokens
+            yield tokens
+        if not experts:
+            raise UserError(f"{self.file}: holds no token", field="file")
+        guess = f"{experts} experts a layer: the largest id in the log, there may be more"
+        return replace(self, experts=experts, note="; ".join(filter(None, [self.note, guess])))
+
+
+def without_dense_layers(log: Log) -> Log:
+    """The log without its dense layers, which have no gate, so that the engine fills their places with zeros.
+
+    With K > 1 no token can choose expert 0 K times, so a layer of zeros in the first piece is no decision. With K = 1
+    it could be one and is kept; ``importing.LogNotes`` says so.
+
+    Raises:
+        UserError: no layer is left; while reading, a layer that was left out has decisions after all.
+    """
+    first = next(log.read(), None)
+    if first is None or log.shape.top_k == 1:
+        return log
+    has_choices = first.ids.any(axis=(0, 2))
+    if has_choices.all():
+        return log
+    if not has_choices.any():
+        raise UserError(f"{first.where}: {NOTHING_CAPTURED}", field="file")
+    routed, dense = np.flatnonzero(has_choices), np.flatnonzero(~has_choices)
+
+    def read() -> Iterator[Piece]:
+        for piece in log.read():
+            late = piece.ids[:, dense].any(axis=(0, 2))
+            if late.any():
+                raise UserError(
+                    f"{piece.where}: {log.shape.layers[dense[late][0]]} has decisions here, but zeros only in "
+                    f"{first.where}; a layer is dense throughout or nowhere, so one of them was not captured whole",
+                    field="file",
+                )
+            weights = None if piece.weights is None else piece.weights[:, routed]
+            yield replace(piece, ids=piece.ids[:, routed], weights=weights)
+
+    names = tuple(log.shape.layers[layer] for layer in routed.tolist())
+    note = f"{len(dense)} dense layers, filled with zeros by the engine, are left out"
+    return replace(log, shape=replace(log.shape, layers=names), note=note, read=read)

@@ -1,0 +1,95 @@
+"""Samples from rows of tokens that are read a block at a time, as in the neutral formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS, Piece
+from tokenpaths.engine.base.errors import UserError
+
+
+def sample_bounds(sample: np.ndarray) -> Iterator[tuple[int, int]]:
+    """(first row, row behind the last) of each run of equal numbers in ``sample``."""
+    bounds = [0, *(np.flatnonzero(np.diff(sample)) + 1).tolist(), len(sample)]
+    return zip(bounds[:-1], bounds[1:], strict=True)
+
+
+class SampleRows:
+    """Collects rows into pieces: tokens with the same number in ``sample`` are one sample, numbers rise.
+
+    A sample of more than ``CUT_TOKENS`` is handed out in pieces of so many, so that it is never held whole.
+    """
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self._parts: list[tuple] = []
+        self._held = 0
+        self._number: int | None = None
+        self._position = -1
+        self._start = 0
+        self._taken = 0
+        self._done: list[tuple[int, bool, Piece]] = []
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that have begun so far."""
+        return self._position + 1
+
+    def add(self, ids, weights, token_id, sample, start: int) -> Iterator[Piece]:
+        """Take rows ``start`` … of the file; yields samples at once where there are no numbers."""
+        if sample is None:
+            rows = f"rows {start} to {start + len(ids) - 1}"
+            yield Piece(ids, f"{self.where}, row {start}", weights, token_id, source=rows, rows_from=start)
+            return
+        for low, high in sample_bounds(sample):
+            number = int(sample[low])
+            if number != self._number:
+                if self._number is not None and number < self._number:
+                    raise UserError(
+                        f"{self.where}, row {start + low}: sample {number} comes after sample {self._number}; "
+                        "the tokens of a sample stand together, samples in rising order",
+                        field="file",
+                    )
+                self._finish()
+                self._number, self._start, self._position = number, start + low, self._position + 1
+                self._taken = 0
+            for place in range(low, high, CUT_TOKENS):
+                part = slice(place, min(place + CUT_TOKENS, high))
+                columns = (ids, weights, token_id)
+                self._parts.append(tuple(None if values is None else values[part] for values in columns))
+                self._held += part.stop - part.start
+                if self._held > CUT_TOKENS:
+                    self._hand_out(CUT_TOKENS)
+
+    def _joined(self) -> list[np.ndarray | None]:
+        return [None if column[0] is None else np.concatenate(column) for column in zip(*self._parts, strict=True)]
+
+    def _hand_out(self, count: int, cut: bool = True) -> None:
+        columns = self._joined()
+        ids, weights, token_id = (None if column is None else column[:count] for column in columns)
+        row = self._start + self._taken
+        source = f"sample {self._number}"
+        if cut:
+            source = f"{source}, tokens {self._taken} to {self._taken + count - 1}"
+        piece = Piece(ids, f"{self.where}, row {row}", weights, token_id, source=source, rows_from=row)
+        self._done.append((self._position, cut, piece))
+        self._taken += count
+        self._held -= count
+        left = tuple(None if column is None else column[count:] for column in columns)
+        self._parts = [left] if self._held else []
+
+    def _finish(self) -> None:
+        if self._parts:
+            self._hand_out(self._held, cut=self._taken > 0)
+
+    def ready(self, words: Callable[[int], dict[str, str | None]], end: bool = False) -> Iterator[Piece]:
+        """Pieces that are complete, with ``words`` (label and text) of their sample; a cut one has no text."""
+        if end:
+            self._finish()
+        for position, cut, piece in self._done:
+            names = words(position)
+            yield replace(piece, **({**names, "text": None} if cut else names))
+        self._done = []
