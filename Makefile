@@ -1,5 +1,5 @@
 # make demo   trace the bundled samples, start the page    make bench  the claims about speed
-# make test   install what the tests need, run them all    make check  lint, import directions
+# make test   install what the tests need, run them all    make check  lint, types, layers, dead code
 # make test-faults   the faults that take long: processes killed, disks filled, 10,000 requests (docs/reliability.md)
 # make fuzz   drawn requests, filters, jobs and bytes, TIMES=20 as many as in make test    make soak   MINUTES=120 of load
 
@@ -11,10 +11,11 @@ DATA ?= .data
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+TREE := build/tree
 SOURCES := engine backend frontend tests benchmarks tokenpaths setup.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-faults fuzz soak bench check browser clean
+.PHONY: tree demo test test-faults fuzz soak bench check browser clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/tokenpaths demo --data-dir $(DATA)
@@ -38,9 +39,18 @@ soak: $(VENV)/.installed-test browser
 	@code=0; $(BIN)/python -m tests.faults.soak --minutes $(or $(MINUTES),120) || code=$$?; \
 	test ! -f build/soak.json || $(BIN)/python -m tests.faults.soak_picture || exit 1; exit $$code
 
-check: $(VENV)/.installed-test
+check: $(VENV)/.installed-test tree
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
+	cd $(TREE) && PYTHONPATH=. $(abspath $(BIN))/lint-imports --config $(abspath pyproject.toml)
+	cd $(TREE) && $(abspath $(BIN))/mypy --config-file $(abspath pyproject.toml) -p tokenpaths
+	$(BIN)/vulture
+
+# The folders as the package that they are imported as: static tools see no mapping of setuptools.
+tree:
+	@mkdir -p $(TREE)/tokenpaths
+	@for name in engine backend frontend; do ln -sfn $(CURDIR)/$$name $(TREE)/tokenpaths/$$name; done
+	@for path in tokenpaths/*; do ln -sfn $(CURDIR)/$$path $(TREE)/tokenpaths/$${path##*/}; done
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.bench
