@@ -25,7 +25,8 @@ from benchmarks.measure import report
 from tokenpaths.engine.base.files import SHIPPED_MODELS, write_atomically
 from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.models.checkpoint import save_tensors
-from tokenpaths.engine.models.dipaco import DiPaCo, PathModel
+from tokenpaths.engine.models.dipaco import DiPaCo
+from tokenpaths.engine.models.dipaco_path import PathModel
 from tokenpaths.engine.train.cards import note
 from tokenpaths.engine.train.dipaco.dipaco_recipe import RECIPES
 from tokenpaths.engine.train.dipaco.documents import Sequences, document_features, load_documents, split_documents

@@ -34,7 +34,7 @@ from torch.nn import functional as F
 from benchmarks.measure import RESULTS, interleaved, ratio, report
 from benchmarks.table import Row
 from tokenpaths.engine.data.normalisation import normalise
-from tokenpaths.engine.dream.loop import Dream, ImageDreams
+from tokenpaths.engine.dream.image_loop import Dream, ImageDreams
 from tokenpaths.engine.dream.objectives import Choices
 from tokenpaths.engine.dream.parametrisation import start_spectrum, to_pictures, total_variation
 from tokenpaths.engine.dream.settings import ImageSettings

@@ -30,7 +30,7 @@ from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.data.datasets import Sample, open_dataset
 from tokenpaths.engine.data.images import model_view
 from tokenpaths.engine.data.normalisation import normalise
-from tokenpaths.engine.dream.loop import Dream, ImageDreams
+from tokenpaths.engine.dream.image_loop import Dream, ImageDreams
 from tokenpaths.engine.dream.objectives import Choices
 from tokenpaths.engine.dream.pictures import outlined, patch_mask, stacked, strip, to_image, to_png
 from tokenpaths.engine.dream.settings import ImageSettings

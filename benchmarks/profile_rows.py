@@ -157,7 +157,7 @@ def measure_dream() -> dict[str, Any]:
     """An iteration of eight dreams at the paper's size."""
     from benchmarks.dream_speed import BATCH as DREAMS
     from benchmarks.dream_speed import SETTINGS, paper
-    from tokenpaths.engine.dream.loop import Dream, ImageDreams
+    from tokenpaths.engine.dream.image_loop import Dream, ImageDreams
     from tokenpaths.engine.dream.objectives import Choices
 
     model = paper()

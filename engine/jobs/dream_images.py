@@ -18,7 +18,7 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.dream.dream_request import MOST_DREAMS, DreamRequest
 from tokenpaths.engine.dream.dream_state import load_state, save_state
-from tokenpaths.engine.dream.loop import Dream, ImageDreams, examine
+from tokenpaths.engine.dream.image_loop import Dream, ImageDreams, examine
 from tokenpaths.engine.dream.objectives import Answer, Block, Choices, Module, Objective, follow_path
 from tokenpaths.engine.dream.pictures import outlined, patch_mask, to_image, to_png
 from tokenpaths.engine.jobs.dream_original import members, original_image, ribbon_of_rank

@@ -24,9 +24,16 @@ from tokenpaths.engine.families.dipaco_config import DiPaCoConfig
 from tokenpaths.engine.families.edit_fits import dipaco_plan
 from tokenpaths.engine.families.edit_plan import RoutePlan
 from tokenpaths.engine.families.family_controls import DiPaCoControls
-from tokenpaths.engine.models.bank.modules import Block
-from tokenpaths.engine.models.dipaco_edits import edited_scores, open_paths, swapped_paths
-from tokenpaths.engine.models.dipaco_router import Base, DiPaCoRouter, Rerouter, nearest
+from tokenpaths.engine.models.dipaco_path import Ends, PathModel, check_same_shape, initialise, new_block
+from tokenpaths.engine.models.dipaco_router import (
+    Base,
+    DiPaCoRouter,
+    Rerouter,
+    edited_scores,
+    nearest,
+    open_paths,
+    swapped_paths,
+)
 from tokenpaths.engine.models.family import RoutedModel, Traced
 from tokenpaths.engine.models.losses import linear_cross_entropy
 
@@ -40,51 +47,6 @@ class DiPaCoOutput:
     scores: Float[Tensor, "B C P"]
     chunks: Int[Tensor, " T"]
     """chunk whose path made the logits of each position"""
-
-
-class Ends(nn.Module):
-    """Input and output of a path."""
-
-    def __init__(self, config: DiPaCoConfig) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(config.vocab_size, config.width)
-        self.positions = nn.Parameter(torch.zeros(config.context, config.width))
-        self.norm = nn.LayerNorm(config.width, bias=False)
-        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
-
-    def start(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        return self.embed(ids) + self.positions[: ids.shape[1]]
-
-
-class PathModel(nn.Module):
-    """One path, a dense transformer: all that a worker ever holds of a DiPaCo."""
-
-    def __init__(self, ends: Ends, blocks: list[Block]) -> None:
-        super().__init__()
-        self.ends = ends
-        self.blocks = nn.ModuleList(blocks)
-
-    def hidden(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """What the unembedding reads."""
-        h = self.ends.start(ids)
-        for block in self.blocks:
-            h = block(h, causal=True)
-        return self.ends.norm(h)
-
-    def forward(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
-        return self.ends.head(self.hidden(ids))
-
-    def training_loss(self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
-        """Mean cross-entropy over the positions with a target (not −100)."""
-        known = targets >= 0
-        return linear_cross_entropy(self.hidden(ids)[known], self.ends.head.weight, targets[known])
-
-
-def new_path(config: DiPaCoConfig) -> PathModel:
-    """A path of its own, initialised: truncated normal, 0.02."""
-    model = PathModel(Ends(config), [_block(config) for _ in range(config.num_blocks)])
-    _initialise(model)
-    return model
 
 
 class DiPaCo(RoutedModel):
@@ -114,17 +76,17 @@ class DiPaCo(RoutedModel):
         self.ends = nn.ModuleList(Ends(config) for _ in range(num_paths if config.own_ends else 1))
         shared = [[i for i in span if i not in config.path_blocks] for span in config.spans]
         self.levels = nn.ModuleList(
-            nn.ModuleList(nn.ModuleList(_block(config) for _ in own) for _ in range(count))
+            nn.ModuleList(nn.ModuleList(new_block(config) for _ in own) for _ in range(count))
             for count, own in zip(config.levels, shared, strict=True)
         )
-        self.own = nn.ModuleList(nn.ModuleList(_block(config) for _ in config.path_blocks) for _ in range(num_paths))
+        self.own = nn.ModuleList(nn.ModuleList(new_block(config) for _ in config.path_blocks) for _ in range(num_paths))
         shape = (config.width, config.heads, config.mlp_width)
         base = Base(*shape, config.num_blocks, config.vocab_size, config.context)
         rerouter = Rerouter(*shape, num_paths) if config.rerouter else None
-        _initialise(base)
+        initialise(base)
         self.router = DiPaCoRouter(base, num_paths, config.prefix, rerouter)
         for part in (self.ends, self.levels, self.own):
-            _initialise(part)
+            initialise(part)
         self.register_buffer("path_modules", config.path_modules, persistent=False)
 
     @property
@@ -460,41 +422,6 @@ def grouped(x: Tensor, key: Int[Tensor, " R"], apply: Callable[[Tensor, int], Te
     return torch.cat(parts)[torch.cat(rows).argsort()]
 
 
-def check_same_shape(given: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    """UserError that names the field in which a base and a model differ."""
-    embed, mine = given["ends.embed.weight"].shape, wanted["ends.embed.weight"].shape
-    depth = [len({n.split(".")[1] for n in names if n.startswith("blocks.")}) for names in (given, wanted)]
-    for field, a, b in (
-        ("width", embed[1], mine[1]),
-        ("vocab_size", embed[0], mine[0]),
-        ("blocks", *depth),
-        ("context", len(given["ends.positions"]), len(wanted["ends.positions"])),
-    ):
-        if a != b:
-            raise UserError(f"the base has {field} {a}, the model {b}: they must be equal", field=field)
-    for name, tensor in wanted.items():
-        if given[name].shape != tensor.shape:
-            raise UserError(
-                f"the base's {name} is {tuple(given[name].shape)}, the model's {tuple(tensor.shape)}: "
-                "mlp_width must be equal",
-                field="mlp_width",
-            )
-
-
-def _block(config: DiPaCoConfig) -> Block:
-    return Block("transformer", config.width, config.heads, config.mlp_width)
-
-
 def _block_flops(config: DiPaCoConfig) -> int:
     """Projections of one block for one token, 2 FLOPs a multiply-add."""
     return 8 * config.width**2 + 4 * config.width * config.mlp_width
-
-
-def _initialise(root: nn.Module) -> None:
-    for module in root.modules():
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.trunc_normal_(module.weight, std=0.02)
-            if getattr(module, "bias", None) is not None:
-                nn.init.zeros_(module.bias)
-        if isinstance(module, (Ends, Base)):
-            nn.init.trunc_normal_(module.positions, std=0.02)

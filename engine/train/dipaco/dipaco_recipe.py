@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tokenpaths.engine.models.dipaco import DiPaCoConfig
+from tokenpaths.engine.families.dipaco_config import DiPaCoConfig
 from tokenpaths.engine.train.recipes import Beta
 
 

@@ -21,7 +21,8 @@ from torch import Tensor
 from tokenpaths.engine.base.device import cpu_has_bfloat16, mixed_precision
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.tokenizer import TextTokenizer
-from tokenpaths.engine.models.dipaco import DiPaCoConfig, PathModel
+from tokenpaths.engine.families.dipaco_config import DiPaCoConfig
+from tokenpaths.engine.models.dipaco_path import PathModel
 from tokenpaths.engine.models.dipaco_router import DiPaCoRouter
 from tokenpaths.engine.train.corpora import require_file
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.models.checkpoint import TOKENIZER, build_model, read_checkpoint, save_checkpoint
-from tokenpaths.engine.models.dipaco import DiPaCo, PathModel
+from tokenpaths.engine.models.dipaco import DiPaCo
+from tokenpaths.engine.models.dipaco_path import PathModel
 from tokenpaths.engine.models.dipaco_router import best_continuation, fit_rerouter, nearest
 from tokenpaths.engine.train.cards import ENGLISH, mebibytes, rounded, save_card
 from tokenpaths.engine.train.dipaco.documents import Sequences, document_features, path_scores

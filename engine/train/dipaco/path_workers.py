@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 from tokenpaths.engine.base.device import cpu_has_bfloat16, mixed_precision
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.models.checkpoint import save_tensors
-from tokenpaths.engine.models.dipaco import DiPaCo, PathModel
+from tokenpaths.engine.models.dipaco import DiPaCo
+from tokenpaths.engine.models.dipaco_path import PathModel
 from tokenpaths.engine.train.dipaco.dipaco_recipe import DiPaCoRecipe, learning_rate
 from tokenpaths.engine.train.dipaco.documents import Sequences, shard_batch
 

@@ -26,7 +26,8 @@ from tokenpaths.engine.base.device import pick_device
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.models.checkpoint import save_tensors
-from tokenpaths.engine.models.dipaco import DiPaCo, PathModel, new_path
+from tokenpaths.engine.models.dipaco import DiPaCo
+from tokenpaths.engine.models.dipaco_path import PathModel, new_path
 from tokenpaths.engine.models.dipaco_router import LinearScores, fit_discriminative, fit_kmeans, fit_product, nearest
 from tokenpaths.engine.train.dipaco.dipaco_recipe import DiPaCoRecipe
 from tokenpaths.engine.train.dipaco.documents import (

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.dream.loop import Dream, ImageDreams, examine
+from tokenpaths.engine.dream.image_loop import Dream, ImageDreams, examine
 from tokenpaths.engine.dream.objectives import Answer, Block, Choices, Module, follow_path
 from tokenpaths.engine.dream.observed_pass import Need, look
 from tokenpaths.engine.dream.parametrisation import COLOURS, to_pictures, total_variation

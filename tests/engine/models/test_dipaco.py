@@ -12,8 +12,10 @@ from pydantic import ValidationError
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.data.tokenizer import TextTokenizer
+from tokenpaths.engine.families.dipaco_config import DiPaCoConfig
 from tokenpaths.engine.models.checkpoint import save_checkpoint
-from tokenpaths.engine.models.dipaco import DiPaCo, DiPaCoConfig, chunk_of_position, grouped, new_path
+from tokenpaths.engine.models.dipaco import DiPaCo, chunk_of_position, grouped
+from tokenpaths.engine.models.dipaco_path import new_path
 from tokenpaths.engine.models.family import family_class
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.tracing.recording import to_host

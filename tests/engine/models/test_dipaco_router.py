@@ -7,7 +7,8 @@ import torch
 from sklearn.cluster import KMeans
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.models.dipaco import DiPaCo, DiPaCoConfig
+from tokenpaths.engine.families.dipaco_config import DiPaCoConfig
+from tokenpaths.engine.models.dipaco import DiPaCo
 from tokenpaths.engine.models.dipaco_router import (
     NEVER,
     best_continuation,

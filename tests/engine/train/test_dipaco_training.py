@@ -14,8 +14,10 @@ from safetensors.torch import load_file
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.tokenizer import TextTokenizer
+from tokenpaths.engine.families.dipaco_config import DiPaCoConfig
 from tokenpaths.engine.models.checkpoint import read_checkpoint
-from tokenpaths.engine.models.dipaco import DiPaCo, DiPaCoConfig, new_path
+from tokenpaths.engine.models.dipaco import DiPaCo
+from tokenpaths.engine.models.dipaco_path import new_path
 from tokenpaths.engine.models.dipaco_router import nearest
 from tokenpaths.engine.train.cards import note
 from tokenpaths.engine.train.dipaco.dipaco_recipe import RECIPES, DiPaCoRecipe, learning_rate
@@ -238,7 +240,7 @@ def test_one_path_with_outer_rate_1_and_no_momentum_is_plain_training(sequences,
 
 def test_learning_the_prefix_can_be_left_out(sequences, tmp_path, monkeypatch):
     seen = []
-    from tokenpaths.engine.models.dipaco import PathModel
+    from tokenpaths.engine.models.dipaco_path import PathModel
 
     original = PathModel.training_loss
     monkeypatch.setattr(
@@ -473,7 +475,6 @@ def test_paths_that_all_stop_are_sharded_again_before_the_end(sequences, tmp_pat
 
 
 def test_a_base_with_nan_is_refused(sequences, tmp_path):
-    from tokenpaths.engine.train.dipaco.train_dipaco import new_path
 
     base = new_path(config())
     base.ends.head.weight.data[0, 0] = float("nan")

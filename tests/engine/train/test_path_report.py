@@ -10,7 +10,8 @@ import torch
 
 from tokenpaths.engine.analysis.association import nmi
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.models.dipaco import DiPaCo, DiPaCoConfig
+from tokenpaths.engine.families.dipaco_config import DiPaCoConfig
+from tokenpaths.engine.models.dipaco import DiPaCo
 from tokenpaths.engine.train.dipaco.documents import make_sequences
 from tokenpaths.engine.train.dipaco.path_report import (
     PathScores,

@@ -10,9 +10,10 @@ from PIL import Image
 from tokenpaths.engine.data.bundled.digits import LABELS, load_digits
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.data.tokenizer import TextTokenizer
+from tokenpaths.engine.families.dipaco_config import DiPaCoConfig
 from tokenpaths.engine.families.raytracing_config import RayTracingConfig
 from tokenpaths.engine.models.checkpoint import save_checkpoint
-from tokenpaths.engine.models.dipaco import DiPaCo, DiPaCoConfig
+from tokenpaths.engine.models.dipaco import DiPaCo
 from tokenpaths.engine.models.directional import Directional, DirectionalConfig
 from tokenpaths.engine.models.hmodel.hmodel import HModel, HModelConfig
 from tokenpaths.engine.models.raytracing import RayTracing
