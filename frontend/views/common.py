@@ -11,6 +11,7 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.commands import command
 from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views.export import export_popover
 
 TRIED = "try"
@@ -25,6 +26,7 @@ MANY_MODULES = 48
 """a run whose steps have more modules of their own is drawn with the small ones merged, unless asked otherwise"""
 DRAWN_MODULES = 12
 """so many of each step then stay themselves"""
+TWIN_COLUMNS = {"params": "parameters", "loss": "loss (nats)", "perplexity": "perplexity", "accuracy": "accuracy"}
 
 
 def readable_runs() -> list[dict[str, Any]]:
@@ -205,3 +207,46 @@ def notes(run: Mapping[str, Any]) -> None:
         with st.expander(f"What was guessed of this log: {numbers.plural(len(found), 'note')}"):
             for note in found:
                 st.write(widgets.plain(widgets.ended(str(note))))
+
+
+def run_and_label(run: Mapping[str, Any], selection: Selection) -> Any:
+    """Run, export and label in a row; a view puts its own pickers beside them: ``with run_and_label(…): …``."""
+    row = widgets.controls()
+    with row:
+        run_picker(run)
+        label_picker(run, selection)
+    return row
+
+
+def twin_rows(beside: Mapping[str, Mapping[str, Any]], own: str) -> list[dict[str, Any]]:
+    """One row a model, this one first; only numbers that are known."""
+    names = sorted(beside, key=lambda name: name != own)
+    return [
+        {"model": name + (" (this one)" if name == own else "")}
+        | {key: beside[name][key] for key in TWIN_COLUMNS if beside[name].get(key) is not None}
+        for name in names
+    ]
+
+
+def twin_table(run: Mapping[str, Any]) -> None:
+    """The table with its question; nothing where nothing was measured."""
+    beside = (run["findings"].get("validation") or {}).get("beside")
+    if not beside:
+        return
+    st.header(
+        "How good is it beside its twins?",
+        anchor=False,
+        help="Models trained by the same recipe on the same batches, measured on the same held-out texts. Loss: mean "
+        "cross-entropy of the next token. Perplexity = exp(loss). Accuracy: share of next tokens guessed right.",
+    )
+    written = {
+        "params": numbers.count,
+        "loss": "{:.3f}".format,
+        "perplexity": "{:.1f}".format,
+        "accuracy": numbers.percent,
+    }
+    plain_table(
+        twin_rows(beside, str(run["model"])),
+        "The model beside its twins",
+        {name: Column(TWIN_COLUMNS[name], write) for name, write in written.items()},
+    )

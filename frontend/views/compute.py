@@ -18,12 +18,10 @@ from tokenpaths.frontend.charts.distributions import (
     skip_reuse_chart,
 )
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.patches import data_url
-from tokenpaths.frontend.components.wall import wall
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.pickers import run_and_label
+from tokenpaths.frontend.views.walls import sample_wall
 
 AT_EACH_END = 8
 READ_AT_MOST = 5000
@@ -93,7 +91,7 @@ def _alike(
 
 
 def _controls(run: Mapping[str, Any], selection: Selection, measures: list[str], measure: str) -> None:
-    with run_and_label(run, selection):
+    with common.run_and_label(run, selection):
         address.bound(
             st.selectbox, "measure", "Measure", measure, measures or ["compute"], format_func=lambda m: MEASURES[m][0]
         )
@@ -244,21 +242,12 @@ def _ends(rows: Sequence[Mapping[str, Any]], whole: bool, measure: str, run: Map
 
 
 def _wall(rows: Sequence[Mapping[str, Any]], measure: str, key: str, run: Mapping[str, Any]) -> None:
-    pictures = bool(rows) and bool(rows[0].get("has_image"))
-    items = []
-    for row in rows:
-        caption = f"{row.get('label') or 'no label'} · {numbers.number(row.get(measure))}"
-        item = {"sample": row["sample"], "title": f"sample {row['sample']}: {caption}", "caption": caption}
-        if pictures:
-            item["image"] = data_url(widgets.client().image(run["run"], row["sample"]))
-        else:
-            item["snippet"] = row.get("snippet") or row.get("source") or f"sample {row['sample']}"
-        items.append(item)
-    wall(
-        items,
-        key=f"wall_{key}_{run['run']}",
-        kind="sample" if pictures else "text",
-        on_open=lambda value: address.go_changed(view="sample", sample=int(value["sample"])),
+    sample_wall(
+        run,
+        rows,
+        lambda row: f"{row.get('label') or 'no label'} · {numbers.number(row.get(measure))}",
+        f"wall_{key}_{run['run']}",
+        view="sample",
     )
 
 

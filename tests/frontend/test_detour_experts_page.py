@@ -228,7 +228,7 @@ def test_an_expert_banned_for_one_text_is_shown_before_and_after(api: str, monke
 
 
 def test_an_expert_banned_for_all_texts_and_found_from_the_jobs(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tokenpaths.frontend.views.jobs.places import places
+    from tokenpaths.frontend.views.jobs.panel import result_links
 
     page = draw(api, monkeypatch, run="mixtral", sample=2, controls="ban:1.2")
     page.segmented_control(key="detour_over").set_value(4).run()
@@ -241,7 +241,7 @@ def test_an_expert_banned_for_all_texts_and_found_from_the_jobs(api: str, monkey
     assert not again.error, words(again)
     assert "tokens of 4 texts" in " ".join(one.value for one in again.subheader)
     assert "is no sweep over modules" not in words(again, "info")
-    (first, to), (second, flow), _ = places(done)
+    (first, to), (second, flow), _ = result_links(done)
     assert (first, to.view, to.run, to.controls) == ("Open in Detour", "detour", "mixtral", ("ban:1.2",))
     assert to.job == done["job"]
     assert (second, flow.run) == ("Open the edited run", done["result"]["run"])

@@ -24,11 +24,9 @@ from tokenpaths.frontend.charts.dreams.curve import curve_chart, curve_rows, nam
 from tokenpaths.frontend.charts.dreams.dream import match_chart, match_rows, top_chart, top_rows
 from tokenpaths.frontend.charts.dreams.dream_figure import figure_html, figure_rows
 from tokenpaths.frontend.page.selection import Selection, from_query, to_query
-from tokenpaths.frontend.views.dream import wishes as dream_wishes
-from tokenpaths.frontend.views.dream.cost import cost_words, expected_of, pace, text_seconds
-from tokenpaths.frontend.views.dream.gallery import gallery_item
-from tokenpaths.frontend.views.dream.result import marked, names_of, title_of
-from tokenpaths.frontend.views.dream.wishes import selection_of
+from tokenpaths.frontend.views.dream import request as dream_request
+from tokenpaths.frontend.views.dream.request import cost_words, expected_of, pace, selection_of, text_seconds
+from tokenpaths.frontend.views.dream.result import gallery_item, marked, names_of, title_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = {
@@ -63,7 +61,7 @@ DREAMS = [
 
 
 def wished(*given: str) -> dict[str, str]:
-    return dream_wishes.wishes(Selection(dream=given), RUN)
+    return dream_request.wishes(Selection(dream=given), RUN)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +78,7 @@ def wished(*given: str) -> dict[str, str]:
     ],
 )
 def test_every_wish_becomes_a_request_that_the_engine_takes(given: tuple[str, ...]) -> None:
-    request = dream_wishes.request_of(RUN, wished(*given), 1, 6)
+    request = dream_request.request_of(RUN, wished(*given), 1, 6)
     read_request(DreamJob, request)
     selection = Selection(view="dream", run="seen", sample=1, token=6, dream=given)
     assert from_query(to_query(selection)) == (selection, [])
@@ -103,9 +101,9 @@ def test_a_dream_of_a_module_says_whether_its_patches_take_it() -> None:
 
 
 def test_wishes_of_the_address_that_mean_nothing_are_said() -> None:
-    assert dream_wishes.problems(Selection(dream=("of:module", "module:2", "form:single")), RUN) == []
+    assert dream_request.problems(Selection(dream=("of:module", "module:2", "form:single")), RUN) == []
     given = ("of:zz", "draw:x", "colour:red", "form:double")
-    of, draw, colour, form = dream_wishes.problems(Selection(dream=given), RUN)
+    of, draw, colour, form = dream_request.problems(Selection(dream=given), RUN)
     assert of.startswith("The address says dream=of:zz, which is none of choices, path, module, class")
     assert of.endswith("in its place stands the choices of this image.")
     assert "draw:x, which is no number" in draw
@@ -115,7 +113,7 @@ def test_wishes_of_the_address_that_mean_nothing_are_said() -> None:
 
 
 def test_the_request_says_what_was_wished() -> None:
-    request = dream_wishes.request_of(RUN, wished("group:path", "context:both", "until:2", "iterations:512"), 1, 6)
+    request = dream_request.request_of(RUN, wished("group:path", "context:both", "until:2", "iterations:512"), 1, 6)
     assert request["target"] == {
         "of": "choices",
         "scores": "probs",
@@ -126,8 +124,8 @@ def test_the_request_says_what_was_wished() -> None:
     }
     assert (request["run"], request["sample"], request["image"]) == ("seen", 1, {"iterations": 512})
     direction = {**RUN, "family": "directional", "modality": "text"}
-    wishes = dream_wishes.wishes(Selection(dream=("at:1.2.3",)), direction)
-    assert dream_wishes.request_of(direction, wishes, None, None)["target"] == {
+    wishes = dream_request.wishes(Selection(dream=("at:1.2.3",)), direction)
+    assert dream_request.request_of(direction, wishes, None, None)["target"] == {
         "of": "direction",
         "layer": 1,
         "head": 2,
@@ -136,14 +134,14 @@ def test_the_request_says_what_was_wished() -> None:
 
 
 def test_clicks_choose_and_let_go_and_what_is_missing_is_said() -> None:
-    assert dream_wishes.toggled(wished("picked:1.7"), 3) == "1.3.7"
-    assert dream_wishes.toggled(wished("picked:1.7"), 7) == "1"
-    assert dream_wishes.with_wish(("group:path", "draw:5"), "group", "all") == ("draw:5",)
-    assert "Click a patch" in dream_wishes.missing(wished("group:path"), None, "vision")
-    assert "at least one" in dream_wishes.missing(wished("group:picked"), 3, "vision")
-    assert not dream_wishes.missing(wished("group:path"), 3, "vision")
+    assert dream_request.toggled(wished("picked:1.7"), 3) == "1.3.7"
+    assert dream_request.toggled(wished("picked:1.7"), 7) == "1"
+    assert dream_request.with_wish(("group:path", "draw:5"), "group", "all") == ("draw:5",)
+    assert "Click a patch" in dream_request.missing(wished("group:path"), None, "vision")
+    assert "at least one" in dream_request.missing(wished("group:picked"), 3, "vision")
+    assert not dream_request.missing(wished("group:path"), 3, "vision")
     tokens = [{"token": t, "rank": t % 2 + 1} for t in range(4)]
-    assert dream_wishes.members(wished("group:path"), tokens, 2) == {0, 2}
+    assert dream_request.members(wished("group:path"), tokens, 2) == {0, 2}
 
 
 def test_charts_say_what_matches_and_what_is_seen() -> None:
@@ -192,28 +190,28 @@ def test_bytes_of_one_character_are_one_piece() -> None:
     ],
 )
 def test_an_earlier_dream_brings_its_sample_and_wishes_back(run: dict, given: tuple[str, ...]) -> None:
-    wished = dream_wishes.wishes(Selection(dream=given), run)
-    request = dream_wishes.request_of(run, wished, 2, 6)
+    wished = dream_request.wishes(Selection(dream=given), run)
+    request = dream_request.request_of(run, wished, 2, 6)
     kept = read_request(DreamJob, request).model_dump(mode="json")
     result = {"dreams": [{"text": ""} if run["modality"] == "text" else {}]}
-    at = dream_wishes.selection_of({"job": "dream-1", "request": kept, "result": result}, "seen")
+    at = dream_request.selection_of({"job": "dream-1", "request": kept, "result": result}, "seen")
     assert (at.view, at.run, at.job) == ("dream", "seen", "dream-1")
     assert at.sample == (2 if wished["of"] == "choices" else None)
     assert from_query(to_query(at)) == (at, [])
-    assert dream_wishes.request_of(run, dream_wishes.wishes(at, run), 2, at.token) == request
+    assert dream_request.request_of(run, dream_request.wishes(at, run), 2, at.token) == request
 
 
 def test_a_text_says_which_tokens_are_dreamt_and_refuses_others() -> None:
     run = RUN | {"modality": "text"}
     given = ("of:choices", "first:7", "length:20", "group:picked", "picked:3")
-    wished = dream_wishes.wishes(Selection(dream=given), run)
-    assert dream_wishes.stretch(wished, 57) == range(7, 27)
-    assert dream_wishes.stretch(wished, 12) == range(7, 12)
-    assert dream_wishes.stretch(wished, 3) == range(2, 3)
-    assert "Token 3 is not among" in dream_wishes.missing(wished, None, "text", range(7, 27))
-    assert not dream_wishes.missing(wished | {"picked": "8"}, None, "text", range(7, 27))
+    wished = dream_request.wishes(Selection(dream=given), run)
+    assert dream_request.stretch(wished, 57) == range(7, 27)
+    assert dream_request.stretch(wished, 12) == range(7, 12)
+    assert dream_request.stretch(wished, 3) == range(2, 3)
+    assert "Token 3 is not among" in dream_request.missing(wished, None, "text", range(7, 27))
+    assert not dream_request.missing(wished | {"picked": "8"}, None, "text", range(7, 27))
     drawn = wished | {"group": "drawn", "draw": "21"}
-    assert "cannot be drawn" in dream_wishes.missing(drawn, None, "text", range(7, 27))
+    assert "cannot be drawn" in dream_request.missing(drawn, None, "text", range(7, 27))
 
 
 def test_pairs_are_two_rows_under_the_same_columns() -> None:
@@ -293,7 +291,7 @@ def test_the_estimate_is_that_of_the_dreams_that_were_made_here() -> None:
 def test_the_gallery_shows_the_last_picture_or_the_best_text(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     fetch = SimpleNamespace(artifact=lambda job, name: asked.append((job, name)) or b"png")
-    monkeypatch.setattr("tokenpaths.frontend.views.dream.gallery.widgets.client", lambda: fetch)
+    monkeypatch.setattr("tokenpaths.frontend.views.dream.result.widgets.client", lambda: fetch)
     job = {"job": "d", "title": "Dream of class 1", "artifacts": ["dream-2.png", "dream-10.png", "original.png"]}
     assert gallery_item(3, job)["caption"] == "Class 1"
     assert asked == [("d", "dream-10.png")]

@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 from tests.backend.conftest import SECRET, api_for, serving
 from tests.support.runs.traced import SOFT_NUMBERS, trace_soft_families
 from tokenpaths.frontend.page.selection import Selection
-from tokenpaths.frontend.views.family.twins import twin_rows
+from tokenpaths.frontend.views.common import twin_rows
 from tokenpaths.frontend.views.sample import retrace
 
 APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"

@@ -63,11 +63,11 @@ def test_the_page_shows_both_and_says_when_it_cannot(show):  # noqa: F811
 
 
 def test_what_one_side_merged_is_compared_as_it_is(show, monkeypatch):  # noqa: F811
-    from tokenpaths.frontend.views.flow import beside
+    from tokenpaths.frontend.views.flow import flow as flow_view
 
     seen = []
-    true_contrast = beside.flow_contrast
-    monkeypatch.setattr(beside, "flow_contrast", lambda *flows: seen.append(flows) or true_contrast(*flows))
+    true_contrast = flow_view.flow_contrast
+    monkeypatch.setattr(flow_view, "flow_contrast", lambda *flows: seen.append(flows) or true_contrast(*flows))
     page = show(view="flow", run="pictures")
     first, second = [label for label in page.selectbox("in_label").options if label != "all labels"][:2]
     show(view="flow", run="pictures", label=first, other=second)

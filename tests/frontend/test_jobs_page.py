@@ -15,7 +15,7 @@ from tests.support.jobs import counted, know_the_kinds
 from tokenpaths.frontend.charts.dreams.curve import MOST_POINTS, curve_chart, curve_rows
 from tokenpaths.frontend.page.selection import Selection, from_query, to_query
 from tokenpaths.frontend.views.jobs import panel
-from tokenpaths.frontend.views.jobs.places import places
+from tokenpaths.frontend.views.jobs.panel import result_links
 
 CURVE = {
     "x": "iteration",
@@ -133,13 +133,15 @@ def test_a_finished_job_leads_to_where_its_result_lives() -> None:
     ban = {"edits": [{"edit": "ban", "modules": [3], "step": 1}, {"edit": "freeze"}]}
     both = {"run": "after", "runs": ["before", "after"]}
     shown = {
-        "dream": places(done("dream", {"model": "tiny", "run": "seen", "sample": 4, "target": {"of": "choices"}})),
-        "trace": places(done("trace", {"model": "tiny"}, {"run": "new"})),
-        "map": places(done("map", {"run": "seen"}, {"run": "seen"})),
-        "sweep": places(done("reroute", {"run": "seen", "sweep": "modules"})),
-        "edit": places(done("reroute", {"data": "x", "controls": ban}, both)),
-        "alpha": places(done("reroute", {"data": "x", "controls": {"alpha": 0.1}}, both)),
-        "failed": places(done("trace", {"model": "tiny"}, None, state="failed")),
+        "dream": result_links(
+            done("dream", {"model": "tiny", "run": "seen", "sample": 4, "target": {"of": "choices"}})
+        ),
+        "trace": result_links(done("trace", {"model": "tiny"}, {"run": "new"})),
+        "map": result_links(done("map", {"run": "seen"}, {"run": "seen"})),
+        "sweep": result_links(done("reroute", {"run": "seen", "sweep": "modules"})),
+        "edit": result_links(done("reroute", {"data": "x", "controls": ban}, both)),
+        "alpha": result_links(done("reroute", {"data": "x", "controls": {"alpha": 0.1}}, both)),
+        "failed": result_links(done("trace", {"model": "tiny"}, None, state="failed")),
     }
     first = {name: found[0][1] for name, found in shown.items() if found}
     dream = first.pop("dream")

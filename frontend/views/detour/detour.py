@@ -18,7 +18,6 @@ from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.detour import before_after, experts, result, sweep
 from tokenpaths.frontend.views.detour.build import builder, chosen_edits
 from tokenpaths.frontend.views.detour.edits import read_edits
-from tokenpaths.frontend.views.pickers import run_and_label
 from tokenpaths.frontend.views.sample import retrace
 from tokenpaths.frontend.views.sample.sample import sample_picker
 
@@ -30,7 +29,7 @@ def draw(selection: Selection) -> None:
     if sweep.of_huggingface(run):
         experts.draw(run, selection)
         return
-    with run_and_label(run, selection):
+    with common.run_and_label(run, selection):
         number = sample_picker(run, selection)
     widgets.heading(
         "What if it had gone elsewhere?",

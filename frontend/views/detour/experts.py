@@ -20,7 +20,6 @@ from tokenpaths.frontend.views.detour import before_after, result, sweep
 from tokenpaths.frontend.views.detour.build import builder, chosen_edits
 from tokenpaths.frontend.views.detour.edits import KINDS, in_address, read_edits
 from tokenpaths.frontend.views.jobs import panel
-from tokenpaths.frontend.views.pickers import run_and_label
 from tokenpaths.frontend.views.sample.sample import sample_picker
 
 THIS = 1
@@ -30,7 +29,7 @@ OVER = (THIS, 32, 64, 128, 256)
 
 def draw(run: Mapping[str, Any], selection: Selection) -> None:
     """The detour of a text, or of many, and the sweep over all experts."""
-    with run_and_label(run, selection):
+    with common.run_and_label(run, selection):
         number = sample_picker(run, selection)
     widgets.heading(
         "What if it had gone elsewhere?",

@@ -14,19 +14,18 @@ from tokenpaths.frontend.components.explorer import MOST_LINKS, explorer, explor
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.dream.cost import cost_words, pace
-from tokenpaths.frontend.views.dream.gallery import draw_gallery
-from tokenpaths.frontend.views.dream.result import draw_result, names_of, title_of
-from tokenpaths.frontend.views.dream.wishes import (
+from tokenpaths.frontend.views.dream.request import (
     AT,
     GROUPS,
     TOKEN_GROUPS,
     at_of,
+    cost_words,
     iterations_of,
     kinds_of,
     longest,
     members,
     missing,
+    pace,
     picked,
     problems,
     request_of,
@@ -36,6 +35,7 @@ from tokenpaths.frontend.views.dream.wishes import (
     wishes,
     with_wish,
 )
+from tokenpaths.frontend.views.dream.result import draw_gallery, draw_result, names_of, title_of
 from tokenpaths.frontend.views.jobs.panel import job_panel, refusal, submit
 from tokenpaths.frontend.views.sample.sample import sample_picker
 

@@ -13,11 +13,16 @@ from tokenpaths.frontend.charts.drawing.running_text import text_pieces
 from tokenpaths.frontend.charts.dreams.dream import match_chart, match_rows, top_chart, top_rows
 from tokenpaths.frontend.charts.dreams.dream_figure import figure_html, figure_rows
 from tokenpaths.frontend.charts.patches import data_url
-from tokenpaths.frontend.page import widgets
+from tokenpaths.frontend.components.wall import wall
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views.dream.request import selection_of
 
 MOST_STEPS = 100
 SHOWN = 8
 HAIR = "\u200a"
+GALLERY = 12
+PICTURE = re.compile(r"dream-(\d+)\.png")
 
 
 def draw_result(job: Mapping[str, Any]) -> None:
@@ -161,3 +166,36 @@ def title_of(job: Mapping[str, Any]) -> str:
     """What a dream is of, below its picture: without the words that every dream's title begins with."""
     title = str(job.get("title") or f"Dream {job['job']}").removeprefix("Dream of ").strip()
     return title[:1].upper() + title[1:]
+
+
+def draw_gallery(run: Mapping[str, Any], selection: Selection, jobs: Sequence[Mapping[str, Any]]) -> None:
+    """``jobs``: finished dreams of the run's model, newest first. A click on a picture or its title opens one."""
+    own = [job for job in jobs if job["job"] != selection.job][:GALLERY]
+    if not own:
+        return
+    st.subheader("Earlier dreams of this model", anchor=False)
+    st.caption("A click opens one, beside the original that it was dreamt of.")
+    items = [gallery_item(place, job) for place, job in enumerate(own)]
+
+    def opened(value: Mapping[str, Any]) -> None:
+        address.go(selection_of(own[int(value["sample"])], run["run"]))
+
+    with st.container(key="dream_gallery"):
+        wall(
+            items,
+            key=f"dream_wall_{run['model']}",
+            on_open=opened,
+            kind="sample" if run["modality"] == "vision" else "text",
+        )
+
+
+def gallery_item(place: int, job: Mapping[str, Any]) -> dict[str, Any]:
+    """One dream for the wall: its last picture or its best text, and its title."""
+    words = title_of(job)
+    item: dict[str, Any] = {"sample": place, "title": f"Open: {words}", "caption": words}
+    pictures = [name for name in job["artifacts"] if PICTURE.fullmatch(name)]
+    if pictures:
+        last = max(pictures, key=lambda name: int(name[6:-4]))
+        return item | {"image": data_url(widgets.client().artifact(job["job"], last))}
+    dreams = (job["result"] or {}).get("dreams") or [{}]
+    return item | {"snippet": str(dreams[0].get("text", "")).strip()}

@@ -25,7 +25,6 @@ from tokenpaths.frontend.charts.flow.token_flow import visible
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.family import twins
 from tokenpaths.frontend.views.sample import retrace
 
 HELP = {
@@ -78,7 +77,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
     if not alone:
         _specialists(found)
         _plane(found, selection)
-    twins.draw(run)
+    common.twin_table(run)
     _ahead(run)
     _ablation(run)
     _live(run, selection, number)

@@ -13,7 +13,6 @@ from tokenpaths.frontend.charts.families import co_activation, experts, steadine
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.pickers import run_and_label
 from tokenpaths.frontend.views.sample.sample import sample_picker
 
 HELP = {
@@ -56,7 +55,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
     """The whole page of one mixture of experts."""
     layers = int(run["num_steps"])
     layer = selection.layer if selection.layer is not None and selection.layer < layers else 0
-    with run_and_label(run, selection):
+    with common.run_and_label(run, selection):
         address.bound(
             st.selectbox,
             "layer",

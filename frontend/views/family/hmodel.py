@@ -22,7 +22,6 @@ from tokenpaths.frontend.charts.families.connections import (
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.family import twins
 from tokenpaths.frontend.views.sample import retrace
 
 MOST_LABELS = 12
@@ -62,7 +61,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
     if run["num_samples"] > 1:
         _labels(run)
         _numbers(run, graph)
-    twins.draw(run)
+    common.twin_table(run)
     _live(run, selection, sample, graph)
 
 

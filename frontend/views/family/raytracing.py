@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import streamlit as st
 
+from tokenpaths.frontend.api.client import ApiError
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.families import light_costs, lights
-from tokenpaths.frontend.charts.patches import data_url
-from tokenpaths.frontend.components.wall import wall
+from tokenpaths.frontend.charts.families.light_costs import sharpening_chart
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.family import sharpening
+from tokenpaths.frontend.views.walls import sample_wall
 
 LISTED = 300
 AT_EACH_END = 12
@@ -38,6 +39,12 @@ HELP = {
     "used": "Mean over the test samples of the used-parameter share; the MLP twin always uses all it has.",
     "class_blocks": "Share of the samples of a class in which the block fired at any threshold step.",
 }
+SHARPENED = "sharpened"
+"""session state: {(run, sample): rows}, of the last picture only"""
+SHARPENING_HELP = (
+    "The picture as the run keeps it is run again with the relaxation cut short after 1, 2, 3 … threshold steps: what "
+    "has reached the output by then is read."
+)
 
 
 def draw(run: Mapping[str, Any], selection: Selection) -> None:
@@ -122,7 +129,7 @@ def _network(run: Mapping[str, Any], selection: Selection, number: int) -> None:
         widgets.numbers_behind(curve, "threshold steps of this sample")
         widgets.numbers_behind(block_rows(network, values, step), "blocks at this step")
         if sample.get("has_image") and last > 0:
-            sharpening.draw(run, sample, names, last, step)
+            _sharpening(run, sample, names, last, step)
 
 
 def _fired(finding: Mapping[str, Any], names: Sequence[str], last: int) -> None:
@@ -232,7 +239,13 @@ def _ends(run: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], whole: b
     for column, (title, key, members) in zip(st.columns(2, gap="large"), groups, strict=True):
         with column:
             st.subheader(title, anchor=False, help=HELP["share"])
-            _wall(run, members, key)
+            sample_wall(
+                run,
+                members,
+                lambda row: f"{row.get('label') or 'no label'} · {numbers.percent(row['compute'])}",
+                f"wall_lights_{key}_{run['run']}",
+                light=None,
+            )
     st.caption("Below each: its label and its active share, the share of blocks that fired. Click one to light it up.")
     widgets.numbers_behind(
         [
@@ -241,24 +254,6 @@ def _ends(run: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], whole: b
             for row in members
         ],
         "cheapest and dearest samples (compute = active share)",
-    )
-
-
-def _wall(run: Mapping[str, Any], members: Sequence[Mapping[str, Any]], key: str) -> None:
-    items = []
-    for row in members:
-        caption = f"{row.get('label') or 'no label'} · {numbers.percent(row['compute'])}"
-        item = {"sample": row["sample"], "title": f"sample {row['sample']}: {caption}", "caption": caption}
-        if row.get("has_image"):
-            item["image"] = data_url(widgets.client().image(run["run"], row["sample"]))
-        else:
-            item["snippet"] = row.get("snippet") or row.get("source") or f"sample {row['sample']}"
-        items.append(item)
-    wall(
-        items,
-        key=f"wall_lights_{key}_{run['run']}",
-        kind="sample",
-        on_open=lambda value: address.go_changed(sample=int(value["sample"]), light=None),
     )
 
 
@@ -356,3 +351,67 @@ def twin_words(table: Sequence[Mapping[str, Any]]) -> str:
         f"{'fewer' if fewer >= 0 else 'more'} parameters used a sample. Filled: used on average. Outline: all it has. "
         "The other numbers of this page are of this run's images, which the network may have been trained on."
     )
+
+
+def _sharpening(run: Mapping[str, Any], sample: Mapping[str, Any], names: Sequence[str], last: int, step: int) -> None:
+    """A button that asks for it, then the chart."""
+    st.subheader("How does the prediction sharpen?", anchor=False, help=SHARPENING_HELP)
+    of = (run["run"], sample["sample"])
+    table = st.session_state.get(SHARPENED, {}).get(of)
+    if table is None:
+        asked = st.button(f"Ask at each of {last + 1} thresholds", icon=":material/bolt:", key="sharpen")
+        st.caption("A run keeps what the output said when it fired. This reads it earlier: the picture is run again.")
+        if not asked or not (table := prediction_by_step(run, sample, names, last)):
+            return
+        st.session_state[SHARPENED] = {of: table}
+        st.rerun()
+    widgets.chart(sharpening_chart(table, step=step, theme=widgets.theme(), title=None))
+    st.caption(widgets.plain(sharpening_words(table, sample)))
+    widgets.numbers_behind(table, "prediction by threshold step")
+
+
+def prediction_by_step(
+    run: Mapping[str, Any], sample: Mapping[str, Any], names: Sequence[str], last: int
+) -> list[dict[str, Any]]:
+    """One trace a step, deleted again; empty, and a sentence on the page, if the model cannot be run."""
+    client, table = widgets.client(), []
+    picture = client.image(run["run"], sample["sample"])
+    bar = st.progress(0.0, text="Running it again …")
+    try:
+        for step in range(last + 1):
+            made = client.trace(run["model"], image=("sample.png", picture), controls={"theta_steps": step + 1})
+            said = client.sample(made["run"], 0)
+            with suppress(ApiError):  # somebody else deleted it
+                client.delete(made["run"])
+            table.append(
+                {
+                    "step": step,
+                    "theta": names[step],
+                    "prediction": said.get("prediction") or "–",
+                    "confidence": said.get("confidence"),
+                    "verdict": _verdict(said.get("prediction"), sample),
+                }
+            )
+            bar.progress((step + 1) / (last + 1), text="Running it again …")
+    except ApiError as error:
+        widgets.sentence(error)
+        return []
+    finally:
+        bar.empty()
+    return table
+
+
+def _verdict(prediction: str | None, sample: Mapping[str, Any]) -> str:
+    if sample.get("label") is None or sample.get("loss") is None:
+        return "unknown"
+    return "right" if prediction == sample["label"] else "wrong"
+
+
+def sharpening_words(table: Sequence[Mapping[str, Any]], sample: Mapping[str, Any]) -> str:
+    """From when on the prediction stays, and whether the run said the same at its end."""
+    final = table[-1]["prediction"]
+    since = next(row for i, row in enumerate(table) if all(later["prediction"] == final for later in table[i:]))
+    words = f"From {since['theta']} (step {since['step']}) on it says “{final}”. Circle: right; cross: wrong."
+    if sample.get("prediction") and final != sample["prediction"]:
+        words += f" In the run it said “{sample['prediction']}”; the stored picture is not quite what the model saw."
+    return words

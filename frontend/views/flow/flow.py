@@ -18,18 +18,29 @@ from tokenpaths.frontend.charts.flow.flow import (
     moves_of,
     node_rows,
 )
+from tokenpaths.frontend.charts.flow.flow_contrast import (
+    FEW_NODES,
+    colour_words,
+    contrast_rows,
+    contrast_words,
+    few_of,
+    flow_contrast,
+    flow_contrast_chart,
+)
 from tokenpaths.frontend.charts.flow.layout import MANY_LINKS, MOST_LINKS, flow_layout, least_share
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection, to_query
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.flow import beside
-from tokenpaths.frontend.views.pickers import run_and_label
 
 MANY_STEPS = 32
 SAMPLED_FROM = 20_000_000
 """tokens of a run whose filters are first answered from the sample: a smaller one is counted before an eye sees it"""
 MERGE_STEPS = [0.0, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0]
 HIDE_STEPS = [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0]
+ALL_LABELS = "*"
+"""in the address: beside all labels together"""
+MERGING_OPTIONS = ("min_share", "merge_share", "most_modules")
+"""what a question of ``/flow`` leaves out or merges"""
 
 
 def draw(selection: Selection) -> None:
@@ -38,7 +49,7 @@ def draw(selection: Selection) -> None:
         return
     _controls(run, selection)
     if selection.other is not None:
-        beside.draw(run, selection)
+        _draw_beside(run, selection)
         return
     question = common.flow_question(run, selection, limit=MOST_LINKS)
     if not _takes_long(run, selection):
@@ -105,8 +116,8 @@ def sampled_words(run: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
 
 
 def _controls(run: Mapping[str, Any], selection: Selection) -> None:
-    with run_and_label(run, selection):
-        beside.picker(run, selection)
+    with common.run_and_label(run, selection):
+        _beside_picker(run, selection)
         _step_pickers(run, selection)
         address.bound(
             st.select_slider,
@@ -189,3 +200,70 @@ def _words(run: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
 def _picked(name: str, value: str) -> None:
     nodes = (value,) if name == NODE_PICK else tuple(value.split(">"))
     address.go(address.current().toggle_through(*nodes))
+
+
+def _beside_picker(run: Mapping[str, Any], selection: Selection) -> None:
+    """A second label, or all of them, to look at beside the first."""
+    labels = [row["label"] for row in run["labels"] if row["label"] is not None]
+    if len(labels) < 2:
+        return
+    options = ["", ALL_LABELS, *labels]
+    if selection.other is not None and selection.other not in options:
+        options.append(selection.other)
+    address.bound(
+        st.selectbox,
+        "other",
+        "Beside",
+        selection.other or "",
+        options,
+        format_func=lambda label: {"": "nothing", ALL_LABELS: "all labels"}.get(label, label),
+        read=lambda label: label or None,
+        help="A second label: both flows side by side, and where they differ.",
+    )
+
+
+def _draw_beside(run: Mapping[str, Any], selection: Selection) -> None:
+    """Both flows and their difference."""
+    other = None if selection.other == ALL_LABELS else selection.other
+    if other == selection.label:
+        widgets.heading("Where do they part?", "")
+        widgets.empty(f"Both sides are {_label_name(other)}.", "Choose another label, or nothing, under *Beside*.")
+        return
+    names = (_label_name(selection.label), _label_name(other))
+    sides = (selection, selection.change(label=other))
+    asked = [common.flow_question(run, side, limit=MOST_LINKS) for side in sides]
+    flows = [widgets.client().flow(run["run"], **question) for question in asked]
+    empty = [name for name, flow in zip(names, flows, strict=True) if not flow["num_tokens"]]
+    if empty:
+        widgets.heading("Where do they part?", "")
+        widgets.empty(f"No token of {' or of '.join(empty)} passes all of these filters.", "Let go of a chip above.")
+        return
+    # Each side merges and hides its own small ones: what only one side merged would count as nothing there.
+    whole = [{name: value for name, value in question.items() if name not in MERGING_OPTIONS} for question in asked]
+    compared = flows if whole == asked else [widgets.client().flow(run["run"], **question) for question in whole]
+    contrast = flow_contrast(*compared)
+    drawn = few_of(contrast)
+    widgets.heading("Where do they part?", widgets.plain(contrast_words(contrast, *names)), "contrast")
+    widgets.chart(flow_contrast_chart(drawn, names=names, theme=widgets.theme(), title=None))
+    st.caption(widgets.plain(colour_words(*names)))
+    if drawn is not contrast:
+        st.caption(f"Drawn are the {FEW_NODES} modules of each step that differ most; the table below has all.")
+    if any(flow["other"] for flow in compared):
+        st.caption(
+            f"Ribbons: the {numbers.count(MOST_LINKS)} largest of each side; one that is not among them counts as 0 "
+            "there. Circles: all."
+        )
+    for column, name, flow in zip(st.columns(2, gap="medium"), names, flows, strict=True):
+        with column:
+            st.subheader(
+                widgets.plain(f"{name}: {flow['num_tokens']:,} tokens"), anchor=False, help=widgets.HELP["flow"]
+            )
+            widgets.chart(flow_chart(flow, theme=widgets.theme(), title=None, interactive=False))
+    percent = st.column_config.NumberColumn(format="percent")
+    columns = {names[0]: percent, names[1]: percent, "change": percent}
+    widgets.numbers_behind(contrast_rows(contrast, names, "nodes"), "circles", **columns)
+    widgets.numbers_behind(contrast_rows(contrast, names, "links"), "ribbons", **columns)
+
+
+def _label_name(label: str | None) -> str:
+    return "all labels" if label is None else label

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
@@ -13,11 +18,13 @@ from tokenpaths.frontend.charts.patches import data_url
 from tokenpaths.frontend.components.wall import wall
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
-from tokenpaths.frontend.views.home.bundled_examples import examples
 from tokenpaths.frontend.views.sample import sample
 
 MOST_CHARACTERS = 20_000
 IMAGE_TYPES = ["png", "jpg", "jpeg", "webp", "gif", "bmp"]
+SAMPLES_DIR = Path(__file__).resolve().parents[3] / "data" / "samples"
+MANY_SCRIPTS = "naïve café – 12.5 % of 1,000\nשלום עולם\nПривет, мир\nこんにちは 🙂"
+log = logging.getLogger("tokenpaths.page")
 
 
 def draw(selection: Selection) -> None:
@@ -152,3 +159,28 @@ def _trace(model: str, *, image: tuple[str, bytes] | None = None, text: str | No
 def _cannot_be_used(model: str, problem: str) -> str:
     """One sentence; most problems begin with the name of the model, which is said already."""
     return f"The model {model} cannot be used: {problem.removeprefix(model + ': ')}"
+
+
+@dataclass(frozen=True)
+class Example:
+    """One image (bytes of a PNG) or one text, and its title."""
+
+    title: str
+    file: str
+    image: bytes | None = None
+    text: str | None = None
+
+
+@lru_cache(maxsize=4)
+def examples(folder: Path = SAMPLES_DIR) -> tuple[Example, ...]:
+    """What ``folder/index.json`` lists, and a text of many scripts; a folder that is missing gives the text alone."""
+    found = []
+    try:
+        index = json.loads((folder / "index.json").read_text("utf-8"))
+        for row in index["images"]:
+            found.append(Example(row["title"], row["file"], image=(folder / row["file"]).read_bytes()))
+        for row in index["texts"]:
+            found.append(Example(row["title"], row["file"], text=(folder / row["file"]).read_text("utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("examples of %s cannot be read: %s", folder, error)
+    return (*found, Example("Many scripts", "scripts.txt", text=MANY_SCRIPTS))

@@ -15,7 +15,8 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.dreams.curve import curve_chart, curve_rows
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
-from tokenpaths.frontend.views.jobs.places import places
+from tokenpaths.frontend.views.detour.edits import in_address
+from tokenpaths.frontend.views.dream.request import selection_of
 
 REFRESH_SECONDS = 1.5
 ALIVE = ("waiting", "running", "paused")
@@ -30,6 +31,8 @@ STATE_LOOKS = {
     "failed": ("Failed", ":material/error:", "red"),
     "cancelled": ("Cancelled", ":material/block:", "gray"),
 }
+Link = tuple[str, Selection]
+"""label of a link, and where it leads"""
 
 
 def submit(kind: str, request: Mapping[str, Any]) -> str | None:
@@ -119,7 +122,7 @@ def why(job: Mapping[str, Any]) -> str:
 
 def open_buttons(job: Mapping[str, Any], key: str, *, most: int | None = None) -> None:
     """Buttons to where the result of a finished job lives; ``most`` of them."""
-    for place, (words, selection) in enumerate(places(job)[:most]):
+    for place, (words, selection) in enumerate(result_links(job)[:most]):
         run = f" {selection.run}" if selection.view == "flow" and most is None else ""
         st.button(
             widgets.plain(words + run),
@@ -283,7 +286,7 @@ def _curve(job: Mapping[str, Any], curve: Mapping[str, Any]) -> None:
 def _result(job: Mapping[str, Any], key: str) -> None:
     """What came out: links to where it is seen, the rest as it is."""
     result = {name: value for name, value in (job["result"] or {}).items() if name not in ("run", "runs")}
-    if places(job):
+    if result_links(job):
         with st.container(horizontal=True, gap="small"):
             open_buttons(job, key)
     if result:
@@ -308,3 +311,42 @@ def _files(job: Mapping[str, Any], key: str) -> None:
             )
         if len(names) > MOST_FILES:
             st.caption(f"… and {len(names) - MOST_FILES:,} more in the folder of the job.")
+
+
+def result_links(job: Mapping[str, Any]) -> list[Link]:
+    """Links of a finished job, the nearest to what was asked for first; none while it is not done."""
+    if job["state"] != "succeeded":
+        return []
+    request, result = job["request"], job["result"] or {}
+    if job["kind"] == "dream":
+        return [("Open in Dream", selection_of(job))]
+    if job["kind"] == "reroute" and request.get("sweep"):
+        # A sweep over a data set belongs to no run, so Detour has no place for it; its table is with the job.
+        run = request.get("run")
+        return [("Open in Detour", Selection(view="detour", run=run, job=job["job"]))] if run else []
+    if job["kind"] == "map":
+        return [("Open the map", Selection(view="map", run=request.get("run"), job=job["job"]))]
+    run = result.get("run")
+    if not run:
+        return []
+    if job["kind"] == "reroute":
+        # The detour of a model that is not ours is the job itself; of ours it is made anew.
+        named = job["job"] if str(request.get("model")).startswith("hf:") else None
+        return _edited_run_links(request, str(run), [str(one) for one in result.get("runs") or ()], named)
+    return [("Open the run", Selection(view="flow", run=str(run)))]
+
+
+def _edited_run_links(request: Mapping[str, Any], after: str, runs: Sequence[str], job: str | None) -> list[Link]:
+    """The detour of a first sample where an address can say its edits, then both runs."""
+    found: list[Link] = []
+    before = next((run for run in runs if run != after), None)
+    edits = (request.get("controls") or {}).get("edits") or ()
+    texts = [in_address(edit) for edit in edits]
+    if before and edits and set(request["controls"]) == {"edits"} and None not in texts:
+        controls = tuple(text for some in texts for text in some or ())
+        if len(controls) <= 16:
+            found.append(("Open in Detour", Selection(view="detour", run=before, sample=0, controls=controls, job=job)))
+    found.append(("Open the edited run", Selection(view="flow", run=after)))
+    if before:
+        found.append(("Open the unchanged run", Selection(view="flow", run=before)))
+    return found

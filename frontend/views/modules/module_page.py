@@ -16,7 +16,7 @@ from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.detour.sweep import newest_sweep, of_huggingface, samples_told
-from tokenpaths.frontend.views.paths import examples
+from tokenpaths.frontend.views.walls import token_wall
 
 MOST_WORDS = 24
 EXAMPLES = 40
@@ -185,7 +185,7 @@ def _examples(run: Mapping[str, Any], selection: Selection, step: int, module: i
         kwargs={"seed": selection.seed + 1},
         disabled=found["found"]["num_tokens"] <= len(found["examples"]),
     )
-    examples.draw(found["examples"], f"module_{step}_{module}")
+    token_wall(found["examples"], f"module_{step}_{module}")
 
 
 def _other_steps(run: Mapping[str, Any], usage: Mapping[str, Any], step: int, module: int) -> None:

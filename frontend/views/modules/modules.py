@@ -15,14 +15,13 @@ from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.modules import module_page
 from tokenpaths.frontend.views.paths import knowledge
-from tokenpaths.frontend.views.pickers import run_and_label
 
 
 def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
-    run_and_label(run, selection)
+    common.run_and_label(run, selection)
     usage = widgets.client().usage(run["run"], label=selection.label)
     left, right = st.columns([3, 2], gap="large")
     with left:

@@ -13,9 +13,8 @@ from tokenpaths.frontend.charts.paths import RANK_PICK, path_rows, rank_frequenc
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import ORDERS, Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.paths import examples as path_examples
 from tokenpaths.frontend.views.paths import knowledge, search
-from tokenpaths.frontend.views.pickers import run_and_label
+from tokenpaths.frontend.views.walls import token_wall
 
 MOST_ROWS = 200
 EXAMPLES = 60
@@ -25,7 +24,7 @@ def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
-    with run_and_label(run, selection):
+    with common.run_and_label(run, selection):
         address.bound(
             st.selectbox,
             "order",
@@ -214,6 +213,6 @@ def _examples(run: Mapping[str, Any], rank: int, selection: Selection) -> None:
     if not examples:
         widgets.empty("This path has no examples.")
     else:
-        path_examples.draw(examples, str(rank))
+        token_wall(examples, str(rank))
     rows = [{name: value for name, value in one.items() if name != "patch"} for one in examples]
     widgets.numbers_behind(rows, f"examples of path {rank:,}")

@@ -23,7 +23,7 @@ from tokenpaths.frontend.charts.knowledge import (
 from tokenpaths.frontend.page import address, downloads, widgets
 from tokenpaths.frontend.page.selection import KINDS, PATCH_KINDS, WORD_KINDS, Selection, from_query, to_query
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.paths import examples
+from tokenpaths.frontend.views.walls import token_wall
 
 EXAMPLES = 30
 ROWS = 40
@@ -265,7 +265,7 @@ def answer(run: Mapping[str, Any], selection: Selection) -> None:
         else:
             widgets.empty(widgets.ended(found["modules_reason"].capitalize()))
     with st.expander(f"See {len(found['examples'])} of them", expanded=not selection.paths):
-        examples.draw(found["examples"], f"found_{_key(selection)}")
+        token_wall(found["examples"], f"found_{_key(selection)}")
 
 
 def _lead_module(found: Mapping[str, Any], selection: Selection) -> None:

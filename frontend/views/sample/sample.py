@@ -22,7 +22,6 @@ from tokenpaths.frontend.components.explorer import MOST_LINKS, explorer, explor
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.pickers import run_and_label
 from tokenpaths.frontend.views.sample import similar
 
 LISTED = 300
@@ -39,7 +38,7 @@ def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
-    with run_and_label(run, selection):
+    with common.run_and_label(run, selection):
         if run["modality"] == "text":
             address.bound(
                 st.text_input,

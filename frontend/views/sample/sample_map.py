@@ -15,7 +15,6 @@ from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.jobs import panel
-from tokenpaths.frontend.views.pickers import run_and_label
 
 MOST = 1000
 PERPLEXITY = 30.0
@@ -30,7 +29,7 @@ def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
-    run_and_label(run, selection)
+    common.run_and_label(run, selection)
     job = _job_of(run, selection)
     try:
         answer = widgets.client().map(run["run"], limit=MOST, thumbnails=True)
