@@ -12,38 +12,35 @@ from tokenpaths.frontend.charts.compare import pair_chart, training_chart
 from tokenpaths.frontend.charts.distributions import histogram_chart, label_chart, skip_reuse_chart
 from tokenpaths.frontend.charts.drawing.palette import THEMES, cdf_colour, cdf_scale
 from tokenpaths.frontend.charts.drawing.running_text import text_pieces
-from tokenpaths.frontend.charts.effects import answers_chart, flow_difference_chart, importance_chart
-from tokenpaths.frontend.charts.families.chunks import rerouting_chart, strip_chart
-from tokenpaths.frontend.charts.families.co_activation import co_activation_chart
-from tokenpaths.frontend.charts.families.connections import distance_chart, graph_chart
-from tokenpaths.frontend.charts.families.experts import (
-    dead_chart,
-    domain_chart,
-    load_band_chart,
-    slice_chart,
-    word_chart,
+from tokenpaths.frontend.charts.effects import answers_chart, flow_difference_chart, importance_chart, token_loss_chart
+from tokenpaths.frontend.charts.families.dipaco_rerouting import rerouting_chart, strip_chart
+from tokenpaths.frontend.charts.families.dipaco_shards import label_path_chart, sharing_chart, tree_chart
+from tokenpaths.frontend.charts.families.directional_gates import (
+    gate_chart,
+    pca_chart,
+    specialist_chart,
+    variance_chart,
 )
-from tokenpaths.frontend.charts.families.gates import gate_chart, pca_chart, specialist_chart, variance_chart
-from tokenpaths.frontend.charts.families.light_costs import (
+from tokenpaths.frontend.charts.families.expert_load import dead_chart, load_band_chart
+from tokenpaths.frontend.charts.families.expert_stability import repetition_chart, saturation_chart
+from tokenpaths.frontend.charts.families.experts import co_activation_chart, domain_chart, slice_chart, word_chart
+from tokenpaths.frontend.charts.families.hmodel_connections import distance_chart, graph_chart
+from tokenpaths.frontend.charts.families.raytracing_costs import (
     class_block_chart,
     class_chart,
     difficulty_chart,
     sharpening_chart,
     used_chart,
 )
-from tokenpaths.frontend.charts.families.lights import fired_chart, network_chart, share_chart
-from tokenpaths.frontend.charts.families.shards import label_path_chart, sharing_chart, tree_chart
-from tokenpaths.frontend.charts.families.steadiness import repetition_chart, saturation_chart
+from tokenpaths.frontend.charts.families.raytracing_network import fired_chart, network_chart, share_chart
 from tokenpaths.frontend.charts.flow.flow import flow_chart, flow_thumbnail
 from tokenpaths.frontend.charts.flow.flow_contrast import flow_contrast_chart
 from tokenpaths.frontend.charts.flow.token_flow import token_flow_chart
 from tokenpaths.frontend.charts.knowledge import contrast_chart, knowledge_chart
-from tokenpaths.frontend.charts.module_counts import module_count_chart
 from tokenpaths.frontend.charts.patches import patch_chart
 from tokenpaths.frontend.charts.paths import rank_frequency_chart
 from tokenpaths.frontend.charts.sample_map import sample_map_chart
-from tokenpaths.frontend.charts.token_losses import token_loss_chart
-from tokenpaths.frontend.charts.usage import load_chart, top_k_chart
+from tokenpaths.frontend.charts.usage import load_chart, module_count_chart, top_k_chart
 
 __all__ = [
     "THEMES",

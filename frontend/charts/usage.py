@@ -24,6 +24,7 @@ MOST_LINED = 160
 
 FLATTENED = ["module", "y", "y2", "load", "name", "kind", "utilisation", "tokens", "share", "words"]
 """lists of ``columns_of_cells``, one entry a cell; the last is its accessible name"""
+COUNTS_TITLE = "How many tokens did each module get?"
 
 
 def columns_of_cells(
@@ -269,3 +270,99 @@ def overloaded(usage: Mapping[str, Any], most: int = 5) -> list[dict[str, Any]]:
     """The steps and modules far above their fair share, highest first."""
     high = [row for row in usage["usage"] if (row["utilisation"] or 0) >= OVERLOADED]
     return sorted(high, key=lambda row: (-row["utilisation"], row["step"], row["module"]))[:most]
+
+
+def module_rows(usage: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Tokens of each module over all steps of an answer of ``/usage``: {module, name, kind, count, steps}.
+
+    ``steps`` is the number of steps at which it could be chosen; a count of 0 is a dead module.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for cell in usage["usage"]:
+        row = found.setdefault(
+            int(cell["module"]),
+            {"module": int(cell["module"]), "name": cell.get("name"), "kind": cell.get("kind"), "count": 0, "steps": 0},
+        )
+        row["count"] += cell["count"]
+        row["steps"] += 1
+    return [found[module] for module in sorted(found)]
+
+
+@redrawable
+def module_count_chart(
+    usage: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = COUNTS_TITLE, height: int = 180
+) -> alt.LayerChart:
+    """Bars of visits per module; identity modules are grey, a module that no token chose is marked ×."""
+    look = theme_named(theme)
+    table = [
+        row | {"skip": row["kind"] == "identity", "tokens": numbers.count(row["count"]), "zero": 0, "mark": "×"}
+        for row in module_rows(usage)
+    ]
+    every = max(1, -(-len(table) // 24))
+    x = alt.X(
+        "module:O",
+        axis=alt.Axis(
+            title="module", labelAngle=0, grid=False, ticks=False, values=[row["module"] for row in table[::every]]
+        ),
+    )
+    y = alt.Y("count:Q", axis=alt.Axis(title="visits of tokens", tickCount=4, format="~s"))
+    tooltip = [alt.Tooltip("module:O"), alt.Tooltip("name:N"), alt.Tooltip("kind:N"), alt.Tooltip("tokens:N")]
+    paint = alt.when("datum.skip").then(alt.value(look.identity)).otherwise(alt.value(look.module))
+    bars = alt.Chart(rows(table)).mark_bar().encode(x=x, y=y, color=paint, tooltip=tooltip)
+    layers = [bars]
+    if dead := [row for row in table if not row["count"]]:
+        marks = alt.Chart(rows(dead)).mark_text(color=look.accent, fontSize=look.font_size + 2, baseline="bottom")
+        layers.append(marks.encode(x=x, y=alt.Y("zero:Q"), text="mark:N", tooltip=tooltip))
+    chart = alt.layer(*layers).properties(width="container", height=height)
+    said = highest(table, "count", lambda row: f"module {row['module']}, {row['tokens']} visits")
+    words = "Visits over all steps. Grey: identity (skipped); ×: dead."
+    return finish(titled(chart, look, title, words, said=said), look)
+
+
+@redrawable
+def served_chart(
+    table: Sequence[Mapping[str, Any]],
+    baseline: float,
+    *,
+    theme: str | Theme = "light",
+    title: str | None = "Whom does it serve?",
+    most: int = 24,
+) -> alt.LayerChart:
+    """Draw ``[{label, count, of, share}]``, largest share first; the line is ``baseline``, the share of all tokens."""
+    look = theme_named(theme)
+    ordered = sorted(table, key=lambda row: (-row["share"], str(row["label"])))
+    kept = ordered if len(ordered) <= most else ordered[: most // 2] + ordered[-(most // 2) :]
+    shown = [
+        {
+            "label": str(row["label"]),
+            "share": row["share"],
+            "all": baseline,
+            "words": f"{numbers.percent(row['share'])} of {numbers.plural(row['of'], 'token')}",
+        }
+        for row in kept
+    ]
+    x = alt.X(
+        "share:Q",
+        scale=alt.Scale(zero=True, nice=True),
+        axis=alt.Axis(title="share of the label’s tokens", format="%", tickCount=4),
+    )
+    y = alt.Y(
+        "label:N",
+        sort=[row["label"] for row in shown],
+        axis=alt.Axis(title=None, labelLimit=130, grid=False, ticks=False, domain=False),
+    )
+    base = alt.Chart(rows(shown))
+    tooltip = [alt.Tooltip("label:N"), alt.Tooltip("words:N", title="visit it")]
+    stems = base.mark_rule(color=look.grid, strokeWidth=3).encode(x=alt.X("all:Q"), x2="share:Q", y=y)
+    points = base.mark_point(filled=True, size=70, color=look.module, opacity=1).encode(
+        x=x, y=y, description="words:N", tooltip=tooltip
+    )
+    line = (
+        alt.Chart(rows([{"all": baseline}]))
+        .mark_rule(strokeDash=[4, 3], color=look.muted, aria=False)
+        .encode(x="all:Q")
+    )
+    height = max(60, 22 * len(shown))
+    chart = alt.layer(line, stems, points).properties(width="container", height=height)
+    words = f"Dashed: {numbers.percent(baseline)} of all tokens visit it."
+    return finish(titled(chart, look, title, words), look)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tokenpaths.frontend.figures import dreams, families, flows, paths, work
+from tokenpaths.frontend.figures import compute, dreams, families, flows, paths
 from tokenpaths.frontend.figures.figure import Dreams, Figure, Kind, NotHere, Source, Wishes
 
 _TESTS = "tests/frontend/test_figures.py"
@@ -84,7 +84,7 @@ KINDS = (
         "fig6",
         ("6", "11"),
         "compute per sample; samples of the top 1 %, 49–51 %, bottom 1 %",
-        work.compute_per_sample,
+        compute.compute_per_sample,
         "view=compute",
         "/runs/{run}/distributions/compute, /runs/{run}/samples",
         f"{_TESTS}::test_distributions_and_bands_are_the_answers_of_the_run",
@@ -93,11 +93,11 @@ KINDS = (
         "fig7",
         ("7", "12"),
         "reuse per sample, its examples, skip against reuse, reuse in two runs (--beside)",
-        work.reuse,
+        compute.reuse,
         "view=compute&measure=reuse",
         "/runs/{run}/distributions/reuse, /compare?measure=reuse",
         f"{_TESTS}::test_reuse_of_two_runs_is_their_comparison",
-        work.reuse_beside,
+        compute.reuse_beside,
     ),
     Kind(
         "fig13",
@@ -112,7 +112,7 @@ KINDS = (
         "fig16",
         ("16", "20"),
         "compute per patch or token; examples of high, middle and low",
-        work.compute_per_token,
+        compute.compute_per_token,
         "view=compute&per=token",
         "/runs/{run}/distributions/compute?per=token",
         f"{_TESTS}::test_distributions_and_bands_are_the_answers_of_the_run",

@@ -6,7 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.families import chunks, co_activation, experts, light_costs, lights, shards, steadiness
+from tokenpaths.frontend.charts.families import (
+    dipaco_rerouting,
+    dipaco_shards,
+    expert_load,
+    expert_stability,
+    experts,
+    raytracing_costs,
+    raytracing_network,
+)
 from tokenpaths.frontend.charts.knowledge import knowledge_chart, knowledge_rows, knowledge_words
 from tokenpaths.frontend.figures import common
 from tokenpaths.frontend.figures.figure import Figure, NotHere, Source, Wishes
@@ -83,24 +91,24 @@ def _named(
 def _lit(source: Source, info: Mapping[str, Any]) -> Figure:
     number = 0
     soft, sample = source.soft("blocks", sample=number), source.sample(number)
-    network, values, names = lights.network_of(info), soft["values"], soft["axes"][0]["names"]
-    last = lights.last_step(values)
+    network, values, names = raytracing_network.network_of(info), soft["values"], soft["axes"][0]["names"]
+    last = raytracing_network.last_step(values)
     said = f"{sample['prediction']} {numbers.percent(sample['confidence'], 2)}" if sample.get("prediction") else "fired"
-    curve = lights.share_rows(network, values, names)
+    curve = raytracing_network.share_rows(network, values, names)
     return _named(
         "lit",
-        lights.NETWORK,
+        raytracing_network.NETWORK,
         f"Sample {number}{', ' + sample['label'] if sample.get('label') else ''}, at the step {last} where its output "
         "fired. Circles are blocks, the fuller the higher the firing rate; hollow: silent. Lines carry a signal.",
         curve,
-        lambda theme: lights.network_chart(network, values, last, theme=theme, said=said, title=None),
+        lambda theme: raytracing_network.network_chart(network, values, last, theme=theme, said=said, title=None),
     )
 
 
 def _fired(source: Source, info: Mapping[str, Any]) -> Figure | None:
     steps = (info["findings"].get("lights") or {}).get("steps_until_fired") or {}
     names = source.soft("blocks")["axes"][0]["names"]
-    table = lights.fired_rows(steps.get("counts") or (), names)
+    table = raytracing_network.fired_rows(steps.get("counts") or (), names)
     if len(table) < 2:
         return None
     return _named(
@@ -108,12 +116,12 @@ def _fired(source: Source, info: Mapping[str, Any]) -> Figure | None:
         "When does the output fire?",
         "Samples of the run by the threshold step at which their output fired.",
         table,
-        lambda theme: lights.fired_chart(table, theme=theme, title=None),
+        lambda theme: raytracing_network.fired_chart(table, theme=theme, title=None),
     )
 
 
 def _classes(source: Source, info: Mapping[str, Any]) -> Figure | None:
-    table = light_costs.class_rows(common.drawn_samples(source)[0])
+    table = raytracing_costs.class_rows(common.drawn_samples(source)[0])
     if len(table) < 2:
         return None
     return _named(
@@ -121,13 +129,13 @@ def _classes(source: Source, info: Mapping[str, Any]) -> Figure | None:
         "Which classes light more of the network?",
         "Active share by label. Dot: mean; thick: the middle half of the samples; thin: the middle 90 %.",
         table,
-        lambda theme: light_costs.class_chart(table, theme=theme, title=None),
+        lambda theme: raytracing_costs.class_chart(table, theme=theme, title=None),
         height=_ROW * max(3, len(table)),
     )
 
 
 def _difficulty(source: Source, info: Mapping[str, Any]) -> Figure | None:
-    points = light_costs.difficulty_points(common.drawn_samples(source)[0])
+    points = raytracing_costs.difficulty_points(common.drawn_samples(source)[0])
     if len(points) < 4:
         return None
     found = (info["findings"].get("lights") or {}).get("correlation")
@@ -139,9 +147,9 @@ def _difficulty(source: Source, info: Mapping[str, Any]) -> Figure | None:
     return _named(
         "difficulty",
         "Do difficult samples light more of the network?",
-        f"{light_costs.correlation_words(found, len(points))}{some} Circle: right; cross: wrong.{crops}",
+        f"{raytracing_costs.correlation_words(found, len(points))}{some} Circle: right; cross: wrong.{crops}",
         shown,
-        lambda theme: light_costs.difficulty_chart(shown, theme=theme, title=None),
+        lambda theme: raytracing_costs.difficulty_chart(shown, theme=theme, title=None),
     )
 
 
@@ -149,19 +157,19 @@ def _blocks(source: Source, info: Mapping[str, Any]) -> Figure | None:
     sizes = {row["label"]: row["num_samples"] for row in info["labels"] if row["label"] is not None}
     if len(sizes) < 2:
         return None
-    shown = dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[: light_costs.MOST_LABELS])
-    table = light_costs.class_block_rows({label: source.usage(label) for label in shown}, shown)
+    shown = dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[: raytracing_costs.MOST_LABELS])
+    table = raytracing_costs.class_block_rows({label: source.usage(label) for label in shown}, shown)
     return _named(
         "blocks",
         "Which blocks does each class light?",
         "Share of the samples of a class in which the block fired at any threshold step.",
         table,
-        lambda theme: light_costs.class_block_chart(table, theme=theme, title=None),
+        lambda theme: raytracing_costs.class_block_chart(table, theme=theme, title=None),
     )
 
 
 def _used(source: Source, info: Mapping[str, Any]) -> Figure | None:
-    table = light_costs.used_rows(info["findings"].get("validation") or {})
+    table = raytracing_costs.used_rows(info["findings"].get("validation") or {})
     if not table:
         return None
     return _named(
@@ -169,7 +177,7 @@ def _used(source: Source, info: Mapping[str, Any]) -> Figure | None:
         "How accurate for how many parameters?",
         "On the test data of the checkpoint. Filled: parameters used by a sample on average; outline: all of them.",
         table,
-        lambda theme: light_costs.used_chart(table, theme=theme, title=None),
+        lambda theme: raytracing_costs.used_chart(table, theme=theme, title=None),
     )
 
 
@@ -178,25 +186,25 @@ def _ways(source: Source, info: Mapping[str, Any]) -> tuple[dict[str, list[dict[
     """Rows of paths for each of the largest labels, and the paths of all documents."""
     paths = source.paths(limit=MOST_PATHS)["paths"]
     sizes = sorted((-row["num_tokens"], row["label"]) for row in info["labels"] if row["label"] is not None)
-    names = [label for _size, label in sizes][: shards.MOST_LABELS]
+    names = [label for _size, label in sizes][: dipaco_shards.MOST_LABELS]
     found = {label: source.paths(limit=MOST_PATHS, label=label)["paths"] for label in names}
     return found or {"all documents": paths}, paths
 
 
 def _tree(source: Source, info: Mapping[str, Any]) -> Figure:
     by_label, paths = _ways(source, info)
-    kept = {path["rank"] for path in paths[: shards.MOST_PATHS]}
+    kept = {path["rank"] for path in paths[: dipaco_shards.MOST_PATHS]}
     shown = {label: [path for path in rows if path["rank"] in kept] for label, rows in by_label.items()}
-    cdfs = {shards.modules_of(path): path["cdf"] for path in paths}
+    cdfs = {dipaco_shards.modules_of(path): path["cdf"] for path in paths}
     left = sum(row["label"] is not None for row in info["labels"]) - len(by_label)
     return _named(
         "ways",
-        shards.TREE,
+        dipaco_shards.TREE,
         f"{numbers.plural(info['num_samples'], 'document')} on {numbers.plural(info['num_paths'], 'path')}. Height of "
         "a bar and width of a band: share of the tokens; colour of a path: its CDF."
         + (f" Without {numbers.plural(left, 'smaller label')}." if left > 0 else ""),
-        shards.tree_rows(shown),
-        lambda theme: shards.tree_chart(shown, cdfs, theme=theme, title=None),
+        dipaco_shards.tree_rows(shown),
+        lambda theme: dipaco_shards.tree_chart(shown, cdfs, theme=theme, title=None),
     )
 
 
@@ -204,32 +212,32 @@ def _labels(source: Source, info: Mapping[str, Any]) -> Figure | None:
     by_label, paths = _ways(source, info)
     if all(row["label"] is None for row in info["labels"]):
         return None
-    drawn = sorted(paths[: shards.MOST_PATHS], key=lambda path: tuple(reversed(shards.modules_of(path))))
-    table = shards.label_path_rows(by_label, drawn)
+    drawn = sorted(paths[: dipaco_shards.MOST_PATHS], key=lambda path: tuple(reversed(dipaco_shards.modules_of(path))))
+    table = dipaco_shards.label_path_rows(by_label, drawn)
     return _named(
         "labels",
         "Which labels take which path?",
         "Per cent of the label’s tokens; a row adds up to 100.",
         table,
-        lambda theme: shards.label_path_chart(table, theme=theme, title=None),
+        lambda theme: dipaco_shards.label_path_chart(table, theme=theme, title=None),
     )
 
 
 def _sharing(source: Source, info: Mapping[str, Any]) -> Figure:
-    paths = source.paths(limit=MOST_PATHS)["paths"][: shards.MOST_PATHS]
-    table = shards.sharing_rows(sorted(paths, key=shards.modules_of))
+    paths = source.paths(limit=MOST_PATHS)["paths"][: dipaco_shards.MOST_PATHS]
+    table = dipaco_shards.sharing_rows(sorted(paths, key=dipaco_shards.modules_of))
     levels = [int(n) for n in info["config"]["levels"]]
     return _named(
         "sharing",
         "Which paths share which module?",
         "One row: one path. Dots in one column: paths that share this module; larger: more tokens.",
         table,
-        lambda theme: shards.sharing_chart(table, levels, theme=theme, title=None),
+        lambda theme: dipaco_shards.sharing_chart(table, levels, theme=theme, title=None),
     )
 
 
 def _rerouting(source: Source, info: Mapping[str, Any]) -> Figure | None:
-    by_w, baselines = chunks.rerouting_rows(info["findings"].get("validation") or {}, info["model"])
+    by_w, baselines = dipaco_rerouting.rerouting_rows(info["findings"].get("validation") or {}, info["model"])
     if not by_w and not baselines:
         return None
     return _named(
@@ -238,7 +246,7 @@ def _rerouting(source: Source, info: Mapping[str, Any]) -> Figure | None:
         "Validation perplexity of the checkpoint by the tokens W between two decisions, lower is better. Dashed: other "
         "models from the same base.",
         [*by_w, *baselines],
-        lambda theme: chunks.rerouting_chart(by_w, baselines, theme=theme, title=None),
+        lambda theme: dipaco_rerouting.rerouting_chart(by_w, baselines, theme=theme, title=None),
     )
 
 
@@ -247,11 +255,11 @@ def _loads(source: Source, info: Mapping[str, Any]) -> Figure:
     usage = source.usage()
     return _named(
         "load",
-        experts.LOAD,
-        experts.load_words(usage) + " Bar: the middle 80 % of the experts; tick: the median; "
+        expert_load.LOAD,
+        expert_load.load_words(usage) + " Bar: the middle 80 % of the experts; tick: the median; "
         "point: the busiest; dashed: a fair share.",
-        experts.load_rows(usage),
-        lambda theme: experts.load_band_chart(usage, theme=theme, title=None),
+        expert_load.load_rows(usage),
+        lambda theme: expert_load.load_band_chart(usage, theme=theme, title=None),
     )
 
 
@@ -261,10 +269,10 @@ def _dead(source: Source, info: Mapping[str, Any]) -> Figure | None:
         return None
     return _named(
         "dead",
-        experts.DEAD,
+        expert_load.DEAD,
         "Number of experts of a layer that no token chose.",
-        experts.load_rows(usage),
-        lambda theme: experts.dead_chart(usage, theme=theme, title=None),
+        expert_load.load_rows(usage),
+        lambda theme: expert_load.dead_chart(usage, theme=theme, title=None),
     )
 
 
@@ -302,10 +310,10 @@ def _together(source: Source, info: Mapping[str, Any]) -> Figure | None:
         return None
     return _named(
         "together",
-        co_activation.TITLE,
-        "Layer 0. " + co_activation.co_activation_words(found),
+        experts.TOGETHER,
+        "Layer 0. " + experts.co_activation_words(found),
         found["pairs"],
-        lambda theme: co_activation.co_activation_chart(found, theme=theme, title=None),
+        lambda theme: experts.co_activation_chart(found, theme=theme, title=None),
     )
 
 
@@ -313,17 +321,17 @@ def _repetition(source: Source, info: Mapping[str, Any]) -> Figure:
     found = source.repetition()
     return _named(
         "repetition",
-        steadiness.REPETITION,
-        steadiness.repetition_words(found) + " Dashed: by chance, if choices were even and independent.",
-        steadiness.repetition_rows(found),
-        lambda theme: steadiness.repetition_chart(found, theme=theme, title=None),
+        expert_stability.REPETITION,
+        expert_stability.repetition_words(found) + " Dashed: by chance, if choices were even and independent.",
+        expert_stability.repetition_rows(found),
+        lambda theme: expert_stability.repetition_chart(found, theme=theme, title=None),
     )
 
 
 # -- soft routers ----------------------------------------------------------------------------------
 def _connections(source: Source, info: Mapping[str, Any]) -> Figure:
     from tokenpaths.frontend.charts import graph_chart
-    from tokenpaths.frontend.charts.families.connections import TITLE
+    from tokenpaths.frontend.charts.families.hmodel_connections import TITLE
 
     answer = source.soft("edges")
     return _named(

@@ -10,7 +10,7 @@ from tokenpaths.frontend.charts.drawing.printing import printed
 from tokenpaths.frontend.charts.flow.flow import hidden_words, link_rows, merged_words, moves_of, node_rows
 from tokenpaths.frontend.charts.flow.layout import flow_layout, least_share
 from tokenpaths.frontend.charts.flow.token_flow import token_rows
-from tokenpaths.frontend.charts.module_counts import module_rows
+from tokenpaths.frontend.charts.usage import module_rows
 from tokenpaths.frontend.figures import common, walls
 from tokenpaths.frontend.figures.figure import Figure, NotHere, Source, Wishes
 
@@ -98,7 +98,7 @@ def flow(source: Source, wishes: Wishes) -> list[Figure]:
 def module_counts(source: Source, wishes: Wishes) -> list[Figure]:
     """Figure 13: tokens per module, dead ones marked; per step as a heat map."""
     from tokenpaths.frontend.charts import load_chart
-    from tokenpaths.frontend.charts.module_counts import module_count_chart
+    from tokenpaths.frontend.charts.usage import module_count_chart
 
     usage = source.usage()
     own = any(module["step"] is not None for module in source.info()["modules"])

@@ -16,7 +16,7 @@ from tests.support.runs import make_experts
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.saturation import of_series
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.families import co_activation, experts, steadiness
+from tokenpaths.frontend.charts.families import expert_load, expert_stability, experts
 from tokenpaths.frontend.charts.flow import token_flow
 from tokenpaths.frontend.charts.flow.flow import flow_chart, flow_thumbnail, hidden_words, merged_words, moves_of
 from tokenpaths.frontend.charts.flow.layout import OTHER, flow_layout
@@ -64,17 +64,17 @@ def answers() -> dict[str, Any]:
 def all_charts(theme: str) -> dict[str, Any]:
     found = answers()
     return {
-        "load": experts.load_band_chart(found["usage"], theme=theme, chosen=2),
-        "dead": experts.dead_chart(found["usage"], theme=theme, chosen=2),
+        "load": expert_load.load_band_chart(found["usage"], theme=theme, chosen=2),
+        "dead": expert_load.dead_chart(found["usage"], theme=theme, chosen=2),
         "slice": experts.slice_chart(found["slice"], theme=theme, chosen=3),
         "merged slice": experts.slice_chart(found["slice"], theme=theme, least=0.2),
         "log slice": experts.slice_chart(found["log slice"], theme=theme),
         "domains": experts.domain_chart(found["label"], theme=theme),
         "words": experts.word_chart(found["input"], theme=theme),
         "next": experts.word_chart(found["next"], theme=theme),
-        "together": co_activation.co_activation_chart(found["together"], theme=theme),
-        "repetition": steadiness.repetition_chart(found["repetition"], theme=theme),
-        "saturation": steadiness.saturation_chart(found["saturation"], theme=theme, step=1, run="at90"),
+        "together": experts.co_activation_chart(found["together"], theme=theme),
+        "repetition": expert_stability.repetition_chart(found["repetition"], theme=theme),
+        "saturation": expert_stability.saturation_chart(found["saturation"], theme=theme, step=1, run="at90"),
         "merged flow": flow_chart(found["merged"], theme=theme, ribbon=found["sample"]["tokens"][0]["ribbon"]),
         "weights": token_flow.token_flow_chart(found["sample"], theme=theme, shade="weight"),
         "no weights": token_flow.token_flow_chart(found["sample"], theme=theme, shade="overlap"),
@@ -99,17 +99,17 @@ def test_no_quantity_but_the_cdf_of_paths_is_drawn_in_its_colours():
 
 def test_load_is_that_of_every_cell():
     usage = answers()["usage"]
-    for row in experts.load_rows(usage):
+    for row in expert_load.load_rows(usage):
         cells = sorted(c["utilisation"] for c in usage["usage"] if c["step"] == row["layer"])
         assert row["highest"] == cells[-1] == pytest.approx(row["MaxVio"] + 1)
         assert row["middle"] == pytest.approx((cells[9] + cells[10]) / 2)
         assert row["low"] <= row["middle"] <= row["high"] <= row["highest"]
         assert row["dead"] == cells.count(0)
-    dead = sum(row["dead"] for row in experts.load_rows(usage))
-    assert f"Dead: {dead} of 120 experts" in experts.load_words(usage)
+    dead = sum(row["dead"] for row in expert_load.load_rows(usage))
+    assert f"Dead: {dead} of 120 experts" in expert_load.load_words(usage)
     assert f"{dead} of 120 modules never got a token" in dead_words(usage)
     alive = {**usage, "steps": [{**s, "dead": []} for s in usage["steps"]]}
-    assert "No expert is dead" in experts.load_words(alive)
+    assert "No expert is dead" in expert_load.load_words(alive)
     assert "No module is dead" in dead_words(alive)
     idle = {(row["step"], module) for row in usage["steps"] for module in row["dead"]}
     assert "No module is dead" in dead_words(usage, idle)
@@ -193,33 +193,33 @@ def test_words_are_listed_from_the_strongest():
 
 def test_pairs_of_an_expert_with_itself_are_not_drawn():
     found = answers()["together"]
-    table = co_activation.co_activation_rows(found)
+    table = experts.co_activation_rows(found)
     count = len(found["modules"])
     assert len(table) == count * (count - 1)
     pair = found["pairs"][0]
     cell = next(row for row in table if (row["expert"], row["other"]) == (pair["module"], pair["other"]))
     assert cell["share"] == pytest.approx(pair["share"], abs=1e-6)
-    assert numbers.percent(pair["share"]) in co_activation.co_activation_words(found)
+    assert numbers.percent(pair["share"]) in experts.co_activation_words(found)
     nothing = {**found, "pairs": [], "modules": [], "values": []}
-    assert "No two experts" in co_activation.co_activation_words(nothing)
+    assert "No two experts" in experts.co_activation_words(nothing)
 
 
 def test_repetition_stands_beside_chance():
     found = answers()["repetition"]
-    table = steadiness.repetition_rows(found)
+    table = expert_stability.repetition_rows(found)
     assert [row["what"] for row in table[:2]] == ["first choice", "any of 3"]
     assert table[0]["baseline"] == 1 / 20
-    assert len(steadiness.repetition_rows({**found, "top_k": 1})) == 6
-    assert numbers.count(found["num_pairs"]) in steadiness.repetition_words(found)
+    assert len(expert_stability.repetition_rows({**found, "top_k": 1})) == 6
+    assert numbers.count(found["num_pairs"]) in expert_stability.repetition_words(found)
 
 
 def test_saturation_names_when_most_is_settled():
     found = answers()["saturation"]
-    table = steadiness.saturation_rows(found, 1)
+    table = expert_stability.saturation_rows(found, 1)
     assert [row["iteration"] for row in table] == [10, 90, 500]
     assert table[-1]["saturation"] == table[-1]["layer"] == 1
     reached = next(point["iteration"] for point in found["points"] if point["saturation"] >= 0.8)
-    assert f"80 % are reached at iteration {reached}" in steadiness.saturation_words(found)
+    assert f"80 % are reached at iteration {reached}" in expert_stability.saturation_words(found)
 
 
 # -- the shared flow picture ----------------------------------------------------------------------
@@ -288,10 +288,10 @@ def test_the_small_picture_has_a_place_for_every_expert_of_a_token():
 def test_repetition_without_weights_leaves_the_first_choice_out():
     found = answers()["repetition"]
     bare = {**found, "first_missing": "no weights", "steps": [{**row, "first": None} for row in found["steps"]]}
-    assert {row["what"] for row in steadiness.repetition_rows(bare)} == {f"any of {found['top_k']}"}
-    assert "at least one choice" in steadiness.repetition_words(bare)
-    assert "No weights" not in steadiness.repetition_words(found)
-    assert steadiness.repetition_chart(bare).to_dict()["height"]
+    assert {row["what"] for row in expert_stability.repetition_rows(bare)} == {f"any of {found['top_k']}"}
+    assert "at least one choice" in expert_stability.repetition_words(bare)
+    assert "No weights" not in expert_stability.repetition_words(found)
+    assert expert_stability.repetition_chart(bare).to_dict()["height"]
 
 
 def test_a_drawn_series_says_how_far_it_may_be_off():

@@ -8,7 +8,7 @@ import pytest
 
 from tests.frontend.test_charts import data_of
 from tokenpaths.frontend import charts
-from tokenpaths.frontend.charts import knowledge, path_law
+from tokenpaths.frontend.charts import knowledge, paths
 
 PROPERTY = {
     "values": 5,
@@ -157,13 +157,13 @@ BETTER = {"ratio": -3.0, "p_value": 0.001}
     ],
 )
 def test_the_verdict_on_a_law(law, sentence):
-    assert path_law.verdict_words(law) == sentence
+    assert paths.verdict_words(law) == sentence
 
 
 def test_the_table_of_laws_has_a_row_for_whatever_was_traced():
     curves = {"observed": {"num_paths": 100, "slope": -1.2}, "independent": {"num_paths": 9, "slope": None}}
     fit = {**curves, "untrained": None}
-    rows = path_law.law_rows(fit, {"observed": {**LAW, "p_value": None, "lognormal": BETTER}, "independent": None})
+    rows = paths.law_rows(fit, {"observed": {**LAW, "p_value": None, "lognormal": BETTER}, "independent": None})
     assert [(row["whose"], row["slope"], row["α"], row["p"], row["lognormal"]) for row in rows] == [
         ("this run", "−1.20", "2.00 ± 0.10", "–", "−3.00"),
         ("independent steps", "–", "–", "–", "–"),

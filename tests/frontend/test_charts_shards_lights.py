@@ -11,7 +11,7 @@ import vl_convert
 
 from tests.frontend.test_charts import data_of, walk
 from tokenpaths.frontend.charts.drawing import palette
-from tokenpaths.frontend.charts.families import chunks, light_costs, lights, shards
+from tokenpaths.frontend.charts.families import dipaco_rerouting, dipaco_shards, raytracing_costs, raytracing_network
 
 RUN = {
     "config": {
@@ -43,7 +43,7 @@ RUN = {
 }
 VALUES = [[2.0, 0, 0, 0], [2.0, 0.9, 0, 0], [2.0, 0, 1.4, 0], [0, 0, 0, 0]]
 NAMES = ["θ = 1", "θ = 0.9", "θ = 0.81", "θ = 0.729"]
-NETWORK = lights.network_of(RUN)
+NETWORK = raytracing_network.network_of(RUN)
 SAMPLES = [
     {"sample": i, "label": "ab"[i % 2], "prediction": "a", "compute": i / 10, "loss": 0.1 * i, "has_image": True}
     for i in range(10)
@@ -77,7 +77,7 @@ TOKENS = [
     }
     for i in range(10)
 ]
-PARTS = chunks.chunks(TOKENS, [0, 3])
+PARTS = dipaco_rerouting.chunks(TOKENS, [0, 3])
 MEASURED = {
     "perplexity": 56.4,
     "rerouting": [{"every": 16, "perplexity": 53.8}, {"every": None, "perplexity": 56.4}],
@@ -96,22 +96,24 @@ ASKED = [
 
 
 def all_charts(theme: str) -> dict[str, Any]:
-    curve = lights.share_rows(NETWORK, VALUES, NAMES)
+    curve = raytracing_network.share_rows(NETWORK, VALUES, NAMES)
     return {
-        "network": lights.network_chart(NETWORK, VALUES, 1, theme=theme),
-        "network fired": lights.network_chart(NETWORK, VALUES, 2, theme=theme, said="seven 93 %"),
-        "shares": lights.share_chart(curve, [0.2, 0.3, 0.4, 0.4], step=1, theme=theme),
-        "fired": lights.fired_chart(lights.fired_rows([0, 3, 5], NAMES), chosen=1, theme=theme),
-        "classes": light_costs.class_chart(light_costs.class_rows(SAMPLES), theme=theme),
-        "difficulty": light_costs.difficulty_chart(light_costs.difficulty_points(SAMPLES), theme=theme),
-        "used": light_costs.used_chart(light_costs.used_rows(VALIDATION), theme=theme),
-        "class blocks": light_costs.class_block_chart(light_costs.class_block_rows(USAGE, {"a": 4}), theme=theme),
-        "sharpening": light_costs.sharpening_chart(ASKED, step=1, theme=theme),
-        "tree": shards.tree_chart(BY_LABEL, {shards.modules_of(p): p["cdf"] for p in PATHS}, theme=theme),
-        "labels": shards.label_path_chart(shards.label_path_rows(BY_LABEL, PATHS), theme=theme),
-        "sharing": shards.sharing_chart(shards.sharing_rows(PATHS), [2, 3], theme=theme),
-        "rerouting": chunks.rerouting_chart(*chunks.rerouting_rows(MEASURED), theme=theme),
-        "strip": chunks.strip_chart(PARTS, theme=theme),
+        "network": raytracing_network.network_chart(NETWORK, VALUES, 1, theme=theme),
+        "network fired": raytracing_network.network_chart(NETWORK, VALUES, 2, theme=theme, said="seven 93 %"),
+        "shares": raytracing_network.share_chart(curve, [0.2, 0.3, 0.4, 0.4], step=1, theme=theme),
+        "fired": raytracing_network.fired_chart(raytracing_network.fired_rows([0, 3, 5], NAMES), chosen=1, theme=theme),
+        "classes": raytracing_costs.class_chart(raytracing_costs.class_rows(SAMPLES), theme=theme),
+        "difficulty": raytracing_costs.difficulty_chart(raytracing_costs.difficulty_points(SAMPLES), theme=theme),
+        "used": raytracing_costs.used_chart(raytracing_costs.used_rows(VALIDATION), theme=theme),
+        "class blocks": raytracing_costs.class_block_chart(
+            raytracing_costs.class_block_rows(USAGE, {"a": 4}), theme=theme
+        ),
+        "sharpening": raytracing_costs.sharpening_chart(ASKED, step=1, theme=theme),
+        "tree": dipaco_shards.tree_chart(BY_LABEL, {dipaco_shards.modules_of(p): p["cdf"] for p in PATHS}, theme=theme),
+        "labels": dipaco_shards.label_path_chart(dipaco_shards.label_path_rows(BY_LABEL, PATHS), theme=theme),
+        "sharing": dipaco_shards.sharing_chart(dipaco_shards.sharing_rows(PATHS), [2, 3], theme=theme),
+        "rerouting": dipaco_rerouting.rerouting_chart(*dipaco_rerouting.rerouting_rows(MEASURED), theme=theme),
+        "strip": dipaco_rerouting.strip_chart(PARTS, theme=theme),
     }
 
 
@@ -165,8 +167,8 @@ def test_a_network_is_read_from_its_run():
 
 
 def test_shares_count_blocks_so_far():
-    curve = lights.share_rows(NETWORK, VALUES, NAMES)
-    assert lights.last_step(VALUES) == 2
+    curve = raytracing_network.share_rows(NETWORK, VALUES, NAMES)
+    assert raytracing_network.last_step(VALUES) == 2
     assert [row["lit"] for row in curve] == [0.25, 0.5, 0.5]
     assert [row["lit_so_far"] for row in curve] == [0.25, 0.5, 0.75]
     assert [row["used"] for row in curve] == pytest.approx([55 / 85, 65 / 85, 75 / 85])
@@ -174,13 +176,13 @@ def test_shares_count_blocks_so_far():
 
 
 def test_a_sample_in_which_nothing_fired_has_one_step():
-    assert lights.last_step([[0.0] * 4] * 3) == 0
-    assert lights.share_rows(NETWORK, [[0.0] * 4] * 3)[0]["used"] == 45 / 85
-    lights.network_chart(NETWORK, [[0.0] * 4] * 3, 0).to_dict()
+    assert raytracing_network.last_step([[0.0] * 4] * 3) == 0
+    assert raytracing_network.share_rows(NETWORK, [[0.0] * 4] * 3)[0]["used"] == 45 / 85
+    raytracing_network.network_chart(NETWORK, [[0.0] * 4] * 3, 0).to_dict()
 
 
 def test_silent_blocks_are_drawn_and_their_wires_are_not():
-    chart = lights.network_chart(NETWORK, VALUES, 1)
+    chart = raytracing_network.network_chart(NETWORK, VALUES, 1)
     blocks = data_of(chart, "block", "since")
     assert [row["words"] for row in blocks] == ["2.00", "0.900", "silent", "silent"]
     assert [row["since"] for row in blocks] == ["step 0", "step 1", "not yet", "not yet"]
@@ -190,12 +192,12 @@ def test_silent_blocks_are_drawn_and_their_wires_are_not():
 
 
 def test_the_output_speaks_at_the_last_step_only():
-    assert "seven" not in json.dumps(lights.network_chart(NETWORK, VALUES, 1, said="seven").to_dict())
-    assert "seven" in json.dumps(lights.network_chart(NETWORK, VALUES, 2, said="seven").to_dict())
+    assert "seven" not in json.dumps(raytracing_network.network_chart(NETWORK, VALUES, 1, said="seven").to_dict())
+    assert "seven" in json.dumps(raytracing_network.network_chart(NETWORK, VALUES, 2, said="seven").to_dict())
 
 
 def test_stops_are_counted_by_step():
-    assert lights.fired_rows([1, 3, 0, 4], NAMES) == [
+    assert raytracing_network.fired_rows([1, 3, 0, 4], NAMES) == [
         {"step": -1, "theta": "never", "samples": 1, "share": 0.125},
         {"step": 0, "theta": "θ = 1", "samples": 3, "share": 0.375},
         {"step": 2, "theta": "θ = 0.81", "samples": 4, "share": 0.5},
@@ -203,7 +205,7 @@ def test_stops_are_counted_by_step():
 
 
 def test_classes_are_sorted_by_their_mean():
-    table = light_costs.class_rows([*SAMPLES, {"label": None, "compute": 1.0}, {"label": "c", "compute": 0.99}])
+    table = raytracing_costs.class_rows([*SAMPLES, {"label": None, "compute": 1.0}, {"label": "c", "compute": 0.99}])
     assert [row["label"] for row in table] == ["c", "b", "a"]
     assert table[1]["mean"] == pytest.approx(0.5)
     assert (table[1]["q05"], table[1]["q25"], table[1]["q95"]) == pytest.approx((0.14, 0.3, 0.86))
@@ -216,24 +218,24 @@ def test_classes_are_sorted_by_their_mean():
 )
 def test_a_correlation_claims_no_more_than_its_interval(interval, words):
     found = {"pearson": 0.2, "pearson_low": interval[0], "pearson_high": interval[1], "num_samples": 30}
-    assert words in light_costs.correlation_words(found, 30)
-    assert "no correlation" in light_costs.correlation_words(None, 2)
-    assert "no correlation" in light_costs.correlation_words({**found, "pearson": None}, 2)
+    assert words in raytracing_costs.correlation_words(found, 30)
+    assert "no correlation" in raytracing_costs.correlation_words(None, 2)
+    assert "no correlation" in raytracing_costs.correlation_words({**found, "pearson": None}, 2)
 
 
 def test_right_and_wrong_differ_by_shape():
-    points = light_costs.difficulty_points(SAMPLES)
+    points = raytracing_costs.difficulty_points(SAMPLES)
     assert [p["verdict"] for p in points[:3]] == ["right", "wrong", "right"]
 
 
 def test_used_parameters_of_network_and_twin():
-    rows = light_costs.used_rows(VALIDATION)
+    rows = raytracing_costs.used_rows(VALIDATION)
     assert [(row["model"], row["used"]) for row in rows] == [("RayTracing", 250), ("MLP twin", 990)]
-    assert light_costs.used_rows({}) == []
+    assert raytracing_costs.used_rows({}) == []
 
 
 def test_a_class_lights_a_block_in_a_share_of_its_samples():
-    (row,) = light_costs.class_block_rows(USAGE, {"a": 4})
+    (row,) = raytracing_costs.class_block_rows(USAGE, {"a": 4})
     assert row == {"label": "a", "block": "L0B0", "layer": 0, "row": 0, "share": 0.75}
 
 
@@ -241,7 +243,7 @@ def test_a_class_lights_a_block_in_a_share_of_its_samples():
 
 
 def test_no_token_is_lost_between_the_columns():
-    bars, bands = shards.tree_bars(BY_LABEL)
+    bars, bands = dipaco_shards.tree_bars(BY_LABEL)
     for column in range(4):
         assert sum(bar.tokens for bar in bars if bar.column == column) == 100
         assert sum(bar.bottom - bar.top for bar in bars if bar.column == column) == pytest.approx(0.84)
@@ -255,7 +257,7 @@ def test_no_token_is_lost_between_the_columns():
 
 
 def test_bands_fill_their_bars_without_overlap():
-    bars, bands = shards.tree_bars(BY_LABEL)
+    bars, bands = dipaco_shards.tree_bars(BY_LABEL)
     for bar in bars:
         for side, end, key in ((0, "y0", "from"), (1, "y1", "to")):
             own = sorted(
@@ -269,22 +271,22 @@ def test_bands_fill_their_bars_without_overlap():
 
 def test_names_in_the_tree_never_touch():
     many = {"x": [path(i + 1, (i // 6, i % 6), 1 if i else 500) for i in range(36)]}
-    bars, _bands = shards.tree_bars(many)
+    bars, _bands = dipaco_shards.tree_bars(many)
     height = 23.0 * 36
-    places = shards._apart(bars, height)
+    places = dipaco_shards._apart(bars, height)
     column = sorted(at for bar, at in zip(bars, places, strict=True) if bar.column == 3)
     assert all(b - a >= 13.4 / height for a, b in zip(column, column[1:], strict=False))
     assert 0 <= column[0] < column[-1] <= 1
 
 
 def test_a_labels_shares_sum_to_one():
-    table = shards.label_path_rows(BY_LABEL, PATHS)
+    table = dipaco_shards.label_path_rows(BY_LABEL, PATHS)
     assert [row["share"] for row in table] == [1, 0, 0, 0, 0.75, 0.25]
     assert [row["path"] for row in table[:3]] == ["0·2", "1·2", "1·0"]
 
 
 def test_who_shares_a_module():
-    table = shards.sharing_rows(PATHS)
+    table = dipaco_shards.sharing_rows(PATHS)
     assert {(row["path"], row["level"]): row["sharers"] for row in table} == {
         ("0·2", 0): 0,
         ("0·2", 1): 1,
@@ -296,26 +298,25 @@ def test_who_shares_a_module():
 
 
 def test_perplexities_are_read_as_numbers_or_objects():
-    by_w, baselines = chunks.rerouting_rows(MEASURED, "dipaco-2x2")
+    by_w, baselines = dipaco_rerouting.rerouting_rows(MEASURED, "dipaco-2x2")
     assert [(row["W"], row["perplexity"]) for row in by_w] == [(None, 56.4), (16, 53.8)]
     assert baselines == [{"model": "flat mixture", "perplexity": 55.1}, {"model": "dense path", "perplexity": 61.2}]
-    assert chunks.rerouting_rows({}) == ([], [])
-    assert chunks.rerouting_rows({"rerouting": [{"every": 8}, 3], "beside": {"dense": float("nan"), "flat": True}}) == (
-        [],
-        [],
-    )
-    assert [row["W"] for row in chunks.rerouting_rows({"perplexity": 9.0, "beside": 3})[0]] == [None]
+    assert dipaco_rerouting.rerouting_rows({}) == ([], [])
+    assert dipaco_rerouting.rerouting_rows(
+        {"rerouting": [{"every": 8}, 3], "beside": {"dense": float("nan"), "flat": True}}
+    ) == ([], [])
+    assert [row["W"] for row in dipaco_rerouting.rerouting_rows({"perplexity": 9.0, "beside": 3})[0]] == [None]
 
 
 def test_decisions_are_where_the_router_makes_them():
     # prefix 4, W 8: position t belongs to decision max(0, t + 1 − 4) // 8, anew in each window of 20.
     wanted = [t for t in range(50) if t % 20 == 0 or (t % 20 + 1 - 4) // 8 > max(0, t % 20 - 4) // 8]
-    assert chunks.decisions(50, 4, 8, 20) == wanted == [0, 11, 19, 20, 31, 39, 40]
-    assert chunks.decisions(50, 4, None, 20) == [0, 20, 40]
+    assert dipaco_rerouting.decisions(50, 4, 8, 20) == wanted == [0, 11, 19, 20, 31, 39, 40]
+    assert dipaco_rerouting.decisions(50, 4, None, 20) == [0, 20, 40]
 
 
 def test_a_document_is_cut_at_decisions_and_where_the_path_changes():
     assert [(part.first, part.end, part.rank) for part in PARTS] == [(0, 3, 1), (3, 6, 1), (6, 10, 2)]
     assert PARTS[0].loss == 1.5
     assert PARTS[2].modules == (1, 2)
-    assert chunks.chunk_rows(PARTS)[2]["path"] == "1·2"
+    assert dipaco_rerouting.chunk_rows(PARTS)[2]["path"] == "1·2"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import vl_convert
 
-from tokenpaths.frontend.charts import token_losses
+from tokenpaths.frontend.charts import effects
 from tokenpaths.frontend.charts.drawing import palette
-from tokenpaths.frontend.charts.families import connections, gates
+from tokenpaths.frontend.charts.families import directional_gates, hmodel_connections
 
 HIDDEN = ("transformer 0", "transformer 1")
 NAMES = {"iteration": ("input", "1", "2"), "source": (*HIDDEN, "text input"), "target": (*HIDDEN, "it's next")}
@@ -68,15 +68,15 @@ LOSSES = [
 @functools.cache
 def all_charts(theme: str) -> dict[str, Any]:
     return {
-        "graph": connections.graph_chart(edges(), theme=theme),
-        "difference": connections.graph_chart(edges(), theme=theme, minus=edges(0.2), compact=True),
-        "distance": connections.distance_chart(SEPARATION, theme=theme),
-        "gates": gates.gate_chart(gate_answer(), theme=theme, chosen="1.2.0"),
-        "gate difference": gates.gate_chart(gate_answer(), theme=theme, minus=gate_answer(0.1)),
-        "variance": gates.variance_chart(VARIANCE, [{"layer": 1, "head": 0, "variance": 0.3}], theme=theme),
-        "specialists": gates.specialist_chart([0.0, 0.5], theme=theme),
-        "plane": gates.pca_chart(PCA, theme=theme, chosen=["code"], sample=3),
-        "losses": token_losses.token_loss_chart(LOSSES, theme=theme),
+        "graph": hmodel_connections.graph_chart(edges(), theme=theme),
+        "difference": hmodel_connections.graph_chart(edges(), theme=theme, minus=edges(0.2), compact=True),
+        "distance": hmodel_connections.distance_chart(SEPARATION, theme=theme),
+        "gates": directional_gates.gate_chart(gate_answer(), theme=theme, chosen="1.2.0"),
+        "gate difference": directional_gates.gate_chart(gate_answer(), theme=theme, minus=gate_answer(0.1)),
+        "variance": directional_gates.variance_chart(VARIANCE, [{"layer": 1, "head": 0, "variance": 0.3}], theme=theme),
+        "specialists": directional_gates.specialist_chart([0.0, 0.5], theme=theme),
+        "plane": directional_gates.pca_chart(PCA, theme=theme, chosen=["code"], sample=3),
+        "losses": effects.token_loss_chart(LOSSES, theme=theme),
     }
 
 
@@ -106,22 +106,22 @@ def test_every_chart_compiles_and_asks_a_question(theme):
 
 
 def test_only_connections_that_can_exist_are_listed():
-    table = connections.connection_rows(edges())
+    table = hmodel_connections.connection_rows(edges())
     assert len(table) == 3 + 6 + 2
     assert {row["to"] for row in table if row["iteration"] == "2"} == {"it's next"}
     assert {row["from"] for row in table if row["iteration"] == "input"} == {"text input"}
-    against = connections.connection_rows(edges(), edges(0.2))
+    against = hmodel_connections.connection_rows(edges(), edges(0.2))
     assert [round(row["difference"], 6) for row in against if row["difference"]] == [-0.2, -0.2]
 
 
 def test_lines_go_from_an_iteration_to_the_next_and_weak_ones_are_counted():
-    lines = data_of(connections.graph_chart(edges()), "source", "target")
+    lines = data_of(hmodel_connections.graph_chart(edges()), "source", "target")
     assert len(lines) == 10
     assert all(line["x2"] == line["x"] + 1 for line in lines)
     assert [line["c"] for line in lines] == sorted(line["c"] for line in lines)
     own = next(line for line in lines if line["c"] == 0.5)
     assert own["y"] == own["y2"]
-    assert connections.hidden_words(connections.connection_rows(edges())) == [
+    assert hmodel_connections.hidden_words(hmodel_connections.connection_rows(edges())) == [
         "Not drawn: 1 connection weaker than 0.02."
     ]
 
@@ -129,17 +129,17 @@ def test_lines_go_from_an_iteration_to_the_next_and_weak_ones_are_counted():
 def test_a_layer_that_nothing_reaches_is_hollow():
     answer = edges()
     answer["values"][0][2][1] = 0.0
-    circles = {row["node"]: row for row in data_of(connections.graph_chart(answer), "node", "got")}
+    circles = {row["node"]: row for row in data_of(hmodel_connections.graph_chart(answer), "node", "got")}
     assert circles["1|transformer 0"]["on"]
     quiet = edges()
     quiet["values"][0][2][1] = quiet["values"][1][1][0] = quiet["values"][1][1][1] = quiet["values"][1][1][2] = 0.0
-    circles = {row["node"]: row for row in data_of(connections.graph_chart(quiet), "node", "got")}
+    circles = {row["node"]: row for row in data_of(hmodel_connections.graph_chart(quiet), "node", "got")}
     assert not circles["1|transformer 1"]["on"]
     assert circles["1|transformer 1"]["got"] == "nothing"
 
 
 def test_an_output_adds_up_what_arrives():
-    circles = {row["node"]: row for row in data_of(connections.graph_chart(edges()), "node", "got")}
+    circles = {row["node"]: row for row in data_of(hmodel_connections.graph_chart(edges()), "node", "got")}
     assert circles["3|it's next"]["got"] == "2.05"  # .3 + .7 + .8 + .25; the 0.01 is not drawn
 
 
@@ -166,7 +166,7 @@ def test_every_difference_has_one_scale_with_zero_in_the_middle(theme):
 
 
 def test_every_gate_is_a_cell_and_the_chosen_one_is_outlined():
-    chart = gates.gate_chart(gate_answer(), chosen="1.2.0")
+    chart = directional_gates.gate_chart(gate_answer(), chosen="1.2.0")
     cells = data_of(chart, "gate", "r")
     assert len(cells) == 12
     assert {cell["gate"] for cell in cells} >= {"0.0.0", "1.2.1"}
@@ -176,13 +176,13 @@ def test_every_gate_is_a_cell_and_the_chosen_one_is_outlined():
 
 
 def test_gates_of_two_domains_as_a_difference():
-    table = gates.gate_rows(gate_answer(), gate_answer(0.1))
+    table = directional_gates.gate_rows(gate_answer(), gate_answer(0.1))
     assert all(row["difference"] == pytest.approx(-0.1) for row in table)
-    assert gates.gate_rows(gate_answer())[0] == {"layer": 0, "head": 0, "direction": 0, "r": 0.0}
+    assert directional_gates.gate_rows(gate_answer())[0] == {"layer": 0, "head": 0, "direction": 0, "r": 0.0}
 
 
 def test_labels_have_shapes_and_not_colours():
-    spec = gates.pca_chart(PCA).to_dict()
+    spec = directional_gates.pca_chart(PCA).to_dict()
     shapes = [part["shape"] for part in walk(spec) if isinstance(part, dict) and isinstance(part.get("shape"), dict)]
     assert shapes[0]["scale"]["domain"] == ["code", "math", "prose"]
     assert len(set(shapes[0]["scale"]["range"])) == 3
@@ -193,24 +193,24 @@ def test_labels_have_shapes_and_not_colours():
 
 
 def test_separation_stands_beside_its_null():
-    told = connections.separation_words(SEPARATION, "language")
+    told = hmodel_connections.separation_words(SEPARATION, "language")
     assert "2.50 times" in told
     assert "1.00 ± 0.020" in told
     assert "200 shuffles" in told
     assert "no more than chance" not in told
-    assert "no more than chance" in connections.separation_words({**SEPARATION, "p_value": 0.4})
-    assert "no scale" in connections.separation_words({**SEPARATION, "ratio": None})
+    assert "no more than chance" in hmodel_connections.separation_words({**SEPARATION, "p_value": 0.4})
+    assert "no scale" in hmodel_connections.separation_words({**SEPARATION, "ratio": None})
 
 
 def test_other_numbers_in_sentences():
-    assert "more than the 20.0 %" in connections.self_share_words(0.3, 5)
-    assert "less than the 20.0 %" in connections.self_share_words(0.1, 5)
-    assert "Stability 0.981" in connections.stability_words(0.981)
-    assert "16.7 %" in connections.nearest_words(0.9, "language", 6)
-    assert "90.0 %" in gates.centroid_words(CENTROIDS)
-    assert "The gates know the domain" in gates.centroid_words(CENTROIDS)
-    assert "no more than chance" in gates.centroid_words({**CENTROIDS, "p_value": 0.3})
-    assert "33.0 %" in gates.centroid_words({"accuracy": 0.9, "null_mean": 0.33, "p_value": 0.01})
+    assert "more than the 20.0 %" in hmodel_connections.self_share_words(0.3, 5)
+    assert "less than the 20.0 %" in hmodel_connections.self_share_words(0.1, 5)
+    assert "Stability 0.981" in hmodel_connections.stability_words(0.981)
+    assert "16.7 %" in hmodel_connections.nearest_words(0.9, "language", 6)
+    assert "90.0 %" in directional_gates.centroid_words(CENTROIDS)
+    assert "The gates know the domain" in directional_gates.centroid_words(CENTROIDS)
+    assert "no more than chance" in directional_gates.centroid_words({**CENTROIDS, "p_value": 0.3})
+    assert "33.0 %" in directional_gates.centroid_words({"accuracy": 0.9, "null_mean": 0.33, "p_value": 0.01})
 
 
 def test_ablations_in_words():
@@ -219,24 +219,24 @@ def test_ablations_in_words():
         {"name": "off", "perplexity": 800.0, "induction": 0.0},
         {"what": "off in layer 3", "perplexity": 90.0},
     ]
-    rows = gates.ablation_rows(table)
+    rows = directional_gates.ablation_rows(table)
     assert [row["what"] for row in rows] == ["as trained", "routing off (every gate 0)", "off in layer 3"]
-    assert gates.ablation_words(table) == (
+    assert directional_gates.ablation_words(table) == (
         "With routing off, perplexity goes from 80.0 to 800, and repeating a sequence that it has just seen "
         "(induction) from 93.0 % right to 0 %."
     )
-    assert gates.ablation_words(table[:1]) is None
+    assert directional_gates.ablation_words(table[:1]) is None
 
 
 def test_losses_are_compared_token_by_token_or_not_at_all():
     before = [{"token": i, "token_id": i, "text": "x", "loss": None if i == 0 else 1.0} for i in range(3)]
     after = [{**one, "loss": one["loss"] and 1.5} for one in before]
-    assert [row["rise"] for row in token_losses.loss_rows(before, after)] == [0.5, 0.5]
-    assert token_losses.loss_rows(before, after[:2]) == []
+    assert [row["rise"] for row in effects.loss_rows(before, after)] == [0.5, 0.5]
+    assert effects.loss_rows(before, after[:2]) == []
 
 
 @pytest.mark.parametrize(
     ("name", "words"), [("transformer 3", "T3"), ("text input", "text"), ("next-token output", "next"), ("", "")]
 )
 def test_names_for_a_small_space(name, words):
-    assert connections.short(name) == words
+    assert hmodel_connections.short(name) == words

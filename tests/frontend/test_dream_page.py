@@ -20,9 +20,8 @@ from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.jobs.dream import DreamJob
 from tokenpaths.engine.jobs.registry import read_request
 from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
-from tokenpaths.frontend.charts.dreams.curve import curve_chart, curve_rows, name_rows
-from tokenpaths.frontend.charts.dreams.dream import match_chart, match_rows, top_chart, top_rows
-from tokenpaths.frontend.charts.dreams.dream_figure import figure_html, figure_rows
+from tokenpaths.frontend.charts.dreams import figure_html, figure_rows, match_chart, match_rows, top_chart, top_rows
+from tokenpaths.frontend.charts.job_curve import curve_chart, curve_rows, name_rows
 from tokenpaths.frontend.page.selection import Selection, from_query, to_query
 from tokenpaths.frontend.views.dream import request as dream_request
 from tokenpaths.frontend.views.dream.request import cost_words, expected_of, pace, selection_of, text_seconds

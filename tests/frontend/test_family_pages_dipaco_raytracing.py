@@ -17,7 +17,7 @@ from tokenpaths.engine.families.raytracing_config import RayTracingConfig
 from tokenpaths.engine.models.dipaco import chunk_of_position
 from tokenpaths.engine.models.raytracing import RayTracing
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.frontend.charts.families import chunks, lights
+from tokenpaths.frontend.charts.families import dipaco_rerouting, raytracing_network
 from tokenpaths.frontend.views.family import dipaco, raytracing
 
 APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"
@@ -161,12 +161,12 @@ def _cards() -> list[dict]:
 def test_used_parameters_are_the_engines_own(api, data_dir):
     with Run.open(data_dir / "runs" / "lights.duckdb") as run:
         info, rates = run.info(), run.soft_arrays("blocks")
-    network = lights.network_of(info)
+    network = raytracing_network.network_of(info)
     model = RayTracing(RayTracingConfig(**info["config"]))
     assert network.total_params == model.trainable_params
     used = model.used_params(torch.from_numpy(rates > 0).any(dim=1))
     for sample in range(5):
-        curve = lights.share_rows(network, rates[sample].tolist())
+        curve = raytracing_network.share_rows(network, rates[sample].tolist())
         assert round(curve[-1]["used"] * network.total_params) == int(used[sample])
 
 
@@ -233,9 +233,9 @@ def test_the_chunks_of_the_page_are_the_routers(api, data_dir):
         size = min(context, len(tokens) - window)
         chunk = chunk_of_position(size, prefix, every).tolist()
         wanted += [window + t for t in range(size) if t == 0 or chunk[t] != chunk[t - 1]]
-    starts = chunks.decisions(len(tokens), prefix, every, context)
+    starts = dipaco_rerouting.decisions(len(tokens), prefix, every, context)
     assert starts == wanted
-    parts = chunks.chunks(tokens, starts)
+    parts = dipaco_rerouting.chunks(tokens, starts)
     assert [part.first for part in parts] == wanted  # between two decisions the path never changes
     assert sum(part.end - part.first for part in parts) == len(tokens)
 
@@ -257,7 +257,7 @@ def test_a_text_never_becomes_markup(monkeypatch):
         }
         for i in range(-(-len(text) // 5))
     ]
-    drawn = dipaco.running_text({"text": text, "tokens": tokens}, chunks.chunks(tokens))
+    drawn = dipaco.running_text({"text": text, "tokens": tokens}, dipaco_rerouting.chunks(tokens))
     assert "<script" not in drawn
     assert "<img" not in drawn
     assert "\u202e" not in drawn

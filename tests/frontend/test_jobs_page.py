@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 from tests.backend.conftest import SECRET, Served, api_for, serving
 from tests.frontend.test_pages import showing
 from tests.support.jobs import counted, know_the_kinds
-from tokenpaths.frontend.charts.dreams.curve import MOST_POINTS, curve_chart, curve_rows
+from tokenpaths.frontend.charts.job_curve import MOST_POINTS, curve_chart, curve_rows
 from tokenpaths.frontend.page.selection import Selection, from_query, to_query
 from tokenpaths.frontend.views.jobs import panel
 from tokenpaths.frontend.views.jobs.panel import result_links

@@ -86,3 +86,13 @@ def correlation(xs: Sequence[float], ys: Sequence[float]) -> dict[str, float] | 
         return {"r": r, "low": r, "high": r, "num": num}
     z, half = math.atanh(r), 1.959964 / math.sqrt(num - 3)
     return {"r": r, "low": math.tanh(z - half), "high": math.tanh(z + half), "num": num}
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Quantile of ascending ``values``, linear between neighbours; 0 of nothing."""
+    if not values:
+        return 0.0
+    place = share * (len(values) - 1)
+    low = int(place)
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (values[high] - values[low]) * (place - low)

@@ -53,6 +53,11 @@ def tip(fields: Mapping[str, str]) -> alt.ExprRef:
     return alt.ExprRef("{" + ", ".join(f"{title!r}: datum[{field!r}]" for title, field in fields.items()) + "}")
 
 
+def axis_labels(names: Mapping[int, str]) -> str:
+    """Vega expression that labels the values of an axis with ``names``; a value without a name gets none."""
+    return "({" + ", ".join(f"'{value}': '{name}'" for value, name in names.items()) + "})[datum.value] || ''"
+
+
 MOST_VECTORS = 6000
 """marks that are drawn as vectors with a name each; more are drawn as a bitmap, with the table as the reader's way"""
 

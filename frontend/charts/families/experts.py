@@ -14,16 +14,14 @@ import altair as alt
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, titled
+from tokenpaths.frontend.charts.drawing.theme import finish, rows, titled
 from tokenpaths.frontend.charts.flow.token_flow import visible
 
-LOAD = "How evenly does each layer share its work?"
-DEAD = "How many experts does nobody choose?"
 TOKENS = "Which experts does each token choose?"
 DOMAINS = "Which experts does each domain prefer?"
 WORDS = "Which words is each expert chosen for?"
-LAYER_PICK = "layer"
 OTHER_COLUMN = "other"
+TOGETHER = "Which experts work together?"
 
 
 def neutral(look: Theme, domain: Sequence[float]) -> alt.Scale:
@@ -35,145 +33,6 @@ def neutral(look: Theme, domain: Sequence[float]) -> alt.Scale:
 def neutral_legend(title: str, **options: Any) -> alt.Legend:
     given = {"orient": "bottom", "gradientLength": 180, "gradientThickness": 10, "titleLimit": 320, "tickCount": 3}
     return alt.Legend(title=title, **{**given, **options})
-
-
-# -- load -------------------------------------------------------------------------------------
-
-
-def load_rows(usage: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row a layer: quantiles of utilisation over its experts, and the numbers of its load."""
-    cells: dict[int, list[float]] = defaultdict(list)
-    for cell in usage["usage"]:
-        cells[int(cell["step"])].append(float(cell["utilisation"] or 0.0))
-    found = []
-    for step in usage["steps"]:
-        load = sorted(cells[int(step["step"])])
-        found.append(
-            {
-                "layer": int(step["step"]),
-                "experts": len(load),
-                "dead": len(step["dead"]),
-                "dead_share": len(step["dead"]) / max(1, len(load)),
-                "low": _quantile(load, 0.1),
-                "middle": _quantile(load, 0.5),
-                "high": _quantile(load, 0.9),
-                "highest": load[-1] if load else 0.0,
-                "MaxVio": step["max_violation"],
-                "load_entropy": step["load_entropy"],
-            }
-        )
-    return found
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear between neighbours; 0 of nothing."""
-    if not ordered:
-        return 0.0
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
-@redrawable
-def load_band_chart(
-    usage: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = LOAD, chosen: int | None = None
-) -> alt.LayerChart:
-    """Per layer: the middle 80 % of its experts as a bar, the median as a tick, the busiest as a point; a fair share
-    is the line at 1. Below: ``dead_chart``."""
-    look, table = theme_named(theme), load_rows(usage)
-    for row in table:
-        row |= {f"{name}_words": numbers.number(row[name]) for name in ("low", "middle", "high", "highest")}
-        row["on"] = row["layer"] == chosen
-    x = _layer_axis(len(table))
-    scale = alt.Scale(type="sqrt", domain=[0, max([row["highest"] for row in table], default=1.0) or 1.0], nice=True)
-    title_y = "utilisation (1 = fair share)"
-    pick = alt.selection_point(name=LAYER_PICK, fields=["layer"], on="click", clear=False, empty=False)
-    base = alt.Chart(rows(table)).encode(x=x, tooltip=_load_tooltip())
-    paint = alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module))
-    bars = (
-        base.mark_bar(cornerRadius=2, cursor="pointer")
-        .encode(
-            y=alt.Y("low:Q", scale=scale, axis=alt.Axis(title=title_y, tickCount=5)),
-            y2="high:Q",
-            color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.link)),
-            opacity=alt.value(0.75),
-        )
-        .add_params(pick)
-    )
-    median = base.mark_tick(thickness=2, orient="horizontal", color=look.ink, bandSize=8).encode(y="middle:Q")
-    busiest = base.mark_point(filled=True, size=26, opacity=1, cursor="pointer").encode(y="highest:Q", color=paint)
-    fair = alt.Chart(rows([{"fair": 1}])).mark_rule(color=look.muted, strokeDash=[5, 3]).encode(y="fair:Q")
-    chart = alt.layer(bars, median, busiest, fair).properties(width="container", height=240)
-    words = "Bar: the middle 80 % of a layer's experts; tick: the median; point: the busiest. Dashed: fair share."
-    said = highest(table, "highest", lambda row: f"layer {row['layer']}, {row['highest_words']} times a fair share")
-    return finish(titled(chart, look, title, words, said=said), look)
-
-
-@redrawable
-def dead_chart(
-    usage: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = DEAD, chosen: int | None = None
-) -> alt.Chart:
-    """Bars: experts of each layer that no token chose."""
-    look, table = theme_named(theme), load_rows(usage)
-    for row in table:
-        row |= {"words": f"{row['dead']} of {row['experts']}", "on": row["layer"] == chosen}
-        row |= {f"{name}_words": numbers.number(row[name]) for name in ("low", "middle", "high", "highest")}
-    most = max([row["dead"] for row in table], default=0)
-    chart = (
-        alt.Chart(rows(table))
-        .mark_bar(cornerRadiusEnd=2)
-        .encode(
-            x=_layer_axis(len(table)),
-            y=alt.Y(
-                "dead:Q",
-                scale=alt.Scale(domain=[0, max(1, most)], nice=True),
-                axis=alt.Axis(title="dead experts", format="d", tickMinStep=1, tickCount=min(4, max(1, most))),
-            ),
-            color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module)),
-            tooltip=[alt.Tooltip("layer:O"), alt.Tooltip("words:N", title="dead")],
-        )
-    )
-    said = highest(table, "dead", lambda row: f"layer {row['layer']}, {row['words']}")
-    chart = chart.properties(width="container", height=110)
-    return finish(titled(chart, look, title, "Experts without tokens.", said=said), look)
-
-
-def _layer_axis(count: int) -> alt.X:
-    every = max(1, -(-count // 16))
-    return alt.X(
-        "layer:O", axis=alt.Axis(title="layer", labelAngle=0, ticks=False, values=list(range(0, count, every)))
-    )
-
-
-def _load_tooltip() -> list[alt.Tooltip]:
-    return [
-        alt.Tooltip("layer:O"),
-        alt.Tooltip("highest_words:N", title="busiest"),
-        alt.Tooltip("high_words:N", title="90 % below"),
-        alt.Tooltip("middle_words:N", title="median"),
-        alt.Tooltip("low_words:N", title="10 % below"),
-        alt.Tooltip("dead:Q", title="dead experts"),
-    ]
-
-
-def load_words(usage: Mapping[str, Any]) -> str:
-    """The least even layer, and how many experts are dead, in two sentences."""
-    table = load_rows(usage)
-    worst = max(table, key=lambda row: row["highest"])
-    total, dead = sum(row["experts"] for row in table), sum(row["dead"] for row in table)
-    first = (
-        f"Least even: layer {worst['layer']}, its busiest expert gets {numbers.number(worst['highest'])} times a fair "
-        f"share (MaxVio {numbers.number(worst['MaxVio'])})."
-    )
-    if not dead:
-        return first + " No expert is dead."
-    layers = sum(row["dead"] > 0 for row in table)
-    share = numbers.percent(dead / total)
-    return first + f" Dead: {numbers.count(dead)} of {numbers.plural(total, 'expert')} ({share}), in {layers} layers."
-
-
-# -- tokens × experts ---------------------------------------------------------------------------
 
 
 def token_labels(tokens: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -311,9 +170,6 @@ def slice_words(answer: Mapping[str, Any], least: float) -> str:
         first + f" Last column: how many of a token's choices fall on the other {len(used) - len(shown)} experts, each "
         f"chosen by fewer than {numbers.percent(least)} of these tokens."
     )
-
-
-# -- specialisation -----------------------------------------------------------------------------
 
 
 def domain_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -461,3 +317,64 @@ def word_chart(answer: Mapping[str, Any], *, theme: str | Theme = "light", title
     what = {"next": "next word", "predicted": "predicted word"}.get(answer["of"], "word")
     line = f"Each cell: a {what} and how often it goes to the expert; seen ≥ {answer['least']} times."
     return finish(titled(chart, look, title, line), look)
+
+
+def co_activation_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row a cell: of the tokens of ``expert``, the share that chooses ``other`` as well."""
+    modules = [int(row["module"]) for row in answer["modules"]]
+    return [
+        {"expert": i, "other": j, "share": answer["values"][a][b]}
+        for a, i in enumerate(modules)
+        for b, j in enumerate(modules)
+        if i != j
+    ]
+
+
+@redrawable
+def co_activation_chart(
+    answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = TOGETHER
+) -> alt.Chart:
+    """Heat map of an answer of ``/co_activation``; experts that work together stand side by side."""
+    look, table = theme_named(theme), co_activation_rows(answer)
+    order = [str(row["module"]) for row in answer["modules"]]
+    for row in table:
+        row |= {"i": str(row["expert"]), "j": str(row["other"]), "words": numbers.percent(row["share"])}
+    top = max([row["share"] for row in table], default=1.0) or 1.0
+    axis = {"ticks": False, "domain": False, "labelOverlap": True}
+    chart = (
+        alt.Chart(rows(table))
+        .mark_rect(stroke=look.grid, strokeWidth=0.5)
+        .encode(
+            x=alt.X("j:N", sort=order, axis=alt.Axis(orient="top", title="also chosen", labelAngle=-90, **axis)),
+            y=alt.Y("i:N", sort=order, axis=alt.Axis(title=f"expert of layer {answer['step']}", **axis)),
+            color=alt.Color(
+                "share:Q",
+                scale=neutral(look, [0, top]),
+                legend=neutral_legend(
+                    f"share of the row's tokens (by chance: {numbers.percent(answer['baseline'])})", format=".0%"
+                ),
+            ),
+            tooltip=[
+                alt.Tooltip("i:N", title="of the tokens of expert"),
+                alt.Tooltip("j:N", title="also choose"),
+                alt.Tooltip("words:N", title="share"),
+            ],
+        )
+        .properties(width="container", height=max(80, min(520, 18 * len(order))))
+    )
+    return finish(titled(chart, look, title, co_activation_words(answer)), look)
+
+
+def co_activation_words(answer: Mapping[str, Any]) -> str:
+    """The strongest pair, and what is not drawn."""
+    if not answer["pairs"]:
+        return "No two experts are chosen together."
+    best = answer["pairs"][0]
+    words = (
+        f"Closest pair: {numbers.percent(best['share'])} of the tokens of expert {best['module']} choose expert "
+        f"{best['other']} as well, and {numbers.percent(best['back'])} the other way round; by chance it would be "
+        f"{numbers.percent(answer['baseline'])}."
+    )
+    if answer["more"]:
+        words += f" Not drawn: {numbers.plural(answer['more'], 'expert')} with weaker pairs only."
+    return words

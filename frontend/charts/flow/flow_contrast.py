@@ -11,7 +11,7 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, diverging_scale, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import finish, rows, tip, titled
-from tokenpaths.frontend.charts.flow.flow_parts import axes, circle_size, ribbon_shape, row_labels
+from tokenpaths.frontend.charts.flow.flow import axes, circle_size, ribbon_shape, row_labels
 from tokenpaths.frontend.charts.flow.layout import OTHER, flow_layout, ribbon_outline
 
 MANY_NODES, FEW_NODES = 600, 8

@@ -8,9 +8,14 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.effects import answer_rows, answers_chart, flow_difference_chart
+from tokenpaths.frontend.charts.effects import (
+    answer_rows,
+    answers_chart,
+    flow_difference_chart,
+    loss_rows,
+    token_loss_chart,
+)
 from tokenpaths.frontend.charts.patches import data_url
-from tokenpaths.frontend.charts.token_losses import loss_rows, token_loss_chart
 from tokenpaths.frontend.components.explorer import explorer, explorer_data
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection

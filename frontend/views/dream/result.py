@@ -10,8 +10,7 @@ import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import text_pieces
-from tokenpaths.frontend.charts.dreams.dream import match_chart, match_rows, top_chart, top_rows
-from tokenpaths.frontend.charts.dreams.dream_figure import figure_html, figure_rows
+from tokenpaths.frontend.charts.dreams import figure_html, figure_rows, match_chart, match_rows, top_chart, top_rows
 from tokenpaths.frontend.charts.patches import data_url
 from tokenpaths.frontend.components.wall import wall
 from tokenpaths.frontend.page import address, widgets

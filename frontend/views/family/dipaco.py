@@ -11,7 +11,7 @@ import streamlit as st
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import cdf_colour, ink_on, mix
 from tokenpaths.frontend.charts.drawing.running_text import tamed, text_pieces
-from tokenpaths.frontend.charts.families import chunks, shards
+from tokenpaths.frontend.charts.families import dipaco_rerouting, dipaco_shards
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
@@ -59,7 +59,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         widgets.empty("No document has this label.", "Let go of the label above.")
         return
     by_label = _by_label(run, selection, paths["paths"])
-    drawn = paths["paths"][: shards.MOST_PATHS]
+    drawn = paths["paths"][: dipaco_shards.MOST_PATHS]
     with widgets.guarded("the way of the documents"):
         _tree(run, selection, by_label, paths, drawn)
     left, right = st.columns(2, gap="large")
@@ -81,7 +81,7 @@ def _by_label(run: Mapping[str, Any], selection: Selection, paths: Paths) -> dic
     if not sizes:
         return {"all documents": paths}
     client, names = widgets.client(), [label for _size, label in sorted(sizes)]
-    shown = names if len(names) <= shards.MOST_LABELS else names[: shards.MOST_LABELS - 1]
+    shown = names if len(names) <= dipaco_shards.MOST_LABELS else names[: dipaco_shards.MOST_LABELS - 1]
     found = {label: client.paths(run["run"], most=2000, label=label)["paths"] for label in shown}
     left = {path["rank"]: path["count"] for path in paths}
     for rows in found.values():
@@ -96,21 +96,24 @@ def _by_label(run: Mapping[str, Any], selection: Selection, paths: Paths) -> dic
 def _tree(
     run: Mapping[str, Any], selection: Selection, by_label: Mapping[str, Paths], paths: Mapping[str, Any], drawn: Paths
 ) -> None:
-    st.header(shards.TREE, anchor=False, help=HELP["tree"])
+    st.header(dipaco_shards.TREE, anchor=False, help=HELP["tree"])
     st.caption(widgets.plain(tree_words(run, selection, paths)))
     kept = {path["rank"] for path in drawn}
     shown = {label: [path for path in rows if path["rank"] in kept] for label, rows in by_label.items()}
-    cdfs = {shards.modules_of(path): path["cdf"] for path in paths["paths"]}
-    widgets.chart(shards.tree_chart(shown, cdfs, theme=widgets.theme(), title=None))
+    cdfs = {dipaco_shards.modules_of(path): path["cdf"] for path in paths["paths"]}
+    widgets.chart(dipaco_shards.tree_chart(shown, cdfs, theme=widgets.theme(), title=None))
     words = "Height of a bar and width of a band: share of the tokens. The bar of a path is its shard."
     if hidden := paths["paths"][len(drawn) :]:
         share = numbers.percent(sum(path["count"] for path in hidden) / paths["num_tokens"])
         words += f" Not drawn: {numbers.plural(len(hidden), 'rarer path')} with {share} of the tokens."
     st.caption(words)
-    widgets.numbers_behind(shards.tree_rows(shown), "bands (level.module)")
+    widgets.numbers_behind(dipaco_shards.tree_rows(shown), "bands (level.module)")
     widgets.numbers_behind(
         [
-            {"path": shards.path_name(shards.modules_of(p)), **{k: p[k] for k in ("rank", "count", "share", "cdf")}}
+            {
+                "path": dipaco_shards.path_name(dipaco_shards.modules_of(p)),
+                **{k: p[k] for k in ("rank", "count", "share", "cdf")},
+            }
             for p in paths["paths"]
         ],
         "shards, one row a path",
@@ -145,9 +148,9 @@ def _labels(run: Mapping[str, Any], by_label: Mapping[str, Paths], drawn: Paths)
     if all(row["label"] is None for row in run["labels"]):
         widgets.empty("This run has no labels to compare.", "Trace a data set with labels.")
         return
-    ordered = sorted(drawn, key=lambda path: tuple(reversed(shards.modules_of(path))))
-    table = shards.label_path_rows(by_label, ordered)
-    widgets.chart(shards.label_path_chart(table, theme=widgets.theme(), title=None))
+    ordered = sorted(drawn, key=lambda path: tuple(reversed(dipaco_shards.modules_of(path))))
+    table = dipaco_shards.label_path_rows(by_label, ordered)
+    widgets.chart(dipaco_shards.label_path_chart(table, theme=widgets.theme(), title=None))
     st.caption(widgets.plain("Per cent of the label’s tokens; a row adds up to 100. " + nmi_words(run["associations"])))
     widgets.numbers_behind(table, "labels and paths")
 
@@ -167,10 +170,10 @@ def nmi_words(associations: Sequence[Mapping[str, Any]]) -> str:
 
 def _sharing(run: Mapping[str, Any], drawn: Paths) -> None:
     st.subheader("Which paths share which module?", anchor=False, help=HELP["sharing"])
-    ordered = sorted(drawn, key=shards.modules_of)
-    table = shards.sharing_rows(ordered)
+    ordered = sorted(drawn, key=dipaco_shards.modules_of)
+    table = dipaco_shards.sharing_rows(ordered)
     widgets.chart(
-        shards.sharing_chart(table, [int(n) for n in run["config"]["levels"]], theme=widgets.theme(), title=None)
+        dipaco_shards.sharing_chart(table, [int(n) for n in run["config"]["levels"]], theme=widgets.theme(), title=None)
     )
     own = run["config"].get("path_blocks") or []
     st.caption(
@@ -183,14 +186,14 @@ def _sharing(run: Mapping[str, Any], drawn: Paths) -> None:
 
 def _rerouting(run: Mapping[str, Any]) -> None:
     st.subheader("Does it help to choose the path again along the way?", anchor=False, help=HELP["rerouting"])
-    by_w, baselines = chunks.rerouting_rows(run["findings"].get("validation") or {}, run["model"])
+    by_w, baselines = dipaco_rerouting.rerouting_rows(run["findings"].get("validation") or {}, run["model"])
     if not by_w and not baselines:
         widgets.empty(
             "The checkpoint of this run does not say what it was measured at.",
             "The shipped DiPaCo models do: perplexity by W, and of the baselines.",
         )
         return
-    widgets.chart(chunks.rerouting_chart(by_w, baselines, theme=widgets.theme(), title=None))
+    widgets.chart(dipaco_rerouting.rerouting_chart(by_w, baselines, theme=widgets.theme(), title=None))
     st.caption(rerouting_words(by_w, baselines))
     widgets.numbers_behind([*by_w, *baselines], "perplexities (W empty: once per document)")
 
@@ -230,15 +233,15 @@ def _document(run: Mapping[str, Any], selection: Selection, paths: Paths) -> Non
             sample = {**sample, "tokens": recoloured(sample["tokens"], paths)}
             config = config | given
             st.caption(widgets.plain(loss_words(before, sample)))
-    starts = chunks.decisions(
+    starts = dipaco_rerouting.decisions(
         len(sample["tokens"]), int(config["prefix"]), config.get("reroute_every"), int(config["context"])
     )
-    parts = chunks.chunks(sample["tokens"], starts)
+    parts = dipaco_rerouting.chunks(sample["tokens"], starts)
     st.caption(widgets.plain(chunk_words(parts, config)))
-    widgets.chart(chunks.strip_chart(parts, theme=widgets.theme(), title=None))
+    widgets.chart(dipaco_rerouting.strip_chart(parts, theme=widgets.theme(), title=None))
     if sample.get("text"):
         st.html(running_text(sample, parts))
-    widgets.numbers_behind(chunks.chunk_rows(parts), "chunks of this document")
+    widgets.numbers_behind(dipaco_rerouting.chunk_rows(parts), "chunks of this document")
 
 
 def _picker(run: Mapping[str, Any], selection: Selection) -> int | None:
@@ -265,12 +268,14 @@ def _picker(run: Mapping[str, Any], selection: Selection) -> int | None:
 
 def recoloured(tokens: Sequence[Mapping[str, Any]], paths: Paths) -> list[dict[str, Any]]:
     """Tokens of another trace with rank and CDF of their paths in this run; an unknown path is the rarest."""
-    known = {shards.modules_of(path): (path["rank"], path["cdf"]) for path in paths}
-    ranks = {modules: len(known) + 1 + i for i, modules in enumerate(sorted({shards.modules_of(t) for t in tokens}))}
+    known = {dipaco_shards.modules_of(path): (path["rank"], path["cdf"]) for path in paths}
+    ranks = {
+        modules: len(known) + 1 + i for i, modules in enumerate(sorted({dipaco_shards.modules_of(t) for t in tokens}))
+    }
     return [
         {**token, "rank": rank, "cdf": cdf}
         for token in tokens
-        for rank, cdf in (known.get(shards.modules_of(token), (ranks[shards.modules_of(token)], 1.0)),)
+        for rank, cdf in (known.get(dipaco_shards.modules_of(token), (ranks[dipaco_shards.modules_of(token)], 1.0)),)
     ]
 
 
@@ -285,7 +290,7 @@ def loss_words(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return f"Run again: mean loss {new} nats, {'lower' if change < 0 else 'higher'} than in this run ({old})."
 
 
-def chunk_words(parts: Sequence[chunks.Chunk], config: Mapping[str, Any]) -> str:
+def chunk_words(parts: Sequence[dipaco_rerouting.Chunk], config: Mapping[str, Any]) -> str:
     """How often the router decided for this document, and how often it changed its mind."""
     changes = sum(a.rank != b.rank for a, b in zip(parts, parts[1:], strict=False))
     context = int(config["context"])
@@ -304,11 +309,11 @@ def chunk_words(parts: Sequence[chunks.Chunk], config: Mapping[str, Any]) -> str
     )
 
 
-def _name(part: chunks.Chunk) -> str:
-    return shards.path_name(part.modules)
+def _name(part: dipaco_rerouting.Chunk) -> str:
+    return dipaco_shards.path_name(part.modules)
 
 
-def running_text(sample: Mapping[str, Any], parts: Sequence[chunks.Chunk]) -> str:
+def running_text(sample: Mapping[str, Any], parts: Sequence[dipaco_rerouting.Chunk]) -> str:
     """The text with a tag wherever the path changes; every word of it is escaped."""
     theme = widgets.theme()
     owner = {token: index for index, part in enumerate(parts) for token in range(part.first, part.end)}

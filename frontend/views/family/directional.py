@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.families.gates import (
+from tokenpaths.frontend.charts.families.directional_gates import (
     GATE_PICK,
     SAMPLE_PICK,
     ablation_rows,

@@ -9,7 +9,7 @@ import streamlit as st
 
 from tokenpaths.frontend.api.client import NotFound, Refused
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.families import co_activation, experts, steadiness
+from tokenpaths.frontend.charts.families import expert_load, expert_stability, experts
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
@@ -86,19 +86,19 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
 
 def _load(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
     usage = widgets.client().usage(run["run"], label=selection.label)
-    widgets.heading(experts.LOAD, "")
-    st.caption(widgets.plain(experts.load_words(usage)), help=HELP["load"])
+    widgets.heading(expert_load.LOAD, "")
+    st.caption(widgets.plain(expert_load.load_words(usage)), help=HELP["load"])
     widgets.chart(
-        experts.load_band_chart(usage, theme=widgets.theme(), title=None, chosen=layer),
+        expert_load.load_band_chart(usage, theme=widgets.theme(), title=None, chosen=layer),
         key=f"load_{run['run']}_{selection.label}_{layer}",
         on_pick=_picked_layer,
-        pick=(experts.LAYER_PICK,),
+        pick=(expert_load.LAYER_PICK,),
     )
     st.caption("Bar: the middle 80 % of the experts; tick: the median; point: the busiest. Dashed: a fair share.")
     if any(row["dead"] for row in usage["steps"]):
-        st.subheader(experts.DEAD, anchor=False)
-        widgets.chart(experts.dead_chart(usage, theme=widgets.theme(), title=None, chosen=layer))
-    widgets.numbers_behind(experts.load_rows(usage), "load of each layer")
+        st.subheader(expert_load.DEAD, anchor=False)
+        widgets.chart(expert_load.dead_chart(usage, theme=widgets.theme(), title=None, chosen=layer))
+    widgets.numbers_behind(expert_load.load_rows(usage), "load of each layer")
 
 
 def _picked_layer(_name: str, layer: int) -> None:
@@ -231,35 +231,35 @@ def off_by(found: Mapping[str, Any]) -> str:
 
 
 def _together(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
-    st.subheader(co_activation.TITLE, anchor=False, help=HELP["co_activation"])
+    st.subheader(experts.TOGETHER, anchor=False, help=HELP["co_activation"])
     if int(run["top_k"]) == 1:
         widgets.empty("Each token chooses one expert a layer, so no two are ever chosen together.")
         return
     found = widgets.client().co_activation(run["run"], step=layer, label=selection.label, limit=PARTNERS)
-    st.caption(widgets.plain(co_activation.co_activation_words(found)))
+    st.caption(widgets.plain(experts.co_activation_words(found)))
     if found["modules"]:
-        widgets.chart(co_activation.co_activation_chart(found, theme=widgets.theme(), title=None))
+        widgets.chart(experts.co_activation_chart(found, theme=widgets.theme(), title=None))
     st.caption(widgets.plain(counted_words(found)))
     widgets.numbers_behind(found["pairs"], f"the strongest pairs of layer {layer}")
 
 
 def _repetition(run: Mapping[str, Any], selection: Selection) -> None:
-    st.subheader(steadiness.REPETITION, anchor=False, help=HELP["repetition"])
+    st.subheader(expert_stability.REPETITION, anchor=False, help=HELP["repetition"])
     try:
         found = widgets.client().repetition(run["run"], label=selection.label)
     except Refused as error:
         widgets.empty(widgets.told(error))
         return
-    st.caption(widgets.plain(steadiness.repetition_words(found)))
-    widgets.chart(steadiness.repetition_chart(found, theme=widgets.theme(), title=None))
+    st.caption(widgets.plain(expert_stability.repetition_words(found)))
+    widgets.chart(expert_stability.repetition_chart(found, theme=widgets.theme(), title=None))
     st.caption("Dashed: by chance, if choices were even and independent. " + widgets.plain(counted_words(found)))
-    widgets.numbers_behind(steadiness.repetition_rows(found), "repetition of each layer")
+    widgets.numbers_behind(expert_stability.repetition_rows(found), "repetition of each layer")
 
 
 def _saturation(run: Mapping[str, Any], layer: int) -> None:
     if not isinstance(run["config"].get("series"), Mapping):
         return
-    st.subheader(steadiness.SATURATION, anchor=False, help=HELP["saturation"])
+    st.subheader(expert_stability.SATURATION, anchor=False, help=HELP["saturation"])
     try:
         found = widgets.client().saturation(run["run"])
     except (NotFound, Refused) as error:
@@ -271,11 +271,13 @@ def _saturation(run: Mapping[str, Any], layer: int) -> None:
             "Record more checkpoints over the same tokens under this name.",
         )
     else:
-        st.caption(widgets.plain(steadiness.saturation_words(found)))
-        widgets.chart(steadiness.saturation_chart(found, theme=widgets.theme(), title=None, step=layer, run=run["run"]))
+        st.caption(widgets.plain(expert_stability.saturation_words(found)))
+        widgets.chart(
+            expert_stability.saturation_chart(found, theme=widgets.theme(), title=None, step=layer, run=run["run"])
+        )
         how = widgets.plain(counted_words(found) + off_by(found))
         st.caption(f"Dashed: by chance. Dotted: layer {layer} alone. {how}")
-        widgets.numbers_behind(steadiness.saturation_rows(found, layer), "saturation of each checkpoint")
+        widgets.numbers_behind(expert_stability.saturation_rows(found, layer), "saturation of each checkpoint")
     if found["left_out"]:
         st.caption(
             widgets.plain("Left out: " + "; ".join(f"{r['run']} ({r['reason']})" for r in found["left_out"]) + ".")

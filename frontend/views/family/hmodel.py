@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.families.connections import (
+from tokenpaths.frontend.charts.families.hmodel_connections import (
     connection_rows,
     distance_chart,
     distance_rows,

@@ -10,8 +10,8 @@ import streamlit as st
 
 from tokenpaths.frontend.api.client import ApiError
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.families import light_costs, lights
-from tokenpaths.frontend.charts.families.light_costs import sharpening_chart
+from tokenpaths.frontend.charts.families import raytracing_costs, raytracing_network
+from tokenpaths.frontend.charts.families.raytracing_costs import sharpening_chart
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
@@ -94,20 +94,20 @@ def _sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
 def _network(run: Mapping[str, Any], selection: Selection, number: int) -> None:
     client = widgets.client()
     soft, sample = client.soft(run["run"], "blocks", sample=number), client.sample(run["run"], number)
-    network, values, names = lights.network_of(run), soft["values"], soft["axes"][0]["names"]
-    last = lights.last_step(values)
+    network, values, names = raytracing_network.network_of(run), soft["values"], soft["axes"][0]["names"]
+    last = raytracing_network.last_step(values)
     step = last if selection.light is None else min(selection.light, last)
     said = f"{sample['prediction']} {numbers.percent(sample['confidence'], 2)}" if sample.get("prediction") else "fired"
-    curve = lights.share_rows(network, values, names)
+    curve = raytracing_network.share_rows(network, values, names)
     left, right = st.columns([5, 3], gap="large")
     with left:
-        st.header(lights.NETWORK, anchor=False, help=HELP["network"])
+        st.header(raytracing_network.NETWORK, anchor=False, help=HELP["network"])
         st.caption(
             "Circles are blocks; the fuller, the higher the firing rate. Hollow: silent, so nothing is computed there. "
             "Lines: wires that carry a signal now. Inputs send all the time."
         )
         _slider(names, last, step)
-        drawing = lights.network_chart(network, values, step, theme=widgets.theme(), said=said, title=None)
+        drawing = raytracing_network.network_chart(network, values, step, theme=widgets.theme(), said=said, title=None)
         widgets.chart(drawing)
         finding = run["findings"].get("lights") or {}
         _fired(finding, names, last)
@@ -120,10 +120,10 @@ def _network(run: Mapping[str, Any], selection: Selection, number: int) -> None:
             st.markdown(widgets.plain(step_words(network, curve, step, last, names, run["config"], sample)))
         if selection.light is not None and selection.light > last:
             st.caption(f"The address asks for step {selection.light:,}; this sample had stopped by then.")
-        st.subheader(lights.SHARES, anchor=False, help=HELP["share"])
+        st.subheader(raytracing_network.SHARES, anchor=False, help=HELP["share"])
         mean = finding.get("lit_share_by_step") or ()
         if last > 0:
-            widgets.chart(lights.share_chart(curve, mean, step=step, theme=widgets.theme(), title=None))
+            widgets.chart(raytracing_network.share_chart(curve, mean, step=step, theme=widgets.theme(), title=None))
         else:
             st.write("This sample used all that it needed at the first step, so there is no curve to draw.")
         widgets.numbers_behind(curve, "threshold steps of this sample")
@@ -136,14 +136,14 @@ def _fired(finding: Mapping[str, Any], names: Sequence[str], last: int) -> None:
     """When the outputs of all samples fired, this one's bar marked."""
     st.subheader("When does the output fire?", anchor=False, help=HELP["fired"])
     steps = finding.get("steps_until_fired") or {}
-    table = lights.fired_rows(steps.get("counts") or (), names)
+    table = raytracing_network.fired_rows(steps.get("counts") or (), names)
     if not table:
         widgets.empty("This run does not say when its outputs fired.", "Trace it again to have that worked out.")
         return
     if len(table) == 1:
         st.write(widgets.plain(f"In all {numbers.plural(table[0]['samples'], 'sample')} at step {table[0]['step']}."))
         return
-    widgets.chart(lights.fired_chart(table, chosen=last, theme=widgets.theme(), title=None))
+    widgets.chart(raytracing_network.fired_chart(table, chosen=last, theme=widgets.theme(), title=None))
     # Steps are numbered from 0: a sample that stops at step 9 has taken ten.
     mean = numbers.number(steps["mean"] - 1) if steps.get("mean") is not None else "–"
     st.caption(f"All samples of the run; on average they stopped at step {mean}. In colour: the one above.")
@@ -173,7 +173,7 @@ def _picture(png: bytes, sample: Mapping[str, Any]) -> None:
 
 
 def step_words(
-    network: lights.Network,
+    network: raytracing_network.Network,
     curve: Sequence[Mapping[str, Any]],
     step: int,
     last: int,
@@ -203,7 +203,9 @@ def step_words(
     return " ".join(words)
 
 
-def block_rows(network: lights.Network, values: Sequence[Sequence[float]], step: int) -> list[dict[str, Any]]:
+def block_rows(
+    network: raytracing_network.Network, values: Sequence[Sequence[float]], step: int
+) -> list[dict[str, Any]]:
     """The numbers behind the circles."""
     return [
         {
@@ -259,14 +261,14 @@ def _ends(run: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], whole: b
 
 def _classes(run: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
     st.subheader("Which classes light more of the network?", anchor=False, help=HELP["share"])
-    table = light_costs.class_rows(samples)
+    table = raytracing_costs.class_rows(samples)
     if len(table) < 2:
         widgets.empty(
             "There are not two labels to compare here.",
             "Let go of the label above." if table else "Trace a data set with labels.",
         )
         return
-    widgets.chart(light_costs.class_chart(table, theme=widgets.theme(), title=None))
+    widgets.chart(raytracing_costs.class_chart(table, theme=widgets.theme(), title=None))
     st.caption("Dot: mean. Thick: the middle half of the class’s samples. Thin: the middle 90 %.")
     widgets.numbers_behind(table, "active share by label")
 
@@ -275,7 +277,7 @@ def _difficulty(
     run: Mapping[str, Any], selection: Selection, samples: Sequence[Mapping[str, Any]], whole: bool
 ) -> None:
     st.subheader("Do difficult samples light more of the network?", anchor=False, help=HELP["correlation"])
-    points = light_costs.difficulty_points(samples)
+    points = raytracing_costs.difficulty_points(samples)
     if len(points) < 4:
         widgets.empty("Fewer than four samples have a loss.", "Trace labelled samples of classes that the model knows.")
         return
@@ -283,13 +285,13 @@ def _difficulty(
     found = finding or _correlation(points)
     shown = points[:: -(-len(points) // POINTS)]
     widgets.chart(
-        light_costs.difficulty_chart(shown, theme=widgets.theme(), title=None),
+        raytracing_costs.difficulty_chart(shown, theme=widgets.theme(), title=None),
         key=f"difficulty_{run['run']}_{selection.label}_{selection.sample}",
         on_pick=lambda _name, sample: address.go_changed(sample=int(sample), light=None),
-        pick=(light_costs.SAMPLE_PICK,),
+        pick=(raytracing_costs.SAMPLE_PICK,),
     )
     some = "" if len(shown) == len(points) and whole else f" {numbers.count(len(shown))} of them are drawn."
-    words = light_costs.correlation_words(found, len(points)) + some
+    words = raytracing_costs.correlation_words(found, len(points)) + some
     st.caption(widgets.plain(words + " Circle: right; cross: wrong. Click one to light it up."))
     common.note_not_independent(run)
     widgets.numbers_behind(shown, "points")
@@ -312,27 +314,27 @@ def _class_blocks(run: Mapping[str, Any]) -> None:
     if len(sizes) < 2:
         widgets.empty("There are not two labels to compare here.")
         return
-    shown = dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[: light_costs.MOST_LABELS])
+    shown = dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[: raytracing_costs.MOST_LABELS])
     usage = {label: widgets.client().usage(run["run"], label=label) for label in shown}
-    table = light_costs.class_block_rows(usage, shown)
-    widgets.chart(light_costs.class_block_chart(table, theme=widgets.theme(), title=None))
+    table = raytracing_costs.class_block_rows(usage, shown)
+    widgets.chart(raytracing_costs.class_block_chart(table, theme=widgets.theme(), title=None))
     st.caption(
         "One column: one block. A column that is full for some classes only is a block that knows them."
-        + (f" {light_costs.MOST_LABELS} of {numbers.count(len(sizes))} labels." if len(sizes) > len(shown) else "")
+        + (f" {raytracing_costs.MOST_LABELS} of {numbers.count(len(sizes))} labels." if len(sizes) > len(shown) else "")
     )
     widgets.numbers_behind(table, "labels and blocks")
 
 
 def _twin(run: Mapping[str, Any]) -> None:
     st.subheader("How accurate for how many parameters?", anchor=False, help=HELP["used"])
-    table = light_costs.used_rows(run["findings"].get("validation") or {})
+    table = raytracing_costs.used_rows(run["findings"].get("validation") or {})
     if not table:
         widgets.empty(
             "The checkpoint of this run does not say what it was measured at.",
             "The shipped RayTracing models do; their cards have accuracy, used parameters and the MLP twin.",
         )
         return
-    widgets.chart(light_costs.used_chart(table, theme=widgets.theme(), title=None))
+    widgets.chart(raytracing_costs.used_chart(table, theme=widgets.theme(), title=None))
     st.caption(twin_words(table))
     widgets.numbers_behind(table, "network and twin")
 

@@ -12,7 +12,7 @@ import streamlit as st
 
 from tokenpaths.frontend.api.client import ApiError, NotFound
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.dreams.curve import curve_chart, curve_rows
+from tokenpaths.frontend.charts.job_curve import curve_chart, curve_rows
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.detour.edits import in_address

@@ -11,7 +11,7 @@ import streamlit as st
 from tokenpaths.frontend.api.client import ApiError
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.flow.flow import flow_chart
-from tokenpaths.frontend.charts.served import served_chart
+from tokenpaths.frontend.charts.usage import served_chart
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common

@@ -8,8 +8,7 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.path_law import WHO, law_rows, verdict_words
-from tokenpaths.frontend.charts.paths import RANK_PICK, path_rows, rank_frequency_chart
+from tokenpaths.frontend.charts.paths import RANK_PICK, WHO, law_rows, path_rows, rank_frequency_chart, verdict_words
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import ORDERS, Selection
 from tokenpaths.frontend.views import common

@@ -16,7 +16,7 @@ import streamlit as st
 from tokenpaths.frontend.api.client import ApiError, NotFound
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import tamed
-from tokenpaths.frontend.charts.token_losses import loss_rows, token_loss_chart
+from tokenpaths.frontend.charts.effects import loss_rows, token_loss_chart
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 

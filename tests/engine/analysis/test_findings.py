@@ -12,7 +12,7 @@ from tests.support.runs import make_soft
 from tokenpaths.engine.analysis.families.family_findings import SoftSamples, connections, gates, lights
 from tokenpaths.engine.store.ask.findings import plain
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.frontend.charts.families.gates import centroid_words
+from tokenpaths.frontend.charts.families.directional_gates import centroid_words
 
 AXES = {"source": ("layer 0", "layer 1", "text input"), "target": ("layer 0", "layer 1", "words")}
 

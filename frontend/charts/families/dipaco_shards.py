@@ -16,7 +16,7 @@ import altair as alt
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_legend, cdf_scale, ink_on, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, titled
+from tokenpaths.frontend.charts.drawing.theme import axis_labels, finish, highest, rows, titled
 
 TREE = "Which way do documents go?"
 RANK_PICK = "rank"
@@ -406,7 +406,7 @@ def sharing_chart(
         axis=alt.Axis(
             orient="top",
             values=list(columns),
-            labelExpr=f"{_by_value(columns)}[datum.value]",
+            labelExpr=axis_labels(columns),
             title=None,
             grid=False,
             domain=False,
@@ -451,7 +451,3 @@ def sharing_chart(
     told = "One row: one path. Dots in one column share one module."
     said = highest(shown, "tokens", lambda row: f"path {row['path']}, {row['words']} of the tokens")
     return finish(titled(chart, look, title, told, said=said), look)
-
-
-def _by_value(names: Mapping[int, str]) -> str:
-    return "({" + ", ".join(f"'{value}': '{name}'" for value, name in names.items()) + "})"

@@ -10,8 +10,8 @@ import altair as alt
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, titled
-from tokenpaths.frontend.charts.families.lights import lit_colour
+from tokenpaths.frontend.charts.drawing.theme import axis_labels, finish, highest, rows, titled
+from tokenpaths.frontend.charts.families.raytracing_network import lit_colour
 
 SAMPLE_PICK = "sample"
 MOST_LABELS = 30
@@ -25,16 +25,10 @@ def class_rows(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             by_label.setdefault(str(sample["label"]), []).append(float(sample["compute"]))
     table = [
         {"label": label, "num": len(shares), "mean": sum(shares) / len(shares)}
-        | {f"q{q:02d}": _quantile(sorted(shares), q / 100) for q in (5, 25, 75, 95)}
+        | {f"q{q:02d}": numbers.quantile(sorted(shares), q / 100) for q in (5, 25, 75, 95)}
         for label, shares in by_label.items()
     ]
     return sorted(table, key=lambda row: (-row["mean"], row["label"]))
-
-
-def _quantile(values: Sequence[float], q: float) -> float:
-    place = q * (len(values) - 1)
-    low = min(int(place), max(0, len(values) - 2))
-    return values[low] + (values[min(low + 1, len(values) - 1)] - values[low]) * (place - low)
 
 
 @redrawable
@@ -263,7 +257,7 @@ def class_block_chart(
             domain=False,
             ticks=False,
             labelAlign="left",
-            labelExpr=_lookup({v: f"layer {k}" for k, v in firsts.items()}),
+            labelExpr=axis_labels({v: f"layer {k}" for k, v in firsts.items()}),
             title=None,
         ),
     )
@@ -298,11 +292,6 @@ def class_block_chart(
     height = max(60, 22 * len({row["label"] for row in table}))
     said = highest(shown, "share", lambda row: f"{row['words']} of {row['label']} light {row['block']}")
     return finish(titled(alt.layer(cells).properties(width="container", height=height), look, title, said=said), look)
-
-
-def _lookup(names: Mapping[int, str]) -> str:
-    """A Vega expression that names the values of an axis."""
-    return "({" + ", ".join(f"'{value}': '{name}'" for value, name in names.items()) + "})[datum.value] || ''"
 
 
 @redrawable

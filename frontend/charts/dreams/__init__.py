@@ -1,1 +1,0 @@
-"""Charts of dreams and of long jobs."""

@@ -1,0 +1,142 @@
+"""Expert load of each layer of a mixture of experts: utilisation quantiles and dead experts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import altair as alt
+
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
+from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, titled
+
+LOAD = "How evenly does each layer share its work?"
+DEAD = "How many experts does nobody choose?"
+LAYER_PICK = "layer"
+"""name of the selection of ``load_band_chart``, and of its field"""
+
+
+def load_rows(usage: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row a layer: quantiles of utilisation over its experts, and the numbers of its load."""
+    cells: dict[int, list[float]] = defaultdict(list)
+    for cell in usage["usage"]:
+        cells[int(cell["step"])].append(float(cell["utilisation"] or 0.0))
+    found = []
+    for step in usage["steps"]:
+        load = sorted(cells[int(step["step"])])
+        found.append(
+            {
+                "layer": int(step["step"]),
+                "experts": len(load),
+                "dead": len(step["dead"]),
+                "dead_share": len(step["dead"]) / max(1, len(load)),
+                "low": numbers.quantile(load, 0.1),
+                "middle": numbers.quantile(load, 0.5),
+                "high": numbers.quantile(load, 0.9),
+                "highest": load[-1] if load else 0.0,
+                "MaxVio": step["max_violation"],
+                "load_entropy": step["load_entropy"],
+            }
+        )
+    return found
+
+
+@redrawable
+def load_band_chart(
+    usage: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = LOAD, chosen: int | None = None
+) -> alt.LayerChart:
+    """Per layer: the middle 80 % of its experts as a bar, the median as a tick, the busiest as a point; a fair share
+    is the line at 1. Below: ``dead_chart``."""
+    look, table = theme_named(theme), load_rows(usage)
+    for row in table:
+        row |= {f"{name}_words": numbers.number(row[name]) for name in ("low", "middle", "high", "highest")}
+        row["on"] = row["layer"] == chosen
+    x = _layer_axis(len(table))
+    scale = alt.Scale(type="sqrt", domain=[0, max([row["highest"] for row in table], default=1.0) or 1.0], nice=True)
+    title_y = "utilisation (1 = fair share)"
+    pick = alt.selection_point(name=LAYER_PICK, fields=["layer"], on="click", clear=False, empty=False)
+    base = alt.Chart(rows(table)).encode(x=x, tooltip=_load_tooltip())
+    paint = alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module))
+    bars = (
+        base.mark_bar(cornerRadius=2, cursor="pointer")
+        .encode(
+            y=alt.Y("low:Q", scale=scale, axis=alt.Axis(title=title_y, tickCount=5)),
+            y2="high:Q",
+            color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.link)),
+            opacity=alt.value(0.75),
+        )
+        .add_params(pick)
+    )
+    median = base.mark_tick(thickness=2, orient="horizontal", color=look.ink, bandSize=8).encode(y="middle:Q")
+    busiest = base.mark_point(filled=True, size=26, opacity=1, cursor="pointer").encode(y="highest:Q", color=paint)
+    fair = alt.Chart(rows([{"fair": 1}])).mark_rule(color=look.muted, strokeDash=[5, 3]).encode(y="fair:Q")
+    chart = alt.layer(bars, median, busiest, fair).properties(width="container", height=240)
+    words = "Bar: the middle 80 % of a layer's experts; tick: the median; point: the busiest. Dashed: fair share."
+    said = highest(table, "highest", lambda row: f"layer {row['layer']}, {row['highest_words']} times a fair share")
+    return finish(titled(chart, look, title, words, said=said), look)
+
+
+@redrawable
+def dead_chart(
+    usage: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = DEAD, chosen: int | None = None
+) -> alt.Chart:
+    """Bars: experts of each layer that no token chose."""
+    look, table = theme_named(theme), load_rows(usage)
+    for row in table:
+        row |= {"words": f"{row['dead']} of {row['experts']}", "on": row["layer"] == chosen}
+        row |= {f"{name}_words": numbers.number(row[name]) for name in ("low", "middle", "high", "highest")}
+    most = max([row["dead"] for row in table], default=0)
+    chart = (
+        alt.Chart(rows(table))
+        .mark_bar(cornerRadiusEnd=2)
+        .encode(
+            x=_layer_axis(len(table)),
+            y=alt.Y(
+                "dead:Q",
+                scale=alt.Scale(domain=[0, max(1, most)], nice=True),
+                axis=alt.Axis(title="dead experts", format="d", tickMinStep=1, tickCount=min(4, max(1, most))),
+            ),
+            color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module)),
+            tooltip=[alt.Tooltip("layer:O"), alt.Tooltip("words:N", title="dead")],
+        )
+    )
+    said = highest(table, "dead", lambda row: f"layer {row['layer']}, {row['words']}")
+    chart = chart.properties(width="container", height=110)
+    return finish(titled(chart, look, title, "Experts without tokens.", said=said), look)
+
+
+def _layer_axis(count: int) -> alt.X:
+    every = max(1, -(-count // 16))
+    return alt.X(
+        "layer:O", axis=alt.Axis(title="layer", labelAngle=0, ticks=False, values=list(range(0, count, every)))
+    )
+
+
+def _load_tooltip() -> list[alt.Tooltip]:
+    return [
+        alt.Tooltip("layer:O"),
+        alt.Tooltip("highest_words:N", title="busiest"),
+        alt.Tooltip("high_words:N", title="90 % below"),
+        alt.Tooltip("middle_words:N", title="median"),
+        alt.Tooltip("low_words:N", title="10 % below"),
+        alt.Tooltip("dead:Q", title="dead experts"),
+    ]
+
+
+def load_words(usage: Mapping[str, Any]) -> str:
+    """The least even layer, and how many experts are dead, in two sentences."""
+    table = load_rows(usage)
+    worst = max(table, key=lambda row: row["highest"])
+    total, dead = sum(row["experts"] for row in table), sum(row["dead"] for row in table)
+    first = (
+        f"Least even: layer {worst['layer']}, its busiest expert gets {numbers.number(worst['highest'])} times a fair "
+        f"share (MaxVio {numbers.number(worst['MaxVio'])})."
+    )
+    if not dead:
+        return first + " No expert is dead."
+    layers = sum(row["dead"] > 0 for row in table)
+    share = numbers.percent(dead / total)
+    return first + f" Dead: {numbers.count(dead)} of {numbers.plural(total, 'expert')} ({share}), in {layers} layers."
