@@ -10,7 +10,7 @@ import altair as alt
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import as_vectors, finish, rows, tip, titled
+from tokenpaths.frontend.charts.drawing.theme import as_vectors, click_selection, finish, rows, tip
 
 SAMPLE_PICK = "sample"
 """name of the selection of ``pair_chart``; its field is the sample's number in the first run"""
@@ -114,7 +114,7 @@ def pair_chart(
         .mark_line(color=look.muted, strokeDash=[5, 3], strokeWidth=1.5, clip=True, aria=False)
         .encode(x=x, y=y)
     )
-    pick = alt.selection_point(name=SAMPLE_PICK, fields=["sample"], on="click", clear=False, empty=False)
+    pick = click_selection(SAMPLE_PICK, "sample")
     paint = alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module))
     points = (
         alt.Chart(rows(sorted(table, key=lambda row: row["on"])))
@@ -135,9 +135,9 @@ def pair_chart(
         .encode(x=x, y=y, color=paint, description="words:N")
         .add_params(pick)
     )
-    chart = alt.layer(diagonal, points).properties(width="container", height=height)
+    chart = alt.layer(diagonal, points)
     subtitle = ["One point: one sample. Dashed: equal in both.", pair_words(answer, names)]
-    return as_vectors(finish(titled(chart, look, title, subtitle), look), len(table))
+    return as_vectors(finish(chart, look, title, subtitle, height=height), len(table))
 
 
 def _axis(measure: str, name: str) -> str:
@@ -244,8 +244,8 @@ def load_chart(
             ),
         )
     )
-    chart = alt.layer(between, marks).properties(width="container", height=240)
-    return finish(titled(chart, look, title, load_words(answer, names)), look)
+    chart = alt.layer(between, marks)
+    return finish(chart, look, title, load_words(answer, names), height=240)
 
 
 def summary_rows(answer: Mapping[str, Any], names: tuple[str, str]) -> list[dict[str, Any]]:
@@ -325,6 +325,6 @@ def training_chart(
     marks = base.mark_point(
         filled=True, size=80, opacity=1, tooltip=tip({"run": "run", "iteration": "iteration", SUMMARY[measure]: "said"})
     ).encode(color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module)))
-    chart = alt.layer(line, marks).properties(width="container", height=240)
+    chart = alt.layer(line, marks)
     said = f"{numbers.plural(len(training['points']), 'checkpoint')}."
-    return finish(titled(chart, look, title, "One point: one checkpoint of the training.", said=said), look)
+    return finish(chart, look, title, "One point: one checkpoint of the training.", height=240, said=said)

@@ -10,7 +10,7 @@ import altair as alt
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, titled
+from tokenpaths.frontend.charts.drawing.theme import click_selection, finish, highest, rows
 
 BIN_PICK = "bin"
 MEASURES = {
@@ -56,7 +56,7 @@ def histogram_chart(
         axis=alt.Axis(title=f"{name} per {per} ({unit})" if unit else f"{name} per {per}", grid=False, tickCount=6),
     )
     y = alt.Y("count:Q", axis=alt.Axis(title=f"{per}s", tickCount=4, format="~s"))
-    pick = alt.selection_point(name=BIN_PICK, fields=["bin"], on="click", clear=False, empty=False)
+    pick = click_selection(BIN_PICK, "bin")
     bars = (
         alt.Chart(rows(table))
         .mark_bar(binSpacing=1, cursor="pointer", stroke=look.background, strokeWidth=0.6)
@@ -74,9 +74,9 @@ def histogram_chart(
     if distribution.get("mean") is not None:
         mean = alt.Chart(rows([{"lo": distribution["mean"]}]))
         layers.append(mean.mark_rule(color=look.ink, strokeDash=[5, 3], strokeWidth=1.5).encode(x=x))
-    chart = alt.layer(*layers).properties(width="container", height=height)
+    chart = alt.layer(*layers)
     heading = f"How is {name} spread over {per}s?" if title == "" else title
-    return finish(titled(chart, look, heading, distribution_words(distribution)), look)
+    return finish(chart, look, heading, distribution_words(distribution), height=height)
 
 
 def distribution_words(distribution: Mapping[str, Any]) -> str:
@@ -132,14 +132,14 @@ def label_chart(
             .mark_rule(color=look.muted, strokeDash=[5, 3])
             .encode(x=x),
         )
-    chart = alt.layer(*layers).properties(width="container", height=max(60, 19 * len(table)))
+    chart = alt.layer(*layers)
     hidden = len(labels) - len(shown)
     subtitle = "Dashed: mean over all." + (
         f" The {hidden} labels in the middle are in the table below." if hidden else ""
     )
     said = highest(table, "mean", lambda row: f"{row['label']}, mean {name} {row['words']}")
     heading = f"Which labels get more {name}?" if title == "" else title
-    return finish(titled(chart, look, heading, subtitle, said=said), look)
+    return finish(chart, look, heading, subtitle, height=max(60, 19 * len(table)), said=said)
 
 
 @redrawable
@@ -159,7 +159,7 @@ def skip_reuse_chart(
     ]
     x = alt.X("skip:Q", scale=alt.Scale(zero=False, padding=10), axis=alt.Axis(title="skip (1 − compute)", tickCount=5))
     y = alt.Y("reuse:Q", scale=alt.Scale(zero=False, padding=10), axis=alt.Axis(title="reuse", tickCount=5))
-    pick = alt.selection_point(name="sample", fields=["sample"], on="click", clear=False, empty=False)
+    pick = click_selection("sample", "sample")
     chart = alt.layer(
         alt.Chart(rows(table))
         .mark_point(
@@ -176,8 +176,8 @@ def skip_reuse_chart(
             ],
         )
         .add_params(pick)
-    ).properties(width="container", height=height)
-    return finish(titled(chart, look, title, correlation_words(table)), look)
+    )
+    return finish(chart, look, title, correlation_words(table), height=height)
 
 
 def correlation_words(table: Iterable[Mapping[str, Any]]) -> str:

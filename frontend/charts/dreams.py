@@ -12,7 +12,7 @@ import altair as alt
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import finish, rows, titled
+from tokenpaths.frontend.charts.drawing.theme import finish, rows
 
 TITLE = "Does it take the paths?"
 TOP_TITLE = "What does the model see in it?"
@@ -76,9 +76,9 @@ def match_chart(
         .mark_tick(color=look.ink, thickness=2, size=16)
         .encode(x=alt.X("choices at the start:Q"), y=y, tooltip=tooltip)
     )
-    chart = alt.layer(bars, ticks).properties(width="container", height=alt.Step(24))
+    chart = alt.layer(bars, ticks)
     words = ["Bar: choices of the dream that are the original's.", "Tick: those of the noise that it began as."]
-    return finish(titled(chart, look, title, words), look)
+    return finish(chart, look, title, words, height=alt.Step(24))
 
 
 @redrawable
@@ -106,9 +106,9 @@ def top_chart(
         .mark_text(color=look.ink, fontSize=10, lineBreak="\n", limit=110)
         .encode(text="line:N")
     )
-    chart = alt.layer(tiles, words).properties(width="container", height=alt.Step(34))
+    chart = alt.layer(tiles, words)
     lines = ["Likeliest classes with their probability;", "the stronger the tile, the likelier."]
-    return finish(titled(chart, look, title, lines), look)
+    return finish(chart, look, title, lines, height=alt.Step(34))
 
 
 @dataclass(frozen=True)

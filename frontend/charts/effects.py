@@ -8,9 +8,15 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.palette import Theme, diverging_scale, theme_named
+from tokenpaths.frontend.charts.drawing.palette import (
+    Theme,
+    diverging_scale,
+    gradient_legend,
+    neutral_scale,
+    theme_named,
+)
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, titled
+from tokenpaths.frontend.charts.drawing.theme import click_selection, finish, highest, rows
 from tokenpaths.frontend.charts.flow.token_flow import visible
 
 CELL_PICK = "node"
@@ -79,15 +85,7 @@ def flow_difference_chart(
             color=alt.Color(
                 "change:Q",
                 scale=diverging_scale(most, look, middle=look.identity),
-                legend=alt.Legend(
-                    title="change, share of tokens",
-                    orient="bottom",
-                    format="+.0%",
-                    gradientLength=180,
-                    gradientThickness=10,
-                    titleLimit=260,
-                    values=[-most, 0, most],
-                ),
+                legend=gradient_legend("change, share of tokens", format="+.0%", values=[-most, 0, most]),
             ),
             strokeWidth=alt.StrokeWidth("width:Q", scale=None),
             description="words:N",
@@ -104,10 +102,10 @@ def flow_difference_chart(
         .mark_circle(size=26, color=look.muted, opacity=0.6, aria=False)
         .encode(x=x, y=y)
     )
-    chart = alt.layer(drawn, dots).properties(width="container", height=height)
+    chart = alt.layer(drawn, dots)
     words = "Rose: more tokens go this way than before; blue: fewer. Width: by how much."
     said = f"Most: {shown[-1]['words']}." if shown else ""
-    return finish(titled(chart, look, title, words, said=said), look)
+    return finish(chart, look, title, words, height=height, said=said)
 
 
 def answer_words(answer: str) -> str:
@@ -177,14 +175,14 @@ def answers_chart(
             alt.Tooltip("said:N", title="probability"),
         ],
     )
-    chart = alt.layer(bars, marks).properties(width="container", height=max(90, 24 * len(order)))
+    chart = alt.layer(bars, marks)
     likely = table[:1]
     said = "".join(
         f"Likeliest: {answer_words(row['answer'])}, {numbers.percent(row['before'])} before, "
         f"{numbers.percent(row['after'])} after."
         for row in likely
     )
-    return finish(titled(chart, look, title, "Circle: before; diamond: after.", said=said), look)
+    return finish(chart, look, title, "Circle: before; diamond: after.", height=max(90, 24 * len(order)), said=said)
 
 
 MEASURES = {
@@ -230,12 +228,8 @@ def importance_chart(
     )
     y = alt.Y("module:N", sort=modules, axis=alt.Axis(title="module", domain=False, ticks=False, labelOverlap=True))
     signed = measure == "loss_change"
-    scale = (
-        diverging_scale(most, look)
-        if signed
-        else alt.Scale(domain=[0, most], range=[look.background, look.module], interpolate="lab")
-    )
-    pick = alt.selection_point(name=CELL_PICK, fields=["step", "module"], on="click", clear=False, empty=False)
+    scale = diverging_scale(most, look) if signed else neutral_scale(most, look, end=look.module)
+    pick = click_selection(CELL_PICK, "step", "module")
     cells = (
         alt.Chart(rows(shown))
         .mark_rect(stroke=look.grid, strokeWidth=0.7, cursor="pointer", invalid="show")
@@ -244,18 +238,7 @@ def importance_chart(
             y=y,
             color=alt.condition(
                 "isValid(datum.value)",
-                alt.Color(
-                    "value:Q",
-                    scale=scale,
-                    legend=alt.Legend(
-                        title=name,
-                        orient="bottom",
-                        gradientLength=180,
-                        gradientThickness=10,
-                        titleLimit=260,
-                        tickCount=5,
-                    ),
-                ),
+                alt.Color("value:Q", scale=scale, legend=gradient_legend(name, tickCount=5)),
                 alt.value(look.identity),
             ),
             description="words:N",
@@ -269,9 +252,9 @@ def importance_chart(
         .add_params(pick)
     )
     height = max(90, min(640, 21 * max(1, len(modules))))
-    chart = alt.layer(cells).properties(width="container", height=height)
+    chart = alt.layer(cells)
     said = highest(shown, "value", lambda row: row["words"])
-    return finish(titled(chart, look, title, words, said=said), look)
+    return finish(chart, look, title, words, height=height, said=said)
 
 
 def _signed(value: float | None, measure: str) -> str:
@@ -328,10 +311,10 @@ def share_chart(
             alt.Tooltip("said:N", title=MEASURES[measure][0]),
         ],
     )
-    chart = alt.layer(lines, marks).properties(width="container", height=260)
+    chart = alt.layer(lines, marks)
     said = highest(shown, "value", lambda row: f"{row['part']} banned, {row['which']}: {row['said']}")
     words = "One point: that share of every step’s modules is banned."
-    return finish(titled(chart, look, title, words, said=said), look)
+    return finish(chart, look, title, words, height=260, said=said)
 
 
 def loss_rows(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -397,6 +380,6 @@ def token_loss_chart(
         )
     )
     zero = alt.Chart(rows([{"rise": 0}])).mark_rule(color=look.muted).encode(y=y)
-    chart = alt.layer(bars, zero).properties(width="container", height=height)
+    chart = alt.layer(bars, zero)
     said = highest(shown, "rise", lambda row: f"token {row['token']}, {row['change']} nats")
-    return finish(titled(chart, look, title, "Up: harder to predict than before; down: easier.", said=said), look)
+    return finish(chart, look, title, "Up: harder to predict than before; down: easier.", height=height, said=said)

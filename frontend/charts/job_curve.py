@@ -11,7 +11,7 @@ import altair as alt
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, mix, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import finish, rows, titled
+from tokenpaths.frontend.charts.drawing.theme import finish, rows
 
 MOST_POINTS = 60
 PALEST = 0.5
@@ -116,7 +116,7 @@ def curve_chart(
     if not several:
         marks = {"point": marks["point"] | {"color": look.ink}} if marks else {}
         chart = alt.Chart(rows(shown)).mark_line(color=look.ink, strokeWidth=1.6, **marks).encode(**encoding)
-        return finish(titled(chart.properties(width="container", height=height), look, title, lines), look)
+        return finish(chart, look, title, lines, height=height)
     things = list(dict.fromkeys(row["of"] for row in shown))
     colour = alt.Color("of:N", scale=alt.Scale(domain=things, range=inks(len(things), look)), legend=None)
     ways = list(dict.fromkeys(row["made"] for row in shown))
@@ -137,8 +137,8 @@ def curve_chart(
     words = ends.mark_text(align="left", dx=3, fontSize=11, font=look.font).encode(
         x="beside:Q", y="at:Q", text="name:N", color=colour
     )
-    chart = alt.layer(drawn, leaders, words).properties(width="container", height=height)
-    return finish(titled(chart, look, title, lines), look)
+    chart = alt.layer(drawn, leaders, words)
+    return finish(chart, look, title, lines, height=height)
 
 
 def inks(count: int, theme: str | Theme) -> list[str]:

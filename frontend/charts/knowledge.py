@@ -11,7 +11,7 @@ import altair as alt
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, tip, titled
+from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, tip
 
 PROPERTIES = {
     "label": "label of the sample",
@@ -168,7 +168,7 @@ def knowledge_chart(
         .encode(x=alt.X("low:Q", scale=scale), x2="high:Q", y=y, color=colour, **beside)
     )
     height = (1.6 if twins else 1) * _ROW * max(2, len(names))
-    chart = alt.layer(bar, tick, dots).properties(width="container", height=height)
+    chart = alt.layer(bar, tick, dots)
     said = highest(
         answer["properties"],
         "nmi",
@@ -177,7 +177,7 @@ def knowledge_chart(
             f"against {numbers.number(row['null_mean'])} shuffled"
         ),
     )
-    return finish(titled(chart, look, title, knowledge_words(answer), said=said), look)
+    return finish(chart, look, title, knowledge_words(answer), height=height, said=said)
 
 
 def contrast_words(answer: Mapping[str, Any]) -> str:
@@ -223,8 +223,8 @@ def contrast_chart(
     zero = alt.Chart(rows([{"zero": 0}])).mark_rule(color=look.muted, strokeDash=[3, 3]).encode(x="zero:Q")
     spans = base.mark_rule(strokeWidth=3).encode(x=alt.X("low:Q"), x2="high:Q", y=y, color=colour)
     dots = base.mark_point(filled=True, size=90, opacity=1, tooltip=told).encode(x=x, y=y, color=colour)
-    chart = alt.layer(zero, spans, dots).properties(width="container", height=_ROW * max(2, len(table)))
-    return finish(titled(chart, look, title, contrast_words(answer)), look)
+    chart = alt.layer(zero, spans, dots)
+    return finish(chart, look, title, contrast_words(answer), height=_ROW * max(2, len(table)))
 
 
 def _sure(row: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ import altair as alt
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_colour, cdf_legend, cdf_scale, ink_on, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import finish, rows, titled
+from tokenpaths.frontend.charts.drawing.theme import click_selection, finish, rows
 
 TITLE = "What happened inside this image?"
 
@@ -100,7 +100,7 @@ def patch_chart(
         .mark_image(width=size, height=height, aspect=False)
         .encode(x=_axis("x", num_cols, alt.X), y=_axis("y", num_rows, alt.Y, down=True), url="url:N")
     )
-    pick = alt.selection_point(name="token", fields=["token"], on="click", clear=False, empty=False)
+    pick = click_selection("token", "token")
     fill = (
         alt.Color("cdf:Q", scale=cdf_scale(look), legend=cdf_legend())
         if step is None
@@ -129,7 +129,7 @@ def patch_chart(
         "the rank of its path among all paths of the run" if step is None else f"the module that it took at step {step}"
     )
     chart = alt.layer(picture, tiles).properties(width=size, height=height)
-    return finish(titled(chart, look, title, f"Each of {numbers.count(len(table))} patches is tinted by {what}."), look)
+    return finish(chart, look, title, f"Each of {numbers.count(len(table))} patches is tinted by {what}.")
 
 
 def _axis(name: str, num: int, kind: Any, *, down: bool = False) -> Any:

@@ -11,7 +11,7 @@ import altair as alt
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_legend, cdf_scale, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import finish, rows, titled
+from tokenpaths.frontend.charts.drawing.theme import finish, rows
 
 TITLE = "Which paths exist, and how often is each taken?"
 RANK_PICK = "rank"
@@ -80,8 +80,8 @@ def rank_frequency_chart(
         for name, key in ((UNTRAINED, "untrained"), (INDEPENDENT, "independent"))
         if fit.get(key)
     ]
-    chart = alt.layer(*layers).resolve_scale(shape="independent").properties(width="container", height=height)
-    return finish(titled(chart, look, title, words), look)
+    chart = alt.layer(*layers).resolve_scale(shape="independent")
+    return finish(chart, look, title, words, height=height)
 
 
 def fit_words(name: str, fit: Mapping[str, Any]) -> str:

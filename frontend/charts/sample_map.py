@@ -12,7 +12,7 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, group_colours, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.running_text import tamed
-from tokenpaths.frontend.charts.drawing.theme import as_vectors, finish, rows, titled
+from tokenpaths.frontend.charts.drawing.theme import as_vectors, click_selection, finish, rows
 
 TITLE = "Which samples take similar routes?"
 SAMPLE_PICK = "sample"
@@ -81,7 +81,7 @@ def sample_map_chart(
         alt.X("x:Q", scale=alt.Scale(zero=False, padding=18), axis=_axis("first", shares[:1], look)),
         alt.Y("y:Q", scale=alt.Scale(zero=False, padding=18), axis=_axis("second", shares[1:2], look)),
     )
-    pick = alt.selection_point(name=SAMPLE_PICK, fields=["sample"], on="click", clear=False, empty=False)
+    pick = click_selection(SAMPLE_PICK, "sample")
     tooltip = [alt.Tooltip("sample:Q"), alt.Tooltip("label:N")]
     if any(row["image"] for row in table):
         tooltip.append(alt.Tooltip("image:N"))  # Vega draws what is called so
@@ -127,8 +127,8 @@ def sample_map_chart(
     layers = [points, ring.encode(x=x, y=y)]
     if few or chosen is not None:
         layers += _names(table, labels if few else [str(chosen)], look, x, y)
-    chart = alt.layer(*layers).properties(width="container", height=height)
-    return as_vectors(finish(titled(chart, look, title, map_words(answer)), look), len(table))
+    chart = alt.layer(*layers)
+    return as_vectors(finish(chart, look, title, map_words(answer), height=height), len(table))
 
 
 def _names(table: list[dict[str, Any]], labels: list[str], look: Theme, x: alt.X, y: alt.Y) -> list[alt.Chart]:

@@ -8,9 +8,17 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
+from tokenpaths.frontend.charts.drawing.palette import Theme, gradient_legend, neutral_scale, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import MOST_VECTORS, as_vectors, finish, highest, rows, tip, titled
+from tokenpaths.frontend.charts.drawing.theme import (
+    MOST_VECTORS,
+    as_vectors,
+    click_selection,
+    finish,
+    highest,
+    rows,
+    tip,
+)
 
 OVERLOADED = 3.0
 """utilisation from which a module is called overloaded: three times its fair share"""
@@ -111,14 +119,9 @@ def load_chart(
             labelExpr=f"{modules}[floor(datum.value)]",
         ),
     )
-    pick = alt.selection_point(name="node", fields=["step", "module"], on="click", clear=False, empty=False)
+    pick = click_selection("node", "step", "module")
     most = max([row["utilisation"] or 0 for row in cells], default=1) or 1
-    scale = alt.Scale(
-        type="sqrt",
-        domain=[0, most],
-        range=[look.background, look.module if look.name != "dark" else look.ink],
-        interpolate="lab",
-    )
+    scale = neutral_scale(most, look, type="sqrt")
     squares = (
         alt.Chart(rows(table, "cells"))
         .transform_flatten(FLATTENED if named else FLATTENED[:-1])
@@ -134,18 +137,7 @@ def load_chart(
             x2="x2:Q",
             y=y,
             y2="y2:Q",
-            color=alt.Color(
-                "load:Q",
-                scale=scale,
-                legend=alt.Legend(
-                    title="utilisation (1 = fair share)",
-                    orient="bottom",
-                    gradientLength=180,
-                    gradientThickness=10,
-                    tickCount=4,
-                    titleLimit=260,
-                ),
-            ),
+            color=alt.Color("load:Q", scale=scale, legend=gradient_legend("utilisation (1 = fair share)", tickCount=4)),
             **({"description": "words:N"} if named else {}),
         )
         .add_params(pick)
@@ -172,27 +164,24 @@ def load_chart(
         .encode(x=x, x2="x2:Q", y=y, y2="y2:Q")
     )
     layers = [squares, crosses, *([frame] if framed else [])]
-    chart = alt.layer(*layers).properties(width="container", height=height_of(len(modules)))
+    chart = alt.layer(*layers)
     drawn = finish(
-        titled(
-            chart,
-            look,
-            title,
-            [
-                "Darker: more tokens than a fair share. "
-                + ("×" if len(modules) <= MOST_MARKED else "Page colour")
-                + ": no token ever came (dead)."
-            ],
-            said=highest(
-                cells,
-                "utilisation",
-                lambda row: (
-                    f"module {row['module']} at step {row['step']}, "
-                    f"{numbers.number(row['utilisation'])} times a fair share"
-                ),
+        chart,
+        look,
+        title,
+        [
+            "Darker: more tokens than a fair share. "
+            + ("×" if len(modules) <= MOST_MARKED else "Page colour")
+            + ": no token ever came (dead)."
+        ],
+        height=height_of(len(modules)),
+        said=highest(
+            cells,
+            "utilisation",
+            lambda row: (
+                f"module {row['module']} at step {row['step']}, {numbers.number(row['utilisation'])} times a fair share"
             ),
         ),
-        look,
     )
     return as_vectors(drawn, len(cells))
 
@@ -239,20 +228,18 @@ def top_k_chart(
         ],
     )
     points = base.mark_point(filled=True, size=60, opacity=1)
-    chart = alt.layer(base.mark_line(strokeWidth=2), points).properties(width="container", height=height)
+    chart = alt.layer(base.mark_line(strokeWidth=2), points)
     return finish(
-        titled(
-            chart,
-            look,
-            title,
-            "Effective number of modules among which tokens are spread, per step.",
-            said=highest(
-                usage["steps"],
-                "effective_top_k",
-                lambda row: f"step {row['step']}, {numbers.number(row['effective_top_k'])}",
-            ),
-        ),
+        chart,
         look,
+        title,
+        "Effective number of modules among which tokens are spread, per step.",
+        height=height,
+        said=highest(
+            usage["steps"],
+            "effective_top_k",
+            lambda row: f"step {row['step']}, {numbers.number(row['effective_top_k'])}",
+        ),
     )
 
 
@@ -313,10 +300,10 @@ def module_count_chart(
     if dead := [row for row in table if not row["count"]]:
         marks = alt.Chart(rows(dead)).mark_text(color=look.accent, fontSize=look.font_size + 2, baseline="bottom")
         layers.append(marks.encode(x=x, y=alt.Y("zero:Q"), text="mark:N", tooltip=tooltip))
-    chart = alt.layer(*layers).properties(width="container", height=height)
+    chart = alt.layer(*layers)
     said = highest(table, "count", lambda row: f"module {row['module']}, {row['tokens']} visits")
     words = "Visits over all steps. Grey: identity (skipped); ×: dead."
-    return finish(titled(chart, look, title, words, said=said), look)
+    return finish(chart, look, title, words, height=height, said=said)
 
 
 @redrawable
@@ -363,6 +350,6 @@ def served_chart(
         .encode(x="all:Q")
     )
     height = max(60, 22 * len(shown))
-    chart = alt.layer(line, stems, points).properties(width="container", height=height)
+    chart = alt.layer(line, stems, points)
     words = f"Dashed: {numbers.percent(baseline)} of all tokens visit it."
-    return finish(titled(chart, look, title, words), look)
+    return finish(chart, look, title, words, height=height)

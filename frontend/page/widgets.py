@@ -14,6 +14,7 @@ from streamlit.errors import StreamlitDuplicateElementKey
 from tokenpaths.frontend.api.client import ApiError, Client
 from tokenpaths.frontend.charts.drawing.palette import DARK, LIGHT, Theme
 from tokenpaths.frontend.charts.drawing.running_text import tamed
+from tokenpaths.frontend.charts.drawing.theme import unvalidated
 from tokenpaths.frontend.formulas import COLUMNS, HELP
 from tokenpaths.frontend.page import chart_choices, downloads
 
@@ -88,6 +89,7 @@ def heading(question: str, words: str, help_key: str | None = None) -> None:
 def chart(drawing: alt.TopLevelMixin, *, key: str | None = None, on_pick: Any = None, pick: Sequence[str] = ()) -> None:
     """Show a chart and its menus; ``on_pick(name, value)`` hears of clicks on the selections of ``pick``, and of
     what is chosen from the list of them (``choose``)."""
+    unvalidated(drawing)
     if on_pick is None:
         st.altair_chart(drawing, theme=None, width="stretch")
         downloads.menu(drawing)

@@ -46,7 +46,7 @@ def visit_of(token: str) -> str:
     return hmac.new(token.encode(), b"a visit to the page", hashlib.sha256).hexdigest()
 
 
-class Gate:
+class Login:
     """ASGI middleware; lets everybody through where ``token`` is empty."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:

@@ -1,6 +1,6 @@
 """The page server: ``python -m tokenpaths.frontend.server.serve [options of streamlit run]``.
 
-It is ``streamlit run frontend/app.py`` that loads what drawing needs while nobody waits: by itself Streamlit imports
+It is ``streamlit run frontend/asgi.py`` with a thread that imports what drawing needs: Streamlit by itself imports
 Altair and pandas at the first visit, which then takes a second longer.
 """
 
@@ -8,45 +8,41 @@ from __future__ import annotations
 
 import gc
 import importlib
-import os
 import sys
 import threading
 from pathlib import Path
 
 from streamlit.web import cli
 
-from tokenpaths.frontend.server.host_check import stand_before
-from tokenpaths.frontend.server.static_files import Files
+from tokenpaths.frontend.server.static_files import streamlit_files
 
-PAGE_FILE = Path(__file__).resolve().parents[1] / "app.py"
-NEEDED = ("altair", "pandas", "pyarrow", "httpx", "tokenpaths.frontend.charts")
-VIEWS = PAGE_FILE.with_name("views")
+ASGI_FILE = Path(__file__).resolve().parents[1] / "asgi.py"
+VIEWS = ASGI_FILE.with_name("views")
+LIBRARIES = ("altair", "pandas", "pyarrow", "httpx", "tokenpaths.frontend.charts")
 
 
-def load(files: Files) -> None:
-    """Read and import what the first picture needs; what is missing is the page's own business to report."""
-    files.load()
-    files_of_views = sorted(VIEWS.rglob("[a-z]*.py"))
+def preload() -> None:
+    """Read and import what the first visit needs; a missing library is reported by the page itself."""
+    streamlit_files().load()
     views = [
         ".".join(("tokenpaths.frontend.views", *file.relative_to(VIEWS).with_suffix("").parts))
-        for file in files_of_views
+        for file in sorted(VIEWS.rglob("[a-z]*.py"))
     ]
-    for name in (*NEEDED, *views):
-        try:
+    try:
+        for name in (*LIBRARIES, *views):
             importlib.import_module(name)
-        except ImportError:
-            return
-    frame = importlib.import_module("tokenpaths.frontend.charts.drawing.theme")
-    frame.trust()
-    # Streamlit looks for cycles among all objects after each pass; those of libraries (half a million) are none.
+    except ImportError:
+        return
+    # Altair's own switch: parts of charts are not compared with the schema of Vega-Lite when they are made.
+    importlib.import_module("altair.utils.schemapi").disable_debug_mode()
+    # Streamlit collects garbage after each pass; the half million objects of libraries hold no cycles to find.
     gc.collect()
     gc.freeze()
 
 
 def main() -> None:
-    files = stand_before(os.environ.get("TOKENPATHS_TOKEN", ""))
-    threading.Thread(target=load, args=(files,), name="loading", daemon=True).start()
-    sys.argv = ["streamlit", "run", str(PAGE_FILE), *sys.argv[1:]]
+    threading.Thread(target=preload, name="preload", daemon=True).start()
+    sys.argv = ["streamlit", "run", str(ASGI_FILE), *sys.argv[1:]]
     sys.exit(cli.main())
 
 

@@ -17,10 +17,12 @@ import re
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import parse_qs
 
+import streamlit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -117,6 +119,12 @@ class Files:
         """Read what the pages of all views name, before anybody asks."""
         for view in ELEMENTS:
             self.page(view)
+
+
+@lru_cache(maxsize=1)
+def streamlit_files() -> Files:
+    """The files of the installed Streamlit; one object for the whole process."""
+    return Files(Path(streamlit.__file__).with_name("static"))
 
 
 def with_hints(page: str, scripts: Iterable[str]) -> str:

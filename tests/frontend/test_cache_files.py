@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,6 @@ from streamlit import file_util
 
 from tests.support.coroutines import run_alone
 from tokenpaths.frontend.page.selection import VIEWS
-from tokenpaths.frontend.server import host_check
 from tokenpaths.frontend.server.static_files import ELEMENTS, WIDGETS, CachedFiles, Files
 
 FOLDER = Path(file_util.get_static_dir())
@@ -129,10 +130,18 @@ def test_a_streamlit_without_these_files_serves_itself(tmp_path: Path) -> None:
     assert other.needed(["index"]) == ["index.abc.js"]
 
 
-def test_host_and_token_are_asked_for_before_any_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    from streamlit.web.server.starlette import starlette_app
-
-    monkeypatch.setattr(starlette_app, "create_streamlit_middleware", list)
-    host_check.stand_before("a-token")
-    names = [one.cls.__name__ for one in starlette_app.create_streamlit_middleware()]
-    assert names == ["OwnHosts", "Gate", "CachedFiles"]
+def test_host_and_token_are_asked_for_before_any_file() -> None:
+    """Of the application that is served, not of a list of it: a foreign host, then no token, then a file."""
+    script = (
+        "import os, sys; os.environ['TOKENPATHS_TOKEN'] = 'a-token'\n"
+        "import httpx; from tests.support.coroutines import run_alone; from tokenpaths.frontend.asgi import app\n"
+        "from streamlit import config; config.set_option('server.allowedHosts', ['page.test'])\n"
+        "async def ask(host):\n"
+        "    transport = httpx.ASGITransport(app._build_starlette_app())\n"
+        "    async with httpx.AsyncClient(transport=transport, base_url='http://page.test') as browser:\n"
+        f"        return (await browser.get({ADDRESS!r}, headers={{'host': host}})).status_code\n"
+        "print([run_alone(ask(host)) for host in ('evil.test', 'page.test')])\n"
+        "print([one.cls.__name__ for one in app._user_middleware])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert ran.stdout.split("\n")[:2] == ["[400, 401]", "['HostCheck', 'Login', 'CachedFiles']"], ran.stderr

@@ -161,20 +161,30 @@ def cdf_colour(cdf: float, theme: str | Theme) -> str:
     return "#" + "".join(f"{round(a + (b - a) * (place - low)):02x}" for a, b in pairs)
 
 
-def cdf_legend(**options: Any) -> alt.Legend:
-    """The legend that goes with ``cdf_scale``; it says in words what the ends mean."""
-    values = {
-        "title": "path CDF: frequent → rare",
-        "orient": "bottom",
-        "direction": "horizontal",
-        "gradientLength": 180,
-        "gradientOpacity": 1,
-        "gradientThickness": 10,
-        "format": ".0%",
-        "values": [0, 0.5, 1],
-        "titleLimit": 260,
-    }
-    return alt.Legend(**{**values, **options})
+def strong_neutral(theme: str | Theme) -> str:
+    """The end of a neutral scale that is far from the background."""
+    look = theme_named(theme)
+    return look.ink if look.name == "dark" else look.module
+
+
+def neutral_scale(most: float, theme: str | Theme, *, end: str | None = None, **options: Any) -> alt.Scale:
+    """The scale of amounts 0 … ``most`` that are no CDF: from the background to ``end`` (``strong_neutral``)."""
+    look = theme_named(theme)
+    colours = [look.background, end or strong_neutral(look)]
+    return alt.Scale(domain=[0, most], range=colours, interpolate="lab", **options)
+
+
+def gradient_legend(title: str, **options: Any) -> alt.Legend:
+    """Legend of a continuous colour scale, below the chart."""
+    shape = {"orient": "bottom", "gradientLength": 180, "gradientThickness": 10, "titleLimit": 320}
+    return alt.Legend(title=title, **{**shape, **options})
+
+
+def cdf_legend() -> alt.Legend:
+    """The legend of ``cdf_scale``; it says in words what the ends mean."""
+    return gradient_legend(
+        "path CDF: frequent → rare", direction="horizontal", gradientOpacity=1, format=".0%", values=[0, 0.5, 1]
+    )
 
 
 def ink_on(colour: str) -> str:

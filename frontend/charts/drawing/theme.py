@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import altair as alt
-from altair.utils import schemapi
 
 from tokenpaths.frontend.charts.drawing.palette import Theme
 
@@ -87,14 +87,24 @@ def changed(chart: Any, *, config: Mapping[str, Any] | None = None, **properties
     return copy
 
 
-def trust() -> None:
-    """Draw charts in this process without comparing each part with the schema of Vega-Lite, half of the time.
+def unvalidated(chart: Any) -> Any:
+    """``chart``, whose ``to_dict()`` leaves out the check against the schema of Vega-Lite, half of its time.
 
-    For the page's server, whose charts are compared by the tests; a notebook goes on with Altair's own messages.
+    For callers that give ``to_dict`` no arguments, as Streamlit does. The tests check every chart.
     """
-    schemapi.disable_debug_mode()
-    schemapi.SchemaBase.validate = classmethod(lambda *_given, **_named: None)
-    schemapi.SchemaBase.validate_property = classmethod(lambda *_given, **_named: None)
+    # Past Altair's own ``__setattr__``, which would take it for a part of the chart.
+    object.__setattr__(chart, "to_dict", functools.partial(chart.to_dict, validate=False))
+    return chart
+
+
+def click_selection(name: str, *fields: str) -> alt.Parameter:
+    """Point selection that a click sets and another click does not clear; nothing is selected at first."""
+    return alt.selection_point(name=name, fields=list(fields), on="click", clear=False, empty=False)
+
+
+def hover_selection(name: str, field: str) -> alt.Parameter:
+    """Point selection of what is under the pointer."""
+    return alt.selection_point(name=name, fields=[field], on="pointerover", clear="pointerout", empty=False)
 
 
 def highest(table: Iterable[Mapping[str, Any]], name: str, say: Callable[[Mapping[str, Any]], str]) -> str:
@@ -103,19 +113,34 @@ def highest(table: Iterable[Mapping[str, Any]], name: str, say: Callable[[Mappin
     return f"Highest: {say(max(known, key=lambda row: row[name]))}." if known else ""
 
 
-def titled(
-    chart: Any, theme: Theme, title: str | None, subtitle: str | list[str] | None = None, *, said: str = ""
+def finish(
+    chart: Any,
+    theme: Theme,
+    title: str | None,
+    subtitle: str | list[str] | None = None,
+    *,
+    height: Any = None,
+    said: str = "",
 ) -> Any:
-    """The question as title, what is drawn and its units as subtitle; a title of None leaves both out of the
-    picture. A screen reader gets the words either way, and ``said``: the number that the picture is about, where the
-    words have none."""
+    """Give a chart its size, title, description and the look of the theme. Fonts are the page's; nothing is fetched.
+
+    Args:
+        chart: Any top-level chart of Altair.
+        theme: Colours and fonts.
+        title: The question that the chart answers; None leaves title and subtitle out of the picture.
+        subtitle: What is drawn, with its units.
+        height: In pixels, or an ``alt.Step``; the width is the container's. None keeps the chart's own size.
+        said: The number that the chart is about, for the accessible description, where the subtitle has none.
+
+    Returns:
+        A copy. Its description has title, ``said`` and subtitle even where the picture shows none of them.
+    """
     lines = [subtitle] if isinstance(subtitle, str) else list(subtitle or [])
-    chart = changed(chart, description=" ".join(filter(None, [title, said, *lines])))
-    if title is None:
-        return chart
-    return changed(
-        chart,
-        title=alt.TitleParams(
+    properties: dict[str, Any] = {"description": " ".join(filter(None, [title, said, *lines]))}
+    if height is not None:
+        properties |= {"width": "container", "height": height}
+    if title is not None:
+        properties["title"] = alt.TitleParams(
             text=title,
             subtitle=subtitle or [],
             anchor="start",
@@ -127,25 +152,8 @@ def titled(
             offset=10,
             font=theme.font,
             subtitleFont=theme.font,
-        ),
-    )
-
-
-def finish(chart: Any, theme: Theme) -> Any:
-    """The look of the theme. Text is drawn with fonts that the page ships; nothing is fetched."""
-    axis = {
-        "labelColor": theme.muted,
-        "titleColor": theme.ink,
-        "domainColor": theme.grid,
-        "tickColor": theme.grid,
-        "gridColor": theme.grid,
-        "labelFontSize": theme.font_size,
-        "titleFontSize": theme.font_size,
-        "titleFontWeight": 600,
-        "labelFont": theme.font,
-        "titleFont": theme.font,
-    }
-    legend = {
+        )
+    labels = {
         "labelColor": theme.muted,
         "titleColor": theme.ink,
         "labelFontSize": theme.font_size,
@@ -153,19 +161,20 @@ def finish(chart: Any, theme: Theme) -> Any:
         "labelFont": theme.font,
         "titleFont": theme.font,
         "titleFontWeight": 600,
-        "symbolStrokeWidth": 2,
     }
+    lines_of_axis = dict.fromkeys(("domainColor", "tickColor", "gridColor"), theme.grid)
     # At the top, not in the configuration: Streamlit would otherwise squeeze axes into the height.
     # The padding too: it would otherwise add 20 pixels below.
     return changed(
         chart,
         autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
         padding=PADDING,
+        **properties,
         config={
             "background": theme.background,
             "font": theme.font,
             "view": alt.ViewConfig(stroke=None),
-            "axis": alt.AxisConfig(**axis),
-            "legend": alt.LegendConfig(**legend),
+            "axis": alt.AxisConfig(**labels, **lines_of_axis),
+            "legend": alt.LegendConfig(**labels, symbolStrokeWidth=2),
         },
     )

@@ -12,7 +12,7 @@ import altair as alt
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_colour, cdf_legend, cdf_scale, ink_on, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import finish, rows, titled
+from tokenpaths.frontend.charts.drawing.theme import finish, rows
 from tokenpaths.frontend.charts.families.dipaco_shards import modules_of, path_name
 
 BESIDE = {
@@ -123,10 +123,10 @@ def rerouting_chart(
         base.mark_point(filled=True, size=75, color=look.ink, opacity=1),
         base.mark_text(dy=16, fontSize=look.font_size, fontWeight=600, color=look.ink).encode(text="words:N"),
     ]
-    chart = alt.layer(*layers).properties(width="container", height=height)
+    chart = alt.layer(*layers)
     said = "Perplexity: " + "; ".join(f"path chosen {row['chosen']}, {row['words']}" for row in points) + "."
     told = "Line: this model. Dashed: models that choose once, or not at all."
-    return finish(titled(chart, look, title, told, said=said if points else ""), look)
+    return finish(chart, look, title, told, height=height, said=said if points else "")
 
 
 def _often(w: int | None) -> str:
@@ -248,10 +248,10 @@ def strip_chart(
         tooltip=tips,
         opacity=alt.when(roomy).then(alt.value(1)).otherwise(alt.value(0)),
     )
-    chart = alt.layer(cells, names).resolve_scale(color="independent").properties(width="container", height=height)
+    chart = alt.layer(cells, names).resolve_scale(color="independent")
     words = "One piece: the tokens between two decisions of the router."
     said = f"{numbers.plural(len(table), 'piece')}, {numbers.plural(len({row['rank'] for row in table}), 'path')}."
-    return finish(titled(chart, look, title, words, said=said), look)
+    return finish(chart, look, title, words, height=height, said=said)
 
 
 def chunk_rows(parts: Sequence[Chunk]) -> list[dict[str, Any]]:

@@ -14,9 +14,18 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_legend, cdf_scale, ink_on, theme_named
+from tokenpaths.frontend.charts.drawing.palette import (
+    Theme,
+    cdf_legend,
+    cdf_scale,
+    gradient_legend,
+    ink_on,
+    neutral_scale,
+    strong_neutral,
+    theme_named,
+)
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import axis_labels, finish, highest, rows, titled
+from tokenpaths.frontend.charts.drawing.theme import axis_labels, finish, highest, hover_selection, rows
 
 TREE = "Which way do documents go?"
 RANK_PICK = "rank"
@@ -155,10 +164,10 @@ def tree_chart(
     y = alt.Y("y:Q", scale=alt.Scale(domain=[1.0, 0.0], nice=False, zero=False), axis=None)
     layers = [_bands(bands, look, x, y), *_bars(bars, cdfs, last, look, x, y, height)]
     words = ["Height of a bar and width of a band: share of the tokens. A path’s bar is its shard."]
-    chart = alt.layer(*layers).properties(width="container", height=height)
+    chart = alt.layer(*layers)
     ends = [vars(bar) for bar in bars if bar.column == last]
     said = highest(ends, "tokens", lambda bar: f"path {bar['name']}, {numbers.plural(bar['tokens'], 'token')}")
-    return finish(titled(chart, look, title, words, said=said), look)
+    return finish(chart, look, title, words, height=height, said=said)
 
 
 def _bands(bands: Sequence[Mapping[str, Any]], look: Theme, x: alt.X, y: alt.Y) -> alt.Chart:
@@ -176,7 +185,7 @@ def _bands(bands: Sequence[Mapping[str, Any]], look: Theme, x: alt.X, y: alt.Y) 
         for b in bands
         for at, end in ((0.0, "y0"), (0.35, "y0"), (0.65, "y1"), (1.0, "y1"))
     ]
-    hover = alt.selection_point(name="hover_band", fields=["band"], on="pointerover", clear="pointerout", empty=False)
+    hover = hover_selection("hover_band", "band")
     return (
         alt.Chart(rows(table))
         .mark_area(interpolate="basis", strokeWidth=0.4)
@@ -296,7 +305,7 @@ def label_path_chart(
     names = list(dict.fromkeys(row["path"] for row in table))
     labels = list(dict.fromkeys(row["label"] for row in table))
     most = max((row["share"] for row in table), default=1) or 1
-    full = look.ink if look.name == "dark" else look.module
+    full = strong_neutral(look)
     shown = [
         {
             **row,
@@ -331,25 +340,17 @@ def label_path_chart(
     cells = base.mark_rect(stroke=look.background, strokeWidth=1.5).encode(
         color=alt.Color(
             "share:Q",
-            scale=alt.Scale(domain=[0, most], range=[look.background, full], interpolate="lab"),
-            legend=alt.Legend(
-                title="share of the label’s tokens",
-                orient="bottom",
-                format=".0%",
-                gradientLength=180,
-                gradientThickness=10,
-                tickCount=3,
-                titleLimit=300,
-            ),
+            scale=neutral_scale(most, look),
+            legend=gradient_legend("share of the label’s tokens", format=".0%", tickCount=3),
         )
     )
     roomy = alt.ExprRef(f"width / {max(1, len(names))} > 23 ? 1 : 0")
     text = base.mark_text(fontSize=look.font_size, opacity=roomy).encode(
         text="words:N", color=alt.when("datum.on").then(alt.value(ink_on(full))).otherwise(alt.value(look.ink))
     )
-    chart = alt.layer(cells, text).properties(width="container", height=max(70, 30 * len(labels)))
+    chart = alt.layer(cells, text)
     said = highest(shown, "share", lambda row: f"{row['full']} of {row['label']} take path {row['path']}")
-    return finish(titled(chart, look, title, "In per cent of the label’s tokens.", said=said), look)
+    return finish(chart, look, title, "In per cent of the label’s tokens.", height=max(70, 30 * len(labels)), said=said)
 
 
 def sharing_rows(paths: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -415,7 +416,7 @@ def sharing_chart(
         ),
     )
     y = alt.Y("path:N", sort=names, axis=alt.Axis(title="path", domain=False, ticks=False, grid=True, labelLimit=90))
-    hover = alt.selection_point(name="hover_node", fields=["node"], on="pointerover", clear="pointerout", empty=False)
+    hover = hover_selection("hover_node", "node")
     most = max((row["tokens"] for row in table), default=1) or 1
     size = alt.Size("tokens:Q", scale=alt.Scale(domain=[0, most], range=[12, 260]), legend=None)
     dots = (
@@ -446,8 +447,8 @@ def sharing_chart(
         .mark_text(fontSize=look.font_size, fontWeight=600, color=look.ink)
         .encode(x=x, y=alt.value(-26), text="words:N")
     )
-    chart = alt.layer(joins, dots, words).properties(width="container", height=max(80, 24 * len(names)))
+    chart = alt.layer(joins, dots, words)
     chart = chart.resolve_scale(size="independent")
     told = "One row: one path. Dots in one column share one module."
     said = highest(shown, "tokens", lambda row: f"path {row['path']}, {row['words']} of the tokens")
-    return finish(titled(chart, look, title, told, said=said), look)
+    return finish(chart, look, title, told, height=max(80, 24 * len(names)), said=said)

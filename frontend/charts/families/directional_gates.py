@@ -13,9 +13,15 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.palette import Theme, diverging_scale, theme_named
+from tokenpaths.frontend.charts.drawing.palette import (
+    Theme,
+    diverging_scale,
+    gradient_legend,
+    neutral_scale,
+    theme_named,
+)
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, titled
+from tokenpaths.frontend.charts.drawing.theme import click_selection, finish, highest, rows
 
 TITLE = "Which directions does it switch on?"
 GATE_PICK, SAMPLE_PICK = "gate", "sample"
@@ -82,24 +88,16 @@ def gate_chart(
     x, y = _gate_axes(answer)
     value = "r" if minus is None else "difference"
     if minus is None:
-        scale = alt.Scale(domain=[0, 1], range=[look.background, look.module], interpolate="lab")
+        scale = neutral_scale(1, look, end=look.module)
         legend_title, values = "r: share of the direction that is removed", [0, 0.5, 1]
     else:
         most = max([abs(row["difference"]) for row in table], default=0.0) or 1.0
         scale = diverging_scale(most, look)
         legend_title, values = "difference of r: lower – equal – higher", [-most, 0, most]
-    legend = alt.Legend(
-        title=legend_title,
-        orient="bottom",
-        gradientLength=180,
-        gradientThickness=10,
-        values=values,
-        format=".2~f",
-        titleLimit=320,
-        gradientStrokeColor=look.grid,
-        gradientStrokeWidth=1,
+    legend = gradient_legend(
+        legend_title, values=values, format=".2~f", gradientStrokeColor=look.grid, gradientStrokeWidth=1
     )
-    pick = alt.selection_point(name=GATE_PICK, fields=["gate"], on="click", clear=False, empty=False)
+    pick = click_selection(GATE_PICK, "gate")
     tooltip = [
         alt.Tooltip("layer:O"),
         alt.Tooltip("head:O"),
@@ -116,7 +114,7 @@ def gate_chart(
     )
     outlined = alt.Chart(rows(row for row in table if row["gate"] == chosen))
     outline = outlined.mark_rect(fillOpacity=0, stroke=look.accent, strokeWidth=2.5).encode(x=x, x2="x2:Q", y=y)
-    chart = alt.layer(cells, outline).properties(width="container", height=max(90, 30 * num_layers))
+    chart = alt.layer(cells, outline)
     words = "Rows: layers. Columns: heads, each with its directions. " + (
         "Darker on a light page: more of the direction is removed."
         if minus is None
@@ -130,7 +128,7 @@ def gate_chart(
             f"r {row['words']}" + ("" if minus is None else f" against {row['against']}")
         ),
     )
-    return finish(titled(chart, look, title, words, said=said), look)
+    return finish(chart, look, title, words, height=max(90, 30 * num_layers), said=said)
 
 
 @redrawable
@@ -152,15 +150,11 @@ def variance_chart(
     cells = base.mark_rect(stroke=look.grid, strokeWidth=0.7).encode(
         color=alt.Color(
             "variance:Q",
-            scale=alt.Scale(domain=[0, most], range=[look.background, look.module], interpolate="lab"),
-            legend=alt.Legend(
-                title="variance of r over domains",
-                orient="bottom",
-                gradientLength=180,
-                gradientThickness=10,
+            scale=neutral_scale(most, look, end=look.module),
+            legend=gradient_legend(
+                "variance of r over domains",
                 format=".1~g",
                 tickCount=3,
-                titleLimit=260,
                 gradientStrokeColor=look.grid,
                 gradientStrokeWidth=1,
             ),
@@ -178,10 +172,10 @@ def variance_chart(
         .encode(x=x, y=y)
     )
     height = max(90, 30 * len(variance))
-    chart = alt.layer(cells, dots).properties(width="container", height=height)
+    chart = alt.layer(cells, dots)
     said = highest(table, "variance", lambda row: f"layer {row['layer']}, head {row['head']}, {row['words']}")
     words = "Dot: specialist, among the quarter of heads that vary most."
-    return finish(titled(chart, look, title, words, said=said), look)
+    return finish(chart, look, title, words, height=height, said=said)
 
 
 def variance_rows(variance: Sequence[Sequence[float]], special: Iterable[tuple[int, int]] = ()) -> list[dict[str, Any]]:
@@ -229,9 +223,9 @@ def specialist_chart(
         )
     )
     line = alt.Chart(rows([{"share": even}])).mark_rule(color=look.muted, strokeDash=[5, 3], strokeWidth=1.5)
-    chart = alt.layer(bars, line.encode(y=y)).properties(width="container", height=height)
+    chart = alt.layer(bars, line.encode(y=y))
     said = highest(table, "share", lambda row: f"layer {row['layer']}, {row['words']} of its heads")
-    return finish(titled(chart, look, title, "Dashed: as many in every layer.", said=said), look)
+    return finish(chart, look, title, "Dashed: as many in every layer.", height=height, said=said)
 
 
 @redrawable
@@ -271,7 +265,7 @@ def pca_chart(
         scale=alt.Scale(domain=labels, range=[SHAPES[place % len(SHAPES)] for place in range(len(labels))]),
         legend=alt.Legend(title=None, orient="top", columns=3, symbolSize=70, labelLimit=110),
     )
-    pick = alt.selection_point(name=SAMPLE_PICK, fields=["sample"], on="click", clear=False, empty=False)
+    pick = click_selection(SAMPLE_PICK, "sample")
     points = (
         alt.Chart(rows(sorted(table, key=lambda row: row["on"])))
         .mark_point(filled=False, size=70 if len(table) <= 150 else 36, strokeWidth=1.4, cursor="pointer")
@@ -299,10 +293,10 @@ def pca_chart(
     )
     words = names.mark_text(fontSize=look.font_size + 2, fontWeight=700, color=look.ink)
     layers = [points, here.encode(x=x, y=y)] + [one.encode(x=x, y=y, text="label:N") for one in (halo, words)]
-    chart = alt.layer(*layers).properties(width="container", height=height)
+    chart = alt.layer(*layers)
     words = "One point: one text. Names stand at the middle of their domain."
     said = f"{numbers.plural(len(table), 'text')} of {numbers.plural(len(labels), 'domain')}."
-    return finish(titled(chart, look, title, words, said=said), look)
+    return finish(chart, look, title, words, height=height, said=said)
 
 
 def centroid_words(found: Mapping[str, Any]) -> str:

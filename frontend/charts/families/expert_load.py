@@ -11,7 +11,7 @@ import altair as alt
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, titled
+from tokenpaths.frontend.charts.drawing.theme import click_selection, finish, highest, rows
 
 LOAD = "How evenly does each layer share its work?"
 DEAD = "How many experts does nobody choose?"
@@ -57,7 +57,7 @@ def load_band_chart(
     x = _layer_axis(len(table))
     scale = alt.Scale(type="sqrt", domain=[0, max([row["highest"] for row in table], default=1.0) or 1.0], nice=True)
     title_y = "utilisation (1 = fair share)"
-    pick = alt.selection_point(name=LAYER_PICK, fields=["layer"], on="click", clear=False, empty=False)
+    pick = click_selection(LAYER_PICK, "layer")
     base = alt.Chart(rows(table)).encode(x=x, tooltip=_load_tooltip())
     paint = alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module))
     bars = (
@@ -73,10 +73,10 @@ def load_band_chart(
     median = base.mark_tick(thickness=2, orient="horizontal", color=look.ink, bandSize=8).encode(y="middle:Q")
     busiest = base.mark_point(filled=True, size=26, opacity=1, cursor="pointer").encode(y="highest:Q", color=paint)
     fair = alt.Chart(rows([{"fair": 1}])).mark_rule(color=look.muted, strokeDash=[5, 3]).encode(y="fair:Q")
-    chart = alt.layer(bars, median, busiest, fair).properties(width="container", height=240)
+    chart = alt.layer(bars, median, busiest, fair)
     words = "Bar: the middle 80 % of a layer's experts; tick: the median; point: the busiest. Dashed: fair share."
     said = highest(table, "highest", lambda row: f"layer {row['layer']}, {row['highest_words']} times a fair share")
-    return finish(titled(chart, look, title, words, said=said), look)
+    return finish(chart, look, title, words, height=240, said=said)
 
 
 @redrawable
@@ -104,8 +104,7 @@ def dead_chart(
         )
     )
     said = highest(table, "dead", lambda row: f"layer {row['layer']}, {row['words']}")
-    chart = chart.properties(width="container", height=110)
-    return finish(titled(chart, look, title, "Experts without tokens.", said=said), look)
+    return finish(chart, look, title, "Experts without tokens.", height=110, said=said)
 
 
 def _layer_axis(count: int) -> alt.X:

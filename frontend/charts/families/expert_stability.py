@@ -11,7 +11,7 @@ import altair as alt
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import finish, rows, titled
+from tokenpaths.frontend.charts.drawing.theme import finish, rows
 
 REPETITION = "Do neighbouring tokens choose the same experts?"
 SATURATION = "When did routing settle during training?"
@@ -61,9 +61,9 @@ def repetition_chart(
     y = alt.Y("share:Q", scale=scale, axis=alt.Axis(title="share of neighbours", format=".0%", tickCount=5))
     line = base.mark_line(strokeWidth=2.5, point=alt.OverlayMarkDef(size=28, opacity=1)).encode(y=y, tooltip=tooltip)
     chance = base.mark_line(strokeDash=[5, 3], strokeWidth=1.5).encode(y=alt.Y("baseline:Q", scale=scale))
-    chart = alt.layer(chance, line).properties(width="container", height=240)
+    chart = alt.layer(chance, line)
     words = "Share of neighbouring tokens that choose the same. Dashed: by chance, with even and independent choices."
-    return finish(titled(chart, look, title, words), look)
+    return finish(chart, look, title, words, height=240)
 
 
 def repetition_words(answer: Mapping[str, Any]) -> str:
@@ -119,9 +119,9 @@ def saturation_chart(
         layers.insert(0, base.mark_line(strokeWidth=1.5, strokeDash=[2, 2], color=look.link).encode(y="layer:Q"))
     chance = alt.Chart(rows([{"baseline": answer["baseline"]}]))
     layers.append(chance.mark_rule(color=look.muted, strokeDash=[5, 3]).encode(y="baseline:Q"))
-    chart = alt.layer(*layers).properties(width="container", height=240)
+    chart = alt.layer(*layers)
     words = "Line: mean over layers. Dashed: by chance." + ("" if step is None else f" Dotted: layer {step}.")
-    return finish(titled(chart, look, title, words), look)
+    return finish(chart, look, title, words, height=240)
 
 
 def saturation_rows(answer: Mapping[str, Any], step: int | None = None) -> list[dict[str, Any]]:

@@ -12,9 +12,9 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
+from tokenpaths.frontend.charts.drawing.palette import Theme, gradient_legend, neutral_scale, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import finish, rows, titled
+from tokenpaths.frontend.charts.drawing.theme import finish, rows
 from tokenpaths.frontend.charts.flow.token_flow import visible
 
 TOKENS = "Which experts does each token choose?"
@@ -22,17 +22,6 @@ DOMAINS = "Which experts does each domain prefer?"
 WORDS = "Which words is each expert chosen for?"
 OTHER_COLUMN = "other"
 TOGETHER = "Which experts work together?"
-
-
-def neutral(look: Theme, domain: Sequence[float]) -> alt.Scale:
-    """From the page's colour to the colour of modules."""
-    top = look.module if look.name != "dark" else look.ink
-    return alt.Scale(domain=list(domain), range=[look.background, top], interpolate="lab", clamp=True)
-
-
-def neutral_legend(title: str, **options: Any) -> alt.Legend:
-    given = {"orient": "bottom", "gradientLength": 180, "gradientThickness": 10, "titleLimit": 320, "tickCount": 3}
-    return alt.Legend(title=title, **{**given, **options})
 
 
 def token_labels(tokens: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -139,8 +128,8 @@ def slice_chart(
         .encode(
             color=alt.Color(
                 "weight:Q",
-                scale=neutral(look, [0, max(named, default=1.0) or 1.0]),
-                legend=neutral_legend("weight of the choice", format=".2~f"),
+                scale=neutral_scale(max(named, default=1.0) or 1.0, look, clamp=True),
+                legend=gradient_legend("weight of the choice", format=".2~f"),
             ),
             stroke=stroke,
         )
@@ -151,8 +140,8 @@ def slice_chart(
         .encode(text="choices:Q")
     )
     height = max(60, 19 * len(answer["tokens"]))
-    chart = alt.layer(cells, rest).properties(width="container", height=height)
-    return finish(titled(chart, look, title, slice_words(answer, least)), look)
+    chart = alt.layer(cells, rest)
+    return finish(chart, look, title, slice_words(answer, least), height=height)
 
 
 def slice_words(answer: Mapping[str, Any], least: float) -> str:
@@ -219,8 +208,8 @@ def domain_chart(
     cells = base.mark_rect(stroke=look.grid, strokeWidth=0.7).encode(
         color=alt.Color(
             "share:Q",
-            scale=neutral(look, [0, top]),
-            legend=neutral_legend(
+            scale=neutral_scale(top, look, clamp=True),
+            legend=gradient_legend(
                 f"share of the label's tokens (even: {numbers.percent(answer['baseline'])})", format=".0%"
             ),
         ),
@@ -237,9 +226,9 @@ def domain_chart(
         color=alt.when(f"datum.share > {0.5 * top:.6g}").then(alt.value(paper)).otherwise(alt.value(look.ink)),
     )
     words = words.transform_filter(f"width / {max(1, len(shown))} > 44")
-    chart = alt.layer(cells, words).properties(width="container", height=max(60, 20 * len(order)))
+    chart = alt.layer(cells, words)
     line = f"Share of a label's tokens that choose the expert; even routing: {numbers.percent(answer['baseline'])}."
-    return finish(titled(chart, look, title, line), look)
+    return finish(chart, look, title, line, height=max(60, 20 * len(order)))
 
 
 def domain_words(answer: Mapping[str, Any]) -> str:
@@ -300,8 +289,8 @@ def word_chart(answer: Mapping[str, Any], *, theme: str | Theme = "light", title
     cells = base.mark_rect(stroke=look.background, strokeWidth=2).encode(
         color=alt.Color(
             "share:Q",
-            scale=neutral(look, [0, 1]),
-            legend=neutral_legend(
+            scale=neutral_scale(1, look, clamp=True),
+            legend=gradient_legend(
                 f"share of the word's occurrences (even: {numbers.percent(answer['baseline'])})",
                 format=".0%",
                 values=[0, 0.5, 1],
@@ -313,10 +302,10 @@ def word_chart(answer: Mapping[str, Any], *, theme: str | Theme = "light", title
         color=alt.when("datum.share > 0.5").then(alt.value(look.background)).otherwise(alt.value(look.ink)),
     )
     words = words.transform_filter(f"width / {columns} > {5.5 * min(wide, 8):.0f}")
-    chart = alt.layer(cells, words).properties(width="container", height=max(60, 24 * len(order)))
+    chart = alt.layer(cells, words)
     what = {"next": "next word", "predicted": "predicted word"}.get(answer["of"], "word")
     line = f"Each cell: a {what} and how often it goes to the expert; seen ≥ {answer['least']} times."
-    return finish(titled(chart, look, title, line), look)
+    return finish(chart, look, title, line, height=max(60, 24 * len(order)))
 
 
 def co_activation_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -349,8 +338,8 @@ def co_activation_chart(
             y=alt.Y("i:N", sort=order, axis=alt.Axis(title=f"expert of layer {answer['step']}", **axis)),
             color=alt.Color(
                 "share:Q",
-                scale=neutral(look, [0, top]),
-                legend=neutral_legend(
+                scale=neutral_scale(top, look, clamp=True),
+                legend=gradient_legend(
                     f"share of the row's tokens (by chance: {numbers.percent(answer['baseline'])})", format=".0%"
                 ),
             ),
@@ -360,9 +349,8 @@ def co_activation_chart(
                 alt.Tooltip("words:N", title="share"),
             ],
         )
-        .properties(width="container", height=max(80, min(520, 18 * len(order))))
     )
-    return finish(titled(chart, look, title, co_activation_words(answer)), look)
+    return finish(chart, look, title, co_activation_words(answer), height=max(80, min(520, 18 * len(order))))
 
 
 def co_activation_words(answer: Mapping[str, Any]) -> str:

@@ -13,9 +13,9 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.palette import Theme, diverging_scale, theme_named
+from tokenpaths.frontend.charts.drawing.palette import Theme, diverging_scale, neutral_scale, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, titled
+from tokenpaths.frontend.charts.drawing.theme import finish, highest, hover_selection, rows
 
 TITLE = "Which layers talk to each other?"
 LEAST = 0.02
@@ -77,14 +77,14 @@ def graph_chart(
         _lines(drawn, place, look, x, y, most, compact),
         _circles(drawn, place, look, x, y, compact, hover=most is None),
     ]
-    chart = alt.layer(*layers).properties(width="container", height=place.height)
+    chart = alt.layer(*layers)
     words = ["Columns: iterations. Rows: layers. Line width and opacity: strength c of the connection, 0 to 1."]
     said = highest(
         table,
         "c",
         lambda row: f"{row['from']} to {row['to']} at iteration {row['iteration']}, {numbers.number(row['c'])}",
     )
-    return finish(titled(chart, look, title, words + hidden_words(table), said=said), look)
+    return finish(chart, look, title, words + hidden_words(table), height=place.height, said=said)
 
 
 def hidden_words(table: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -110,7 +110,7 @@ def distance_chart(
     low, high = min(values), max(values)
     x = alt.X("one:N", sort=labels, axis=alt.Axis(orient="top", title=None, labelAngle=-35, domain=False, ticks=False))
     y = alt.Y("other:N", sort=labels, axis=alt.Axis(title=None, domain=False, ticks=False, labelLimit=110))
-    scale = alt.Scale(domain=[0, high or 1], range=[look.background, look.module], interpolate="lab", nice=False)
+    scale = neutral_scale(high or 1, look, end=look.module, nice=False)
     base = alt.Chart(rows(table)).encode(x=x, y=y)
     cells = base.mark_rect(stroke=look.grid, strokeWidth=0.7).encode(
         color=alt.Color("distance:Q", scale=scale, legend=None),
@@ -123,9 +123,9 @@ def distance_chart(
         .then(alt.value(look.background))
         .otherwise(alt.value(look.ink)),
     )
-    chart = alt.layer(cells, words).properties(width="container", height=32 * max(2, len(matrix)))
+    chart = alt.layer(cells, words)
     words_below = f"Mean distance of c between two inputs, from {numbers.number(low)} to {numbers.number(high)} (0–1)."
-    return finish(titled(chart, look, title, words_below), look)
+    return finish(chart, look, title, words_below, height=32 * max(2, len(matrix)))
 
 
 def distance_rows(separation: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -344,7 +344,7 @@ def _circles(
     )
     if not hover:
         return chart
-    over = alt.selection_point(name="hover_layer", fields=["node"], on="pointerover", clear="pointerout", empty=False)
+    over = hover_selection("hover_layer", "node")
     return chart.add_params(over)
 
 

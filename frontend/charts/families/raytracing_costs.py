@@ -8,10 +8,9 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
+from tokenpaths.frontend.charts.drawing.palette import Theme, gradient_legend, neutral_scale, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import axis_labels, finish, highest, rows, titled
-from tokenpaths.frontend.charts.families.raytracing_network import lit_colour
+from tokenpaths.frontend.charts.drawing.theme import axis_labels, click_selection, finish, highest, rows
 
 SAMPLE_PICK = "sample"
 MOST_LABELS = 30
@@ -66,10 +65,10 @@ def class_chart(
     wide = base.mark_rule(color=look.link, strokeWidth=1.5).encode(x=alt.X("q05:Q", scale=scale, axis=axis), x2="q95:Q")
     half = base.mark_bar(color=look.link, opacity=0.55, height=9).encode(x=alt.X("q25:Q", scale=scale), x2="q75:Q")
     mean = base.mark_point(filled=True, size=75, color=look.ink, opacity=1).encode(x=alt.X("mean:Q", scale=scale))
-    chart = alt.layer(wide, half, mean).properties(width="container", height=max(60, 25 * len(shown)))
+    chart = alt.layer(wide, half, mean)
     words = "Dot: mean. Thick: middle half of the samples. Thin: middle 90 %."
     said = highest(shown, "mean", lambda row: f"{row['label']}, {row['words']} on average")
-    return finish(titled(chart, look, title, words, said=said), look)
+    return finish(chart, look, title, words, height=max(60, 25 * len(shown)), said=said)
 
 
 def difficulty_points(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -106,7 +105,7 @@ def difficulty_chart(
     y = alt.Y(
         "loss:Q", scale=alt.Scale(type="sqrt", domainMin=0, nice=True), axis=alt.Axis(title="loss (nats)", tickCount=5)
     )
-    pick = alt.selection_point(name=SAMPLE_PICK, fields=["sample"], on="click", clear=False, empty=False)
+    pick = click_selection(SAMPLE_PICK, "sample")
     table = [{**p, "share": numbers.percent(p["active_share"]), "nats": numbers.number(p["loss"])} for p in points]
     chart = (
         alt.Chart(rows(table))
@@ -131,9 +130,9 @@ def difficulty_chart(
         .add_params(pick)
     )
     words = "Circle: the network was right. Cross: it was wrong."
-    chart = alt.layer(chart).properties(width="container", height=height)
+    chart = alt.layer(chart)
     said = highest(table, "loss", lambda row: f"sample {row['sample']}, loss {row['nats']}, lights {row['share']}")
-    return finish(titled(chart, look, title, words, said=said), look)
+    return finish(chart, look, title, words, height=height, said=said)
 
 
 _CROSS = "M-0.9,-0.9L0.9,0.9M-0.9,0.9L0.9,-0.9"
@@ -210,9 +209,11 @@ def used_chart(
     words = base.mark_text(align="left", dx=1, dy=-19, fontSize=look.font_size, color=look.ink, limit=340).encode(
         x=alt.value(0), text="words:N"
     )
-    chart = alt.layer(whole, used, words).properties(width="container", height=62 * max(1, len(shown)))
+    chart = alt.layer(whole, used, words)
     told = "Filled: used by a sample on average. Outline: all it has."
-    return finish(titled(chart, look, title, told, said=" ".join(row["words"] + "." for row in shown)), look)
+    return finish(
+        chart, look, title, told, height=62 * max(1, len(shown)), said=" ".join(row["words"] + "." for row in shown)
+    )
 
 
 def class_block_rows(usage: Mapping[str, Mapping[str, Any]], num_samples: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -271,16 +272,8 @@ def class_block_chart(
             y=y,
             color=alt.Color(
                 "share:Q",
-                scale=alt.Scale(domain=[0, 1], range=[look.background, lit_colour(look)], interpolate="lab"),
-                legend=alt.Legend(
-                    title="share of its samples that light the block",
-                    orient="bottom",
-                    format=".0%",
-                    gradientLength=180,
-                    gradientThickness=10,
-                    tickCount=3,
-                    titleLimit=300,
-                ),
+                scale=neutral_scale(1, look),
+                legend=gradient_legend("share of its samples that light the block", format=".0%", tickCount=3),
             ),
             tooltip=[
                 alt.Tooltip("label:N"),
@@ -291,7 +284,7 @@ def class_block_chart(
     )
     height = max(60, 22 * len({row["label"] for row in table}))
     said = highest(shown, "share", lambda row: f"{row['words']} of {row['label']} light {row['block']}")
-    return finish(titled(alt.layer(cells).properties(width="container", height=height), look, title, said=said), look)
+    return finish(alt.layer(cells), look, title, height=height, said=said)
 
 
 @redrawable
@@ -345,7 +338,7 @@ def sharpening_chart(
     layers: list[Any] = [base.mark_line(color=look.link, strokeWidth=1.5), marks, names]
     if step is not None:
         layers.insert(0, alt.Chart(rows([{"step": step}])).mark_rule(color=look.accent, strokeWidth=1.5).encode(x=x))
-    chart = alt.layer(*layers).properties(width="container", height=height)
+    chart = alt.layer(*layers)
     words = "What the output would say if it were read at this step. Circle: right; cross: wrong."
     said = f"At the end: {shown[-1]['prediction']}, {shown[-1]['words']}." if shown else ""
-    return finish(titled(chart, look, title, words, said=said), look)
+    return finish(chart, look, title, words, height=height, said=said)

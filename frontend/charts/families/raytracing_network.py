@@ -14,9 +14,9 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.palette import Theme, mix, theme_named
+from tokenpaths.frontend.charts.drawing.palette import Theme, gradient_legend, mix, strong_neutral, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, titled
+from tokenpaths.frontend.charts.drawing.theme import finish, highest, hover_selection, rows
 
 NETWORK = "Which blocks light up as the threshold falls?"
 SHARES = "How much of the network is used, step by step?"
@@ -113,7 +113,7 @@ def network_chart(
     end, fired = network.layers + 1, said is not None and step >= last_step(values)
     x = alt.X("x:Q", scale=alt.Scale(domain=[-0.45, end + 0.45], nice=False), axis=_columns(network))
     y = alt.Y("y:Q", scale=alt.Scale(domain=[height, 0], nice=False), axis=None)
-    hover = alt.selection_point(name="hover_block", fields=["block"], on="pointerover", clear="pointerout", empty=False)
+    hover = hover_selection("hover_block", "block")
     most = max((rate for row in values for rate in row), default=0) or 1
     layers = [
         _wires(network, rates, most, place, look, x, y),
@@ -132,8 +132,8 @@ def network_chart(
         "its firing rate.",
         "Lines: wires that carry a signal now. Inputs always send; the output fires last.",
     ]
-    chart = alt.layer(*layers).properties(width="container", height=height)
-    return finish(titled(chart, look, title, words), look)
+    chart = alt.layer(*layers)
+    return finish(chart, look, title, words, height=height)
 
 
 def _places(network: Network, height: float) -> dict[int, tuple[int, float]]:
@@ -213,7 +213,7 @@ def _ends(network: Network, place: Mapping[int, Any], fired: bool, look: Theme, 
             "size": 560,
             "name": "output",
             "what": "has fired" if fired else "still silent",
-            "fill": lit_colour(look) if fired else look.background,
+            "fill": strong_neutral(look) if fired else look.background,
         }
     )
     return (
@@ -227,11 +227,6 @@ def _ends(network: Network, place: Mapping[int, Any], fired: bool, look: Theme, 
             tooltip=[alt.Tooltip("name:N"), alt.Tooltip("what:N")],
         )
     )
-
-
-def lit_colour(look: Theme) -> str:
-    """Of what is fully lit: the end of the neutral scale that is far from the paper."""
-    return look.ink if look.name == "dark" else look.module
 
 
 def _blocks(
@@ -261,18 +256,9 @@ def _blocks(
                 "params": numbers.count(network.block_params[block]),
             }
         )
-    dim, full = mix(lit_colour(look), look.background, 0.12), lit_colour(look)
+    dim, full = mix(strong_neutral(look), look.background, 0.12), strong_neutral(look)
     scale = alt.Scale(type="sqrt", domain=[0, most], range=[dim, full], interpolate="lab")
-    legend = alt.Legend(
-        title="firing rate",
-        orient="bottom",
-        direction="horizontal",
-        gradientLength=160,
-        gradientThickness=10,
-        tickCount=4,
-        titleLimit=260,
-        format=".2~f",
-    )
+    legend = gradient_legend("firing rate", direction="horizontal", gradientLength=160, tickCount=4, format=".2~f")
     # A narrow page has less room between the columns than between the rows.
     size = alt.ExprRef(f"pow(min({0.78 * place[0][1] * 2:.1f}, 0.5 * width / {network.layers + 2}, 21), 2)")
     return (
@@ -289,7 +275,7 @@ def _blocks(
             .then(alt.value(look.accent))
             .when("datum.rate <= 0")
             .then(alt.value(look.identity))
-            .otherwise(alt.value(lit_colour(look))),
+            .otherwise(alt.value(strong_neutral(look))),
             tooltip=[
                 alt.Tooltip("name:N", title="block"),
                 alt.Tooltip("words:N", title="firing rate now"),
@@ -357,10 +343,10 @@ def share_chart(
     layers: list[Any] = [lines, base.mark_point(filled=True, size=26, opacity=1)]
     if step is not None:
         layers.insert(0, alt.Chart(rows([{"step": step}])).mark_rule(color=look.accent, strokeWidth=1.5).encode(x=x))
-    chart = alt.layer(*layers).properties(width="container", height=height)
+    chart = alt.layer(*layers)
     words = "Blocks and parameters that have been needed by each step."
     said = f"At the last step: {numbers.percent(curve[-1]['used'])} of the parameters." if curve else ""
-    return finish(titled(chart, look, title, words, said=said), look)
+    return finish(chart, look, title, words, height=height, said=said)
 
 
 def fired_rows(counts: Sequence[int], names: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -422,7 +408,7 @@ def fired_chart(
             ],
         )
     )
-    chart = alt.layer(bars).properties(width="container", height=height)
+    chart = alt.layer(bars)
     words = "Samples by the step at which enough signal reached the output."
     said = highest(shown, "samples", lambda row: f"step {row['step']}, {numbers.plural(row['samples'], 'sample')}")
-    return finish(titled(chart, look, title, words, said=said), look)
+    return finish(chart, look, title, words, height=height, said=said)

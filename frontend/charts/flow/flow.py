@@ -10,7 +10,7 @@ import altair as alt
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import as_vectors, finish, rows, tip, titled
+from tokenpaths.frontend.charts.drawing.theme import as_vectors, click_selection, finish, hover_selection, rows, tip
 from tokenpaths.frontend.charts.flow.layout import (
     MOST_LINKS,
     OTHER,
@@ -69,8 +69,10 @@ def flow_chart(
         "Circle area: tokens that a module received. Ribbon width: tokens that go that way.",
         *merged_words(flow),
     ]
-    chart = alt.layer(*layers).properties(width="container", height=layout.height)
-    drawn = finish(titled(chart, look, title, subtitle + hidden_words(layout.other, moves_of(flow), least)), look)
+    chart = alt.layer(*layers)
+    drawn = finish(
+        chart, look, title, subtitle + hidden_words(layout.other, moves_of(flow), least), height=layout.height
+    )
     return as_vectors(drawn, len(layout.links) + len(layout.nodes))
 
 
@@ -88,7 +90,7 @@ def flow_thumbnail(
         _squares(layout, look, x, y),
     )
     words = f"{TITLE} {numbers.plural(flow.get('num_tokens'), 'token')}, {numbers.plural(len(layout.steps), 'step')}."
-    return finish(chart.properties(width="container", height=height + 16, description=words), look)
+    return finish(chart, look, None, words, height=height + 16)
 
 
 ROWS = {False: "rows are modules", True: "in each the busiest module stands at the top"}
@@ -161,8 +163,8 @@ def _ribbons(
     if not interactive:
         plain = alt.Chart(data).mark_point(**same, color=look.link, stroke=look.link, opacity=0.4, aria=False)
         return [plain.encode(x=x, y=y)]
-    hover = alt.selection_point(name="hover_link", fields=["link"], on="pointerover", clear="pointerout", empty=False)
-    pick = alt.selection_point(name=LINK_PICK, fields=["link"], on="click", clear=False, empty=False)
+    hover = hover_selection("hover_link", "link")
+    pick = click_selection(LINK_PICK, "link")
     ribbons = (
         alt.Chart(data)
         .mark_point(
@@ -239,8 +241,8 @@ def _circles(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[st
     )
     if not interactive:
         return chart
-    hover = alt.selection_point(name="hover_node", fields=["node"], on="pointerover", clear="pointerout", empty=False)
-    pick = alt.selection_point(name=NODE_PICK, fields=["node"], on="click", clear=False, empty=False)
+    hover = hover_selection("hover_node", "node")
+    pick = click_selection(NODE_PICK, "node")
     return chart.add_params(hover, pick)
 
 

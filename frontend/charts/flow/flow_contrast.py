@@ -8,9 +8,9 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.palette import Theme, diverging_scale, theme_named
+from tokenpaths.frontend.charts.drawing.palette import Theme, diverging_scale, gradient_legend, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import finish, rows, tip, titled
+from tokenpaths.frontend.charts.drawing.theme import finish, rows, tip
 from tokenpaths.frontend.charts.flow.flow import axes, circle_size, ribbon_shape, row_labels
 from tokenpaths.frontend.charts.flow.layout import OTHER, flow_layout, ribbon_outline
 
@@ -121,12 +121,10 @@ def flow_contrast_chart(
         for row in [link_of[link.step, link.source, link.target]]
     ]
     scale = diverging_scale(most, look, middle=look.identity)
-    legend = alt.Legend(
-        title=f"less often ← {names[0]} → more often",
-        orient="bottom",
+    legend = gradient_legend(
+        f"less often ← {names[0]} → more often",
         labelExpr="datum.value === 0 ? 'alike' : format(datum.value, '+.0%')",
         gradientLength=200,
-        gradientThickness=10,
         titleLimit=420,
         values=[-most, 0, most],
     )
@@ -171,8 +169,8 @@ def flow_contrast_chart(
         .encode(x=x, y=y, color=colour, description="words:N", size=circle_size(layout))
     )
     layers = [row_labels(layout, look, x, y), flows, circles]
-    chart = alt.layer(*layers).properties(width="container", height=layout.height)
-    return finish(titled(chart, look, title, colour_words(*names), said=contrast_words(contrast, *names)), look)
+    chart = alt.layer(*layers)
+    return finish(chart, look, title, colour_words(*names), height=layout.height, said=contrast_words(contrast, *names))
 
 
 def colour_words(first: str, second: str) -> str:

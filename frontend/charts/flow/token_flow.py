@@ -8,9 +8,18 @@ from typing import Any, Literal
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_colour, cdf_legend, cdf_scale, ink_on, theme_named
+from tokenpaths.frontend.charts.drawing.palette import (
+    Theme,
+    cdf_colour,
+    cdf_legend,
+    cdf_scale,
+    gradient_legend,
+    ink_on,
+    neutral_scale,
+    theme_named,
+)
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import finish, rows, titled
+from tokenpaths.frontend.charts.drawing.theme import click_selection, finish, rows
 
 TITLE = "Which module did each token take at each step?"
 TOKEN_PICK = "token"
@@ -96,7 +105,7 @@ def token_flow_chart(
             title=None, domain=False, ticks=False, labelLimit=110, labelPadding=6, labelFontSize=look.font_size
         ),
     )
-    pick = alt.selection_point(name=TOKEN_PICK, fields=["token"], on="click", clear=False, empty=False)
+    pick = click_selection(TOKEN_PICK, "token")
     cells = (
         alt.Chart(rows(table))
         .mark_rect(cursor="pointer", strokeWidth=2)
@@ -140,9 +149,7 @@ def token_flow_chart(
         )
     )
     words = words.transform_filter(f"width / {num_steps} > {6.2 * wide:.0f}")
-    chart = alt.layer(cells.add_params(pick), greys, words).properties(
-        width="container", height=max(60, 21 * max(1, len(tokens)))
-    )
+    chart = alt.layer(cells.add_params(pick), greys, words)
     total = len(sample.get("tokens") or [])
     subtitle = (
         f"{numbers.plural(len(tokens), 'token')} of {numbers.count(total)}; cell: module taken, "
@@ -155,7 +162,7 @@ def token_flow_chart(
         }
         told = f"{numbers.plural(len(tokens), 'token')} of {numbers.count(total)}"
         subtitle = f"{told}; cell: {cell[shade]}."
-    return finish(titled(chart, look, title, subtitle), look)
+    return finish(chart, look, title, subtitle, height=max(60, 21 * max(1, len(tokens))))
 
 
 def overlap(modules: Sequence[int], before: Sequence[Sequence[int]]) -> float:
@@ -168,11 +175,8 @@ def _most(table: Sequence[Mapping[str, Any]], shade: Shade) -> float:
 
 
 def _shaded(table: Sequence[Mapping[str, Any]], shade: Shade, look: Theme) -> alt.Fill:
-    top = look.module if look.name != "dark" else look.ink
-    legend = alt.Legend(
-        title=LEGENDS[shade], orient="bottom", gradientLength=180, gradientThickness=10, tickCount=3, titleLimit=400
-    )
-    scale = alt.Scale(domain=[0, _most(table, shade)], range=[look.background, top], interpolate="lab")
+    legend = gradient_legend(LEGENDS[shade], tickCount=3, titleLimit=400)
+    scale = neutral_scale(_most(table, shade), look)
     return alt.Fill(f"{shade}:Q", scale=scale, legend=legend)
 
 

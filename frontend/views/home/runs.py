@@ -9,6 +9,7 @@ import streamlit as st
 
 from tokenpaths.frontend.api.client import ApiError
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.theme import unvalidated
 from tokenpaths.frontend.charts.flow.flow import flow_thumbnail
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.commands import command, runs_dir, typed_html
@@ -183,7 +184,7 @@ def _card(card: Mapping[str, Any]) -> None:
             many = (card["num_modules"] or 0) > common.MANY_MODULES and card["family"] == "moe"
             flow = widgets.client().flow(card["run"], limit=100, most_modules=common.DRAWN_MODULES if many else None)
             st.altair_chart(
-                flow_thumbnail(flow, theme=widgets.theme(), height=PICTURE),
+                unvalidated(flow_thumbnail(flow, theme=widgets.theme(), height=PICTURE)),
                 theme=None,
                 width="stretch",
                 key=f"thumb_{card['run']}",

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.coroutines import run_alone
 from tokenpaths.frontend.server import login
-from tokenpaths.frontend.server.login import COOKIE, Gate, visit_of
+from tokenpaths.frontend.server.login import COOKIE, Login, visit_of
 
 TOKEN = "a-token-for-the-tests"
 FORM = {"content-type": "application/x-www-form-urlencoded"}
@@ -23,7 +23,7 @@ async def behind(scope: Any, receive: Any, send: Any) -> None:
 
 def ask(method: str, path: str, token: str = TOKEN, **options: Any) -> httpx.Response:
     async def one() -> httpx.Response:
-        transport = httpx.ASGITransport(Gate(behind, token))
+        transport = httpx.ASGITransport(Login(behind, token))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await client.request(method, path, **options)
 
@@ -92,7 +92,7 @@ def test_a_socket_is_closed_before_its_handshake() -> None:
         said.append(message)
 
     scope = {"type": "websocket", "path": "/_stcore/stream", "headers": []}
-    run_alone(Gate(behind, TOKEN)(scope, None, send))
+    run_alone(Login(behind, TOKEN)(scope, None, send))
     assert said == [{"type": "websocket.close", "code": 1008}]
 
 
