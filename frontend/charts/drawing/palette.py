@@ -176,7 +176,7 @@ def neutral_scale(most: float, theme: str | Theme, *, end: str | None = None, **
 
 def gradient_legend(title: str, **options: Any) -> alt.Legend:
     """Legend of a continuous colour scale, below the chart."""
-    shape = {"orient": "bottom", "gradientLength": 180, "gradientThickness": 10, "titleLimit": 320}
+    shape = {"orient": "bottom", "gradientLength": 180, "gradientThickness": 10, "titleLimit": 320, "tickCount": 3}
     return alt.Legend(title=title, **{**shape, **options})
 
 

@@ -341,7 +341,7 @@ def label_path_chart(
         color=alt.Color(
             "share:Q",
             scale=neutral_scale(most, look),
-            legend=gradient_legend("share of the label’s tokens", format=".0%", tickCount=3),
+            legend=gradient_legend("share of the label’s tokens", format=".0%"),
         )
     )
     roomy = alt.ExprRef(f"width / {max(1, len(names))} > 23 ? 1 : 0")

@@ -152,11 +152,7 @@ def variance_chart(
             "variance:Q",
             scale=neutral_scale(most, look, end=look.module),
             legend=gradient_legend(
-                "variance of r over domains",
-                format=".1~g",
-                tickCount=3,
-                gradientStrokeColor=look.grid,
-                gradientStrokeWidth=1,
+                "variance of r over domains", format=".1~g", gradientStrokeColor=look.grid, gradientStrokeWidth=1
             ),
         ),
         tooltip=[

@@ -273,7 +273,7 @@ def class_block_chart(
             color=alt.Color(
                 "share:Q",
                 scale=neutral_scale(1, look),
-                legend=gradient_legend("share of its samples that light the block", format=".0%", tickCount=3),
+                legend=gradient_legend("share of its samples that light the block", format=".0%"),
             ),
             tooltip=[
                 alt.Tooltip("label:N"),

@@ -175,7 +175,7 @@ def _most(table: Sequence[Mapping[str, Any]], shade: Shade) -> float:
 
 
 def _shaded(table: Sequence[Mapping[str, Any]], shade: Shade, look: Theme) -> alt.Fill:
-    legend = gradient_legend(LEGENDS[shade], tickCount=3, titleLimit=400)
+    legend = gradient_legend(LEGENDS[shade], titleLimit=400)
     scale = neutral_scale(_most(table, shade), look)
     return alt.Fill(f"{shade}:Q", scale=scale, legend=legend)
 
