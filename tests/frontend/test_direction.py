@@ -1,4 +1,4 @@
-"""The page talks HTTP only; charts know neither HTTP nor Streamlit; only the client knows httpx."""
+"""Import directions of the page: HTTP only; charts and figures know neither HTTP nor Streamlit; one room knows httpx."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import pytest
 
 FRONTEND = Path(__file__).resolve().parents[2] / "frontend"
 FILES = sorted(FRONTEND.rglob("*.py"))
+PACKAGE = "tokenpaths.frontend"
+DRAWING = (f"{PACKAGE}.charts", f"{PACKAGE}.figures", f"{PACKAGE}.formulas")
+"""rooms that notebooks, the command line and the API's report use without the page"""
 
 
 def imported(file: Path) -> set[str]:
@@ -18,26 +21,34 @@ def imported(file: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{file} imports by a relative name"
             names.add(node.module or "")
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
 
+def inside(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
 def test_there_is_a_page_to_look_at():
     assert len(FILES) > 20
+    assert any(inside(name, PACKAGE) for name in imported(FRONTEND / "app.py")), "imports are found by their full names"
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(FRONTEND)))
 def test_imports_go_one_way(file):
-    roots = {name.split(".")[0] for name in imported(file)}
-    assert not roots & {"engine", "backend", "torch", "duckdb", "requests", "urllib3"}
-    if file.name != "client.py":
+    names, room = imported(file), file.relative_to(FRONTEND).parts[0]
+    roots = {name.split(".")[0] for name in names}
+    assert not roots & {"torch", "duckdb", "requests", "urllib3", "engine", "backend", "frontend"}
+    own = {name for name in names if inside(name, "tokenpaths") and name not in ("tokenpaths", PACKAGE)}
+    assert all(inside(name, PACKAGE) for name in own), own
+    if room != "api":
         assert "httpx" not in roots
-    if file.parent.name == "charts":
+    if room in ("charts", "figures", "formulas.py"):
         assert "streamlit" not in roots
-        assert all(
-            name.startswith("tokenpaths.frontend.charts") for name in imported(file) if name.split(".")[0] == "frontend"
-        )
+        rooms = DRAWING if room == "figures" else (f"{PACKAGE}.{Path(room).stem}",)
+        assert all(any(inside(name, allowed) for allowed in rooms) for name in own), own
 
 
 @pytest.mark.parametrize("file", sorted(FRONTEND.rglob("*.js")), ids=lambda file: file.name)
