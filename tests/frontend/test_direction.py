@@ -1,4 +1,4 @@
-"""Import directions of the page: HTTP only; charts and figures know neither HTTP nor Streamlit; one room knows httpx."""
+"""Import directions: the page talks HTTP only, through one room; charts and figures know neither HTTP nor Streamlit."""
 
 from __future__ import annotations
 
