@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tokenpaths.engine.store.ask.findings import plain
+from tokenpaths.engine.store.write.seal_findings import plain
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PAGE = RESULTS.parent.parent / "docs" / "performance.md"

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors: what is loaded below when it is first used
     from tokenpaths.engine.adapters.recorder.recorder import RecordingAssumed, RecordingStopped, record
-    from tokenpaths.engine.store.ask.compare import compare
     from tokenpaths.engine.store.ask.run import Run
-    from tokenpaths.engine.store.ask.saturation import runs, saturation
+    from tokenpaths.engine.store.ask.several_runs.compare import compare
+    from tokenpaths.engine.store.ask.several_runs.saturation import runs, saturation
     from tokenpaths.frontend import charts
     from tokenpaths.shortcuts import import_log, trace
 
@@ -34,11 +34,11 @@ _WHERE = {
     "RecordingStopped": "tokenpaths.engine.adapters.recorder.recorder",
     "Run": "tokenpaths.engine.store.ask.run",
     "charts": "tokenpaths.frontend.charts",
-    "compare": "tokenpaths.engine.store.ask.compare",
+    "compare": "tokenpaths.engine.store.ask.several_runs.compare",
     "import_log": "tokenpaths.shortcuts",
     "record": "tokenpaths.engine.adapters.recorder.recorder",
-    "runs": "tokenpaths.engine.store.ask.saturation",
-    "saturation": "tokenpaths.engine.store.ask.saturation",
+    "runs": "tokenpaths.engine.store.ask.several_runs.saturation",
+    "saturation": "tokenpaths.engine.store.ask.several_runs.saturation",
     "trace": "tokenpaths.shortcuts",
 }
 __all__ = [

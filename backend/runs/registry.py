@@ -272,26 +272,26 @@ class RunRegistry:
 
     def card(self, run_id: str, *, wait: bool = True) -> Card | None:
         """The card of one run, remembered until its file changes; None when it was deleted meanwhile."""
-        from tokenpaths.engine.store.ask.answers import card
+        from tokenpaths.engine.store.ask.topics.overview import run_card
 
         if not is_name(run_id):
-            return card(run_id, None, f"The file name {run_id!r} {NO_NAME}")
+            return run_card(run_id, None, f"The file name {run_id!r} {NO_NAME}")
         try:
             identity = self.identity(run_id)
             known = self._cards.get(run_id)
             if known is None or known[0] != identity:
                 status = self._status(self.path(run_id))
                 if not wait and status.state == "unread":
-                    return card(run_id, None) | {"status": "being_read"}
+                    return run_card(run_id, None) | {"status": "being_read"}
                 if not wait and status.state == "refused":
-                    return card(run_id, None, status.sentence)
+                    return run_card(run_id, None, status.sentence)
                 with self.foreign_run_errors(run_id):
                     known = self._cards[run_id] = (identity, self.ask(run_id, _checked_card))
             return known[1]
         except Problem as problem:
-            return card(run_id, None, problem.detail) if problem.status == 409 else None
+            return run_card(run_id, None, problem.detail) if problem.status == 409 else None
         except UserError as error:
-            return card(run_id, None, str(error))
+            return run_card(run_id, None, str(error))
         except OSError:
             return None
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tokenpaths.engine.store.write.lifecycle import SealedOnce
+    from tokenpaths.engine.base.lifecycle import SealedOnce
 
 How = TypeVar("How")
 Made = TypeVar("Made")

@@ -61,7 +61,7 @@ class MapJob:
     def start(cls, request: MapRequest, folder: Path, context: JobContext) -> MapJob:
         """Work out who is whose neighbour, and begin, or go on where the folder stands."""
         from tokenpaths.engine.analysis.projection import TSNE
-        from tokenpaths.engine.store.ask.similar import mapped_profiles
+        from tokenpaths.engine.store.ask.topics.similar import mapped_profiles
 
         run = context.open_run(request.run)
         try:
@@ -131,7 +131,7 @@ class MapJob:
         return f"{self.run.row['created_at']} {self.run.row['num_tokens']}"
 
     def _write(self) -> dict[str, Any]:
-        from tokenpaths.engine.store.ask.similar import map_answer
+        from tokenpaths.engine.store.ask.topics.similar import map_answer
 
         answer = map_answer(
             self.run, "tsne", self.numbers, self.work.points, thumbnails=True, perplexity=self.request.perplexity

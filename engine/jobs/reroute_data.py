@@ -70,7 +70,7 @@ def _read_run(run_id: str, request: RerouteRequest, context: JobContext) -> Iter
     from PIL import Image
 
     from tokenpaths.engine.data.sources.sample import Sample
-    from tokenpaths.engine.store.ask.edit_effects import sample_inputs
+    from tokenpaths.engine.store.ask.several_runs.edit_effects import sample_inputs
 
     with context.open_run(run_id) as run:
         for kept in sample_inputs(run, request.limit, request.sample):

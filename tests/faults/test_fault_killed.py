@@ -19,7 +19,7 @@ from tests.support.runs import make, make_run
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.store.ask.run_list import list_runs
+from tokenpaths.engine.store.ask.topics.overview import list_runs
 from tokenpaths.engine.store.write.writer import remove_abandoned
 
 KILLED_TRACES, KILLED_SAVES, KILLED_DREAMS, ITERATIONS = 60, 25, 10, 2048

@@ -14,7 +14,7 @@ import vl_convert
 from tests.frontend.test_charts_soft import data_of
 from tests.support.runs import make_experts
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.store.ask.saturation import of_series
+from tokenpaths.engine.store.ask.several_runs.saturation import of_series
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.families import expert_load, expert_stability, experts
 from tokenpaths.frontend.charts.flow import token_flow

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tokenpaths.engine.analysis.path_statistics import sorted_slots
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.file.checks import check_text
-from tokenpaths.engine.store.write.path_dictionary import sorted_slots
 
 CUT_TOKENS = 2048
 """a log that names no samples, and a sample that is longer, is cut into samples of so many tokens"""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,13 +17,11 @@ import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
 from tokenpaths.engine.base.errors import NoSuchThing
+from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.filters import Query, check_choice
 from tokenpaths.engine.store.file.schema import Layout
 from tokenpaths.engine.store.file.token_flops import flops_of
-
-if TYPE_CHECKING:
-    from tokenpaths.engine.store.ask.run import Run
 
 FORMATS = ("csv", "parquet", "arrow")
 TABLES = {
@@ -64,14 +62,15 @@ _BEHIND = {"token": coded.TABLE, "path_member": coded.MEMBERS}
 _BY_LABEL = ("flow", "usage", "step_summary", "soft_summary")
 
 
-def tables_of(run: Run) -> list[dict[str, Any]]:
-    """The tables that a run holds, those without rows left out: ``table``, ``num_rows``, ``what``."""
+def tables(run: RunFile) -> dict[str, Any]:
+    """The tables that ``export`` can give, with their number of rows and what they hold; empty ones are left out."""
     there = [table for table in TABLES if _source(table) in run.tables_there]
     counts = dict(run.rows(Query(" UNION ALL ".join(f"SELECT '{table}', ({_size(run, table)})" for table in there))))
-    return [{"table": table, "num_rows": counts[table], "what": TABLES[table]} for table in there if counts[table]]
+    rows = [{"table": table, "num_rows": counts[table], "what": TABLES[table]} for table in there if counts[table]]
+    return {"run": run.run_id, "tables": rows}
 
 
-def check_export(run: Run, table: str, file_format: str) -> None:
+def check_export(run: RunFile, table: str, file_format: str) -> None:
     """NoSuchThing for a table that there is not, UserError for a format that there is not."""
     if table not in TABLES:
         raise NoSuchThing(f"there is no table {table[:40]!r}, there are {', '.join(TABLES)}", field="table")
@@ -80,12 +79,18 @@ def check_export(run: Run, table: str, file_format: str) -> None:
         raise NoSuchThing(f"run {run.run_id!r} was made before there was a table {table!r}", field="table")
 
 
-def export(run: Run, table: str, file_format: str) -> Iterator[bytes]:
-    """The bytes of a table as a file, a piece for each range of rows; see ``check_export`` for what may be asked."""
+def export(run: RunFile, table: str, file_format: str) -> Iterator[bytes]:
+    """A table as a csv, parquet or arrow file, in pieces; the time limit does not apply.
+
+    Raises:
+        NoSuchThing: there is no such table.
+        UserError: the format is none of the three.
+    """
+    check_export(run, table, file_format)
     return encode(table_batches(run, table, flat=file_format == "csv"), file_format)
 
 
-def table_batches(run: Run, table: str, *, flat: bool = False) -> Iterator[pa.Table]:
+def table_batches(run: RunFile, table: str, *, flat: bool = False) -> Iterator[pa.Table]:
     """The rows of a table, a range at a time and at least one (perhaps empty); ``flat`` makes lists and bytes text."""
     query = export_query(table, run.layout, run.token_columns, flat=flat)
     rows = _range_rows(table, run.layout)
@@ -137,22 +142,21 @@ def _token_columns(layout: Layout, token_columns: Collection[str], flat: bool) -
 class PathColumns:
     """What tokens have from their paths, by ``path_id``: a join would sort or build all paths for every range of rows.
 
-    Of older files the rank alone, for their tokens hold the rest; 4 bytes a path. Else also compute, reuse and FLOPs,
-    12 bytes, and where a token has no ids of its own the ribbon, a byte a step.
+    Rank, compute, reuse and FLOPs, 16 bytes a path, and where a token has no ids of its own the ribbon, a byte a step.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunFile) -> None:
         num_paths, layout = run.row["num_paths"], run.layout
-        self._layout, self._paged = layout, run.paged
+        self._layout = layout
         self._rank = np.zeros(num_paths, dtype=np.int32)
-        self._measures = {name: np.zeros(num_paths, np.float32) for name in ("compute", "reuse", "flops") if run.paged}
+        self._measures = {name: np.zeros(num_paths, np.float32) for name in ("compute", "reuse", "flops")}
         self._ribbons = np.zeros((num_paths if layout.by_path else 0, layout.num_steps), dtype=layout.id_dtype)
-        columns = "path_id, rank, compute, reuse, ribbon" if run.paged else "path_id, rank"
+        columns = "path_id, rank, compute, reuse, ribbon"
         with run.cursor(limited=False) as cursor:
             for batch in cursor.execute(f"SELECT {columns} FROM path").to_arrow_reader(BATCH_ROWS):
                 place = batch.column("path_id").to_numpy()
                 self._rank[place] = batch.column("rank").to_numpy()
-                if not run.paged or not batch.num_rows:
+                if not batch.num_rows:
                     continue
                 for name in ("compute", "reuse"):
                     self._measures[name][place] = batch.column(name).to_numpy()
@@ -167,8 +171,6 @@ class PathColumns:
         place = rows["rank"].to_numpy()
         columns = {name: rows[name] for name in rows.column_names}
         columns["rank"] = pa.array(self._rank[place], pa.int32())
-        if not self._paged:
-            return pa.table(columns)
         own = columns.pop("flops")
         columns["flops"] = pc.coalesce(own, pa.array(self._measures["flops"][place]))
         found = {name: pa.array(self._measures[name][place]) for name in ("compute", "reuse")}
@@ -192,7 +194,7 @@ def _source(table: str) -> str:
     return "sample" if table == "image" else table
 
 
-def _size(run: Run, table: str) -> str:
+def _size(run: RunFile, table: str) -> str:
     """SQL of the number of rows; of the table behind a view, which would join all of them to count them."""
     if table == "image":
         return "SELECT count(image) FROM sample"

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tokenpaths.engine.store.ask.export import check_export, table_batches
+from tokenpaths.engine.store.ask.run_file import RunFile
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from tokenpaths.engine.store.ask.run import Run
 
 PAGE = 1000
 KINDS = ("observed", "untrained", "independent")
@@ -30,9 +29,13 @@ Rows = Iterable[Mapping[str, Any]]
 
 
 class Frames:
-    """Questions to one run whose answers are ``pandas.DataFrame``; errors are those of the method of ``Run``."""
+    """Questions to one run whose answers are ``pandas.DataFrame``; errors are those of the method of ``Run``.
 
-    def __init__(self, run: Run) -> None:
+    Args:
+        run: an opened ``Run``, whose methods check their arguments.
+    """
+
+    def __init__(self, run: Any) -> None:
         self._run = run
 
     # -- the run -------------------------------------------------------------------------------
@@ -192,11 +195,11 @@ class Frames:
         return frame(rows, answer)
 
     # -- two runs ------------------------------------------------------------------------------
-    def compare(self, other: Run, measure: str = "reuse", **question: Any) -> pd.DataFrame:
+    def compare(self, other: RunFile, measure: str = "reuse", **question: Any) -> pd.DataFrame:
         """A row for each pair of equal samples: a, b and its label; arguments of ``Run.compare``."""
         return self._list(self._run.compare(other, measure, **question), "points")
 
-    def effect(self, of: Run, **question: Any) -> pd.DataFrame:
+    def effect(self, of: RunFile, **question: Any) -> pd.DataFrame:
         """Links that changed against the unchanged run ``of``: before, after, change."""
         return self._list(self._run.effect(of, **question), "links")
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from tokenpaths.engine.analysis.path_statistics import sorted_slots
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_name
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo, SampleRecord, TraceBatch
-from tokenpaths.engine.store.write.path_dictionary import sorted_slots
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _MOST_MODULES = 65_536

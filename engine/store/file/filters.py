@@ -139,6 +139,11 @@ def check_page(limit: int, offset: int, most: int) -> None:
         raise UserError(f"next points before the first row ({offset})", field="next")
 
 
+def next_offset(offset: int, limit: int, total: int) -> int | None:
+    """The ``offset`` of the page that follows, or None."""
+    return offset + limit if offset + limit < total else None
+
+
 def check_choice(value: str, allowed: Sequence[str], field: str) -> None:
     """UserError unless ``value`` is one of ``allowed``."""
     if value not in allowed:

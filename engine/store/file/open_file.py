@@ -149,10 +149,10 @@ def _check_schema(con: duckdb.DuckDBPyConnection, file: Path) -> None:
         raise RunFileError(f"{file.name} is a DuckDB file, but no run: it has no table 'run' and 'token'") from None
     if len(rows) != 1:
         raise RunFileError(f"{file.name} holds {len(rows)} runs in its table 'run', it should be one")
-    if rows[0][0] > SCHEMA_VERSION:
-        raise RunFileError(
-            f"{file.name} has schema version {rows[0][0]}, this program reads up to {SCHEMA_VERSION}: update it"
-        )
+    version = rows[0][0]
+    if version != SCHEMA_VERSION:
+        remedy = "trace the run again" if version is None or version < SCHEMA_VERSION else "update it"
+        raise RunFileError(f"{file.name} has schema version {version}, this program reads {SCHEMA_VERSION}: {remedy}")
 
 
 class Connection:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from tokenpaths.engine.base.records import SampleRecord, TraceBatch
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.schema import Layout
-from tokenpaths.engine.store.file.soft_tables import soft_arrays
+from tokenpaths.engine.store.write.soft_rows import soft_arrays
 
 WHOLE_COLUMNS = ("token_id", "predicted_id", "row", "col", "char_start", "char_end", "region")
 _FOLDED_FIELDS = ("label", "prediction", "source", "text")

@@ -16,6 +16,8 @@ from typing import IO
 
 import numpy as np
 
+from tokenpaths.engine.analysis.path_statistics import sorted_slots
+
 MEMORY_BYTES = 64 * 2**20
 """ribbons up to so many bytes stay in memory; more go to a file"""
 TAKE_ROWS = 262_144
@@ -293,32 +295,3 @@ def word_hashes(rows: np.ndarray) -> np.ndarray:
         hashes ^= hashes >> np.uint64(29)
     hashes *= np.uint64(0x94D049BB133111EB)
     return hashes ^ (hashes >> np.uint64(32))
-
-
-def sorted_slots(module_ids: np.ndarray) -> np.ndarray:
-    """``analysis.paths.canonical`` of (n, S, K) by a sorting network (Batcher's), ten times as fast: (n, V)."""
-    num_ribbons, num_steps, top_k = module_ids.shape
-    slots = np.ascontiguousarray(module_ids.reshape(-1, top_k).T)
-    smaller = np.empty_like(slots[0])
-    for low, high in _network(top_k):
-        np.minimum(slots[low], slots[high], out=smaller)
-        np.maximum(slots[low], slots[high], out=slots[high])
-        slots[low] = smaller
-    return np.ascontiguousarray(slots.T).reshape(num_ribbons, num_steps * top_k)
-
-
-def _network(width: int) -> list[tuple[int, int]]:
-    """Pairs of places to compare and exchange, in order, that sort any ``width`` values."""
-    pairs = []
-    block = 1
-    while block < width:
-        step = block
-        while step >= 1:
-            for start in range(step % block, width - step, 2 * step):
-                for offset in range(min(step, width - start - step)):
-                    low, high = start + offset, start + offset + step
-                    if low // (2 * block) == high // (2 * block):
-                        pairs.append((low, high))
-            step //= 2
-        block *= 2
-    return pairs

@@ -19,12 +19,8 @@ import pyarrow as pa
 
 from tokenpaths.engine.analysis.distribution import describe_sorted
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo
-from tokenpaths.engine.store.ask.distributions import SEALED_BINS
-from tokenpaths.engine.store.ask.findings import write_findings
-from tokenpaths.engine.store.ask.path_index import write_pages
-from tokenpaths.engine.store.ask.path_tops import write_tops
-from tokenpaths.engine.store.ask.queries import level_counts
-from tokenpaths.engine.store.ask.sample_profiles import write_profiles
+from tokenpaths.engine.store.ask.tables.queries import level_counts
+from tokenpaths.engine.store.ask.topics.distributions import SEALED_BINS
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.checks import check_json
 from tokenpaths.engine.store.file.flow_counter import (
@@ -43,13 +39,16 @@ from tokenpaths.engine.store.file.flow_counter import (
 )
 from tokenpaths.engine.store.file.packed_flow_counts import count_packed, fits
 from tokenpaths.engine.store.file.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, SCHEMA_VERSION, Layout
-from tokenpaths.engine.store.file.soft_tables import SoftSums
 from tokenpaths.engine.store.file.weight_codes import code_for
 from tokenpaths.engine.store.write.arrow_insert import insert_columns, insert_rows, range_array
 from tokenpaths.engine.store.write.batch_flow_counts import Visits
 from tokenpaths.engine.store.write.path_dictionary import TAKE_ROWS, PathBook
+from tokenpaths.engine.store.write.seal_findings import write_findings
 from tokenpaths.engine.store.write.seal_knowledge import write_associations
 from tokenpaths.engine.store.write.seal_nulls import write_nulls
+from tokenpaths.engine.store.write.seal_paths import write_pages, write_tops
+from tokenpaths.engine.store.write.seal_profiles import write_profiles
+from tokenpaths.engine.store.write.soft_rows import SoftSums
 
 _STAGES = (
     "ranking paths",

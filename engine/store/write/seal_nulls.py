@@ -15,11 +15,11 @@ from tokenpaths.engine.analysis.path_statistics import (
     log_spaced_ranks,
     rank_frequency_fit,
 )
-from tokenpaths.engine.store.ask.path_index import write_counts
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS
 from tokenpaths.engine.store.file.schema import Layout
 from tokenpaths.engine.store.write.arrow_insert import insert_columns, range_array
 from tokenpaths.engine.store.write.path_dictionary import PathBook
+from tokenpaths.engine.store.write.seal_paths import write_counts
 
 NULL_SEED = 0
 INDEPENDENT_BYTES = 256 * 2**20

@@ -28,6 +28,7 @@ from tokenpaths.engine.base.files import (
     replace_folder,
     restore_folder,
 )
+from tokenpaths.engine.base.lifecycle import SealedOnce, claim
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo, TraceBatch
 from tokenpaths.engine.store.file.checks import check_batch, check_json, check_ribbons, check_run
 from tokenpaths.engine.store.file.schema import SAMPLE_COLUMNS, SCHEMA_VERSION, Layout, layout_for, token_columns
@@ -40,9 +41,9 @@ from tokenpaths.engine.store.file.shard_format import (
     about_bytes,
     manifest_bytes,
 )
-from tokenpaths.engine.store.file.soft_tables import SOFT_TABLES, soft_rows
+from tokenpaths.engine.store.file.soft_tables import SOFT_TABLES
 from tokenpaths.engine.store.write.arrow_tables import CompactBatch, compact, own_sample_columns, own_token_columns
-from tokenpaths.engine.store.write.lifecycle import SealedOnce, claim
+from tokenpaths.engine.store.write.soft_rows import soft_rows
 
 GROUP_BYTES = 32 * 2**20
 """rows that wait in memory, uncompressed, for one row group"""

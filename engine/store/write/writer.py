@@ -22,9 +22,12 @@ import pyarrow as pa
 from tokenpaths.engine.analysis.ribbon_costs import NOTHING, compute, module_units, reuse
 from tokenpaths.engine.base.errors import RunFileError, UserError, WriterFailed
 from tokenpaths.engine.base.files import HolderLock, check_free, rename_durably, run_file
+from tokenpaths.engine.base.lifecycle import SealedOnce, claim
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo, TraceBatch
+from tokenpaths.engine.store.ask.page_questions import page_questions
 from tokenpaths.engine.store.file import columns
 from tokenpaths.engine.store.file.checks import check_batch, check_json, check_ribbons, check_run
+from tokenpaths.engine.store.file.hash_sample import KNOWN_TOKENS, TokenSketch
 from tokenpaths.engine.store.file.open_file import is_interrupt, open_read_only
 from tokenpaths.engine.store.file.schema import (
     LARGE_BLOCK_BYTES,
@@ -35,16 +38,15 @@ from tokenpaths.engine.store.file.schema import (
     layout_for,
     token_columns,
 )
-from tokenpaths.engine.store.file.soft_tables import CREATE_SOFT, SOFT_TABLES, SoftSums, soft_rows
+from tokenpaths.engine.store.file.soft_tables import CREATE_SOFT, SOFT_TABLES
 from tokenpaths.engine.store.file.token_flops import flops_of, flops_table
 from tokenpaths.engine.store.write.arrow_insert import insert_rows
 from tokenpaths.engine.store.write.arrow_tables import CompactBatch, compact, sample_table, token_table
 from tokenpaths.engine.store.write.batch_flow_counts import Visits
-from tokenpaths.engine.store.write.hash_sample import KNOWN_TOKENS, TokenSketch
-from tokenpaths.engine.store.write.lifecycle import SealedOnce, claim
 from tokenpaths.engine.store.write.path_dictionary import Growing, PathBook
 from tokenpaths.engine.store.write.seal import NUM_STAGES, Totals, build_summaries
-from tokenpaths.engine.store.write.sealed_answers import LEAST_TOKENS, seal_answers
+from tokenpaths.engine.store.write.seal_answers import LEAST_TOKENS, seal_answers
+from tokenpaths.engine.store.write.soft_rows import SoftSums, soft_rows
 
 QUEUE_BATCHES = 4
 DUCKDB_MEGABYTES = 2000
@@ -425,7 +427,7 @@ class _Filler:
 
         folder = Path(_temporary_folder(self._file))
         try:
-            seal_answers(self._file, self.info.run_id, told, megabytes=DUCKDB_MEGABYTES, folder=folder)
+            seal_answers(self._file, self.info.run_id, page_questions, told, megabytes=DUCKDB_MEGABYTES, folder=folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

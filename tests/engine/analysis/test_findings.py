@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.runs import make_soft
 from tokenpaths.engine.analysis.families.family_findings import SoftSamples, connections, gates, lights
-from tokenpaths.engine.store.ask.findings import plain
 from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.write.seal_findings import plain
 from tokenpaths.frontend.charts.families.directional_gates import centroid_words
 
 AXES = {"source": ("layer 0", "layer 1", "text input"), "target": ("layer 0", "layer 1", "words")}

@@ -47,7 +47,7 @@ from tokenpaths.engine.analysis.path_distance import profile_distance, profiles
 from tokenpaths.engine.analysis.projection import pca
 from tokenpaths.engine.analysis.route_changes import RouteChange
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.store.ask.saturation import saturation
+from tokenpaths.engine.store.ask.several_runs.saturation import saturation
 
 
 # -- checkpoints and interventions -------------------------------------------------------------

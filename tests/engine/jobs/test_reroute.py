@@ -225,7 +225,7 @@ def test_samples_of_a_run_are_drawn_over_all_of_it_and_said_of_how_many(home, tm
 
 @pytest.mark.parametrize("limit", [1, 3, 7, 100])
 def test_one_sample_of_each_part_of_a_run(limit):
-    from tokenpaths.engine.store.ask.edit_effects import drawn_samples
+    from tokenpaths.engine.store.ask.several_runs.edit_effects import drawn_samples
 
     numbers = drawn_samples(100, limit).tolist()
     assert len(numbers) == limit

@@ -12,7 +12,7 @@ from tests.support.recorder_models import WIDTH, GateMoE, language, tokens
 from tokenpaths.engine.adapters.recorder.find_routers import find_routers
 from tokenpaths.engine.adapters.recorder.recorder import record
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.store.ask.run_list import list_runs
+from tokenpaths.engine.store.ask.topics.overview import list_runs
 
 pytestmark = pytest.mark.filterwarnings("error::tokenpaths.engine.adapters.recorder.recorder.RecordingStopped")
 

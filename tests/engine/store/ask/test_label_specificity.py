@@ -12,10 +12,11 @@ import pytest
 
 from tests.support.runs import make
 from tokenpaths.engine.analysis.contrast import wilson
-from tokenpaths.engine.store.ask import label_specificity, token_table
-from tokenpaths.engine.store.ask.label_specificity import LEAST_SAMPLES, Counts, count_modules, count_paths
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.store.ask.token_table import Travellers
+from tokenpaths.engine.store.ask.tables import token_table
+from tokenpaths.engine.store.ask.tables.token_table import Travellers
+from tokenpaths.engine.store.ask.topics import label_specificity
+from tokenpaths.engine.store.ask.topics.label_specificity import LEAST_SAMPLES, Counts, count_modules, count_paths
 
 
 def made_up(paths: int, samples: int, labels: int, tokens: int, seed: int = 0, top_k: int = 2) -> Travellers:

@@ -17,8 +17,8 @@ from tests.support.naive_store import Case
 from tests.support.runs import make, make_run
 from tokenpaths.engine.analysis.load import effective_top_k, load_entropy, max_violation
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
-from tokenpaths.engine.store.ask.excerpts import CONTEXT_CHARACTERS
 from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.ask.tables.excerpts import CONTEXT_CHARACTERS
 
 
 def filter_sets(case: Case) -> list[dict]:

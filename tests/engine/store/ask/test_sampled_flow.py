@@ -21,7 +21,7 @@ def test_of_a_small_run_the_sample_is_the_run(case: Case):
 
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_intervals_of_a_sample_hold_the_exact_share(top_k: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for module in ("seal", "run"):
+    for module in ("write.seal", "ask.topics.flow"):
         monkeypatch.setattr(f"tokenpaths.engine.store.{module}.SAMPLE_TABLE_ROWS", 1500)
     made = make("r", samples=80, top_k=top_k, modality="text" if top_k == 1 else "vision")
     with Run.open(made.write(tmp_path)) as run:

@@ -11,8 +11,8 @@ import tokenpaths
 from tests.support.runs import make_experts
 from tokenpaths.engine.analysis.expert_affinity import common
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.store.ask import saturation as module
-from tokenpaths.engine.store.ask.saturation import naive_shared, runs, saturation
+from tokenpaths.engine.store.ask.several_runs import saturation as module
+from tokenpaths.engine.store.ask.several_runs.saturation import naive_shared, runs, saturation
 
 DRIFTS = {0: 0.9, 500: 0.3, 1000: 0.0}
 

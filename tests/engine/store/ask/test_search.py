@@ -14,9 +14,9 @@ from tests.support.naive_store import Case
 from tests.support.runs import make
 from tokenpaths.engine.analysis.words import KINDS, is_kind
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.store.ask.knowledge import CELLS
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.store.ask.token_table import read_travellers
+from tokenpaths.engine.store.ask.tables.token_table import read_travellers
+from tokenpaths.engine.store.ask.topics.knowledge import CELLS
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_question_that_cannot_be_answered_is_a_sentence(texts, asked, field):
 
 
 def test_a_large_run_is_read_in_whole_samples_and_says_so(texts, monkeypatch):
-    from tokenpaths.engine.store.ask import search
+    from tokenpaths.engine.store.ask.topics import search
 
     run = texts.run
     drawn = read_travellers(run, most=120)
@@ -156,7 +156,7 @@ def test_a_large_run_is_read_in_whole_samples_and_says_so(texts, monkeypatch):
 
 
 def test_nothing_found_in_a_draw_is_not_nothing_in_the_run(texts, monkeypatch):
-    from tokenpaths.engine.store.ask import search
+    from tokenpaths.engine.store.ask.topics import search
 
     drawn = read_travellers(texts.run, most=120)
     here = set(drawn.rank_P[drawn.path_n].tolist())
@@ -287,7 +287,7 @@ def test_what_paths_know_agrees_with_scikit_learn(case: Case):
 
 
 def test_what_paths_of_a_large_run_know_is_what_its_file_says(monkeypatch, tmp_path):
-    from tokenpaths.engine.store.ask import token_table
+    from tokenpaths.engine.store.ask.tables import token_table
 
     monkeypatch.setattr("tokenpaths.engine.store.write.writer.KNOWN_TOKENS", 60)
     with Run.open(make("large", "text", samples=30).write(tmp_path)) as run:
@@ -298,24 +298,6 @@ def test_what_paths_of_a_large_run_know_is_what_its_file_says(monkeypatch, tmp_p
         for row in run.info()["associations"]:
             for field in ("nmi", "null_mean", "p_value", "shuffled", "num_tokens", "untrained_nmi"):
                 assert known[row["attribute"]][field] == row[field]
-
-
-def test_an_older_file_says_which_null_it_holds(tmp_path):
-    import duckdb
-
-    file = make("older", "text", samples=6).write(tmp_path)
-    with duckdb.connect(str(file)) as con:
-        con.execute("ALTER TABLE association DROP COLUMN shuffled")
-        con.execute("DELETE FROM association WHERE whose = 'untrained'")
-        con.execute("ALTER TABLE association DROP COLUMN whose")
-        con.execute("DROP TABLE known_token")
-        con.execute("UPDATE run SET schema_version = 3")
-    with Run.open(file) as run:
-        kept = {row["attribute"]: (row["shuffled"], row["untrained_nmi"]) for row in run.info()["associations"]}
-        assert kept == {"label": ("samples", None), "token_id": ("tokens", None)}
-        told = run.knowledge()
-        assert "older version" in told["untrained_reason"]
-        assert {row["shuffled"] for row in told["properties"]} == {"samples", "sequences"}
 
 
 def test_an_untrained_twin_is_told_that_it_is_one(tmp_path):
@@ -363,7 +345,8 @@ def test_kinds_of_patches_are_told_from_pixels_and_places(pictures, monkeypatch)
 
     from PIL import Image
 
-    from tokenpaths.engine.store.ask import patch_kinds, token_table
+    from tokenpaths.engine.store.ask.tables import token_table
+    from tokenpaths.engine.store.ask.topics import patch_kinds
 
     made = pictures.naive.made
     row, col = (np.concatenate([getattr(b, name) for b in made.batches]) for name in ("row", "col"))

@@ -15,8 +15,8 @@ from tests.support.naive_store import Case
 from tests.support.runs import make, make_run
 from tokenpaths.engine.analysis.path_distance import nearest, profile_distance, ribbon_distance
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
-from tokenpaths.engine.store.ask import similar as store_similar
 from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.ask.topics import similar as store_similar
 
 
 def naive_profile(case: Case, sample: int) -> dict[tuple[int, int], float]:

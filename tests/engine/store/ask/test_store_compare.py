@@ -15,9 +15,9 @@ from sklearn.metrics import adjusted_mutual_info_score
 
 from tests.support.runs import RunArrays, make, make_experts
 from tokenpaths.engine.base.errors import NoSuchThing, RunFileError, UserError
-from tokenpaths.engine.store.ask import sample_matching
-from tokenpaths.engine.store.ask.compare import NotComparable, compare, over_training
 from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.ask.several_runs import sample_matching
+from tokenpaths.engine.store.ask.several_runs.compare import NotComparable, compare, over_training
 
 Pair = Callable[..., tuple[Run, Run]]
 

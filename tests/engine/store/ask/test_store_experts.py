@@ -13,9 +13,9 @@ import pytest
 
 from tests.support.runs import RunArrays, make, make_experts
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
-from tokenpaths.engine.store.ask import experts as store
-from tokenpaths.engine.store.ask import saturation
 from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.ask.several_runs import saturation
+from tokenpaths.engine.store.ask.topics import experts as store
 
 LAYOUTS = {
     "columns": {},

@@ -22,7 +22,7 @@ from tests.support.runs import make_run
 from tokenpaths.engine.base.errors import QueryTimeout, RunFileError, RunNotFound, UserError
 from tokenpaths.engine.store.ask.export import FORMATS, TABLES
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.store.ask.run_list import list_runs
+from tokenpaths.engine.store.ask.topics.overview import list_runs
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.open_file import Connection, open_read_only
 from tokenpaths.engine.store.file.schema import SCHEMA_VERSION
@@ -91,13 +91,17 @@ def test_a_closed_run_and_a_name_without_its_file_are_told(sealed: Path) -> None
         Run.open(sealed.with_suffix(""))
 
 
-def test_a_newer_schema_is_refused(sealed: Path, tmp_path: Path):
-    file = tmp_path / "newer.duckdb"
+@pytest.mark.parametrize(
+    ("version", "remedy"), [(99, "update it"), (SCHEMA_VERSION - 1, "trace the run again"), (1, "trace the run again")]
+)
+def test_another_schema_is_refused(version: int, remedy: str, sealed: Path, tmp_path: Path):
+    file = tmp_path / "other.duckdb"
     file.write_bytes(sealed.read_bytes())
     with duckdb.connect(str(file)) as con:
-        con.execute("UPDATE run SET schema_version = 99")
-    with pytest.raises(RunFileError, match=rf"schema version 99, this program reads up to {SCHEMA_VERSION}: update it"):
+        con.execute(f"UPDATE run SET schema_version = {version}")
+    with pytest.raises(RunFileError, match=rf"schema version {version}, this program reads {SCHEMA_VERSION}: {remedy}"):
         Run.open(file)
+    assert "schema version" in list_runs(tmp_path)[0]["problem"]
 
 
 def test_flipped_bytes_give_the_right_answer_or_a_sentence_but_never_a_wrong_number(sealed: Path, tmp_path: Path):
@@ -200,7 +204,7 @@ def test_rows_that_leave_through_arrow_are_interrupted_too(sealed: Path):
 def test_time_limit_holds_for_questions_of_a_run(sealed: Path, monkeypatch: pytest.MonkeyPatch):
     with Run.open(sealed, time_limit_s=3.0) as run:
         slow = "SELECT count(*) FROM range(10000000000) a WHERE hash(a.range) % 7 = ?"
-        monkeypatch.setattr("tokenpaths.engine.store.ask.run.queries.count_samples", lambda _: Query(slow, (3,)))
+        monkeypatch.setattr("tokenpaths.engine.store.ask.tables.queries.count_samples", lambda _: Query(slow, (3,)))
         with pytest.raises(QueryTimeout):
             run.samples(q="a word")
         assert run.paths(limit=1)["paths"][0]["rank"] == 1

@@ -98,15 +98,3 @@ def test_a_nearly_even_gate_reads_back_in_columns_and_packed(num_steps: int, top
     with duckdb.connect(str(file), read_only=True) as con:
         flows = con.execute("SELECT sum(weight) FROM flow WHERE label_id = -1 GROUP BY step").fetchall()
     assert np.allclose(flows, 60)
-
-
-def test_runs_made_before_there_were_codes_read_as_linear(tmp_path: Path):
-    file, _ = softmax_run(tmp_path, 2, 2)
-    with Run.open(file) as run:
-        levels = LOGARITHMIC.encode(np.array(run.sample(0)["tokens"][0]["weights"]))
-    con = duckdb.connect(str(file))
-    con.execute("ALTER TABLE run DROP COLUMN weight_code")
-    con.execute("UPDATE run SET schema_version = 2")
-    con.close()
-    with Run.open(file) as run:
-        assert run.sample(0)["tokens"][0]["weights"] == (levels / 255).round(4).tolist()

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from tests.support.runs import make
-from tokenpaths.engine.analysis.path_statistics import canonical, rank_order
+from tokenpaths.engine.analysis.path_statistics import canonical, rank_order, sorted_slots
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.flow_counter import FlowCounter
 from tokenpaths.engine.store.file.packed_flow_counts import PackedFlows, fits
 from tokenpaths.engine.store.file.schema import Layout
 from tokenpaths.engine.store.write import path_dictionary
-from tokenpaths.engine.store.write.path_dictionary import HashIndex, PathBook, RowFile, sorted_slots, word_hashes
+from tokenpaths.engine.store.write.path_dictionary import HashIndex, PathBook, RowFile, word_hashes
 
 
 def some_batches(modules: int, steps: int, top_k: int, seed: int = 0) -> list[np.ndarray]:

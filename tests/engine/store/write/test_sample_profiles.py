@@ -11,8 +11,11 @@ import pytest
 from tests.support.runs import make
 from tokenpaths.engine.analysis.path_distance import ribbon_distance
 from tokenpaths.engine.base.errors import RunFileError
-from tokenpaths.engine.store.ask import cache, queries, sample_profiles, similar, similar_ribbons
 from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.ask.tables import cache, near_paths, queries, sample_profiles
+from tokenpaths.engine.store.ask.topics import similar
+from tokenpaths.engine.store.file import profile_pages
+from tokenpaths.engine.store.write import seal_profiles
 
 KINDS = {
     "top1": {"modality": "vision", "samples": 11},
@@ -26,9 +29,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory):
     """Runs whose profiles are sealed: several pages of few samples, with counts that no byte of 3 holds."""
     folder, opened = tmp_path_factory.mktemp("profiled"), {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sample_profiles, "LEAST_TOKENS", 1)
-        patch.setattr(sample_profiles, "PAGE_SAMPLES", 4)
-        patch.setattr(sample_profiles, "LARGEST", 3)
+        patch.setattr(seal_profiles, "LEAST_TOKENS", 1)
+        patch.setattr(profile_pages, "PAGE_SAMPLES", 4)
+        patch.setattr(profile_pages, "LARGEST", 3)
         patch.setattr(sample_profiles, "BLOCK_SAMPLES", 3)
         for kind, arguments in KINDS.items():
             opened[kind] = Run.open(make(kind, **arguments).write(folder))
@@ -74,13 +77,13 @@ def test_nearest_paths_are_those_of_a_loop_over_all(
     runs: dict[str, Run], kind: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = runs[kind]
-    monkeypatch.setattr(similar_ribbons, "MOST_HELD_BYTES", most)
+    monkeypatch.setattr(near_paths, "MOST_HELD_BYTES", most)
     rows = run.rows(queries.Query("SELECT rank, count, ribbon FROM path ORDER BY rank"))
     ribbons = np.array([row[2] for row in rows]).reshape(len(rows), run.layout.num_steps, run.layout.top_k)
     for own, limit in ((0, 4), (len(rows) - 1, 1), (len(rows) // 2, len(rows) + 5)):
         distance = ribbon_distance(ribbons[own], ribbons).tolist()
         naive = sorted(zip(distance, [row[0] for row in rows], strict=True))[:limit]
-        near = similar_ribbons.nearest_paths(run, ribbons[own], limit)
+        near = near_paths.nearest_paths(run, ribbons[own], limit)
         assert list(zip(near.distances.tolist(), near.ranks.tolist(), strict=True)) == naive
         assert near.num_paths.tolist() == [distance.count(d) for d in range(run.layout.visits + 1)]
         tokens = [
@@ -115,7 +118,7 @@ def test_samples_are_found_however_they_are_asked_for(
 
 
 def test_a_file_without_pages_is_counted_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_profiles, "LEAST_TOKENS", 10**6)
+    monkeypatch.setattr(seal_profiles, "LEAST_TOKENS", 10**6)
     with Run.open(make("plain", modality="text").write(tmp_path)) as run:
         assert not sample_profiles.has_profiles(run)
         assert len(run.similar_samples(0, limit=3)["similar"]) == 3
@@ -135,7 +138,7 @@ def test_a_page_that_is_none_is_refused_before_it_is_unpacked(
     runs: dict[str, Run], change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("PAGE_SAMPLES", 4), ("LARGEST", 3)):
-        monkeypatch.setattr(sample_profiles, name, value)
+        monkeypatch.setattr(profile_pages, name, value)
     file = tmp_path / "r.duckdb"
     file.write_bytes(runs["long"].file.read_bytes())
     with duckdb.connect(str(file)) as con:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.runs import make
+from tokenpaths.engine.store.ask import sealed_answers
+from tokenpaths.engine.store.ask.page_questions import page_questions
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.filters import Query
-from tokenpaths.engine.store.write import sealed_answers as sealed
 
 KINDS = {
     "text": {"modality": "text"},
@@ -38,29 +39,26 @@ def test_a_kept_answer_is_the_one_that_is_worked_out(kind: str, tmp_path: Path, 
     with Run.open(tmp_path / "r.duckdb") as run:
         names = [name for (name,) in run.rows(Query("SELECT question FROM answer"))]
         assert {"knowledge", "distribution", "map"} <= {name.split()[0] for name in names}
-        asked = list(sealed.questions(run))
-        assert len(names) <= len(asked)
-        found = 0
-        for question, arguments in asked:
-            place = sealed.key(getattr(Run, question).__wrapped__, run, (), arguments)
-            rows = run.rows(Query("SELECT answer FROM answer WHERE question = ? AND arguments = ?", place))
+        questions = list(page_questions(run))
+        assert len(names) <= len(questions)
+        num_sealed = 0
+        for function, arguments in questions:
+            key = sealed_answers.answer_key(function.question, function.__wrapped__, run, (), arguments)
+            rows = run.rows(Query("SELECT answer FROM answer WHERE question = ? AND arguments = ?", key))
             if rows:
-                found += 1
-                worked_out = getattr(Run, question).__wrapped__(run, **arguments)
-                assert getattr(run, question)(**arguments) == json.loads(json.dumps(worked_out)), question
-        assert found == len(names)
+                num_sealed += 1
+                fresh = function.__wrapped__(run, **arguments)
+                assert getattr(run, function.question)(**arguments) == json.loads(json.dumps(fresh)), function
+        assert num_sealed == len(names)
         run.row["num_samples"] = -1  # nothing is worked out any more: it would stumble here
         assert run.map(limit=1000, thumbnails=True)["run"] == "r"
 
 
 def test_an_answer_that_fails_costs_itself_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tokenpaths.engine.store.write.writer.LEAST_TOKENS", 1)
-    monkeypatch.setattr("tokenpaths.engine.store.ask.knowledge.what_paths_know", lambda run: 1 / 0)
-    monkeypatch.setattr(
-        "tokenpaths.engine.store.ask.label_specificity.most_specific",
-        lambda run, *_: {"run": "r", "lift": float("nan")},
-    )
-    made = make("r", modality="text")
+    monkeypatch.setattr("tokenpaths.engine.store.ask.topics.knowledge._properties", lambda *_: 1 / 0)
+    monkeypatch.setattr("tokenpaths.engine.store.ask.topics.label_specificity._row", lambda *_: {"lift": float("nan")})
+    made = make("r", modality="text", samples=30)
     with Run.open(made.write(tmp_path)) as run:
         kept = {name.split()[0] for (name,) in run.rows(Query("SELECT question FROM answer"))}
         assert "distribution" in kept
@@ -73,9 +71,11 @@ def test_answers_of_another_version_are_asked_anew(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("tokenpaths.engine.store.write.writer.LEAST_TOKENS", 1)
     made = make("r", modality="text")
     with Run.open(made.write(tmp_path)) as run:
-        monkeypatch.setattr(sealed, "ANSWERS_VERSION", 2)
-        monkeypatch.setattr("tokenpaths.engine.store.ask.knowledge.what_paths_know", lambda run: {"asked": "anew"})
-        assert run.knowledge() == {"asked": "anew"}
+        assert run.knowledge()["properties"]
+        monkeypatch.setattr("tokenpaths.engine.store.ask.topics.knowledge._properties", lambda *_: [])
+        assert run.knowledge()["properties"]
+        monkeypatch.setattr(sealed_answers, "ANSWERS_VERSION", 2)
+        assert not run.knowledge()["properties"]
 
 
 def test_small_runs_keep_none(tmp_path: Path):

@@ -17,7 +17,7 @@ from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.open_file import Connection
 from tokenpaths.engine.store.file.verification import verify_run
-from tokenpaths.engine.store.write import sealed_answers as sealed
+from tokenpaths.engine.store.write import seal_answers as sealed
 from tokenpaths.engine.store.write.writer import RunWriter
 
 
@@ -70,10 +70,10 @@ def test_who_stops_earlier_has_nothing(error: type[BaseException], tmp_path: Pat
 
 
 def test_ctrl_c_inside_a_question_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def interrupted(run: Run) -> dict:
+    def interrupted(*_: object) -> list:
         raise RuntimeError("Query interrupted")  # DuckDB's way to say it
 
-    monkeypatch.setattr("tokenpaths.engine.store.ask.knowledge.what_paths_know", interrupted)
+    monkeypatch.setattr("tokenpaths.engine.store.ask.topics.knowledge._properties", interrupted)
     with pytest.raises(KeyboardInterrupt):
         begun(tmp_path).seal()
     assert_whole(tmp_path, answers=False)

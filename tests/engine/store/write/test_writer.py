@@ -19,8 +19,8 @@ from tests.support.runs import RunArrays, make, make_run
 from tokenpaths.engine.base.errors import UserError, WriterFailed
 from tokenpaths.engine.base.records import ModuleInfo, SampleRecord
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.store.ask.run_list import list_runs
-from tokenpaths.engine.store.write.hash_sample import TokenSketch
+from tokenpaths.engine.store.ask.topics.overview import list_runs
+from tokenpaths.engine.store.file.hash_sample import TokenSketch
 from tokenpaths.engine.store.write.path_dictionary import PathBook
 from tokenpaths.engine.store.write.writer import RunWriter, remove_abandoned
 

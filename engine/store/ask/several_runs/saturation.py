@@ -23,8 +23,8 @@ from tokenpaths.engine.analysis.expert_affinity import common
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import RUN_SUFFIX
 from tokenpaths.engine.base.files import runs_dir as default_runs_dir
-from tokenpaths.engine.store.ask.experts import DRAWN_TOKENS, draw_tokens, series_of
-from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.topics.experts import DRAWN_TOKENS, draw_tokens, series_of
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.flow_counter import columns_sql
 
@@ -104,7 +104,7 @@ def runs(series: str | None = None, *, runs_dir: Path | str | None = None) -> li
     found = []
     for file in sorted(folder.glob(f"*{RUN_SUFFIX}")) if folder.is_dir() else []:
         try:
-            with Run.open(file) as run:
+            with RunFile.open(file) as run:
                 found.append(_place(run))
         except UserError:
             continue  # list_runs says what is wrong with it
@@ -136,7 +136,7 @@ def saturation(
             field="files",
         )
     with ExitStack() as opened:
-        checkpoints = [opened.enter_context(Run.open(file)) for file in files]
+        checkpoints = [opened.enter_context(RunFile.open(file)) for file in files]
         places = [_place(run) for run in checkpoints]
         names = {place.series for place in places}
         if len(names) > 1:
@@ -159,14 +159,14 @@ def saturation(
         return found
 
 
-def of_series(checkpoints: Sequence[Run], run_id: str, most_choices: int = MOST_CHOICES) -> dict[str, Any]:
+def of_series(checkpoints: Sequence[RunFile], run_id: str, most_choices: int = MOST_CHOICES) -> dict[str, Any]:
     """The answer of ``GET /runs/{run}/saturation``: all runs of one series, in any order, against the last of them.
 
     Exact up to ``most_choices``, else of a seeded draw of samples, each point with its error. Runs that did not route
     the same tokens as the last one are named in ``left_out``, each with a reason; of several runs of one iteration
     the first by name counts.
     """
-    by_iteration: dict[int, Run] = {}
+    by_iteration: dict[int, RunFile] = {}
     left_out: list[tuple[str, str]] = []
     for run in sorted(checkpoints, key=lambda run: run.run_id):
         _, iteration = series_of(run) or ("", 0)
@@ -198,7 +198,7 @@ def of_series(checkpoints: Sequence[Run], run_id: str, most_choices: int = MOST_
 class _Kept:
     """What one checkpoint shares with the final one so far."""
 
-    run: Run
+    run: RunFile
     parts: Iterator[_Part]
     total_S: np.ndarray
     of_samples: list[np.ndarray] = field(default_factory=list)
@@ -206,7 +206,7 @@ class _Kept:
     different: str | None = None
 
 
-def _against_the_last(checkpoints: Sequence[Run], places: Sequence[SeriesRun], *, sampled: bool) -> Saturation:
+def _against_the_last(checkpoints: Sequence[RunFile], places: Sequence[SeriesRun], *, sampled: bool) -> Saturation:
     final = checkpoints[-1]
     top_k, of_tokens, num_steps = final.layout.top_k, int(final.row["num_tokens"]), final.layout.num_steps
     kept = [
@@ -267,12 +267,12 @@ def _error(kept_m: np.ndarray, tokens_m: np.ndarray, drawn: float) -> float | No
     return 1.96 * max(0.0, variance) ** 0.5
 
 
-def _place(run: Run) -> SeriesRun:
+def _place(run: RunFile) -> SeriesRun:
     name, iteration = series_of(run) or (None, None)
     return SeriesRun(run.run_id, run.file, name, iteration, int(run.row["num_tokens"]))
 
 
-def _misfit(run: Run, final: Run) -> str | None:
+def _misfit(run: RunFile, final: RunFile) -> str | None:
     """Why a run cannot be compared with the final one at all; None: it can."""
     for name, words in (
         ("num_steps", "steps"),
@@ -289,7 +289,7 @@ def _misfit(run: Run, final: Run) -> str | None:
     return None
 
 
-def _knows_ids(run: Run) -> bool:
+def _knows_ids(run: RunFile) -> bool:
     return bool(run.rows(Query("SELECT count(token_id) FROM token"))[0][0])
 
 
@@ -302,7 +302,7 @@ class _Part:
     ids_nSK: np.ndarray
 
 
-def _parts(run: Run, sampled: bool) -> Iterator[_Part]:
+def _parts(run: RunFile, sampled: bool) -> Iterator[_Part]:
     """All tokens, a stretch of rows at a time, or those of a seeded draw of samples in one part."""
     if sampled:
         drawn = draw_tokens(run, most=DRAWN_TOKENS)
@@ -322,7 +322,7 @@ def _parts(run: Run, sampled: bool) -> Iterator[_Part]:
         yield _Part(columns, run.ribbons_of(parts)[0])
 
 
-def _other_tokens(own: _Part, part: _Part, final: Run) -> str | None:
+def _other_tokens(own: _Part, part: _Part, final: RunFile) -> str | None:
     """Where a part of a run holds other tokens than the final one's; None: it holds the same."""
     if len(own.ids_nSK) != len(part.ids_nSK):
         return f"is over other tokens than {final.run_id!r}: its samples have other lengths"

@@ -9,17 +9,16 @@ Shapes: N samples with a label, L labels, I paths or (step, module) pairs, J pai
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tokenpaths.engine.analysis.contrast import wilson
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.store.ask.token_table import Travellers, travellers
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.sealed_answers import sealed
+from tokenpaths.engine.store.ask.tables.token_table import Travellers, travellers
 from tokenpaths.engine.store.file.filters import check_choice, check_page
-
-if TYPE_CHECKING:
-    from tokenpaths.engine.store.ask.run import Run
 
 OF = ("path", "module")
 LEAST = 20
@@ -49,8 +48,15 @@ class Counts:
     """samples of the label that were met"""
 
 
-def most_specific(run: Run, of: str, label: str | None, least: int, limit: int) -> dict[str, Any]:
-    """The answer of ``Run.specific``."""
+@sealed("specific")
+def specific(
+    run: RunFile, of: str = "path", *, label: str | None = None, least: int = LEAST, limit: int = 20
+) -> dict[str, Any]:
+    """Paths or modules most specific to a label: share of their tokens that have it, lift over the run's share.
+
+    Ordered by the lower end of the lift's 95 % interval, which takes samples as what was drawn. Only where at
+    least ``least`` tokens of the label, from two samples or more, are met.
+    """
     check_choice(of, OF, "of")
     check_page(limit, 0, MOST_ROWS)
     if least < 1:
@@ -143,7 +149,7 @@ def _ranked(counts: Counts, keep_J: np.ndarray, base_L: np.ndarray, wanted: int 
     return keep_J[order[np.sort(first)]]
 
 
-def _row(run: Run, found: Travellers, of: str, counts: Counts, j: int, label: str, base: float) -> dict[str, Any]:
+def _row(run: RunFile, found: Travellers, of: str, counts: Counts, j: int, label: str, base: float) -> dict[str, Any]:
     i, tokens = int(counts.thing_J[j]), int(counts.tokens_J[j])
     total = int(counts.total_I[i])
     share = np.array([tokens / total])

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenpaths.engine.store.ask.cache import held
-from tokenpaths.engine.store.ask.path_index import PAGES_AT_ONCE
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.tables.cache import held
 from tokenpaths.engine.store.file.filters import Query
-
-if TYPE_CHECKING:
-    from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.file.path_pages import PAGES_AT_ONCE
 
 MOST_HELD_BYTES = 128 * 2**20
 CHUNK_PATHS = 65_536
@@ -68,7 +65,7 @@ class Near:
     num_tokens: np.ndarray
 
 
-def nearest_paths(run: Run, own_SK: np.ndarray, limit: int) -> Near:
+def nearest_paths(run: RunFile, own_SK: np.ndarray, limit: int) -> Near:
     """The ``limit`` paths nearest to a ribbon; of equally near ones the more frequent first."""
     width = own_SK.size + 1
     num_paths, more = np.zeros(width, dtype=np.int64), np.zeros(width)
@@ -93,16 +90,16 @@ def nearest_paths(run: Run, own_SK: np.ndarray, limit: int) -> Near:
     return Near(ranks, distances, num_paths, num_paths + np.rint(more).astype(np.int64))
 
 
-def _parts(run: Run) -> Iterator[Part]:
+def _parts(run: RunFile) -> Iterator[Part]:
     layout, num_paths = run.layout, int(run.row["num_paths"])
-    read = _from_pages if run.paged and layout.by_path else _from_table
+    read = _from_pages if layout.by_path else _from_table
     if num_paths * (layout.visits * layout.id_dtype.itemsize + 12) <= MOST_HELD_BYTES:
         yield from held(run, "ribbons", lambda: list(read(run)), lambda parts: sum(part.num_bytes for part in parts))
     else:
         yield from read(run)
 
 
-def _from_pages(run: Run) -> Iterator[Part]:
+def _from_pages(run: RunFile) -> Iterator[Part]:
     """In the order of path numbers, as bytes that nothing has to be made of."""
     layout, counts = run.layout, run.shares.counts()
     ((num_pages,),) = run.rows(Query("SELECT count(*) FROM path_page"))
@@ -118,8 +115,8 @@ def _from_pages(run: Run) -> Iterator[Part]:
         yield Part.of(ranks, np.ascontiguousarray(ids.T), counts[ranks - 1])
 
 
-def _from_table(run: Run) -> Iterator[Part]:
-    """From table ``path``: of files without pages, and of layouts whose pages hold no ribbons."""
+def _from_table(run: RunFile) -> Iterator[Part]:
+    """From table ``path``: of layouts whose pages hold no ribbons."""
     with run.cursor() as cursor:
         for batch in cursor.execute("SELECT rank, count, ribbon FROM path").to_arrow_reader(CHUNK_PATHS):
             if not batch.num_rows:

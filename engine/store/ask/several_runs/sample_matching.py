@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenpaths.engine.store.ask import queries
-from tokenpaths.engine.store.ask.excerpts import open_picture
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.sealed_answers import sealed
+from tokenpaths.engine.store.ask.tables import queries
+from tokenpaths.engine.store.ask.tables.excerpts import open_picture
 from tokenpaths.engine.store.file.filters import Query
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from tokenpaths.engine.store.ask.run import Run
 
 AT_ONCE = 256
 """pairs whose pictures are held at once where their bytes differ; all of them are looked at"""
@@ -63,7 +64,7 @@ class Matched:
         }
 
 
-def match_samples(a: Run, b: Run) -> Matched:
+def match_samples(a: RunFile, b: RunFile) -> Matched:
     """Pairs of the samples of two runs.
 
     Samples of one source (of several, the k-th with the k-th) belong together where their texts, or pictures, are the
@@ -93,27 +94,26 @@ def match_samples(a: Run, b: Run) -> Matched:
     return _matched(left.iloc[:0].add_suffix("_a").join(right.iloc[:0].add_suffix("_b")), left, right, None, 0)
 
 
-def fingerprint(run: Run) -> dict[str, Any]:
+@sealed("samples_fingerprint")
+def samples_fingerprint(run: RunFile) -> dict[str, Any]:
     """What tells whether two runs are over the same samples in the same order, without reading them; and whether every
     sample has a source, and a content."""
     ((sources, contents, upper, lower),) = run.rows(Query(_FINGERPRINT))
-    return {"fingerprint": f"{upper:016x}{lower:016x}", "sources": sources, "contents": contents}
+    return {"run": run.run_id, "fingerprint": f"{upper:016x}{lower:016x}", "sources": sources, "contents": contents}
 
 
-def _the_same(a: Run, b: Run) -> Matched | None:
+def _the_same(a: RunFile, b: RunFile) -> Matched | None:
     """The k-th sample beside the k-th, for two large runs that have told at sealing that their samples are the same;
     None: read them. Equal lists are paired so by every rule below."""
-    if not (a.paged and b.paged):
-        return None
-    told = a.samples_fingerprint(), b.samples_fingerprint()
-    if told[0]["fingerprint"] != told[1]["fingerprint"] or not (told[0]["sources"] or told[0]["contents"]):
+    prints = samples_fingerprint(a), samples_fingerprint(b)
+    if prints[0]["fingerprint"] != prints[1]["fingerprint"] or not (prints[0]["sources"] or prints[0]["contents"]):
         return None
     left, right = (_samples(run, _NUMBERS) for run in (a, b))
     pairs = left.add_suffix("_a").join(right.add_suffix("_b"))
-    return _matched(pairs, left, right, "source" if told[0]["sources"] else "content", 0)
+    return _matched(pairs, left, right, "source" if prints[0]["sources"] else "content", 0)
 
 
-def _samples(run: Run, columns: str) -> pd.DataFrame:
+def _samples(run: RunFile, columns: str) -> pd.DataFrame:
     with run.cursor() as cursor:
         return cursor.execute(f"SELECT {columns} FROM sample ORDER BY sample").df()
 
@@ -132,7 +132,7 @@ def _joined(left: pd.DataFrame, right: pd.DataFrame, by: str) -> pd.DataFrame:
     return sides[0].add_suffix("_a").join(sides[1].add_suffix("_b"), how="inner").reset_index(drop=True)
 
 
-def _same_content(a: Run, b: Run, pairs: pd.DataFrame) -> np.ndarray:
+def _same_content(a: RunFile, b: RunFile, pairs: pd.DataFrame) -> np.ndarray:
     """Whether each pair of one source shows the same; True where one side keeps neither text nor picture."""
     same = (pairs["content_a"] == pairs["content_b"]) | pairs["content_a"].isna() | pairs["content_b"].isna()
     same = same.to_numpy(dtype=bool, copy=True)
@@ -145,7 +145,7 @@ def _same_content(a: Run, b: Run, pairs: pd.DataFrame) -> np.ndarray:
     return same
 
 
-def _small_pictures(run: Run, numbers: list[int]) -> np.ndarray:
+def _small_pictures(run: RunFile, numbers: list[int]) -> np.ndarray:
     """(n, 8, 8) grey values in [0, 1] of these samples, in their order."""
     from PIL import Image
 

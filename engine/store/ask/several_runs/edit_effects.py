@@ -8,18 +8,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tokenpaths.engine.analysis.route_changes import RouteChange, change_of, edited_steps, step_distance
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.store.ask.queries import some_samples
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.tables.queries import some_samples
+from tokenpaths.engine.store.ask.topics.samples import image
+from tokenpaths.engine.store.ask.topics.samples import sample as sample_of
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.flow_counter import columns_sql, read_chunks
-
-if TYPE_CHECKING:
-    from tokenpaths.engine.store.ask.run import Run
 
 MOST_TOKENS = 2_000_000
 MOST_LINKS = 2000
@@ -39,7 +39,7 @@ def drawn_samples(num_samples: int, limit: int) -> np.ndarray:
     return np.random.default_rng(0).integers(edges[:-1], edges[1:])
 
 
-def sample_inputs(run: Run, limit: int, sample: int | None = None) -> Iterator[dict[str, Any]]:
+def sample_inputs(run: RunFile, limit: int, sample: int | None = None) -> Iterator[dict[str, Any]]:
     """label, source, and text or image (PNG) of ``drawn_samples`` of the run, or of one sample, as it keeps them.
 
     Raises:
@@ -51,10 +51,10 @@ def sample_inputs(run: Run, limit: int, sample: int | None = None) -> Iterator[d
         if text is None and not has_image:
             what = "text" if run.row["modality"] == "text" else "image"
             raise UserError(f"sample {sample} of run {run.run_id!r} holds no {what} to be run again", field="run")
-        yield {"label": label, "source": source, "text": text, "image": run.image(sample) if text is None else None}
+        yield {"label": label, "source": source, "text": text, "image": image(run, sample) if text is None else None}
 
 
-def compare_runs(after: Run, before: Run, *, sample: int | None = None, limit: int = 200) -> dict[str, Any]:
+def effect(after: RunFile, before: RunFile, *, sample: int | None = None, limit: int = 200) -> dict[str, Any]:
     """What ``after`` changed of ``before``: routes, loss, accuracy or perplexity, links that gained or lost most.
 
     Both must be of one model. With ``sample`` the only sample of ``after`` stands beside that one of ``before``, token
@@ -90,7 +90,7 @@ def compare_runs(after: Run, before: Run, *, sample: int | None = None, limit: i
     return answer if sample is None else answer | {"tokens": _tokens(after, before, sample)}
 
 
-def _check_same(after: Run, before: Run, *, whole: bool) -> None:
+def _check_same(after: RunFile, before: RunFile, *, whole: bool) -> None:
     """Refuse runs of two models; whole runs also where their samples come from two data sets."""
     for name in ("model", "modality", "num_steps", "num_modules"):
         if after.row[name] != before.row[name]:
@@ -114,7 +114,7 @@ def _check_same(after: Run, before: Run, *, whole: bool) -> None:
             )
 
 
-def _check_samples(after: Run, before: Run, num_samples: int) -> None:
+def _check_samples(after: RunFile, before: RunFile, num_samples: int) -> None:
     """Refuse whole runs of samples with other labels or from other sources."""
     query = Query("SELECT source, label FROM sample WHERE sample < ? ORDER BY sample", (num_samples,))
     for place, (mine, theirs) in enumerate(zip(after.rows(query), before.rows(query), strict=True)):
@@ -127,7 +127,7 @@ def _check_samples(after: Run, before: Run, num_samples: int) -> None:
                 )
 
 
-def _pairs(after: Run, before: Run, sample: int | None) -> list[tuple[int, int, int, int]]:
+def _pairs(after: RunFile, before: RunFile, sample: int | None) -> list[tuple[int, int, int, int]]:
     """(sample after, sample before, tokens, first row before) of what is compared."""
     sizes = Query("SELECT num_tokens, first_row FROM sample ORDER BY sample")
     mine, theirs = after.rows(sizes), before.rows(sizes)
@@ -170,7 +170,7 @@ def _edited_steps(config: dict[str, Any]) -> frozenset[int] | None:
     return edited_steps(edit.get("step") for edit in controls.get("edits") or () if edit.get("edit") != "freeze")
 
 
-def _ribbons(run: Run, first_row: int, size: int) -> np.ndarray:
+def _ribbons(run: RunFile, first_row: int, size: int) -> np.ndarray:
     """Ids (n, S, K) of ``size`` tokens from a row of ``token`` on."""
     sql = f"SELECT {columns_sql(run.layout)} FROM token WHERE rowid BETWEEN ? AND ? ORDER BY rowid"
     with run.cursor() as cursor:
@@ -181,7 +181,7 @@ def _ribbons(run: Run, first_row: int, size: int) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _losses(after: Run, before: Run, pairs: list[tuple[int, int, int, int]]) -> dict[str, Any]:
+def _losses(after: RunFile, before: RunFile, pairs: list[tuple[int, int, int, int]]) -> dict[str, Any]:
     """Mean loss of both, and accuracy (images) or perplexity (texts)."""
     text = after.row["modality"] == "text"
     found: dict[str, Any] = {"loss": None, "accuracy": None, "perplexity": None}
@@ -203,7 +203,7 @@ def _losses(after: Run, before: Run, pairs: list[tuple[int, int, int, int]]) -> 
     return found
 
 
-def _token_loss(run: Run, first_row: int, size: int) -> float | None:
+def _token_loss(run: RunFile, first_row: int, size: int) -> float | None:
     """Mean over tokens, from the means of whole samples: those are exact, losses of single tokens are rounded."""
     query = Query(
         "SELECT sum(mean * n) / sum(n) FROM (SELECT sample, count(*) AS n FROM token WHERE rowid BETWEEN ? AND ? "
@@ -215,9 +215,9 @@ def _token_loss(run: Run, first_row: int, size: int) -> float | None:
     return mean
 
 
-def _tokens(after: Run, before: Run, sample: int) -> list[dict[str, Any]]:
+def _tokens(after: RunFile, before: RunFile, sample: int) -> list[dict[str, Any]]:
     """Both ribbons of each token, and the steps at which they differ."""
-    mine, theirs = after.sample(0), before.sample(sample)
+    mine, theirs = sample_of(after, 0), sample_of(before, sample)
     rows = []
     for one, other in zip(mine["tokens"], theirs["tokens"], strict=True):
         moved_S = step_distance(np.array([other["ribbon"]]), np.array([one["ribbon"]]))[0] > 0

@@ -1,45 +1,76 @@
-"""One sample in full, and the examples of a path."""
+"""Samples of a run: a page of them, one in full with every token, its picture, and excerpts of single tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tokenpaths.engine.analysis.ribbon_costs import compute, reuse
 from tokenpaths.engine.base.errors import NoSuchThing
-from tokenpaths.engine.store.ask import path_index, queries
-from tokenpaths.engine.store.ask.excerpts import (
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.tables import queries
+from tokenpaths.engine.store.ask.tables.excerpts import (
     SAMPLE_FIELDS,
+    clean_picture,
     finite,
-    nested_ribbon,
     open_picture,
     patch_uri,
     sample_answer,
     text_context,
 )
-from tokenpaths.engine.store.ask.path_members import members
+from tokenpaths.engine.store.file.checks import check_text
 from tokenpaths.engine.store.file.columns import tokens_sql
+from tokenpaths.engine.store.file.filters import Query, check_choice, check_page, next_offset
 from tokenpaths.engine.store.file.flow_counter import ribbons_of
 from tokenpaths.engine.store.file.token_flops import flops_of
 
-if TYPE_CHECKING:
-    from tokenpaths.engine.store.ask.run import Run
-
 _PLACE = ("token_id", "row", "col", "char_start", "char_end", "region", "loss", "gate_entropy", "flops")
+MOST_ROWS = 1000
 TOKENS_AT_ONCE = 200
 """in one question: DuckDB 2.0 takes long over thousands of branches"""
 
 
-def sample_detail(run: Run, sample: int) -> dict[str, Any]:
-    """The answer of ``Run.sample``."""
+def samples(
+    run: RunFile,
+    *,
+    order: str = "sample",
+    descending: bool = False,
+    label: str | None = None,
+    q: str | None = None,
+    limit: int = 50,
+    offset: int = 0,
+) -> dict[str, Any]:
+    """A page of samples; ``q`` is looked for in label, prediction, source and text, case ignored."""
+    check_choice(order, queries.SAMPLE_ORDERS, "order")
+    check_page(limit, offset, MOST_ROWS)
+    check_text(q, "q", field="q")
+    condition = queries.sample_condition(run.label_id(label), q)
+    total = run.num_samples(label)
+    if q:
+        ((total,),) = run.rows(queries.count_samples(condition))
+    if order == "sample" and not descending and label is None and not q:
+        numbers = list(range(offset, min(offset + limit, total)))  # samples are numbered without gaps
+    else:
+        numbers = [n for (n,) in run.rows(queries.sample_page(condition, order, descending, limit, offset))]
+    heads = {row[0]: sample_answer(row) for row in run.rows(queries.sample_heads(numbers))}
+    return {
+        "run": run.run_id,
+        "total": total,
+        "samples": [heads[number] for number in numbers],
+        "next": next_offset(offset, limit, total),
+    }
+
+
+def sample(run: RunFile, sample: int) -> dict[str, Any]:
+    """One sample with every token: ribbon and weights by slot, rank, cdf, and its place."""
     rows = run.rows(queries.one_sample(sample)) if 0 <= sample < 2**31 else []
     if not rows:
         raise run.no_sample(sample)
     head, (text, grid_rows, grid_cols, _) = rows[0][: len(SAMPLE_FIELDS)], rows[0][len(SAMPLE_FIELDS) :]
     answer = sample_answer(head)
-    tokens, ids_nSK, levels_nSK = (_tokens if run.paged else _tokens_by_join)(run, sample, answer["num_tokens"])
+    tokens, ids_nSK, levels_nSK = _tokens(run, sample, answer["num_tokens"])
     texts = vocabulary(run, [token["token_id"] for token in tokens if token.get("token_id") is not None])
     return {
         "run": run.run_id,
@@ -53,13 +84,28 @@ def sample_detail(run: Run, sample: int) -> dict[str, Any]:
     }
 
 
-def _tokens(run: Run, sample: int, num_tokens: int) -> tuple[list[dict[str, Any]], np.ndarray, np.ndarray]:
+def image(run: RunFile, sample: int) -> bytes:
+    """The PNG of one sample."""
+    rows = run.rows(queries.image(sample)) if 0 <= sample < 2**31 else []
+    if not rows:
+        raise run.no_sample(sample)
+    if rows[0][0] is None:
+        raise NoSuchThing(f"sample {sample} of run {run.run_id!r} has no image", field="sample")
+    return bytes(rows[0][0])
+
+
+def picture(run: RunFile, sample: int) -> bytes:
+    """The PNG of one sample made anew from its pixels, for whoever shows it: a run may come from elsewhere."""
+    return clean_picture(image(run, sample))
+
+
+def _tokens(run: RunFile, sample: int, num_tokens: int) -> tuple[list[dict[str, Any]], np.ndarray, np.ndarray]:
     """The tokens of a sample with rank, cdf, compute and reuse of their paths; ids and levels (n, S, K)."""
     columns = ["token", "path_id", *(name for name in _PLACE if name in run.token_columns)]
     rows = run.rows(queries.tokens_of_sample(run.layout, columns, sample, 0, num_tokens))
     tokens = [dict(zip(columns, row, strict=False)) for row in rows]
     path_ids = np.array([token["path_id"] for token in tokens])
-    ranks, ribbons = path_index.look_up(run, path_ids)
+    ranks, ribbons = run.look_up(path_ids)
     arrays = _arrays(run, rows, len(columns))
     if run.layout.by_path:
         shape = (len(rows), run.layout.num_steps, 1)
@@ -79,28 +125,25 @@ def _tokens(run: Run, sample: int, num_tokens: int) -> tuple[list[dict[str, Any]
     return tokens, ids, levels
 
 
-def _tokens_by_join(run: Run, sample: int, num_tokens: int) -> tuple[list[dict[str, Any]], np.ndarray, np.ndarray]:
-    """The same of a file from before there were pages of paths."""
-    columns = ["token", *(name for name in _PLACE if name in run.token_columns)]
-    rows = run.rows(queries.sample_tokens(run.layout, columns, sample))
-    tokens = [dict(zip([*columns, "rank", "cdf", "compute", "reuse"], row, strict=False)) for row in rows]
-    return tokens, *ribbons_of(run.layout, _arrays(run, rows, len(columns) + 4))
-
-
-def _arrays(run: Run, rows: list[tuple], first: int) -> list[Any]:
+def _arrays(run: RunFile, rows: list[tuple], first: int) -> list[Any]:
     """The columns from ``first`` on, as ``ribbons_of`` takes them."""
     columns = list(zip(*rows, strict=True))[first:]
     return [list(column) if run.layout.packed else np.array(column) for column in columns]
 
 
-def vocabulary(run: Run, token_ids: Iterable[int]) -> dict[int, str]:
+def vocabulary(run: RunFile, token_ids: Iterable[int]) -> dict[int, str]:
     """Readable texts of these vocabulary ids, where the run has them."""
     wanted = sorted(set(token_ids))
     return dict(run.rows(queries.token_texts(wanted))) if wanted else {}
 
 
 def _token_answer(
-    run: Run, token: dict[str, Any], ids: list[list[int]], levels: np.ndarray, text: str | None, texts: dict[int, str]
+    run: RunFile,
+    token: dict[str, Any],
+    ids: list[list[int]],
+    levels: np.ndarray,
+    text: str | None,
+    texts: dict[int, str],
 ) -> dict[str, Any]:
     answer: dict[str, Any] = {"token": token["token"]}
     if run.row["modality"] == "vision":
@@ -133,58 +176,24 @@ def token_text(token: dict[str, Any], text: str | None, texts: dict[int, str]) -
     return texts.get(token["token_id"])
 
 
-def path_examples(run: Run, rank: int, limit: int, seed: int) -> dict[str, Any]:
-    """The answer of ``Run.examples``."""
-    if not 1 <= rank <= run.row["num_paths"]:
-        raise NoSuchThing(f"run {run.run_id!r} has paths of rank 1 to {run.row['num_paths']}, not {rank}", field="rank")
-    return {"run": run.run_id, **examples_of_paths(run, [rank], limit, seed)[0]}
-
-
-def examples_of_paths(run: Run, ranks: list[int], limit: int, seed: int) -> list[dict[str, Any]]:
-    """Each of these paths with tokens that take it, in the order of ``ranks``; texts and pictures are read once."""
-    heads = {row[0]: row[1:] for row in run.rows(queries.some_paths(ranks))}
-    pairs_of = {}
-    for rank, (_, count, _, first_member) in heads.items():
-        chosen: Any = range(count)
-        if count > limit:
-            chosen = np.random.default_rng([abs(seed), rank]).choice(count, limit, replace=False).tolist()
-        pairs_of[rank] = members(run, sorted(place + first_member for place in chosen), rank)
-    pairs = sorted(pair for some in pairs_of.values() for pair in some)  # a token takes one path
-    shown = shown_at(run, pairs)
-    of_pair = {(one["sample"], one["token"]): one for one in shown}
-    return [
-        {
-            "rank": rank,
-            "ribbon": nested_ribbon(heads[rank][0], run.layout),
-            "count": heads[rank][1],
-            "share": heads[rank][1] / run.row["num_tokens"],
-            "cdf": heads[rank][2],
-            "examples": [of_pair[pair] for pair in pairs_of[rank]],
-        }
-        for rank in ranks
-    ]
-
-
-def shown_at(run: Run, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
+def shown_at(run: RunFile, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
     """Patches, or tokens in their contexts, of these (sample, token), in reading order."""
     if not pairs:
         return []
     return _patches(run, pairs) if run.row["modality"] == "vision" else _contexts(run, pairs)
 
 
-def _places(run: Run, pairs: list[tuple[int, int]], columns: tuple[str, ...]) -> list[tuple]:
+def _places(run: RunFile, pairs: list[tuple[int, int]], columns: tuple[str, ...]) -> list[tuple]:
     """``sample, token`` and ``columns`` of these tokens, in reading order."""
-    if run.row["schema_version"] < 6:
-        return run.rows(queries.tokens_at(pairs, ", ".join(columns)))
-    found = []
+    rows = []
     for start in range(0, len(pairs), TOKENS_AT_ONCE):
-        some = pairs[start : start + TOKENS_AT_ONCE]
-        places = [value for sample, token in some for value in (sample, int(run.first_rows[sample]) + token)]
-        found += run.rows(queries.Query(tokens_sql(columns, len(some)), tuple(places)))
-    return found
+        part = pairs[start : start + TOKENS_AT_ONCE]
+        places = [value for sample, token in part for value in (sample, int(run.first_rows[sample]) + token)]
+        rows += run.rows(Query(tokens_sql(columns, len(part)), tuple(places)))
+    return rows
 
 
-def _patches(run: Run, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
+def _patches(run: RunFile, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
     numbers = sorted({sample for sample, _ in pairs})
     columns = "sample, label, image, grid_rows, grid_cols"
     rows = {row[0]: row[1:] for row in run.rows(queries.some_samples(numbers, columns))}
@@ -199,7 +208,7 @@ def _patches(run: Run, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
     return answer
 
 
-def _contexts(run: Run, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
+def _contexts(run: RunFile, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
     numbers = sorted({sample for sample, _ in pairs})
     rows = {row[0]: row[1:] for row in run.rows(queries.some_samples(numbers, "sample, label, text"))}
     places = _places(run, pairs, ("char_start", "char_end", "token_id"))

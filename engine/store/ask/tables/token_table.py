@@ -13,17 +13,15 @@ import threading
 import weakref
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tokenpaths.engine.analysis.words import Words, coded, surroundings, words_of_tokens
+from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.file.filters import Query
+from tokenpaths.engine.store.file.hash_sample import mix
 from tokenpaths.engine.store.file.schema import Layout
-from tokenpaths.engine.store.write.hash_sample import mix
-
-if TYPE_CHECKING:
-    from tokenpaths.engine.store.ask.run import Run
 
 MOST_TOKENS = 1_000_000
 MOST_BYTES = 64 * 2**20
@@ -38,7 +36,7 @@ KEPT_RUNS = 3
 class Travellers:
     """Tokens, the paths they take and the samples they belong to; arrays are never changed."""
 
-    run: weakref.ref[Run]
+    run: weakref.ref[RunFile]
     """weak: what is kept here must not keep a closed run open"""
     columns: dict[str, np.ndarray]
     """(n,): place (row of table ``token``), token, token_id, predicted_id, grid_row, col, region, char_start,
@@ -207,11 +205,11 @@ class Travellers:
         return run.rows(Query(sql))
 
 
-_KEPT: weakref.WeakKeyDictionary[Run, Travellers] = weakref.WeakKeyDictionary()
+_KEPT: weakref.WeakKeyDictionary[RunFile, Travellers] = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
 
 
-def travellers(run: Run) -> Travellers:
+def travellers(run: RunFile) -> Travellers:
     """The tokens of ``run``, read once and kept while it is open and few others were asked since."""
     with _LOCK:
         found = _KEPT.pop(run, None)
@@ -227,14 +225,14 @@ def travellers(run: Run) -> Travellers:
     return found
 
 
-def most_tokens(run: Run) -> int:
+def most_tokens(run: RunFile) -> int:
     """Tokens of a run that are read into memory."""
     return min(MOST_TOKENS, MOST_BYTES // (run.layout.visits * run.layout.id_dtype.itemsize))
 
 
-def known_travellers(run: Run) -> Travellers | None:
-    """Of a run too large for memory the tokens of ``known_token``; None where all are in memory, or in older files."""
-    if run.row["num_tokens"] <= most_tokens(run) or run.row["schema_version"] < 4:
+def known_travellers(run: RunFile) -> Travellers | None:
+    """Of a run too large for memory the tokens of ``known_token``; None where all are in memory."""
+    if run.row["num_tokens"] <= most_tokens(run):
         return None
     condition = Query("rowid IN (SELECT place FROM known_token)")
     rows = run.arrays(Query("SELECT sample, num_tokens, coalesce(label_id, -1) AS label FROM sample ORDER BY sample"))
@@ -243,7 +241,7 @@ def known_travellers(run: Run) -> Travellers | None:
     return _gathered(run, condition, {name: values.astype(np.int64) for name, values in rows.items()}, chosen)
 
 
-def read_travellers(run: Run, most: int | None = None) -> Travellers:
+def read_travellers(run: RunFile, most: int | None = None) -> Travellers:
     """All tokens, or those of a seeded draw of samples with at most about ``most`` tokens."""
     most = most_tokens(run) if most is None else most
     rows = run.arrays(Query("SELECT sample, num_tokens, coalesce(label_id, -1) AS label FROM sample ORDER BY sample"))
@@ -257,7 +255,7 @@ def read_travellers(run: Run, most: int | None = None) -> Travellers:
     return _gathered(run, condition, {name: values.astype(np.int64) for name, values in rows.items()}, chosen)
 
 
-def _gathered(run: Run, condition: Query, rows: dict[str, np.ndarray], chosen: np.ndarray) -> Travellers:
+def _gathered(run: RunFile, condition: Query, rows: dict[str, np.ndarray], chosen: np.ndarray) -> Travellers:
     """The tokens for which ``condition`` holds, all of them of the ``chosen`` of the samples in ``rows``."""
     samples_N, sizes = rows["sample"], rows["num_tokens"]
     tokens = _tokens(run, condition)
@@ -295,7 +293,7 @@ def _compact(path_ids_n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return present, index[path_ids_n]
 
 
-def _tokens(run: Run, condition: Query) -> dict[str, np.ndarray]:
+def _tokens(run: RunFile, condition: Query) -> dict[str, np.ndarray]:
     names = ("token_id", "predicted_id", "col", "region", "char_start", "char_end")
     known = [f"coalesce({name}::INTEGER, -1) AS {name}" for name in names if name in run.token_columns]
     if "row" in run.token_columns:
@@ -304,7 +302,7 @@ def _tokens(run: Run, condition: Query) -> dict[str, np.ndarray]:
     return run.arrays(Query(f"SELECT {columns} FROM token WHERE {condition.sql} ORDER BY rowid", condition.parameters))
 
 
-def _paths(run: Run, layout: Layout, path_ids: np.ndarray, condition: Query) -> tuple[np.ndarray, ...]:
+def _paths(run: RunFile, layout: Layout, path_ids: np.ndarray, condition: Query) -> tuple[np.ndarray, ...]:
     """rank, compute, reuse and ribbon by rank, and the order that brings ``path_ids`` there."""
     where = "true"
     if len(path_ids) < run.row["num_paths"]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -18,15 +18,13 @@ from PIL import Image
 from tokenpaths.engine.analysis.path_distance import SAME, nearest, profile_distance, profiles
 from tokenpaths.engine.analysis.projection import pca
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
-from tokenpaths.engine.store.ask import queries, sample_profiles
-from tokenpaths.engine.store.ask.excerpts import SAMPLE_FIELDS, nested_ribbon, open_picture, sample_answer
-from tokenpaths.engine.store.ask.path_index import look_up
-from tokenpaths.engine.store.ask.samples import examples_of_paths
-from tokenpaths.engine.store.ask.similar_ribbons import nearest_paths
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.sealed_answers import sealed
+from tokenpaths.engine.store.ask.tables import queries, sample_profiles
+from tokenpaths.engine.store.ask.tables.excerpts import SAMPLE_FIELDS, nested_ribbon, open_picture, sample_answer
+from tokenpaths.engine.store.ask.tables.near_paths import nearest_paths
+from tokenpaths.engine.store.ask.topics.paths import examples_of_paths
 from tokenpaths.engine.store.file.filters import Query, check_page
-
-if TYPE_CHECKING:
-    from tokenpaths.engine.store.ask.run import Run
 
 MOST_SIMILAR = 200
 MOST_PATHS = 50
@@ -40,7 +38,7 @@ THUMBNAIL_SIDE = 48
 CHUNK_PATHS = 65_536
 
 
-def similar_samples(run: Run, sample: int, limit: int = 12) -> dict[str, Any]:
+def similar_samples(run: RunFile, sample: int, *, limit: int = 12) -> dict[str, Any]:
     """The samples whose tokens load the modules of each step most like this one's, nearest first.
 
     Distance: Hellinger, root mean square over steps, 0 … 1 (``tokenpaths.engine.analysis.path_distance``); of equal
@@ -77,7 +75,7 @@ Compared = tuple[np.ndarray, np.ndarray, float, int]
 """the nearest samples, their distances, the median distance of all others, how many of them are at distance 0"""
 
 
-def _by_all(run: Run, sample: int, own: np.ndarray, limit: int) -> Compared:
+def _by_all(run: RunFile, sample: int, own: np.ndarray, limit: int) -> Compared:
     """Compared with the profile of each sample, one after the other."""
     distance = np.empty(int(run.row["num_samples"]))
     for numbers, piece in _profiles(run, np.arange(len(distance))):
@@ -88,7 +86,7 @@ def _by_all(run: Run, sample: int, own: np.ndarray, limit: int) -> Compared:
     return chosen, distance[chosen], float(np.median(others)), int((others == 0).sum())
 
 
-def _by_bounds(run: Run, sample: int, own: np.ndarray, limit: int) -> Compared:
+def _by_bounds(run: RunFile, sample: int, own: np.ndarray, limit: int) -> Compared:
     """The same from the sealed counts: all distances nearly, then exactly those that may be among the nearest, in the
     middle or zero."""
     squared, off = sample_profiles.squared_distances(run, own), 2 * sample_profiles.rounding(run)
@@ -111,7 +109,7 @@ def _by_bounds(run: Run, sample: int, own: np.ndarray, limit: int) -> Compared:
 
 
 def similar_tokens(
-    run: Run, sample: int, token: int, *, limit: int = 8, each: int = 12, seed: int = 0
+    run: RunFile, sample: int, token: int, *, limit: int = 8, each: int = 12, seed: int = 0
 ) -> dict[str, Any]:
     """The ribbons nearest to a token's by path distance, its own first, and tokens that take them.
 
@@ -159,7 +157,8 @@ def similar_tokens(
     }
 
 
-def map_of(run: Run, method: str = "pca", *, limit: int = 2000, thumbnails: bool = False) -> dict[str, Any]:
+@sealed("map")
+def map_samples(run: RunFile, method: str = "pca", *, limit: int = 2000, thumbnails: bool = False) -> dict[str, Any]:
     """Samples on the plane in which their path profiles differ most, with the share that each axis explains.
 
     At most ``limit`` samples, an even draw; with ``thumbnails`` small pictures of up to 600 of them, as data URIs.
@@ -177,7 +176,7 @@ def map_of(run: Run, method: str = "pca", *, limit: int = 2000, thumbnails: bool
     return map_answer(run, "pca", numbers, plane.points, thumbnails=thumbnails, explained=list(plane.explained))
 
 
-def mapped_profiles(run: Run, limit: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def mapped_profiles(run: RunFile, limit: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Numbers (n,) and profiles (n, D) of at most ``limit`` samples of a run, drawn evenly where there are more.
 
     Raises:
@@ -203,7 +202,7 @@ def mapped_profiles(run: Run, limit: int, seed: int = 0) -> tuple[np.ndarray, np
 
 
 def map_answer(
-    run: Run, method: str, numbers: np.ndarray, points: np.ndarray, *, thumbnails: bool, **more: Any
+    run: RunFile, method: str, numbers: np.ndarray, points: np.ndarray, *, thumbnails: bool, **more: Any
 ) -> dict[str, Any]:
     """A map as the API gives it: one point a sample with its label, snippet and, where wanted, thumbnail."""
     heads = {row[0]: sample_answer(row) for row in run.rows(queries.sample_heads(numbers.tolist()))}
@@ -229,7 +228,7 @@ def map_answer(
     }
 
 
-def _thumbnails(run: Run, numbers: np.ndarray) -> dict[int, str]:
+def _thumbnails(run: RunFile, numbers: np.ndarray) -> dict[int, str]:
     """Small pictures by sample, as data URIs; an even draw of at most ``MOST_THUMBNAILS``."""
     places = np.unique(np.linspace(0, len(numbers) - 1, MOST_THUMBNAILS).astype(int))
     found = {}
@@ -246,7 +245,7 @@ def _thumbnails(run: Run, numbers: np.ndarray) -> dict[int, str]:
     return found
 
 
-def _profiles(run: Run, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _profiles(run: RunFile, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Profiles of these samples (rising), piece by piece: their numbers and (n, D) float32."""
     if sample_profiles.has_profiles(run):
         yield from sample_profiles.profiles_of(run, numbers)
@@ -282,7 +281,7 @@ def _profiles(run: Run, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.nd
         yield piece, counts
 
 
-def _ribbons(run: Run, path_ids: np.ndarray) -> np.ndarray:
+def _ribbons(run: RunFile, path_ids: np.ndarray) -> np.ndarray:
     """(P, V) ribbons of these paths (rising ids)."""
     few = len(path_ids) * 4 < run.row["num_paths"]
     only = " WHERE path_id IN (SELECT unnest(?::INTEGER[]))" if few else ""
@@ -295,7 +294,7 @@ def _ribbons(run: Run, path_ids: np.ndarray) -> np.ndarray:
     return table
 
 
-def _with_ribbons(run: Run, query: Query) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
+def _with_ribbons(run: RunFile, query: Query) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
     """Rows of ``path`` with their lists as one array, without a Python object for each of them."""
     with run.cursor() as cursor:
         for batch in cursor.execute(query.sql, list(query.parameters)).to_arrow_reader(CHUNK_PATHS):
@@ -310,7 +309,7 @@ def _with_ribbons(run: Run, query: Query) -> Iterator[tuple[dict[str, np.ndarray
             yield columns, flat.reshape(batch.num_rows, run.layout.visits)
 
 
-def _ribbon_of(run: Run, sample: int, token: int) -> np.ndarray:
+def _ribbon_of(run: RunFile, sample: int, token: int) -> np.ndarray:
     """(V,) the ribbon of one token."""
     rows = run.rows(queries.one_sample(sample)) if 0 <= sample < 2**31 else []
     if not rows:
@@ -321,7 +320,7 @@ def _ribbon_of(run: Run, sample: int, token: int) -> np.ndarray:
             f"sample {sample} of run {run.run_id!r} has the tokens 0 to {num_tokens - 1}, not {token}", field="token"
         )
     ((path_id,),) = run.rows(Query("SELECT path_id FROM token WHERE sample = ? AND token = ?", (sample, token)))
-    if run.paged and run.layout.by_path:
-        return look_up(run, np.array([path_id]))[1][0].astype(np.int64)
+    if run.layout.by_path:
+        return run.look_up(np.array([path_id]))[1][0].astype(np.int64)
     ((ribbon,),) = run.rows(Query("SELECT ribbon FROM path WHERE path_id = ?", (path_id,)))
     return np.array(ribbon, dtype=np.int64)

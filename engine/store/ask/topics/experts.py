@@ -13,19 +13,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tokenpaths.engine.analysis import expert_affinity as measure
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
-from tokenpaths.engine.store.ask import path_index, queries
-from tokenpaths.engine.store.ask.samples import token_text, vocabulary
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.sealed_answers import sealed
+from tokenpaths.engine.store.ask.tables import queries
+from tokenpaths.engine.store.ask.topics.samples import token_text, vocabulary
 from tokenpaths.engine.store.file.filters import Query, check_choice, check_page
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS
-
-if TYPE_CHECKING:
-    from tokenpaths.engine.store.ask.run import Run
 
 MOST_TOKENS = 100_000
 DRAWN_TOKENS = 20_000
@@ -61,7 +60,7 @@ class Drawn:
         return follows
 
 
-def draw_tokens(run: Run, step: int | None = None, label_id: int | None = None, most: int | None = None) -> Drawn:
+def draw_tokens(run: RunFile, step: int | None = None, label_id: int | None = None, most: int | None = None) -> Drawn:
     """At most about ``most`` tokens: all of them, or of a seeded draw of samples; of one step, or of all."""
     most = MOST_TOKENS if most is None else most
     condition, num_samples, of_samples, of_tokens = _condition(run, label_id, most)
@@ -110,7 +109,7 @@ def draw_tokens(run: Run, step: int | None = None, label_id: int | None = None, 
     )
 
 
-def _condition(run: Run, label_id: int | None, most: int) -> tuple[Query, int, int, int]:
+def _condition(run: RunFile, label_id: int | None, most: int) -> tuple[Query, int, int, int]:
     """Which tokens, then the number of samples drawn, of samples there are, and of their tokens."""
     where, parameters = ("true", ()) if label_id is None else ("label_id = ?", (label_id,))
     rows = run.rows(Query(f"SELECT sample, num_tokens FROM sample WHERE {where} ORDER BY sample", parameters))
@@ -124,7 +123,7 @@ def _condition(run: Run, label_id: int | None, most: int) -> tuple[Query, int, i
     return Query("token < ? AND sample IN (SELECT unnest(?))", (most, drawn)), len(drawn), len(rows), of_tokens
 
 
-def _ids(run: Run, columns: Sequence[Any], step: int | None) -> np.ndarray:
+def _ids(run: RunFile, columns: Sequence[Any], step: int | None) -> np.ndarray:
     """(n, S, K) of the fetched columns; of one step (n, 1, K)."""
     layout = run.layout
     if layout.packed:
@@ -132,15 +131,21 @@ def _ids(run: Run, columns: Sequence[Any], step: int | None) -> np.ndarray:
         ids = flat.reshape(-1, layout.num_steps, layout.top_k)
         return ids if step is None else ids[:, step : step + 1].copy()
     if layout.by_path:
-        ids = path_index.look_up(run, columns[0].astype(np.int64))[1][:, :, None]
+        ids = run.look_up(columns[0].astype(np.int64))[1][:, :, None]
         return ids if step is None else ids[:, step : step + 1].copy()
     return np.stack(columns, axis=1).reshape(len(columns[0]), -1, layout.top_k)
 
 
-def specialisation(run: Run, of: str, step: int, label: str | None, limit: int, each: int) -> dict[str, Any]:
-    """The answer of ``Run.specialisation``."""
+@sealed("specialisation")
+def specialisation(
+    run: RunFile, of: str = "label", step: int = 0, *, label: str | None = None, limit: int = 40, each: int = 5
+) -> dict[str, Any]:
+    """What the modules of a step prefer: ``of`` label (N_{i,D}/N_D), or input, next or predicted token (N_{x,i}/N_x).
+
+    The baseline of both is K/M. Token ids count when seen ≥ 10 times; the ``each`` strongest are listed.
+    """
     check_choice(of, KINDS, "of")
-    check_step(run, step)
+    run.check_step(step)
     check_page(limit, 0, MOST_MODULES)
     check_page(each, 0, 100)
     offered = run.bank.offered(step)
@@ -160,7 +165,7 @@ def specialisation(run: Run, of: str, step: int, label: str | None, limit: int, 
     return head | _by_word(run, of, step, run.label_id(label), limit, each)
 
 
-def _by_label(run: Run, step: int, offered: list[int], limit: int) -> dict[str, Any]:
+def _by_label(run: RunFile, step: int, offered: list[int], limit: int) -> dict[str, Any]:
     labels = sorted(run.labels, key=lambda row: (-row[3], row[1]))
     if not labels:
         raise UserError(f"run {run.run_id!r} has no labels, so there are no domains to compare", field="of")
@@ -200,7 +205,7 @@ def _by_label(run: Run, step: int, offered: list[int], limit: int) -> dict[str, 
     }
 
 
-def _by_word(run: Run, of: str, step: int, label_id: int | None, limit: int, each: int) -> dict[str, Any]:
+def _by_word(run: RunFile, of: str, step: int, label_id: int | None, limit: int, each: int) -> dict[str, Any]:
     drawn = draw_tokens(run, step, label_id)
     if not (drawn.token_ids_n >= 0).any():
         raise UserError(
@@ -250,9 +255,9 @@ def _by_word(run: Run, of: str, step: int, label_id: int | None, limit: int, eac
     }
 
 
-def co_activation(run: Run, step: int, label: str | None, limit: int) -> dict[str, Any]:
-    """The answer of ``Run.co_activation``."""
-    check_step(run, step)
+def co_activation(run: RunFile, step: int = 0, *, label: str | None = None, limit: int = 32) -> dict[str, Any]:
+    """N_ij/N_i over all pairs chosen together at a step, of the modules of the strongest pairs."""
+    run.check_step(step)
     check_page(limit, 0, MOST_MODULES)
     if run.layout.top_k == 1:
         raise UserError(
@@ -317,8 +322,9 @@ def _chain(pairs: Sequence[tuple[int, int]], share: np.ndarray, limit: int) -> l
     return chain
 
 
-def repetition(run: Run, label: str | None) -> dict[str, Any]:
-    """The answer of ``Run.repetition``."""
+@sealed("repetition")
+def repetition(run: RunFile, *, label: str | None = None) -> dict[str, Any]:
+    """How often neighbouring tokens share their first, or any, module; per step, beside its baselines."""
     drawn = draw_tokens(run, None, run.label_id(label))
     found = measure.repetition(drawn.ids_nSK, drawn.follows_n)
     if not found.num_pairs:
@@ -348,14 +354,14 @@ def repetition(run: Run, label: str | None) -> dict[str, Any]:
     }
 
 
-def weights_recorded(run: Run) -> bool:
+def weights_recorded(run: RunFile) -> bool:
     """False where the source gave ids only and 1/K stands in for each weight."""
     return json.loads(run.row["weight_semantics"] or "{}").get("weights_recorded", True) is not False
 
 
-def token_slice(run: Run, sample: int, step: int, first: int, limit: int) -> dict[str, Any]:
-    """The answer of ``Run.token_slice``."""
-    check_step(run, step)
+def token_slice(run: RunFile, sample: int, step: int, *, first: int = 0, limit: int = 40) -> dict[str, Any]:
+    """Token × module: the choices of tokens ``first`` … of one sample at one step, with their weights."""
+    run.check_step(step)
     check_page(limit, first, MOST_SLICE)
     rows = run.rows(queries.one_sample(sample)) if 0 <= sample < 2**31 else []
     if not rows:
@@ -399,13 +405,7 @@ def token_slice(run: Run, sample: int, step: int, first: int, limit: int) -> dic
     }
 
 
-def check_step(run: Run, step: int) -> None:
-    """UserError unless the run has this step."""
-    if not 0 <= step < run.layout.num_steps:
-        raise UserError(f"step {step} does not exist, the run has 0 to {run.layout.num_steps - 1}", field="step")
-
-
-def series_of(run: Run) -> tuple[str, int] | None:
+def series_of(run: RunFile) -> tuple[str, int] | None:
     """(name, iteration) of the training that the run's checkpoint belongs to; None: of none."""
     series = json.loads(run.row["config"]).get("series")
     if not isinstance(series, dict):

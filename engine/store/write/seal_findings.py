@@ -1,4 +1,4 @@
-"""The findings of a run: what is known of its model, and what its soft decisions say, kept as JSON."""
+"""Writes the findings of a run: what is known of its model, and what its soft decisions say, as JSON."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import numpy as np
 
 from tokenpaths.engine.analysis.families.family_findings import FINDERS, SoftSamples
 from tokenpaths.engine.base.records import RunInfo
-from tokenpaths.engine.store.file.soft_tables import SOFT_TABLES, all_rows
+from tokenpaths.engine.store.file.soft_tables import SOFT_TABLES
 
 
 def write_findings(con: duckdb.DuckDBPyConnection, info: RunInfo, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Fill ``finding``; what is not finite becomes null."""
-    found: dict[str, Any] = dict(info.findings)
+    findings: dict[str, Any] = dict(info.findings)
     for kind, shape in shapes.items():
         if kind in FINDERS:
             name, find = FINDERS[kind]
-            found[name] = found.get(name, {}) | find(_samples(con, kind, shape, info))
-    for name, answer in found.items():
+            findings[name] = findings.get(name, {}) | find(_samples(con, kind, shape, info))
+    for name, answer in findings.items():
         con.execute("INSERT INTO finding VALUES (?, ?)", [name, json.dumps(plain(answer), allow_nan=False)])
 
 
 def _samples(con: duckdb.DuckDBPyConnection, kind: str, shape: tuple[int, ...], info: RunInfo) -> SoftSamples:
     rows = con.execute("SELECT label, loss, compute FROM sample ORDER BY sample").fetchall()
     labels, loss, compute = zip(*rows, strict=True)
-    columns = con.execute(all_rows(kind).sql).fetchnumpy()
-    values = np.zeros((len(rows), *shape), dtype=np.float32)
     soft = SOFT_TABLES[kind]
+    columns = con.execute(f"SELECT sample, {', '.join(soft.axes)}, {soft.value} FROM {soft.table}").fetchnumpy()
+    values = np.zeros((len(rows), *shape), dtype=np.float32)
     values[(columns["sample"], *(columns[axis] for axis in soft.axes))] = columns[soft.value]
     return SoftSamples(
         values=values,
         labels=list(labels),
-        loss=np.array([np.nan if one is None else one for one in loss], dtype=np.float64),
+        loss=np.array([np.nan if value is None else value for value in loss], dtype=np.float64),
         compute=np.array(compute, dtype=np.float64),
         axes=dict(info.axes),
     )

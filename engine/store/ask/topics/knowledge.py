@@ -1,8 +1,7 @@
 """What paths know: NMI(π; property) of each property that the tokens of a run have, beside a permutation null.
 
 Worked out on the hash sample of tokens that was drawn when the run was sealed (table ``known_token``, which has the
-untrained twin's paths of these tokens as well), so NMI and p are those of the associations in its file. Of files before
-schema version 4 on a hash sample of the tokens that are in memory: the same ones, unless the run is too large for that.
+untrained twin's paths of these tokens as well), so NMI and p are those of the associations in its file.
 Properties of a sample (its label, the prediction) are shuffled over whole samples. All others are alike inside a sample
 too, as its paths are: they are shuffled as sequences (``association.Sequences``).
 """
@@ -10,18 +9,18 @@ too, as its paths are: they are shuffled as sequences (``association.Sequences``
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tokenpaths.engine.analysis.association import Association, associations, places_in
 from tokenpaths.engine.analysis.words import CLASSES, Words, word_class
-from tokenpaths.engine.store.ask.token_table import Travellers, known_travellers, travellers
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.sealed_answers import sealed
+from tokenpaths.engine.store.ask.tables.token_table import Travellers, known_travellers, travellers
+from tokenpaths.engine.store.ask.topics.paths import fit
 from tokenpaths.engine.store.file.filters import Query
-from tokenpaths.engine.store.write.hash_sample import KNOWN_TOKENS, mix
-
-if TYPE_CHECKING:
-    from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.file.hash_sample import KNOWN_TOKENS, mix
 
 SHUFFLES = 200
 SEED = 0
@@ -43,8 +42,15 @@ class Property:
     """it hangs together by the place in the sample; else a sample is a row of values, whatever lies between them"""
 
 
-def what_paths_know(run: Run) -> dict[str, Any]:
-    """The answer of ``Run.knowledge``."""
+@sealed("knowledge")
+def knowledge(run: RunFile) -> dict[str, Any]:
+    """What paths know: NMI(π; property) beside 200 shuffles, of label, token id, region, kind of word …
+
+    Each of ``properties`` is {property, values, shuffled (samples or sequences), nmi, null_mean, null_low,
+    null_high, p_value, num_tokens} and ``untrained_nmi`` … of the untrained twin's paths beside the same shuffles;
+    ``untrained_reason`` says why there is no twin, ``unknown`` why other properties have no numbers. On a hash
+    sample of 20,000 tokens.
+    """
     everything = known_travellers(run) or travellers(run)
     drawn = _hash_sample(everything)
     twin_n, no_twin = _twin_paths(run, everything, drawn)
@@ -104,17 +110,12 @@ def _of_twin(found: Association | None) -> dict[str, float | None]:
     return {f"untrained_{name}": None if found is None else getattr(found, name) for name in names}
 
 
-def _twin_paths(run: Run, found: Travellers, drawn: np.ndarray) -> tuple[np.ndarray | None, str | None]:
+def _twin_paths(run: RunFile, found: Travellers, drawn: np.ndarray) -> tuple[np.ndarray | None, str | None]:
     """(n,) paths of the untrained twin for the drawn tokens, or None and the reason in words."""
     if run.row["model"].endswith(UNTRAINED):
         return None, "this run is an untrained twin itself"
-    if run.fit()["untrained"] is None:
+    if fit(run)["untrained"] is None:
         return None, "no untrained twin was traced beside this run"
-    if run.row["schema_version"] < 4:
-        return None, (
-            "the file is of an older version, which kept of the untrained twin only how often its paths are taken: "
-            "trace the run again to see what they know"
-        )
     rows = run.arrays(Query("SELECT place, coalesce(untrained_path, -1) AS path FROM known_token ORDER BY place"))
     if (rows["path"] < 0).any():
         return None, "the untrained twin was traced for some of the tokens only"
@@ -143,7 +144,7 @@ def _hash_sample(found: Travellers) -> np.ndarray:
     return np.argsort(hashes, kind="stable")
 
 
-def _properties(run: Run, found: Travellers, words: Words | None) -> list[Property]:
+def _properties(run: RunFile, found: Travellers, words: Words | None) -> list[Property]:
     """Every property of the run's modality; those that it did not record are all −1."""
     nothing = np.full(found.num_tokens, -1, dtype=np.int64)
     rows = run.rows(Query("SELECT sample, prediction, grid_rows, grid_cols, label FROM sample ORDER BY sample"))

@@ -14,16 +14,19 @@ import numpy as np
 from tokenpaths.engine.analysis import load
 from tokenpaths.engine.analysis.paired_runs import agreement, is_flat, load_difference, pearson, spearman
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.store.ask import answers, queries
-from tokenpaths.engine.store.ask.excerpts import finite
-from tokenpaths.engine.store.ask.experts import no_series, series_of
-from tokenpaths.engine.store.ask.sample_matching import Matched, match_samples
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.several_runs.sample_matching import Matched, match_samples
+from tokenpaths.engine.store.ask.tables import queries
+from tokenpaths.engine.store.ask.tables.excerpts import finite
+from tokenpaths.engine.store.ask.topics.experts import no_series, series_of
+from tokenpaths.engine.store.ask.topics.flow import count_tokens
+from tokenpaths.engine.store.ask.topics.overview import card
+from tokenpaths.engine.store.ask.topics.paths import fit
+from tokenpaths.engine.store.ask.topics.usage import counts_of_step, usage
 from tokenpaths.engine.store.file.filters import Query, check_choice, check_page
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from tokenpaths.engine.store.ask.run import Run
 
 MEASURES = ("reuse", "compute", "skip", "loss")
 MOST_TOKENS = 5_000_000
@@ -40,8 +43,8 @@ class NotComparable(UserError):
 
 
 def compare(
-    a: Run,
-    b: Run,
+    a: RunFile,
+    b: RunFile,
     measure: str = "reuse",
     *,
     limit: int = 12,
@@ -49,7 +52,7 @@ def compare(
     points: int = MOST_POINTS,
     grouping: bool = True,
 ) -> dict[str, Any]:
-    """Run ``b`` beside run ``a``, sample by sample.
+    """RunFile ``b`` beside run ``a``, sample by sample.
 
     Parameters
     ----------
@@ -82,8 +85,8 @@ def compare(
     numbers = pairs["sample_a"].iloc[shown].tolist()
     labels = dict(a.rows(Query(_LABELS, (numbers,))))
     return {
-        "a": a.card(),
-        "b": b.card(),
+        "a": card(a),
+        "b": card(b),
         "measure": measure,
         "matched": matched.as_json() | {"sentence": _how(matched, a, b)},
         "summary": _summary(a, b),
@@ -106,12 +109,12 @@ def compare(
     }
 
 
-def grouping_of(a: Run, b: Run) -> dict[str, Any]:
+def grouping(a: RunFile, b: RunFile) -> dict[str, Any]:
     """``grouping`` of ``compare`` by itself; NotComparable as there."""
     return {"a": a.run_id, "b": b.run_id, "grouping": _grouping(a, b, _match(a, b).pairs)}
 
 
-def _match(a: Run, b: Run) -> Matched:
+def _match(a: RunFile, b: RunFile) -> Matched:
     """The pairs of samples; NotComparable where there is none."""
     if a.file.resolve() == b.file.resolve() or a.run_id == b.run_id:
         raise NotComparable(
@@ -136,7 +139,7 @@ def _match(a: Run, b: Run) -> Matched:
     return matched
 
 
-def _how(matched: Matched, a: Run, b: Run) -> str:
+def _how(matched: Matched, a: RunFile, b: RunFile) -> str:
     """How the samples were paired, and which stayed alone."""
     ways = {
         "source": "by their source, and by their content where both runs keep it",
@@ -162,7 +165,7 @@ def _values(pairs: pd.DataFrame, measure: str) -> tuple[np.ndarray, np.ndarray, 
     return sides[0], sides[1], np.isfinite(sides[0]) & np.isfinite(sides[1])
 
 
-def _correlations(a: Run, b: Run, pairs: pd.DataFrame) -> list[dict[str, Any]]:
+def _correlations(a: RunFile, b: RunFile, pairs: pd.DataFrame) -> list[dict[str, Any]]:
     """Each measure's correlation, in the order of ``MEASURES``."""
     found = {name: _correlation(a, b, pairs, name) for name in MEASURES if name != "skip"}
     # 1 − x on both sides has the coefficients of x, and ranking is most of the work.
@@ -171,7 +174,7 @@ def _correlations(a: Run, b: Run, pairs: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _correlation(
-    a: Run, b: Run, pairs: pd.DataFrame, measure: str, known_coefficients: dict[str, Any] | None = None
+    a: RunFile, b: RunFile, pairs: pd.DataFrame, measure: str, known_coefficients: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Both coefficients of a measure over the pairs, and the means; ``reason`` says why where there are none."""
     x, y, known = _values(pairs, measure)
@@ -205,7 +208,7 @@ def _no_correlation(x: np.ndarray, y: np.ndarray, measure: str, name_x: str, nam
     return None
 
 
-def _within(run: Run, pairs: pd.DataFrame, side: str) -> dict[str, Any]:
+def _within(run: RunFile, pairs: pd.DataFrame, side: str) -> dict[str, Any]:
     """Skip against reuse inside one run, over the paired samples."""
     reuse = pairs[f"reuse_{side}"].to_numpy(dtype=np.float64, na_value=np.nan)
     skip = 1 - pairs[f"compute_{side}"].to_numpy(dtype=np.float64, na_value=np.nan)
@@ -218,7 +221,7 @@ def _within(run: Run, pairs: pd.DataFrame, side: str) -> dict[str, Any]:
 
 
 def _most(
-    run: Run, pairs: pd.DataFrame, values_a: np.ndarray, values_b: np.ndarray, known: np.ndarray, limit: int
+    run: RunFile, pairs: pd.DataFrame, values_a: np.ndarray, values_b: np.ndarray, known: np.ndarray, limit: int
 ) -> list[dict[str, Any]]:
     """The samples that differ most, largest |b − a| first; those that do not differ are left out."""
     change = np.where(known, values_b - values_a, 0.0)
@@ -245,10 +248,10 @@ def _most(
     ]
 
 
-def numbers_of(run: Run) -> dict[str, float | int | None]:
+def numbers_of(run: RunFile) -> dict[str, float | int | None]:
     """One number a measure for a whole run; those of load are means over steps."""
-    observed = run.fit()["observed"]
-    steps = run.usage()["steps"]
+    observed = fit(run)["observed"]
+    steps = usage(run)["steps"]
     return {
         **{name: run.row[name] for name in ("num_samples", "num_tokens", "num_paths")},
         "effective_paths": observed["effective_paths"],
@@ -260,12 +263,12 @@ def numbers_of(run: Run) -> dict[str, float | int | None]:
     }
 
 
-def _untrained_numbers(run: Run) -> dict[str, float | int | None]:
+def _untrained_numbers(run: RunFile) -> dict[str, float | int | None]:
     """The same of the untrained twin that was traced beside the run, as far as a run keeps them; empty without one."""
-    twin, rows = run.fit()["untrained"], run.rows(queries.null_usage("untrained"))
+    twin, rows = fit(run)["untrained"], run.rows(queries.null_usage("untrained"))
     if twin is None or not rows:
         return {}
-    counts = answers.counts_of_step(rows, run.bank, run.layout.num_steps)
+    counts = counts_of_step(rows, run.bank, run.layout.num_steps)
     measures = {
         "effective_top_k": load.effective_top_k,
         "max_violation": load.max_violation,
@@ -277,7 +280,7 @@ def _untrained_numbers(run: Run) -> dict[str, float | int | None]:
     }
 
 
-def _summary(a: Run, b: Run) -> list[dict[str, Any]]:
+def _summary(a: RunFile, b: RunFile) -> list[dict[str, Any]]:
     """One row a number: of both runs, and of the untrained twin of each where it was traced beside."""
     mine, theirs = numbers_of(a), numbers_of(b)
     twins = [_untrained_numbers(run) for run in (a, b)]
@@ -293,7 +296,7 @@ def _summary(a: Run, b: Run) -> list[dict[str, Any]]:
     ]
 
 
-def _grouping(a: Run, b: Run, pairs: pd.DataFrame) -> dict[str, Any]:
+def _grouping(a: RunFile, b: RunFile, pairs: pd.DataFrame) -> dict[str, Any]:
     """Do both runs put the same tokens on one path? Over the pairs whose tokens are the same."""
     found = {"ami": None, "nmi": None, "expected_nmi": None, "num_tokens": 0, "num_samples": 0, "reason": None}
     for run in (a, b):
@@ -330,7 +333,7 @@ def _grouping(a: Run, b: Run, pairs: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _tokens(run: Run, pairs: pd.DataFrame, side: str) -> tuple[np.ndarray, np.ndarray]:
+def _tokens(run: RunFile, pairs: pd.DataFrame, side: str) -> tuple[np.ndarray, np.ndarray]:
     """path_id and token_id (−1: unknown) of the tokens of these samples, sample after sample."""
     known = "coalesce(token_id, -1)" if "token_id" in run.token_columns else "-1"
     columns = run.arrays(Query(f"SELECT path_id, {known} AS token_id FROM token"))  # in the order of rowid
@@ -339,7 +342,7 @@ def _tokens(run: Run, pairs: pd.DataFrame, side: str) -> tuple[np.ndarray, np.nd
     return columns["path_id"][rows], columns["token_id"][rows]
 
 
-def _bank_differs(a: Run, b: Run) -> str | None:
+def _bank_differs(a: RunFile, b: RunFile) -> str | None:
     """Why the flows of two runs have no link in common by name; None: they can be subtracted."""
     for name, words in (("num_steps", "steps"), ("num_modules", "modules")):
         if a.row[name] != b.row[name]:
@@ -349,7 +352,7 @@ def _bank_differs(a: Run, b: Run) -> str | None:
     return "one step has no flow" if a.row["num_steps"] == 1 else None
 
 
-def same_numbering(a: Run, b: Run) -> bool:
+def same_numbering(a: RunFile, b: RunFile) -> bool:
     """Whether module 3 of one is module 3 of the other: the same weights, or two checkpoints of one training."""
     if a.row["checkpoint_sha256"] and a.row["checkpoint_sha256"] == b.row["checkpoint_sha256"]:
         return True
@@ -357,7 +360,7 @@ def same_numbering(a: Run, b: Run) -> bool:
     return None not in series and series[0][0] == series[1][0]  # type: ignore[index]
 
 
-def _flow(a: Run, b: Run, matched: Matched, limit: int) -> dict[str, Any]:
+def _flow(a: RunFile, b: RunFile, matched: Matched, limit: int) -> dict[str, Any]:
     """Difference of the flows of the paired samples, and of the load of each step whatever its modules are called."""
     usages = [_usage(run, matched, side) for run, side in ((a, "a"), (b, "b"))]
     num_steps = [run.layout.num_steps for run in (a, b)]
@@ -426,20 +429,20 @@ def _condition(matched: Matched, side: str) -> Query | None:
     return Query("sample IN (SELECT unnest(?::INTEGER[]))", (matched.pairs[f"sample_{side}"].tolist(),))
 
 
-def _usage(run: Run, matched: Matched, side: str) -> list[np.ndarray]:
+def _usage(run: RunFile, matched: Matched, side: str) -> list[np.ndarray]:
     """Tokens of each module that a step offers, step by step."""
     condition = _condition(matched, side)
     num_steps = run.layout.num_steps
-    rows = run.rows(queries.sealed_usage(None)) if condition is None else run.count(condition, 0, num_steps)[2]
-    return answers.counts_of_step(rows, run.bank, num_steps)
+    rows = run.rows(queries.sealed_usage(None)) if condition is None else count_tokens(run, condition, 0, num_steps)[2]
+    return counts_of_step(rows, run.bank, num_steps)
 
 
-def _num_tokens(run: Run, matched: Matched, side: str) -> int:
+def _num_tokens(run: RunFile, matched: Matched, side: str) -> int:
     """Tokens of the paired samples."""
     return int(matched.pairs[f"num_tokens_{side}"].sum())
 
 
-def _nodes(a: Run, usages: Sequence[list[np.ndarray]], totals: Sequence[int]) -> list[dict[str, Any]]:
+def _nodes(a: RunFile, usages: Sequence[list[np.ndarray]], totals: Sequence[int]) -> list[dict[str, Any]]:
     """Share of the tokens at each module of each step in both runs, of modules that one of them used."""
     return [
         a.bank.head(step, module)
@@ -450,20 +453,20 @@ def _nodes(a: Run, usages: Sequence[list[np.ndarray]], totals: Sequence[int]) ->
     ]
 
 
-def _links(run: Run, matched: Matched, side: str) -> tuple[np.ndarray, np.ndarray]:
+def _links(run: RunFile, matched: Matched, side: str) -> tuple[np.ndarray, np.ndarray]:
     """A number for each link, and its share of the tokens; sorted by the number."""
     condition, layout = _condition(matched, side), run.layout
     if condition is None:
         num_tokens, columns = run.row["num_tokens"], run.arrays(queries.sealed_flow(None, 0, layout.num_steps))
     else:
-        num_tokens, columns, _ = run.count(condition, 0, layout.num_steps)
+        num_tokens, columns, _ = count_tokens(run, condition, 0, layout.num_steps)
     step, source, target = (columns[name].astype(np.int64) for name in ("step", "source", "target"))
     key = (step * layout.num_modules + source) * layout.num_modules + target
     order = np.argsort(key)
     return key[order], columns["count"][order].astype(np.float64) / num_tokens
 
 
-def over_training(checkpoints: Sequence[Run], run_id: str) -> dict[str, Any]:
+def over_training(checkpoints: Sequence[RunFile], run_id: str) -> dict[str, Any]:
     """The numbers of each checkpoint of a training, in order of iteration; for the runs of one series.
 
     Raises:

@@ -8,22 +8,21 @@ Shapes: n tokens, N samples, P paths by rank, S steps, K slots, M modules.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tokenpaths.engine.analysis.contrast import Contrast, contrast, effective_size, wilson
 from tokenpaths.engine.analysis.words import KINDS, Words, check_pattern, fitting
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.store.ask.patch_kinds import PATCH_KINDS, measured, patches_of_kind
-from tokenpaths.engine.store.ask.samples import shown_at
-from tokenpaths.engine.store.ask.token_table import Travellers, travellers
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.tables.token_table import Travellers, travellers
+from tokenpaths.engine.store.ask.topics.patch_kinds import PATCH_KINDS, measured, patches_of_kind
+from tokenpaths.engine.store.ask.topics.samples import shown_at
 from tokenpaths.engine.store.file.checks import check_text
 from tokenpaths.engine.store.file.filters import Filters, check_choice, check_filters, check_page
-
-if TYPE_CHECKING:
-    from tokenpaths.engine.store.ask.run import Run
 
 READINGS = ("word", "token")
 """what ``q`` and ``kind`` are told from: the whole word that a token stands in, or the token's own characters"""
@@ -58,8 +57,29 @@ class Wanted:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in shown.items()}
 
 
-def search_tokens(run: Run, wanted: Wanted, *, least: int, limit: int, examples: int, seed: int) -> dict[str, Any]:
-    """The answer of ``Run.search_tokens``."""
+def search_tokens(
+    run: RunFile,
+    *,
+    q: str | None = None,
+    kind: str | None = None,
+    reading: str = "word",
+    label: str | None = None,
+    paths: Sequence[int] = (),
+    through: Sequence[tuple[int, int]] = (),
+    ranks: tuple[int, int] | None = None,
+    compute: tuple[int | float, int | float] | None = None,
+    reuse: tuple[int | float, int | float] | None = None,
+    least: int = 10,
+    limit: int = 20,
+    examples: int = 30,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Which paths these tokens take: found by word or pattern ``q``, ``kind`` of word and filters; all must hold.
+
+    ``paths``: share among them, lift over all tokens. ``modules``: contrast Δ with the other tokens. Both with 95 %
+    intervals that take samples as what was drawn; no interval of a lift for fewer than ``least`` tokens.
+    """
+    wanted = Wanted(q, kind, reading, label, tuple(paths), tuple(through), ranks, compute, reuse)
     _check(run, wanted)
     check_page(limit, 0, MOST_ROWS)
     if not 0 <= examples <= MOST_EXAMPLES:
@@ -101,7 +121,7 @@ def search_tokens(run: Run, wanted: Wanted, *, least: int, limit: int, examples:
     }
 
 
-def _check(run: Run, wanted: Wanted) -> None:
+def _check(run: RunFile, wanted: Wanted) -> None:
     """UserError where the question names what cannot be."""
     check_text(wanted.q, "q", field="q")
     check_choice(wanted.reading, READINGS, "reading")
@@ -127,7 +147,7 @@ def _check(run: Run, wanted: Wanted) -> None:
             )
 
 
-def _words(run: Run, found: Travellers, wanted: Wanted) -> Words | None:
+def _words(run: RunFile, found: Travellers, wanted: Wanted) -> Words | None:
     """What ``q`` and ``kind`` are looked for in; None where the run has nothing of the sort."""
     words = found.words if wanted.reading == "word" else found.pieces
     words = words or found.pieces
@@ -145,7 +165,7 @@ def _words(run: Run, found: Travellers, wanted: Wanted) -> Words | None:
     return words
 
 
-def token_mask(run: Run, found: Travellers, wanted: Wanted, words: Words | None) -> np.ndarray:
+def token_mask(run: RunFile, found: Travellers, wanted: Wanted, words: Words | None) -> np.ndarray:
     """(n,) whether each token is one of those that are wanted."""
     mask_P = np.ones(len(found.rank_P), dtype=bool)
     for values_P, bounds in (
@@ -239,7 +259,7 @@ def _paths(found: Travellers, mask_n: np.ndarray, least: int, limit: int) -> lis
 
 
 def _modules(
-    run: Run, found: Travellers, mask_n: np.ndarray, through: tuple[tuple[int, int], ...], limit: int
+    run: RunFile, found: Travellers, mask_n: np.ndarray, through: tuple[tuple[int, int], ...], limit: int
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Modules per step by how surely they differ: Δ = share of these tokens − share of the others that choose it.
 

@@ -5,20 +5,16 @@ What needs pixels is measured on ``MOST_PICTURES`` pictures drawn by hash; the s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from tokenpaths.engine.analysis.patches import at_border, at_centre, busiest, flattest, patch_contrast
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.store.ask.excerpts import open_picture
-from tokenpaths.engine.store.ask.queries import some_samples
-from tokenpaths.engine.store.ask.token_table import Travellers
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.tables.excerpts import open_picture
+from tokenpaths.engine.store.ask.tables.queries import some_samples
+from tokenpaths.engine.store.ask.tables.token_table import Travellers
 from tokenpaths.engine.store.file.filters import Query
-from tokenpaths.engine.store.write.hash_sample import mix
-
-if TYPE_CHECKING:
-    from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.file.hash_sample import mix
 
 BY_PIXELS = {"edge": busiest, "flat": flattest}
 BY_PLACE = {"border": at_border, "centre": at_centre}
@@ -28,7 +24,7 @@ AT_ONCE = 32
 SEED = 0
 
 
-def measured(run: Run, found: Travellers, kind: str | None) -> Travellers:
+def measured(run: RunFile, found: Travellers, kind: str | None) -> Travellers:
     """The tokens that ``kind`` can be told of: those of a draw of pictures where it needs pixels, else all."""
     if kind not in BY_PIXELS or found.num_samples <= MOST_PICTURES:
         return found
@@ -38,7 +34,7 @@ def measured(run: Run, found: Travellers, kind: str | None) -> Travellers:
     return found.kept["pictures"]
 
 
-def patches_of_kind(run: Run, found: Travellers, kind: str) -> np.ndarray:
+def patches_of_kind(run: RunFile, found: Travellers, kind: str) -> np.ndarray:
     """(n,) whether each patch is of one of ``PATCH_KINDS``.
 
     Raises:
@@ -71,14 +67,14 @@ def patches_of_kind(run: Run, found: Travellers, kind: str) -> np.ndarray:
     return mask_n
 
 
-def _grids(run: Run, found: Travellers) -> np.ndarray:
+def _grids(run: RunFile, found: Travellers) -> np.ndarray:
     """(N, 2) rows and columns of patches of each sample; zeros without a grid."""
     rows = run.rows(Query("SELECT sample, coalesce(grid_rows, 0), coalesce(grid_cols, 0) FROM sample"))
     grids = {row[0]: row[1:] for row in rows}
     return np.array([grids[int(number)] for number in found.samples_N], dtype=np.int64).reshape(-1, 2)
 
 
-def _contrast(run: Run, found: Travellers) -> np.ndarray:
+def _contrast(run: RunFile, found: Travellers) -> np.ndarray:
     """(n,) standard deviation of the grey values inside each patch; NaN where there is no picture."""
     contrast_n = np.full(found.num_tokens, np.nan)
     grids_N2 = _grids(run, found)

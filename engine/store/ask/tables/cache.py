@@ -1,4 +1,4 @@
-"""What was read of open runs stays in memory for the next question, up to a bound for all of them together."""
+"""LRU cache of arrays read from open runs, bounded for the whole process."""
 
 from __future__ import annotations
 
@@ -6,28 +6,27 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.ask.run_file import RunFile
 
 T = TypeVar("T")
 MOST_BYTES = 192 * 2**20
-_HELD: OrderedDict[tuple[int, str], tuple[weakref.ref[Run], Any, int]] = OrderedDict()
+_HELD: OrderedDict[tuple[int, str], tuple[weakref.ref[RunFile], Any, int]] = OrderedDict()
 _LOCK = threading.Lock()
 
 
-def held(run: Run, name: str, load: Callable[[], T], num_bytes: Callable[[T], int]) -> T:
-    """What ``load`` gives, kept under ``name`` while ``run`` is there and nothing else needs the room.
+def held(run: RunFile, name: str, load: Callable[[], T], num_bytes: Callable[[T], int]) -> T:
+    """What ``load`` returns, cached under ``name`` while ``run`` lives and nothing newer needs the room.
 
-    Two that ask at once may both load it, which is harmless: what is held is never changed.
+    Two threads may both load it, which is harmless: cached values are never changed.
     """
     key = (id(run), name)
     with _LOCK:
-        found = _HELD.get(key)
-        if found is not None and found[0]() is run:
+        entry = _HELD.get(key)
+        if entry is not None and entry[0]() is run:
             _HELD.move_to_end(key)
-            return found[1]
+            return entry[1]
     value = load()
     size = num_bytes(value)
     with _LOCK:

@@ -1,0 +1,232 @@
+"""RunFile: one open run, its head in memory, and the reads that all topics share.
+
+Shapes: n tokens, p paths, S steps, K slots, V = S·K, M modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import duckdb
+import numpy as np
+
+from tokenpaths.engine.analysis.ribbon_costs import module_units
+from tokenpaths.engine.base.errors import NoSuchThing, UserError
+from tokenpaths.engine.base.records import ModuleInfo
+from tokenpaths.engine.store.ask.tables import queries
+from tokenpaths.engine.store.file.checks import check_text
+from tokenpaths.engine.store.file.filters import Filters, Query, check_filters
+from tokenpaths.engine.store.file.flow_counter import ribbons_of
+from tokenpaths.engine.store.file.open_file import Connection
+from tokenpaths.engine.store.file.path_pages import PAGE_PATHS, PAGES_AT_ONCE, Shares
+from tokenpaths.engine.store.file.schema import Layout
+from tokenpaths.engine.store.file.soft_tables import read_shapes
+from tokenpaths.engine.store.file.token_flops import flops_table
+from tokenpaths.engine.store.file.weight_codes import CODES
+
+_File = TypeVar("_File", bound="RunFile")
+
+
+class ModuleBank:
+    """Names and kinds of the modules that each step offers."""
+
+    def __init__(self, modules: Sequence[ModuleInfo], available: np.ndarray) -> None:
+        self.available = available
+        """(S, M) bool"""
+        self._shared = {m.module: m for m in modules if m.step is None}
+        self._of_step = {(m.step, m.module): m for m in modules if m.step is not None}
+        self.own_modules = bool(self._of_step)
+        """whether modules belong to their step: equal ids at two steps are different modules then"""
+
+    def find(self, step: int, module: int) -> ModuleInfo:
+        """The module that ``step`` calls ``module``."""
+        return self._of_step.get((step, module)) or self._shared[module]
+
+    def offered(self, step: int) -> list[int]:
+        """Module ids that ``step`` can pick."""
+        return [int(i) for i in np.flatnonzero(self.available[step])]
+
+    def head(self, step: int, module: int) -> dict[str, Any]:
+        """step, module, name and kind, as answers begin their rows."""
+        info = self.find(step, module)
+        return {"step": step, "module": module, "name": info.name, "kind": info.kind}
+
+
+class RunFile:
+    """A sealed run, read-only; safe from several threads (a cursor for each call).
+
+    Every question is interrupted after ``time_limit_s`` (QueryTimeout); damage that shows only
+    while reading is a RunFileError; a filter that names what is not there is a UserError.
+    """
+
+    def __init__(self, file: Path, connection: Connection) -> None:
+        self.file = file
+        self.run_id = file.stem
+        self._connection = connection
+        with connection.cursor() as cursor:
+            cursor.execute(queries.run_row().sql)
+            names = [column[0] for column in cursor.description]
+            self.row: dict[str, Any] = dict(zip(names, cursor.fetchall()[0], strict=True))
+            self.modules = [ModuleInfo(*row) for row in cursor.execute(queries.module_rows().sql).fetchall()]
+            self.labels = cursor.execute(queries.label_rows().sql).fetchall()
+            """rows label_id, label, num_samples, num_tokens"""
+            self.regions: dict[int, str] = dict(cursor.execute(queries.region_rows().sql).fetchall())
+            cursor.execute("SELECT * FROM token LIMIT 0")
+            self.token_columns = tuple(column[0] for column in cursor.description if column[0] != "rowid")
+            self.soft_shapes, self.axis_names = read_shapes(cursor)
+        self.layout = Layout(
+            self.row["num_steps"],
+            self.row["top_k"],
+            self.row["num_modules"],
+            CODES[self.row["weight_code"]],
+            by_path=not {"m0", "ids"} & set(self.token_columns),
+        )
+        self._label_ids = {label: (label_id, tokens) for label_id, label, _, tokens in self.labels}
+        available, self.units = module_units(self.modules, self.layout.num_steps, self.layout.num_modules)
+        self.bank = ModuleBank(self.modules, available)
+
+    @classmethod
+    def open(cls: type[_File], path: Path | str, *, time_limit_s: int | float = 10.0) -> _File:
+        """Open the run file ``path``.
+
+        Raises:
+            RunNotFound, RunFileError: a sentence about what is wrong with the file.
+        """
+        path = Path(path)
+        connection = Connection(path, time_limit_s)
+        try:
+            return cls(path, connection)
+        except BaseException:
+            connection.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file; the object is of no use afterwards."""
+        self._connection.close()
+
+    def __enter__(self: _File) -> _File:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def rows(self, query: Query) -> list[tuple]:
+        """All rows of one question."""
+        return self._connection.rows(query.sql, query.parameters)
+
+    def arrays(self, query: Query) -> dict[str, np.ndarray]:
+        """All columns of one question, which hold no NULL, as numpy arrays."""
+        return self._connection.arrays(query.sql, query.parameters)
+
+    def cursor(self, *, limited: bool = True) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
+        """A cursor of the file, without the time limit unless ``limited``."""
+        return self._connection.cursor(limited=limited)
+
+    def chunks(self, query: Query, num_rows: int, *, limited: bool = True) -> Iterator[dict[str, np.ndarray]]:
+        """The columns of one question, which hold no NULL, ``num_rows`` rows at a time."""
+        with self.cursor(limited=limited) as cursor:
+            for batch in cursor.execute(query.sql, list(query.parameters)).to_arrow_reader(num_rows):
+                if batch.num_rows:
+                    names = batch.schema.names
+                    yield {n: c.to_numpy(zero_copy_only=False) for n, c in zip(names, batch.columns, strict=True)}
+
+    @cached_property
+    def first_rows(self) -> np.ndarray:
+        """(samples,) the row of ``token`` that each sample begins with."""
+        return self._connection.arrays("SELECT first_row FROM sample ORDER BY sample")["first_row"]
+
+    @cached_property
+    def tables_there(self) -> frozenset[str]:
+        """Tables and views of the file."""
+        listed = "SELECT table_name FROM information_schema.tables WHERE table_catalog = 'r'"
+        return frozenset(name for (name,) in self.rows(Query(listed)))
+
+    @cached_property
+    def flops(self) -> np.ndarray:
+        """(S, M) FLOPs of each module at each step."""
+        return flops_table(self.modules, self.layout.num_steps, self.layout.num_modules)
+
+    @cached_property
+    def shares(self) -> Shares:
+        """The CDF of ranks."""
+        rows = self.arrays(Query("SELECT count, num_paths FROM path_count WHERE kind = 'observed' ORDER BY count DESC"))
+        return Shares(rows["count"].astype(np.int64), rows["num_paths"].astype(np.int64), self.row["num_tokens"])
+
+    def look_up(self, path_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rank (p,) and ribbon (p, V) of the paths with these numbers (p,).
+
+        Ribbons are (p, 0) where tokens have ids of their own: ``path_page`` holds none then.
+        """
+        layout = self.layout
+        pages, page_of = np.unique(path_ids // PAGE_PATHS, return_inverse=True)
+        ranks = np.empty(len(path_ids), dtype=np.int64)
+        ribbons = np.empty((len(path_ids), layout.visits if layout.by_path else 0), dtype=layout.id_dtype)
+        columns = "page, ranks, ribbons" if layout.by_path else "page, ranks"
+        for start in range(0, len(pages), PAGES_AT_ONCE):
+            wanted = pages[start : start + PAGES_AT_ONCE]
+            if len(wanted) == int(wanted[-1] - wanted[0]) + 1:
+                where, parameters = "page BETWEEN ? AND ?", (int(wanted[0]), int(wanted[-1]))
+            else:  # a list of values is looked up in the rows; a join would build a table of them first
+                where, parameters = f"page IN ({', '.join('?' * len(wanted))})", tuple(wanted.tolist())
+            rows = self.rows(Query(f"SELECT {columns} FROM path_page WHERE {where} ORDER BY page", parameters))
+            here = np.flatnonzero((page_of >= start) & (page_of < start + len(wanted)))
+            sizes = np.array([len(row[1]) // 4 for row in rows])
+            place = (np.cumsum(sizes) - sizes)[page_of[here] - start] + path_ids[here] % PAGE_PATHS
+            ranks[here] = np.frombuffer(b"".join(row[1] for row in rows), dtype="<i4")[place]
+            if layout.by_path:
+                flat = np.frombuffer(b"".join(row[2] for row in rows), dtype=layout.id_dtype)
+                ribbons[here] = flat.reshape(-1, layout.visits)[place]
+        return ranks, ribbons
+
+    def ribbons_of(self, columns: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids (n, S, K) and 8-bit weights (n, S, K) of the fetched ``columns_sql``."""
+        if not self.layout.by_path:
+            return ribbons_of(self.layout, columns)
+        shape = (len(columns[0]), self.layout.num_steps, 1)
+        ids = self.look_up(np.asarray(columns[0], dtype=np.int64))[1]
+        return ids.reshape(shape), np.stack(columns[1:], axis=1).reshape(shape)
+
+    def filters(
+        self, label: str | None, paths: Sequence[int], through: Sequence[tuple[int, int]]
+    ) -> tuple[Filters, int | None]:
+        """The checked filters and the number of their label; UserError where the run does not have what they name."""
+        filters = Filters(label, tuple(paths), tuple((step, module) for step, module in through))
+        check_filters(filters, self.layout, self.row["num_paths"])
+        return filters, self.label_id(label)
+
+    def label_id(self, label: str | None) -> int | None:
+        """The number of a label; UserError where the run does not have it."""
+        if label is None:
+            return None
+        check_text(label, "label", field="label")
+        if label not in self._label_ids:
+            known = ", ".join(name for _, name, _, _ in self.labels[:10])
+            more = f" and {len(self.labels) - 10} more" if len(self.labels) > 10 else ""
+            has = f"its labels are {known}{more}" if known else "it has no labels"
+            raise UserError(f"run {self.run_id!r} has no label {label[:60]!r}: {has}", field="label")
+        return self._label_ids[label][0]
+
+    def num_tokens(self, label: str | None = None) -> int:
+        """Tokens of the run, or of one of its labels."""
+        return self.row["num_tokens"] if label is None else self._label_ids[label][1]
+
+    def num_samples(self, label: str | None = None) -> int:
+        """Samples of the run, or of one of its labels."""
+        if label is None:
+            return int(self.row["num_samples"])
+        return next(samples for _, name, samples, _ in self.labels if name == label)
+
+    def check_step(self, step: int) -> None:
+        """UserError unless the run has this step."""
+        if not 0 <= step < self.layout.num_steps:
+            raise UserError(f"step {step} does not exist, the run has 0 to {self.layout.num_steps - 1}", field="step")
+
+    def no_sample(self, sample: int) -> NoSuchThing:
+        """The error of a sample that the run does not have."""
+        return NoSuchThing(
+            f"run {self.run_id!r} has samples 0 to {self.row['num_samples'] - 1}, not {sample}", field="sample"
+        )

@@ -1,0 +1,48 @@
+"""Answers that take long, read from table ``answer`` where they were worked out when the run was sealed.
+
+A row is one question with all of its arguments and the answer as JSON. The same function makes the answer at sealing
+(``write.seal_answers``) and when other arguments are asked for, so there is no second implementation.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.file.filters import Query
+
+ANSWERS_VERSION = 1
+"""another number when an answer changes its shape or its meaning: older files are asked anew then"""
+Answer = dict[str, Any]
+
+
+def answer_key(
+    question: str, function: Callable[..., Answer], run: RunFile, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[str, str]:
+    """``question`` and ``arguments`` of a row: the name, and all arguments but the run, defaults included."""
+    bound = inspect.signature(function).bind(run, *args, **kwargs)
+    bound.apply_defaults()
+    arguments = dict(list(bound.arguments.items())[1:])
+    return f"{question} {ANSWERS_VERSION}", json.dumps(arguments, sort_keys=True, default=str)
+
+
+def sealed(question: str) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
+    """Decorator of a topic's function whose answer may lie in the file, under the name ``question``."""
+
+    def decorate(function: Callable[..., Answer]) -> Callable[..., Answer]:
+        @functools.wraps(function)
+        def ask(run: RunFile, *args: Any, **kwargs: Any) -> Answer:
+            key = answer_key(question, function, run, args, kwargs)
+            rows = run.rows(Query("SELECT answer FROM answer WHERE question = ? AND arguments = ?", key))
+            if rows:
+                return {"run": run.run_id, **json.loads(rows[0][0])}
+            return function(run, *args, **kwargs)
+
+        ask.question = question  # type: ignore[attr-defined]
+        return ask
+
+    return decorate

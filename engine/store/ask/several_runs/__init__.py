@@ -1,0 +1,1 @@
+"""Answers about several runs: comparisons, effects of edits, saturation over a training."""

@@ -1,0 +1,1 @@
+"""Readers of single tables of a run file, below the topics."""

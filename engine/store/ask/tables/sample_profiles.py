@@ -1,0 +1,102 @@
+"""Reads the path profiles of samples (``file.profile_pages``) and compares one with all others.
+
+Shapes: n samples of a page, S steps, M modules, D = S·M.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tokenpaths.engine.base.errors import RunFileError
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.tables.cache import held
+from tokenpaths.engine.store.file.filters import Query
+from tokenpaths.engine.store.file.profile_pages import Page, page_samples
+
+MOST_HELD_BYTES = 128 * 2**20
+"""of the pages of a run that stay in memory for the next question; more are read each time"""
+PAGES_AT_ONCE = 8
+BLOCK_SAMPLES = 512
+"""compared at once, so that they stay in the processor's cache"""
+
+
+def has_profiles(run: RunFile) -> bool:
+    """Whether the file holds the counts; those of small runs are counted when asked for."""
+    count = Query("SELECT count(*) FROM profile_page")
+    return held(run, "num_profile_pages", lambda: run.rows(count)[0][0], lambda _: 0) > 0
+
+
+def pages(run: RunFile, numbers: np.ndarray | None = None) -> Iterator[Page]:
+    """The pages with these samples (rising), in their order; of all without ``numbers``."""
+    layout = run.layout
+    size = page_samples(layout)
+    if run.row["num_samples"] * layout.num_steps * layout.num_modules <= MOST_HELD_BYTES:
+        found = held(run, "profiles", lambda: list(_read(run)), lambda parts: sum(part.num_bytes for part in parts))
+        wanted = range(len(found)) if numbers is None else np.unique(numbers // size).tolist()
+        yield from (found[place] for place in wanted)
+        return
+    yield from _read(run, None if numbers is None else (np.unique(numbers // size) * size).tolist())
+
+
+def _read(run: RunFile, firsts: list[int] | None = None) -> Iterator[Page]:
+    """Pages from the file, a few in memory at a time; RunFileError where one is not what was sealed."""
+    size, num_samples = page_samples(run.layout), int(run.row["num_samples"])
+    if firsts is None:
+        firsts = list(range(0, num_samples, size))
+    for start in range(0, len(firsts), PAGES_AT_ONCE):
+        part = firsts[start : start + PAGES_AT_ONCE]
+        rows = run.rows(
+            Query(
+                "SELECT first_sample, num_samples, counts, places, large FROM profile_page WHERE first_sample IN "
+                f"({', '.join('?' * len(part))}) ORDER BY first_sample",
+                tuple(part),
+            )
+        )
+        # Before anything is unpacked: a file of a stranger may say that a page holds any number of samples.
+        if [row[:2] for row in rows] != [(first, min(size, num_samples - first)) for first in part]:
+            raise _damaged(run)
+        for row in rows:
+            try:
+                page = Page.of(row, run.layout)
+            except (ValueError, OSError) as error:
+                raise _damaged(run) from error
+            yield page
+
+
+def _damaged(run: RunFile) -> RunFileError:
+    return RunFileError(f"{run.file.name} is damaged (table profile_page): copy it again or trace the run again")
+
+
+def profiles_of(run: RunFile, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Profiles of these samples (rising), piece by piece: their numbers and (n, D) float32."""
+    for page in pages(run, numbers):
+        here = numbers[(numbers >= page.first) & (numbers < page.first + len(page.low_nD))]
+        yield here, page.profiles(here - page.first, run.layout.num_steps)
+
+
+def squared_distances(run: RunFile, own: np.ndarray) -> np.ndarray:
+    """(samples,) squared distances of all samples to the profile ``own``, each within ``rounding`` of the exact one.
+
+    |a − b|² = |a|² + |b|² − 2a·b, and a profile has the length √½: one product of a matrix and a vector.
+    """
+    num_steps = run.layout.num_steps
+    found = np.empty(int(run.row["num_samples"]), dtype=np.float64)
+    length = float(own.astype(np.float64) @ own)
+    for page in pages(run):
+        for start in range(0, len(page.low_nD), BLOCK_SAMPLES):
+            counts = page.block(start, start + BLOCK_SAMPLES)
+            visits = page.visits_n[start : start + BLOCK_SAMPLES]
+            known = visits > 0
+            scale = np.sqrt(np.divide(0.5 / num_steps, visits, out=np.zeros(len(visits)), where=known))
+            shared = (np.sqrt(counts, out=counts) @ own) * scale
+            first = page.first + start
+            found[first : first + len(visits)] = length + np.where(known, 0.5, 0.0) - 2 * shared
+    return found
+
+
+def rounding(run: RunFile) -> float:
+    """How far ``squared_distances`` may be off: D sums in single precision of parts that sum to ½ at most, doubled."""
+    width = run.layout.num_steps * run.layout.num_modules
+    return 2 * (width + 8) * float(np.finfo(np.float32).eps)

@@ -1,0 +1,160 @@
+"""What a run says of itself: its card in a list of runs, and everything on its first page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import RUN_SUFFIX, is_name
+from tokenpaths.engine.base.records import ModuleInfo
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.tables import queries
+from tokenpaths.engine.store.ask.tables.excerpts import finite
+from tokenpaths.engine.store.ask.topics.distributions import existing_measures
+from tokenpaths.engine.store.ask.topics.paths import fit
+from tokenpaths.engine.store.ask.topics.soft_decisions import findings
+from tokenpaths.engine.store.file.filters import Query
+
+CARD_FIELDS = (
+    "model",
+    "family",
+    "modality",
+    "dataset",
+    "split",
+    "num_samples",
+    "num_tokens",
+    "num_steps",
+    "num_modules",
+    "top_k",
+    "num_paths",
+    "accuracy",
+    "loss",
+    "created_at",
+)
+
+TWIN_ASSOCIATION = ("nmi", "null_mean", "null_std", "p_value")
+SHARE_RANKS = (1, 10, 100, 1000)
+_CROP = r"^(.+) at \(\d+, \d+\), \d+ px$"
+"""how the source of a crop is written (``tokenpaths.engine.data.bundled.photos``): file, place and side"""
+
+
+def card(run: RunFile) -> dict[str, Any]:
+    """What a list of runs shows."""
+    return run_card(run.run_id, run.row, samples_are=_crops(run))
+
+
+def run_card(
+    run_id: str, row: Mapping[str, Any] | None, problem: str | None = None, samples_are: str | None = None
+) -> dict[str, Any]:
+    """The card of a run; of an unreadable one everything but its name and problem is None."""
+    fields = {name: row[name] if row else None for name in CARD_FIELDS}
+    for name in ("accuracy", "loss"):
+        fields[name] = finite(fields[name])
+    if fields["modality"] == "vision" and fields["accuracy"] is None:
+        fields["loss"] = None  # of the few labels that the model knows
+    status = "sealed" if row else "unreadable"
+    return {"run": run_id, **fields, "samples_are": samples_are, "status": status, "problem": problem}
+
+
+def info(run: RunFile) -> dict[str, Any]:
+    """The card with configuration, labels, modules, summary, associations and existing measures."""
+    ranks = [rank for rank in SHARE_RANKS if rank <= run.row["num_paths"]]
+    shares = run.rows(queries.top_shares(ranks))
+    return {
+        **card(run),
+        "config": json.loads(run.row["config"]),
+        "weight_semantics": json.loads(run.row["weight_semantics"]),
+        "checkpoint_sha256": run.row["checkpoint_sha256"],
+        "engine_version": run.row["engine_version"],
+        "schema_version": run.row["schema_version"],
+        "labels": [
+            {"label": label, "num_samples": samples, "num_tokens": tokens} for _, label, samples, tokens in run.labels
+        ],
+        "modules": [
+            {name: getattr(module, name) for name in ModuleInfo.__dataclass_fields__} for module in run.modules
+        ],
+        "summary": {
+            "num_paths": run.row["num_paths"],
+            "effective_paths": fit(run)["observed"]["effective_paths"],
+            "top_shares": [{"n": rank, "share": cdf} for rank, cdf in shares],
+            "mean_compute": run.row["mean_compute"],
+            "mean_reuse": run.row["mean_reuse"],
+        },
+        "associations": _associations(run.rows(queries.association_rows())),
+        "measures": existing_measures(run),
+        "soft": list(run.soft_shapes),
+        "findings": findings(run),
+    }
+
+
+def _associations(rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    """Rows of ``queries.association_rows``: one of each attribute, with the numbers of the untrained twin beside."""
+    names = ("attribute", "nmi", "null_mean", "null_std", "p_value", "shuffles", "num_tokens", "shuffled", "whose")
+    answers: dict[str, dict[str, Any]] = {}
+    for row in sorted((dict(zip(names, row, strict=True)) for row in rows), key=lambda row: row["whose"]):
+        if row["whose"] == "untrained":
+            answers[row["attribute"]] |= {f"untrained_{name}": row[name] for name in TWIN_ASSOCIATION}
+            continue
+        answers[row["attribute"]] = {
+            **{name: row[name] for name in names[:8]},
+            **{f"untrained_{name}": None for name in TWIN_ASSOCIATION},
+        }
+    return [answers[attribute] for attribute in sorted(answers)]
+
+
+def _crops(run: RunFile) -> str | None:
+    """“120 crops of 2 pictures” where all images are crops and several are of one picture; None elsewhere.
+
+    Such crops are alike, so whatever takes them for independent samples (intervals, shuffles) is surer than it should
+    be.
+    """
+    if run.row["modality"] != "vision":
+        return None
+    query = Query(
+        "SELECT count(*), count(DISTINCT picture) FILTER (WHERE picture <> '') FROM "
+        "(SELECT regexp_extract(coalesce(source, ''), ?, 1) AS picture FROM sample) HAVING min(picture) <> ''",
+        (_CROP,),
+    )
+    rows = run.rows(query)
+    if not rows or rows[0][1] >= rows[0][0]:
+        return None
+    crops, pictures = rows[0]
+    return f"{crops:,} crops of {pictures:,} picture{'s' if pictures > 1 else ''}"
+
+
+def list_runs(runs_dir: Path) -> list[dict[str, Any]]:
+    """The cards of all run files, newest first; a file that cannot be read says why in ``problem``.
+
+    A missing folder has no runs. Cards are remembered until their file changes.
+    """
+    folder = Path(runs_dir)
+    files = sorted(folder.glob(f"*{RUN_SUFFIX}")) if folder.is_dir() else []
+    cards = []
+    for file in files:
+        if file.name.startswith("."):
+            continue
+        try:
+            stat = file.stat()
+        except OSError:
+            continue  # Deleted between the listing and now.
+        cards.append(dict(_card(str(file), stat.st_mtime_ns, stat.st_size, stat.st_ino)))
+    return sorted(cards, key=lambda c: (c["created_at"] or "", c["run"]), reverse=True)
+
+
+@lru_cache(maxsize=4096)
+def _card(file_name: str, mtime_ns: int, size: int, inode: int) -> dict[str, Any]:
+    """The card of one file; the other arguments tell its versions apart."""
+    file = Path(file_name)
+    if not is_name(file.stem):
+        return run_card(
+            file.stem, None, f"{file.name} has a name that no address can hold: use letters, digits, - and _"
+        )
+    try:
+        with RunFile.open(file) as run:
+            return card(run)
+    except UserError as error:
+        return run_card(file.stem, None, str(error))

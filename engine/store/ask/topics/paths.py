@@ -1,0 +1,222 @@
+"""Paths of a run: the list by rank, its fit and its power law, and examples of tokens on a path."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokenpaths.engine.base.errors import NoSuchThing
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.sealed_answers import sealed
+from tokenpaths.engine.store.ask.tables import queries
+from tokenpaths.engine.store.ask.tables.excerpts import nested_ribbon
+from tokenpaths.engine.store.ask.topics.samples import shown_at
+from tokenpaths.engine.store.file.columns import MEMBERS
+from tokenpaths.engine.store.file.filters import (
+    Filters,
+    Query,
+    check_choice,
+    check_page,
+    next_offset,
+    path_condition,
+    token_condition,
+)
+from tokenpaths.engine.store.file.path_pages import TOP_ROWS
+from tokenpaths.engine.store.file.schema import Layout
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.analysis.power_law import Histogram, Verdict
+
+MOST_ROWS = 1000
+MOST_EXAMPLES = 200
+KINDS = ("observed", "untrained", "independent")
+"""the run, its untrained twin, and independent steps"""
+
+
+def paths(
+    run: RunFile,
+    *,
+    order: str = "rank",
+    label: str | None = None,
+    paths: Sequence[int] = (),
+    through: Sequence[tuple[int, int]] = (),
+    limit: int = 100,
+    offset: int = 0,
+) -> dict[str, Any]:
+    """A page of paths; ``order`` compute and reuse list the largest first.
+
+    Under filters ``count``, ``share``, ``num_paths`` and ``num_tokens`` are those of the filtered
+    tokens; rank, cdf and top_label stay those of the whole run.
+    """
+    check_choice(order, queries.PATH_ORDERS, "order")
+    check_page(limit, offset, MOST_ROWS)
+    filters, label_id = run.filters(label, paths, through)
+    if label_id is None and not filters.need_tokens:
+        num_paths, num_tokens = run.row["num_paths"], run.row["num_tokens"]
+        top = _top_paths(order, None, limit, offset) if order != "rank" else None
+        rows = run.rows(top or queries.all_paths(order, limit, offset))
+    elif (page := _page_of_label(run, order, label, label_id, filters, limit, offset)) is not None:
+        num_paths, num_tokens, rows = page
+    elif run.layout.by_path and label_id is None:
+        num_paths, num_tokens = run.rows(queries.path_totals(path_condition(filters)))[0]
+        rows = run.rows(queries.chosen_paths(path_condition(filters), order, limit, offset))
+    else:
+        condition = token_condition(filters, label_id, run.layout)
+        ((num_paths, num_tokens),) = run.rows(queries.filtered_path_totals(condition))
+        rows = run.rows(queries.filtered_paths(condition, order, limit, offset))
+    return {
+        "run": run.run_id,
+        "num_paths": num_paths,
+        "num_tokens": num_tokens,
+        "paths": path_rows(rows, num_tokens, run.layout),
+        "next": next_offset(offset, limit, num_paths),
+    }
+
+
+def _page_of_label(
+    run: RunFile, order: str, label: str | None, label_id: int | None, filters: Filters, limit: int, offset: int
+) -> tuple[int, int, list[tuple]] | None:
+    """num_paths, num_tokens and rows of a label's page, where it was worked out at sealing."""
+    if label_id is None or filters.need_tokens or order != "rank":
+        return None
+    top = _top_paths(order, label_id, limit, offset)
+    ((num_paths, listed),) = run.rows(
+        Query(
+            "SELECT num_paths, EXISTS (SELECT 1 FROM path_top WHERE label_id = label_path.label_id) FROM label_path "
+            "WHERE label_id = ?",
+            (label_id,),
+        )
+    )
+    return (num_paths, run.num_tokens(label), run.rows(top)) if top and listed else None
+
+
+def _top_paths(order: str, label_id: int | None, limit: int, offset: int) -> Query | None:
+    """As ``queries.all_paths``, from the sealed list; None beyond its end."""
+    if offset + limit > TOP_ROWS:
+        return None
+    return Query(
+        "SELECT rank, ribbon, count, cdf, compute, reuse, top_label, top_label_share FROM path_top "
+        "WHERE list = ? AND label_id IS NOT DISTINCT FROM ? AND place BETWEEN ? AND ? ORDER BY place",
+        (order, label_id, offset, offset + limit - 1),
+    )
+
+
+def path_rows(rows: Sequence[tuple], num_tokens: int, layout: Layout) -> list[dict[str, Any]]:
+    """Rows of ``queries.all_paths`` with the ribbon nested and the share of ``num_tokens``."""
+    return [
+        {
+            "rank": rank,
+            "ribbon": nested_ribbon(ribbon, layout),
+            "count": count,
+            "share": count / num_tokens,
+            "cdf": cdf,
+            "compute": compute,
+            "reuse": reuse,
+            "top_label": top_label,
+            "top_label_share": top_label_share,
+        }
+        for rank, ribbon, count, cdf, compute, reuse, top_label, top_label_share in rows
+    ]
+
+
+def fit(run: RunFile) -> dict[str, Any]:
+    """Rank–frequency of the run, of its untrained twin (None without one) and of independent steps."""
+    fit_rows, point_rows = run.rows(queries.path_fits()), run.rows(queries.path_points())
+    points: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    totals = {row[0]: row[2] for row in fit_rows}
+    for kind, rank, count, cdf in point_rows:
+        point = {"rank": rank, "count": count, "share": count / totals[kind]}
+        points[kind].append(point if cdf is None else {**point, "cdf": cdf})
+    names = ("num_paths", "num_tokens", "effective_paths", "slope", "r2")
+    fits = {row[0]: {**dict(zip(names, row[1:], strict=True)), "points": points[row[0]]} for row in fit_rows}
+    return {"run": run.run_id, **{kind: fits.get(kind) for kind in KINDS}}
+
+
+@sealed("law")
+def law(run: RunFile, draws: int = 100, seed: int = 0) -> dict[str, Any]:
+    """A power law fitted to the counts of paths, of the untrained twin's and of independent steps'.
+
+    Worked out when it is asked for: ``draws`` data sets are drawn from the law for its p-value (0: none).
+    """
+    return {"run": run.run_id, "draws": draws, "seed": seed, **{kind: _law(run, kind, draws, seed) for kind in KINDS}}
+
+
+def _law(run: RunFile, kind: str, draws: int, seed: int) -> dict[str, Any] | None:
+    from tokenpaths.engine.analysis import power_law  # SciPy's optimisers, only for who asks
+
+    rows = run.rows(queries.sealed_counts(kind))
+    if not rows:
+        return None
+    values, num_paths = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
+    histogram = power_law.Histogram(values, num_paths)
+    return _law_answer(power_law.judge(histogram, draws, seed), histogram)
+
+
+def _law_answer(verdict: Verdict, histogram: Histogram) -> dict[str, Any]:
+    """A fitted power law in plain numbers; ``reason`` says why where there is none."""
+    num_paths, num_tokens = int(histogram.paths.sum()), int(histogram.values @ histogram.paths)
+    fitted, beside = verdict.law, verdict.beside
+    if fitted is None or beside is None:
+        return {"num_paths": num_paths, "reason": verdict.reason}
+    from tokenpaths.engine.analysis.power_law import rank_curve
+
+    return {
+        "num_paths": num_paths,
+        **asdict(fitted),
+        "p_value": verdict.p_value,
+        "lognormal": asdict(beside),
+        # A path that is rarer than once in the run has no place on the curve.
+        "curve": [
+            {"rank": float(rank), "share": int(count) / num_tokens}
+            for rank, count in zip(*rank_curve(fitted, int(histogram.values[-1])), strict=True)
+            if rank >= 0.5
+        ],
+    }
+
+
+def examples(run: RunFile, rank: int, limit: int = 60, seed: int = 0) -> dict[str, Any]:
+    """Patches or tokens in context of one path, a seeded draw when there are more than ``limit``."""
+    check_page(limit, 0, MOST_EXAMPLES)
+    if not 1 <= rank <= run.row["num_paths"]:
+        raise NoSuchThing(f"run {run.run_id!r} has paths of rank 1 to {run.row['num_paths']}, not {rank}", field="rank")
+    return {"run": run.run_id, **examples_of_paths(run, [rank], limit, seed)[0]}
+
+
+def examples_of_paths(run: RunFile, ranks: list[int], limit: int, seed: int) -> list[dict[str, Any]]:
+    """Each of these paths with tokens that take it, in the order of ``ranks``; texts and pictures are read once."""
+    heads = {row[0]: row[1:] for row in run.rows(queries.some_paths(ranks))}
+    pairs_of = {}
+    for rank, (_, count, _, first_member) in heads.items():
+        chosen: Any = range(count)
+        if count > limit:
+            chosen = np.random.default_rng([abs(seed), rank]).choice(count, limit, replace=False).tolist()
+        pairs_of[rank] = _members(run, sorted(place + first_member for place in chosen), rank)
+    pairs = sorted(pair for of_path in pairs_of.values() for pair in of_path)  # a token takes one path
+    excerpts = {(row["sample"], row["token"]): row for row in shown_at(run, pairs)}
+    return [
+        {
+            "rank": rank,
+            "ribbon": nested_ribbon(heads[rank][0], run.layout),
+            "count": heads[rank][1],
+            "share": heads[rank][1] / run.row["num_tokens"],
+            "cdf": heads[rank][2],
+            "examples": [excerpts[pair] for pair in pairs_of[rank]],
+        }
+        for rank in ranks
+    ]
+
+
+def _members(run: RunFile, places: Sequence[int], rank: int) -> list[tuple[int, int]]:
+    """(sample, token) in reading order of these rows of ``path_member``, all of ``rank``.
+
+    The view would sort the first rows of all samples to find them; ``RunFile`` holds these.
+    """
+    # The rank lets DuckDB skip to the rows.
+    sql = f"SELECT row FROM {MEMBERS} WHERE rank = ? AND rowid IN ({', '.join('?' * len(places))})"
+    rows = np.sort(run.arrays(Query(sql, (rank, *places)))["row"])
+    samples = np.searchsorted(run.first_rows, rows, side="right") - 1
+    return list(zip(samples.tolist(), (rows - run.first_rows[samples]).tolist(), strict=True))

@@ -1,0 +1,70 @@
+"""Usage of modules: load of every module at every step (shares, entropy, violation, dead modules).
+
+Numbers as in ``tokenpaths.engine.analysis.load``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tokenpaths.engine.analysis import load
+from tokenpaths.engine.store.ask.run_file import ModuleBank, RunFile
+from tokenpaths.engine.store.ask.tables import queries
+from tokenpaths.engine.store.ask.tables.excerpts import finite
+
+
+def usage(run: RunFile, label: str | None = None) -> dict[str, Any]:
+    """Load of every module at every step, all tokens or those of one label.
+
+    Per step the load numbers, per step × module count, share, utilisation and weight. ``share`` is the share of tokens
+    that chose the module, so it sums to K at each step.
+    """
+    label_id = run.label_id(label)
+    rows = run.rows(queries.sealed_usage(label_id))
+    entropy = dict(run.rows(queries.step_entropy(label_id)))
+    untrained = run.rows(queries.null_usage("untrained"))
+    num_tokens, num_steps = run.num_tokens(label), run.layout.num_steps
+    weights = {(step, module): float(weight) for step, module, _, weight in rows}
+    counts = counts_of_step(rows, run.bank, num_steps)
+    twin = counts_of_step(untrained, run.bank, num_steps) if untrained else None
+    steps, cells = [], []
+    for step in range(num_steps):
+        c = counts[step]
+        offered = run.bank.offered(step)
+        steps.append(
+            {
+                "step": step,
+                "effective_top_k": load.effective_top_k(c),
+                "untrained_effective_top_k": load.effective_top_k(twin[step]) if twin else None,
+                "load_entropy": load.load_entropy(c),
+                "max_violation": load.max_violation(c),
+                "importance_cv2": _importance_cv2([weights.get((step, m), 0.0) for m in offered]),
+                "gate_entropy": finite(entropy.get(step)),
+                "dead": [m for m, n in zip(offered, c, strict=True) if n == 0],
+            }
+        )
+        for module, count, fair in zip(offered, c, load.utilisation(c), strict=True):
+            cells.append(
+                {
+                    **run.bank.head(step, module),
+                    "count": int(count),
+                    "share": int(count) / max(num_tokens, 1),
+                    "utilisation": float(fair),
+                    "weight": weights.get((step, module), 0.0),
+                }
+            )
+    return {"run": run.run_id, "steps": steps, "usage": cells}
+
+
+def counts_of_step(rows: Sequence[tuple], bank: ModuleBank, num_steps: int) -> list[np.ndarray]:
+    """Per step, c_i of every module it offers, zeros included; rows start with step, module, count."""
+    count_of = {(row[0], row[1]): row[2] for row in rows}
+    return [np.array([count_of.get((s, m), 0) for m in bank.offered(s)], dtype=np.int64) for s in range(num_steps)]
+
+
+def _importance_cv2(importance: Sequence[float]) -> float | None:
+    """None where no token came, or nothing was weighted."""
+    return load.importance_cv2(np.array(importance)) if any(importance) else None

@@ -1,0 +1,94 @@
+"""The format of ``profile_page``: how many visits of each sample went to each module, step by step.
+
+Comparing a sample with all others would count every token otherwise. A row holds ``PAGE_SAMPLES`` samples: a byte for
+each sample, step and module, packed by Zstandard; the few counts above 255 lie beside them. What is compared are the
+counts themselves, so nothing is rounded. Half a byte a token where a sample has 250 tokens and a profile 180 numbers.
+
+Shapes: n samples of a page, S steps, M modules, D = S·M.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from tokenpaths.engine.store.file.schema import Layout
+
+PAGE_SAMPLES = 4096
+PAGE_CELLS = 1 << 20
+"""numbers of a page at most: fewer samples where profiles are wide"""
+LARGEST = 255
+_CODEC = pa.Codec("zstd", 1)
+
+
+@dataclass(frozen=True)
+class Page:
+    """The counts of some neighbouring samples."""
+
+    first: int
+    """number of the first sample"""
+    low_nD: np.ndarray
+    """uint8; what is larger stands in ``counts``"""
+    rows: np.ndarray
+    """rising; with ``cells`` the places of ``counts``"""
+    cells: np.ndarray
+    counts: np.ndarray
+    visits_n: np.ndarray
+    """visits of one step: tokens · K"""
+
+    @classmethod
+    def of(cls, row: tuple[int, int, bytes, bytes, bytes], layout: Layout) -> Page:
+        """From a row of ``profile_page``.
+
+        Raises:
+            ValueError, OSError: it holds no counts.
+        """
+        first, num_samples, packed, places, large = row
+        width = layout.num_steps * layout.num_modules
+        low = np.frombuffer(_CODEC.decompress(packed, num_samples * width), dtype=np.uint8).reshape(-1, width)
+        place, counts = np.frombuffer(places, dtype="<i4"), np.frombuffer(large, dtype="<i4")
+        if len(place) != len(counts) or (len(place) and not 0 <= place.min() <= place.max() < low.size):
+            raise ValueError("counts without a place")
+        rows, cells = np.divmod(place, width)
+        visits = low[:, : layout.num_modules].sum(axis=1, dtype=np.int64)  # every step has as many
+        first_step = cells < layout.num_modules
+        np.add.at(visits, rows[first_step], counts[first_step] - LARGEST)
+        return cls(first, low, rows, cells, counts, visits)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.nbytes for part in (self.low_nD, self.rows, self.cells, self.counts, self.visits_n))
+
+    def block(self, start: int, stop: int) -> np.ndarray:
+        """(stop − start, D) float32 counts of neighbouring rows."""
+        found = self.low_nD[start:stop].astype(np.float32)
+        some = slice(*np.searchsorted(self.rows, (start, stop)))
+        found[self.rows[some] - start, self.cells[some]] = self.counts[some]
+        return found
+
+    def profiles(self, rows: np.ndarray, num_steps: int) -> np.ndarray:
+        """(n, D) float32 √(p/(2S)) of these rows, rising: what ``path_distance.profiles`` gives."""
+        found = self.low_nD[rows].astype(np.float32)
+        low, high = np.searchsorted(self.rows, rows), np.searchsorted(self.rows, rows, side="right")
+        for place in np.flatnonzero(high > low).tolist():
+            some = slice(low[place], high[place])
+            found[place, self.cells[some]] = self.counts[some]
+        visits = self.visits_n[rows].astype(np.float32)[:, None]
+        np.divide(found, visits, out=found, where=visits > 0)
+        found /= 2 * num_steps
+        return np.sqrt(found, out=found)
+
+
+def page_samples(layout: Layout) -> int:
+    """Samples of a page."""
+    return max(1, min(PAGE_SAMPLES, PAGE_CELLS // (layout.num_steps * layout.num_modules)))
+
+
+def encode_page(counts: np.ndarray) -> tuple[bytes, bytes, bytes]:
+    """``counts``, ``places`` and ``large`` of a row of ``profile_page``, from (n, D) counts."""
+    flat = counts.reshape(-1)
+    places = np.flatnonzero(flat > LARGEST).astype("<i4")
+    low = np.minimum(flat, LARGEST).astype(np.uint8)
+    return _CODEC.compress(low.tobytes(), asbytes=True), places.tobytes(), flat[places].astype("<i4").tobytes()

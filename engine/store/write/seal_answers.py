@@ -1,0 +1,109 @@
+"""Works out answers that take long when a large run is sealed, into table ``answer`` (``ask.sealed_answers``).
+
+Nothing is worked out for a run below ``LEAST_TOKENS``, nor for arguments that nobody asks at once.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from tokenpaths.engine.base.files import check_free
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.sealed_answers import answer_key
+from tokenpaths.engine.store.file.open_file import Connection, is_interrupt
+from tokenpaths.engine.store.write.arrow_insert import insert_columns
+
+LEAST_TOKENS = 1_000_000
+MEGABYTES = 2000
+"""of DuckDB, as while the run is written"""
+PATIENCE_S = 900
+"""for all of them: what is not answered by then is left out"""
+Questions = Callable[[RunFile], Iterable[tuple[Callable[..., dict[str, Any]], dict[str, Any]]]]
+"""which functions decorated by ``sealed`` to ask of a run, each with its arguments"""
+
+
+def seal_answers(
+    file: Path,
+    run_id: str,
+    questions: Questions,
+    on_question: Callable[[int, int], None] = lambda done, of: None,
+    *,
+    megabytes: int = MEGABYTES,
+    folder: Path | None = None,
+) -> None:
+    """Ask the complete, closed run ``file`` all ``questions`` and add the answers to it; one that fails is left out.
+
+    After ``PATIENCE_S`` nothing more is asked. ``on_question`` is told before each how many were asked, and of how
+    many. DuckDB takes up to ``megabytes``, and puts into ``folder`` what does not fit (without one, a question that
+    needs more has no answer). Whatever goes wrong, the file stays a whole run, with all of these answers or none.
+
+    Raises:
+        What ``on_question`` raises, and a KeyboardInterrupt: nothing is added then.
+        RunFileError, duckdb.Error, OSError: the answers could not be written, or the file not be read.
+    """
+    rows = _answers(file, run_id, questions, on_question, megabytes, folder)
+    try:
+        _add(file, rows)
+    except BaseException:
+        # What was not taken into the file itself lies beside it, and goes.
+        file.with_name(file.name + ".wal").unlink(missing_ok=True)
+        raise
+
+
+def _answers(
+    file: Path,
+    run_id: str,
+    questions: Questions,
+    on_question: Callable[[int, int], None],
+    megabytes: int,
+    folder: Path | None,
+) -> dict[str, list[str]]:
+    """The columns of ``answer``."""
+    rows: dict[str, list[str]] = {"question": [], "arguments": [], "answer": []}
+    ends = time.monotonic() + PATIENCE_S
+    connection = Connection(file, PATIENCE_S, memory_megabytes=megabytes, spill_folder=folder)
+    try:
+        run = RunFile(file, connection)
+        run.run_id = run_id
+        wanted = list(questions(run))
+        for done, (question, arguments) in enumerate(wanted):
+            on_question(done, len(wanted))
+            left = ends - time.monotonic()
+            if left <= 0:
+                break
+            connection.time_limit_s = left
+            function = question.__wrapped__  # type: ignore[attr-defined]
+            try:
+                values = function(run, **arguments)
+                answer = json.dumps({name: value for name, value in values.items() if name != "run"}, allow_nan=False)
+            except Exception as error:
+                if is_interrupt(error):
+                    raise KeyboardInterrupt from error
+                # Most often this run has nothing of the sort. Nor is what goes wrong in an answer worth the run: who
+                # asks for it gets it worked out, or sees the same error.
+                continue
+            name, whole = answer_key(question.question, function, run, (), arguments)  # type: ignore[attr-defined]
+            for column, value in zip(rows.values(), (name, whole, answer), strict=True):
+                column.append(value)
+    finally:
+        connection.close()
+    return rows
+
+
+def _add(file: Path, rows: dict[str, list[str]]) -> None:
+    check_free(file.parent)
+    con = duckdb.connect(":memory:", config={"python_enable_replacements": "false", "memory_limit": "500MB"})
+    try:
+        address = str(file).replace("'", "''")
+        con.execute(f"ATTACH '{address}' AS r")
+        con.execute("USE r")
+        insert_columns(con, "answer", rows)
+        con.execute("CHECKPOINT")
+    finally:
+        con.close()

@@ -1,0 +1,97 @@
+"""Writes paths by number, their counts, and the first pages of their lists; see ``file.path_pages``.
+
+Shapes: P paths.
+"""
+
+from __future__ import annotations
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS
+from tokenpaths.engine.store.file.path_pages import PAGE_PATHS, PAGES_AT_ONCE, TOP_ROWS
+from tokenpaths.engine.store.file.schema import Layout
+from tokenpaths.engine.store.write.arrow_insert import insert_columns
+from tokenpaths.engine.store.write.path_dictionary import PathBook
+
+MOST_LABELS = 64
+"""labels with a list, those with the most tokens"""
+_ROW = "rank, ribbon, path.count AS count, cdf, compute, reuse, top_label, top_label_share"
+
+
+def write_pages(con: duckdb.DuckDBPyConnection, layout: Layout, book: PathBook, order: np.ndarray) -> None:
+    """Fill ``path_page``; ``order`` (P,) is the number of each rank. Ribbons only where tokens have no ids."""
+    rank_of = np.empty(len(order), dtype="<i4")
+    rank_of[order] = np.arange(1, len(order) + 1, dtype=np.int32)
+    at_once = PAGES_AT_ONCE * PAGE_PATHS
+    for start in range(0, len(order), at_once):
+        numbers = np.arange(start, min(start + at_once, len(order)))
+        ranks = [rank_of[numbers[i : i + PAGE_PATHS]].tobytes() for i in range(0, len(numbers), PAGE_PATHS)]
+        ribbons: list[bytes | None] = [None] * len(ranks)
+        if layout.by_path:
+            rows = book.ribbons(numbers)
+            ribbons = [rows[i : i + PAGE_PATHS].tobytes() for i in range(0, len(numbers), PAGE_PATHS)]
+        first = start // PAGE_PATHS
+        insert_columns(
+            con,
+            "path_page",
+            {
+                "page": np.arange(first, first + len(ranks), dtype=np.int32),
+                "ranks": pa.array(ranks, pa.binary()),
+                "ribbons": pa.array(ribbons, pa.binary()),
+            },
+        )
+
+
+def write_counts(con: duckdb.DuckDBPyConnection, kind: str, counts: np.ndarray) -> None:
+    """How many paths have each count, the largest first; ``counts`` (P,) falling."""
+    values, num_paths = np.unique(counts, return_counts=True)
+    for start in range(0, len(values), CHUNK_ROWS):
+        part = slice(start, start + CHUNK_ROWS)
+        insert_columns(
+            con,
+            "path_count",
+            {
+                "kind": pa.repeat(kind, len(values[part])),
+                "count": values[::-1][part],
+                "num_paths": num_paths[::-1][part],
+            },
+        )
+
+
+def write_tops(con: duckdb.DuckDBPyConnection, order: np.ndarray) -> None:
+    """Fill ``path_top`` and ``label_path`` from ``path`` and ``on_path``; ``order`` (P,) is the number of each rank."""
+    con.execute(
+        f"CREATE TABLE path_top AS SELECT 'rank' AS list, NULL::INTEGER AS label_id, 0 AS place, {_ROW} "
+        "FROM path LIMIT 0"
+    )
+    for measure in ("compute", "reuse"):
+        con.execute(
+            f"INSERT INTO path_top SELECT '{measure}', NULL, row_number() OVER (ORDER BY {measure} DESC, rank) - 1, * "
+            f"FROM (SELECT {_ROW} FROM path ORDER BY {measure} DESC, rank LIMIT {TOP_ROWS}) ORDER BY 3"
+        )
+    con.execute("CREATE TABLE label_path (label_id INTEGER, num_paths BIGINT)")
+    con.execute("INSERT INTO label_path SELECT label_id, count(*) FROM on_path GROUP BY label_id ORDER BY label_id")
+    rank_of = np.empty(len(order), dtype=np.int32)
+    rank_of[order] = np.arange(1, len(order) + 1, dtype=np.int32)
+    largest = "SELECT label_id FROM label ORDER BY num_tokens DESC, label_id LIMIT ?"
+    for (label_id,) in sorted(con.execute(largest, [MOST_LABELS]).fetchall()):
+        columns = con.execute("SELECT path_id, n FROM on_path WHERE label_id = ?", [label_id]).fetchnumpy()
+        ranks = rank_of[columns["path_id"]]
+        first = np.argsort(ranks, kind="stable")[:TOP_ROWS]
+        con.execute("CREATE TEMP TABLE listed (rank INTEGER, n BIGINT, place INTEGER)")
+        insert_columns(
+            con,
+            "listed",
+            {
+                "rank": ranks[first],
+                "n": columns["n"][first].astype(np.int64),
+                "place": np.arange(len(first), dtype=np.int32),
+            },
+        )
+        con.execute(
+            f"INSERT INTO path_top SELECT 'rank', {int(label_id)}, place, rank, ribbon, n, cdf, compute, reuse, "
+            "top_label, top_label_share FROM listed JOIN path USING (rank) ORDER BY place"
+        )
+        con.execute("DROP TABLE listed")
