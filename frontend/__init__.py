@@ -1,1 +1,1 @@
-"""The page: Streamlit views over the REST API. Imports neither engine nor backend."""
+"""The page: Streamlit views over the REST API, and the charts and figures that other programs use too."""

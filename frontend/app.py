@@ -1,4 +1,8 @@
-"""The page. Start with ``streamlit run frontend/app.py``; it reads TOKENPATHS_API_URL and TOKENPATHS_TOKEN."""
+"""Streamlit script of the page: navigation, filter chips, and the view that the address names.
+
+Reads TOKENPATHS_API_URL and TOKENPATHS_TOKEN. ``streamlit run frontend/app.py`` serves it for development, without
+host check, login and cached files.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The formula of every number on the page: for help marks and for the heads of tables. Pure."""
+"""Formulas of all metrics as text: help of charts (``HELP``) and of table columns (``COLUMNS``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts: plain tables in, ``altair`` charts out. No web, no state; notebooks and prints use the same ones.
+"""Chart functions: answers of the API in, ``altair`` charts out; used by the page, notebooks, figures and reports.
 
 >>> from tokenpaths.frontend.charts import flow_chart
 >>> flow = {"num_tokens": 4, "steps": [0, 1], "other": [],

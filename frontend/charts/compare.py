@@ -1,4 +1,4 @@
-"""Two runs side by side: a scatter with its diagonal, how evenly both load their modules, numbers over a training."""
+"""Charts of ``/compare`` and ``/series``: scatter of paired samples, load of both runs by step, training curves."""
 
 from __future__ import annotations
 

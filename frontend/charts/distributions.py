@@ -1,4 +1,7 @@
-"""Where is the work spent? Histograms, per label, and skip against reuse (DNA paper, figures 6, 7, 11, 12)."""
+"""Histograms, means by label, and skip against reuse.
+
+After figures 6, 7, 11 and 12 of *Towards Distributed Neural Architectures* (the DNA paper).
+"""
 
 from __future__ import annotations
 

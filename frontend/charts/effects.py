@@ -1,4 +1,4 @@
-"""What changes when a route is edited? Flows that moved, answers that moved, and the importance of every module."""
+"""Charts of edited routes: changed flows, answers and token losses, and the importance of modules from a sweep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does it go? A quantity over the iterations of a long job, one line a series."""
+"""Line chart of a quantity over the iterations of a job, with one line per series."""
 
 from __future__ import annotations
 

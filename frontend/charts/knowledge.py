@@ -1,4 +1,4 @@
-"""What paths know: NMI of each property beside its null; and how searched tokens differ from the others."""
+"""NMI of paths with token properties beside its null, and module preferences of searched tokens."""
 
 from __future__ import annotations
 

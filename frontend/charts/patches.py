@@ -1,4 +1,7 @@
-"""An image whose patches are tinted by the CDF of their path (DNA paper, figure 1e)."""
+"""An image whose patches are tinted by the CDF of their path, or by the module of one step.
+
+After figure 1e of *Towards Distributed Neural Architectures* (the DNA paper).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which paths exist? Rank against frequency, log–log, beside two nulls (DNA paper, figure 1c, d)."""
+"""Rank–frequency chart of paths beside its nulls, and the fitted power law in words and as a table.
+
+After figure 1c, d of *Towards Distributed Neural Architectures* (the DNA paper).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples on a plane: near ones load the modules of each step alike. A thumbnail or snippet on hover."""
+"""Scatter of samples in two dimensions (PCA or t-SNE of their path profiles)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What is each module for? Load per step and module, dead ones, effective top-k (DNA paper, figures 2, 8, 10, 13)."""
+"""Load of modules by step, dead and overloaded modules, effective top-k, and labels of one module.
+
+After figures 2, 8, 10 and 13 of *Towards Distributed Neural Architectures* (the DNA paper).
+"""
 
 from __future__ import annotations
 

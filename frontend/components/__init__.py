@@ -1,5 +1,5 @@
-"""The page's own components: a few lines of local JavaScript where Streamlit's charts cannot do it.
+"""Streamlit components in local JavaScript, for what Streamlit's widgets and charts cannot do.
 
-``explorer``: a sample and its small flow picture side by side, linked by the pointer.
-``wall``: patches, thumbnails, tokens in context that open a sample.
+``explorer``: a sample linked with its flow by the pointer. ``wall``: patches, thumbnails or texts that open a sample.
+``keys``: keyboard navigation of the whole page.
 """

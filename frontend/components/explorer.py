@@ -1,7 +1,6 @@
-"""A sample and its small flow picture (explorer.js, explorer.css).
+"""Sample explorer (explorer.js, explorer.css): image or text, its flow, and the path of the token under the pointer.
 
-Streamlit's charts cannot show a line in one picture while the pointer is over another, so this is drawn
-by a few lines of local JavaScript. The data for it is made here, in plain dicts.
+Streamlit cannot update one chart while the pointer is over another; this component does it in the browser.
 """
 
 from __future__ import annotations

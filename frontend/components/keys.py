@@ -1,4 +1,4 @@
-"""Keys for the whole page (keys.js): what a button opens can be walked through and left without a mouse."""
+"""Keyboard navigation of the whole page (keys.js): arrows within groups, Escape closes popovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walls of small things that open a sample: patches, thumbnails or snippets, tokens in context (wall.js, wall.css)."""
+"""Wall of clickable patches, thumbnails, snippets or tokens in context (wall.js, wall.css)."""
 
 from __future__ import annotations
 

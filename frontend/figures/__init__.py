@@ -1,5 +1,6 @@
-"""Every figure of the DNA paper, from any run that allows it, and the charts of the other families: for
-``tokenpaths figures``, the report and notebooks.
+"""The figures of *Towards Distributed Neural Architectures* (the DNA paper) from any run, and those of other families.
+
+For ``tokenpaths figures``, the HTML report and notebooks.
 
 >>> from tokenpaths.frontend.figures import KINDS
 >>> [kind.name for kind in KINDS][:3]

@@ -1,4 +1,4 @@
-"""Small things that several figures need of a run."""
+"""Helpers of the figures: samples, bands of a measure, and what a run holds."""
 
 from __future__ import annotations
 

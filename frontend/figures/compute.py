@@ -1,4 +1,4 @@
-"""Where the work is spent: figures 6, 7, 11, 12, 16 and 20 of the paper."""
+"""Compute and reuse: figures 6, 7, 11, 12, 16 and 20 of the DNA paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dreams of the run's model: figures 4, 5, 14 and 15 of the paper, from dreams that are finished."""
+"""Finished dreams of the run's model: figures 4, 5, 14 and 15 of the DNA paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only one family of models has, and what paths know: the charts of the page's Family and Paths views."""
+"""Figures beyond the DNA paper: what paths know, and the charts of each model family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a figure is: a question, a picture, its numbers in words and its data. A ``Source`` gives the answers."""
+"""Types of a figure: its picture, numbers and data, the options, and the ``Source`` that answers about a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures as files: SVG, PNG, the data as CSV, and an index with captions, exact numbers and where they come from."""
+"""Figures as files: SVG, PNG, CSV and JSON, with an index of captions, numbers and provenance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where tokens go and how modules share the work: figures 2, 8, 9 (left), 10, 13, 18 and 19 of the paper."""
+"""Flow and load of modules: figures 2, 8, 9 (left), 10, 13, 18 and 19 of the DNA paper."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""``docs/figures.md``: each figure of the paper × view, REST call, command and test.
+"""Generator of ``docs/figures.md``: each figure of the DNA paper with its view, REST call, command and test.
 
     python -m tokenpaths.frontend.figures.page > docs/figures.md
     python -m tokenpaths.frontend.figures.page --pictures figures figures-of-texts    # small copies into docs/figures
 
-The folders are those of the two commands on the page, over the demo's runs.
+The folders are those of the two commands on that page, over the demo's runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which paths exist, and who takes them: figures 1c, 1d, 1e, 1f, 3, 9R and 17 of the paper."""
+"""Paths and the tokens on them: figures 1c, 1d, 1e, 1f, 3, 9 (right) and 17 of the DNA paper."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One run as one HTML page that needs nothing else: charts to point at, examples, tables, and the formulas.
+"""Self-contained HTML report of one run: charts, examples, tables and formulas.
 
-Everything is inside: the scripts of Vega, the data, the pictures. The page forbids itself any request by its own
-content security policy. Text from elsewhere is escaped; it is never markup.
+Scripts of Vega, data and pictures are inline, and the content security policy forbids any request. Text of the run is
+escaped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sheets of pictures and of tokens: what the paper shows beside its charts."""
+"""SVG sheets of images, patches, tokens and samples, laid out as in the DNA paper."""
 
 from __future__ import annotations
 

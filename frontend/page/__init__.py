@@ -1,1 +1,1 @@
-"""What views share: address, selection, widgets, downloads, tables."""
+"""Shared by all views: address, selection, widgets, downloads, tables, filter chips."""

@@ -1,4 +1,4 @@
-"""Binds the selection to the address bar: widgets show what the address says, and changing one changes it."""
+"""Two-way binding of the selection and its widgets to the query string of the address."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What can be clicked in a chart, to choose from a list: by keyboard, by name, or where a mark is too small to hit.
+"""Menu of everything that a click in a chart can select, as a searchable list.
 
-One button under each chart with something to click. Its list is read from the chart when it is opened, and what is
-chosen there goes where a click goes.
+For keyboards and screen readers, and for marks too small to hit. The list is built when the menu is opened, and its
+choices go to the chart's click handler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Commands that the page prints, as they must be typed to reach the data that the page shows."""
+"""Command lines shown on the page, with the ``--data-dir`` that reaches the data of this page."""
 
 from __future__ import annotations
 

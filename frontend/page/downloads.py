@@ -1,7 +1,7 @@
-"""The small menu of every chart: the picture for print as SVG or PNG, its data as CSV, and the link to the view.
+"""Save menu of a chart: SVG and PNG for print, its data as CSV, and a link to the view.
 
-Files are made when they are asked for: until then a menu costs one button. Streamlit's own button for charts, which
-would save the picture of the screen, is hidden (``look.STYLE``), so that there is one way.
+Files are made on demand; a closed menu costs one button. Streamlit's own PNG button, which would save the screen's
+version, is hidden by ``widgets.STYLE``.
 """
 
 from __future__ import annotations

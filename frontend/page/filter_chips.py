@@ -1,4 +1,4 @@
-"""The row of chips on top: what is selected now, and with × let go of again."""
+"""Row of filter chips: one per field of the selection that is set; a click clears it."""
 
 from __future__ import annotations
 

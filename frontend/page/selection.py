@@ -1,6 +1,6 @@
-"""What a visitor has chosen, as a value: read from an address, written to one. Pure; ``address.py`` binds it.
+"""The state of the page as a value, parsed from and written to the query string; ``address`` binds it.
 
-Every field that is not at its default stands in the address under its own name, so a link reproduces the page.
+Every field that is not at its default is in the address under its own name, so a link reproduces the page.
 """
 
 from __future__ import annotations

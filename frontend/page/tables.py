@@ -1,4 +1,4 @@
-"""Small tables of a view as plain HTML: no scripts before the picture, and cells that every reader can name."""
+"""Small tables as plain HTML: no scripts to load before the first chart, and cells with accessible names."""
 
 from __future__ import annotations
 

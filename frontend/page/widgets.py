@@ -1,4 +1,4 @@
-"""What views share on the page: headings with help, tables behind charts, sentences for errors and emptiness."""
+"""Widgets that all views share: headings, charts, tables behind charts, error and empty messages."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The page's door: where a token is set, who wants to see anything gives it once.
+"""Login with the access token, in front of everything that the page serves.
 
-It stands before Streamlit, so nothing of the page (files, pictures, uploads, the WebSocket) is there without it. The
-token is sent in the body of a form, never in an address; what the browser keeps is a cookie that scripts cannot read,
-made from the token, so a new token ends every visit. Whoever listens on the wire reads both: use TLS between machines.
+The middleware covers files, pictures, uploads and the WebSocket. The token is posted in a form, never sent in an
+address; the browser keeps an HTTP-only cookie derived from it, so a new token invalidates all cookies. Neither is
+encrypted on the wire: use TLS between machines.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""The page's scripts from memory, and the list of those that a view needs in the page itself.
+"""Streamlit's static files from memory, and preload hints for the scripts of each view.
 
-A first visit asks for about 140 files. Streamlit reads each through its whole stack, and the browser learns of most of
-them late: of the widgets when the first one is to be drawn, of the charts' library when the first chart is there.
-Here they are answered before that stack, and the page's head names the view's own scripts (``modulepreload``), so
-that they come while the browser is still busy with the first ones. What a view needs is read from the files
-themselves: a table gives the elements of each view, and each file says which others it imports. A Streamlit whose files
-have other names only loses the hints.
+A first visit requests about 140 files. Streamlit passes each through its whole middleware stack, and the browser learns
+of most of them late: of a widget's script when the first widget is drawn, of the chart library at the first chart.
+``CachedFiles`` answers before that stack, and ``index.html`` gets a ``modulepreload`` link for each script that the
+view needs. ``ELEMENTS`` lists the elements of each view; the imports between scripts are read from the scripts themselves.
+With a Streamlit whose files have other names only the hints are lost.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""One file a view; each has ``draw(selection)`` and answers the question in its title."""
+"""One module or folder per view, each with ``draw(selection)``; what several views share is on this level."""

@@ -1,4 +1,4 @@
-"""What several views need of a run: choosing one, its details, its filters as a question to the API."""
+"""Shared by the views: run and label pickers, facts about a run, and the selection as a query of ``/flow``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between these two? A second run over the same samples, sample by sample, flow by flow."""
+"""Compare view: two runs over the same samples, by sample, by flow and over training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where is the work spent? Distributions, the samples at both ends and in the middle, skip against reuse, labels."""
+"""Compute & reuse view: distributions, samples at both ends, skip against reuse, means by label."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run as files: whole tables for a spreadsheet, a notebook or a colleague, and all of it as one HTML page."""
+"""Export menu of a run: whole tables as files, and the HTML report."""
 
 from __future__ import annotations
 

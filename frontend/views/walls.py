@@ -1,4 +1,4 @@
-"""Clickable walls of samples and of tokens (image patches or text contexts), shared by the views."""
+"""Clickable walls of samples and of tokens (image patches or text contexts)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What charts share: theme, palette, numbers, text, redrawing, print."""
+"""Building blocks of all charts: palette, theme, number formats, text, redrawing, print, tables."""

@@ -1,6 +1,6 @@
-"""What a click in a chart can choose, as a list: the way there for those who use no mouse.
+"""Values that a click in a chart can select, as a list: the way for keyboards and screen readers.
 
-The list is read from the chart itself, so that it holds what the picture holds, in the words of its marks.
+The list is read from the chart's own Vega-Lite, so it matches the picture.
 
 >>> import altair as alt
 >>> from tokenpaths.frontend.charts.drawing.theme import rows

@@ -1,4 +1,4 @@
-"""Numbers as people read them: three significant digits, thousands separated."""
+"""Number formats (three significant digits, thousands separators), quantiles, and Pearson's correlation."""
 
 from __future__ import annotations
 

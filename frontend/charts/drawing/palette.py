@@ -1,8 +1,8 @@
-"""Colours, and the one thing that each of them means.
+"""Themes, colour scales and their legends; each colour has one meaning.
 
-The colour scale is viridis (van der Walt and Smith 2015, CC0): perceptually uniform and readable with
-every common colour blindness. It stands for the *CDF of a path* and for nothing else: frequent paths sit
-at the dark end on a light page and at the light end on a dark one, always at the end far from the paper.
+The colour scale is viridis (van der Walt and Smith 2015, CC0): perceptually uniform and readable with every common
+colour blindness. It encodes the CDF of a path and nothing else. The frequent end is the one with the higher contrast
+to the background: dark on a light page, light on a dark one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Charts on paper: SVG in points and PNG, by vl-convert, which fetches nothing."""
+"""Charts for print: SVG in points and PNG at 300 dpi, rendered by vl-convert without network access."""
 
 from __future__ import annotations
 

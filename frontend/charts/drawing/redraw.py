@@ -1,8 +1,8 @@
-"""Drawing a picture again: each chart remembers the call that made it.
+"""Charts that remember the call that made them, so that they can be drawn again with other arguments.
 
-A page shows a chart in the colours and the width of its window. For print the same function is called once more with
-another theme, so that there is one version of every picture, and the answers that it was drawn from are the data behind
-it. Every chart function that takes a ``theme`` is decorated with ``redrawable``; a test sees to it.
+The page shows a chart in its own colours and width; for print the same function is called with the print theme, and
+its arguments are the data behind the chart. Every chart function with a ``theme`` is decorated with ``redrawable``
+(a test checks that).
 """
 
 from __future__ import annotations

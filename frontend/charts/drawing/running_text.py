@@ -1,4 +1,4 @@
-"""A text cut into the pieces that tokens cover, and what must be seen in it. Pure; the page colours the pieces."""
+"""Splitting of a text at token offsets, and marks for Unicode's bidirectional controls."""
 
 from __future__ import annotations
 

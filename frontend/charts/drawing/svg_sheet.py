@@ -1,7 +1,6 @@
-"""A sheet for what no chart is: pictures, tokens and finished charts side by side, as SVG in points.
+"""SVG sheets for pictures, tokens and finished charts side by side; one unit is one point (1/72 inch).
 
-One unit is one point (1/72 inch), so a font size of 8 is 8-point type on paper. Text from elsewhere is escaped, and
-characters that XML does not allow are replaced.
+Text is escaped, and characters that XML does not allow are replaced.
 """
 
 from __future__ import annotations

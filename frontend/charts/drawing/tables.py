@@ -1,4 +1,4 @@
-"""The data behind a picture as CSV: the answers that it was drawn from, as tables of plain numbers."""
+"""The answers behind a chart as CSV tables, singly or in a ZIP archive."""
 
 from __future__ import annotations
 

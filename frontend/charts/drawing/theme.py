@@ -1,4 +1,4 @@
-"""What all charts share: data as plain rows, titles, the theme's look."""
+"""Inline data, tooltips, selections and the final styling that all charts share."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Charts that only one family of models has."""
+"""Charts of a single model family each."""

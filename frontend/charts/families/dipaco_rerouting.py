@@ -1,4 +1,4 @@
-"""DiPaCo: what choosing the path again is worth, and how the path changes along one document."""
+"""DiPaCo: perplexity by rerouting interval, and the path of each chunk of a document."""
 
 from __future__ import annotations
 

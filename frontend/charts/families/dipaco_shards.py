@@ -1,7 +1,7 @@
-"""DiPaCo: documents → levels → paths, what paths share, and how the path changes along one document.
+"""DiPaCo: documents through levels to paths, labels by path, and modules that paths share.
 
-Paths are rows of an answer of ``/paths``: {rank, ribbon, count, cdf, …}, one module a level. ``by_label`` maps each
-label to its rows; without labels it is {"": rows}.
+Paths are rows of an answer of ``/paths`` ({rank, ribbon, count, cdf, …}) with one module per level. ``by_label`` maps
+each label to its rows; without labels it is {"": rows}.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which directions does a text switch on? The gates of Directional Routing (Directional paper, figures 3 to 6).
+"""Directional Routing: gates by layer and head, specialist heads, PCA of routing vectors, ablations.
 
-An answer of ``/gates`` has the axes layer, head, direction; a value r in (0, 1) is how much of the direction is
-removed from the head's output: 0 = left alone, 1 = removed.
+After figures 3 to 6 of the Directional Routing paper. An answer of ``/gates`` has the axes layer, head, direction; a
+value r in (0, 1) is the share of the direction that is removed from the head's output.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Expert load of each layer of a mixture of experts: utilisation quantiles and dead experts."""
+"""Mixture of experts: utilisation quantiles and dead experts of each layer (a layer is a step)."""
 
 from __future__ import annotations
 

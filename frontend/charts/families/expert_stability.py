@@ -1,4 +1,4 @@
-"""How steady choices are: over neighbouring tokens, and over the checkpoints of a training."""
+"""Mixture of experts: consecutive repetition over tokens, and router saturation over checkpoints."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Experts: how evenly their layers are loaded, what tokens and labels choose them, and how steady choices are.
+"""Mixture of experts: choices of single tokens, specialisation on domains and words, co-activation.
 
-A layer is a step, an expert one of its modules. Quantities that are no path CDF are drawn on a neutral scale.
+A layer is a step, an expert one of its modules. The colour scale is neutral: viridis is for path CDFs only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which layer sends to which? The connections of an H-Model, unrolled over its iterations (H-Model paper, figure 4).
+"""H-Model: the connection graph unrolled over iterations, and distances between labels.
 
-An answer of ``/edges`` has the axes iteration (0 = the inputs send), source (hidden layers, then inputs) and
-target (hidden layers, then outputs). Drawn are those connections that can exist: inputs send once, hidden
-layers from iteration 1 on, and what is sent in the last iteration reaches outputs only.
+After figure 4 of the H-Model paper. An answer of ``/edges`` has the axes iteration (0 = the inputs send), source
+(hidden layers, then inputs) and target (hidden layers, then outputs). Only connections that can exist are drawn: inputs
+send once, hidden layers from iteration 1 on, and in the last iteration only outputs receive.
 """
 
 from __future__ import annotations

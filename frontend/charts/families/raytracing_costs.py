@@ -1,4 +1,4 @@
-"""RayTracing: what samples cost in blocks and parameters, by class, by loss, and beside the MLP twin."""
+"""RayTracing: active share by class and by loss, used parameters beside the MLP twin, predictions by threshold."""
 
 from __future__ import annotations
 

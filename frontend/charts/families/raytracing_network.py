@@ -1,7 +1,7 @@
-"""RayTracing: which blocks light up as the threshold falls, what that costs, and for whom it costs more.
+"""RayTracing: blocks that fire at a threshold step, and the shares of blocks and parameters used so far.
 
-A network is drawn from its configuration ({input_neurons, layers, blocks, width, input_wires, block_wires, …}): the
-block p of layer l is number l·blocks + p, and the number layers·blocks is the output.
+The network is drawn from its configuration ({input_neurons, layers, blocks, input_wires, block_wires, …}): block p of
+layer l has the index l·blocks + p, and layers·blocks is the output.
 """
 
 from __future__ import annotations

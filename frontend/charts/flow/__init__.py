@@ -1,1 +1,1 @@
-"""Flow pictures: layout, ribbons, contrast, token flow."""
+"""Flow charts: layout, circles and ribbons, the contrast of two flows, and the flow of single tokens."""

@@ -1,4 +1,7 @@
-"""Where do tokens go? Circles per step sized by tokens, ribbons sized by flow (DNA paper, figure 2)."""
+"""Flow chart: one circle per (step, module) sized by tokens, ribbons between steps sized by flow.
+
+After figure 2 of *Towards Distributed Neural Architectures* (the DNA paper).
+"""
 
 from __future__ import annotations
 

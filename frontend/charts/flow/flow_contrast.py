@@ -1,4 +1,4 @@
-"""Where do tokens of one kind go, and those of another? The flow picture of a difference, zero in the middle."""
+"""Flow chart of the difference between two groups of tokens, on a diverging scale."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Where circles and ribbons of a flow picture stand. Pure arithmetic, shared by chart and page.
+"""Positions of circles and ribbons of a flow chart; arithmetic only.
 
-Units: x in steps, y in pixels from the top, so that a circle and the ribbons at it fit together:
-circle area ∝ tokens of the module; ribbon width ∝ tokens that go that way. The width of all ribbons at
-the largest circle is 0.92 of its diameter d; at a circle with a share c of it they take 0.92·c·d, which
-is never more than its own diameter √c·d. What was merged (“other”) is no circle to scale: it would dwarf all.
+Units: x in steps, y in pixels from the top. Circle area ∝ tokens of the module, ribbon width ∝ tokens that go that way.
+At the largest circle, of diameter d, all ribbons together are 0.92 d wide; at a circle with a share c of its tokens
+they take 0.92 c d, which never exceeds that circle's diameter √c d. Merged modules (“other”) are not to scale.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The whole trajectory of every token of one sample: rows tokens, columns steps (DNA paper, figures 9L, 18, 19)."""
+"""Heat map of one sample: rows are tokens, columns steps, cells the module that was taken.
+
+After figures 9 (left), 18 and 19 of *Towards Distributed Neural Architectures* (the DNA paper).
+"""
 
 from __future__ import annotations
 

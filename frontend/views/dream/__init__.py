@@ -1,1 +1,1 @@
-"""The dream view."""
+"""Dream view."""

@@ -1,4 +1,4 @@
-"""What would a perfect traveller of this path look like? Wishes, the dream while it is dreamt, and those before it."""
+"""Dream view: options of a dream, its progress, its result, and earlier dreams of the model."""
 
 from __future__ import annotations
 

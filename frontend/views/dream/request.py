@@ -1,4 +1,4 @@
-"""What is wished of a dream, as the address has it, and the request that it becomes. Pure."""
+"""Options of a dream as the address holds them, the job request made from them, and the expected time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A finished dream as a figure: pictures beside their original, or texts with the wanted tokens marked."""
+"""A finished dream (pictures or texts), and the gallery of earlier dreams."""
 
 from __future__ import annotations
 

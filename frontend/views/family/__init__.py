@@ -1,1 +1,1 @@
-"""The family view."""
+"""Family view."""

@@ -1,4 +1,4 @@
-"""DiPaCo: documents through levels to paths, what paths share, and the path that changes along one document."""
+"""Family view of DiPaCo: tree of paths, labels by path, shared modules, and rerouting along one document."""
 
 from __future__ import annotations
 

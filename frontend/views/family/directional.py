@@ -1,4 +1,4 @@
-"""Directional Routing: which directions does a domain switch on? Heat map, specialists, plane, words, interventions."""
+"""Family view of Directional Routing: gates, specialist heads, PCA, vocabulary of directions, live interventions."""
 
 from __future__ import annotations
 

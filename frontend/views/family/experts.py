@@ -1,4 +1,4 @@
-"""What are the experts for? A mixture of experts, layer by layer: load, tokens, domains, words, partners."""
+"""Family view of a mixture of experts: load, tokens, domains, words, co-activation, stability."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What is special about this family? The H-Model's graph, DiPaCo's documents, gated heads, RayTracing's lights,
-experts."""
+"""Family view: dispatches to the view of the run's model family."""
 
 from __future__ import annotations
 

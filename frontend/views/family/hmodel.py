@@ -1,4 +1,4 @@
-"""H-Model: which layers talk to each other? One sample beside its label's mean, all labels, live controls."""
+"""Family view of the H-Model: connection graphs of a sample and of labels, separation, live controls."""
 
 from __future__ import annotations
 

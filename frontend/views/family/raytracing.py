@@ -1,4 +1,4 @@
-"""RayTracing: the network lighting up as the threshold falls, what a sample costs, and whom it costs more."""
+"""Family view of RayTracing: the network by threshold step, costs of samples and classes, the MLP twin."""
 
 from __future__ import annotations
 

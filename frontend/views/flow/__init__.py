@@ -1,1 +1,1 @@
-"""The flow view."""
+"""Flow view."""

@@ -1,4 +1,4 @@
-"""Where do tokens go? Circles and ribbons; a click on one filters everything to the tokens that pass there."""
+"""Flow view: the flow chart of the selected tokens, or of two labels side by side with their contrast."""
 
 from __future__ import annotations
 

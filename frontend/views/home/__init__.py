@@ -1,1 +1,1 @@
-"""The home view."""
+"""Start and Try it views."""

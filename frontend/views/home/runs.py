@@ -1,4 +1,4 @@
-"""What can I see here? The runs as cards, *Try it*, three guided examples, and how to trace one's own model."""
+"""Start view: guided examples, cards of all runs, and how to trace one's own model."""
 
 from __future__ import annotations
 

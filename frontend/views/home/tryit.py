@@ -1,4 +1,4 @@
-"""What does it do with mine? One image or one text, traced at once, then shown as a Sample."""
+"""Try it view: one image or text traced at once and shown as a sample; bundled examples."""
 
 from __future__ import annotations
 

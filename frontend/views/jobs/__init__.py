@@ -1,1 +1,1 @@
-"""The jobs view."""
+"""Jobs view."""

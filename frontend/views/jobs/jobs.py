@@ -1,4 +1,4 @@
-"""What is running, and what became of it? All long jobs, one of them in full, and a form to start one."""
+"""Jobs view: all jobs, one of them in full, and forms to start a trace or an import."""
 
 from __future__ import annotations
 

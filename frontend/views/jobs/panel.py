@@ -1,4 +1,4 @@
-"""One long job on the page: how far it is, what it shows while it runs, what came out. Other views place it too."""
+"""Panel of one job: state, progress, frames, curve, result and links; used by every view that starts jobs."""
 
 from __future__ import annotations
 

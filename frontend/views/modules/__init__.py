@@ -1,1 +1,1 @@
-"""The modules view."""
+"""Modules view."""

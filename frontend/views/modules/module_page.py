@@ -1,4 +1,4 @@
-"""One module at one step: its labels, words, examples, neighbours, parameters, and what breaks without it."""
+"""One module at one step: labels, words, examples, neighbours, parameters, importance."""
 
 from __future__ import annotations
 

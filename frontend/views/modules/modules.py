@@ -1,4 +1,4 @@
-"""What is each module for? Load per step and module, dead and overloaded ones, effective top-k, specific labels."""
+"""Modules view: load by step and module, dead and overloaded modules, effective top-k, label specificity."""
 
 from __future__ import annotations
 

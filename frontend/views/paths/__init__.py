@@ -1,1 +1,1 @@
-"""The paths view."""
+"""Paths view."""

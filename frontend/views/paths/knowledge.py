@@ -1,4 +1,4 @@
-"""What do paths know? NMI of each property beside its null, and the paths and modules most specific to a label."""
+"""NMI of paths with token properties, and the paths and modules most specific to a label."""
 
 from __future__ import annotations
 

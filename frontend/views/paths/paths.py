@@ -1,4 +1,4 @@
-"""Which paths exist, and who takes them? Rank against frequency; choose a rank to see who travels there."""
+"""Paths view: rank–frequency curve, table of paths, and examples of chosen paths."""
 
 from __future__ import annotations
 

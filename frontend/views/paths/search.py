@@ -1,4 +1,4 @@
-"""Which paths do these tokens take? A search by word, kind of word or patch, and numbers; saved and shared by name."""
+"""Token search by word, kind, rank, compute and reuse: form, saved searches, and results."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The sample view."""
+"""Sample and Map views."""

@@ -1,7 +1,7 @@
-"""The sample that is shown, run again under other controls: widgets from a model's JSON Schema, the answer beside it.
+"""A sample traced again under changed controls: widgets from the model's JSON Schema, and the comparison.
 
-What is changed stands in the address as ``controls=name:value,…``. Each try is a run of one sample; the page keeps
-the last one only, unless it was opened.
+Changed controls are in the address as ``controls=name:value,…``. Each retrace makes a run of one sample; only the last
+one is kept, unless it is opened.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happened inside this one? The image or text tinted by path, its ribbons, and the whole token flow below."""
+"""Sample view: the image or text tinted by path, its explorer, and its token flow."""
 
 from __future__ import annotations
 

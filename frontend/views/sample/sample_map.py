@@ -1,4 +1,4 @@
-"""Which samples take similar routes? A map: PCA at once, t-SNE as a job."""
+"""Map view: samples in two dimensions, PCA at once and t-SNE as a job."""
 
 from __future__ import annotations
 

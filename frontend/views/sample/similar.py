@@ -1,4 +1,4 @@
-"""More like this: samples that take similar routes, and tokens on the same or neighbouring ribbons."""
+"""Similar samples, and tokens on equal or neighbouring ribbons."""
 
 from __future__ import annotations
 
