@@ -3,8 +3,8 @@
 A first visit requests about 140 files. Streamlit passes each through its whole middleware stack, and the browser learns
 of most of them late: of a widget's script when the first widget is drawn, of the chart library at the first chart.
 ``CachedFiles`` answers before that stack, and ``index.html`` gets a ``modulepreload`` link for each script that the
-view needs. ``ELEMENTS`` lists the elements of each view; the imports between scripts are read from the scripts themselves.
-With a Streamlit whose files have other names only the hints are lost.
+view needs. ``ELEMENTS`` lists the elements of each view; imports between scripts are read from the scripts. With a
+Streamlit whose files have other names only the hints are lost.
 """
 
 from __future__ import annotations
