@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.measure import report
-from tokenpaths.engine.adapters.recorder.options import Options
+from tokenpaths.engine.adapters.recorder.record_options import RecordOptions
 from tokenpaths.engine.adapters.recorder.recorder import Recorder
 from tokenpaths.engine.adapters.recorder.router_plan import Read
 from tokenpaths.engine.families.presets import moe_transformer
@@ -173,7 +173,7 @@ def measure(model: nn.Module, options: dict[str, Any], batch: int, repeats: int,
     if options:
         options = options | {"read": reader(watched)}
     with tempfile.TemporaryDirectory() as folder:
-        recorder = Watched(watched, Options(run="bench", runs_dir=Path(folder), **options))
+        recorder = Watched(watched, RecordOptions(run="bench", runs_dir=Path(folder), **options))
         models = {"plain": plain, "plain again": again, "recorded": watched}
         variants = {name: trainer(variant, batches) for name, variant in models.items()}
         with recorder:

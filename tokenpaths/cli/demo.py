@@ -35,14 +35,14 @@ def demo(data_dir: DataDir = None) -> None:
     from tokenpaths.engine.base.files import run_file
 
     settings = load_settings(data_dir=data_dir)
-    wanted = [
+    missing = [
         (model, name, run_id)
         for model, modality in _shipped()
         for name in _sets(model, modality)
         if not _is_there(run_file(settings.runs_dir, run_id := f"{name.removeprefix('bundled:')}-{model}"), model)
     ]
-    if wanted:
-        _trace_all(wanted, settings)
+    if missing:
+        _trace_all(missing, settings)
 
 
 def _sets(model: str, modality: str) -> tuple[str, ...]:
@@ -65,15 +65,15 @@ def _shipped() -> list[tuple[str, str]]:
 
     from tokenpaths.engine.base.files import SHIPPED_MODELS
 
-    found = []
+    models = []
     for path in sorted(SHIPPED_MODELS.glob("*/config.json")):
         about = json.loads(path.read_text(encoding="utf-8"))
-        found.append((path.parent.name, about["config"]["modality"]))
-    return sorted(found, key=lambda each: (each[0].startswith("dna-"), each))
+        models.append((path.parent.name, about["config"]["modality"]))
+    return sorted(models, key=lambda row: (row[0].startswith("dna-"), row))
 
 
-def _trace_all(wanted: list[tuple[str, str, str]], settings: Settings) -> None:
-    typer.echo(f"Tracing the bundled samples with the shipped models: {len(wanted)} runs, once.", err=True)
+def _trace_all(missing: list[tuple[str, str, str]], settings: Settings) -> None:
+    typer.echo(f"Tracing the bundled samples with the shipped models: {len(missing)} runs, once.", err=True)
     from tokenpaths.cli.support.progress_bar import Bar, bar
     from tokenpaths.engine.base.files import SHIPPED_MODELS
     from tokenpaths.engine.data.datasets import open_dataset
@@ -84,10 +84,10 @@ def _trace_all(wanted: list[tuple[str, str, str]], settings: Settings) -> None:
         progress.update(now.samples, now.words)
 
     remove_abandoned(settings.runs_dir)
-    for number, (model, name, run_id) in enumerate(wanted, start=1):
+    for number, (model, name, run_id) in enumerate(missing, start=1):
         loaded = load_model(model, [SHIPPED_MODELS])
         dataset = open_dataset(name, loaded.modality)
-        with bar(f"{run_id} ({number} of {len(wanted)})", dataset.num_samples, "samples") as progress:
+        with bar(f"{run_id} ({number} of {len(missing)})", dataset.num_samples, "samples") as progress:
             trace_samples(
                 loaded,
                 dataset,

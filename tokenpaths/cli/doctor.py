@@ -1,9 +1,10 @@
-"""``tokenpaths doctor``: is this installation well?"""
+"""``tokenpaths doctor``: checks of the installation and of the data folder."""
 
 from __future__ import annotations
 
 import json
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -99,11 +100,11 @@ def _packages(settings: Settings) -> Iterator[Finding]:
     others = []
     for name, pin in pins.items():
         try:
-            found = version(name).partition("+")[0]
+            installed = version(name).partition("+")[0]
         except PackageNotFoundError:
             continue  # a pin for something that this installation does not use
-        if found != pin:
-            others.append(f"{name} {found} (tested with {pin})")
+        if installed != pin:
+            others.append(f"{name} {installed} (tested with {pin})")
     missing = []
     try:
         needed = [line for line in requires("tokenpaths") or [] if "extra ==" not in line]
@@ -111,7 +112,7 @@ def _packages(settings: Settings) -> Iterator[Finding]:
         needed = []
         yield Finding("note", "packages", "tokenpaths itself is not installed, it runs from the source folder")
     for line in needed:
-        name = "".join(takewhile_name(line))
+        name = re.match(r"[\w.-]*", line)[0]  # type: ignore[index]
         try:
             version(name)
         except PackageNotFoundError:
@@ -122,14 +123,6 @@ def _packages(settings: Settings) -> Iterator[Finding]:
         yield Finding("note", "packages", f"other versions than tested: {', '.join(others)}")
     if not missing and not others:
         yield Finding("ok", "packages", f"{len(pins)} pinned versions looked at")
-
-
-def takewhile_name(requirement: str) -> Iterator[str]:
-    """The characters of the name at the start of a requirement."""
-    for character in requirement:
-        if not (character.isalnum() or character in "-_."):
-            return
-        yield character
 
 
 def _device(settings: Settings) -> Iterator[Finding]:
@@ -162,11 +155,11 @@ def _ports(settings: Settings) -> Iterator[Finding]:
     from tokenpaths.cli.support.processes import pick_port
     from tokenpaths.engine.base.errors import UserError
 
-    wanted = {
+    ports = {
         "API": (settings.host, settings.port, "--port"),
         "page": (settings.page_host, settings.page_port, "--page-port"),
     }
-    for name, (host, port, flag) in wanted.items():
+    for name, (host, port, flag) in ports.items():
         try:
             pick_port(host, port, flag)
             yield Finding("ok", "ports", f"{port} is free for the {name}")

@@ -1,4 +1,4 @@
-"""``tokenpaths dream``: the input that makes a model take chosen paths."""
+"""``tokenpaths dream``: optimise an image or a text until a model takes chosen paths."""
 
 from __future__ import annotations
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from tokenpaths.cli.support.options import DataDir
+from tokenpaths.cli.support.refusals import problems_as_errors
 from tokenpaths.engine.base.errors import UserError
 
 
@@ -40,7 +42,6 @@ def export(
 
     Example: tokenpaths export dna-vision-top1-scenes path -o paths.parquet
     """
-    from tokenpaths.backend.problems import Problem
     from tokenpaths.backend.runs.registry import RunRegistry
     from tokenpaths.backend.settings import load_settings
 
@@ -51,22 +52,12 @@ def export(
     if output is None and chosen is not Format.csv and sys.stdout.isatty():
         raise UserError(f"{chosen.value} is not for the eye; name a file with --output.", field="output")
     registry = RunRegistry.of(settings, time_limit_s=3600)
-    try:
-        with registry.lease(run) as opened, registry.foreign_run_errors(run):
-            if table is None:
-                _list(opened.tables()["tables"])
-                return
+    with closing(registry), problems_as_errors(), registry.lease(run) as opened, registry.foreign_run_errors(run):
+        if table is None:
+            for row in opened.tables()["tables"]:
+                print(f"{row['table']:<14} {row['num_rows']:>13,}  {row['what']}")
+        else:
             _write(opened.export(table, chosen.value), output)
-    except Problem as problem:
-        raise UserError(problem.detail, field=problem.field) from None
-    finally:
-        registry.close()
-
-
-def _list(tables: list[dict[str, Any]]) -> None:
-    """Name, rows and content of each table."""
-    for row in tables:
-        print(f"{row['table']:<14} {row['num_rows']:>13,}  {row['what']}")
 
 
 def _format_of(output: Path | None) -> Format:
@@ -102,12 +93,12 @@ def _write(chunks: Iterator[bytes], output: Path | None) -> None:
     print(f"{output}: {num_bytes:,} bytes", file=sys.stderr)
 
 
-def _copy(chunks: Iterator[bytes], write: object) -> int:
+def _copy(chunks: Iterator[bytes], write: Callable[[bytes], object]) -> int:
     """Pass all chunks on; on a terminal, show size and rate once it takes longer than two seconds."""
     began = shown = time.monotonic()
     num_bytes = 0
     for chunk in chunks:
-        write(chunk)  # type: ignore[operator]
+        write(chunk)
         num_bytes += len(chunk)
         now = time.monotonic()
         if sys.stderr.isatty() and now - began > 2 and now - shown > 0.2:

@@ -1,4 +1,4 @@
-"""``tokenpaths figures``: every figure of the DNA paper that a run allows, ready for print, with its numbers."""
+"""``tokenpaths figures``: the figures of the DNA paper that a run allows, ready for print, with their numbers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenpaths.cli.support.options import DataDir, folder_option, takes
+from tokenpaths.cli.support.refusals import problems_as_errors
 from tokenpaths.engine.base.errors import UserError
 
 if TYPE_CHECKING:
@@ -130,7 +131,6 @@ def opened(settings: Settings, run: str, beside: str | None) -> Iterator[tuple[R
     Raises:
         UserError: a run is missing, cannot be read, or the two do not fit beside each other.
     """
-    from tokenpaths.backend.problems import Problem
     from tokenpaths.backend.runs.registry import RunRegistry
 
     registry = RunRegistry.of(settings, time_limit_s=600)
@@ -138,17 +138,12 @@ def opened(settings: Settings, run: str, beside: str | None) -> Iterator[tuple[R
         stack.callback(registry.close)
 
         def lease(name: str, option: str) -> Run:
-            try:
+            with problems_as_errors(option):
                 return stack.enter_context(registry.lease(name))
-            except Problem as problem:
-                raise UserError(problem.detail, field=option) from None
 
         both = lease(run, "run"), lease(beside, "beside") if beside is not None else None
-        try:
-            with registry.foreign_run_errors(run, beside or run):
-                yield both
-        except Problem as problem:
-            raise UserError(problem.detail, field="run") from None
+        with problems_as_errors("run"), registry.foreign_run_errors(run, beside or run):
+            yield both
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tokenpaths.cli.support.options import DataDir, takes
-from tokenpaths.engine.base.errors import UserError
+from tokenpaths.cli.support.refusals import refuse_taken_name
 
 if TYPE_CHECKING:
     from tokenpaths.engine.adapters.logs.expert_counts import ExpertCounts
@@ -49,13 +49,12 @@ def import_log(options: ImportOptions) -> None:
     Example: tokenpaths import routed.jsonl --run my-model --experts 64
     """
     from tokenpaths.backend.settings import load_settings
-    from tokenpaths.engine.base.files import keep_free, run_file
+    from tokenpaths.engine.base.files import keep_free
 
     settings = load_settings(data_dir=options.data_dir)
     keep_free(settings.least_free_megabytes * 1e6)
     file, run = options.file, options.run
-    if run is not None and run_file(settings.runs_dir, run).exists() and not options.overwrite:
-        raise UserError(f"There is a run {run!r} already; give another name with --run, or --overwrite.", field="run")
+    refuse_taken_name(settings, run, options.overwrite)
     from tokenpaths.cli.support.progress_bar import bar, waiting
     from tokenpaths.engine.adapters.logs import formats, importing
     from tokenpaths.engine.store.write.writer import remove_abandoned

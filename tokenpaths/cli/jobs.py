@@ -1,17 +1,18 @@
-"""``tokenpaths jobs``: the queue of long jobs, without a server. ``tokenpaths worker``: one more worker for it."""
+"""``tokenpaths jobs``: the queue of long jobs, without a server; ``tokenpaths worker``: one more worker for it."""
 
 from __future__ import annotations
 
 import json
 import os
 import secrets
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tokenpaths.cli.ls import print_table
 from tokenpaths.cli.support.options import DataDir
+from tokenpaths.cli.support.refusals import problems_as_errors
 from tokenpaths.engine.base.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,15 +62,15 @@ def list_jobs(
     if state is not None and state not in STATES:
         raise UserError(f"There is no state {state[:40]!r}; there are {', '.join(STATES)}.", field="state")
     jobs = _jobs(context, data_dir)
-    found, _ = jobs.page([state] if state else [], [], None, limit)  # type: ignore[list-item]
+    rows, _ = jobs.page([state] if state else [], [], None, limit)  # type: ignore[list-item]
     workers = jobs.table.workers()
     if as_json:
-        print(json.dumps({"jobs": found, "workers": workers}, indent=1, ensure_ascii=False))
+        print(json.dumps({"jobs": rows, "workers": workers}, indent=1, ensure_ascii=False))
         return
-    if not found:
+    if not rows:
         print(f"No jobs in {jobs.settings.jobs_file}.")
     else:
-        _table([_row(job) for job in found])
+        print_table(COLUMNS, [_cells(row) for row in rows])
     print(f"{workers} worker{'' if workers == 1 else 's'}" + ("" if workers else ": `tokenpaths worker` starts one"))
 
 
@@ -78,7 +79,9 @@ def show(context: typer.Context, job: Name, data_dir: DataDir = None) -> None:
 
     Example: tokenpaths jobs show trace-20261121-101500-a1b2c3
     """
-    _print(_told(lambda: _jobs(context, data_dir).get(job)))
+    with problems_as_errors():
+        row = _jobs(context, data_dir).get(job)
+    print(json.dumps(row, indent=1, ensure_ascii=False))
 
 
 def cancel(context: typer.Context, job: Name, data_dir: DataDir = None) -> None:
@@ -87,8 +90,9 @@ def cancel(context: typer.Context, job: Name, data_dir: DataDir = None) -> None:
     Example: tokenpaths jobs cancel trace-20261121-101500-a1b2c3
     """
     jobs = _jobs(context, data_dir)
-    found = _told(lambda: jobs.shown(jobs.table.cancel(job)))
-    print(f"{job}: {'cancelling' if found['cancelling'] else found['state']}")
+    with problems_as_errors():
+        row = jobs.shown(jobs.table.cancel(job))
+    print(f"{job}: {'cancelling' if row['cancelling'] else row['state']}")
 
 
 def retry(context: typer.Context, job: Name, data_dir: DataDir = None) -> None:
@@ -96,8 +100,9 @@ def retry(context: typer.Context, job: Name, data_dir: DataDir = None) -> None:
 
     Example: tokenpaths jobs retry trace-20261121-101500-a1b2c3
     """
-    found = _told(lambda: _jobs(context, data_dir).retry(job))
-    print(f"{job}: {found['state']}, place {found['place']}")
+    with problems_as_errors():
+        row = _jobs(context, data_dir).retry(job)
+    print(f"{job}: {row['state']}, place {row['place']}")
 
 
 def remove(context: typer.Context, job: Name, data_dir: DataDir = None) -> None:
@@ -105,7 +110,8 @@ def remove(context: typer.Context, job: Name, data_dir: DataDir = None) -> None:
 
     Example: tokenpaths jobs remove trace-20261121-101500-a1b2c3
     """
-    _told(lambda: _jobs(context, data_dir).remove(job))
+    with problems_as_errors():
+        _jobs(context, data_dir).remove(job)
     print(f"{job}: removed")
 
 
@@ -145,21 +151,7 @@ def _jobs(context: typer.Context, data_dir: Path | None) -> Jobs:
     return Jobs(load_settings(data_dir=data_dir or context.obj))
 
 
-def _told(call: Any) -> Any:
-    """The result of ``call``; a problem becomes an error of one line."""
-    from tokenpaths.backend.problems import Problem
-
-    try:
-        return call()
-    except Problem as problem:
-        raise UserError(problem.detail, field=problem.field) from None
-
-
-def _print(value: dict[str, Any]) -> None:
-    print(json.dumps(value, indent=1, ensure_ascii=False))
-
-
-def _row(job: dict[str, Any]) -> tuple[str, ...]:
+def _cells(job: dict[str, Any]) -> tuple[str, ...]:
     progress = job["progress"]
     total = f" of {progress['total']:,}" if progress["total"] is not None else ""
     left = progress["seconds_left"]
@@ -172,9 +164,3 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
         f"{left:,.0f} s" if left is not None else "",
         f"{job['title']}: {why}" if why else job["title"],
     )
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(len(row[i]) for row in (COLUMNS, *rows)) for i in range(len(COLUMNS))]
-    for row in (COLUMNS, *rows):
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,4 +1,4 @@
-"""``tokenpaths ls``: which runs and models there are."""
+"""``tokenpaths ls``: the runs and models of the data folder."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ def ls(
     from tokenpaths.backend.settings import load_settings
 
     settings = load_settings(data_dir=data_dir)
-    found: dict[str, list[dict[str, Any]]] = {}
+    lists: dict[str, list[dict[str, Any]]] = {}
     if what is not What.models:
         from tokenpaths.backend.runs.registry import RunRegistry
 
         registry = RunRegistry.of(settings, time_limit_s=settings.query_seconds, max_open=1)
-        found["runs"] = _cards(registry)
+        lists["runs"] = _cards(registry)
         registry.close()
     if what is not What.runs:
         from tokenpaths.engine.tracing.trace_run import list_models
 
-        found["models"] = list_models(settings.all_models_dirs)
+        lists["models"] = list_models(settings.all_models_dirs)
     if as_json:
-        print(json.dumps(found, indent=1, ensure_ascii=False))
+        print(json.dumps(lists, indent=1, ensure_ascii=False))
         return
-    if "runs" in found:
-        _show_runs(found["runs"], settings.runs_dir)
-    if "models" in found:
-        _show_models(found["models"])
+    if "runs" in lists:
+        _show_runs(lists["runs"], settings.runs_dir)
+    if "models" in lists:
+        _show_models(lists["models"])
 
 
 def _cards(registry: RunRegistry) -> list[dict[str, Any]]:
@@ -92,7 +92,7 @@ def _show_runs(cards: list[dict[str, Any]], runs_dir: Path) -> None:
         )
         for card in good
     ]
-    _table(RUN_COLUMNS, rows, right=range(3, 8))
+    print_table(RUN_COLUMNS, rows, right=range(3, 8))
     for card in cards:
         if card["status"] != "sealed":
             print(f"! {card['run']}: {card['problem']}")
@@ -116,7 +116,7 @@ def _show_models(models: list[dict[str, Any]]) -> None:
         if not row.get("problem")
     ]
     print()
-    _table(MODEL_COLUMNS, rows, right=range(2, 6))
+    print_table(MODEL_COLUMNS, rows, right=range(2, 6))
     for row in models:
         if row.get("problem"):
             print(f"! {row['model']}: {row['problem']}")
@@ -128,8 +128,8 @@ def _number(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: range) -> None:
-    """Print aligned columns."""
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: range = range(0)) -> None:
+    """Print aligned columns, those in ``right`` to the right."""
     lines = [columns, *[[str(cell) for cell in row] for row in rows]]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     for line in lines:

@@ -37,27 +37,29 @@ def seal(
     Example: tokenpaths seal big
     """
     from tokenpaths.backend.settings import load_settings
-    from tokenpaths.cli.support.shards import seal_and_say
+    from tokenpaths.cli.support.shards import seal_with_bar
     from tokenpaths.engine.base.files import keep_free
     from tokenpaths.engine.store.write.merge import find_shards
 
     settings = load_settings(data_dir=data_dir)
     keep_free(settings.least_free_megabytes * 1e6)
-    path = seal_and_say(settings, find_shards([_place(settings, one) for one in shards]), run, overwrite, remove_shards)
+    path = seal_with_bar(
+        settings, find_shards([_place(settings, text) for text in shards]), run, overwrite, remove_shards
+    )
     typer.echo(f"run {path.stem} is in {path}")
 
 
-def _place(settings: Settings, given: str) -> Path:
+def _place(settings: Settings, text: str) -> Path:
     """The shards of a run of that name; else a folder (``./name`` where both are there)."""
     from tokenpaths.engine.base.files import is_name
 
-    path = Path(given).expanduser()
-    named = settings.data_dir / "shards" / given
-    if is_name(given) and named.is_dir():
+    path = Path(text).expanduser()
+    named = settings.data_dir / "shards" / text
+    if is_name(text) and named.is_dir():
         return named
-    if is_name(given) and not path.exists():
+    if is_name(text) and not path.exists():
         raise UserError(
-            f"there are no shards of a run {given!r} in {named.parent}, and no folder of that name; "
+            f"there are no shards of a run {text!r} in {named.parent}, and no folder of that name; "
             "give the folder that holds the shards",
             field="shards",
         )

@@ -54,8 +54,8 @@ def up(
     settings = load_settings(settings_file, data_dir=data_dir, port=port, page_port=page_port, host=host, token=token)
     require_safe_bind(settings)
     _make_folders(settings)
-    asked_to_stop: list[int] = []
-    _listen_for_signals(asked_to_stop)
+    stop_signals: list[int] = []
+    _listen_for_signals(stop_signals)
     children = plan(settings, page=page, settings_file=settings_file)
     say(f"Starting {', '.join(child.name for child in children)} …")
     code = 1
@@ -68,15 +68,15 @@ def up(
                 say(f"  {child.name:5}{_address(child)}")
         say(f"  data {settings.data_dir}")
         say("Ctrl-C stops it.")
-        code = watch(children, say, lambda: bool(asked_to_stop))
+        code = watch(children, say, lambda: bool(stop_signals))
     except _Stopped:
         code = 0
     finally:
         for child in reversed(children):
             child.stop()
-    if asked_to_stop:
+    if stop_signals:
         say("Stopped.")
-        code = 128 + asked_to_stop[0]
+        code = 128 + stop_signals[0]
     raise typer.Exit(code)
 
 
@@ -84,12 +84,12 @@ class _Stopped(BaseException):
     """A signal came while starting."""
 
 
-def _listen_for_signals(asked: list[int]) -> None:
+def _listen_for_signals(signals: list[int]) -> None:
     """Note SIGINT and SIGTERM; the first one interrupts whatever waits."""
 
     def note(number: int, frame: object) -> None:
-        asked.append(number)
-        if len(asked) == 1:
+        signals.append(number)
+        if len(signals) == 1:
             raise _Stopped
 
     signal.signal(signal.SIGINT, note)

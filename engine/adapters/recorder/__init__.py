@@ -1,1 +1,1 @@
-"""A recorder for any PyTorch model: routers found, decisions recorded while it runs."""
+"""Recorder for any PyTorch model: finds its routers and records their decisions while the model runs."""

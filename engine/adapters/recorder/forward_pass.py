@@ -1,4 +1,4 @@
-"""One forward pass of a recorded model: which tokens it is about, and the way of its decisions to the host.
+"""One forward pass of a recorded model: its tokens, and the copy of its decisions to the host.
 
 Shapes: B samples, T tokens each, n tokens kept, S steps, K slots.
 """
@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenpaths.engine.adapters.recorder.model_inputs import Given, first_size, kept_positions, read_mask, tokens_of
-from tokenpaths.engine.adapters.recorder.read_outputs import Group, read_calls
-from tokenpaths.engine.adapters.recorder.router_plan import Plan, Raw, Said
+from tokenpaths.engine.adapters.recorder.router_outputs import CallGroup, read_calls
+from tokenpaths.engine.adapters.recorder.router_plan import Plan, RawCall, RouterCall
+from tokenpaths.engine.adapters.recorder.user_model import BatchInfo, first_size, kept_positions, read_mask, tokens_of
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import SampleRecord, TraceBatch
 
@@ -28,13 +28,13 @@ class Forward:
     """One forward pass while it runs."""
 
     number: int
-    given: Given
+    info: BatchInfo
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     named: dict[str, Any]
     """the inputs by name, also those given by place"""
-    calls: list[Said] = field(default_factory=list)
-    raw: list[Raw] = field(default_factory=list)
+    calls: list[RouterCall] = field(default_factory=list)
+    raw: list[RawCall] = field(default_factory=list)
     """of the first pass: everything that came out of every candidate"""
 
 
@@ -44,7 +44,7 @@ class Batch:
 
     number: int
     """of the forward pass"""
-    groups: list[Group]
+    groups: list[CallGroup]
     num_tokens: int
     shape: tuple[int, int]
     """samples, tokens of each, padding included; rows are samples one after the other"""
@@ -65,10 +65,10 @@ class Batch:
 def batch_of(
     forward: Forward, *, renormalise: bool, batch_first: bool, rank: int | None, say: Callable[[str], None]
 ) -> Batch:
-    """Start the copies of one forward pass to the host; ``say`` is told what could not be recorded.
+    """Start the copies of one forward pass to the host; ``say`` takes a note about what could not be recorded.
 
     Raises:
-        UserError: routers saw different tokens, or what was said of the pass does not fit it.
+        UserError: routers saw different tokens, or ``Recorder.batch`` described another batch.
     """
     counts = {rows for _, _, rows in forward.calls}
     if len(counts) > 1:
@@ -81,11 +81,11 @@ def batch_of(
         )
     rows = counts.pop()
     groups = read_calls([call for _, call, _ in forward.calls], rows, renormalise)
-    given = forward.given
-    token_ids, mask = tokens_of(given, forward.args, forward.named, batch_first)
+    info = forward.info
+    token_ids, mask = tokens_of(info, forward.args, forward.named, batch_first)
     shape, compact = _shape_of(forward, rows, token_ids, mask, batch_first, say)
     if token_ids is not None and tuple(token_ids.shape) != shape:
-        if given.input_ids is not None:
+        if info.input_ids is not None:
             raise UserError(
                 f"input_ids has shape {tuple(token_ids.shape)}, but the routers saw {shape[0]} × {shape[1]} tokens",
                 field="input_ids",
@@ -96,7 +96,7 @@ def batch_of(
         )
         token_ids = None
     if mask is not None and tuple(mask.shape) != shape:
-        if given.mask is not None:
+        if info.mask is not None:
             raise UserError(f"mask has shape {tuple(mask.shape)}, it should be {shape}", field="mask")
         mask = None
     return Batch(
@@ -106,7 +106,7 @@ def batch_of(
         shape,
         _to_host(token_ids),
         _to_host(mask),
-        given.mask is not None,
+        info.mask is not None,
         _samples_of(forward, shape, rank),
         not batch_first,
         compact,
@@ -124,8 +124,8 @@ def _shape_of(
         if known.numel() == rows:
             return (known.shape[0], known.shape[1]), False
         if mask is not None and known.shape == mask.shape:
-            kept = kept_positions(mask)
-            if isinstance(kept, Tensor) and int(kept.sum()) == rows:
+            keep = kept_positions(mask)
+            if isinstance(keep, Tensor) and int(keep.sum()) == rows:
                 return (known.shape[0], known.shape[1]), True
     size = ids.shape[0] if ids is not None else first_size(forward.args, forward.kwargs, 0 if batch_first else 1)
     if size < 1 or rows % size:
@@ -135,29 +135,29 @@ def _shape_of(
 
 
 def _samples_of(forward: Forward, shape: tuple[int, int], rank: int | None) -> list[SampleRecord]:
-    given = forward.given
-    for name, values in (("texts", given.texts), ("labels", given.labels)):
+    info = forward.info
+    for name, values in (("texts", info.texts), ("labels", info.labels)):
         if values is not None and len(values) != shape[0]:
             raise UserError(f"{len(values)} {name} for {shape[0]} samples: give one for each", field=name)
     process = "" if rank is None else f"rank {rank}, "
     return [
         SampleRecord(
             num_tokens=shape[1],
-            label=None if given.labels is None else _label(given.labels[i]),
-            text=None if given.texts is None else given.texts[i],
+            label=None if info.labels is None else _label(info.labels[i]),
+            text=None if info.texts is None else info.texts[i],
             source=f"{process}forward pass {forward.number}, sample {i}",
         )
         for i in range(shape[0])
     ]
 
 
-def _moved(group: Group) -> Group:
+def _moved(group: CallGroup) -> CallGroup:
     """Start the copies of a group's tensors to the host."""
 
     def there(tensor: Tensor) -> Tensor:
         return tensor.to("cpu", non_blocking=True)
 
-    return Group(
+    return CallGroup(
         group.places,
         there(group.ids),
         there(group.weights),
@@ -209,8 +209,8 @@ def trace_batch(batch: Batch, plan: Plan, say: Callable[[str], None]) -> TraceBa
         ):
             if source is not None:
                 target[:, group.places] = np.moveaxis(source.numpy(), 0, 1)
-    kept = None if batch.mask is None else read_mask(batch.mask, batch.mask_was_given, say)
-    keep = np.ones(batch.shape, dtype=bool) if kept is None else kept.numpy()
+    mask = None if batch.mask is None else read_mask(batch.mask, batch.mask_was_given, say)
+    keep = np.ones(batch.shape, dtype=bool) if mask is None else mask.numpy()
     lengths = keep.sum(axis=1)
     rows = np.arange(batch.num_tokens)
     if batch.compact:
@@ -235,7 +235,7 @@ def trace_batch(batch: Batch, plan: Plan, say: Callable[[str], None]) -> TraceBa
     )
 
 
-def _check_ids(wrong_nS: np.ndarray, groups: Sequence[Group], plan: Plan) -> None:
+def _check_ids(wrong_nS: np.ndarray, groups: Sequence[CallGroup], plan: Plan) -> None:
     if not wrong_nS.any():
         return
     step = int(wrong_nS.any(axis=0).argmax())

@@ -1,4 +1,4 @@
-"""One recording by several processes: each writes a part, the first one merges them into one run.
+"""One recording by several processes: each writes a part, rank 0 merges the parts into one run.
 
 The processes meet in a hidden folder beside the run. Each but rank 0 writes ``rank-0001.parquet`` (a row is a
 sample) and then a manifest with its SHA-256; rank 0 waits for all manifests, appends the parts in the order of the
@@ -69,7 +69,7 @@ def agree(run_id: str, runs_dir: Path, problem: str | None) -> Meeting:
             "name, or merge=False",
             field="run",
         )
-    for sentence in (said for _, said in everyone if said):
+    for sentence in (other for _, other in everyone if other):
         raise UserError(sentence, field="run")
     made: list[Any] = [None]
     lock = HolderLock(runs_dir / f".{run_id}.recording.lock")
@@ -89,7 +89,7 @@ def agree(run_id: str, runs_dir: Path, problem: str | None) -> Meeting:
     if made[0] is not None and not folder.is_dir():
         trouble = f"process {rank} cannot see the folder {folder}: give all processes one shared runs_dir"
     dist.all_gather_object(everyone, trouble)
-    for sentence in (said for said in everyone if said):
+    for sentence in filter(None, everyone):
         if rank == 0:
             lock.release()
             if made[0] is not None:
@@ -148,18 +148,18 @@ class Meeting:
 
     def others(self) -> list[dict[str, Any]]:
         """The manifests of ranks 1 …, waited for; raises UserError when one failed or is not there in time."""
-        found = [self._read(_manifest(rank), f"process {rank}", rank) for rank in range(1, self.world)]
-        for manifest in found:
+        manifests = [self._read(_manifest(rank), f"process {rank}", rank) for rank in range(1, self.world)]
+        for manifest in manifests:
             if "problem" in manifest:
                 raise UserError(manifest["problem"] + "; nothing of this run was kept")
-        return found
+        return manifests
 
     def outcome(self) -> Path:
         """The sealed file that rank 0 announces, waited for; raises UserError with what it says instead."""
-        told = self._read(_DONE, "process 0, which merges the parts,", 0)
-        if "problem" in told:
-            raise UserError(told["problem"] + "; nothing of this run was kept")
-        return Path(told["file"])
+        outcome = self._read(_DONE, "process 0, which merges the parts,", 0)
+        if "problem" in outcome:
+            raise UserError(outcome["problem"] + "; nothing of this run was kept")
+        return Path(outcome["file"])
 
     def announce(self, file: Path) -> None:
         self.tell({"file": str(file)}, _DONE)

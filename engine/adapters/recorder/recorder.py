@@ -1,4 +1,4 @@
-"""Record any PyTorch model while it runs: hooks on its routers, one run file when the block ends.
+"""Recording of any PyTorch model while it runs: hooks on its routers, one run file when the block ends.
 
     with tokenpaths.record(model, run="mine") as rec:
         for batch in loader:
@@ -6,20 +6,22 @@
     rec.file, rec.run
 
 A forward pass of the model is one batch; calls of routers outside of one (a checkpointed block that is computed
-again for its gradient) are not recorded. Hooks copy detached tensors and change nothing, so gradients stay what
-they are to the last bit; and nothing that goes wrong in them reaches the model: it stops the recording, with a warning.
+again for its gradient) are not recorded. Hooks copy detached tensors and change nothing, so gradients stay equal to the
+last bit. An error inside a hook never reaches the model: it stops the recording, with a warning.
 
-What may be said: ``recorder_options.py``; how routers are found: ``recorder_find.py``; how an output is read:
-``recorder_read.py``; what the first pass settles: ``recorder_plan.py``, ``recorder_verify.py``; which tokens a pass is
-about: ``recorder_inputs.py``; its way to the host: ``recorder_forward.py``; the run: ``recorder_output.py``; several
-processes: ``recorder_parts.py``.
+In the order of their work: ``record_options`` (what the caller sets), ``router_search`` (candidates among the modules),
+``router_outputs`` (how an output is read), ``router_plan`` and ``choice_verification`` (what the first pass settles),
+``user_model`` (which tokens a pass is about), ``forward_pass`` (copies to the host), ``recorded_run`` (the run),
+``process_parts`` (several processes).
 """
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,15 +29,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from tokenpaths.engine.adapters.recorder.find_routers import Router, find_routers, named_routers, nothing_found
+from tokenpaths.engine.adapters.recorder.choice_verification import ExpertCalls, assumption, rows_of
 from tokenpaths.engine.adapters.recorder.forward_pass import Batch, Forward, batch_of, trace_batch
-from tokenpaths.engine.adapters.recorder.model_inputs import Given, named_inputs, signature_of
-from tokenpaths.engine.adapters.recorder.options import Options
-from tokenpaths.engine.adapters.recorder.output import Output
-from tokenpaths.engine.adapters.recorder.read_outputs import tensors_of
-from tokenpaths.engine.adapters.recorder.router_plan import Plan, Read, decide, kept_call, other_order, read_by_caller
-from tokenpaths.engine.adapters.recorder.user_model import core, in_backward, is_compiled, name_of
-from tokenpaths.engine.adapters.recorder.verify_choices import ExpertCalls, assumption, rows_of
+from tokenpaths.engine.adapters.recorder.record_options import RecordOptions
+from tokenpaths.engine.adapters.recorder.recorded_run import RecordedRun
+from tokenpaths.engine.adapters.recorder.router_outputs import tensors_of
+from tokenpaths.engine.adapters.recorder.router_plan import Plan, decide, other_order, read_by_caller, rows_of_call
+from tokenpaths.engine.adapters.recorder.router_search import Router, find_routers, named_routers, nothing_found
+from tokenpaths.engine.adapters.recorder.user_model import (
+    BatchInfo,
+    core,
+    in_backward,
+    is_compiled,
+    name_of,
+    named_inputs,
+    signature_of,
+)
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import runs_dir as default_runs_dir
 from tokenpaths.engine.store.ask.run import Run
@@ -56,87 +65,51 @@ class RecordingAssumed(UserWarning):
     """The warning that decisions are recomputed from logits and could not be compared with what the model did."""
 
 
-def record(
-    model: nn.Module,
-    run: str | None = None,
-    *,
-    runs_dir: Path | str | None = None,
-    routers: str | nn.Module | Sequence[str | nn.Module] | None = None,
-    read: Read | None = None,
-    top_k: int | None = None,
-    num_experts: int | None = None,
-    scale: float | int | None = None,
-    renormalise: bool = False,
-    every: int = 1,
-    series: str | None = None,
-    iteration: int | None = None,
-    model_name: str | None = None,
-    dataset: str = "recorded",
-    split: str = "",
-    token_texts: Mapping[Any, Any] | Sequence[Any] | None = None,
-    batch_first: bool = True,
-    overwrite: bool = False,
-    merge: bool = True,
-) -> Recorder:
+def record(model: nn.Module, run: str | None = None, **options: Any) -> Recorder:
     """A recorder of ``model``, to be used in a ``with`` statement; nothing is hooked or written before it begins.
 
-    Parameters
-    ----------
-    run
-        Name of the run; by default the model's class and the time.
-    runs_dir
-        Folder of the run files, made if need be; by default ``runs`` in the data folder (``TOKENPATHS_DATA_DIR``).
-    routers
-        Names (``layers.*.gate``; * stands for anything, dots included) or modules, instead of those found.
-    read
-        Turns (module, inputs, output) of a call into ids (…, K) and weights (…, K), instead of what is found.
-    top_k, num_experts
-        Where no attribute says it. They count for all routers.
-    scale
-        Number that the gate's weights were multiplied by; they are divided by it. By default found on the gate.
-    renormalise
-        Divide recomputed weights by their sum; weights that a gate gives are never changed so.
-    every
-        Record every n-th forward pass, beginning with the first.
-    series, iteration
-        This run is a checkpoint of the training ``series`` after ``iteration`` iterations.
-    model_name, dataset, split
-        What the run calls the model (by default its configuration's name, or its class) and the data.
-    token_texts
-        Readable text of the vocabulary ids: a mapping, or a list in their order.
-    batch_first
-        False: tensors are (T, B, …).
-    overwrite
-        Replace a run of this name, when the new one is sealed.
-    merge
-        False: each process of a group records for itself, under a name of its own.
+    Args:
+        run: Name of the run; by default the model's class and the time.
+        runs_dir: Folder of the run files, made if need be; by default ``runs`` in the data folder
+            (``TOKENPATHS_DATA_DIR``).
+        routers: Names (``layers.*.gate``; * stands for anything, dots included) or modules, instead of those found.
+        read: Turns (module, inputs, output) of a call into ids (…, K) and weights (…, K), instead of what is found.
+        top_k, num_experts: Where no attribute says it. They count for all routers.
+        scale: Number that the gate's weights were multiplied by; they are divided by it. By default found on the gate.
+        renormalise: Divide recomputed weights by their sum; weights that a gate gives are never changed so.
+        every: Record every n-th forward pass, beginning with the first.
+        series, iteration: This run is a checkpoint of the training ``series`` after ``iteration`` iterations.
+        model_name, dataset, split: What the run calls the model (by default its configuration's name, or its class)
+            and the data.
+        token_texts: Readable text of the vocabulary ids: a mapping, or a list in their order.
+        batch_first: False: tensors are (T, B, …).
+        overwrite: Replace a run of this name, when the new one is sealed.
+        merge: False: each process of a group records for itself, under a name of its own.
 
     Raises:
         UserError: no router was found, or an option makes no sense.
+        TypeError: there is no option of that name.
     """
-    return Recorder(
-        model,
-        Options(
-            run=run,
-            runs_dir=runs_dir,
-            routers=routers,
-            read=read,
-            top_k=top_k,
-            num_experts=num_experts,
-            scale=scale,
-            renormalise=renormalise,
-            every=every,
-            series=series,
-            iteration=iteration,
-            model_name=model_name,
-            dataset=dataset,
-            split=split,
-            token_texts=token_texts,
-            batch_first=batch_first,
-            overwrite=overwrite,
-            merge=merge,
-        ),
-    )
+    return Recorder(model, RecordOptions(run=run, **options))
+
+
+def _spelt_out() -> inspect.Signature:
+    """The signature of ``record`` with a keyword for each field of ``RecordOptions``, for ``help`` and editors."""
+    kind = inspect.Parameter
+    model = kind("model", kind.POSITIONAL_OR_KEYWORD, annotation="nn.Module")
+    options = [
+        kind(
+            field.name,
+            kind.POSITIONAL_OR_KEYWORD if field.name == "run" else kind.KEYWORD_ONLY,
+            default=field.default,
+            annotation=field.type,
+        )
+        for field in fields(RecordOptions)
+    ]
+    return inspect.Signature([model, *options], return_annotation="Recorder")
+
+
+record.__signature__ = _spelt_out()  # type: ignore[attr-defined]
 
 
 class Recorder:
@@ -151,7 +124,7 @@ class Recorder:
     processes (``torch.distributed``) all of them enter and leave the block.
     """
 
-    def __init__(self, model: nn.Module, options: Options) -> None:
+    def __init__(self, model: nn.Module, options: RecordOptions) -> None:
         self.model = core(model)
         self._compiled = is_compiled(model)
         self._options = options
@@ -196,18 +169,22 @@ class Recorder:
         labels: Sequence[Any] | None = None,
         mask: Any = None,
     ) -> None:
-        """Say what the next forward pass is about; only what is given replaces what is found in its inputs.
+        """Describe the next forward pass; what is given replaces what is found in its inputs.
 
-        ``input_ids`` (B, T) vocabulary ids; ``texts`` and ``labels`` one for each sample; ``mask`` (B, T), False or
-        0 = padding, which is left out. A model input called ``attention_mask`` of that shape is found by itself.
+        Args:
+            input_ids: (B, T) vocabulary ids.
+            texts: One for each sample.
+            labels: One for each sample.
+            mask: (B, T), False or 0 = padding, which is left out. A model input called ``attention_mask`` of that
+                shape is found by itself.
         """
-        self._given = Given(input_ids, texts, labels, mask)
+        self._info = BatchInfo(input_ids, texts, labels, mask)
 
     def __enter__(self) -> Recorder:
         if self._state != "new":
             raise UserError("a recorder records once: make another one with tokenpaths.record", field="run")
-        self._output = Output(self.run_id, self.runs_dir, self.model_name, self.model, self._options)
-        self._given = Given()
+        self._output = RecordedRun(self.run_id, self.runs_dir, self.model_name, self.model, self._options)
+        self._info = BatchInfo()
         self._forward: Forward | None = None
         self._plan: Plan | None = None
         self._pending: deque[Batch] = deque()
@@ -232,11 +209,11 @@ class Recorder:
             self.file = self._output.seal(self._plan, self.routers, self.notes, self._nothing_recorded)
         except BaseException as failure:
             self._state = "failed"
-            said = _sentence(failure)
-            self._abort(said)
+            reason = _sentence(failure)
+            self._abort(reason)
             if not isinstance(failure, Exception) or isinstance(failure, RecordingStopped):
                 raise
-            self.problem = self.problem or said
+            self.problem = self.problem or reason
             self._warn(f"there is no run {self.run_id!r}: {self.problem}")
             return
         self._state = "sealed"
@@ -276,14 +253,14 @@ class Recorder:
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._state != "open" or in_backward():
             return
-        wanted = self._forwards % self._options.every == 0
+        is_recorded = self._forwards % self._options.every == 0
         try:
-            named = named_inputs(self._signature, args, kwargs) if wanted else {}
-            self._forward = Forward(self._forwards, self._given, args, kwargs, named) if wanted else None
+            named = named_inputs(self._signature, args, kwargs) if is_recorded else {}
+            self._forward = Forward(self._forwards, self._info, args, kwargs, named) if is_recorded else None
         except Exception as error:
             self._stop(error, self._forwards)
         self._forwards += 1
-        self._given = Given()
+        self._info = BatchInfo()
 
     def _hook_of(self, router: Router) -> Callable[..., None]:
         def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -293,7 +270,7 @@ class Recorder:
                 return
             try:
                 with torch.no_grad():
-                    self._note(forward, router, module, args, kwargs, output)
+                    self._keep(forward, router, module, args, kwargs, output)
             except Exception as error:
                 self._stop(error, forward.number)
 
@@ -316,19 +293,19 @@ class Recorder:
         self._forward = None
         self._state = "stopped"
         self.problem = f"forward pass {number}: {_sentence(error)}"
-        self._say(f"the recording stopped at {self.problem}")
+        self._note(f"the recording stopped at {self.problem}")
         self._warn(f"recording {self.run_id!r} stopped at {self.problem}; the model runs on, unrecorded")
 
     def _warn(self, sentence: str) -> None:
         warnings.warn(RecordingStopped(sentence, field="run"), stacklevel=3)
 
-    def _say(self, note: str) -> None:
+    def _note(self, note: str) -> None:
         if note not in self.notes and len(self.notes) < _MOST_NOTES:
             self.notes.append(note)
 
     # What a forward pass says --------------------------------------------------------------------------------------
 
-    def _note(
+    def _keep(
         self,
         forward: Forward,
         router: Router,
@@ -337,7 +314,7 @@ class Recorder:
         kwargs: dict[str, Any],
         output: Any,
     ) -> None:
-        """Copy what a router said; whatever the model does to its tensors afterwards, the copy stays."""
+        """Copy the output of a router; whatever the model does to its tensors afterwards, the copy stays."""
         rows = rows_of(args, kwargs)
         if self._options.read is not None:
             tensors = read_by_caller(self._options.read, router, module, args, output)
@@ -354,17 +331,17 @@ class Recorder:
             return
         if place >= len(expected) or expected[place][0].module is not router.module:
             raise other_order(router, [known.name for known, _ in expected], place)
-        forward.calls.append((router, kept_call(tensors, expected[place][1], rows, router, copy=True), rows))
+        forward.calls.append((router, rows_of_call(tensors, expected[place][1], rows, router, copy=True), rows))
 
     def _batch_of(self, forward: Forward) -> Batch:
         if self._plan is None:
             self._plan, forward.calls, self.routers, self.passed_over = decide(
-                self.model, forward.raw, self.routers, self._options.wanted, self._experts.rows
+                self.model, forward.raw, self.routers, self._options.router_settings, self._experts.rows
             )
             forward.raw.clear()
             self._experts.close()
             if self._plan.assumed:
-                self._say(sentence := assumption(self._plan.assumed, self._plan.top_k))
+                self._note(sentence := assumption(self._plan.assumed, self._plan.top_k))
                 warnings.warn(sentence, RecordingAssumed, stacklevel=3)
         if len(forward.calls) != len(self._plan.calls):
             missing = self._plan.calls[len(forward.calls)][0].name
@@ -378,7 +355,7 @@ class Recorder:
             renormalise=self._options.renormalise,
             batch_first=self._options.batch_first,
             rank=self._output.rank,
-            say=self._say,
+            say=self._note,
         )
 
     # The way of the passes into the run ----------------------------------------------------------------------------
@@ -398,7 +375,7 @@ class Recorder:
         assert self._plan is not None
         for event in batch.events:
             event.synchronize()
-        trace = trace_batch(batch, self._plan, self._say)
+        trace = trace_batch(batch, self._plan, self._note)
         if not trace.samples:
             self._masked += 1
             return

@@ -1,4 +1,4 @@
-"""What the first forward pass settles: which candidates are routers, how they are read, and the run's layers.
+"""The plan of a recording, made on the first forward pass: which candidates are routers, how each is read, the layers.
 
 Shapes: n tokens (rows of the routers' input), S steps, K slots.
 """
@@ -12,28 +12,28 @@ from typing import Any
 from torch import Tensor, nn
 
 from tokenpaths.engine.adapters.expert_runs import ExpertLayer, WeightSemantics
-from tokenpaths.engine.adapters.recorder.find_routers import Router
-from tokenpaths.engine.adapters.recorder.read_outputs import Call, Meaning, Reading, explain, find_reading
-from tokenpaths.engine.adapters.recorder.verify_choices import CLOSE, Outcome, compare
+from tokenpaths.engine.adapters.recorder.choice_verification import CLOSE, Outcome, compare
+from tokenpaths.engine.adapters.recorder.router_outputs import Call, Meaning, Reading, explain, find_reading
+from tokenpaths.engine.adapters.recorder.router_search import Router
 from tokenpaths.engine.base.errors import UserError
 
 Read = Callable[[nn.Module, tuple[Any, ...], Any], tuple[Tensor, Tensor]]
 """(module, inputs, output of one call) -> ids (…, K), weights (…, K)"""
-Raw = tuple[Router, list[Tensor], int]
+RawCall = tuple[Router, list[Tensor], int]
 """a candidate, everything that came out of one call of it, and the rows of its input"""
-Said = tuple[Router, Call, int]
+RouterCall = tuple[Router, Call, int]
 """a router, what was kept of one call of it, and the rows of its input"""
 _OUTCOMES: dict[Outcome, str] = {
     "agrees": "in the first forward pass each expert was called with as many tokens as these ids say",
     "nearly": f"in the first forward pass the experts were called as these ids say, but for at most {CLOSE:.0%} (ties)",
     "unseen": "that these are the ids that the model uses is assumed: what its experts were called with does not tell",
 }
-"""what is said of ids that were recomputed"""
+"""note of a run about ids that were recomputed"""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the caller says of the routers; None: find it out."""
+class RouterSettings:
+    """What the caller sets about the routers; None: find it out."""
 
     named: bool = False
     """whether the caller named the routers, so that none may be passed over"""
@@ -67,11 +67,11 @@ class Plan:
 
 def decide(
     model: nn.Module,
-    raw: Sequence[Raw],
+    raw: Sequence[RawCall],
     routers: Sequence[Router],
-    wanted: Wanted,
+    settings: RouterSettings,
     expert_rows: Mapping[str, Sequence[int]],
-) -> tuple[Plan, list[Said], list[Router], list[tuple[str, str]]]:
+) -> tuple[Plan, list[RouterCall], list[Router], list[tuple[str, str]]]:
     """The plan of the run, its first calls, the routers that count, and (name, reason) of those passed over.
 
     ``expert_rows`` are those that each expert was called with in this pass, by the name of their list.
@@ -83,32 +83,32 @@ def decide(
     for router, tensors, rows in raw:
         seen.setdefault(id(router.module), (tensors, rows))
     taken: dict[int, tuple[Router, Reading]] = {}
-    kept: list[Router] = []
+    routers_read: list[Router] = []
     passed_over: list[tuple[str, str]] = []
     for router in routers:
-        reading, chosen, problem = _choose(router, seen, wanted)
+        reading, chosen, problem = _choose(router, seen, settings)
         if reading is None:
             passed_over.append((router.name, problem))
         elif id(chosen.module) not in taken:
             taken[id(chosen.module)] = (chosen, reading)
-            kept.append(chosen)
-    if wanted.named and passed_over:
+            routers_read.append(chosen)
+    if settings.named and passed_over:
         name, problem = passed_over[0]
         raise UserError(f"{name} cannot be read as a router: {problem}", field="routers")
     if not taken:
         raise _nothing_read(model, raw, passed_over)
     meanings: list[Meaning] = []
     settled: list[tuple[Router, Reading]] = []
-    calls: list[Said] = []
+    calls: list[RouterCall] = []
     for router, tensors, rows in raw:
         if id(router.module) not in taken:
             continue
         router, reading = taken[id(router.module)]
-        call = kept_call(tensors, reading, rows, router, copy=False)
-        scale = router.scale if wanted.scale is None else wanted.scale
-        reading, meaning = explain(call, scale, wanted.renormalise)
-        if wanted.scale is not None and reading.kind in ("ids", "sparse", "callable"):
-            reading = replace(reading, scale=wanted.scale)
+        call = rows_of_call(tensors, reading, rows, router, copy=False)
+        scale = router.scale if settings.scale is None else settings.scale
+        reading, meaning = explain(call, scale, settings.renormalise)
+        if settings.scale is not None and reading.kind in ("ids", "sparse", "callable"):
+            reading = replace(reading, scale=settings.scale)
         router.reads, router.num_experts, router.top_k = reading.words, reading.num_experts, reading.top_k
         router.steps = (*router.steps, len(settled))
         settled.append((router, reading))
@@ -118,11 +118,11 @@ def decide(
     for place, outcome in outcomes.items():
         meanings[place] = replace(meanings[place], note=f"{meanings[place].note}; {_OUTCOMES[outcome]}")
     assumed = dict.fromkeys(settled[place][0].name for place, outcome in outcomes.items() if outcome == "unseen")
-    return replace(_plan(settled, meanings), assumed=tuple(assumed)), calls, kept, passed_over
+    return replace(_plan(settled, meanings), assumed=tuple(assumed)), calls, routers_read, passed_over
 
 
 def _choose(
-    router: Router, seen: dict[int, tuple[list[Tensor], int]], wanted: Wanted
+    router: Router, seen: dict[int, tuple[list[Tensor], int]], settings: RouterSettings
 ) -> tuple[Reading | None, Router, str]:
     """The reading of a candidate or of the one around it, which is preferred when it gives the choice itself."""
     problem = "it was not called in the first forward pass"
@@ -130,43 +130,43 @@ def _choose(
         if candidate is None or id(candidate.module) not in seen:
             continue
         tensors, rows = seen[id(candidate.module)]
-        size, top_k = wanted.num_experts or candidate.num_experts, wanted.top_k or candidate.top_k
-        if wanted.read is not None:
+        size, top_k = settings.num_experts or candidate.num_experts, settings.top_k or candidate.top_k
+        if settings.read is not None:
             if size is None:
                 raise UserError(
                     f"it cannot be told how many experts {candidate.name} has: give num_experts=", field="num_experts"
                 )
             return Reading("callable", size, int(tensors[0].shape[1]), 0, 1), candidate, ""
-        scale = candidate.scale if wanted.scale is None else wanted.scale
+        scale = candidate.scale if settings.scale is None else settings.scale
         reading = find_reading(tensors, rows, size, top_k, scale)
         if isinstance(reading, str):
             problem = reading
             continue
-        given = reading.kind in ("ids", "sparse")
-        if candidate.must_give_ids and not given:
+        gives_choice = reading.kind in ("ids", "sparse")
+        if candidate.must_give_ids and not gives_choice:
             problem = "its name only speaks for it, and its output holds no expert ids"
-        elif given or candidate is router or id(router.module) not in seen:
+        elif gives_choice or candidate is router or id(router.module) not in seen:
             return reading, candidate, ""
     return None, router, problem
 
 
-def _nothing_read(model: nn.Module, raw: Sequence[Raw], passed_over: Sequence[tuple[str, str]]) -> UserError:
+def _nothing_read(model: nn.Module, raw: Sequence[RawCall], passed_over: Sequence[tuple[str, str]]) -> UserError:
     if not raw:
         return UserError(
             "none of the routers was called in this forward pass. If the model was compiled before the recorder came, "
             "its code knows no hooks: give record() what torch.compile returned, or call torch.compiler.reset() first",
             field="model",
         )
-    found = "; ".join(f"{name}: {why}" for name, why in passed_over[:4])
+    problems = "; ".join(f"{name}: {why}" for name, why in passed_over[:4])
     return UserError(
         f"{type(model).__name__} has modules that look like routers, but no decision could be read from any "
-        f"({found}); give top_k= or num_experts=, name them with routers=, or give read=, a function of (module, "
+        f"({problems}); give top_k= or num_experts=, name them with routers=, or give read=, a function of (module, "
         "inputs, output) that returns ids and weights",
         field="routers",
     )
 
 
-def kept_call(tensors: Sequence[Tensor], reading: Reading, rows: int, router: Router, *, copy: bool) -> Call:
+def rows_of_call(tensors: Sequence[Tensor], reading: Reading, rows: int, router: Router, *, copy: bool) -> Call:
     """The tensors of a reading as rows of tokens."""
 
     def rows_of(place: int | None, width: int) -> Tensor | None:
@@ -190,14 +190,14 @@ def kept_call(tensors: Sequence[Tensor], reading: Reading, rows: int, router: Ro
 
 def read_by_caller(read: Read, router: Router, module: nn.Module, args: tuple[Any, ...], output: Any) -> list[Tensor]:
     """Ids and weights (n, K) that the caller's function makes of an output."""
-    made = read(module, args, output)
-    if not (isinstance(made, tuple) and len(made) == 2 and all(isinstance(x, Tensor) for x in made)):
+    decision = read(module, args, output)
+    if not (isinstance(decision, tuple) and len(decision) == 2 and all(isinstance(part, Tensor) for part in decision)):
         raise UserError(
-            f"read= gave {type(made).__name__} for {router.name}: it should give two tensors, ids and "
+            f"read= gave {type(decision).__name__} for {router.name}: it should give two tensors, ids and "
             "weights, both (…, K)",
             field="read",
         )
-    ids, weights = (tensor.detach() for tensor in made)
+    ids, weights = (tensor.detach() for tensor in decision)
     if ids.shape != weights.shape or ids.dim() < 2 or ids.is_floating_point() or not weights.is_floating_point():
         raise UserError(
             f"read= gave ids {ids.dtype} {tuple(ids.shape)} and weights {weights.dtype} {tuple(weights.shape)} for "
@@ -220,9 +220,9 @@ def _plan(settled: Sequence[tuple[Router, Reading]], meanings: Sequence[Meaning]
     """Layers, K and semantics of the run from its calls; UserError when they disagree on K."""
     slots = {reading.top_k: router.name for router, reading in settled}
     if len(slots) > 1:
-        words = ", ".join(f"{name} {top_k}" for top_k, name in slots.items())
+        sizes = ", ".join(f"{name} {top_k}" for top_k, name in slots.items())
         raise UserError(
-            f"the routers choose different numbers of experts ({words}): record those of one number at a "
+            f"the routers choose different numbers of experts ({sizes}): record those of one number at a "
             "time with routers=",
             field="routers",
         )

@@ -1,4 +1,4 @@
-"""What ``tokenpaths doctor`` reads of the data folder: runs, checkpoints and jobs, to their last byte."""
+"""Checks of ``tokenpaths doctor`` that read the data folder: runs, checkpoints and jobs, to their last byte."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokenpaths.cli.support.progress_bar import Bar
 
     Bars = Callable[[str, int | None, str], AbstractContextManager[Bar]]
-    """``bars.bar``, or ``no_bar``"""
+    """``progress_bar.bar``, or ``no_bar``"""
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,18 @@ def runs(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
     from tokenpaths.engine.base.trusted_files import forget_deleted
 
     files = sorted(settings.runs_dir.glob(f"*{RUN_SUFFIX}"))
-    good, tokens, found = 0, 0, []
+    good, tokens, findings = 0, 0, []
     foreign_files = ForeignFiles(settings.check_seconds, settings.check_megabytes)
     with bar("reading runs", len(files), "runs") as shown:
         for number, file in enumerate(files):
             shown.update(number, f"{file.stem[:20]} ({_megabytes(file):,.1f} MB)")
             read = _read_run(file, foreign_files)
             if isinstance(read, Finding):
-                found.append(read)
+                findings.append(read)
             else:
                 good, tokens = good + 1, tokens + read
         shown.update(len(files))
-    yield from found  # after the bar: on a terminal it owns the lines
+    yield from findings  # after the bar: on a terminal it owns the lines
     for left in sorted(settings.runs_dir.glob(".*.partial")):
         text = f"{left.name} is being written, or was left by a writer that was killed; the next trace removes it then"
         yield Finding("note", "runs", text)
@@ -97,7 +97,7 @@ def _megabytes(file: Path) -> float:
 
 
 def sandbox(settings: Settings) -> Iterator[Finding]:
-    """Whether the processes that read files of strangers can do nothing else, tried out in one of them."""
+    """Whether the processes that read foreign files can do nothing else, tried out in one of them."""
     import subprocess
     import sys
 
@@ -109,16 +109,16 @@ def sandbox(settings: Settings) -> Iterator[Finding]:
         check=False,
     )
     try:
-        told = json.loads(done.stdout)
-        able = sorted(name for name, could in told["able"].items() if could and name not in ("file read", "thread"))
+        report = json.loads(done.stdout)
+        able = sorted(name for name, could in report["able"].items() if could and name not in ("file read", "thread"))
     except (ValueError, KeyError, TypeError, AttributeError):
         yield Finding("note", "sandbox", f"it could not be tried out (code {done.returncode})")
         return
-    if told["reason"] is None and not able:
+    if report["reason"] is None and not able:
         text = "what reads files of strangers can open no connection, start no program and write no file"
         yield Finding("ok", "sandbox", text)
         return
-    why = told["reason"] or f"these still succeed: {', '.join(able)}"
+    why = report["reason"] or f"these still succeed: {', '.join(able)}"
     yield Finding("note", "sandbox", f"what reads files of strangers has limits on memory and time alone: {why}")
 
 
@@ -127,22 +127,22 @@ def models(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
     from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint
     from tokenpaths.engine.tracing.trace_run import list_models
 
-    rows, good, found = list_models(settings.all_models_dirs), [], []
+    rows, good, findings = list_models(settings.all_models_dirs), [], []
     with bar("loading models", len(rows), "models") as shown:
         for number, row in enumerate(rows):
             name = row["model"]
             shown.update(number, name)
             if row.get("problem"):
-                found.append(Finding("broken", "models", f"{name}: {row['problem']}"))
+                findings.append(Finding("broken", "models", f"{name}: {row['problem']}"))
                 continue
             folder = next(folder / name for folder in settings.all_models_dirs if (folder / name).is_dir())
             try:
                 build_model(read_checkpoint(folder))
                 good.append(name)
             except CheckpointError as error:
-                found.append(Finding("broken", "models", str(error)))
+                findings.append(Finding("broken", "models", str(error)))
         shown.update(len(rows))
-    yield from found
+    yield from findings
     yield Finding("ok" if good else "note", "models", ", ".join(good) or "none: `tokenpaths train` makes one")
 
 
@@ -165,15 +165,15 @@ def jobs(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
         return
     finally:
         table.close()
-    num_files, found = 0, []
+    num_files, findings = 0, []
     with bar("reading files of jobs", len(rows), "jobs") as shown:
         for number, row in enumerate(rows):
             shown.update(number, row.job)
-            found += _about(row, row.job in abandoned)
+            findings += _about(row, row.job in abandoned)
             bad = _bad_artifacts(settings.data_dir / "jobs" / row.job)
-            found += [Finding("broken", "jobs", f"{row.job}: {text}") for text in bad]
+            findings += [Finding("broken", "jobs", f"{row.job}: {text}") for text in bad]
         shown.update(len(rows))
-    yield from found
+    yield from findings
     known = {row.job for row in rows}
     for folder in sorted((settings.data_dir / "jobs").glob("*")):
         num_files += sum(file.is_file() for file in folder.rglob("*"))

@@ -1,4 +1,4 @@
-"""Many shards on many workers: start them, start lost ones again, stop at what no second try would mend.
+"""Shards on many workers: start them, repeat those that were lost, stop where no second try would help.
 
 A worker runs ``tokenpaths trace --shard i/N`` and nothing else, so whatever can run a command can be a cluster: here
 processes of this machine, and Ray. The workers share a folder for the shards.
@@ -34,8 +34,8 @@ class Outcome:
     shard: int
     code: int | None
     """exit code; None: the worker was lost"""
-    said: str
-    """the last line that it said, for people"""
+    last_line: str
+    """of its output, for people"""
 
 
 class Cluster(Protocol):
@@ -92,7 +92,7 @@ def run_shards(
                 following.done += 1
             elif outcome.code == _WRONG_INPUT:
                 raise UserError(
-                    f"shard {outcome.shard} of {of}: {outcome.said.removeprefix('tokenpaths: ')}", field="shards"
+                    f"shard {outcome.shard} of {of}: {outcome.last_line.removeprefix('tokenpaths: ')}", field="shards"
                 )
             elif following.tries[outcome.shard] >= tries:
                 raise UserError(
@@ -111,10 +111,10 @@ def run_shards(
 
 def _why(outcome: Outcome) -> str:
     if outcome.code is None:
-        return outcome.said or "the worker is gone"
+        return outcome.last_line or "the worker is gone"
     if outcome.code < 0:
         return f"ended by signal {signal.Signals(-outcome.code).name}"
-    return outcome.said or f"exit code {outcome.code}"
+    return outcome.last_line or f"exit code {outcome.code}"
 
 
 class LocalCluster:
@@ -208,10 +208,10 @@ class RayCluster:
         (ended, *_), _ = self._ray.wait(list(self._shard_of), num_returns=1)
         shard = self._shard_of.pop(ended)
         try:
-            code, said = self._ray.get(ended)
+            code, last_line = self._ray.get(ended)
         except self._ray.exceptions.RayError as error:
             return Outcome(shard, None, str(error).strip().splitlines()[0][:200])
-        return Outcome(shard, code, said)
+        return Outcome(shard, code, last_line)
 
     def close(self) -> None:
         for reference in self._shard_of:

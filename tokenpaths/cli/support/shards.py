@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from tokenpaths.cli.support.refusals import refuse_taken_name
 from tokenpaths.engine.base.errors import UserError
 
 if TYPE_CHECKING:
@@ -157,8 +158,8 @@ def trace_on_workers(context: typer.Context, settings: Settings, shards: int, wo
     from tokenpaths.cli.support.shard_workers import Following, LocalCluster, RayCluster, run_shards
     from tokenpaths.engine.store.write.merge import find_shards
 
-    run, given = context.params["run"], context.params["shards_dir"]
-    folder = shards_folder(settings, run, given).resolve()
+    run = context.params["run"]
+    folder = shards_folder(settings, run, context.params["shards_dir"]).resolve()
     _refuse_other_numbers(folder, shards)
     cluster = LocalCluster(min(workers, shards)) if ray is None else RayCluster(ray)
     shared = [
@@ -170,11 +171,11 @@ def trace_on_workers(context: typer.Context, settings: Settings, shards: int, wo
     ]
     with bar(f"tracing {run} in {shards} shards", shards, "shards") as progress:
 
-        def told(following: Following) -> None:
+        def show(following: Following) -> None:
             progress.update(following.done, f"{following.lost} lost and started again" if following.lost else "")
 
-        run_shards(cluster, lambda shard: ["trace", *shared, "--shard", f"{shard}/{shards}"], shards, told)
-    path = seal_and_say(settings, find_shards([folder]), run, context.params["overwrite"], remove=True)
+        run_shards(cluster, lambda shard: ["trace", *shared, "--shard", f"{shard}/{shards}"], shards, show)
+    path = seal_with_bar(settings, find_shards([folder]), run, context.params["overwrite"], remove=True)
     # What workers that died left behind; anything else there is not ours.
     for left in folder.glob(".*-of-*.partial"):
         shutil.rmtree(left, ignore_errors=True)
@@ -199,11 +200,11 @@ def worker_arguments(context: typer.Context) -> list[str]:
     return arguments
 
 
-def _absolute(given: str) -> str:
+def _absolute(text: str) -> str:
     """A path that exists here, from the root on; names as they are."""
-    head, colon, rest = given.rpartition("hf:")
-    path = Path(rest if colon and not head else given).expanduser()
-    return f"{head}{colon}{path.resolve()}" if "/" in given and path.exists() else given
+    head, colon, rest = text.rpartition("hf:")
+    path = Path(rest if colon and not head else text).expanduser()
+    return f"{head}{colon}{path.resolve()}" if "/" in text and path.exists() else text
 
 
 def _refuse_other_numbers(folder: Path, shards: int) -> None:
@@ -216,34 +217,32 @@ def _refuse_other_numbers(folder: Path, shards: int) -> None:
         )
 
 
-def seal_and_say(settings: Settings, found: ShardSet, run: str | None, overwrite: bool, remove: bool) -> Path:
+def seal_with_bar(settings: Settings, shard_set: ShardSet, run: str | None, overwrite: bool, remove: bool) -> Path:
     """Seal, with a bar for each part of the work; returns the run's file."""
     from tokenpaths.cli.support.progress_bar import bar
-    from tokenpaths.engine.base.files import run_file
     from tokenpaths.engine.store.write.merge import SealProgress, seal_shards
     from tokenpaths.engine.store.write.writer import remove_abandoned
 
-    name = run or found.run_id
-    if run_file(settings.runs_dir, name).exists() and not overwrite:
-        raise UserError(f"There is a run {name!r} already; give another name with --run, or --overwrite.", field="run")
+    name = run or shard_set.run_id
+    refuse_taken_name(settings, name, overwrite)
     remove_abandoned(settings.runs_dir)
-    for note in found.notes():
+    for note in shard_set.notes():
         typer.echo(f"note: {note}", err=True)
-    shards = "1 shard" if len(found.folders) == 1 else f"{len(found.folders):,} shards"
-    total = found.num_bytes + found.num_tokens
-    with bar(f"sealing {shards}, {found.num_tokens:,} tokens", total, "bytes and tokens") as shown:
+    shards = "1 shard" if len(shard_set.folders) == 1 else f"{len(shard_set.folders):,} shards"
+    total = shard_set.num_bytes + shard_set.num_tokens
+    with bar(f"sealing {shards}, {shard_set.num_tokens:,} tokens", total, "bytes and tokens") as shown:
 
-        def told(progress: SealProgress) -> None:
-            before = {"bytes": 0, "tokens": found.num_bytes, "stages": total}[progress.unit]
+        def show(progress: SealProgress) -> None:
+            before = {"bytes": 0, "tokens": shard_set.num_bytes, "stages": total}[progress.unit]
             done = before + (0 if progress.unit == "stages" else progress.done)
             of = f" ({progress.done + 1} of {progress.total})" if progress.unit == "stages" else ""
             shown.update(done, f"{progress.stage}{of}")
 
-        path = seal_shards(found, settings.runs_dir, run_id=name, overwrite=overwrite, on_progress=told)
+        path = seal_shards(shard_set, settings.runs_dir, run_id=name, overwrite=overwrite, on_progress=show)
     if remove:
-        for folder in found.folders:
+        for folder in shard_set.folders:
             shutil.rmtree(folder, ignore_errors=True)
-        _remove_if_empty({folder.parent for folder in found.folders})
+        _remove_if_empty({folder.parent for folder in shard_set.folders})
     return path
 
 

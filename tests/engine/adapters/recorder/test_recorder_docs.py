@@ -41,11 +41,13 @@ def test_every_example_runs(tmp_path, monkeypatch, capsys):
 
 def test_the_options_of_record_are_spelt_out_and_explained():
     import tokenpaths
-    from tokenpaths.engine.adapters.recorder.options import Options
+    from tokenpaths.engine.adapters.recorder.record_options import RecordOptions
 
     said = inspect.signature(tokenpaths.record).parameters
-    options = {f.name: f.default for f in dataclasses.fields(Options)}
+    options = {f.name: f.default for f in dataclasses.fields(RecordOptions)}
     assert {name: p.default for name, p in said.items() if name != "model"} == options
     assert not any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in said.values())
-    text = tokenpaths.record.__doc__.partition("Parameters")[2]
-    assert [name for name in options if not re.search(rf"^    [a-z_, ]*\b{name}\b[a-z_, ]*$", text, re.MULTILINE)] == []
+    text = tokenpaths.record.__doc__.partition("Args:")[2].partition("Raises:")[0]
+    assert [
+        name for name in options if not re.search(rf"^ {{8}}[a-z_, ]*\b{name}\b[a-z_, ]*: ", text, re.MULTILINE)
+    ] == []

@@ -9,8 +9,8 @@ from torch import nn
 
 from tests.engine.adapters.recorder.test_recorder import nothing_left, recorded
 from tests.support.recorder_models import WIDTH, GateMoE, language, tokens
-from tokenpaths.engine.adapters.recorder.find_routers import find_routers
 from tokenpaths.engine.adapters.recorder.recorder import record
+from tokenpaths.engine.adapters.recorder.router_search import find_routers
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.topics.overview import list_runs
 

@@ -1,6 +1,6 @@
-"""What a router's output says: which of its tensors are ids, weights and logits, and what the weights mean.
+"""Reading of a router's output: which of its tensors are ids, weights and logits, and what the weights mean.
 
-Everything is decided once, on the first output of each router; later outputs are only taken apart the same way.
+The reading is settled once, on the first output of each router, and applied to all later ones.
 Shapes: n tokens (rows of the router's input), K slots, M experts, S calls of routers in one forward pass.
 """
 
@@ -35,11 +35,6 @@ class Reading:
     scale: float = 1.0
     entropy: bool = False
     """whether the softmax of the logits is the router's distribution, so that it has an entropy"""
-
-    @property
-    def kept(self) -> tuple[int, ...]:
-        """Positions of the tensors that must be kept until the forward pass ends."""
-        return tuple(i for i in (self.ids, self.weights, self.logits) if i is not None)
 
     @property
     def recomputed(self) -> bool:
@@ -80,7 +75,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Group:
+class CallGroup:
     """The decisions of some calls of one forward pass."""
 
     places: list[int]
@@ -222,12 +217,12 @@ def explain(call: Call, scale: float | int | None, renormalise: bool) -> tuple[R
             else ("; that the weights are the softmax of its logits at these ids is assumed, as is the entropy")
         )
         return replace(reading, scale=1.0, entropy=call.logits is not None), replace(unknown, note=note)
-    given_nK = call.weights.float()
+    weights_nK = call.weights.float()
     for tried in dict.fromkeys((1.0, scale or 1.0)):
-        meaning = _formula(call, given_nK / tried)
+        meaning = _formula(call, weights_nK / tried)
         if meaning is not None:
             return replace(reading, scale=tried, entropy=meaning.score_function == "softmax"), meaning
-    over = float(given_nK.max()) > 1 + TOLERANCE
+    over = float(weights_nK.max()) > 1 + TOLERANCE
     return replace(reading, scale=scale if scale is not None and over else 1.0), unknown
 
 
@@ -251,7 +246,7 @@ def _formula(call: Call, weights_nK: Tensor) -> Meaning | None:
     return None
 
 
-def read_calls(calls: Sequence[Call], rows: int, renormalise: bool) -> list[Group]:
+def read_calls(calls: Sequence[Call], rows: int, renormalise: bool) -> list[CallGroup]:
     """The decisions of ``calls``, small, slots in order of weight, on the device of the router; those alike as a stack.
 
     Ids are uint8 up to 256 experts, else int16 (int32 above 32,768), weights and entropies float16. An entropy is
@@ -274,7 +269,7 @@ def _alike(calls: Sequence[Call], rows: int) -> list[list[int]]:
     return [group for parts in groups.values() for group in parts]
 
 
-def _read_group(places: list[int], calls: Sequence[Call], renormalise: bool) -> Group:
+def _read_group(places: list[int], calls: Sequence[Call], renormalise: bool) -> CallGroup:
     """The decisions of calls alike, which stand at ``places``."""
     reading = calls[0].reading
     size = reading.num_experts
@@ -313,9 +308,9 @@ def _read_group(places: list[int], calls: Sequence[Call], renormalise: bool) -> 
         entropies = torch.special.entr(probs).sum(dim=-1)
     else:
         entropies = torch.full(ids.shape[:2], float("nan"), device=ids.device)
-    return Group(places, ids.to(narrow), weights.to(torch.float16), entropies.to(torch.float16), wrong, reach)
+    return CallGroup(places, ids.to(narrow), weights.to(torch.float16), entropies.to(torch.float16), wrong, reach)
 
 
 def _stacked(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    given = [t for t in tensors if t is not None]
-    return torch.stack(given) if given else None
+    there = [t for t in tensors if t is not None]
+    return torch.stack(there) if there else None

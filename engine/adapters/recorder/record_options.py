@@ -1,4 +1,4 @@
-"""What the caller of ``record`` may say, checked before anything runs."""
+"""Options of ``tokenpaths.record``, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from torch import nn
 
-from tokenpaths.engine.adapters.recorder.router_plan import Read, Wanted
+from tokenpaths.engine.adapters.recorder.router_plan import Read, RouterSettings
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_name
 
 
 @dataclass(frozen=True)
-class Options:
-    """The options of ``tokenpaths.engine.adapters.recorder.recorder.record``, which says what each of them means.
+class RecordOptions:
+    """The keywords of ``tokenpaths.record``, which documents them.
 
     Raises:
         UserError: one of them makes no sense.
@@ -59,10 +59,12 @@ class Options:
             raise UserError(f"iteration is {self.iteration}, it should not be negative", field="iteration")
 
     @property
-    def wanted(self) -> Wanted:
-        """What is said of the routers."""
+    def router_settings(self) -> RouterSettings:
+        """The part that concerns the routers."""
         scale = None if self.scale is None else float(self.scale)
-        return Wanted(self.routers is not None, self.read, self.top_k, self.num_experts, scale, self.renormalise)
+        return RouterSettings(
+            self.routers is not None, self.read, self.top_k, self.num_experts, scale, self.renormalise
+        )
 
     @property
     def named(self) -> list[str | nn.Module] | None:
@@ -74,6 +76,6 @@ class Options:
     @property
     def texts(self) -> dict[int, str]:
         """Readable text of each vocabulary id."""
-        given = self.token_texts
-        texts = given if isinstance(given, Mapping) else dict(enumerate(given or ()))
+        texts = self.token_texts
+        texts = texts if isinstance(texts, Mapping) else dict(enumerate(texts or ()))
         return {int(token_id): str(text) for token_id, text in texts.items()}

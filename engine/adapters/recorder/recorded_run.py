@@ -1,4 +1,4 @@
-"""Where recorded passes go: a run file, or the part of one process of several; and how the run is sealed."""
+"""The run that a recording becomes: a run file, or the part of one process of several, and how it is sealed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import nn
 
 from tokenpaths.engine.adapters.expert_runs import FAMILY, Series, expert_modules
 from tokenpaths.engine.adapters.recorder import process_parts as parts
-from tokenpaths.engine.adapters.recorder.find_routers import Router
-from tokenpaths.engine.adapters.recorder.options import Options
+from tokenpaths.engine.adapters.recorder.record_options import RecordOptions
 from tokenpaths.engine.adapters.recorder.router_plan import Plan
+from tokenpaths.engine.adapters.recorder.router_search import Router
 from tokenpaths.engine.adapters.recorder.user_model import config_of
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_name, run_file
@@ -20,7 +20,7 @@ from tokenpaths.engine.base.records import RunInfo, TraceBatch
 from tokenpaths.engine.store.write.writer import RunWriter
 
 
-class Output:
+class RecordedRun:
     """The run that a recording becomes: ``write`` passes, then ``seal``, or ``abort``.
 
     Every process of a group makes one, and all of them seal; what each wrote ends in one run, in the order of ranks.
@@ -29,7 +29,7 @@ class Output:
         UserError: the run cannot be written (a name that is none, a run that exists), before anything is recorded.
     """
 
-    def __init__(self, run_id: str, runs_dir: Path, model_name: str, model: nn.Module, options: Options) -> None:
+    def __init__(self, run_id: str, runs_dir: Path, model_name: str, model: nn.Module, options: RecordOptions) -> None:
         self.run_id, self.runs_dir, self.model_name = run_id, runs_dir, model_name
         self._model, self._options = model, options
         self._sink: RunWriter | parts.PartWriter | None = None
@@ -84,8 +84,8 @@ class Output:
         from tokenpaths.engine.tracing.trace_run import engine_version
 
         options = self._options
-        found = [{"name": r.name, "why": r.why, "reads": r.reads, "steps": list(r.steps)} for r in routers]
-        config = config_of(self._model) | {"recorder": {"every": options.every, "routers": found}}
+        routers_found = [{"name": r.name, "why": r.why, "reads": r.reads, "steps": list(r.steps)} for r in routers]
+        config = config_of(self._model) | {"recorder": {"every": options.every, "routers": routers_found}}
         if options.series is not None:
             config["series"] = Series(options.series, int(options.iteration or 0)).as_json()
         return RunInfo(

@@ -1,7 +1,7 @@
-"""Whether a choice that is recomputed from logits can be the model's own: which experts it called, and how often.
+"""Verification of choices that are recomputed from logits, against the experts that the model really called.
 
-A bias, noise or groups behind the logits would make the top-k of them another choice than the model's, unseen. On the
-first forward pass the experts that are modules are watched: they are given as many rows as the choice sends tokens.
+A bias, noise or groups behind the logits would silently make their top-k another choice than the model's. On the first
+forward pass the experts that are modules are watched: each must be given as many rows as the choice sends it tokens.
 
 Shapes: n tokens, K slots, M experts.
 """
@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tokenpaths.engine.adapters.recorder.find_routers import Router, plain_name
-from tokenpaths.engine.adapters.recorder.read_outputs import Call, tensors_of
+from tokenpaths.engine.adapters.recorder.router_outputs import Call, tensors_of
+from tokenpaths.engine.adapters.recorder.router_search import Router, plain_name
 from tokenpaths.engine.base.errors import UserError
 
 CLOSE = 0.05

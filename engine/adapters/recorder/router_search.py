@@ -1,7 +1,7 @@
-"""Which modules of somebody's model are routers, and how one can tell.
+"""Search for the routers among the modules of any model.
 
-A router is found by what stands beside it: as many outputs as there are experts. Names only decide between
-candidates, or stand in where the experts cannot be counted (``docs/recorder.md`` has the rules in words).
+A router is recognised by the experts beside it: it has as many outputs as there are experts. Names only decide between
+candidates, or stand in where the experts cannot be counted (``docs/recorder.md`` explains the rules).
 """
 
 from __future__ import annotations
@@ -89,23 +89,23 @@ def find_routers(model: nn.Module) -> list[Router]:
     """The candidates of ``model``, in the order of its modules; empty when nothing looks like a router."""
     modules = {plain_name(name): module for name, module in model.named_modules()}
     containers = list(_expert_sets(modules))
-    found: dict[str, Router] = {}
+    routers: dict[str, Router] = {}
     for experts in containers:
         for router in _beside(modules, experts, [c.name for c in containers]):
-            found.setdefault(router.name, router)
-    covered = set(found) | {r.around.name for r in found.values() if r.around}
-    closed = [c.name for c in containers if c.named] + [r.experts for r in found.values() if r.experts]
+            routers.setdefault(router.name, router)
+    covered = set(routers) | {r.around.name for r in routers.values() if r.around}
+    closed = [c.name for c in containers if c.named] + [r.experts for r in routers.values() if r.experts]
     for router in _by_name(modules, covered, closed):
-        found.setdefault(router.name, router)
-    for router in found.values():
+        routers.setdefault(router.name, router)
+    for router in routers.values():
         for candidate in (router, router.around):
             if candidate is not None:
                 fill_from_attributes(candidate, modules)
     place = {name: i for i, name in enumerate(modules)}
-    return sorted(found.values(), key=lambda router: place[router.name])
+    return sorted(routers.values(), key=lambda router: place[router.name])
 
 
-def named_routers(model: nn.Module, wanted: Sequence[str | nn.Module]) -> list[Router]:
+def named_routers(model: nn.Module, entries: Sequence[str | nn.Module]) -> list[Router]:
     """The routers that the caller names, by pattern or by module; what can be found out of each is filled in.
 
     Raises:
@@ -117,7 +117,7 @@ def named_routers(model: nn.Module, wanted: Sequence[str | nn.Module]) -> list[R
         if router.around:
             known.setdefault(router.around.name, router.around)
     chosen: dict[str, Router] = {}
-    for entry in wanted:
+    for entry in entries:
         for name in _named(modules, entry):
             similar = known.get(name)
             why = f"named by routers={entry!r}" if isinstance(entry, str) else "the module was given by routers="
