@@ -5,6 +5,7 @@ The control ``edits`` refuses what the family has not, and says what it has.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -108,7 +109,7 @@ class DNAControls(EditControls):
     EDITS: ClassVar[tuple[str, ...]] = KINDS
 
 
-def only_those(edits: tuple[Edit, ...] | None, what: str) -> None:
+def only_those(edits: Sequence[Edit] | None, what: str) -> None:
     """Refuse ``tokens`` and ``path`` where a decision is made for more than one token (``what``)."""
     for place, edit in enumerate(edits or ()):
         for name in ("tokens", "path"):

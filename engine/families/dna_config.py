@@ -122,12 +122,13 @@ class DNAConfig(BaseModel):
     @property
     def kinds(self) -> list[Kind]:
         """Kind of each module, in module order."""
-        return (
-            ["transformer"] * self.transformers
-            + ["attention"] * self.attentions
-            + ["mlp"] * self.mlps
-            + ["identity"] * self.identities
-        )
+        counts: dict[Kind, int] = {
+            "transformer": self.transformers,
+            "attention": self.attentions,
+            "mlp": self.mlps,
+            "identity": self.identities,
+        }
+        return [kind for kind, count in counts.items() for _ in range(count)]
 
     @property
     def num_modules(self) -> int:

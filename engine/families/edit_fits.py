@@ -15,7 +15,7 @@ from tokenpaths.engine.families.controls import EditControls, only_those, read_c
 from tokenpaths.engine.families.directional_config import DirectionalConfig
 from tokenpaths.engine.families.dna_config import DNAConfig
 from tokenpaths.engine.families.edit_plan import RoutePlan, Routers, plan_routes
-from tokenpaths.engine.families.edit_values import Edit
+from tokenpaths.engine.families.edit_values import Ban, Edit
 from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS
 from tokenpaths.engine.families.hmodel_config import HModelConfig
 from tokenpaths.engine.families.raytracing_config import RayTracingConfig
@@ -93,7 +93,7 @@ def raytracing_plan(config: RayTracingConfig, edits: Edits) -> RoutePlan | None:
     return plan
 
 
-def _check_expert_edits(edits: tuple[Edit, ...], config: DNAConfig) -> None:
+def _check_expert_edits(edits: Sequence[Edit], config: DNAConfig) -> None:
     """Where modules take their tokens, a token has no choice that could be moved."""
     only_those(edits, "each module takes its tokens")
     for place, edit in enumerate(edits):
@@ -103,12 +103,13 @@ def _check_expert_edits(edits: tuple[Edit, ...], config: DNAConfig) -> None:
                 + ", ".join(WHERE_MODULES_CHOOSE),
                 field=f"edits.{place}",
             )
-        for step in range(config.steps) if edit.edit == "ban" else ():
-            if edit.step in (None, step):
-                _check_not_idle(edit, step, place, config)
+        if isinstance(edit, Ban):
+            for step in range(config.steps):
+                if edit.step in (None, step):
+                    _check_not_idle(edit, step, place, config)
 
 
-def _check_not_idle(edit: Any, step: int, place: int, config: DNAConfig) -> None:
+def _check_not_idle(edit: Ban, step: int, place: int, config: DNAConfig) -> None:
     if idle := set(edit.modules) & set(config.sides_of(step)[1]):
         raise UserError(
             f"module {min(idle)} is an identity: it stands for the tokens that no module takes, so a ban would leave "

@@ -161,7 +161,7 @@ def _of_step(edits: Sequence[Edit], step: int, routers: Routers) -> StepPlan | N
     )
 
 
-def _check_ribbons(ribbons: tuple, routers: Routers, field: str) -> None:
+def _check_ribbons(ribbons: tuple[tuple[tuple[int, ...], ...], ...], routers: Routers, field: str) -> None:
     for token, ribbon in enumerate(ribbons):
         if len(ribbon) != routers.num_steps:
             raise UserError(

@@ -93,7 +93,8 @@ class RayTracingConfig(BaseModel):
     @property
     def num_features(self) -> int:
         """F, activations of the last convolution."""
-        return self.conv_channels[-1] * (self.image_size // 2 ** len(self.conv_pools)) ** 2
+        side = self.image_size >> len(self.conv_pools)
+        return self.conv_channels[-1] * side * side
 
     @property
     def fan_in(self) -> int:

@@ -38,14 +38,14 @@ class SoftSamples:
         if not len(self.places):
             object.__setattr__(self, "places", list(range(len(self.labels))))
 
-    def _only(self, kept: Sequence[int]) -> SoftSamples:
+    def _only(self, rows: Sequence[int]) -> SoftSamples:
         return SoftSamples(
-            self.values[kept],
-            [self.labels[i] for i in kept],
-            self.loss[kept],
-            self.compute[kept],
+            self.values[rows],
+            [self.labels[i] for i in rows],
+            self.loss[rows],
+            self.compute[rows],
             self.axes,
-            [self.places[i] for i in kept],
+            [self.places[i] for i in rows],
         )
 
     def drawn(self, most: int = MOST_SAMPLES) -> SoftSamples:
@@ -57,6 +57,11 @@ class SoftSamples:
     def labelled(self) -> SoftSamples:
         """Those that have a label."""
         return self._only([i for i, label in enumerate(self.labels) if label is not None])
+
+    @property
+    def known_labels(self) -> list[str]:
+        """The labels, but for those unknown."""
+        return [label for label in self.labels if label is not None]
 
 
 def connections(samples: SoftSamples) -> dict[str, Any]:
@@ -84,39 +89,40 @@ def gates(samples: SoftSamples) -> dict[str, Any]:
     """Directional Routing: heads that tell domains apart, routing vectors in the plane, and what they know."""
     from tokenpaths.engine.analysis.families import directions as measure
 
-    known = samples.labelled().drawn()
-    if not known.labels:
+    labelled = samples.labelled().drawn()
+    labels = labelled.known_labels
+    if not labels:
         return {"num_samples": 0}
-    vectors = known.values.reshape(len(known.labels), -1).astype(np.float64)
-    found: dict[str, Any] = {"num_samples": len(known.labels)}
+    vectors = labelled.values.reshape(len(labels), -1).astype(np.float64)
+    findings: dict[str, Any] = {"num_samples": len(labels)}
     with contextlib.suppress(UserError):
-        by_domain = measure.domain_gates(known.values, known.labels)
+        by_domain = measure.domain_gates(labelled.values, labels)
         variance = by_domain.variance.mean(axis=-1)
-        special = measure.specialists(variance)
-        found |= {
+        specialists = measure.specialists(variance)
+        findings |= {
             "variance": variance,
             "specialists": [
                 {"layer": int(layer), "head": int(head), "variance": float(variance[layer, head])}
-                for layer, head in np.argwhere(special)
+                for layer, head in np.argwhere(specialists)
             ],
-            "specialist_share_by_layer": special.mean(axis=1),
+            "specialist_share_by_layer": specialists.mean(axis=1),
         }
     with contextlib.suppress(UserError):
         plane = measure.principal_components(vectors, 2)
-        found["pca"] = {
+        findings["pca"] = {
             "explained": plane.explained,
             "points": [
                 {"sample": i, "label": label, "x": float(x), "y": float(y)}
-                for i, label, (x, y) in zip(known.places, known.labels, plane.scores, strict=True)
+                for i, label, (x, y) in zip(labelled.places, labels, plane.scores, strict=True)
             ],
         }
     # A domain with one text has no centre without it: the others can still be told apart.
-    alone = {label for label, count in Counter(known.labels).items() if count < 2}
-    kept = [i for i, label in enumerate(known.labels) if label not in alone]
+    alone = {label for label, count in Counter(labels).items() if count < 2}
+    paired = [i for i, label in enumerate(labels) if label not in alone]
     with contextlib.suppress(UserError):
-        accuracy = measure.centroid_accuracy(vectors[kept], [known.labels[i] for i in kept], seed=SEED)
-        found["centroid_accuracy"] = asdict(accuracy) | {"left_out": sorted(alone)}
-    return found
+        accuracy = measure.centroid_accuracy(vectors[paired], [labels[i] for i in paired], seed=SEED)
+        findings["centroid_accuracy"] = asdict(accuracy) | {"left_out": sorted(alone)}
+    return findings
 
 
 def lights(samples: SoftSamples) -> dict[str, Any]:

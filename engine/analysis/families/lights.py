@@ -43,7 +43,7 @@ def steps_until_output(rates: Float[np.ndarray, "n R P"]) -> Int[np.ndarray, " n
 
     0 where no block ever fired. Where the cap ended the relaxation, the last step at which one did.
     """
-    any_nR = (rates > 0).any(axis=2)
+    any_nR = np.any(rates > 0, axis=2)
     last_n = rates.shape[1] - any_nR[:, ::-1].argmax(axis=1)
     return np.where(any_nR.any(axis=1), last_n, 0).astype(np.int64)
 
@@ -117,11 +117,8 @@ def correlation(
     rng = np.random.default_rng(seed)
     draws = [rng.integers(0, len(x), len(x)) for _ in range(resamples)]
     tail = 50 * (1 - confidence)
-    numbers: list[float] = []
-    for measure in (_pearson, _spearman):
-        numbers.append(measure(x, y))
-        numbers += _interval(measure, x, y, draws, tail)
-    return Correlation(*numbers, num_samples=len(x), resamples=resamples, confidence=confidence)
+    pearson, spearman = ((measure(x, y), *_interval(measure, x, y, draws, tail)) for measure in (_pearson, _spearman))
+    return Correlation(*pearson, *spearman, len(x), resamples, confidence)
 
 
 def _interval(
@@ -130,10 +127,12 @@ def _interval(
     y: np.ndarray,
     draws: list[np.ndarray],
     tail: float,
-) -> list[float]:
-    drawn = np.array([measure(x[rows], y[rows]) for rows in draws])
-    drawn = drawn[np.isfinite(drawn)]
-    return [float(np.percentile(drawn, q)) for q in (tail, 100 - tail)] if len(drawn) else [np.nan, np.nan]
+) -> tuple[float, float]:
+    values = np.array([measure(x[rows], y[rows]) for rows in draws])
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return np.nan, np.nan
+    return float(np.percentile(values, tail)), float(np.percentile(values, 100 - tail))
 
 
 def _pearson(x: np.ndarray, y: np.ndarray) -> float:
