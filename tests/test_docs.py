@@ -21,6 +21,20 @@ def test_every_link_to_a_file_leads_somewhere(page):
     assert missing == []
 
 
+def test_every_test_that_a_text_names_exists():
+    """``tests/….py``, in a document or a docstring, with ``::name`` or without."""
+    files = [ROOT / page for page in PAGES] + [ROOT / "Makefile", ROOT / ".ci" / "run"]
+    for folder in ("engine", "backend", "frontend", "tokenpaths", "benchmarks"):
+        files += (ROOT / folder).rglob("*.py")
+    missing = set()
+    for file in files:
+        for name, test in re.findall(r"\b(tests/[\w/]+\.py)(?:::(\w+))?", file.read_text(encoding="utf-8")):
+            named = ROOT / name
+            if not named.is_file() or (test and f"def {test}(" not in named.read_text(encoding="utf-8")):
+                missing.add((file.relative_to(ROOT).as_posix(), name, test))
+    assert missing == set()
+
+
 def test_every_file_in_the_readmes_map_exists():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`[^|]+) \|", text, flags=re.MULTILINE)

@@ -45,6 +45,8 @@ def serving(app: ASGIApp) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
+        thread.join(2)
+        server.force_exit = True  # a test may have left a connection open
         thread.join(10)
 
 

@@ -6,7 +6,7 @@ Two implementations of one rule, equation 3 of Distributed Neural Architectures,
 
 where the attention inside M_i sees only the tokens of the same sample that M_i received at this
 step. ``naive_step`` is written to be read; ``grouped_step`` is the one that runs. They agree to
-1e-5 in float32, forward and backward (``tests/engine/test_bank.py``).
+1e-5 in float32, forward and backward (``tests/engine/models/bank/test_bank.py``).
 
 Shapes: B samples, T tokens each, N = B·T, K choices, E = entries: (token, slot) pairs whose
 module does work, sorted by module and then by sample; D width, Q = 3·D.
