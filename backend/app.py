@@ -16,24 +16,11 @@ from tokenpaths.backend.http.paging import refuse_unknown_keys
 from tokenpaths.backend.http.redact_paths import redact_folders_of
 from tokenpaths.backend.http.security import Guard
 from tokenpaths.backend.metrics import MetricsMiddleware
-from tokenpaths.backend.routes import (
-    compare,
-    experts,
-    exports,
-    jobs,
-    knowledge,
-    models,
-    paths,
-    runs,
-    samples,
-    searches,
-    service,
-    similar,
-    soft,
-    traces,
-)
+from tokenpaths.backend.routes import compare, exports, jobs, models, runs, searches, service, traces
+from tokenpaths.backend.routes.questions import question_router
 from tokenpaths.backend.services import Services
 from tokenpaths.backend.settings import Settings, require_safe_bind
+from tokenpaths.engine.store.ask.questions import QUESTIONS
 
 PREFIX = "/api/v1"
 DESCRIPTION = """
@@ -77,9 +64,9 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     app.include_router(service.router)
     app.include_router(service.docs_router())
-    about_runs = (runs, paths, knowledge, samples, similar, soft, experts, compare, exports)
-    for part in (*about_runs, models, traces, jobs, searches):
-        app.include_router(part.router, prefix=PREFIX)
+    parts = (runs, compare, exports, models, traces, jobs, searches)
+    for router in (*(part.router for part in parts), question_router(QUESTIONS)):
+        app.include_router(router, prefix=PREFIX)
     app.add_middleware(HeadAsGet)
     app.add_middleware(
         RequestLimit,

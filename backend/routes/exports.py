@@ -16,7 +16,6 @@ from tokenpaths.backend import __version__
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, RunName
 from tokenpaths.backend.runs.answers import Answer, etag_of, is_fresh, sealed_headers, wants_any
 from tokenpaths.backend.services import Services, Shared
-from tokenpaths.engine.store.ask.schemas.run_schema import TableList
 
 if TYPE_CHECKING:
     from tokenpaths.engine.store.ask.run import Run
@@ -62,12 +61,6 @@ class Streamed(Response):
 async def _until_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-@router.get("/export", response_model=TableList)
-async def list_tables(request: Request, services: Shared, run: RunName) -> Response:
-    """The tables of the run that can be exported, with their number of rows; empty ones are left out."""
-    return await services.answers.about_run(request, run, TableList, lambda opened: opened.tables())
 
 
 @router.get(

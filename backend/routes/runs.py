@@ -1,31 +1,27 @@
-"""Routes of runs as a whole."""
+"""Routes of runs that are no questions: list, delete, pictures."""
 
 from __future__ import annotations
 
 import math
 import time
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from tokenpaths.backend.http.paging import binding_of, decode_cursor, encode_cursor
 from tokenpaths.backend.http.redact_paths import redact
-from tokenpaths.backend.problems import Problem, documented
-from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, Cursor, LabelFilter, Limit, RunName, Through
+from tokenpaths.backend.problems import documented
+from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, Cursor, Limit, RunName, SampleNumber
 from tokenpaths.backend.runs.answers import Answer, as_json
 from tokenpaths.backend.schemas.runs import RunList
 from tokenpaths.backend.services import Services, Shared
-from tokenpaths.engine.store.ask.schemas.flow_schema import Flow, Usage
-from tokenpaths.engine.store.ask.schemas.run_schema import RunDetails
-from tokenpaths.engine.store.ask.schemas.sample_schema import Distribution
-from tokenpaths.engine.store.file.filters import parse_paths, parse_steps, parse_through
 
-router = APIRouter(prefix="/runs", tags=["runs"], responses=ABOUT_A_RUN)
+router = APIRouter(prefix="/runs", responses=ABOUT_A_RUN)
 
 
-@router.get("", response_model=RunList)
+@router.get("", response_model=RunList, tags=["runs"])
 async def list_runs(request: Request, services: Shared, limit: Limit = 100, cursor: Cursor = None) -> Response:
     """All runs of the data folder, newest first. A file that cannot be read is listed with its `problem`.
 
@@ -72,91 +68,23 @@ def _seconds(begun: str) -> float:
         return math.inf
 
 
-@router.get("/{run}", response_model=RunDetails)
-async def show_run(request: Request, services: Shared, run: RunName) -> Response:
-    """All about one run: model, configuration, labels, modules, summary, what paths know about labels."""
-    return await services.answers.about_run(request, run, RunDetails, lambda opened: opened.info())
-
-
-@router.delete("/{run}", status_code=204, response_class=Response, responses=documented(404, 422))
+@router.delete("/{run}", status_code=204, response_class=Response, tags=["runs"], responses=documented(404, 422))
 async def delete_run(services: Shared, run: RunName) -> Response:
     """Delete the run's file. There is no way back."""
     await run_in_threadpool(services.registry.delete, run)
     return Response(status_code=204)
 
 
-@router.get("/{run}/flow", response_model=Flow)
-async def show_flow(
-    request: Request,
-    services: Shared,
-    run: RunName,
-    steps: Annotated[
-        str | None, Query(max_length=20, description="`first:end` for the steps first … end − 1", examples=["0:5"])
-    ] = None,
-    label: LabelFilter = None,
-    min_share: Annotated[
-        float, Query(ge=0, le=1, allow_inf_nan=False, description="Smaller links are summed in `other`")
-    ] = 0.0,
-    paths: Annotated[
-        str | None, Query(max_length=2000, description="Only tokens on paths of these ranks", examples=["1,2,3"])
-    ] = None,
-    through: Through = None,
-    limit: Annotated[int, Query(ge=1, le=2000, description="Most links; the rest is summed in `other`")] = 2000,
-    merge_share: Annotated[
-        float,
-        Query(
-            ge=0,
-            le=1,
-            allow_inf_nan=False,
-            description="Modules with a smaller share of the tokens become one node of their step, module −1",
-        ),
-    ] = 0.0,
-    most_modules: Annotated[
-        int | None, Query(ge=1, le=65536, description="At most so many modules a step; the smaller ones are merged too")
-    ] = None,
-    sampled: Annotated[
-        bool, Query(description="With `paths` or `through`: from a hash sample of a million tokens, with error bars")
-    ] = False,
-) -> Response:
-    """Where tokens go: modules as nodes, flows between consecutive steps as links."""
-    span, ranks, points = parse_steps(steps), parse_paths(paths), parse_through(through)
-    return await services.answers.about_run(
-        request,
-        run,
-        Flow,
-        lambda opened: opened.flow(
-            steps=span,
-            label=label or None,
-            min_share=min_share,
-            paths=ranks,
-            through=points,
-            limit=limit,
-            merge_share=merge_share,
-            most_modules=most_modules,
-            sampled=sampled,
-        ),
-    )
+@router.get(
+    "/{run}/samples/{sample}/image",
+    response_class=Response,
+    tags=["samples"],
+    responses={200: {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}}},
+)
+async def show_image(request: Request, services: Shared, run: RunName, sample: SampleNumber) -> Response:
+    """The picture that the model saw, cropped to the patch grid, as PNG."""
 
+    def compute() -> Answer:
+        return Answer(services.registry.ask(run, lambda opened: opened.picture(sample)), "image/png")
 
-@router.get("/{run}/usage", response_model=Usage)
-async def show_usage(request: Request, services: Shared, run: RunName, label: LabelFilter = None) -> Response:
-    """How much every module is used at every step: load, effective top-k, dead modules."""
-    return await services.answers.about_run(request, run, Usage, lambda opened: opened.usage(label=label or None))
-
-
-@router.get("/{run}/distributions/{measure}", response_model=Distribution)
-async def show_distribution(
-    request: Request,
-    services: Shared,
-    run: RunName,
-    measure: str,
-    per: Annotated[Literal["sample", "token"], Query(description="What is counted")] = "sample",
-    bins: Annotated[int, Query(ge=1, le=200, description="Bars of the histogram")] = 40,
-    label: LabelFilter = None,
-) -> Response:
-    """How `compute`, `reuse`, `loss` or `gate_entropy` is distributed, over all and by label."""
-    if len(measure) > 64:
-        raise Problem(422, "measure", "There is no such measure; try `compute`.", field="measure")
-    return await services.answers.about_run(
-        request, run, Distribution, lambda opened: opened.distribution(measure, per=per, bins=bins, label=label or None)
-    )
+    return await services.answers.about(request, services.registry.identity(run), compute)

@@ -1,4 +1,4 @@
-"""Arguments of a question that are of another kind than the method says: a sentence instead of a bare TypeError.
+"""Checks the arguments of questions: one of the wrong kind gets a sentence instead of a bare TypeError.
 
 Over REST the routes see to this. A notebook calls the methods themselves: ``run.flow(steps="0:3")``.
 """
@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Any, Literal, TypeVar
 
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.run_file import RunFile
 
 T = TypeVar("T")
+Check = tuple[Callable[[Any], bool], str]
+"""what fits, and what it is called"""
 
 
 def _is_whole(value: Any) -> bool:
@@ -41,51 +46,67 @@ def _is_list(value: Any) -> bool:
     return hasattr(value, "__iter__") and not isinstance(value, (str, bytes, dict))
 
 
-_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "int": (_is_whole, "a whole number"),
-    "int | float": (_is_number, "a number"),
-    "str": (_is_text, "text"),
-    "tuple[int, int]": (_is_pair_of(_is_whole), "two whole numbers such as (0, 3)"),
-    "tuple[int | float, int | float]": (_is_pair_of(_is_number), "two numbers such as (0.5, 1)"),
-    "Sequence[int]": (_is_list_of(_is_whole), "a list of whole numbers such as [1, 2]"),
-    "Sequence[tuple[int, int]]": (
+KINDS: dict[Any, Check] = {
+    int: (_is_whole, "a whole number"),
+    int | float: (_is_number, "a number"),
+    str: (_is_text, "text"),
+    tuple[int, int]: (_is_pair_of(_is_whole), "two whole numbers such as (0, 3)"),
+    tuple[int | float, int | float]: (_is_pair_of(_is_number), "two numbers such as (0.5, 1)"),
+    Sequence[int]: (_is_list_of(_is_whole), "a list of whole numbers such as [1, 2]"),
+    Sequence[tuple[int, int]]: (
         _is_list_of(_is_pair_of(_is_whole)),
         "a list of pairs of whole numbers such as [(2, 7)]",
     ),
-    "Run": (lambda value: hasattr(value, "run_id"), "an opened run, as Run.open gives it"),
+    RunFile: (lambda value: hasattr(value, "run_id"), "an opened run, as Run.open gives it"),
 }
-"""an annotation as it is written → what fits it, and what it is called"""
-_OR_NONE = " | None"
+"""types of arguments that are checked; others are not looked at"""
 
 
-def explains_arguments(cls: type[T]) -> type[T]:
-    """Class decorator: public methods refuse arguments that their annotations exclude with a UserError.
+def checked(function: Callable[..., T], own: Mapping[str, Any] | None = None) -> Callable[..., T]:
+    """``function`` refusing arguments of another kind than its annotations with a UserError that names the argument.
 
-    The ``field`` is the argument's name. Annotations that ``_KINDS`` does not know are not looked at.
+    Args:
+        function: a method, or a function whose first argument is the run.
+        own: names that its annotations may use beside those of its module.
     """
-    for name, method in list(vars(cls).items()):
-        if not name.startswith("_") and inspect.isfunction(method):
-            wanted = {argument.name: argument.annotation for argument in inspect.signature(method).parameters.values()}
-            if any(str(kind).removesuffix(_OR_NONE) in _KINDS for kind in wanted.values()):
-                setattr(cls, name, _explaining(method, wanted))
-    return cls
+    names = list(inspect.signature(function).parameters)
+    hints = typing.get_type_hints(inspect.unwrap(function), localns=dict(own or {}))
+    checks = {name: check for name in names[1:] if (check := _check_of(hints.get(name))) is not None}
 
-
-def _explaining(method: Callable[..., T], wanted: dict[str, Any]) -> Callable[..., T]:
-    names = list(wanted)
-    checks = {
-        name: (*_KINDS[kind], str(wanted[name]).endswith(_OR_NONE))
-        for name in names
-        if (kind := str(wanted[name]).removesuffix(_OR_NONE)) in _KINDS
-    }
-
-    @functools.wraps(method)
+    @functools.wraps(function)
     def ask(*args: Any, **kwargs: Any) -> T:
         for name, value in (*zip(names, args, strict=False), *kwargs.items()):
             if name in checks:
-                fits, called, may_be_none = checks[name]
+                (fits, called), may_be_none = checks[name]
                 if not (value is None and may_be_none) and not fits(value):
-                    raise UserError(f"{name} is {repr(value)[:60]}, it should be {called}", field=name)
-        return method(*args, **kwargs)
+                    shown = repr(value[:40] if isinstance(value, str) else value)[:60]
+                    raise UserError(f"{name} is {shown}, it should be {called}", field=name)
+        return function(*args, **kwargs)
 
     return ask
+
+
+def _check_of(hint: Any) -> tuple[Check, bool] | None:
+    """The check of an annotation, and whether None passes too."""
+    kinds = [kind for kind in typing.get_args(hint) if kind is not NoneType]
+    optional = NoneType in typing.get_args(hint) and typing.get_origin(hint) is not Literal
+    if optional:
+        hint = functools.reduce(lambda a, b: a | b, kinds)
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        return (lambda value: value in choices, f"one of {', '.join(choices)}"), optional
+    try:
+        check = next((check for kind, check in KINDS.items() if kind == hint), None)
+    except TypeError:
+        return None
+    if check is None and inspect.isclass(hint) and issubclass(hint, RunFile):
+        check = KINDS[RunFile]
+    return None if check is None else (check, optional)
+
+
+def explains_arguments(cls: type[T]) -> type[T]:
+    """Class decorator: every public method is ``checked``."""
+    for name, method in list(vars(cls).items()):
+        if not name.startswith("_") and inspect.isfunction(method):
+            setattr(cls, name, checked(method, {cls.__name__: cls}))
+    return cls

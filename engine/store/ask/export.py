@@ -17,7 +17,9 @@ import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
 from tokenpaths.engine.base.errors import NoSuchThing
+from tokenpaths.engine.store.ask.question import question
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.schemas.run_schema import TableList
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.filters import Query, check_choice
 from tokenpaths.engine.store.file.schema import Layout
@@ -62,6 +64,14 @@ _BEHIND = {"token": coded.TABLE, "path_member": coded.MEMBERS}
 _BY_LABEL = ("flow", "usage", "step_summary", "soft_summary")
 
 
+@question(
+    "export",
+    TableList,
+    tag="runs",
+    route="list_tables",
+    description="The tables of the run that can be exported, with their number of rows; empty ones are left out.",
+    rows="tables",
+)
 def tables(run: RunFile) -> dict[str, Any]:
     """The tables that ``export`` can give, with their number of rows and what they hold; empty ones are left out."""
     there = [table for table in TABLES if _source(table) in run.tables_there]

@@ -24,7 +24,7 @@ from tokenpaths.engine.base.errors import RunFileError, UserError, WriterFailed
 from tokenpaths.engine.base.files import HolderLock, check_free, rename_durably, run_file
 from tokenpaths.engine.base.lifecycle import SealedOnce, claim
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo, TraceBatch
-from tokenpaths.engine.store.ask.page_questions import page_questions
+from tokenpaths.engine.store.ask.questions import page_questions
 from tokenpaths.engine.store.file import columns
 from tokenpaths.engine.store.file.checks import check_batch, check_json, check_ribbons, check_run
 from tokenpaths.engine.store.file.hash_sample import KNOWN_TOKENS, TokenSketch

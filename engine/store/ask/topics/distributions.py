@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 from tokenpaths.engine.analysis.distribution import describe
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.question import Argument, LabelFilter, Rows, question
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.sealed_answers import sealed
+from tokenpaths.engine.store.ask.schemas.sample_schema import Distribution
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import finite
 from tokenpaths.engine.store.file.filters import check_choice
 
 MEASURES = ("compute", "reuse", "loss", "gate_entropy")
 SEALED_BINS = 40
+MOST_SEALED_LABELS = 16
 MOST_BINS = 500
 LIMITS = {"compute": (0.0, 1.0), "reuse": (0.0, 1.0)}
 """shares keep one axis in every run, so that two histograms can be laid over each other"""
@@ -29,9 +32,33 @@ def existing_measures(run: RunFile) -> list[str]:
     return [measure for measure in MEASURES if measure not in absent]
 
 
-@sealed("distribution")
+def _page_distributions(run: RunFile) -> Iterator[dict[str, Any]]:
+    """What the page asks: every measure, of the whole run and of the labels with the most tokens."""
+    labels = sorted(run.labels, key=lambda row: (-row[3], row[1]))[:MOST_SEALED_LABELS]
+    for measure in existing_measures(run):
+        for per in ("sample", "token"):
+            # Compute and reuse are counted by path, loss and gate entropy by level: no answer holds all tokens.
+            for label in (None, *(row[1] for row in labels)):
+                yield {"measure": measure, "per": per, "bins": SEALED_BINS, "label": label}
+
+
+@question(
+    "distributions/{measure}",
+    Distribution,
+    tag="runs",
+    description="How `compute`, `reuse`, `loss` or `gate_entropy` is distributed, over all and by label.",
+    frames={
+        "distribution": Rows("bins", "The bars of a histogram: lo, hi, count; mean and quantiles are in ``attrs``."),
+        "by_label": Rows("by_label", "The mean of a measure for each label: label, num, mean."),
+    },
+    sealed=_page_distributions,
+)
 def distribution(
-    run: RunFile, measure: str, per: str = "sample", bins: int = 40, label: str | None = None
+    run: RunFile,
+    measure: Annotated[str, Argument()],
+    per: Annotated[Literal["sample", "token"], Argument("What is counted")] = "sample",
+    bins: Annotated[int, Argument("Bars of the histogram", ge=1, le=200)] = SEALED_BINS,
+    label: LabelFilter = None,
 ) -> dict[str, Any]:
     """Moments, quantiles and histogram of compute, reuse, loss or gate_entropy per sample or token.
 
@@ -40,7 +67,6 @@ def distribution(
     """
     label_id = run.label_id(label)
     check_choice(measure, MEASURES, "measure")
-    check_choice(per, ("sample", "token"), "per")
     if not 1 <= bins <= MOST_BINS:
         raise UserError(f"bins is {bins}, it should be 1 to {MOST_BINS}", field="bins")
     histogram = run.rows(queries.sealed_distribution(measure, bins)) if per == "token" and label is None else []

@@ -11,19 +11,28 @@ Shapes: n tokens in reading order, S steps, K slots, M modules.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from tokenpaths.engine.analysis import expert_affinity as measure
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
+from tokenpaths.engine.store.ask.question import (
+    MAX_INT,
+    Argument,
+    LabelFilter,
+    Rows,
+    SampleNumber,
+    StepNumber,
+    question,
+)
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.sealed_answers import sealed
+from tokenpaths.engine.store.ask.schemas.expert_schema import CoActivation, Repetition, Specialisation, TokenSlice
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.topics.samples import token_text, vocabulary
-from tokenpaths.engine.store.file.filters import Query, check_choice, check_page
+from tokenpaths.engine.store.file.filters import Query, check_page
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS
 
 MOST_TOKENS = 100_000
@@ -35,6 +44,8 @@ KINDS = ("label", "input", "next", "predicted")
 MOST_LABELS = 40
 MOST_MODULES = 256
 MOST_SLICE = 500
+MOST_SEALED_STEPS = 32
+"""steps whose specialisation is worked out at sealing"""
 SHOWN_PAIRS = 20
 
 
@@ -136,15 +147,46 @@ def _ids(run: RunFile, columns: Sequence[Any], step: int | None) -> np.ndarray:
     return np.stack(columns, axis=1).reshape(len(columns[0]), -1, layout.top_k)
 
 
-@sealed("specialisation")
+def _page_specialisations(run: RunFile) -> Iterator[dict[str, Any]]:
+    """What the page asks of each step."""
+    for step in range(min(run.layout.num_steps, MOST_SEALED_STEPS)):
+        yield {"of": "input", "step": step, "limit": 16}
+        yield {"of": "input", "step": step, "limit": 256, "each": 24}
+
+
+@question(
+    "specialisation",
+    Specialisation,
+    tag="experts",
+    description="What the modules of one step prefer, beside the share that even routing would give them.",
+    frames={
+        "specialisation": Rows(
+            lambda answer: [
+                {"step": row["step"], "module": row["module"], "name": row["name"], **preference}
+                for row in answer["modules"]
+                for preference in row["prefers"]
+            ],
+            "A row for each preference of each module of a step: module, name, and label or word with its share.",
+        )
+    },
+    sealed=_page_specialisations,
+)
 def specialisation(
-    run: RunFile, of: str = "label", step: int = 0, *, label: str | None = None, limit: int = 40, each: int = 5
+    run: RunFile,
+    of: Annotated[
+        Literal["label", "input", "next", "predicted"],
+        Argument("In labels (domains), in the input token, in the true next token, or in the predicted one"),
+    ] = "label",
+    step: StepNumber = 0,
+    *,
+    label: LabelFilter = None,
+    limit: Annotated[int, Argument("Most modules, the most specialised first", ge=1, le=MOST_MODULES)] = 40,
+    each: Annotated[int, Argument("Most token ids of a module", ge=1, le=100)] = 5,
 ) -> dict[str, Any]:
     """What the modules of a step prefer: ``of`` label (N_{i,D}/N_D), or input, next or predicted token (N_{x,i}/N_x).
 
     The baseline of both is K/M. Token ids count when seen ≥ 10 times; the ``each`` strongest are listed.
     """
-    check_choice(of, KINDS, "of")
     run.check_step(step)
     check_page(limit, 0, MOST_MODULES)
     check_page(each, 0, 100)
@@ -255,7 +297,24 @@ def _by_word(run: RunFile, of: str, step: int, label_id: int | None, limit: int,
     }
 
 
-def co_activation(run: RunFile, step: int = 0, *, label: str | None = None, limit: int = 32) -> dict[str, Any]:
+@question(
+    "co_activation",
+    CoActivation,
+    tag="experts",
+    description="Which modules of one step are chosen together, over all pairs that a token chooses.",
+    frames={
+        "co_activation": Rows(
+            "pairs", "Pairs chosen together: module, other, count, share (N_ij/N_i) and back (N_ij/N_j)."
+        )
+    },
+)
+def co_activation(
+    run: RunFile,
+    step: StepNumber = 0,
+    *,
+    label: LabelFilter = None,
+    limit: Annotated[int, Argument("Most modules, those of the strongest pairs", ge=1, le=MOST_MODULES)] = 32,
+) -> dict[str, Any]:
     """N_ij/N_i over all pairs chosen together at a step, of the modules of the strongest pairs."""
     run.check_step(step)
     check_page(limit, 0, MOST_MODULES)
@@ -322,8 +381,15 @@ def _chain(pairs: Sequence[tuple[int, int]], share: np.ndarray, limit: int) -> l
     return chain
 
 
-@sealed("repetition")
-def repetition(run: RunFile, *, label: str | None = None) -> dict[str, Any]:
+@question(
+    "repetition",
+    Repetition,
+    tag="experts",
+    description="How often neighbouring tokens choose the same modules, per step, beside two baselines.",
+    rows="steps",
+    sealed=lambda run: [{}],
+)
+def repetition(run: RunFile, *, label: LabelFilter = None) -> dict[str, Any]:
     """How often neighbouring tokens share their first, or any, module; per step, beside its baselines."""
     drawn = draw_tokens(run, None, run.label_id(label))
     found = measure.repetition(drawn.ids_nSK, drawn.follows_n)
@@ -359,7 +425,21 @@ def weights_recorded(run: RunFile) -> bool:
     return json.loads(run.row["weight_semantics"] or "{}").get("weights_recorded", True) is not False
 
 
-def token_slice(run: RunFile, sample: int, step: int, *, first: int = 0, limit: int = 40) -> dict[str, Any]:
+@question(
+    "samples/{sample}/experts",
+    TokenSlice,
+    tag="experts",
+    route="show_slice",
+    description="Token × module of one sample at one step: what each token chose, with its weights.",
+)
+def token_slice(
+    run: RunFile,
+    sample: SampleNumber,
+    step: StepNumber,
+    *,
+    first: Annotated[int, Argument("The first token", ge=0, le=MAX_INT)] = 0,
+    limit: Annotated[int, Argument("Most tokens", ge=1, le=MOST_SLICE)] = 40,
+) -> dict[str, Any]:
     """Token × module: the choices of tokens ``first`` … of one sample at one step, with their weights."""
     run.check_step(step)
     check_page(limit, first, MOST_SLICE)

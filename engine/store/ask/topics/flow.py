@@ -18,19 +18,22 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from tokenpaths.engine.analysis.contrast import wilson
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.question import Argument, LabelFilter, Points, Ranks, Rows, question
 from tokenpaths.engine.store.ask.run_file import ModuleBank, RunFile
+from tokenpaths.engine.store.ask.schemas.flow_schema import Flow
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.file.filters import (
     Filters,
     Query,
     check_page,
     check_steps,
+    parse_steps,
     path_condition,
     token_condition,
 )
@@ -47,18 +50,38 @@ Counted = tuple[int, dict[str, np.ndarray], list[tuple]]
 was not read)"""
 
 
+@question(
+    "flow",
+    Flow,
+    tag="runs",
+    description="Where tokens go: modules as nodes, flows between consecutive steps as links.",
+    frames={
+        "flow": Rows("links", "Links: step, source, target, count, weight, share."),
+        "nodes": Rows("nodes", "The circles of the flow: step, module, name, kind, count, share."),
+    },
+)
 def flow(
     run: RunFile,
     *,
-    steps: tuple[int, int] | None = None,
-    label: str | None = None,
-    min_share: int | float = 0.0,
-    paths: Sequence[int] = (),
-    through: Sequence[tuple[int, int]] = (),
-    limit: int = MOST_LINKS,
-    merge_share: int | float = 0.0,
-    most_modules: int | None = None,
-    sampled: bool = False,
+    steps: Annotated[
+        tuple[int, int] | None,
+        Argument("`first:end` for the steps first … end − 1", max_length=20, examples=("0:5",), read=parse_steps),
+    ] = None,
+    label: LabelFilter = None,
+    min_share: Annotated[int | float, Argument("Smaller links are summed in `other`", ge=0, le=1)] = 0.0,
+    paths: Ranks = (),
+    through: Points = (),
+    limit: Annotated[int, Argument("Most links; the rest is summed in `other`", ge=1, le=MOST_LINKS)] = MOST_LINKS,
+    merge_share: Annotated[
+        int | float,
+        Argument("Modules with a smaller share of the tokens become one node of their step, module −1", ge=0, le=1),
+    ] = 0.0,
+    most_modules: Annotated[
+        int | None, Argument("At most so many modules a step; the smaller ones are merged too", ge=1, le=65536)
+    ] = None,
+    sampled: Annotated[
+        bool, Argument("With `paths` or `through`: from a hash sample of a million tokens, with error bars")
+    ] = False,
 ) -> dict[str, Any]:
     """Nodes and links of the filtered tokens between ``steps`` (half open: (0, 5) = steps 0 … 4).
 

@@ -9,16 +9,17 @@ Shapes: N samples with a label, L labels, I paths or (step, module) pairs, J pai
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from tokenpaths.engine.analysis.contrast import wilson
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.question import MAX_INT, Argument, question
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.sealed_answers import sealed
+from tokenpaths.engine.store.ask.schemas.knowledge_schema import Specific
 from tokenpaths.engine.store.ask.tables.token_table import Travellers, travellers
-from tokenpaths.engine.store.file.filters import check_choice, check_page
+from tokenpaths.engine.store.file.filters import check_page
 
 OF = ("path", "module")
 LEAST = 20
@@ -48,16 +49,27 @@ class Counts:
     """samples of the label that were met"""
 
 
-@sealed("specific")
+@question(
+    "specific",
+    Specific,
+    tag="knowledge",
+    description="Which paths or modules are specific to a label: share, lift over the run and how sure it is.",
+    rows="rows",
+    sealed=lambda run: [{"of": of, "limit": 20} for of in ("path", "module")],
+)
 def specific(
-    run: RunFile, of: str = "path", *, label: str | None = None, least: int = LEAST, limit: int = 20
+    run: RunFile,
+    of: Annotated[Literal["path", "module"], Argument("Paths, or modules at their steps")] = "path",
+    *,
+    label: Annotated[str | None, Argument("Specific to this label; else to any", max_length=500)] = None,
+    least: Annotated[int, Argument("Fewest tokens of the label", ge=1, le=MAX_INT)] = LEAST,
+    limit: Annotated[int, Argument("Most rows", ge=1, le=MOST_ROWS)] = 20,
 ) -> dict[str, Any]:
     """Paths or modules most specific to a label: share of their tokens that have it, lift over the run's share.
 
     Ordered by the lower end of the lift's 95 % interval, which takes samples as what was drawn. Only where at
     least ``least`` tokens of the label, from two samples or more, are met.
     """
-    check_choice(of, OF, "of")
     check_page(limit, 0, MOST_ROWS)
     if least < 1:
         raise UserError(f"least is {least}, it should be at least 1 token", field="least")

@@ -11,7 +11,9 @@ from typing import Any
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import RUN_SUFFIX, is_name
 from tokenpaths.engine.base.records import ModuleInfo
+from tokenpaths.engine.store.ask.question import Rows, question
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.schemas.run_schema import RunDetails
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import finite
 from tokenpaths.engine.store.ask.topics.distributions import existing_measures
@@ -60,6 +62,20 @@ def run_card(
     return {"run": run_id, **fields, "samples_are": samples_are, "status": status, "problem": problem}
 
 
+@question(
+    "",
+    RunDetails,
+    tag="runs",
+    route="show_run",
+    description="All about one run: model, configuration, labels, modules, summary, what paths know about labels.",
+    frames={
+        "labels": Rows("labels", "Labels: label, num_samples, num_tokens."),
+        "modules": Rows("modules", "Modules: step, module, name, kind, num_params, flops_per_token."),
+        "associations": Rows(
+            "associations", "What paths know, as it was worked out at sealing: attribute, nmi, null_mean, p_value …"
+        ),
+    },
+)
 def info(run: RunFile) -> dict[str, Any]:
     """The card with configuration, labels, modules, summary, associations and existing measures."""
     ranks = [rank for rank in SHARE_RANKS if rank <= run.row["num_paths"]]

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
 from tokenpaths.engine.base.errors import NoSuchThing
+from tokenpaths.engine.store.ask.question import (
+    MAX_INT,
+    Argument,
+    LabelFilter,
+    PageLimit,
+    Points,
+    RankNumber,
+    Rows,
+    Seed,
+    question,
+)
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.sealed_answers import sealed
+from tokenpaths.engine.store.ask.schemas.path_schema import PathExamples, PathFit, PathLaw, PathList
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import nested_ribbon
 from tokenpaths.engine.store.ask.topics.samples import shown_at
@@ -19,7 +30,6 @@ from tokenpaths.engine.store.file.columns import MEMBERS
 from tokenpaths.engine.store.file.filters import (
     Filters,
     Query,
-    check_choice,
     check_page,
     next_offset,
     path_condition,
@@ -37,14 +47,24 @@ KINDS = ("observed", "untrained", "independent")
 """the run, its untrained twin, and independent steps"""
 
 
+@question(
+    "paths",
+    PathList,
+    tag="paths",
+    route="list_paths",
+    description="The paths that tokens take, with their ribbons and how many take them.",
+    rows="paths",
+)
 def paths(
     run: RunFile,
     *,
-    order: str = "rank",
-    label: str | None = None,
+    order: Annotated[
+        Literal["rank", "compute", "reuse"], Argument("`rank`: most frequent first; `compute`, `reuse`: largest first")
+    ] = "rank",
+    label: LabelFilter = None,
     paths: Sequence[int] = (),
-    through: Sequence[tuple[int, int]] = (),
-    limit: int = 100,
+    through: Points = (),
+    limit: PageLimit = 100,
     offset: int = 0,
 ) -> dict[str, Any]:
     """A page of paths; ``order`` compute and reuse list the largest first.
@@ -52,7 +72,6 @@ def paths(
     Under filters ``count``, ``share``, ``num_paths`` and ``num_tokens`` are those of the filtered
     tokens; rank, cdf and top_label stay those of the whole run.
     """
-    check_choice(order, queries.PATH_ORDERS, "order")
     check_page(limit, offset, MOST_ROWS)
     filters, label_id = run.filters(label, paths, through)
     if label_id is None and not filters.need_tokens:
@@ -123,6 +142,22 @@ def path_rows(rows: Sequence[tuple], num_tokens: int, layout: Layout) -> list[di
     ]
 
 
+@question(
+    "paths/fit",
+    PathFit,
+    tag="paths",
+    description="The rank–frequency curve beside the untrained twin and independent steps.",
+    frames={
+        "fit": Rows(
+            lambda answer: _by_kind(answer, "points"),
+            "A row for the run and for each null: num_paths, num_tokens, effective_paths, slope, r2.",
+        ),
+        "fit_points": Rows(
+            lambda answer: _points(answer, "points"),
+            "The points of the rank–frequency curves: kind, rank, count, share …",
+        ),
+    },
+)
 def fit(run: RunFile) -> dict[str, Any]:
     """Rank–frequency of the run, of its untrained twin (None without one) and of independent steps."""
     fit_rows, point_rows = run.rows(queries.path_fits()), run.rows(queries.path_points())
@@ -136,13 +171,49 @@ def fit(run: RunFile) -> dict[str, Any]:
     return {"run": run.run_id, **{kind: fits.get(kind) for kind in KINDS}}
 
 
-@sealed("law")
-def law(run: RunFile, draws: int = 100, seed: int = 0) -> dict[str, Any]:
+@question(
+    "paths/law",
+    PathLaw,
+    tag="paths",
+    description="Do path counts follow a power law? Discrete maximum likelihood, goodness of fit, and a lognormal "
+    "beside it.",
+    frames={
+        "law": Rows(
+            lambda answer: _by_kind(answer, "curve"),
+            "A row for the run and for each null: alpha, x_min, ks, p_value, lognormal_ratio …",
+        ),
+        "law_curve": Rows(
+            lambda answer: _points(answer, "curve"), "The fitted laws as curves: kind, rank, share.", {"draws": 0}
+        ),
+    },
+    sealed=lambda run: [{"draws": 0}],
+)
+def law(
+    run: RunFile,
+    draws: Annotated[int, Argument("Data sets drawn for each p-value; 0: no p-value", ge=0, le=1000)] = 100,
+    seed: Annotated[int, Argument("Of the draws", ge=0, le=MAX_INT)] = 0,
+) -> dict[str, Any]:
     """A power law fitted to the counts of paths, of the untrained twin's and of independent steps'.
 
     Worked out when it is asked for: ``draws`` data sets are drawn from the law for its p-value (0: none).
     """
     return {"run": run.run_id, "draws": draws, "seed": seed, **{kind: _law(run, kind, draws, seed) for kind in KINDS}}
+
+
+def _by_kind(answer: Mapping[str, Any], without: str) -> list[dict[str, Any]]:
+    """A row for the run and for each null that there is, its list ``without`` left out."""
+    rows = []
+    for kind in KINDS:
+        if answer[kind] is not None:
+            plain = {name: value for name, value in answer[kind].items() if name != without}
+            beside = plain.pop("lognormal", None) or {}
+            rows.append({"kind": kind, **plain, **{f"lognormal_{name}": value for name, value in beside.items()}})
+    return rows
+
+
+def _points(answer: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """The items of the list ``name`` of the run and of each null."""
+    return [{"kind": kind, **point} for kind in KINDS for point in (answer[kind] or {}).get(name, [])]
 
 
 def _law(run: RunFile, kind: str, draws: int, seed: int) -> dict[str, Any] | None:
@@ -178,7 +249,20 @@ def _law_answer(verdict: Verdict, histogram: Histogram) -> dict[str, Any]:
     }
 
 
-def examples(run: RunFile, rank: int, limit: int = 60, seed: int = 0) -> dict[str, Any]:
+@question(
+    "paths/{rank}/examples",
+    PathExamples,
+    tag="paths",
+    route="list_examples",
+    description="Tokens that take one path: patches of images, or tokens between their neighbours.",
+    rows="examples",
+)
+def examples(
+    run: RunFile,
+    rank: RankNumber,
+    limit: Annotated[int, Argument("Most examples", ge=1, le=MOST_EXAMPLES)] = 60,
+    seed: Seed = 0,
+) -> dict[str, Any]:
     """Patches or tokens in context of one path, a seeded draw when there are more than ``limit``."""
     check_page(limit, 0, MOST_EXAMPLES)
     if not 1 <= rank <= run.row["num_paths"]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from tokenpaths.engine.analysis.ribbon_costs import compute, reuse
 from tokenpaths.engine.base.errors import NoSuchThing
+from tokenpaths.engine.store.ask.question import Argument, LabelFilter, PageLimit, Rows, SampleNumber, question
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.schemas.sample_schema import SampleDetails, SampleList
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import (
     SAMPLE_FIELDS,
@@ -22,7 +24,7 @@ from tokenpaths.engine.store.ask.tables.excerpts import (
 )
 from tokenpaths.engine.store.file.checks import check_text
 from tokenpaths.engine.store.file.columns import tokens_sql
-from tokenpaths.engine.store.file.filters import Query, check_choice, check_page, next_offset
+from tokenpaths.engine.store.file.filters import Query, check_page, next_offset
 from tokenpaths.engine.store.file.flow_counter import ribbons_of
 from tokenpaths.engine.store.file.token_flops import flops_of
 
@@ -32,18 +34,30 @@ TOKENS_AT_ONCE = 200
 """in one question: DuckDB 2.0 takes long over thousands of branches"""
 
 
+@question(
+    "samples",
+    SampleList,
+    tag="samples",
+    route="list_samples",
+    description="The samples of a run in the chosen order.",
+    rows="samples",
+)
 def samples(
     run: RunFile,
     *,
-    order: str = "sample",
-    descending: bool = False,
-    label: str | None = None,
-    q: str | None = None,
-    limit: int = 50,
+    order: Annotated[
+        Literal["sample", "compute", "reuse", "loss", "confidence", "num_distinct_paths"],
+        Argument("What to sort by; samples without a value come last"),
+    ] = "sample",
+    descending: Annotated[bool, Argument("Largest first")] = False,
+    label: LabelFilter = None,
+    q: Annotated[
+        str | None, Argument("Only samples whose text, label or source has these words", max_length=500)
+    ] = None,
+    limit: PageLimit = 50,
     offset: int = 0,
 ) -> dict[str, Any]:
     """A page of samples; ``q`` is looked for in label, prediction, source and text, case ignored."""
-    check_choice(order, queries.SAMPLE_ORDERS, "order")
     check_page(limit, offset, MOST_ROWS)
     check_text(q, "q", field="q")
     condition = queries.sample_condition(run.label_id(label), q)
@@ -63,7 +77,16 @@ def samples(
     }
 
 
-def sample(run: RunFile, sample: int) -> dict[str, Any]:
+@question(
+    "samples/{sample}",
+    SampleDetails,
+    tag="samples",
+    description="One sample with every token: ribbon, weights, rank, compute, reuse, text or place.",
+    frames={
+        "tokens": Rows("tokens", "Every token of one sample: ribbon, weights, rank, cdf, compute, reuse, its place.")
+    },
+)
+def sample(run: RunFile, sample: SampleNumber) -> dict[str, Any]:
     """One sample with every token: ribbon and weights by slot, rank, cdf, and its place."""
     rows = run.rows(queries.one_sample(sample)) if 0 <= sample < 2**31 else []
     if not rows:

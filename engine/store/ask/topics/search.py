@@ -10,19 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from tokenpaths.engine.analysis.contrast import Contrast, contrast, effective_size, wilson
 from tokenpaths.engine.analysis.words import KINDS, Words, check_pattern, fitting
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.question import MAX_INT, Argument, LabelFilter, Points, Rows, Seed, question
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.schemas.knowledge_schema import TokenSearch
 from tokenpaths.engine.store.ask.tables.token_table import Travellers, travellers
 from tokenpaths.engine.store.ask.topics.patch_kinds import PATCH_KINDS, measured, patches_of_kind
 from tokenpaths.engine.store.ask.topics.samples import shown_at
 from tokenpaths.engine.store.file.checks import check_text
-from tokenpaths.engine.store.file.filters import Filters, check_choice, check_filters, check_page
+from tokenpaths.engine.store.file.filters import (
+    Filters,
+    check_choice,
+    check_filters,
+    check_page,
+    parse_bounds,
+    parse_paths,
+    parse_ranks,
+)
 
 READINGS = ("word", "token")
 """what ``q`` and ``kind`` are told from: the whole word that a token stands in, or the token's own characters"""
@@ -57,22 +68,65 @@ class Wanted:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in shown.items()}
 
 
+Interval = tuple[int | float, int | float] | None
+
+
+def _bounds(name: str) -> Argument:
+    description = "Only tokens whose path has this between both, 0 to 1"
+    return Argument(description, max_length=40, examples=("0.5:1",), read=partial(parse_bounds, field=name))
+
+
+@question(
+    "tokens/search",
+    TokenSearch,
+    tag="knowledge",
+    route="search_tokens",
+    description="Which paths do these tokens take? Found by word, kind and filters, all of which must hold.\n\n"
+    "Exact up to a million tokens; of larger runs whole samples are drawn, and `counted` says so.",
+    frames={
+        "search": Rows("paths", "The paths that the matching tokens take."),
+        "search_modules": Rows("modules", "The modules that the matching tokens choose, beside all others."),
+        "search_examples": Rows("examples", "Some of the matching tokens in their context."),
+    },
+)
 def search_tokens(
     run: RunFile,
     *,
-    q: str | None = None,
-    kind: str | None = None,
-    reading: str = "word",
-    label: str | None = None,
-    paths: Sequence[int] = (),
-    through: Sequence[tuple[int, int]] = (),
-    ranks: tuple[int, int] | None = None,
-    compute: tuple[int | float, int | float] | None = None,
-    reuse: tuple[int | float, int | float] | None = None,
-    least: int = 10,
-    limit: int = 20,
-    examples: int = 30,
-    seed: int = 0,
+    q: Annotated[
+        str | None,
+        Argument(
+            "A word, case ignored; `*` stands for any letters, `?` for one",
+            max_length=200,
+            examples=("dinner", "dinn*"),
+        ),
+    ] = None,
+    kind: Annotated[
+        str | None,
+        Argument(
+            "Kind of word (`ends_in_s`: most plural nouns, some verbs; `function_word`: English) or of patch (`edge`, "
+            "`flat`: the tenth with the highest and the lowest contrast; `border`, `centre`: by place)",
+            choices=(*KINDS, *PATCH_KINDS),
+        ),
+    ] = None,
+    reading: Annotated[
+        Literal["word", "token"],
+        Argument("Told from the whole word that a token stands in, or from its own characters"),
+    ] = "word",
+    label: LabelFilter = None,
+    paths: Annotated[
+        Sequence[int], Argument("Only these ranks, with commas", max_length=4000, examples=("1,2",), read=parse_paths)
+    ] = (),
+    through: Points = (),
+    ranks: Annotated[
+        tuple[int, int] | None,
+        Argument("Only ranks between both", max_length=40, examples=("1:100",), read=parse_ranks),
+    ] = None,
+    compute: Annotated[Interval, _bounds("compute")] = None,
+    reuse: Annotated[Interval, _bounds("reuse")] = None,
+    least: Annotated[int, Argument("Fewer tokens give no interval of a lift", ge=1, le=MAX_INT)] = 10,
+    limit: Annotated[int, Argument("Most paths, and most modules", ge=1, le=MOST_ROWS)] = 20,
+    examples: Annotated[int, Argument("Most examples", ge=0, le=MOST_EXAMPLES)] = 30,
+    seed: Seed = 0,
 ) -> dict[str, Any]:
     """Which paths these tokens take: found by word or pattern ``q``, ``kind`` of word and filters; all must hold.
 
@@ -124,7 +178,6 @@ def search_tokens(
 def _check(run: RunFile, wanted: Wanted) -> None:
     """UserError where the question names what cannot be."""
     check_text(wanted.q, "q", field="q")
-    check_choice(wanted.reading, READINGS, "reading")
     if wanted.kind is not None:
         check_choice(wanted.kind, (*KINDS, *PATCH_KINDS), "kind")
         if (wanted.kind in PATCH_KINDS) != (run.row["modality"] == "vision"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from PIL import Image
@@ -18,8 +18,9 @@ from PIL import Image
 from tokenpaths.engine.analysis.path_distance import SAME, nearest, profile_distance, profiles
 from tokenpaths.engine.analysis.projection import pca
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
+from tokenpaths.engine.store.ask.question import MAX_INT, Argument, Rows, SampleNumber, question
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.sealed_answers import sealed
+from tokenpaths.engine.store.ask.schemas.sample_schema import SampleMap, SimilarSamples, SimilarTokens
 from tokenpaths.engine.store.ask.tables import queries, sample_profiles
 from tokenpaths.engine.store.ask.tables.excerpts import SAMPLE_FIELDS, nested_ribbon, open_picture, sample_answer
 from tokenpaths.engine.store.ask.tables.near_paths import nearest_paths
@@ -38,7 +39,10 @@ THUMBNAIL_SIDE = 48
 CHUNK_PATHS = 65_536
 
 
-def similar_samples(run: RunFile, sample: int, *, limit: int = 12) -> dict[str, Any]:
+@question("samples/{sample}/similar", SimilarSamples, tag="similar", route="list_similar_samples", rows="similar")
+def similar_samples(
+    run: RunFile, sample: SampleNumber, *, limit: Annotated[int, Argument("Most samples", ge=1, le=MOST_SIMILAR)] = 12
+) -> dict[str, Any]:
     """The samples whose tokens load the modules of each step most like this one's, nearest first.
 
     Distance: Hellinger, root mean square over steps, 0 … 1 (``tokenpaths.engine.analysis.path_distance``); of equal
@@ -108,8 +112,22 @@ def _by_bounds(run: RunFile, sample: int, own: np.ndarray, limit: int) -> Compar
     return near[best], distance["near"][best], median, int((distance["near"] == 0).sum())
 
 
+@question(
+    "tokens/similar",
+    SimilarTokens,
+    tag="similar",
+    route="list_similar_tokens",
+    description="The ribbons nearest to a token's by path distance, its own first, and tokens that take them.",
+    frames={"similar_paths": Rows("paths", "The ribbons nearest to a token's, with their distance.")},
+)
 def similar_tokens(
-    run: RunFile, sample: int, token: int, *, limit: int = 8, each: int = 12, seed: int = 0
+    run: RunFile,
+    sample: SampleNumber,
+    token: Annotated[int, Argument("Number of the token in its sample, from 0", ge=0, le=MAX_INT)],
+    *,
+    limit: Annotated[int, Argument("Most ribbons", ge=1, le=MOST_PATHS)] = 8,
+    each: Annotated[int, Argument("Most tokens of a ribbon", ge=1, le=MOST_EACH)] = 12,
+    seed: Annotated[int, Argument("Another seed draws other tokens", ge=0, le=MAX_INT)] = 0,
 ) -> dict[str, Any]:
     """The ribbons nearest to a token's by path distance, its own first, and tokens that take them.
 
@@ -157,8 +175,22 @@ def similar_tokens(
     }
 
 
-@sealed("map")
-def map_samples(run: RunFile, method: str = "pca", *, limit: int = 2000, thumbnails: bool = False) -> dict[str, Any]:
+@question(
+    "map",
+    SampleMap,
+    tag="similar",
+    name="map",
+    description="Samples on the plane in which their path profiles differ most.",
+    rows="points",
+    sealed=lambda run: [{"limit": 1000, "thumbnails": True}, {"limit": 2000, "thumbnails": False}],
+)
+def map_samples(
+    run: RunFile,
+    method: Annotated[str, Argument("t-SNE takes longer: POST /jobs with the kind `map`", choices=("pca",))] = "pca",
+    *,
+    limit: Annotated[int, Argument("Most samples, an even draw", ge=3, le=MOST_MAPPED)] = 2000,
+    thumbnails: Annotated[bool, Argument("With small pictures of up to 600 samples, as data URIs")] = False,
+) -> dict[str, Any]:
     """Samples on the plane in which their path profiles differ most, with the share that each axis explains.
 
     At most ``limit`` samples, an even draw; with ``thumbnails`` small pictures of up to 600 of them, as data URIs.

@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from tokenpaths.engine.base.errors import NoSuchThing
+from tokenpaths.engine.store.ask.question import MAX_INT, Argument, LabelFilter, Route, Rows, question
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.schemas.expert_schema import SoftValues
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.schema import ALL_LABELS
 from tokenpaths.engine.store.file.soft_tables import SOFT_TABLES
 
 
-def soft(run: RunFile, kind: str, *, label: str | None = None, sample: int | None = None) -> dict[str, Any]:
+@question(
+    None,
+    SoftValues,
+    tag="soft routers",
+    routes=tuple(
+        Route(kind, f"show_{kind}", description, {"kind": kind})
+        for kind, description in (
+            ("edges", "Weight of each connection by iteration, source and target (H-Model)."),
+            ("gates", "Weight of each direction by layer and head (Directional Routing)."),
+            ("blocks", "Firing rate of each block at each threshold step, 0 where it was silent (RayTracing)."),
+        )
+    ),
+    frames={
+        "soft": Rows(
+            lambda answer: _long_rows(answer),
+            "Soft decisions as a long table: a column for each axis with its names, then value and std.",
+        )
+    },
+)
+def soft(
+    run: RunFile,
+    kind: str,
+    *,
+    label: LabelFilter = None,
+    sample: Annotated[int | None, Argument("Of this sample; else the mean over samples", ge=0, le=MAX_INT)] = None,
+) -> dict[str, Any]:
     """What a soft, gated or threshold router said: ``edges``, ``gates`` or ``blocks``.
 
     Of one sample its own values; else mean and standard deviation over the samples (of ``label``).
@@ -52,6 +80,19 @@ def findings(run: RunFile) -> dict[str, Any]:
     """What is known of the model, and what its soft decisions say, by name."""
     rows = run.rows(Query("SELECT name, answer FROM finding ORDER BY name"))
     return {name: json.loads(answer) for name, answer in rows}
+
+
+def _long_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for each value, with the names of its place along every axis."""
+    axes = answer["axes"]
+    places = itertools.product(*(axis["names"] for axis in axes))
+    values = np.array(answer["values"]).ravel().tolist()
+    stds = np.array(answer["std"]).ravel().tolist() if answer["std"] is not None else [None] * len(values)
+    names = [axis["axis"] for axis in axes]
+    return [
+        {**dict(zip(names, place, strict=True)), "value": value, "std": std}
+        for place, value, std in zip(places, values, stds, strict=True)
+    ]
 
 
 def _shape(run: RunFile, kind: str) -> tuple[int, ...]:

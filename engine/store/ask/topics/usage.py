@@ -11,12 +11,26 @@ from typing import Any
 import numpy as np
 
 from tokenpaths.engine.analysis import load
+from tokenpaths.engine.store.ask.question import LabelFilter, Rows, question
 from tokenpaths.engine.store.ask.run_file import ModuleBank, RunFile
+from tokenpaths.engine.store.ask.schemas.flow_schema import Usage
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import finite
 
 
-def usage(run: RunFile, label: str | None = None) -> dict[str, Any]:
+@question(
+    "usage",
+    Usage,
+    tag="runs",
+    description="How much every module is used at every step: load, effective top-k, dead modules.",
+    frames={
+        "usage": Rows("usage", "A row for each module at each step: count, share, utilisation, weight."),
+        "load": Rows(
+            "steps", "A row for each step: effective_top_k, load_entropy, max_violation, gate_entropy, dead …"
+        ),
+    },
+)
+def usage(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
     """Load of every module at every step, all tokens or those of one label.
 
     Per step the load numbers, per step × module count, share, utilisation and weight. ``share`` is the share of tokens

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import typing
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.support.runs import make_run
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.store.ask.arguments import _KINDS
+from tokenpaths.engine.store.ask.arguments import KINDS, _check_of
 from tokenpaths.engine.store.ask.run import Run
 
 ARGUMENTS = [
-    (name, argument.name)
+    (name, argument)
     for name, method in vars(Run).items()
     if not name.startswith("_") and inspect.isfunction(method)
-    for argument in inspect.signature(method).parameters.values()
-    if str(argument.annotation).removesuffix(" | None") in _KINDS
+    for argument, hint in typing.get_type_hints(inspect.unwrap(method), localns={"Run": Run}).items()
+    if argument not in ("run", "self", "return") and _check_of(hint) is not None
 ]
 
 
@@ -81,18 +84,18 @@ def test_slips_of_a_notebook_are_sentences(run: Run, ask, words: str) -> None:
 
 def test_numbers_of_numpy_and_lists_of_any_kind_are_as_good() -> None:
     """Asked of the table: the type checker of the tests is stricter than Python."""
-    good = {
-        "int": [1, np.int64(1), np.uint8(1)],
-        "int | float": [0.5, 1, np.float32(0.5), np.int16(1)],
-        "tuple[int, int]": [(0, 3), [0, 3], np.array([0, 3])],
-        "tuple[int | float, int | float]": [(0, 0.5), [np.float64(0.5), 1]],
-        "Sequence[int]": [(), [1, 2], range(3), {1, 2}, np.array([1, 2]), iter([1, 2])],
-        "Sequence[tuple[int, int]]": [(), [(1, 2), [1, 2]], np.array([[1, 2]]), zip([1], [2], strict=True)],
+    good: dict[Any, list[Any]] = {
+        int: [1, np.int64(1), np.uint8(1)],
+        int | float: [0.5, 1, np.float32(0.5), np.int16(1)],
+        tuple[int, int]: [(0, 3), [0, 3], np.array([0, 3])],
+        tuple[int | float, int | float]: [(0, 0.5), [np.float64(0.5), 1]],
+        Sequence[int]: [(), [1, 2], range(3), {1, 2}, np.array([1, 2]), iter([1, 2])],
+        Sequence[tuple[int, int]]: [(), [(1, 2), [1, 2]], np.array([[1, 2]]), zip([1], [2], strict=True)],
     }
     for kind, values in good.items():
-        assert all(_KINDS[kind][0](value) for value in values), kind
+        assert all(KINDS[kind][0](value) for value in values), kind
     once = iter([1, 2])
-    assert _KINDS["Sequence[int]"][0](once)
+    assert KINDS[Sequence[int]][0](once)
     assert list(once) == [1, 2], "looking at it must not use it up"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.runs import make
 from tokenpaths.engine.store.ask import sealed_answers
-from tokenpaths.engine.store.ask.page_questions import page_questions
+from tokenpaths.engine.store.ask.questions import page_questions
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.filters import Query
 

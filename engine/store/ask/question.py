@@ -1,0 +1,170 @@
+"""``Question``: what can be asked of a run, declared once by decorating the function that answers it.
+
+The signature of the function is the declaration. From it and from what ``question`` is given come the method of ``Run``
+with its argument checks, the REST route with its OpenAPI description, the page's client call, the data frames and the
+list of answers that are worked out at sealing::
+
+    @question("paths/{rank}/examples", PathExamples, tag="paths", rows="examples")
+    def examples(run: RunFile, rank: RankNumber, limit: Annotated[int, Argument("Most examples", ge=1, le=200)] = 60):
+        \"\"\"Tokens that take one path.\"\"\"
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel
+from tokenpaths.engine.store.ask.sealed_answers import sealed as read_sealed
+from tokenpaths.engine.store.file.filters import parse_paths, parse_through
+
+Answer = dict[str, Any]
+RowsOf = str | Callable[[Answer], Iterable[Mapping[str, Any]]]
+"""the list of an answer whose items are the rows of a data frame, by its key or worked out"""
+MAX_INT = 2**31 - 1
+"""samples, tokens and ranks are 32-bit in a run file"""
+UNSET: Any = object()
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What REST says about an argument of a question; put into ``Annotated``. Arguments without one are not offered.
+
+    ``ge``, ``le``, ``max_length`` and ``choices`` bound what REST takes. ``read`` turns the text of a query into the
+    value, for types that a query cannot hold. ``default`` is REST's own, where it differs from the function's.
+    """
+
+    description: str | None = None
+    ge: int | float | None = None
+    le: int | float | None = None
+    max_length: int | None = None
+    examples: tuple[str, ...] | None = None
+    choices: tuple[str, ...] | None = None
+    read: Callable[[str | None], Any] | None = None
+    default: Any = UNSET
+
+
+RankNumber = Annotated[int, Argument("Rank of the path, 1 = most frequent", ge=1, le=MAX_INT)]
+SampleNumber = Annotated[int, Argument("Number of the sample, from 0", ge=0, le=MAX_INT)]
+StepNumber = Annotated[int, Argument("The step (the layer of a mixture of experts)", ge=0, le=MAX_INT, default=0)]
+Seed = Annotated[int, Argument("Another seed draws other examples", ge=0, le=MAX_INT)]
+PageLimit = Annotated[int, Argument("Most entries in one answer", ge=1, le=1000, default=100)]
+LabelFilter = Annotated[str | None, Argument("Only tokens or samples with this label, exactly", max_length=500)]
+Ranks = Annotated[
+    Sequence[int],
+    Argument("Only tokens on paths of these ranks", max_length=2000, examples=("1,2,3",), read=parse_paths),
+]
+Points = Annotated[
+    Sequence[tuple[int, int]],
+    Argument(
+        "Only tokens that pass all of these: `step.module`, separated by commas",
+        max_length=2000,
+        examples=("2.7,3.4",),
+        read=parse_through,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A data frame of an answer: what its rows are, and which arguments of the question it sets itself."""
+
+    rows: RowsOf
+    doc: str
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Route:
+    """An address of a question below ``/runs/{run}``; arguments in braces stand in the path."""
+
+    path: str
+    name: str
+    description: str
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """arguments that this address sets"""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question to one run; see the module's docstring."""
+
+    name: str
+    """the method of ``Run``"""
+    function: Callable[..., Answer]
+    answer: type[AnswerModel]
+    tag: str
+    routes: tuple[Route, ...]
+    frames: Mapping[str, Rows]
+    sealed: Callable[[RunFile], Iterable[dict[str, Any]]] | None
+    """the arguments that are answered when a run is sealed"""
+
+    @functools.cached_property
+    def hints(self) -> dict[str, Any]:
+        """The resolved annotations, ``Argument`` included."""
+        return typing.get_type_hints(self.function, include_extras=True)
+
+    @functools.cached_property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """All arguments but the run, with plain annotations."""
+        kinds = typing.get_type_hints(self.function)
+        arguments = list(inspect.signature(self.function).parameters.values())[1:]
+        return {argument.name: argument.replace(annotation=kinds[argument.name]) for argument in arguments}
+
+    @property
+    def paged(self) -> bool:
+        """Whether the answer is a page of a list: ``offset`` in Python, the cursor ``next`` over REST."""
+        return "offset" in self.parameters
+
+    def argument(self, name: str) -> Argument | None:
+        """What REST says about an argument, if it takes it."""
+        return next(
+            (item for item in getattr(self.hints[name], "__metadata__", ()) if isinstance(item, Argument)), None
+        )
+
+
+def question(
+    path: str | None,
+    answer: type[AnswerModel],
+    *,
+    tag: str,
+    name: str | None = None,
+    route: str | None = None,
+    description: str | None = None,
+    routes: Iterable[Route] = (),
+    rows: RowsOf | None = None,
+    frames: Mapping[str, Rows] | None = None,
+    sealed: Callable[[RunFile], Iterable[dict[str, Any]]] | None = None,
+) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
+    """Declare the decorated function of a ``RunFile`` a question.
+
+    Args:
+        path: its REST address below ``/runs/{run}``; None where ``routes`` holds several.
+        answer: the type of the answer.
+        tag: the part of the OpenAPI page that it stands in.
+        name: the method of ``Run``; else the name of the function.
+        route: the name of the route in OpenAPI; else ``show_`` and ``name``.
+        description: of the route; else the first paragraph of the function's docstring.
+        routes: several addresses of one question.
+        rows: the list of the answer that ``run.frames.<name>`` makes a data frame of.
+        frames: several data frames, or one of another name.
+        sealed: gives the arguments whose answers are worked out at sealing and stored in the run.
+    """
+
+    def declare(function: Callable[..., Answer]) -> Callable[..., Answer]:
+        called = name or function.__name__
+        text = inspect.getdoc(function) or ""
+        first = re.sub(r"\s+", " ", text.split("\n\n")[0])
+        own = () if path is None else (Route(path, route or f"show_{called}", description or first),)
+        tables = dict(frames or {}) | ({called: Rows(rows, f"{first} One row of ``{rows}`` each.")} if rows else {})
+        ask = read_sealed(called)(function) if sealed is not None else function
+        ask.declaration = Question(called, ask, answer, tag, (*own, *routes), tables, sealed)  # type: ignore[attr-defined]
+        return ask
+
+    return declare

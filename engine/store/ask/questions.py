@@ -1,0 +1,58 @@
+"""All questions to a run: those that the topics declare, and those that are added at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tokenpaths.engine.store.ask import export
+from tokenpaths.engine.store.ask.question import Question
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.several_runs.sample_matching import samples_fingerprint
+from tokenpaths.engine.store.ask.topics import (
+    distributions,
+    experts,
+    flow,
+    knowledge,
+    label_specificity,
+    overview,
+    paths,
+    samples,
+    search,
+    similar,
+    soft_decisions,
+    usage,
+)
+
+TOPICS = (
+    overview,
+    flow,
+    paths,
+    knowledge,
+    label_specificity,
+    similar,
+    experts,
+    distributions,
+    usage,
+    samples,
+    search,
+    soft_decisions,
+    export,
+)
+"""modules whose decorated functions are questions; answers are worked out at sealing in this order"""
+QUESTIONS: list[Question] = [
+    function.declaration
+    for topic in TOPICS
+    for function in vars(topic).values()
+    if hasattr(function, "declaration") and function.__module__ == topic.__name__
+]
+
+
+def page_questions(run: RunFile) -> Iterator[tuple[Callable[..., dict[str, Any]], dict[str, Any]]]:
+    """Questions that the page asks as soon as a large run is opened, with their arguments: what is worked out at
+    sealing."""
+    for question in QUESTIONS:
+        if question.sealed is not None:
+            for arguments in question.sealed(run):
+                yield question.function, arguments
+    yield samples_fingerprint, {}
