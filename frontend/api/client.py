@@ -1,13 +1,14 @@
-"""The only place that speaks HTTP: the API's answers as dicts, every failure as a sentence.
+"""HTTP client of the API: answers as dicts, every failure as an ``ApiError`` with a sentence.
 
-Answers of sealed runs never change, so each one is kept with its ETag and asked for again with
-``If-None-Match``: the API then says 304 in a millisecond, or 404 if the run was deleted meanwhile.
+Answers of sealed runs never change, so each is kept with its ETag and asked for again with ``If-None-Match``: the API
+then says 304 in a millisecond, or 404 if the run was deleted meanwhile.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -23,15 +24,14 @@ __all__ = ["ApiError", "Client", "Down", "NotFound", "Refused"]
 DEFAULT_URL = "http://127.0.0.1:8000"
 KEPT_ANSWERS = 256
 PAGE_LIMIT = 500
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 class Client:
     """Answers of the REST API as plain dicts. Safe to share between sessions and threads.
 
-    Raises
-    ------
-    ApiError
-        Or one of its children, from every method; never an ``httpx`` exception.
+    Raises:
+        ApiError: or one of its children, from every method; never an ``httpx`` exception.
     """
 
     def __init__(
@@ -63,59 +63,26 @@ class Client:
         """The cards of all runs, newest first as the API sorts them."""
         return list(self._pages("/runs", "runs", {}, most=2000))
 
-    def run(self, run: str) -> dict[str, Any]:
-        return self._get(f"/runs/{_part(run)}")
+    def ask(self, run: str, question: str, *, most: int | None = None, **arguments: Any) -> dict[str, Any]:
+        """The answer to a question about a run.
 
-    def flow(self, run: str, **query: Any) -> dict[str, Any]:
-        """Nodes, links; query: steps, label, min_share, paths, through, limit, merge_share, most_modules, sampled."""
-        return self._get(f"/runs/{_part(run)}/flow", query)
-
-    def paths(self, run: str, *, most: int = 100, **query: Any) -> dict[str, Any]:
-        """The first ``most`` paths in the wanted order, as one answer."""
-        return self._collect(f"/runs/{_part(run)}/paths", "paths", query, most)
-
-    def fit(self, run: str) -> dict[str, Any]:
-        return self._get(f"/runs/{_part(run)}/paths/fit")
-
-    def law(self, run: str, *, draws: int = 100) -> dict[str, Any]:
-        """A power law of path counts, with its p-value; takes seconds for runs with many paths."""
-        return self._get(f"/runs/{_part(run)}/paths/law", {"draws": draws})
-
-    def knowledge(self, run: str) -> dict[str, Any]:
-        """What paths know of each property, beside shuffles."""
-        return self._get(f"/runs/{_part(run)}/paths/knowledge")
-
-    def specific(self, run: str, **query: Any) -> dict[str, Any]:
-        """Paths or modules most specific to a label; query: of, label, least, limit."""
-        return self._get(f"/runs/{_part(run)}/specific", query)
-
-    def search_tokens(self, run: str, **query: Any) -> dict[str, Any]:
-        """Tokens by word, kind and filters, with their paths and modules; query as of ``/tokens/search``."""
-        return self._get(f"/runs/{_part(run)}/tokens/search", query)
-
-    def examples(self, run: str, rank: int, *, limit: int = 60, seed: int = 0) -> dict[str, Any]:
-        return self._get(f"/runs/{_part(run)}/paths/{int(rank)}/examples", {"limit": limit, "seed": seed})
-
-    def usage(self, run: str, *, label: str | None = None) -> dict[str, Any]:
-        return self._get(f"/runs/{_part(run)}/usage", {"label": label})
-
-    def samples(self, run: str, *, most: int = 100, **query: Any) -> dict[str, Any]:
-        """The first ``most`` samples; query: order, descending, label, q."""
-        return self._collect(f"/runs/{_part(run)}/samples", "samples", query, most)
-
-    def sample(self, run: str, sample: int) -> dict[str, Any]:
-        return self._get(f"/runs/{_part(run)}/samples/{int(sample)}")
+        Args:
+            run: name of the run.
+            question: its address below ``/runs/{run}``, as the API lists them; ``""`` for the run itself. Arguments in
+                braces stand in the path: ``ask("demo", "paths/{rank}/examples", rank=3, limit=20)``.
+            most: of a list of several pages: its first so many rows, as one answer.
+            arguments: those in the path, and the query; ones that are None or empty are left out.
+        """
+        names = _PLACEHOLDER.findall(question)
+        parts = {name: _part(str(arguments.pop(name))) for name in names}
+        path = f"/runs/{_part(run)}/{question.format(**parts)}".rstrip("/")
+        if most is not None:
+            return self._collect(path, question.rpartition("/")[2], arguments, most)
+        return self._get(path, arguments)
 
     def image(self, run: str, sample: int) -> bytes:
         """PNG of what the model saw."""
         return self._get(f"/runs/{_part(run)}/samples/{int(sample)}/image", raw=True)
-
-    def distribution(self, run: str, measure: str, **query: Any) -> dict[str, Any]:
-        return self._get(f"/runs/{_part(run)}/distributions/{_part(measure)}", query)
-
-    def tables(self, run: str) -> dict[str, Any]:
-        """The tables of a run that can be exported, with their rows and what they hold."""
-        return self._get(f"/runs/{_part(run)}/export")
 
     def export(self, run: str, table: str, form: str) -> bytes:
         """A whole table as a file; not kept, it may be large."""
@@ -128,34 +95,6 @@ class Client:
     def export_url(self, run: str, table: str, form: str) -> str:
         return f"{self.url}/api/v1/runs/{_part(run)}/export/{_part(table)}.{form}"
 
-    def soft(self, run: str, kind: str, *, label: str | None = None, sample: int | None = None) -> dict[str, Any]:
-        """Edges, gates or blocks: of one sample, or mean and deviation over samples (of one label)."""
-        return self._get(f"/runs/{_part(run)}/{_part(kind)}", {"label": label, "sample": sample})
-
-    def specialisation(self, run: str, **query: Any) -> dict[str, Any]:
-        """What the modules of a step prefer; query: of, step, label, limit, each."""
-        return self._get(f"/runs/{_part(run)}/specialisation", query)
-
-    def co_activation(self, run: str, **query: Any) -> dict[str, Any]:
-        """Modules of a step that are chosen together; query: step, label, limit."""
-        return self._get(f"/runs/{_part(run)}/co_activation", query)
-
-    def repetition(self, run: str, *, label: str | None = None) -> dict[str, Any]:
-        """How often neighbouring tokens choose the same, per step."""
-        return self._get(f"/runs/{_part(run)}/repetition", {"label": label})
-
-    def saturation(self, run: str) -> dict[str, Any]:
-        """Each checkpoint of the run's series against the last one."""
-        return self._get(f"/runs/{_part(run)}/saturation")
-
-    def token_slice(self, run: str, sample: int, **query: Any) -> dict[str, Any]:
-        """Token × module of one sample at one step; query: step, first, limit."""
-        return self._get(f"/runs/{_part(run)}/samples/{int(sample)}/experts", query)
-
-    def effect(self, run: str, *, of: str, sample: int | None = None, limit: int = 200) -> dict[str, Any]:
-        """What an edited run changed of the unchanged run ``of``."""
-        return self._get(f"/runs/{_part(run)}/effect", {"of": of, "sample": sample, "limit": limit})
-
     def compare(self, a: str, b: str, **query: Any) -> dict[str, Any]:
         """Run ``b`` beside run ``a``; query: measure, limit, links, points."""
         return self._get("/compare", {"a": a, "b": b, **query})
@@ -163,22 +102,6 @@ class Client:
     def same_groups(self, a: str, b: str) -> dict[str, Any]:
         """Whether both runs put the same tokens on one path."""
         return self._get("/compare/grouping", {"a": a, "b": b})
-
-    def series(self, run: str) -> dict[str, Any]:
-        """The numbers of all checkpoints of the training that a run belongs to."""
-        return self._get(f"/runs/{_part(run)}/series")
-
-    def similar_samples(self, run: str, sample: int, *, limit: int = 12) -> dict[str, Any]:
-        """Samples whose tokens load the modules of each step most like those of one."""
-        return self._get(f"/runs/{_part(run)}/samples/{int(sample)}/similar", {"limit": limit})
-
-    def similar_tokens(self, run: str, sample: int, token: int, **query: Any) -> dict[str, Any]:
-        """The ribbons nearest to a token's, and tokens that take them; query: limit, each, seed."""
-        return self._get(f"/runs/{_part(run)}/tokens/similar", {"sample": sample, "token": token, **query})
-
-    def map(self, run: str, **query: Any) -> dict[str, Any]:
-        """Samples on the plane of their path profiles; query: limit, thumbnails."""
-        return self._get(f"/runs/{_part(run)}/map", query)
 
     def delete(self, run: str) -> None:
         self._send("DELETE", f"/runs/{_part(run)}")

@@ -64,7 +64,7 @@ def chosen_run(selection: Selection) -> dict[str, Any] | None:
         names = [selection.run, *names]
     if selection.run is None:
         address.redirect(run=names[0])
-    return widgets.client().run(str(selection.run))
+    return widgets.client().ask(str(selection.run), "")
 
 
 def run_picker(run: Mapping[str, Any]) -> None:

@@ -375,7 +375,7 @@ def _training(run: Mapping[str, Any], selection: Selection) -> None:
     if not isinstance(run["config"].get("series"), dict):
         return
     try:
-        training = widgets.client().series(run["run"])
+        training = widgets.client().ask(run["run"], "series")
     except NotFound:
         return
     st.subheader("How did it change over training?", anchor=False)

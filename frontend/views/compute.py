@@ -39,7 +39,9 @@ def draw(selection: Selection) -> None:
     widgets.heading("Where is the work spent?", _question_words(measure, selection), measure)
     if selection.measure != measure:
         widgets.empty(f"This run has no {MEASURES[selection.measure][0]}.", f"Shown instead: {name}.")
-    distribution = widgets.client().distribution(run["run"], measure, per=selection.per, bins=40, label=selection.label)
+    distribution = widgets.client().ask(
+        run["run"], "distributions/{measure}", measure=measure, per=selection.per, bins=40, label=selection.label
+    )
     if not distribution["num"]:
         widgets.empty(f"No {selection.per} has {name} here.", "Choose another label or measure.")
         return
@@ -166,10 +168,10 @@ def _samples(run: Mapping[str, Any], selection: Selection, measure: str) -> tupl
     order = measure if measure in ("compute", "reuse", "loss") else "compute"
     ask = {"order": order, "label": selection.label}
     if (run["num_samples"] or 0) <= READ_AT_MOST:
-        found = widgets.client().samples(run["run"], most=READ_AT_MOST, descending=True, **ask)
+        found = widgets.client().ask(run["run"], "samples", most=READ_AT_MOST, descending=True, **ask)
         return found["samples"], True
-    high = widgets.client().samples(run["run"], most=AT_EACH_END, descending=True, **ask)["samples"]
-    low = widgets.client().samples(run["run"], most=AT_EACH_END, descending=False, **ask)["samples"]
+    high = widgets.client().ask(run["run"], "samples", most=AT_EACH_END, descending=True, **ask)["samples"]
+    low = widgets.client().ask(run["run"], "samples", most=AT_EACH_END, descending=False, **ask)["samples"]
     return high + low[::-1], False
 
 
@@ -255,7 +257,7 @@ def _scatter(run: Mapping[str, Any], selection: Selection) -> None:
     st.subheader(
         "Do samples that skip more also reuse more?", anchor=False, help="skip = 1 − compute. " + widgets.HELP["reuse"]
     )
-    found = widgets.client().samples(run["run"], most=READ_AT_MOST // 2, order="sample", label=selection.label)
+    found = widgets.client().ask(run["run"], "samples", most=READ_AT_MOST // 2, order="sample", label=selection.label)
     rows = found["samples"]
     table = [
         {"sample": r["sample"], "skip": 1 - r["compute"], "reuse": r["reuse"]}

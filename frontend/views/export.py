@@ -34,7 +34,7 @@ def export_popover(run: Mapping[str, Any]) -> None:
 
 
 def _offer(client: Client, run: str, key: str) -> None:
-    tables = {row["table"]: row for row in client.tables(run)["tables"]}
+    tables = {row["table"]: row for row in client.ask(run, "export")["tables"]}
     table = st.selectbox(
         "Table",
         list(tables),

@@ -67,7 +67,7 @@ def test_an_error_knows_the_line_of_the_log_where_there_is_one(status, given, ke
 @pytest.mark.parametrize("status", [404, 422, 500, 502])
 def test_an_error_without_a_sentence_gets_one(status, body):
     with pytest.raises(ApiError) as told:
-        client(lambda request: httpx.Response(status, text=body)).run("demo")
+        client(lambda request: httpx.Response(status, text=body)).ask("demo", "")
     assert len(told.value.sentence) > 15
     assert "Traceback" not in told.value.sentence
 
@@ -75,7 +75,7 @@ def test_an_error_without_a_sentence_gets_one(status, body):
 @pytest.mark.parametrize("body", ["", "hello", "[]", "<html></html>", "12"])
 def test_something_else_at_the_address_is_recognised(body):
     with pytest.raises(ApiError, match="JSON|not understand|does not speak"):
-        client(lambda request: httpx.Response(200, text=body)).run("demo")
+        client(lambda request: httpx.Response(200, text=body)).ask("demo", "")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_answers_are_kept_by_etag_and_asked_for_again():
         )
 
     api = client(answer)
-    assert api.run("demo") == api.run("demo") == {"run": "demo"}
+    assert api.ask("demo", "") == api.ask("demo", "") == {"run": "demo"}
     assert seen == [None, '"1"']
 
 
@@ -137,9 +137,9 @@ def test_a_deleted_run_is_not_served_from_what_was_kept():
         problem(404, "There is no run `demo`."),
     ]
     api = client(lambda request: answers.pop(0))
-    api.run("demo")
+    api.ask("demo", "")
     with pytest.raises(NotFound, match="no run"):
-        api.run("demo")
+        api.ask("demo", "")
 
 
 def test_pages_are_joined_up_to_what_was_asked():
@@ -151,8 +151,8 @@ def test_pages_are_joined_up_to_what_was_asked():
             200, json={"samples": rows, "total": 1200, "next": str(start + limit) if start + limit < 1200 else None}
         )
 
-    assert [row["sample"] for row in client(answer).samples("demo", most=1100)["samples"]] == list(range(1100))
-    assert len(client(answer).samples("demo", most=5000)["samples"]) == 1200
+    assert [row["sample"] for row in client(answer).ask("demo", "samples", most=1100)["samples"]] == list(range(1100))
+    assert len(client(answer).ask("demo", "samples", most=5000)["samples"]) == 1200
 
 
 def test_empty_filters_are_not_sent_and_full_ones_are():
@@ -162,7 +162,7 @@ def test_empty_filters_are_not_sent_and_full_ones_are():
         seen.update(request.url.params)
         return httpx.Response(200, json={})
 
-    client(answer).flow("demo", label=None, through=("2.7", "3.4"), paths=(), steps="0:5", min_share=None)
+    client(answer).ask("demo", "flow", label=None, through=("2.7", "3.4"), paths=(), steps="0:5", min_share=None)
     assert seen == {"through": "2.7,3.4", "steps": "0:5"}
 
 
@@ -175,7 +175,7 @@ def test_an_odd_name_stays_one_segment(name):
         return problem(404, "no")
 
     with pytest.raises(NotFound):
-        client(answer).run(name)
+        client(answer).ask(name, "")
     assert seen[0].startswith("/api/v1/runs/")
     assert "/" not in seen[0].removeprefix("/api/v1/runs/")
     assert "?" not in seen[0]

@@ -202,7 +202,7 @@ def test_an_expert_banned_for_one_text_is_shown_before_and_after(api: str, monke
     assert done["state"] == "succeeded", done["problem"]
     assert (done["request"]["sample"], done["progress"]["done"], done["progress"]["total"]) == (1, 3, 3)
     before, after = done["result"]["runs"]
-    effect = widgets.client().effect(after, of=before, sample=0)
+    effect = widgets.client().ask(after, "effect", of=before, sample=0)
     assert effect["paths_changed"] > 0
     again = draw(api, monkeypatch, run="mixtral", sample=1, controls="ban:0.5")  # tomorrow: without the job
     assert not again.error, words(again)

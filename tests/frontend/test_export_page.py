@@ -22,7 +22,7 @@ def test_every_view_of_a_run_offers_its_tables(show, view):  # noqa: F811
 
 def test_a_table_leaves_whole_and_is_not_kept(api):  # noqa: F811
     client = Client(api)
-    tables = {row["table"]: row["num_rows"] for row in client.tables("texts")["tables"]}
+    tables = {row["table"]: row["num_rows"] for row in client.ask("texts", "export")["tables"]}
     kept = len(client._kept)
     for table in ("path", "token", "flow"):
         assert parquet.read_table(io.BytesIO(client.export("texts", table, "parquet"))).num_rows == tables[table]

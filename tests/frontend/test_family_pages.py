@@ -116,9 +116,9 @@ def test_a_slider_runs_the_sample_again_and_leaves_one_run_behind(show):
     assert page.query_params["controls"] in ("top_k:1,alpha:0.1", ["top_k:1,alpha:0.1"])
     tried = [card for card in widgets.client().runs() if card["run"] not in before]
     assert len(tried) == 1
-    run = widgets.client().run(tried[0]["run"])
+    run = widgets.client().ask(tried[0]["run"], "")
     assert run["config"]["controls"] == {"top_k": 1, "alpha": 0.1}
-    values = widgets.client().soft(run["run"], "edges", sample=0)["values"]
+    values = widgets.client().ask(run["run"], "edges", sample=0)["values"]
     assert all(sum(row) < 1.001 for step in values for row in step)  # one connection at each position, at most 1
     next(button for button in page.button if button.label == "Open the changed run").click().run()
     assert page.query_params["run"] in (run["run"], [run["run"]])
@@ -130,11 +130,13 @@ def test_the_unchanged_run_is_what_running_it_again_gives(show):
     from tokenpaths.frontend.page import widgets
 
     client = widgets.client()
-    again = client.trace("tiny-hmodel", text=client.sample("hmodel", 2)["text"])["run"]
-    ours, theirs = client.soft("hmodel", "edges", sample=2)["values"], client.soft(again, "edges", sample=0)["values"]
+    again = client.trace("tiny-hmodel", text=client.ask("hmodel", "samples/{sample}", sample=2)["text"])["run"]
+    ours, theirs = client.ask("hmodel", "edges", sample=2)["values"], client.ask(again, "edges", sample=0)["values"]
     flat = lambda v: [c for step in v for row in step for c in row]  # noqa: E731
     assert flat(ours) == pytest.approx(flat(theirs), abs=2e-3)
-    assert client.sample("hmodel", 2)["loss"] == pytest.approx(client.sample(again, 0)["loss"], abs=2e-3)
+    assert client.ask("hmodel", "samples/{sample}", sample=2)["loss"] == pytest.approx(
+        client.ask(again, "samples/{sample}", sample=0)["loss"], abs=2e-3
+    )
     client.delete(again)
 
 
@@ -197,8 +199,13 @@ def test_what_an_address_cannot_mean_is_left_out(show):
 def test_a_run_without_findings_leaves_parts_out(monkeypatch, show):
     from tokenpaths.frontend.api.client import Client
 
-    told = Client.run
-    monkeypatch.setattr(Client, "run", lambda self, run: {**told(self, run), "findings": {}})
+    ask = Client.ask
+
+    def without_findings(self, run, question, **arguments):
+        answer = ask(self, run, question, **arguments)
+        return answer if question else {**answer, "findings": {}}
+
+    monkeypatch.setattr(Client, "ask", without_findings)
     page = show(run="hmodel")
     assert not page.error
     assert "sealed without these numbers" in words(page)

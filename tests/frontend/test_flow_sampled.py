@@ -11,8 +11,14 @@ def asked_by(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
     """The questions about flows that the page asks from now on, in their order."""
     from tokenpaths.frontend.api.client import Client
 
-    asked, ask = [], Client.flow
-    monkeypatch.setattr(Client, "flow", lambda self, run, **query: asked.append(query) or ask(self, run, **query))
+    asked, ask = [], Client.ask
+
+    def noted(self, run, question, **arguments):
+        if question == "flow":
+            asked.append(dict(arguments))
+        return ask(self, run, question, **arguments)
+
+    monkeypatch.setattr(Client, "ask", noted)
     return asked
 
 

@@ -184,5 +184,10 @@ def test_the_name_of_a_label_keeps_its_letters(show, monkeypatch):
 
     reason = "nothing is known of label 'Lab A': none of its samples is in the draw of 16 of 60 samples"
     empty = {"rows": [], "labels": [], "num_candidates": 0, "reason": reason}
-    monkeypatch.setattr(Client, "specific", lambda self, run, **question: empty)
+    ask = Client.ask
+
+    def nothing_specific(self, run, question, **arguments):
+        return empty if question == "specific" else ask(self, run, question, **arguments)
+
+    monkeypatch.setattr(Client, "ask", nothing_specific)
     assert f"N{reason[1:]}." in said(show(view="paths", run="pictures"))

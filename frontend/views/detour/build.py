@@ -145,7 +145,7 @@ def _fields(
 
 
 def _swap_field(run: Mapping[str, Any], sample: Mapping[str, Any]) -> str | None:
-    rows = widgets.client().samples(run["run"], most=300)["samples"]
+    rows = widgets.client().ask(run["run"], "samples", most=300)["samples"]
     there = {
         row["sample"]: row
         for row in rows

@@ -55,7 +55,7 @@ def draw(selection: Selection) -> None:
 def _detour(
     run: Mapping[str, Any], model: Mapping[str, Any], kinds: Sequence[str], selection: Selection, number: int
 ) -> None:
-    sample = widgets.client().sample(run["run"], number)
+    sample = widgets.client().ask(run["run"], "samples/{sample}", sample=number)
     if sample.get("text") is None and not sample.get("has_image"):
         widgets.empty(
             "This run keeps neither text nor image, so its samples cannot be run again.", "Choose another run."
@@ -78,14 +78,14 @@ def _detour(
             icon=":material/alt_route:",
         )
         st.caption(result.RANKS)
-        unchanged = widgets.client().sample(before["run"], 0)
+        unchanged = widgets.client().ask(before["run"], "samples/{sample}", sample=0)
         result.one_side(run, before, unchanged, None, selection, "Before")
         before_after.draw(run, selection, unchanged, None)
         return
     after = retrace.again(run, sample, {"edits": edits}, slot="detour_after")
     if after is None:
         return
-    effect = widgets.client().effect(after["run"], of=before["run"], sample=0, limit=result.MOST_LINKS)
+    effect = widgets.client().ask(after["run"], "effect", of=before["run"], sample=0, limit=result.MOST_LINKS)
 
     def opened() -> None:
         retrace.keep(after["run"], slot="detour_after", view="sample")
@@ -95,6 +95,6 @@ def _detour(
 
 def _other(run: Mapping[str, Any], number: int) -> dict[str, Any] | None:
     try:
-        return widgets.client().sample(run["run"], number)
+        return widgets.client().ask(run["run"], "samples/{sample}", sample=number)
     except NotFound:
         return None

@@ -70,7 +70,7 @@ def _detour(
     number: int,
     named: Mapping[str, Any] | None,
 ) -> None:
-    sample = widgets.client().sample(run["run"], number)
+    sample = widgets.client().ask(run["run"], "samples/{sample}", sample=number)
     if sample.get("text") is None:
         widgets.empty("This run keeps no text, so its samples cannot be run again.", "Choose another run.")
         return
@@ -208,12 +208,12 @@ def _result(run: Mapping[str, Any], selection: Selection, sample: Mapping[str, A
     """Both runs of a finished job, side by side; of many texts, the one that is chosen."""
     client, (first, second) = widgets.client(), job["result"]["runs"]
     try:
-        before, after = client.run(first), client.run(second)
+        before, after = client.ask(first, ""), client.ask(second, "")
     except NotFound as error:
         widgets.empty(f"A run of this detour is gone. {widgets.told(error)}", "Run it again.")
         return
     one = after["num_samples"] == 1
-    effect = client.effect(second, of=first, sample=0 if one else None, limit=result.MOST_LINKS)
+    effect = client.ask(second, "effect", of=first, sample=0 if one else None, limit=result.MOST_LINKS)
     shown = 0
     if not one:
         shown = int(sample["sample"]) if first == run["run"] else _among(after, sample)
@@ -227,7 +227,7 @@ def _result(run: Mapping[str, Any], selection: Selection, sample: Mapping[str, A
 
 def _among(after: Mapping[str, Any], sample: Mapping[str, Any]) -> int:
     """One of the texts that were drawn from a larger run; at first the chosen one, where it is among them."""
-    rows = widgets.client().samples(after["run"], most=int(after["num_samples"]))["samples"]
+    rows = widgets.client().ask(after["run"], "samples", most=int(after["num_samples"]))["samples"]
     same = (
         place
         for place, row in enumerate(rows)

@@ -49,7 +49,7 @@ def show(
 
     ``run`` is the one that the sample was chosen from; ``on_open`` leads to the edited run.
     """
-    old, new = (widgets.client().sample(one["run"], number) for one in (before, after))
+    old, new = (widgets.client().ask(one["run"], "samples/{sample}", sample=number) for one in (before, after))
     pairs = zip(old["tokens"], new["tokens"], strict=True)
     moved = {one["token"]: steps for one, other in pairs if (steps := before_after.moved_steps(one, other))}
     _verdict(run, selection, effect, old, new, on_open)
@@ -166,7 +166,7 @@ def one_side(
 
     data = explorer_data(
         sample,
-        client.flow(one["run"], limit=300, **common.merging(one, selection.change(merge=None))),
+        client.ask(one["run"], "flow", limit=300, **common.merging(one, selection.change(merge=None))),
         theme=widgets.theme(),
         image=data_url(client.image(one["run"], sample["sample"])) if sample.get("has_image") else None,
         num_paths=int(one["num_paths"]),

@@ -143,7 +143,7 @@ def _ask(
     chosen, image, among = selection.token, run["modality"] == "vision", None
     if left is not None:
         with left:
-            sample = common.with_text(widgets.client().sample(run["run"], int(number)))
+            sample = common.with_text(widgets.client().ask(run["run"], "samples/{sample}", sample=int(number)))
             if chosen is not None and chosen >= len(sample["tokens"]):
                 chosen = None
             among = None if image else stretch(wished, len(sample["tokens"]))
@@ -373,7 +373,7 @@ def _explorer(
     image = data_url(widgets.client().image(run["run"], sample["sample"])) if sample.get("has_image") else None
     data = explorer_data(
         sample,
-        widgets.client().flow(run["run"], limit=MOST_LINKS, **common.merging(run, Selection())),
+        widgets.client().ask(run["run"], "flow", limit=MOST_LINKS, **common.merging(run, Selection())),
         theme=widgets.theme(),
         image=image,
         num_paths=int(run["num_paths"]),

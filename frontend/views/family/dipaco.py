@@ -54,7 +54,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
     with widgets.controls():
         common.run_picker(run)
         common.label_picker(run, selection)
-    paths = widgets.client().paths(run["run"], most=2000, label=selection.label)
+    paths = widgets.client().ask(run["run"], "paths", most=2000, label=selection.label)
     if not paths["paths"]:
         widgets.empty("No document has this label.", "Let go of the label above.")
         return
@@ -82,7 +82,7 @@ def _by_label(run: Mapping[str, Any], selection: Selection, paths: Paths) -> dic
         return {"all documents": paths}
     client, names = widgets.client(), [label for _size, label in sorted(sizes)]
     shown = names if len(names) <= dipaco_shards.MOST_LABELS else names[: dipaco_shards.MOST_LABELS - 1]
-    found = {label: client.paths(run["run"], most=2000, label=label)["paths"] for label in shown}
+    found = {label: client.ask(run["run"], "paths", most=2000, label=label)["paths"] for label in shown}
     left = {path["rank"]: path["count"] for path in paths}
     for rows in found.values():
         for path in rows:
@@ -220,7 +220,7 @@ def _document(run: Mapping[str, Any], selection: Selection, paths: Paths) -> Non
     if number is None:
         widgets.empty("No document has this label.", "Let go of the label above.")
         return
-    sample, config = widgets.client().sample(run["run"], number), settings(run)
+    sample, config = widgets.client().ask(run["run"], "samples/{sample}", sample=number), settings(run)
     if not sample["tokens"]:
         widgets.empty("This document has no tokens.", "Choose another one.")
         return
@@ -229,7 +229,7 @@ def _document(run: Mapping[str, Any], selection: Selection, paths: Paths) -> Non
         retrace.control_widgets([AGAIN], given)
         after = retrace.again(run, sample, given) if given else None
         if after is not None:
-            before, sample = sample, widgets.client().sample(after["run"], 0)
+            before, sample = sample, widgets.client().ask(after["run"], "samples/{sample}", sample=0)
             sample = {**sample, "tokens": recoloured(sample["tokens"], paths)}
             config = config | given
             st.caption(widgets.plain(loss_words(before, sample)))
@@ -246,7 +246,7 @@ def _document(run: Mapping[str, Any], selection: Selection, paths: Paths) -> Non
 
 def _picker(run: Mapping[str, Any], selection: Selection) -> int | None:
     """A document; unless one is chosen, the one that takes most paths."""
-    found = widgets.client().samples(run["run"], most=LISTED, label=selection.label)["samples"]
+    found = widgets.client().ask(run["run"], "samples", most=LISTED, label=selection.label)["samples"]
     rows = {row["sample"]: row for row in found}
     richest = max(found, key=lambda row: (row.get("num_distinct_paths") or 0, -row["sample"]), default=None)
     number = selection.sample if selection.sample is not None else richest and richest["sample"]

@@ -104,8 +104,8 @@ def _heat_map(
     run: Mapping[str, Any], selection: Selection, number: int | None, other: str | None, found: Mapping[str, Any]
 ) -> None:
     client = widgets.client()
-    answer = client.soft(run["run"], "gates", label=None if number is not None else selection.label, sample=number)
-    minus = client.soft(run["run"], "gates", label=other) if other else None
+    answer = client.ask(run["run"], "gates", label=None if number is not None else selection.label, sample=number)
+    minus = client.ask(run["run"], "gates", label=other) if other else None
     who = f"text {number:,}" if number is not None else (selection.label or "all texts")
     st.header("Which directions are switched on?", anchor=False, help=HELP["gates"])
     told = f"Shown: {who}" + (
@@ -269,13 +269,13 @@ def _live(run: Mapping[str, Any], selection: Selection, number: int | None) -> N
         return
     client = widgets.client()
     if number is None:
-        listed = client.samples(run["run"], most=1, label=selection.label)["samples"]
+        listed = client.ask(run["run"], "samples", most=1, label=selection.label)["samples"]
         if not listed:
             widgets.empty("No text has this label.", "Let go of a chip above.")
             return
         number = int(listed[0]["sample"])
-    sample = client.sample(run["run"], number)
-    before = client.soft(run["run"], "gates", sample=number)
+    sample = client.ask(run["run"], "samples/{sample}", sample=number)
+    before = client.ask(run["run"], "gates", sample=number)
     sizes = [len(axis["names"]) for axis in before["axes"]]
     controls = _controls(model, sizes)
     if not controls:
@@ -297,18 +297,18 @@ def _live(run: Mapping[str, Any], selection: Selection, number: int | None) -> N
     if silent:
         given["knocked_out"] = silent
     if other is not None:
-        given["gates"] = client.soft(run["run"], "gates", sample=other)["values"]
+        given["gates"] = client.ask(run["run"], "gates", sample=other)["values"]
     if not given:
         return
     after = retrace.again(run, sample, given)
     if after is None:
         return
-    changed = client.soft(after["run"], "gates", sample=0)
+    changed = client.ask(after["run"], "gates", sample=0)
     st.subheader("How did the gates change?", anchor=False, help=HELP["gates"])
     st.caption("Changed minus unchanged. Rose: more of the direction is removed than before; blue: less.")
     widgets.chart(gate_chart(changed, theme=widgets.theme(), title=None, minus=before))
     widgets.numbers_behind(gate_rows(changed, before), "gates, changed (other: unchanged)")
-    retrace.before_and_after(sample, client.sample(after["run"], 0), after["run"])
+    retrace.before_and_after(sample, client.ask(after["run"], "samples/{sample}", sample=0), after["run"])
 
 
 def _controls(model: Mapping[str, Any], sizes: Sequence[int]) -> list[retrace.Control]:
@@ -343,7 +343,7 @@ def _silent(selection: Selection, sizes: Sequence[int]) -> list[list[int]]:
 
 def _gates_picker(run: Mapping[str, Any], selection: Selection, number: int) -> int | None:
     """Whose gates this text is run with: those of another text of the run, or its own."""
-    listed = widgets.client().samples(run["run"], most=retrace.LISTED)["samples"]
+    listed = widgets.client().ask(run["run"], "samples", most=retrace.LISTED)["samples"]
     words = {
         str(one["sample"]): " · ".join(
             [str(one["sample"]), one.get("label") or "no label", (one.get("text") or "").strip()[:30]]

@@ -85,7 +85,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
 
 
 def _load(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
-    usage = widgets.client().usage(run["run"], label=selection.label)
+    usage = widgets.client().ask(run["run"], "usage", label=selection.label)
     widgets.heading(expert_load.LOAD, "")
     st.caption(widgets.plain(expert_load.load_words(usage)), help=HELP["load"])
     widgets.chart(
@@ -114,9 +114,14 @@ def _tokens(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
         return
     first = selection.first // ROWS * ROWS
     try:
-        found = widgets.client().token_slice(run["run"], number, step=layer, first=first, limit=ROWS)
+        found = widgets.client().ask(
+            run["run"], "samples/{sample}/experts", sample=number, step=layer, first=first, limit=ROWS
+        )
     except Refused:  # the sample is shorter than what the address says
-        first, found = 0, widgets.client().token_slice(run["run"], number, step=layer, limit=ROWS)
+        first, found = (
+            0,
+            widgets.client().ask(run["run"], "samples/{sample}/experts", sample=number, step=layer, limit=ROWS),
+        )
     if not found["tokens"]:
         widgets.empty("This sample has no tokens.", "Choose another one.")
         return
@@ -164,7 +169,7 @@ def _domains(run: Mapping[str, Any], layer: int) -> None:
     if not any(row["label"] is not None for row in run["labels"]):
         widgets.empty("This run has no labels, so there are no domains to compare.", "Trace a data set with labels.")
         return
-    found = widgets.client().specialisation(run["run"], of="label", step=layer, limit=SHOWN_EXPERTS)
+    found = widgets.client().ask(run["run"], "specialisation", of="label", step=layer, limit=SHOWN_EXPERTS)
     more = found.get("more_labels")
     left = f" Only the {len(found['domains'])} largest labels: {numbers.count(more)} more are left out." if more else ""
     st.caption(widgets.plain(experts.domain_words(found) + left))
@@ -186,8 +191,8 @@ def _words(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
         label_visibility="collapsed",
     )
     try:
-        found = widgets.client().specialisation(
-            run["run"], of=selection.words, step=layer, label=selection.label, limit=SHOWN_EXPERTS
+        found = widgets.client().ask(
+            run["run"], "specialisation", of=selection.words, step=layer, label=selection.label, limit=SHOWN_EXPERTS
         )
     except Refused as error:
         widgets.empty(widgets.told(error))
@@ -235,7 +240,7 @@ def _together(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
     if int(run["top_k"]) == 1:
         widgets.empty("Each token chooses one expert a layer, so no two are ever chosen together.")
         return
-    found = widgets.client().co_activation(run["run"], step=layer, label=selection.label, limit=PARTNERS)
+    found = widgets.client().ask(run["run"], "co_activation", step=layer, label=selection.label, limit=PARTNERS)
     st.caption(widgets.plain(experts.co_activation_words(found)))
     if found["modules"]:
         widgets.chart(experts.co_activation_chart(found, theme=widgets.theme(), title=None))
@@ -246,7 +251,7 @@ def _together(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
 def _repetition(run: Mapping[str, Any], selection: Selection) -> None:
     st.subheader(expert_stability.REPETITION, anchor=False, help=HELP["repetition"])
     try:
-        found = widgets.client().repetition(run["run"], label=selection.label)
+        found = widgets.client().ask(run["run"], "repetition", label=selection.label)
     except Refused as error:
         widgets.empty(widgets.told(error))
         return
@@ -261,7 +266,7 @@ def _saturation(run: Mapping[str, Any], layer: int) -> None:
         return
     st.subheader(expert_stability.SATURATION, anchor=False, help=HELP["saturation"])
     try:
-        found = widgets.client().saturation(run["run"])
+        found = widgets.client().ask(run["run"], "saturation")
     except (NotFound, Refused) as error:
         widgets.empty(widgets.told(error))
         return

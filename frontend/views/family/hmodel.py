@@ -55,8 +55,8 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
     if "edges" not in run["soft"]:
         widgets.empty("This run holds no connections.", "Trace the model again with this version to record them.")
         return
-    sample = widgets.client().sample(run["run"], number)
-    graph = widgets.client().soft(run["run"], "edges", sample=number)
+    sample = widgets.client().ask(run["run"], "samples/{sample}", sample=number)
+    graph = widgets.client().ask(run["run"], "edges", sample=number)
     _graphs(run, sample, graph, other)
     if run["num_samples"] > 1:
         _labels(run)
@@ -74,7 +74,7 @@ def _other_picker(run: Mapping[str, Any], selection: Selection, number: int | No
     labels = _names(run)
     if not labels or number is None or run["num_samples"] <= 1:
         return None
-    own = widgets.client().sample(run["run"], number).get("label")
+    own = widgets.client().ask(run["run"], "samples/{sample}", sample=number).get("label")
     address.bound(
         st.selectbox,
         "other",
@@ -103,7 +103,7 @@ def _graphs(run: Mapping[str, Any], sample: Mapping[str, Any], graph: Mapping[st
     if alone:
         return
     with places[1]:
-        mean = widgets.client().soft(run["run"], "edges", label=other)
+        mean = widgets.client().ask(run["run"], "edges", label=other)
         who = f"The mean of {other}" if other else "The mean of all samples"
         st.subheader(widgets.plain(who), anchor=False, help=HELP["graph"])
         st.caption(f"{numbers.plural(mean['num_samples'], 'sample')}.")
@@ -134,8 +134,8 @@ def _labels(run: Mapping[str, Any]) -> None:
         "The mean graph of each label. Line width: how strong its connection is. Rose: stronger than the mean of all "
         "samples; blue: weaker; grey: the same.",
     )
-    every = client.soft(run["run"], "edges")
-    graphs = {label: client.soft(run["run"], "edges", label=label) for label in labels[:MOST_LABELS]}
+    every = client.ask(run["run"], "edges")
+    graphs = {label: client.ask(run["run"], "edges", label=label) for label in labels[:MOST_LABELS]}
     tables = {label: connection_rows(answer, every) for label, answer in graphs.items()}
     most = max((abs(row["difference"]) for table in tables.values() for row in table), default=0.0)
     for start in range(0, len(graphs), 3):
@@ -215,7 +215,7 @@ def _live(run: Mapping[str, Any], selection: Selection, sample: Mapping[str, Any
     after = retrace.again(run, sample, given)
     if after is None:
         return
-    changed = widgets.client().soft(after["run"], "edges", sample=0)
+    changed = widgets.client().ask(after["run"], "edges", sample=0)
     left, right = st.columns(2, gap="large")
     with left:
         st.subheader("Unchanged", anchor=False, help=HELP["graph"])
@@ -223,7 +223,7 @@ def _live(run: Mapping[str, Any], selection: Selection, sample: Mapping[str, Any
     with right:
         st.subheader("Changed", anchor=False, help=HELP["graph"])
         _graph(changed, "changed")
-    retrace.before_and_after(sample, widgets.client().sample(after["run"], 0), after["run"])
+    retrace.before_and_after(sample, widgets.client().ask(after["run"], "samples/{sample}", sample=0), after["run"])
 
 
 def _controls(model: Mapping[str, Any], num_targets: int) -> list[retrace.Control]:

@@ -74,7 +74,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
 
 
 def _sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
-    found = widgets.client().samples(run["run"], most=LISTED, label=selection.label)["samples"]
+    found = widgets.client().ask(run["run"], "samples", most=LISTED, label=selection.label)["samples"]
     labels = {row["sample"]: row.get("label") for row in found}
     if not labels and selection.sample is None:
         return None
@@ -93,7 +93,10 @@ def _sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
 
 def _network(run: Mapping[str, Any], selection: Selection, number: int) -> None:
     client = widgets.client()
-    soft, sample = client.soft(run["run"], "blocks", sample=number), client.sample(run["run"], number)
+    soft, sample = (
+        client.ask(run["run"], "blocks", sample=number),
+        client.ask(run["run"], "samples/{sample}", sample=number),
+    )
     network, values, names = raytracing_network.network_of(run), soft["values"], soft["axes"][0]["names"]
     last = raytracing_network.last_step(values)
     step = last if selection.light is None else min(selection.light, last)
@@ -221,10 +224,10 @@ def block_rows(
 def _samples(run: Mapping[str, Any], selection: Selection) -> tuple[list[dict[str, Any]], bool]:
     """Samples from the cheapest on, and whether they are all; of a large run both ends."""
     client, ask = widgets.client(), {"order": "compute", "label": selection.label}
-    found = client.samples(run["run"], most=READ_AT_MOST, descending=False, **ask)
+    found = client.ask(run["run"], "samples", most=READ_AT_MOST, descending=False, **ask)
     if found["total"] <= READ_AT_MOST:
         return found["samples"], True
-    dear = client.samples(run["run"], most=AT_EACH_END, descending=True, **ask)["samples"]
+    dear = client.ask(run["run"], "samples", most=AT_EACH_END, descending=True, **ask)["samples"]
     return found["samples"] + dear[::-1], False
 
 
@@ -315,7 +318,7 @@ def _class_blocks(run: Mapping[str, Any]) -> None:
         widgets.empty("There are not two labels to compare here.")
         return
     shown = dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[: raytracing_costs.MOST_LABELS])
-    usage = {label: widgets.client().usage(run["run"], label=label) for label in shown}
+    usage = {label: widgets.client().ask(run["run"], "usage", label=label) for label in shown}
     table = raytracing_costs.class_block_rows(usage, shown)
     widgets.chart(raytracing_costs.class_block_chart(table, theme=widgets.theme(), title=None))
     st.caption(
@@ -382,7 +385,7 @@ def prediction_by_step(
     try:
         for step in range(last + 1):
             made = client.trace(run["model"], image=("sample.png", picture), controls={"theta_steps": step + 1})
-            said = client.sample(made["run"], 0)
+            said = client.ask(made["run"], "samples/{sample}", sample=0)
             with suppress(ApiError):  # somebody else deleted it
                 client.delete(made["run"])
             table.append(

@@ -53,15 +53,15 @@ def draw(selection: Selection) -> None:
         return
     question = common.flow_question(run, selection, limit=MOST_LINKS)
     if not _takes_long(run, selection):
-        _show(run, selection, widgets.client().flow(run["run"], **question))
+        _show(run, selection, widgets.client().ask(run["run"], "flow", **question))
         return
     # A place of its own, so that the exact answer takes that of the sampled one.
     place = st.empty()
-    sampled = widgets.client().flow(run["run"], sampled=True, **question)
+    sampled = widgets.client().ask(run["run"], "flow", sampled=True, **question)
     if sampled["num_tokens"]:
         with place.container():
             _show(run, selection, sampled)
-    exact = widgets.client().flow(run["run"], **question)
+    exact = widgets.client().ask(run["run"], "flow", **question)
     with place.container():
         _show(run, selection, exact)
 
@@ -232,7 +232,7 @@ def _draw_beside(run: Mapping[str, Any], selection: Selection) -> None:
     names = (_label_name(selection.label), _label_name(other))
     sides = (selection, selection.change(label=other))
     asked = [common.flow_question(run, side, limit=MOST_LINKS) for side in sides]
-    flows = [widgets.client().flow(run["run"], **question) for question in asked]
+    flows = [widgets.client().ask(run["run"], "flow", **question) for question in asked]
     empty = [name for name, flow in zip(names, flows, strict=True) if not flow["num_tokens"]]
     if empty:
         widgets.heading("Where do they part?", "")
@@ -240,7 +240,7 @@ def _draw_beside(run: Mapping[str, Any], selection: Selection) -> None:
         return
     # Each side merges and hides its own small ones: what only one side merged would count as nothing there.
     whole = [{name: value for name, value in question.items() if name not in MERGING_OPTIONS} for question in asked]
-    compared = flows if whole == asked else [widgets.client().flow(run["run"], **question) for question in whole]
+    compared = flows if whole == asked else [widgets.client().ask(run["run"], "flow", **question) for question in whole]
     contrast = flow_contrast(*compared)
     drawn = few_of(contrast)
     widgets.heading("Where do they part?", widgets.plain(contrast_words(contrast, *names)), "contrast")

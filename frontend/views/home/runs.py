@@ -182,7 +182,9 @@ def _card(card: Mapping[str, Any]) -> None:
         )
         try:
             many = (card["num_modules"] or 0) > common.MANY_MODULES and card["family"] == "moe"
-            flow = widgets.client().flow(card["run"], limit=100, most_modules=common.DRAWN_MODULES if many else None)
+            flow = widgets.client().ask(
+                card["run"], "flow", limit=100, most_modules=common.DRAWN_MODULES if many else None
+            )
             st.altair_chart(
                 unvalidated(flow_thumbnail(flow, theme=widgets.theme(), height=PICTURE)),
                 theme=None,

@@ -54,7 +54,7 @@ def draw(selection: Selection) -> None:
         widgets.sentence(error)
     if selection.run is not None:
         st.divider()
-        run = widgets.client().run(selection.run)
+        run = widgets.client().ask(selection.run, "")
         seconds = st.session_state.get("try_seconds", {}).get(selection.run)
         st.caption(
             widgets.plain(

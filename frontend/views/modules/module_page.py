@@ -97,12 +97,12 @@ def _labels(run: Mapping[str, Any], selection: Selection, usage: Mapping[str, An
     if not any(row["label"] is not None for row in run["labels"]):
         st.caption("This run has no labels that could say.")
         return
-    found = widgets.client().specialisation(run["run"], of="label", step=step, limit=256)
+    found = widgets.client().ask(run["run"], "specialisation", of="label", step=step, limit=256)
     mine = next((m for m in found["modules"] if m["module"] == module), None)
     if not mine or not mine["prefers"]:
         st.caption(f"It is not among the {len(found['modules'])} modules of this step that labels tell most of.")
         return
-    everybody = usage if selection.label is None else widgets.client().usage(run["run"])
+    everybody = usage if selection.label is None else widgets.client().ask(run["run"], "usage")
     visits = next(r["count"] for r in everybody["usage"] if (r["step"], r["module"]) == (step, module))
     widgets.chart(
         served_chart(mine["prefers"], visits / max(1, int(run["num_tokens"])), theme=widgets.theme(), title=None)
@@ -117,7 +117,7 @@ def _words(run: Mapping[str, Any], step: int, module: int) -> None:
     if run["modality"] != "text":
         return
     try:
-        found = widgets.client().specialisation(run["run"], of="input", step=step, limit=256, each=MOST_WORDS)
+        found = widgets.client().ask(run["run"], "specialisation", of="input", step=step, limit=256, each=MOST_WORDS)
     except ApiError:
         return
     mine = next((m for m in found["modules"] if m["module"] == module), None)
@@ -152,8 +152,9 @@ def _neighbours(run: Mapping[str, Any], selection: Selection, step: int, module:
         st.caption("This run has a single step.")
         return
     node = f"{step}.{module}"
-    flow = widgets.client().flow(
+    flow = widgets.client().ask(
         run["run"],
+        "flow",
         steps=f"{first}:{stop}",
         through=(node,),
         label=selection.label,
@@ -166,8 +167,9 @@ def _neighbours(run: Mapping[str, Any], selection: Selection, step: int, module:
 def _examples(run: Mapping[str, Any], selection: Selection, step: int, module: int) -> None:
     """Some of its patches, or of its tokens in context, drawn at random."""
     st.subheader("Some of its tokens", anchor=False)
-    found = widgets.client().search_tokens(
+    found = widgets.client().ask(
         run["run"],
+        "tokens/search",
         through=(f"{step}.{module}",),
         label=selection.label,
         examples=EXAMPLES,

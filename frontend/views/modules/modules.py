@@ -22,7 +22,7 @@ def draw(selection: Selection) -> None:
     if run is None:
         return
     common.run_and_label(run, selection)
-    usage = widgets.client().usage(run["run"], label=selection.label)
+    usage = widgets.client().ask(run["run"], "usage", label=selection.label)
     left, right = st.columns([3, 2], gap="large")
     with left:
         widgets.heading(

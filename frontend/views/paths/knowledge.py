@@ -25,7 +25,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
     """The dot chart, then the two tables."""
     st.divider()
     with st.spinner("Shuffling 200 times …"):
-        answer = widgets.client().knowledge(run["run"])
+        answer = widgets.client().ask(run["run"], "paths/knowledge")
     widgets.heading(
         "What do paths know?",
         "One row: one property of tokens. Dot: how much the path tells of it (NMI: 0 nothing, 1 everything); diamond: "
@@ -73,7 +73,7 @@ def _how(answer: Mapping[str, Any]) -> str:
 def _specific(run: Mapping[str, Any], selection: Selection) -> None:
     st.subheader("What is specific to a label?", anchor=False, help=SPECIFIC)
     if len([row for row in run["labels"] if row["label"] is not None]) < 2:
-        widgets.empty(widgets.ended(widgets.client().specific(run["run"])["reason"].capitalize()))
+        widgets.empty(widgets.ended(widgets.client().ask(run["run"], "specific")["reason"].capitalize()))
         return
     left, right = st.columns(2, gap="large")
     with left:
@@ -84,7 +84,7 @@ def _specific(run: Mapping[str, Any], selection: Selection) -> None:
 
 def specific(run: Mapping[str, Any], selection: Selection, of: str) -> None:
     """The paths, or modules, that are most specific to a label: a sentence and a table whose rows filter the page."""
-    answer = widgets.client().specific(run["run"], of=of, label=selection.label, limit=ROWS)
+    answer = widgets.client().ask(run["run"], "specific", of=of, label=selection.label, limit=ROWS)
     if answer["reason"]:
         # capitalize() would write the names of labels small.
         widgets.empty(widgets.ended(widgets.plain(answer["reason"][:1].upper() + answer["reason"][1:])))

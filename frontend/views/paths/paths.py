@@ -57,7 +57,7 @@ def draw(selection: Selection) -> None:
 
 def _curve(run: Mapping[str, Any], selection: Selection) -> Callable[[], None]:
     """Draws the curve; what is returned says, once the rest of the page stands, how good the law is."""
-    fit = widgets.client().fit(run["run"])
+    fit = widgets.client().ask(run["run"], "paths/fit")
     observed = fit["observed"]
     widgets.heading(
         "Which paths exist?",
@@ -71,7 +71,7 @@ def _curve(run: Mapping[str, Any], selection: Selection) -> Callable[[], None]:
             "That happens with one sample of one token, or with a router that has collapsed: see *Modules*.",
         )
         return lambda: None
-    laws = widgets.client().law(run["run"], draws=0)
+    laws = widgets.client().ask(run["run"], "paths/law", draws=0)
     widgets.chart(
         rank_frequency_chart(fit, law=laws, theme=widgets.theme(), chosen=selection.paths, title=None),
         key=f"curve_{selection.paths}_{run['run']}",
@@ -102,7 +102,7 @@ def _curve(run: Mapping[str, Any], selection: Selection) -> Callable[[], None]:
 
     def judge() -> None:
         if any((laws.get(key) or {}).get("alpha") is not None for key in WHO):
-            judged = widgets.client().law(run["run"])
+            judged = widgets.client().ask(run["run"], "paths/law")
             verdict.markdown(f"**{widgets.plain(verdict_words(judged['observed']))}**", help=widgets.HELP["law"])
             _law_table(table, fit, judged)
 
@@ -130,8 +130,8 @@ def _law_table(place: Any, fit: Mapping[str, Any], laws: Mapping[str, Any]) -> N
 
 
 def _table(run: Mapping[str, Any], selection: Selection) -> None:
-    found = widgets.client().paths(
-        run["run"], most=MOST_ROWS, order=selection.order, label=selection.label, through=selection.through
+    found = widgets.client().ask(
+        run["run"], "paths", most=MOST_ROWS, order=selection.order, label=selection.label, through=selection.through
     )
     rows = path_rows(found["paths"])
     shown = (
@@ -184,7 +184,7 @@ def _picked(_name: str, rank: int) -> None:
 
 
 def _examples(run: Mapping[str, Any], rank: int, selection: Selection) -> None:
-    found = widgets.client().examples(run["run"], rank, limit=EXAMPLES, seed=selection.seed)
+    found = widgets.client().ask(run["run"], "paths/{rank}/examples", rank=rank, limit=EXAMPLES, seed=selection.seed)
     examples = found["examples"]
     st.subheader(f"Path of rank {rank:,}: {numbers.ribbon_words(found['ribbon'])}", anchor=False)
     with st.container(horizontal=True, vertical_alignment="center"):

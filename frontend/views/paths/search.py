@@ -231,8 +231,8 @@ def answer(run: Mapping[str, Any], selection: Selection) -> None:
     """What was found; nothing where nothing is asked."""
     if not active(selection):
         return
-    found = widgets.client().search_tokens(
-        run["run"], **question(selection), limit=ROWS, examples=EXAMPLES, seed=selection.seed
+    found = widgets.client().ask(
+        run["run"], "tokens/search", **question(selection), limit=ROWS, examples=EXAMPLES, seed=selection.seed
     )
     asked = asked_words(selection)
     if found["reason"]:

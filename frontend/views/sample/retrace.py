@@ -170,7 +170,7 @@ def again(
     client = widgets.client()
     if kept and kept["of"] == wanted:
         try:
-            return client.run(kept["run"])
+            return client.ask(kept["run"], "")
         except NotFound:
             st.session_state.pop(slot)
     forget(slot)
@@ -186,7 +186,7 @@ def again(
         widgets.sentence(error)
         return None
     st.session_state[slot] = {"of": wanted, "run": answer["run"]}
-    return client.run(answer["run"])
+    return client.ask(answer["run"], "")
 
 
 def forget(slot: str = KEPT) -> None:
@@ -237,7 +237,7 @@ def before_and_after(before: Mapping[str, Any], after: Mapping[str, Any], run: s
 
 def sample_picker(run: Mapping[str, Any], selection: Selection, *, whole: str | None = None) -> int | None:
     """One sample (of the chosen label); ``whole``: words for none of them, offered first. None: none is chosen."""
-    found = widgets.client().samples(run["run"], most=LISTED, label=selection.label)
+    found = widgets.client().ask(run["run"], "samples", most=LISTED, label=selection.label)
     listed = {row["sample"]: row for row in found["samples"]}
     options: list[int | str] = [*([""] if whole else []), *listed]
     number = selection.sample

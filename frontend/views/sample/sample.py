@@ -58,7 +58,7 @@ def draw(selection: Selection) -> None:
 
 def show(run: Mapping[str, Any], selection: Selection, number: int) -> None:
     """One sample, whole: what *Sample* and *Try it* share."""
-    sample = common.with_text(widgets.client().sample(run["run"], number))
+    sample = common.with_text(widgets.client().ask(run["run"], "samples/{sample}", sample=number))
     is_text = sample.get("text") is not None and not sample.get("grid")
     widgets.heading(
         "What happened inside this text?" if is_text else "What happened inside this image?", _facts(sample), "cdf"
@@ -88,7 +88,7 @@ def show(run: Mapping[str, Any], selection: Selection, number: int) -> None:
 
 
 def sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
-    found = widgets.client().samples(run["run"], most=LISTED, label=selection.label, q=selection.q)
+    found = widgets.client().ask(run["run"], "samples", most=LISTED, label=selection.label, q=selection.q)
     rows = {row["sample"]: row for row in found["samples"]}
     if not rows and selection.sample is None:
         return None
@@ -189,7 +189,7 @@ def _explorer(
     tint: int | None,
 ) -> None:
     merging = common.merging(run, selection.change(merge=None))
-    flow = widgets.client().flow(run["run"], limit=MOST_LINKS, **merging)
+    flow = widgets.client().ask(run["run"], "flow", limit=MOST_LINKS, **merging)
     image = data_url(widgets.client().image(run["run"], sample["sample"])) if sample.get("has_image") else None
 
     def kept(token: Mapping[str, Any]) -> bool:

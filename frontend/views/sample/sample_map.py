@@ -32,7 +32,7 @@ def draw(selection: Selection) -> None:
     common.run_and_label(run, selection)
     job = _job_of(run, selection)
     try:
-        answer = widgets.client().map(run["run"], limit=MOST, thumbnails=True)
+        answer = widgets.client().ask(run["run"], "map", limit=MOST, thumbnails=True)
     except Refused as error:
         widgets.heading("Which samples take similar routes?", "")
         widgets.empty(widgets.told(error))

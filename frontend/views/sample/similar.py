@@ -37,7 +37,7 @@ def like_this_sample(run: Mapping[str, Any], sample: int) -> None:
     if int(run["num_samples"]) < 2:
         return
     st.subheader("Which samples take similar routes?", anchor=False, help=SAMPLES_HELP)
-    found = widgets.client().similar_samples(run["run"], sample, limit=SAMPLES)
+    found = widgets.client().ask(run["run"], "samples/{sample}/similar", sample=sample, limit=SAMPLES)
     st.caption(widgets.plain(sample_words(found)))
     items = []
     for row in found["similar"]:
@@ -81,7 +81,7 @@ def like_this_token(run: Mapping[str, Any], sample: int, token: int) -> None:
     st.subheader(f"Which {what} take nearly the same path?", anchor=False, help=TOKENS_HELP)
     try:
         each = EACH if what == "patches" else FEW
-        found = widgets.client().similar_tokens(run["run"], sample, token, limit=PATHS, each=each)
+        found = widgets.client().ask(run["run"], "tokens/similar", sample=sample, token=token, limit=PATHS, each=each)
     except Refused as error:
         widgets.sentence(error)
         return
