@@ -353,7 +353,7 @@ def test_a_click_on_a_circle_offers_edits(show):
 def test_a_click_on_a_link_offers_edits_and_its_tokens(show):
     from tokenpaths.frontend.page import widgets
 
-    tokens = widgets.client().sample("pictures", 0)["tokens"]
+    tokens = widgets.client().ask("pictures", "samples/{sample}", sample=0)["tokens"]
     source, target = tokens[0]["ribbon"][0][0], tokens[0]["ribbon"][1][0]
     count = sum(source in t["ribbon"][0] and target in t["ribbon"][1] for t in tokens)
     page = show(run="pictures", sample=0, through=f"0.{source},1.{target}")
