@@ -1,1 +1,1 @@
-"""Every number of a page, defined once, over plain numpy arrays."""
+"""Every statistic shown by the page, defined once, over plain numpy arrays."""

@@ -1,4 +1,4 @@
-"""Do paths know the label? Normalised mutual information beside a permutation null.
+"""Normalised mutual information between paths and labels, with a permutation null.
 
 Shapes: n tokens; P and L the numbers of distinct paths and labels; R shuffles.
 """

@@ -1,4 +1,4 @@
-"""Shares, lifts and contrasts with 95 % intervals that know that tokens of one sample are alike.
+"""Shares, lifts and contrasts with 95 % intervals that account for the similarity of tokens within a sample.
 
 Shapes: N samples; I things that are compared (modules, paths). Every interval takes samples, not tokens, as what was
 drawn: a share is a ratio of two sums over samples, its variance that of the linearised ratio (Cochran, "Sampling

@@ -1,4 +1,4 @@
-"""One description of a list of numbers: moments, quantiles, histogram.
+"""Summary of a list of numbers: moments, quantiles, histogram.
 
 Shapes: n values, D distinct values.
 """

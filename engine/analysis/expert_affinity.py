@@ -1,6 +1,6 @@
-"""What experts are for, and who works with whom: the numbers of a mixture of experts, one step at a time.
+"""Specialisation and co-activation of experts in a mixture of experts, one step at a time.
 
-They hold for any run with hard decisions. Counts only; where the tokens come from is the store's business.
+Valid for any run with hard decisions. Works on counts; the store supplies the tokens.
 
 Shapes: n tokens in reading order, S steps, K slots, M modules that a step offers, D domains (labels),
 X different token ids.

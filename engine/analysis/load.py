@@ -1,4 +1,4 @@
-"""How the tokens of one step spread over its modules.
+"""Load balance of one step: how evenly its tokens spread over its modules.
 
 Shapes: M modules of the step; ``counts`` = c_i, the number of tokens that chose module i.
 """

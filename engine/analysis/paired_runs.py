@@ -1,4 +1,4 @@
-"""Two runs over the same samples: how far their measures go together, and whether they group tokens alike.
+"""Comparison of two runs over the same samples: correlation of their measures, agreement of their paths.
 
 Shapes: n samples or tokens; P and Q distinct paths of the two runs; M modules.
 """

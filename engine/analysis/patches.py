@@ -1,4 +1,4 @@
-"""What a patch looks like, told without a network: how busy it is, and where in the image it lies.
+"""Appearance of a patch without a network: its contrast and its position in the image.
 
 Shapes: n images of H × W pixels, R rows and C columns of patches.
 """

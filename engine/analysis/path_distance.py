@@ -1,11 +1,11 @@
-"""Which samples, and which ribbons, are alike?
+"""Distances between the path profiles of samples, and between ribbons.
 
 A sample's *path profile* is the share of its visits that went to each module at each step, p_{s,m}: every step sums
-to 1. Two profiles are as far apart as the Hellinger distance d = √(mean over steps of (1 − Σ_m √(p·q))): 0 = the same
+to 1. The distance of two profiles is the Hellinger distance d = √(mean over steps of (1 − Σ_m √(p·q))): 0 = the same
 load, 1 = no module in common at any step. It is the Euclidean distance of √(p/(2S)), so one matrix product compares a
-sample with all others, and a picture of those vectors (``maps.py``) shows the same distances.
+sample with all others, and a map of those vectors (``projection.py``) shows the same distances.
 
-Two ribbons are as far apart as the path distance of ``METRICS`` 2, the sum over steps of 1 − |S ∩ S′| / K.
+The distance of two ribbons is the path distance, the sum over steps of 1 − |S ∩ S′| / K.
 
 Shapes: n samples, R rows (a path of a sample), P paths, S steps, K slots, V = S·K visits, M modules.
 """

@@ -1,4 +1,4 @@
-"""Paths: what makes two ribbons the same, how often each occurs, and the rank–frequency law.
+"""Paths: equality of ribbons, how often each path occurs, and the rank–frequency law.
 
 Shapes: n ribbons, S steps, K slots, V = S·K visits, P distinct paths.
 """

@@ -1,6 +1,6 @@
-"""Do path counts follow a power law? Discrete maximum likelihood, goodness of fit, and a lognormal beside it.
+"""Power-law test of path counts: discrete maximum likelihood, goodness of fit, lognormal alternative.
 
-Counts come as a histogram, so that ten million paths cost as much as their few thousand different counts.
+Counts come as a histogram, so that ten million paths cost as much as their few thousand distinct counts.
 
 Shapes: P paths, U different counts. Source: Clauset, Shalizi and Newman, "Power-law distributions in empirical
 data" (2009), sections 3.1 (estimate), 3.3 (x_min), 4.1 (p-value), 5 and appendix C (likelihood ratio, Vuong 1989).

@@ -1,4 +1,4 @@
-"""Samples on a plane by their path profile: PCA at once, t-SNE in pieces.
+"""Two-dimensional maps of samples by their path profiles: PCA in one step, t-SNE in resumable slices.
 
 Shapes: n samples, D length of a profile (``similar.profiles``).
 """

@@ -1,4 +1,4 @@
-"""Numbers of one ribbon: compute and reuse.
+"""Compute and reuse of a single ribbon.
 
 Shapes: n ribbons, S steps, K slots, M modules.
 """

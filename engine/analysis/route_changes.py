@@ -1,4 +1,4 @@
-"""What an intervention did to the routes, beside the unchanged run on the same inputs (METRICS 5). Plain numpy.
+"""Differences between the routes of an intervened run and the unchanged run on the same inputs. Plain numpy.
 
 Shapes: n tokens, S steps, K and L slots before and after, M modules.
 """

@@ -1,4 +1,4 @@
-"""Words in texts: which word a token belongs to, and what kind of word it is, told from its characters alone.
+"""Words of texts: which word a token belongs to, and the word's kind, from its characters alone.
 
 Shapes: n tokens; W distinct words. A *word* is a run of letters, digits and ``_`` (an apostrophe between letters
 belongs to it); a token of other characters is a word of its own, without the blanks around it.

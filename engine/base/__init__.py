@@ -1,1 +1,1 @@
-"""Errors, files, records, routing, progress and validation: what every room of the engine stands on."""
+"""Foundation of the engine: errors, files, records, routing rules, progress, validation. Imports nothing above it."""

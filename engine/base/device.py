@@ -1,4 +1,4 @@
-"""Where the engine runs, and how that machine is set up for it."""
+"""Choice of the compute device, and mixed precision on it."""
 
 from __future__ import annotations
 

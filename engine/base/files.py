@@ -1,4 +1,4 @@
-"""Where things lie on disk, and how a file appears there all at once or not at all."""
+"""Data folder, file names, durable atomic writes, free disk space and lock files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trace is, in memory: the records that the engine makes and the store keeps.
+"""Dataclasses of a trace: what the engine produces and the store writes.
 
 Plain numpy, so that the store, the importers and the tests need no torch.
 

@@ -1,4 +1,4 @@
-"""Scores become decisions: which modules a token visits at one step, and with what weight.
+"""Routing rules: from router logits to the modules that a token visits at one step, and their weights.
 
 Shapes: N tokens (batch and position flattened), M modules, K choices a token.
 

@@ -1,4 +1,4 @@
-"""Where in a request the fault lies, in the words of the request: for what pydantic found. Pure."""
+"""Plain-language messages and field paths for pydantic's validation errors."""
 
 from __future__ import annotations
 

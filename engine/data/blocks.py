@@ -1,7 +1,7 @@
-"""Where batches are cut so that a part of a data set is traced exactly as it is within the whole.
+"""Batch boundaries that make tracing part of a data set exactly equal to tracing the whole.
 
-A forward pass of other shapes rounds otherwise, and a rounding may turn a choice. So no batch reaches over the end
-of a block of rows, blocks are counted from the first row of the data set, and shards are made of whole blocks.
+A forward pass of another shape rounds differently, and a rounding can flip a routing decision. So no batch crosses
+the end of a block of rows, blocks are counted from the first row of the data set, and shards consist of whole blocks.
 """
 
 from __future__ import annotations

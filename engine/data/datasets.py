@@ -1,11 +1,11 @@
-"""Any pile of images or texts as one stream of samples.
+"""Any collection of images or texts as one stream of samples.
 
     for sample in open_dataset("pictures/", "vision", limit=100): ...
 
-A folder of images (sub-folders are labels), a Parquet file or a folder of them, JSONL, text files, one
-image, one text, or what is bundled (``bundled:scenes``, ``bundled:photos``, ``bundled:digits``,
-``bundled:texts``, ``bundled:languages``). Labels are read when the set is opened, contents only while
-iterating, a few at a time. Pickles and URLs are never opened.
+Accepted: a folder of images (sub-folders are labels), a Parquet file or a folder of them, JSONL, text files, a single
+image or text, and the bundled sets (``bundled:scenes``, ``bundled:photos``, ``bundled:digits``, ``bundled:texts``,
+``bundled:languages``). Labels are read when the set is opened; contents are read while iterating, a few at a time.
+Pickles and URLs are never opened.
 """
 
 from __future__ import annotations

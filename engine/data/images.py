@@ -1,8 +1,8 @@
-"""Pictures from strangers, made safe; and the one square crop that model, page and masks share.
+"""Safe decoding of untrusted images, and the one square crop that model, page and masks share.
 
-Everything that shows or routes a picture goes through ``central_square``, so that a patch grid drawn
-over ``display_png`` covers exactly the pixels that the model saw in ``model_view``, and
-``patch_regions`` speaks of the same patches. No torch here: the API process may import this.
+Everything that shows or routes an image goes through ``central_square``: a patch grid drawn over ``display_png``
+covers exactly the pixels of ``model_view``, and ``patch_regions`` refers to the same patches. No torch here: the API
+process imports this module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Byte-level BPE: train one, load one, and say which characters each token stands for."""
+"""Byte-level BPE tokenizer: training, loading, and the characters that each token stands for."""
 
 from __future__ import annotations
 

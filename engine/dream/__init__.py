@@ -1,7 +1,6 @@
-"""Dreams: inputs that make a routed model take chosen paths.
+"""Dreams: inputs optimised to make a routed model take chosen paths.
 
-objective × parametrisation × transform × loop: what is maximised (``objectives``), what is optimised
-(``parametrisation``), how it is disturbed at each iteration (``transforms``), and the loop over them
-(``loop``). ``request`` and ``job`` need no torch. Source: Distributed Neural Architectures, section 3.2
-and appendix C.
+A dream combines an objective (``objectives``), what is optimised (``parametrisation``), random transforms at each
+iteration (``transforms``) and a loop (``image_loop``, ``text_loop``). ``dream_request``, ``dream_title`` and
+``settings`` need no torch. Source: "Distributed Neural Architectures", section 3.2 and appendix C.
 """

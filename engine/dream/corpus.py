@@ -1,4 +1,4 @@
-"""The stretches of a corpus that an objective likes best: the dream that was already written.
+"""Windows of a text corpus ranked by an objective: starting points of text dreams.
 
 Shapes: B windows of L tokens.
 """

@@ -1,4 +1,4 @@
-"""What may be asked of a dream. No torch here.
+"""The request of a dream: its target and settings, validated without torch.
 
 Examples of ``target``: ``{"of": "choices"}`` the decisions of an image, at every S; ``{"of": "choices", "until": [5],
 "group": {"like": 12}, "context": "both"}`` those of one path's group, with and without its pixels;

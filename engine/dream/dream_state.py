@@ -1,4 +1,4 @@
-"""What a dream job keeps between two lives: one file of tensors, its metadata the rest, replaced in one step."""
+"""Resumable state of a dream job: one safetensors file, replaced atomically, with JSON in its metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A dream in one short sentence, made from its request alone: for lists of jobs. No torch, no file, no model."""
+"""One-sentence titles of dreams for lists of jobs, from the request alone. No torch, no file, no model."""
 
 from __future__ import annotations
 

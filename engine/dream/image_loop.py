@@ -1,4 +1,4 @@
-"""The loop: disturb, look, climb. Several dreams share each forward pass and know nothing of each other.
+"""The optimisation loop of image dreams; several dreams share each forward pass without influencing each other.
 
 Shapes: B dreams, N pixels a side, F frequencies, T tokens.
 Source: Distributed Neural Architectures, appendix C.1.

@@ -1,8 +1,8 @@
-"""What a dream maximises: small pieces that add up and scale.
+"""Objectives of dreams: small terms that add up and scale.
 
     Choices(ids_TSK, steps=range(3)) + 0.1 * Fluency()
 
-The next objective is a dataclass with ``value`` and, where it looks at routers or at the answer, ``need``.
+A new objective is a dataclass with ``value`` and, where it reads routers or outputs, ``need``.
 
 Shapes: T tokens, S steps, M modules, K slots.
 Source: Distributed Neural Architectures, equations 6 and 8.

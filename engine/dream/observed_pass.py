@@ -1,7 +1,7 @@
-"""What a forward pass shows to objectives, with gradients, and no deeper than they need to look.
+"""A forward pass that records what objectives read, with gradients, and stops at the depth that they need.
 
-A dream of the first S decisions needs S routers and the modules of S − 1 steps: the pass of each dream of a
-batch stops there, and the shallower ones leave the batch on the way.
+A dream of the first S decisions needs S routers and the modules of S − 1 steps: the pass of each dream of a batch
+stops there, and shallower dreams leave the batch on the way.
 
 Shapes: B dreams, T tokens, M modules, K slots; I iterations, A sources, Z targets; P decisions, L layers, H heads,
 D directions; Q blocks; C classes or vocabulary entries.

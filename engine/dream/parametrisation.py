@@ -1,7 +1,7 @@
-"""Pictures as their Fourier coefficients in decorrelated colours.
+"""Images parametrised by Fourier coefficients in decorrelated colours.
 
-Θ = sigmoid(A · IFFT2(W · θ)), A the colour matrix below, W = 1 / max(|ω_x|, |ω_y|, 1 / side): with one rate for all
-coefficients, low frequencies move fastest and colours move together as they do in photographs. The inverse
+Θ = sigmoid(A · IFFT2(W · θ)), A the colour matrix below, W = 1 / max(|ω_x|, |ω_y|, 1 / side): with one learning rate
+for all coefficients, low frequencies move fastest and colours move together as they do in photographs. The inverse
 transform sums waves without dividing by the number of pixels, so that the rate means the same at every size.
 
 Shapes: B pictures, N pixels a side, F = N // 2 + 1 frequencies of a real signal.

@@ -1,4 +1,4 @@
-"""Dreams as PNG: frames, strips, and the red outline of a group.
+"""Dreams as PNG: frames, strips, and the red outline of a group of patches.
 
 Shapes: N pixels a side.
 """

@@ -1,4 +1,4 @@
-"""How a dream is made: the paper's values as defaults. No torch here.
+"""Settings of image and text dreams, with the values of the DNA paper as defaults. No torch here.
 
 Source: Distributed Neural Architectures, appendix C.1.
 """

@@ -1,8 +1,8 @@
-"""Text dreams: real tokens that make an objective large.
+"""The search of text dreams: real tokens that make an objective large.
 
-The gradient of the objective with respect to the embeddings says, for every position and every word of the
-vocabulary, how much a swap should gain; the best few are tried by a forward pass, and the best of those is kept if
-it really gains. So every text on the way is a real one, and every number is that of real tokens.
+The gradient of the objective with respect to the embeddings estimates, for every position and vocabulary entry, the
+gain of a swap; a forward pass evaluates the best few, and the best of those is kept if it improves the objective. So
+every intermediate text is real, and every number is measured on real tokens.
 
 Shapes: B texts, L tokens each, V vocabulary, D width.
 Source: HotFlip (Ebrahimi et al., 2018) and AutoPrompt (Shin et al., 2020) for the first-order swaps; our own otherwise.

@@ -1,8 +1,8 @@
-"""How a picture is disturbed at each iteration, so that only what survives it can grow.
+"""Random transforms of an image at each iteration, so that only robust features grow.
 
-Jitter, rotation and scaling are one affine map, so one resampling does them all; then every channel is stretched and
-shifted, and noise is added whose variance falls from 1 to 0. Draws follow from (seed, dream, iteration) alone: a
-dream does not depend on its batch, and goes on after a stop as if there had been none.
+Jitter, rotation and scaling are one affine map, so one resampling does all three; then every channel is stretched and
+shifted, and noise is added whose variance falls from 1 to 0. Draws derive from (seed, dream, iteration) alone: a
+dream does not depend on its batch, and resumes exactly.
 
 Shapes: B dreams, N pixels a side.
 Source: Distributed Neural Architectures, appendix C.1.

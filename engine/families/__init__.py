@@ -1,1 +1,1 @@
-"""Each family as values: configurations, presets, limits, controls and edit plans. No torch."""
+"""Model families as plain values: configurations, presets, controls and edit plans. No torch."""

@@ -1,4 +1,4 @@
-"""What a DiPaCo is made of, by value.
+"""Configuration of a DiPaCo.
 
 Shapes: P paths, S levels. Source: DiPaCo, sections 2.3, 2.6 and 4.2.
 """

@@ -1,4 +1,4 @@
-"""What a Directional Routing model is made of, by value.
+"""Configuration of a Directional Routing model.
 
 Source: "Directional Routing in Transformers", section 2 and appendix B.
 """

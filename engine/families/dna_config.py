@@ -1,4 +1,4 @@
-"""The configuration of a DNA, and of what its machinery expresses beside it: MoE and Mixture-of-Depths.
+"""Configuration of a DNA, which also covers mixture-of-experts and Mixture-of-Depths transformers.
 
 Source: tables 1, 2, 4 and 5 of Distributed Neural Architectures.
 """

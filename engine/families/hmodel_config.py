@@ -1,4 +1,4 @@
-"""One H-Model by value, and everything about it that cannot work.
+"""Configuration of an H-Model, with every check that makes it invalid.
 
 Source: H-Model, sections 3.2 to 3.5 and 6.7 to 6.9.
 """

@@ -1,7 +1,7 @@
-"""Mixture-of-experts and Mixture-of-Depths transformers as values of the DNA configuration.
+"""Mixture-of-experts and Mixture-of-Depths transformers as DNA configurations.
 
-A connectivity mask gives each step its own experts; expert choice lets each block take its tokens. So
-traces, views and the grouped fast path of DNA hold for them without a line of their own.
+A connectivity mask gives each step its own experts; expert choice lets each block take its tokens. So traces, views
+and the grouped fast path of DNA apply to them unchanged.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a RayTracing network is by value: its numbers, and every wire.
+"""Configuration of a Ray-Tracing network: its sizes and every wire.
 
-A wire starts at one neuron (of an input module, or of a block) and ends at exactly one block of a later
-layer, or at the output. Wires are drawn from ``seed`` unless they are given, and the configuration then
-holds them, so that a checkpoint and a run carry the network as it is.
+A wire starts at one neuron (of an input module, or of a block) and ends at exactly one block of a later layer, or at
+the output. Wires are drawn from ``seed`` unless they are given, and the configuration then holds them, so that a
+checkpoint and a run carry the network as it is.
 
 Names: block p of layer l is number l·blocks + p; the output is number layers·blocks.
 Source: "Ray-Tracing for Conditionally Activated Neural Networks", sections 2 and 3.

@@ -1,7 +1,8 @@
-"""The job ``dream``: a request becomes frames, a curve and a result, in slices, resumable.
+"""The job ``dream``: turns a request into frames, a curve and a result, in resumable slices.
 
-The folder of a job holds ``original.png`` (what the model saw), ``state.safetensors`` (all that changes, its metadata
-the measurements so far) and ``artifacts``. No torch at the top: processes without a model validate requests here.
+The folder of a job holds ``original.png`` (the model's view), ``state.safetensors`` (everything that changes, with
+the measurements so far as metadata) and ``artifacts``. No torch at import: processes without a model validate
+requests here.
 """
 
 from __future__ import annotations

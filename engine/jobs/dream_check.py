@@ -1,4 +1,4 @@
-"""What can be refused of a dream before a model is loaded: by its configuration, run and original. No torch here."""
+"""Checks of a dream request against configuration, run and original, before a model is loaded. No torch here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An image dream as a job: what a request becomes, and what lies in its folder.
+"""Image dreams as a job: preparation of the request, optimisation, frames and files.
 
 Shapes: B dreams, N pixels a side, T tokens, S steps, K slots.
 """

@@ -1,4 +1,4 @@
-"""The image or the text that a dream starts from, wherever the request says that it is.
+"""Loads the image or text that a dream starts from, from wherever the request names it.
 
 Shapes: T tokens, S steps, K slots.
 """

@@ -1,4 +1,4 @@
-"""The original that a request names, as it lies there: read without torch, so that it can be looked at in a check."""
+"""Reads the original named by a request without torch, so that checks can inspect it."""
 
 from __future__ import annotations
 

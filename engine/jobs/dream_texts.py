@@ -1,4 +1,4 @@
-"""A text dream as a job: first the corpus is looked through, then its best stretches are improved by swaps.
+"""Text dreams as a job: corpus search first, then its best windows are improved by swaps.
 
 Shapes: B texts, L tokens, T tokens of the original, S steps, K slots.
 """

@@ -1,6 +1,6 @@
-"""The job ``import``: a routing log of another program, from the inbox, as a run.
+"""The job ``import``: turns a routing log of another program from the inbox into a run.
 
-A killed one starts again from the beginning and leaves no half run.
+A killed job starts again from the beginning and leaves no partial run.
 """
 
 from __future__ import annotations

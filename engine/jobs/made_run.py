@@ -1,4 +1,4 @@
-"""The run that a job makes: its name is settled once, so that a killed job neither makes two nor loses one."""
+"""The run that a job creates: its id is fixed once, so that a killed job neither duplicates nor loses it."""
 
 from __future__ import annotations
 

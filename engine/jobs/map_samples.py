@@ -1,7 +1,7 @@
-"""The job ``map``: the samples of a run on a plane by t-SNE of their path profiles.
+"""The job ``map``: a t-SNE map of a run's samples by their path profiles.
 
-The iterations are our own, a few at a time, so that a cancel acts within a second; the state is kept every 64 of them,
-and a killed job goes on from there bit for bit. It ends with ``map.json``, in the shape of ``GET /runs/{run}/map``.
+Iterations run a few at a time, so that a cancel acts within a second; the state is kept every 64 of them, and a
+killed job resumes bit for bit. It ends with ``map.json``, in the shape of ``GET /runs/{run}/map``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job in one short sentence, made from its request alone, so that two of one kind can be told apart. No torch."""
+"""One-sentence titles of jobs, from the request alone, to tell jobs of a kind apart. No torch."""
 
 from __future__ import annotations
 

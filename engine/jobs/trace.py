@@ -1,6 +1,6 @@
-"""The job ``trace``: a model over a data set, sealed as a run.
+"""The job ``trace``: traces a model over a data set into a sealed run.
 
-A killed one starts again from the beginning and leaves no half run: a run file appears whole or not at all.
+A killed job starts again from the beginning and leaves no partial run: a run file appears whole or not at all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Losses that fit in the cache.
+"""Cross-entropy losses; the training one is computed in chunks that fit the cache.
 
 Shapes: R rows (tokens), D width, C classes or vocabulary entries.
 """

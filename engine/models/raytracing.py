@@ -1,9 +1,9 @@
-"""RayTracing: blocks that compute only when enough signal reaches them, under a threshold that falls.
+"""Ray-Tracing networks: blocks that compute only when enough signal reaches them, under a falling threshold.
 
 image → frozen convolutions → input modules (module j sends as much signal as it has neurons) → blocks in
 layers, joined by wires → the signals that reach the output → a dense layer.
 
-How the threshold falls, and where a sample stops: ``raytracing_relax``. Wires: ``raytracing_wires``.
+The relaxation (falling threshold, stopping) is in ``raytracing_relax``, the wires in ``raytracing_config``.
 
 Shapes: B samples, F features, I input neurons, k features of an input neuron, P blocks, E wires into a block (padded),
 R threshold steps, C classes; S layers, K blocks of a layer.

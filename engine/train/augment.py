@@ -1,4 +1,4 @@
-"""Vision augmentation on whole batches, on any device, reproducible from one generator.
+"""Vision augmentation of whole batches, on any device, reproducible from one generator.
 
 Shapes: B images, C = 3 channels, H height, W width, L classes.
 """

@@ -1,7 +1,7 @@
 """AutoAugment's ImageNet policy (Cubuk et al. 2019, arXiv:1805.09501, table 9) on whole batches.
 
-Every operation takes uint8 images and one strength an image, and gives uint8 images of the same shape;
-the names and results follow Pillow's (``ImageOps``, ``ImageEnhance``), the paper's own toolbox.
+Every operation takes uint8 images and one strength per image and returns uint8 images of the same shape; names and
+results follow Pillow (``ImageOps``, ``ImageEnhance``), which the AutoAugment authors used.
 
 Shapes: B images, H height, W width.
 """

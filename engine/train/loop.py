@@ -1,7 +1,7 @@
-"""Train one recipe: resumable, seeded, logged; a NaN stops it with the last good state kept.
+"""The training loop of a recipe: resumable, seeded, logged; NaN stops it with the last good state kept.
 
-Everything random in iteration i comes from a generator seeded with (recipe seed, i), so a resumed
-run repeats an uninterrupted one (bit for bit on a CPU with the same thread count).
+All randomness of iteration i comes from a generator seeded with (recipe seed, i), so a resumed run repeats an
+uninterrupted one (bit for bit on a CPU with the same thread count).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One stage of training a RayTracing model: Adam over batches in memory, early stopping, resumable, seeded.
+"""One training stage of a Ray-Tracing network: Adam on in-memory batches, early stopping, resumable, seeded.
 
-Everything random in an epoch comes from a generator seeded with (seed, epoch), so a resumed run repeats
-an uninterrupted one (bit for bit on a CPU with the same thread count).
+All randomness of an epoch comes from a generator seeded with (seed, epoch), so a resumed run repeats an uninterrupted
+one (bit for bit on a CPU with the same thread count).
 
 Shapes: N samples.
 """

@@ -1,4 +1,4 @@
-"""The recipes of RayTracing, and the images that they learn from.
+"""Recipes of Ray-Tracing networks, and their image corpora.
 
 Source: "Ray-Tracing for Conditionally Activated Neural Networks", section 3.
 """

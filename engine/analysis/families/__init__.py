@@ -1,1 +1,1 @@
-"""Numbers that only one family of models has, over plain numpy arrays."""
+"""Statistics that only one family of models has, over plain numpy arrays."""

@@ -1,4 +1,4 @@
-"""What the connections of an H-Model say: means, self-connection, stability, and whether they know the label.
+"""Statistics of an H-Model's connections: means, self-connection, stability, and whether they predict the label.
 
 Shapes: n inputs, L labels, I iterations (the input step is number 0), A sources = hidden layers then inputs,
 Z targets = hidden layers then outputs, H hidden layers, P connections that can exist.

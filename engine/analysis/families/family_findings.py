@@ -1,4 +1,4 @@
-"""What only one family has, worked out from the soft decisions of all samples when a run is sealed.
+"""Statistics specific to one family, computed from the soft decisions of all samples when a run is sealed.
 
 Shapes: b samples; the axes of ``edges``, ``gates`` and ``blocks`` as in ``tokenpaths.engine.store.file.soft_tables``.
 """

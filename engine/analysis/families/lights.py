@@ -1,6 +1,6 @@
-"""How much of a threshold router's network a sample lit up, and whether hard samples light up more.
+"""Active share of a threshold router's network by sample, and its correlation with the loss.
 
-All from the firing rates as a run keeps them: 0 where a block was silent, and after a sample's stop.
+Computed from the firing rates as a run stores them: 0 where a block was silent, and after a sample's stop.
 
 Shapes: n samples, R threshold steps, P blocks.
 Source: "Ray-Tracing for Conditionally Activated Neural Networks", section 3.

@@ -1,7 +1,7 @@
-"""The 1 797 handwritten digits that scikit-learn ships, 8 × 8 pixels, labelled zero to nine.
+"""The 1 797 handwritten digits shipped with scikit-learn: 8 × 8 pixels, labelled zero to nine.
 
-Every fifth is held out (``is_held_out``): the shipped models never learnt from those, and each sample's
-source says which kind it is.
+Every fifth is held out (``is_held_out``): the shipped models were not trained on those, and each sample's source
+names its split.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The same twelve small scenes told in six languages: what differs between two of them is the language.
+"""Twelve short scenes in six languages each, so that samples of a scene differ only in language.
 
 Written for this project; translations are close, not literal.
 """

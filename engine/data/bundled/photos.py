@@ -1,7 +1,7 @@
-"""Square crops of the two photographs that scikit-learn ships (china.jpg, flower.jpg).
+"""Square crops of the two photographs shipped with scikit-learn (china.jpg, flower.jpg).
 
-They keep what drawn scenes lack: lens blur, JPEG blocks, real light. Labelled by photograph, so the
-label says which picture a crop came from, not what is on it.
+They have what drawn scenes lack: lens blur, JPEG blocks, natural light. The label is the photograph that a crop was
+cut from, not what the crop shows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Drawn scenes: one object before a textured background, with the exact mask of the object.
+"""Drawn scenes: one object on a textured background, with the object's exact mask.
 
-Made so that "some paths follow boundaries" can be counted: every patch is known to be background,
-object or boundary. A scene is a pure function of its number, so nothing is stored.
+They make "some paths follow boundaries" countable: every patch is known to be background, object or boundary. A
+scene is a pure function of its number, so nothing is stored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Things that stand in the scenes, each drawn twice by one function: its colours and its exact mask.
+"""Objects of the drawn scenes; one function draws both the colours and the exact mask of each.
 
-A ``Pen`` draws in units of the object's box (0 … 1 both ways, y down), so that a shape is written once
-and comes at any size and place, mirrored or not.
+A ``Pen`` draws in units of the object's box (0 … 1 both ways, y down), so that a shape is written once and drawn at
+any size and position, mirrored or not.
 """
 
 from __future__ import annotations

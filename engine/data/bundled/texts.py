@@ -1,9 +1,8 @@
-"""Passages of the texts that come with every Python, labelled by what kind of text they are.
+"""Passages of texts that ship with Python, labelled by kind: documentation, docstrings, code, legal, poem.
 
-documentation: chapters of the language reference (``pydoc_data.topics``); docstrings and code: of
-standard modules, read as text and never imported; legal: Python's licence, then licences of pinned
-packages; poem: the Zen of Python. Nothing is copied into this repository: another Python brings its own
-edition, so the passages are the same on machines with the same Python.
+documentation: chapters of the language reference (``pydoc_data.topics``); docstrings and code: of standard modules,
+read as text and never imported; legal: Python's licence, then licences of pinned packages; poem: the Zen of Python.
+Nothing is copied into this repository: passages are the same on machines with the same Python version.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Backgrounds: sky, grass, water, sand, brick, wood, noise. Arrays (H, W, 3), float, 0 … 1."""
+"""Procedural backgrounds (sky, grass, water, sand, brick, wood, noise) as float arrays (H, W, 3) in 0 … 1."""
 
 from __future__ import annotations
 

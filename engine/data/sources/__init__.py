@@ -1,1 +1,1 @@
-"""Where samples come from: one file a kind of source, all behind ``tokenpaths.engine.data.datasets.open_dataset``."""
+"""Sources of samples, one file a kind, all opened by ``tokenpaths.engine.data.datasets.open_dataset``."""

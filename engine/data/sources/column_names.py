@@ -1,4 +1,4 @@
-"""Which column is which, when nobody says so."""
+"""Guesses which columns of a table hold the image, the text and the label."""
 
 from __future__ import annotations
 

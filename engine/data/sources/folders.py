@@ -1,4 +1,4 @@
-"""Images and texts that lie in a folder, and single files: sub-folders are labels."""
+"""Images and texts in a folder, whose sub-folders are labels, and single files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which data set this is, in one number that every machine works out alike.
+"""Fingerprint of a data set, equal on every machine that sees the same content.
 
-Paths do not count, nor times: workers see one data set under different ones.
+Paths and times do not count: workers see one data set under different paths.
 """
 
 from __future__ import annotations

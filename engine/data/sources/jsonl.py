@@ -1,4 +1,4 @@
-"""JSONL: one object a line, indexed by byte offset in one pass, then read line by line."""
+"""JSONL source: one object a line, indexed by byte offset in one pass, then read line by line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parquet: a column of encoded images or of texts, streamed a few rows at a time."""
+"""Parquet source: a column of encoded images or of texts, streamed a few rows at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long texts in pieces that a model can take, cut where a reader would pause."""
+"""Splits long texts into passages that fit a model's context, at paragraph and sentence ends where possible."""
 
 from __future__ import annotations
 

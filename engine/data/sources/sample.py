@@ -1,4 +1,4 @@
-"""What a data set yields, and what every source of samples can do."""
+"""`Sample`, the unit that every data set yields, and the interface of its sources."""
 
 from __future__ import annotations
 

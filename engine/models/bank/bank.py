@@ -1,12 +1,12 @@
-"""The module bank: run every token through the modules that its router chose.
+"""The routed step: every token through the modules that its router chose.
 
-Two implementations of one rule, equation 3 of Distributed Neural Architectures,
+``naive_step`` and ``grouped_step`` implement one rule, equation 3 of "Distributed Neural Architectures",
 
     h'_t = h_t + Σ_{i in chosen(t)} ρ_i (M_i(h)_t − h_t),
 
-where the attention inside M_i sees only the tokens of the same sample that M_i received at this
-step. ``naive_step`` is written to be read; ``grouped_step`` is the one that runs. They agree to
-1e-5 in float32, forward and backward (``tests/engine/models/bank/test_bank.py``).
+where the attention inside M_i sees only the tokens of the same sample that M_i received at this step. ``naive_step``
+is written to be read, ``grouped_step`` to be fast; they agree to 1e-5 in float32, forward and backward
+(``tests/engine/models/bank/test_bank.py``). README.md says which execution runs when.
 
 Shapes: B samples, T tokens each, N = B·T, K choices, E = entries: (token, slot) pairs whose
 module does work, sorted by module and then by sample; D width, Q = 3·D.

@@ -1,13 +1,13 @@
 """The routed step for a GPU: fixed shapes, counts that stay on the device, no host synchronisation.
 
-``bank.grouped_step`` asks the host how many tokens each module received, which on a GPU stops everything that was
-queued, once a step. Here every shape follows from B, T, K and the bank alone: all (token, slot) pairs are sorted by
-(module, sample), the ends of the groups are found by a binary search on the device, the products run as grouped
-matrix products and attention as variable-length attention over a list of segments, empty ones included. Identity
-entries are sorted to the end; what a kernel leaves undefined there is replaced by zeros on both passes.
+``bank.grouped_step`` asks the host once a step how many tokens each module received, which on a GPU waits for all
+queued work. Here every shape follows from B, T, K and the bank alone: all (token, slot) pairs are sorted by
+(module, sample), group ends are found by binary search on the device, products run as grouped matrix products and
+attention as variable-length attention over a list of segments, empty ones included. Identity entries sort to the
+end; what a kernel leaves undefined there is replaced by zeros on both passes.
 
-It never ran on a GPU yet. On a CPU it is equal to the other two executions, a loop standing for the attention kernel
-(``tests/engine/models/bank/test_device_step.py``), and a pass with imaginary tensors shows that no value is read back.
+Not yet run on a GPU. On a CPU it equals the other executions, with a loop in place of the attention kernel
+(``tests/engine/models/bank/test_device_step.py``), and a pass with fake tensors shows that no value is read back.
 
 Shapes: N = B·T tokens, P = N·K entries, D width, Q = 3·D, F hidden width, W working modules, A of them with attention.
 """

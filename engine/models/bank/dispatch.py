@@ -1,4 +1,4 @@
-"""Where the tokens of a routed step go: sorted by module and sample, in pieces, and in segments that attend.
+"""Dispatch plan of a routed step: entries sorted by module and sample, cut into pieces and attention segments.
 
 Shapes: N tokens, K choices, E entries: (token, slot) pairs whose module does work; G segments of length up to L.
 """

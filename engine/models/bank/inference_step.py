@@ -1,8 +1,8 @@
-"""The routed step where no gradient is wanted and the weights are frozen: tracing, uploads, forward passes.
+"""The routed step without gradients, for frozen weights: tracing, uploads, forward passes.
 
-Nothing is kept for a backward pass, so each piece of a module's slice is gathered, put through and written to its
-place while it is in the cache (``frozen_step``); few entries fit the cache whole, and there the number of operations
-counts instead (``few_step``). Both are ``bank.naive_step`` (``tests/engine/models/bank/test_inference_step.py``).
+Nothing is kept for a backward pass, so each piece of a module's slice is gathered, run and written back while it is
+in the cache (``frozen_step``). Few entries fit the cache whole, and the number of operations dominates instead
+(``few_step``). Both equal ``bank.naive_step`` (``tests/engine/models/bank/test_inference_step.py``).
 
 Shapes: B samples, T tokens, N = B·T, K choices, E entries, D width, Q = 3·D.
 """

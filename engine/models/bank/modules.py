@@ -1,4 +1,4 @@
-"""The modules a token can visit: Pre-LN transformer blocks, their halves, and the identity.
+"""Modules that a token can visit: Pre-LN transformer blocks, their halves, and the identity.
 
 Shapes: R rows (tokens in any order), D width, Q = 3·D, H heads, B batch, T tokens of a sample.
 No module has a learnable bias (Distributed Neural Architectures, appendix A.1).

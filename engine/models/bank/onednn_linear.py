@@ -1,17 +1,16 @@
-"""Linear layers whose frozen weights are kept a second time in the order that the processor's kernel reads.
+"""Linear layers that cache their frozen weights in the memory layout of the processor's kernel.
 
-A product of a few rows spends most of its time putting the weights in order: 11 rows by 384 × 1152 take 3.4 times as
-long as their share of one product of 196 rows. Ordered beforehand they take half of that, and products of a few
-hundred rows are a tenth faster too. So a weight that nobody trains is ordered once (oneDNN's blocked layout), when a
-product of at most ``MOST_ROWS`` rows first meets it, and again whenever it has changed. It costs the weight's memory a
-second time, a third time for dreams, whose gradients pass through the transposed weight. A small weight is transposed.
+A product of a few rows spends most of its time reordering the weights: 11 rows by 384 × 1152 take 3.4 times their
+share of one product of 196 rows. Reordered beforehand they take half of that, and products of a few hundred rows are a
+tenth faster too. So a weight that is not trained is reordered once (oneDNN's blocked layout), when a product of at
+most ``MOST_ROWS`` rows first uses it, and again whenever it has changed. This costs the weight's memory a second
+time, and a third time for dreams, whose gradients pass through the transposed weight. Small weights are transposed.
 
 Only on a CPU, in float32 or bfloat16, outside autocast; everywhere else, and where this build of PyTorch has no such
-kernel or a wrong one, ``Linear`` is ``nn.Linear``, which is also its twin in
-``tests/engine/models/bank/test_onednn_linear.py``. A change in place that autograd does not count is not noticed while
-the weight stays frozen: one through
-``weight.data`` (copy into the weight instead). What any optimiser does is noticed: a forward pass with a weight that
-is trained forgets what was made of it before.
+kernel or an incorrect one, ``Linear`` is ``nn.Linear``, which is also its twin in
+``tests/engine/models/bank/test_onednn_linear.py``. In-place changes that autograd does not count, such as those
+through ``weight.data``, are not noticed while the weight stays frozen (copy into the weight instead). Optimiser steps
+are noticed: a forward pass with a trained weight drops the cache.
 
 Shapes: R rows, I inputs, O outputs.
 """

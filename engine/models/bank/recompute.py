@@ -1,9 +1,9 @@
-"""Halves of a block that keep less for their backward pass: a routed step's own memory, given back.
+"""Halves of a block that recompute LayerNorm and GELU in the backward pass instead of keeping them.
 
 A routed step holds its rows a second time, sorted, and pads attention; and a bank's weights have gradients that a
-dense twin has not. To pay for it, LayerNorm and GELU, a fiftieth of a training step, are worked out again in the
-backward pass instead of being kept: 5·D + 4·D of the 17·D numbers that a block with hidden width 4·D keeps a row.
-Their twins are ``blocks.SelfAttention.project_in`` and ``blocks.MLP`` (``tests/engine/models/bank/test_recompute.py``).
+dense twin has not. Recomputing, a fiftieth of a training step, gives back 5·D + 4·D of the 17·D numbers that a block
+with hidden width 4·D keeps a row. Twins: ``modules.SelfAttention.project_in`` and ``modules.MLP``
+(``tests/engine/models/bank/test_recompute.py``).
 
 Shapes: R rows, D width, O outputs, F hidden width.
 """

@@ -1,4 +1,4 @@
-"""Rows in another order, forward and backward, and attention over segments of them.
+"""Row gathering with gradients, and attention over segments of rows.
 
 Shapes: E entries, D width, Q = 3·D, R rows in segments, P their places with padding.
 """

@@ -1,1 +1,1 @@
-"""H-Model: layers that choose where their output goes."""
+"""H-Model: layers that choose which layers receive their output."""

@@ -5,10 +5,10 @@ Each time a layer runs it emits a state h and connection weights c ∈ [0, 1]^{H
 multiplied by α_rate at every iteration. A layer's next state is Σ_i c_ij h_i / max(1, Σ_i c_ij); what goes
 to an output is summed over the iterations and divided by T.
 
-A next-token model must not let the future choose the connections: with ``pooling="prefix"`` the c of a
-position come from the mean over the positions up to it. ``"sequence"`` is the paper's way, one c for the
-whole sequence: right for classes, but in next-token prediction every position then knows something of the
-tokens to come (``benchmarks/hmodel.py`` measures how much).
+With ``pooling="prefix"`` the c of a position come from the mean over the positions up to it, so a next-token model
+stays causal. ``"sequence"`` is the pooling of the H-Model paper, one c for the whole sequence: right for
+classification, but in next-token prediction every position then sees information about later tokens
+(``benchmarks/hmodel.py`` measures how much).
 
 Shapes: B samples, N positions (all inputs side by side), T tokens or patches of the input that the model
 is named for, I iterations (the input step is number 0), A sources = hidden layers then inputs, Z targets =

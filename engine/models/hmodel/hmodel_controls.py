@@ -1,4 +1,4 @@
-"""The controls of one forward pass of an H-Model: checked once, before anything runs.
+"""Controls of one forward pass of an H-Model, validated before anything runs.
 
 Shapes: B samples (or 1 for all), I iterations with the input step, A sources, Z targets.
 Source: H-Model, section 3.5 (equations 4 and 5).

@@ -1,7 +1,7 @@
-"""The parts of an H-Model: input layers, hidden layers of different kinds, output layers, connection heads.
+"""Parts of an H-Model: input layers, hidden layers of several kinds, output layers, connection heads.
 
-A state is one sequence of positions: those of the image (its patches, row by row), then those of the
-text; an input that is not given takes no positions. Positions see each other inside the hidden layers.
+A state is one sequence of positions: those of the image (its patches, row by row), then those of the text; an
+absent input takes no positions. Positions attend to each other inside the hidden layers.
 
 Shapes: B samples, N positions, D width, W width inside a hidden layer (V what comes out of a foreign one),
 Z targets, T tokens of a text, n = 1 or N; A sources, I iterations, H hidden layers, S steps = I − 1.

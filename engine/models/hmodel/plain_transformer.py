@@ -1,8 +1,8 @@
-"""The plain transformer beside an H-Model: same input, output and blocks, one after the other, no routing.
+"""The plain transformer for comparison with an H-Model: same input, output and blocks in sequence, no routing.
 
 It is a DNA without routed steps, so it trains, saves and evaluates like every other model. An H-Model whose
-connections are given by hand as a chain computes the same (a test proves it): the ordinary forward pass is
-one of an H-Model's (figure (b) of section 3.1).
+connections are fixed to a chain computes the same, as a test shows: the ordinary forward pass is a special case of
+an H-Model's (figure (b) of section 3.1 of the H-Model paper).
 """
 
 from __future__ import annotations

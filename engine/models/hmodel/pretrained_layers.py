@@ -1,4 +1,4 @@
-"""Hidden layers out of a loaded Hugging Face model (``transformers`` is needed only here, and only then).
+"""Hidden layers of an H-Model taken from a loaded Hugging Face model (the only use of ``transformers`` here).
 
 Shapes: B samples, N positions, W width of that model.
 Source: H-Model, section 6.7.

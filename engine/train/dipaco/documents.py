@@ -1,8 +1,8 @@
-"""Documents as a DiPaCo sees them: sequences that are routed one by one, split off for the router, sharded.
+"""Training data of a DiPaCo: documents cut into routed sequences, split for the router, sharded by path.
 
-A document longer than the context is cut into sequences of ``context`` inputs; each is routed by its own
-first ``prefix`` tokens. Shapes: N sequences, L tokens of all of them, B sequences of a batch, T tokens,
-P paths, n paths a sequence trains.
+A document longer than the context is cut into sequences of ``context`` inputs; each is routed by its own first
+``prefix`` tokens. Shapes: N sequences, L tokens of all of them, B sequences of a batch, T tokens, P paths, n paths a
+sequence trains.
 """
 
 from __future__ import annotations

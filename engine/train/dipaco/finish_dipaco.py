@@ -1,4 +1,4 @@
-"""After DiPaCo training: the learned re-router, the numbers, the checkpoint and its card.
+"""After DiPaCo training: the learned re-router, validation numbers, the checkpoint and its card.
 
 Shapes: N sequences, T tokens, P paths.
 """

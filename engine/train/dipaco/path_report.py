@@ -1,4 +1,4 @@
-"""Who takes which path of a DiPaCo: shards and labels, shared modules, and what routing again is worth.
+"""Path report of a trained DiPaCo: shards and labels, shared modules, and the gain from routing again.
 
 Shapes: N sequences, T tokens, P paths, L labels, S levels, W tokens between decisions.
 Source: DiPaCo, sections 2.4, 4.4 and 7.2.2.

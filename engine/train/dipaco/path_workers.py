@@ -1,8 +1,7 @@
-"""The inner half of DiPaCo training: one path for τ iterations, here or in a pool of processes.
+"""Inner loop of DiPaCo training: one path for τ iterations, in this process or in a pool.
 
-A task reads files and writes one file, and everything random in it comes from (seed, path, epoch): who
-runs it, when, and how often a worker dies on the way change nothing about its numbers.
-Source: DiPaCo, Algorithm 1 (lines 4 to 9), sections 3.1 and 3.2.
+A task reads files and writes one file, and all its randomness derives from (seed, path, epoch): neither who runs it,
+nor when, nor how often a worker dies changes its numbers.
 """
 
 from __future__ import annotations

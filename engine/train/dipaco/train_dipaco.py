@@ -1,8 +1,7 @@
-"""Train a DiPaCo: paths apart for τ iterations, then one outer step per module; resumable after each.
+"""DiPaCo training: paths apart for τ iterations, then one outer step per module; resumable after each.
 
-The folder of a run holds, after outer step t: ``outer-t`` (all parameters, router and velocity),
-``path-p-(t−1)`` (inner moments), the shards, and ``run.json``. A finished ``path-p-t`` is not done again.
-Source: DiPaCo, Algorithm 1, sections 2.6 and 2.7.
+The folder of a run holds, after outer step t: ``outer-t`` (all parameters, router and velocity), ``path-p-(t−1)``
+(inner moments), the shards, and ``run.json``. A finished ``path-p-t`` is not repeated.
 """
 
 from __future__ import annotations
