@@ -37,11 +37,11 @@ def correlation_of(answer: Mapping[str, Any], measure: str | None = None) -> Map
     return next(row for row in answer["correlations"] if row["measure"] == (measure or answer["measure"]))
 
 
-def coefficient_words(found: Mapping[str, float] | None) -> str:
+def coefficient_words(interval: Mapping[str, float] | None) -> str:
     """“0.412 (0.301 … 0.513)”."""
-    if found is None:
+    if interval is None:
         return "–"
-    r, low, high = (numbers.number(found[key]).replace("-", "−") for key in ("r", "low", "high"))
+    r, low, high = (numbers.number(interval[key]).replace("-", "−") for key in ("r", "low", "high"))
     return f"{r} ({low} … {high})"
 
 
@@ -51,16 +51,16 @@ def pair_words(answer: Mapping[str, Any], names: tuple[str, str]) -> str:
     measure = row["measure"]
     if row["pearson"] is None:
         return f"No correlation of {measure} can be given: {row['reason']}."
-    found = row["pearson"]
-    if found["low"] <= 0 <= found["high"]:
+    pearson = row["pearson"]
+    if pearson["low"] <= 0 <= pearson["high"]:
         verdict = f"{measure.capitalize()} of a sample in {names[0]} says nothing certain about {measure} in {names[1]}"
     else:
-        size = abs(found["r"])
+        size = abs(pearson["r"])
         how = "hardly" if size < 0.1 else "weakly" if size < 0.3 else "moderately" if size < 0.6 else "strongly"
-        way = "more" if found["r"] > 0 else "less"
+        way = "more" if pearson["r"] > 0 else "less"
         verdict = f"Samples with more {measure} in {names[0]} {how} tend to {way} of it in {names[1]}"
     return (
-        f"{verdict}: Pearson’s r = {coefficient_words(found)}, Spearman’s {coefficient_words(row['spearman'])}, 95 % "
+        f"{verdict}: Pearson’s r = {coefficient_words(pearson)}, Spearman’s {coefficient_words(row['spearman'])}, 95 % "
         f"intervals, {numbers.plural(row['num'], 'sample')}."
     )
 
@@ -326,5 +326,5 @@ def training_chart(
         filled=True, size=80, opacity=1, tooltip=tip({"run": "run", "iteration": "iteration", SUMMARY[measure]: "said"})
     ).encode(color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module)))
     chart = alt.layer(line, marks)
-    said = f"{numbers.plural(len(training['points']), 'checkpoint')}."
-    return finish(chart, look, title, "One point: one checkpoint of the training.", height=240, said=said)
+    summary = f"{numbers.plural(len(training['points']), 'checkpoint')}."
+    return finish(chart, look, title, "One point: one checkpoint of the training.", height=240, summary=summary)

@@ -140,9 +140,9 @@ def label_chart(
     subtitle = "Dashed: mean over all." + (
         f" The {hidden} labels in the middle are in the table below." if hidden else ""
     )
-    said = highest(table, "mean", lambda row: f"{row['label']}, mean {name} {row['words']}")
+    summary = highest(table, "mean", lambda row: f"{row['label']}, mean {name} {row['words']}")
     heading = f"Which labels get more {name}?" if title == "" else title
-    return finish(chart, look, heading, subtitle, height=max(60, 19 * len(table)), said=said)
+    return finish(chart, look, heading, subtitle, height=max(60, 19 * len(table)), summary=summary)
 
 
 @redrawable
@@ -186,12 +186,12 @@ def skip_reuse_chart(
 def correlation_words(table: Iterable[Mapping[str, Any]]) -> str:
     """The correlation as a sentence, or why there is none."""
     table = list(table)
-    found = numbers.correlation([row["skip"] for row in table], [row["reuse"] for row in table])
-    if found is None:
+    pearson = numbers.correlation([row["skip"] for row in table], [row["reuse"] for row in table])
+    if pearson is None:
         return f"{numbers.plural(len(table), 'sample')}: no correlation can be given (too few, or all alike)."
-    show = {key: numbers.number(found[key]).replace("-", "−") for key in ("r", "low", "high")}
+    show = {key: numbers.number(pearson[key]).replace("-", "−") for key in ("r", "low", "high")}
     return (
-        f"{numbers.plural(found['num'], 'sample')}: Pearson’s r = {show['r']} "
+        f"{numbers.plural(pearson['num'], 'sample')}: Pearson’s r = {show['r']} "
         f"(95 % interval {show['low']} … {show['high']})."
     )
 

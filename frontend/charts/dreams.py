@@ -138,15 +138,15 @@ def figure_rows(result: Mapping[str, Any]) -> tuple[Cell | None, dict[str, list[
     original = result.get("original")
     first = cell_of("original", original) if original and original.get("image") else None
     dreams = result.get("dreams") or []
-    found: dict[str, list[Cell]] = {}
+    rows_by_heading: dict[str, list[Cell]] = {}
     pairs = len({bool(dream.get("context")) for dream in dreams}) > 1
     for dream in dreams:
         row = ""
         if pairs:
             row = "the group keeps its original pixels" if dream.get("context") else "nothing of the original is kept"
         name = dream["name"].removesuffix(WITH) if pairs else dream["name"]
-        found.setdefault(row, []).append(cell_of(name, dream))
-    return first, found
+        rows_by_heading.setdefault(row, []).append(cell_of(name, dream))
+    return first, rows_by_heading
 
 
 def figure_html(result: Mapping[str, Any], urls: Mapping[str, str]) -> str:
@@ -154,9 +154,9 @@ def figure_html(result: Mapping[str, Any], urls: Mapping[str, str]) -> str:
 
     Rows of pairs keep their columns, and a narrow page scrolls them; a single row breaks into lines.
     """
-    original, found = figure_rows(result)
-    together = len(found) > 1
-    columns = max((len(row) for row in found.values()), default=0) + (original is not None)
+    original, rows_by_heading = figure_rows(result)
+    together = len(rows_by_heading) > 1
+    columns = max((len(row) for row in rows_by_heading.values()), default=0) + (original is not None)
     tracks = "repeat(auto-fill, minmax(min(132px, 44%), 150px))"
     if together:
         tracks = f"repeat({columns}, minmax(92px, 150px))"
@@ -164,9 +164,9 @@ def figure_html(result: Mapping[str, Any], urls: Mapping[str, str]) -> str:
     label = "the original and its dreams"
     parts = [f'<div class="tp-dream" tabindex="0" role="group" aria-label="{label}" style="{style}">']
     if original is not None:
-        place = f"grid-column:1;grid-row:1 / span {2 * len(found)};align-self:start;padding-top:1.6rem"
+        place = f"grid-column:1;grid-row:1 / span {2 * len(rows_by_heading)};align-self:start;padding-top:1.6rem"
         parts.append(_picture(original, urls, place if together else ""))
-    for number, (heading, cells) in enumerate(found.items()):
+    for number, (heading, cells) in enumerate(rows_by_heading.items()):
         first = 2 if original is not None else 1
         if together:
             where = f"grid-column:{first} / -1;grid-row:{2 * number + 1};font-size:.85rem;font-weight:600"

@@ -104,8 +104,8 @@ def flow_difference_chart(
     )
     chart = alt.layer(drawn, dots)
     words = "Rose: more tokens go this way than before; blue: fewer. Width: by how much."
-    said = f"Most: {shown[-1]['words']}." if shown else ""
-    return finish(chart, look, title, words, height=height, said=said)
+    summary = f"Most: {shown[-1]['words']}." if shown else ""
+    return finish(chart, look, title, words, height=height, summary=summary)
 
 
 def answer_words(answer: str) -> str:
@@ -177,12 +177,14 @@ def answers_chart(
     )
     chart = alt.layer(bars, marks)
     likely = table[:1]
-    said = "".join(
+    summary = "".join(
         f"Likeliest: {answer_words(row['answer'])}, {numbers.percent(row['before'])} before, "
         f"{numbers.percent(row['after'])} after."
         for row in likely
     )
-    return finish(chart, look, title, "Circle: before; diamond: after.", height=max(90, 24 * len(order)), said=said)
+    return finish(
+        chart, look, title, "Circle: before; diamond: after.", height=max(90, 24 * len(order)), summary=summary
+    )
 
 
 MEASURES = {
@@ -253,8 +255,8 @@ def importance_chart(
     )
     height = max(90, min(640, 21 * max(1, len(modules))))
     chart = alt.layer(cells)
-    said = highest(shown, "value", lambda row: row["words"])
-    return finish(chart, look, title, words, height=height, said=said)
+    summary = highest(shown, "value", lambda row: row["words"])
+    return finish(chart, look, title, words, height=height, summary=summary)
 
 
 def _signed(value: float | None, measure: str) -> str:
@@ -312,9 +314,9 @@ def share_chart(
         ],
     )
     chart = alt.layer(lines, marks)
-    said = highest(shown, "value", lambda row: f"{row['part']} banned, {row['which']}: {row['said']}")
+    summary = highest(shown, "value", lambda row: f"{row['part']} banned, {row['which']}: {row['said']}")
     words = "One point: that share of every step’s modules is banned."
-    return finish(chart, look, title, words, height=260, said=said)
+    return finish(chart, look, title, words, height=260, summary=summary)
 
 
 def loss_rows(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -323,14 +325,14 @@ def loss_rows(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, 
         return []
     return [
         {
-            "token": one["token"],
-            "text": visible(one.get("text")),
-            "before": one["loss"],
-            "after": other["loss"],
-            "rise": other["loss"] - one["loss"],
+            "token": old["token"],
+            "text": visible(old.get("text")),
+            "before": old["loss"],
+            "after": new["loss"],
+            "rise": new["loss"] - old["loss"],
         }
-        for one, other in zip(before, after, strict=True)
-        if one.get("loss") is not None and other.get("loss") is not None
+        for old, new in zip(before, after, strict=True)
+        if old.get("loss") is not None and new.get("loss") is not None
     ]
 
 
@@ -381,5 +383,7 @@ def token_loss_chart(
     )
     zero = alt.Chart(rows([{"rise": 0}])).mark_rule(color=look.muted).encode(y=y)
     chart = alt.layer(bars, zero)
-    said = highest(shown, "rise", lambda row: f"token {row['token']}, {row['change']} nats")
-    return finish(chart, look, title, "Up: harder to predict than before; down: easier.", height=height, said=said)
+    summary = highest(shown, "rise", lambda row: f"token {row['token']}, {row['change']} nats")
+    return finish(
+        chart, look, title, "Up: harder to predict than before; down: easier.", height=height, summary=summary
+    )

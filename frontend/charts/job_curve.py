@@ -26,15 +26,15 @@ DASHES = ([4, 3], [1, 0], [1, 3], [8, 3])
 def curve_rows(curve: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row a point: series, x, y. Of long series means of equally many neighbours, so that noise does not hide them;
     x is the last of them."""
-    found = []
+    table = []
     stride = points_each(curve)
     for series in curve.get("series", ()):
         xs, ys = series["x"], series["y"]
         for first in range(0, len(xs), stride):
             part = [y for y in ys[first : first + stride] if y is not None and math.isfinite(y)]
             y = sum(part) / len(part) if part else None
-            found.append({"series": str(series.get("name") or ""), "x": xs[min(first + stride, len(xs)) - 1], "y": y})
-    return found
+            table.append({"series": str(series.get("name") or ""), "x": xs[min(first + stride, len(xs)) - 1], "y": y})
+    return table
 
 
 def points_each(curve: Mapping[str, Any]) -> int:
@@ -60,16 +60,16 @@ def name_rows(table: Sequence[Mapping[str, Any]], height: int) -> list[dict[str,
     if not values:
         return []
     every = -(-len(last) // MOST_NAMES)
-    kept = sorted(list(last.values())[::every], key=lambda row: row["y"])
+    ends = sorted(list(last.values())[::every], key=lambda row: row["y"])
     low, high = min(values), max(values)
     gap = (high - low) * LINE_PIXELS / height
     places: list[float] = []
-    for row in kept:
+    for row in ends:
         places.append(max(row["y"], places[-1] + gap) if places else row["y"])
     for place in range(len(places) - 1, -1, -1):  # what was pushed over the top comes down again
         ceiling = high if place == len(places) - 1 else places[place + 1] - gap
         places[place] = min(places[place], ceiling)
-    return [{**row, "at": at} for row, at in zip(kept, places, strict=True)]
+    return [{**row, "at": at} for row, at in zip(ends, places, strict=True)]
 
 
 @redrawable
@@ -128,11 +128,11 @@ def curve_chart(
         alt.Chart(rows(shown)).mark_line(strokeWidth=1.8, **marks).encode(color=colour, detail="series:N", **encoding)
     )
     beside = last + (last - first) * 0.03
-    told = [
+    end_rows = [
         row | {"of": parted(row["series"])[0], "name": _short(row["series"]), "beside": beside}
         for row in name_rows(table, height)
     ]
-    ends = alt.Chart(rows(told))
+    ends = alt.Chart(rows(end_rows))
     leaders = ends.mark_rule(strokeWidth=0.8).encode(x="x:Q", x2="beside:Q", y="y:Q", y2="at:Q", color=colour)
     words = ends.mark_text(align="left", dx=3, fontSize=11, font=look.font).encode(
         x="beside:Q", y="at:Q", text="name:N", color=colour

@@ -56,8 +56,8 @@ def knowledge_words(answer: Mapping[str, Any]) -> str:
     """One sentence: what paths know, what they do not."""
     yes = [PROPERTIES[row["property"]] for row in answer["properties"] if known(row)]
     no = [PROPERTIES[row["property"]] for row in answer["properties"] if not known(row)]
-    told = f"Paths know more than chance of: {', '.join(yes)}." if yes else "Paths know none of these beyond chance."
-    return told + (f" No more than chance: {', '.join(no)}." if no and yes else "") + _twin_words(answer)
+    text = f"Paths know more than chance of: {', '.join(yes)}." if yes else "Paths know none of these beyond chance."
+    return text + (f" No more than chance: {', '.join(no)}." if no and yes else "") + _twin_words(answer)
 
 
 def _twin_words(answer: Mapping[str, Any]) -> str:
@@ -69,8 +69,8 @@ def _twin_words(answer: Mapping[str, Any]) -> str:
     if not yes:
         return " Those of its untrained twin know none of these."
     as_much = [PROPERTIES[row["property"]] for row, twin in pairs if known(twin) and _beyond(twin) >= _beyond(row)]
-    told = f" Those of its untrained twin, too, of: {', '.join(yes)}"
-    return told + (f"; no less than this run of: {', '.join(as_much)}." if as_much else ", but less beyond chance.")
+    text = f" Those of its untrained twin, too, of: {', '.join(yes)}"
+    return text + (f"; no less than this run of: {', '.join(as_much)}." if as_much else ", but less beyond chance.")
 
 
 def knowledge_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -129,7 +129,7 @@ def knowledge_chart(
     ]
     names = [PROPERTIES[row["property"]] for row in answer["properties"]]
     twins = len(both) > len(names)
-    told = tip(
+    tooltip = tip(
         {
             "property": "name",
             "paths of": "whose",
@@ -158,18 +158,18 @@ def knowledge_chart(
     # Below: beside the other legend it would leave a narrow screen no room for the picture.
     below = alt.Legend(title=None, orient="bottom", symbolSize=90, symbolFillColor=look.ink, symbolStrokeWidth=0)
     shape = alt.Shape("whose:N", scale=shapes, legend=below)
-    dots = base.mark_point(filled=True, size=110, opacity=1, tooltip=told).encode(
+    dots = base.mark_point(filled=True, size=110, opacity=1, tooltip=tooltip).encode(
         x=x, y=y, color=colour, **beside, **({"shape": shape} if twins else {})
     )
     # Shuffles often lie close together: the tick keeps a short bar in sight.
     bar = (
         base.transform_calculate(what=f"'{NULL}'")
-        .mark_rule(strokeWidth=12, tooltip=told)
+        .mark_rule(strokeWidth=12, tooltip=tooltip)
         .encode(x=alt.X("low:Q", scale=scale), x2="high:Q", y=y, color=colour, **beside)
     )
     height = (1.6 if twins else 1) * _ROW * max(2, len(names))
     chart = alt.layer(bar, tick, dots)
-    said = highest(
+    summary = highest(
         answer["properties"],
         "nmi",
         lambda row: (
@@ -177,7 +177,7 @@ def knowledge_chart(
             f"against {numbers.number(row['null_mean'])} shuffled"
         ),
     )
-    return finish(chart, look, title, knowledge_words(answer), height=height, said=said)
+    return finish(chart, look, title, knowledge_words(answer), height=height, summary=summary)
 
 
 def contrast_words(answer: Mapping[str, Any]) -> str:
@@ -211,7 +211,7 @@ def contrast_chart(
         }
         for row in answer["modules"][:SHOWN]
     ]
-    told = tip({"module": "name", "name": "is", "of these tokens": "here", "of the others": "others"})
+    tooltip = tip({"module": "name", "name": "is", "of these tokens": "here", "of the others": "others"})
     y = alt.Y("name:N", sort=[row["name"] for row in table], axis=alt.Axis(title=None, labelLimit=170, ticks=False))
     x = alt.X("delta:Q", axis=alt.Axis(title="Δ, percentage points: share of these − share of the others", tickCount=5))
     colour = alt.Color(
@@ -222,7 +222,7 @@ def contrast_chart(
     base = alt.Chart(rows(table))
     zero = alt.Chart(rows([{"zero": 0}])).mark_rule(color=look.muted, strokeDash=[3, 3]).encode(x="zero:Q")
     spans = base.mark_rule(strokeWidth=3).encode(x=alt.X("low:Q"), x2="high:Q", y=y, color=colour)
-    dots = base.mark_point(filled=True, size=90, opacity=1, tooltip=told).encode(x=x, y=y, color=colour)
+    dots = base.mark_point(filled=True, size=90, opacity=1, tooltip=tooltip).encode(x=x, y=y, color=colour)
     chart = alt.layer(zero, spans, dots)
     return finish(chart, look, title, contrast_words(answer), height=_ROW * max(2, len(table)))
 
@@ -240,19 +240,19 @@ def preferred_path(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def search_words(answer: Mapping[str, Any], what: str) -> str:
     """How many tokens were found, and the path that they prefer."""
-    found, counted = answer["found"], answer["counted"]
-    told = (
-        f"{numbers.plural(found['num_tokens'], 'token')} ({numbers.percent(found['share'])}) of "
-        f"{numbers.plural(found['num_samples'], 'sample')} are {what}; they take "
+    matches, counted = answer["found"], answer["counted"]
+    text = (
+        f"{numbers.plural(matches['num_tokens'], 'token')} ({numbers.percent(matches['share'])}) of "
+        f"{numbers.plural(matches['num_samples'], 'sample')} are {what}; they take "
         f"{numbers.plural(answer['num_paths'], 'path')}."
     )
     if not counted["exact"]:
-        told += (
+        text += (
             f" Counted on {numbers.count(counted['num_tokens'])} of {numbers.plural(counted['of_tokens'], 'token')}, "
             f"in {numbers.plural(counted['num_samples'], 'whole sample')} drawn by hash: in the run the share lies "
-            f"between {numbers.percent(found['low'])} and {numbers.percent(found['high'])} (95 %)."
+            f"between {numbers.percent(matches['low'])} and {numbers.percent(matches['high'])} (95 %)."
         )
-    return told
+    return text
 
 
 def preferred_module(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -73,7 +73,7 @@ def rank_frequency_chart(
     layers = [_nulls(fit, look, x, y, names)]
     if line := fitted_line(observed):
         layers.append(_fitted(line, FITTED, look, x, y, names))
-    layers += [_fitted(one, NULL_LAWS, look, x, y, names) for one in null_curves]
+    layers += [_fitted(null_curve, NULL_LAWS, look, x, y, names) for null_curve in null_curves]
     layers = [_points_legend(look), *layers, _points(observed, look, x, y, set(chosen))]
     if curve:  # above the points that it follows
         layers.append(_fitted(curve, LAW, look, x, y, names))
@@ -283,8 +283,8 @@ def law_words(law: Mapping[str, Any]) -> str:
         f"{numbers.plural(law['num_paths'], 'path')} taken by at least {numbers.plural(law['x_min'], 'token')}."
     )
     if (p := law.get("p_value")) is not None:
-        told = "the counts are not a pure power law" if p <= 0.1 else "a power law is plausible"
-        words += f" Goodness of fit p = {numbers.number(p, 2)}: {told}."
+        verdict = "the counts are not a pure power law" if p <= 0.1 else "a power law is plausible"
+        words += f" Goodness of fit p = {numbers.number(p, 2)}: {verdict}."
     return words + _beside_words(law.get("lognormal"))
 
 
@@ -304,21 +304,21 @@ def verdict_words(law: Mapping[str, Any]) -> str:
         return f"No power law is fitted: {law.get('reason') or 'it was not asked for'}."
     p, beside = law.get("p_value"), law.get("lognormal")
     if p is None:
-        told = "A power law is fitted; whether it holds is still being worked out"
+        text = "A power law is fitted; whether it holds is still being worked out"
     else:
-        told = f"A pure power law is {'refused' if p <= 0.1 else 'plausible'} (p = {numbers.number(p, 2)})"
+        text = f"A pure power law is {'refused' if p <= 0.1 else 'plausible'} (p = {numbers.number(p, 2)})"
     if not beside:
-        return told + "."
+        return text + "."
     if beside["p_value"] > 0.1:
-        return f"{told}; a lognormal fits about as well."
+        return f"{text}; a lognormal fits about as well."
     if p is not None and p > 0.1 and beside["ratio"] < 0:
-        return f"{told}, but a lognormal fits better."
-    return f"{told}; a lognormal fits {'worse' if beside['ratio'] > 0 else 'better'}."
+        return f"{text}, but a lognormal fits better."
+    return f"{text}; a lognormal fits {'worse' if beside['ratio'] > 0 else 'better'}."
 
 
 def law_rows(fit: Mapping[str, Any], laws: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row each for the run, its twin and the null: slope, exponent, where the law starts, how well it does."""
-    found = []
+    table = []
     for key, who in WHO.items():
         curve, law = fit.get(key), laws.get(key)
         if not curve:
@@ -327,7 +327,7 @@ def law_rows(fit: Mapping[str, Any], laws: Mapping[str, Any]) -> list[dict[str, 
         beside, p = law.get("lognormal"), law.get("p_value")
         fitted = law.get("alpha") is not None
         error = numbers.number(law["alpha_error"], 2) if fitted else ""
-        found.append(
+        table.append(
             {
                 "whose": who,
                 "paths": numbers.count(curve["num_paths"]),
@@ -340,7 +340,7 @@ def law_rows(fit: Mapping[str, Any], laws: Mapping[str, Any]) -> list[dict[str, 
                 "verdict": verdict_words(law),
             }
         )
-    return found
+    return table
 
 
 def _signed(value: float | None) -> str:

@@ -54,7 +54,7 @@ def columns_of_cells(
             step, {"step": step, "x": step - 0.5, "x2": step + 0.5} | {name: [] for name in names}
         )
         name, kind, load = row.get("name") or str(row["module"]), row.get("kind") or "module", row["utilisation"] or 0.0
-        told = {
+        facts = {
             "module": row["module"],
             "name": name,
             "kind": kind,
@@ -62,9 +62,9 @@ def columns_of_cells(
             "tokens": numbers.count(row["count"]),
             "share": numbers.percent(row["share"]),
         }
-        words = "; ".join(f"{title}: {value}" for title, value in {"step": step, **told}.items())
+        words = "; ".join(f"{title}: {value}" for title, value in {"step": step, **facts}.items())
         place = line[row["module"]]
-        entry = {**told, "y": place, "y2": place + 1, "load": round(load, 4), "words": words}
+        entry = {**facts, "y": place, "y2": place + 1, "load": round(load, 4), "words": words}
         for title in names:
             column[title].append(entry[title])
     return [columns[step] for step in sorted(columns)]
@@ -92,7 +92,7 @@ def load_chart(
     steps = sorted({row["step"] for row in cells})
     named = len(cells) <= MOST_VECTORS
     table = columns_of_cells(cells, modules, FLATTENED if named else FLATTENED[:-1])
-    told = {name: name for name in ("step", "module", "name", "kind", "utilisation", "tokens", "share")}
+    tooltip = {name: name for name in ("step", "module", "name", "kind", "utilisation", "tokens", "share")}
     every = max(1, -(-len(modules) * (look.font_size + 2) // height_of(len(modules))))
     x = alt.X(
         "x:Q",
@@ -133,7 +133,7 @@ def load_chart(
             strokeWidth=0.7 if len(modules) <= MOST_LINED else 0,
             cursor="pointer",
             invalid="show",
-            tooltip=tip(told),
+            tooltip=tip(tooltip),
         )
         .encode(
             x=x,
@@ -178,7 +178,7 @@ def load_chart(
             + ": no token ever came (dead)."
         ],
         height=height_of(len(modules)),
-        said=highest(
+        summary=highest(
             cells,
             "utilisation",
             lambda row: (
@@ -238,7 +238,7 @@ def top_k_chart(
         title,
         "Effective number of modules among which tokens are spread, per step.",
         height=height,
-        said=highest(
+        summary=highest(
             usage["steps"],
             "effective_top_k",
             lambda row: f"step {row['step']}, {numbers.number(row['effective_top_k'])}",
@@ -267,15 +267,15 @@ def module_rows(usage: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     ``steps`` is the number of steps at which it could be chosen; a count of 0 is a dead module.
     """
-    found: dict[int, dict[str, Any]] = {}
+    by_module: dict[int, dict[str, Any]] = {}
     for cell in usage["usage"]:
-        row = found.setdefault(
+        row = by_module.setdefault(
             int(cell["module"]),
             {"module": int(cell["module"]), "name": cell.get("name"), "kind": cell.get("kind"), "count": 0, "steps": 0},
         )
         row["count"] += cell["count"]
         row["steps"] += 1
-    return [found[module] for module in sorted(found)]
+    return [by_module[module] for module in sorted(by_module)]
 
 
 @redrawable
@@ -304,9 +304,9 @@ def module_count_chart(
         marks = alt.Chart(rows(dead)).mark_text(color=look.accent, fontSize=look.font_size + 2, baseline="bottom")
         layers.append(marks.encode(x=x, y=alt.Y("zero:Q"), text="mark:N", tooltip=tooltip))
     chart = alt.layer(*layers)
-    said = highest(table, "count", lambda row: f"module {row['module']}, {row['tokens']} visits")
+    summary = highest(table, "count", lambda row: f"module {row['module']}, {row['tokens']} visits")
     words = "Visits over all steps. Grey: identity (skipped); ×: dead."
-    return finish(chart, look, title, words, height=height, said=said)
+    return finish(chart, look, title, words, height=height, summary=summary)
 
 
 @redrawable
@@ -321,7 +321,7 @@ def served_chart(
     """Draw ``[{label, count, of, share}]``, largest share first; the line is ``baseline``, the share of all tokens."""
     look = theme_named(theme)
     ordered = sorted(table, key=lambda row: (-row["share"], str(row["label"])))
-    kept = ordered if len(ordered) <= most else ordered[: most // 2] + ordered[-(most // 2) :]
+    ends = ordered if len(ordered) <= most else ordered[: most // 2] + ordered[-(most // 2) :]
     shown = [
         {
             "label": str(row["label"]),
@@ -329,7 +329,7 @@ def served_chart(
             "all": baseline,
             "words": f"{numbers.percent(row['share'])} of {numbers.plural(row['of'], 'token')}",
         }
-        for row in kept
+        for row in ends
     ]
     x = alt.X(
         "share:Q",

@@ -181,10 +181,10 @@ def chosen(names: Sequence[str]) -> list[Kind]:
     for name in names:
         plain = name.strip().lower().replace("figure", "fig").replace(" ", "")
         plain = plain if plain in known or plain.startswith("fig") else f"fig{plain}"
-        found = (plain,) if plain in known else OTHER_NAMES.get(plain)
-        if found is None:
+        matches = (plain,) if plain in known else OTHER_NAMES.get(plain)
+        if matches is None:
             raise ValueError(f"there is no figure {name[:40]!r}; there are {', '.join(known)}")
-        wanted.update(found)
+        wanted.update(matches)
     return [kind for kind in KINDS if not wanted or kind.name in wanted]
 
 

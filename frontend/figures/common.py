@@ -81,25 +81,25 @@ def drawn_samples(source: Source, most: int = 20_000) -> tuple[list[dict[str, An
     number of all."""
     total = int(source.samples(limit=1)["total"])
     order = "sample" if total <= most else "drawn"
-    found: list[dict[str, Any]] = []
+    samples: list[dict[str, Any]] = []
     offset: int | None = 0
-    while offset is not None and len(found) < most:
-        page = source.samples(order=order, limit=min(PAGE, most - len(found)), offset=offset)
-        found += page["samples"]
+    while offset is not None and len(samples) < most:
+        page = source.samples(order=order, limit=min(PAGE, most - len(samples)), offset=offset)
+        samples += page["samples"]
         offset = page["next"]
-    return found, total
+    return samples, total
 
 
 def samples_at(source: Source, measure: str, places: Sequence[int]) -> dict[int, dict[str, Any]]:
     """The samples at these places of the order from the most to the least of a measure, by place."""
-    found: dict[int, dict[str, Any]] = {}
+    samples: dict[int, dict[str, Any]] = {}
     for place in sorted(places):
-        if place in found:
+        if place in samples:
             continue
         near = [other for other in places if place <= other < place + PAGE]
         page = source.samples(order=measure, descending=True, limit=max(near) - place + 1, offset=place)["samples"]
-        found |= {other: page[other - place] for other in near}
-    return found
+        samples |= {other: page[other - place] for other in near}
+    return samples
 
 
 def sample_rows(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

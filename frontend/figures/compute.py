@@ -21,27 +21,29 @@ _MOMENTS = ("num", "mean", "std", "min", "q01", "median", "q99", "max")
 
 def compute_per_sample(source: Source, wishes: Wishes) -> list[Figure]:
     """Figures 6 and 11: compute per sample, and samples of the top 1 %, 49–51 % and bottom 1 %."""
-    info, found = source.info(), _spread(source, "compute", "sample")
+    info, distribution = source.info(), _spread(source, "compute", "sample")
     return [
-        _histogram("fig6-compute", found, "Compute per sample (1 = never skipped a module).", ("compute",)),
-        _bands("fig6-samples", source, info, found, wishes),
+        _histogram("fig6-compute", distribution, "Compute per sample (1 = never skipped a module).", ("compute",)),
+        _bands("fig6-samples", source, info, distribution, wishes),
     ]
 
 
 def compute_per_token(source: Source, wishes: Wishes) -> list[Figure]:
     """Figures 16 and 20: compute per patch or token, and patches or tokens of high, middle and low compute."""
-    info, found = source.info(), _spread(source, "compute", "token")
+    info, distribution = source.info(), _spread(source, "compute", "token")
     what = "patch" if common.is_vision(info) else "token"
-    figures = [_histogram("fig16-compute", found, f"Compute per {what} (1 = never skipped a module).", ("compute",))]
+    figures = [
+        _histogram("fig16-compute", distribution, f"Compute per {what} (1 = never skipped a module).", ("compute",))
+    ]
     groups, searched = [], []
-    for name, level, rank in _levels(source, found):
+    for name, level, rank in _levels(source, distribution):
         members, part = _travellers(source, level, rank, wishes.seed)
         groups.append((name, level, members))
         searched.append(part)
     table = [
-        {"level": name, "compute": compute} | {key: value for key, value in one.items() if key != "patch"}
+        {"level": name, "compute": compute} | {key: value for key, value in example.items() if key != "patch"}
         for name, compute, members in groups
-        for one in members
+        for example in members
     ]
     heads = [(f"{name}: compute {numbers.number(compute)}", members) for name, compute, members in groups]
     whose = "Tokens" if what == "token" else "Patches"
@@ -54,12 +56,13 @@ def compute_per_token(source: Source, wishes: Wishes) -> list[Figure]:
         {"tokens": table},
         ("compute",),
     )
-    if what == "patch" and all(one.get("patch") for _, _, members in groups for one in members):
+    if what == "patch" and all(example.get("patch") for _, _, members in groups for example in members):
         sheet = walls.blocks_of_patches([(head, None, members) for head, members in heads])
         figures.append(Figure("fig16-patches", *common_parts, sheet=sheet, columns=2))
     elif what == "token":
         blocks = [
-            (head, None, [one.get("text") or f"#{one.get('token_id')}" for one in members]) for head, members in heads
+            (head, None, [example.get("text") or f"#{example.get('token_id')}" for example in members])
+            for head, members in heads
         ]
         figures.append(Figure("fig16-tokens", *common_parts, sheet=walls.blocks_of_tokens(blocks), columns=2))
     return figures
@@ -69,11 +72,11 @@ def reuse(source: Source, wishes: Wishes) -> list[Figure]:
     """Figures 7 and 12: reuse per sample, its examples, and skip against reuse."""
     from tokenpaths.frontend.charts import skip_reuse_chart
 
-    info, found = source.info(), _spread(source, "reuse", "sample")
+    info, distribution = source.info(), _spread(source, "reuse", "sample")
     samples, total = common.drawn_samples(source)
     figures = [
-        _histogram("fig7-reuse", found, "Module reuse per sample (0 = no module twice).", ("reuse",)),
-        _bands("fig7-samples", source, info, found, wishes),
+        _histogram("fig7-reuse", distribution, "Module reuse per sample (0 = no module twice).", ("reuse",)),
+        _bands("fig7-samples", source, info, distribution, wishes),
     ]
     table = [
         {"sample": row["sample"], "label": row["label"], "skip": 1 - row["compute"], "reuse": row["reuse"]}
@@ -82,13 +85,13 @@ def reuse(source: Source, wishes: Wishes) -> list[Figure]:
     ]
     if table and np.ptp([row["skip"] for row in table]) > 1e-12:
         pearson = numbers.correlation([row["skip"] for row in table], [row["reuse"] for row in table])
-        some = f", {len(samples):,} drawn at random of {total:,}" if len(samples) < total else ""
+        drawn = f", {len(samples):,} drawn at random of {total:,}" if len(samples) < total else ""
         figures.append(
             Figure(
                 "fig7-skip-reuse",
                 "Do samples that skip more also reuse more?",
-                f"One point a sample{some}. " + correlation_words(table),
-                dict(pearson or {}) | ({"of_samples": total} if some else {}),
+                f"One point a sample{drawn}. " + correlation_words(table),
+                dict(pearson or {}) | ({"of_samples": total} if drawn else {}),
                 {"samples": table},
                 ("compute", "reuse"),
                 draw=lambda theme: skip_reuse_chart(samples, theme=theme, title=None, height=170),
@@ -103,7 +106,7 @@ def reuse_beside(source: Source, wishes: Wishes) -> list[Figure]:
 
     answer = source.compare(wishes.other, "reuse")
     names = (answer["a"]["run"], answer["b"]["run"])
-    row = next(one for one in answer["correlations"] if one["measure"] == "reuse")
+    row = next(correlation for correlation in answer["correlations"] if correlation["measure"] == "reuse")
     if not answer["points"]:
         raise NotHere(f"No sample of {names[0]} and {names[1]} has reuse in both.")
     return [
@@ -121,38 +124,42 @@ def reuse_beside(source: Source, wishes: Wishes) -> list[Figure]:
 
 def _spread(source: Source, measure: str, per: str) -> dict[str, Any]:
     """The distribution; NotHere where there is none to speak of."""
-    found = source.distribution(measure, per=per, bins=40)
+    distribution = source.distribution(measure, per=per, bins=40)
     name = MEASURES[measure][0]
-    if not found["num"]:
+    if not distribution["num"]:
         raise NotHere(f"No {per} of this run has {name}.")
-    low, high = found["min"], found["max"]
+    low, high = distribution["min"], distribution["max"]
     if high - low <= 1e-9 * max(1.0, abs(high)):
-        whose = f"The only {per}" if found["num"] == 1 else f"Each of the {numbers.plural(found['num'], per)}"
+        whose = (
+            f"The only {per}" if distribution["num"] == 1 else f"Each of the {numbers.plural(distribution['num'], per)}"
+        )
         why = ": no token ever skipped a step" if measure == "compute" and high == 1 else ""
         raise NotHere(
             f"{whose} of this run has {name} {numbers.number(high)}{why}, so there is no distribution to draw."
         )
-    return found
+    return distribution
 
 
-def _histogram(key: str, found: Mapping[str, Any], head: str, formulas: tuple[str, ...]) -> Figure:
+def _histogram(key: str, distribution: Mapping[str, Any], head: str, formulas: tuple[str, ...]) -> Figure:
     from tokenpaths.frontend.charts import histogram_chart
 
-    name = MEASURES[found["measure"]][0]
+    name = MEASURES[distribution["measure"]][0]
     return Figure(
         key,
-        f"How is {name} spread over {found['per']}s?",
-        f"{head} {distribution_words(found)} Dashed: the mean.",
-        {name: found[name] for name in _MOMENTS},
-        {"bins": bin_rows(found)},
+        f"How is {name} spread over {distribution['per']}s?",
+        f"{head} {distribution_words(distribution)} Dashed: the mean.",
+        {name: distribution[name] for name in _MOMENTS},
+        {"bins": bin_rows(distribution)},
         formulas,
-        draw=lambda theme: histogram_chart(found, theme=theme, title=None, height=120),
+        draw=lambda theme: histogram_chart(distribution, theme=theme, title=None, height=120),
     )
 
 
-def _bands(key: str, source: Source, info: Mapping[str, Any], found: Mapping[str, Any], wishes: Wishes) -> Figure:
+def _bands(
+    key: str, source: Source, info: Mapping[str, Any], distribution: Mapping[str, Any], wishes: Wishes
+) -> Figure:
     """Samples of three bands of a measure, as pictures or as the beginnings of texts."""
-    measure, num = found["measure"], found["num"]
+    measure, num = distribution["measure"], distribution["num"]
     pictures = common.with_pictures(source, info)
     places = common.bands(range(num), SHOWN[pictures], wishes.seed)
     samples = common.samples_at(source, measure, [place for _, members in places for place in members])
@@ -161,12 +168,12 @@ def _bands(key: str, source: Source, info: Mapping[str, Any], found: Mapping[str
     for name, members in drawn:
         shown = []
         for row in members:
-            told = f"{row.get('label') or 'sample ' + str(row['sample'])} · {numbers.number(row[measure])}"
+            caption = f"{row.get('label') or 'sample ' + str(row['sample'])} · {numbers.number(row[measure])}"
             if pictures:
-                shown.append({"url": common.png_url(source.picture(row["sample"])), "caption": told})
+                shown.append({"url": common.png_url(source.picture(row["sample"])), "caption": caption})
             else:
                 text = row.get("snippet") or row.get("source") or f"sample {row['sample']}"
-                shown.append({"text": text, "caption": f"sample {row['sample']} · {told}"})
+                shown.append({"text": text, "caption": f"sample {row['sample']} · {caption}"})
         rows.append((f"{name} by {measure}", shown))
         table += [{"band": name} | row for row in common.sample_rows(members)]
     listed = "; ".join(
@@ -185,14 +192,14 @@ def _bands(key: str, source: Source, info: Mapping[str, Any], found: Mapping[str
     )
 
 
-def _levels(source: Source, found: Mapping[str, Any]) -> list[tuple[str, float, int]]:
+def _levels(source: Source, distribution: Mapping[str, Any]) -> list[tuple[str, float, int]]:
     """The most, the median and the least compute, each with the rank of a path of it."""
     num = source.paths(order="compute", limit=1)["num_paths"]
 
     def at(place: int) -> Mapping[str, Any]:
         return source.paths(order="compute", limit=1, offset=place)["paths"][0]
 
-    low, high, median = 0, num - 1, found["median"]
+    low, high, median = 0, num - 1, distribution["median"]
     while low < high:  # the first path whose compute is at most the median's
         middle = (low + high) // 2
         if at(middle)["compute"] > median + 1e-9:
@@ -209,12 +216,12 @@ def _levels(source: Source, found: Mapping[str, Any]) -> list[tuple[str, float, 
 def _travellers(source: Source, level: float, rank: int, seed: int) -> tuple[list[dict[str, Any]], str]:
     """``PATCHES`` tokens drawn from all that have this compute, with the ranks of their paths; and what of a very
     large run was searched, where that is not all of it."""
-    found = source.search_tokens(compute=(level, level), examples=PATCHES, seed=seed)
-    counted, members = found["counted"], found["examples"]
+    answer = source.search_tokens(compute=(level, level), examples=PATCHES, seed=seed)
+    counted, members = answer["counted"], answer["examples"]
     whole = numbers.plural(counted["of_samples"], "sample")
     if members:
         return members, "" if counted["exact"] else f"Drawn from {counted['num_samples']:,} of {whole}."
-    members = [{"rank": rank, **one} for one in source.examples(rank, limit=PATCHES, seed=seed)["examples"]]
+    members = [{"rank": rank, **example} for example in source.examples(rank, limit=PATCHES, seed=seed)["examples"]]
     return members, (
         f"Compute {numbers.number(level)} is not met in the {counted['num_samples']:,} of {whole} that were searched: "
         f"shown is the path of rank {rank:,}."

@@ -27,28 +27,28 @@ def _figure(key: str, question: str, number: str, source: Source, wishes: Wishes
     info = source.info()
     if not common.is_vision(info):
         raise NotHere(f"Figure {number} is of images, and this run is of texts; the view Dream dreams texts.")
-    found = [dream for dream in wishes.dreams.found if _of_choices(dream) and _has_group(dream) == group][:MOST]
-    if not found:
+    dreams = [dream for dream in wishes.dreams.found if _of_choices(dream) and _has_group(dream) == group][:MOST]
+    if not dreams:
         what = "of a group of its patches" if group else "of an image of this run"
         command = wishes.dreams.command and wishes.dreams.command + " --like 0 --context both" * group
         more = f"; this makes one: {command}" if command else ""
         raise NotHere(f"There is no finished dream {what} by {info['model']}{more}.")
     rows, table = [], []
-    for dream in found:
+    for dream in dreams:
         result, pictures = dream["result"], []
         if result.get("original"):
             pictures.append((_url(dream, result["original"]["image"]), f"original: {_says(result['original'])}"))
-        for one in result["dreams"]:
-            pictures.append((_url(dream, one["image"]), f"{one['name']}: {_says(one)}"))
+        for item in result["dreams"]:
+            pictures.append((_url(dream, item["image"]), f"{item['name']}: {_says(item)}"))
             table.append(
                 {
                     "dream": dream["title"],
-                    "name": one["name"],
-                    "objective": one["objective"],
-                    "matched_choices": one.get("matched_choices"),
-                    "matched_tokens": one.get("matched_tokens"),
-                    "sees": (one.get("top") or [[None]])[0][0],
-                    "probability": (one.get("top") or [[None, None]])[0][1],
+                    "name": item["name"],
+                    "objective": item["objective"],
+                    "matched_choices": item.get("matched_choices"),
+                    "matched_tokens": item.get("matched_tokens"),
+                    "sees": (item.get("top") or [[None]])[0][0],
+                    "probability": (item.get("top") or [[None, None]])[0][1],
                 }
             )
         rows.append((dream["title"], pictures))
@@ -76,12 +76,12 @@ def _of_choices(dream: Mapping[str, Any]) -> bool:
 
 
 def _has_group(dream: Mapping[str, Any]) -> bool:
-    return any(one.get("group") for one in dream["result"]["dreams"])
+    return any(item.get("group") for item in dream["result"]["dreams"])
 
 
 def _url(dream: Mapping[str, Any], name: str) -> str:
     return common.png_url(dream["pictures"][name])
 
 
-def _says(one: Mapping[str, Any]) -> str:
-    return f"{one['top'][0][0]}, {numbers.percent(one['top'][0][1])}" if one.get("top") else "no class"
+def _says(item: Mapping[str, Any]) -> str:
+    return f"{item['top'][0][0]}, {numbers.percent(item['top'][0][1])}" if item.get("top") else "no class"

@@ -82,9 +82,9 @@ def _named(
     rows: Sequence[Mapping[str, Any]],
     draw: Callable[[str], Any],
     height: float | None = None,
-    told: Mapping[str, Any] | None = None,
+    exact: Mapping[str, Any] | None = None,
 ) -> Figure:
-    return Figure(f"family-{key}", question, caption, told or {}, {key: rows}, draw=draw, height=height)
+    return Figure(f"family-{key}", question, caption, exact or {}, {key: rows}, draw=draw, height=height)
 
 
 # -- RayTracing ------------------------------------------------------------------------------------
@@ -93,7 +93,9 @@ def _lit(source: Source, info: Mapping[str, Any]) -> Figure:
     soft, sample = source.soft("blocks", sample=number), source.sample(number)
     network, values, names = raytracing_network.network_of(info), soft["values"], soft["axes"][0]["names"]
     last = raytracing_network.last_step(values)
-    said = f"{sample['prediction']} {numbers.percent(sample['confidence'], 2)}" if sample.get("prediction") else "fired"
+    prediction = (
+        f"{sample['prediction']} {numbers.percent(sample['confidence'], 2)}" if sample.get("prediction") else "fired"
+    )
     curve = raytracing_network.share_rows(network, values, names)
     return _named(
         "lit",
@@ -101,7 +103,9 @@ def _lit(source: Source, info: Mapping[str, Any]) -> Figure:
         f"Sample {number}{', ' + sample['label'] if sample.get('label') else ''}, at the step {last} where its output "
         "fired. Circles are blocks, the fuller the higher the firing rate; hollow: silent. Lines carry a signal.",
         curve,
-        lambda theme: raytracing_network.network_chart(network, values, last, theme=theme, said=said, title=None),
+        lambda theme: raytracing_network.network_chart(
+            network, values, last, theme=theme, prediction=prediction, title=None
+        ),
     )
 
 
@@ -138,16 +142,16 @@ def _difficulty(source: Source, info: Mapping[str, Any]) -> Figure | None:
     points = raytracing_costs.difficulty_points(common.drawn_samples(source)[0])
     if len(points) < 4:
         return None
-    found = (info["findings"].get("lights") or {}).get("correlation")
+    correlation = (info["findings"].get("lights") or {}).get("correlation")
     shown = points[:: -(-len(points) // MOST_POINTS)]
-    some = "" if len(shown) == len(points) else f" {numbers.count(len(shown))} of them are drawn."
+    note = "" if len(shown) == len(points) else f" {numbers.count(len(shown))} of them are drawn."
     crops = f" The samples are {info['samples_are']}; the interval takes them as independent." * bool(
         info.get("samples_are")
     )
     return _named(
         "difficulty",
         "Do difficult samples light more of the network?",
-        f"{raytracing_costs.correlation_words(found, len(points))}{some} Circle: right; cross: wrong.{crops}",
+        f"{raytracing_costs.correlation_words(correlation, len(points))}{note} Circle: right; cross: wrong.{crops}",
         shown,
         lambda theme: raytracing_costs.difficulty_chart(shown, theme=theme, title=None),
     )
@@ -187,14 +191,14 @@ def _ways(source: Source, info: Mapping[str, Any]) -> tuple[dict[str, list[dict[
     paths = source.paths(limit=MOST_PATHS)["paths"]
     sizes = sorted((-row["num_tokens"], row["label"]) for row in info["labels"] if row["label"] is not None)
     names = [label for _size, label in sizes][: dipaco_shards.MOST_LABELS]
-    found = {label: source.paths(limit=MOST_PATHS, label=label)["paths"] for label in names}
-    return found or {"all documents": paths}, paths
+    by_label = {label: source.paths(limit=MOST_PATHS, label=label)["paths"] for label in names}
+    return by_label or {"all documents": paths}, paths
 
 
 def _tree(source: Source, info: Mapping[str, Any]) -> Figure:
     by_label, paths = _ways(source, info)
-    kept = {path["rank"] for path in paths[: dipaco_shards.MOST_PATHS]}
-    shown = {label: [path for path in rows if path["rank"] in kept] for label, rows in by_label.items()}
+    ranks = {path["rank"] for path in paths[: dipaco_shards.MOST_PATHS]}
+    shown = {label: [path for path in rows if path["rank"] in ranks] for label, rows in by_label.items()}
     cdfs = {dipaco_shards.modules_of(path): path["cdf"] for path in paths}
     left = sum(row["label"] is not None for row in info["labels"]) - len(by_label)
     return _named(
@@ -279,52 +283,53 @@ def _dead(source: Source, info: Mapping[str, Any]) -> Figure | None:
 def _domains(source: Source, info: Mapping[str, Any]) -> Figure | None:
     if not any(row["label"] is not None for row in info["labels"]):
         return None
-    found = source.specialisation("label", 0, limit=MOST_EXPERTS)
+    answer = source.specialisation("label", 0, limit=MOST_EXPERTS)
     return _named(
         "domains",
         experts.DOMAINS,
-        "Layer 0. " + experts.domain_words(found),
-        experts.domain_rows(found),
-        lambda theme: experts.domain_chart(found, theme=theme, title=None),
+        "Layer 0. " + experts.domain_words(answer),
+        experts.domain_rows(answer),
+        lambda theme: experts.domain_chart(answer, theme=theme, title=None),
     )
 
 
 def _words(source: Source, info: Mapping[str, Any]) -> Figure | None:
-    found = source.specialisation("input", 0, limit=MOST_EXPERTS)
-    if not found["modules"]:
+    answer = source.specialisation("input", 0, limit=MOST_EXPERTS)
+    if not answer["modules"]:
         return None
     return _named(
         "words",
         experts.WORDS,
-        f"Layer 0; tokens seen at least {found['least']} times, the {len(found['modules'])} most specialised experts.",
-        experts.word_rows(found),
-        lambda theme: experts.word_chart(found, theme=theme, title=None),
+        f"Layer 0; tokens seen at least {answer['least']} times, the {len(answer['modules'])} most specialised "
+        "experts.",
+        experts.word_rows(answer),
+        lambda theme: experts.word_chart(answer, theme=theme, title=None),
     )
 
 
 def _together(source: Source, info: Mapping[str, Any]) -> Figure | None:
     if int(info["top_k"]) == 1:
         return None
-    found = source.co_activation(0)
-    if not found["modules"]:
+    answer = source.co_activation(0)
+    if not answer["modules"]:
         return None
     return _named(
         "together",
         experts.TOGETHER,
-        "Layer 0. " + experts.co_activation_words(found),
-        found["pairs"],
-        lambda theme: experts.co_activation_chart(found, theme=theme, title=None),
+        "Layer 0. " + experts.co_activation_words(answer),
+        answer["pairs"],
+        lambda theme: experts.co_activation_chart(answer, theme=theme, title=None),
     )
 
 
 def _repetition(source: Source, info: Mapping[str, Any]) -> Figure:
-    found = source.repetition()
+    answer = source.repetition()
     return _named(
         "repetition",
         expert_stability.REPETITION,
-        expert_stability.repetition_words(found) + " Dashed: by chance, if choices were even and independent.",
-        expert_stability.repetition_rows(found),
-        lambda theme: expert_stability.repetition_chart(found, theme=theme, title=None),
+        expert_stability.repetition_words(answer) + " Dashed: by chance, if choices were even and independent.",
+        expert_stability.repetition_rows(answer),
+        lambda theme: expert_stability.repetition_chart(answer, theme=theme, title=None),
     )
 
 

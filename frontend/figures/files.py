@@ -122,9 +122,9 @@ def _without_pictures(row: Mapping[str, Any]) -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """For JSON: numbers of NumPy become Python's, what is not finite becomes null."""
     if isinstance(value, Mapping):
-        return {str(name): plain(one) for name, one in value.items()}
+        return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

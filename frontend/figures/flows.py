@@ -45,7 +45,7 @@ def flow(source: Source, wishes: Wishes) -> list[Figure]:
     ]
     if info["num_steps"] == 1:
         words.append("With one step there are no ribbons.")
-    found = [
+    figures = [
         Figure(
             "fig2-flow",
             "Where do tokens go?",
@@ -66,7 +66,7 @@ def flow(source: Source, wishes: Wishes) -> list[Figure]:
     twin = any(row.get("untrained_effective_top_k") is not None for row in known)
     if known:
         listed = ", ".join(numbers.number(row["effective_top_k"]) for row in known)
-        found.append(
+        figures.append(
             Figure(
                 "fig2-top-k",
                 "How widely does each step choose?",
@@ -92,7 +92,7 @@ def flow(source: Source, wishes: Wishes) -> list[Figure]:
                 draw=lambda theme: top_k_chart(usage, theme=theme, title=None, height=130),
             )
         )
-    return found
+    return figures
 
 
 def module_counts(source: Source, wishes: Wishes) -> list[Figure]:

@@ -88,7 +88,7 @@ def figures_page() -> str:
             f"`tokenpaths figures --only {kind.name}` | `{kind.test}` |"
         )
     cells = [f"![{words}](figures/{name})<br>{words}" for name, _, _, words in SHOWN]
-    rows = [f"| {one} | {other} |" for one, other in zip(cells[::2], cells[1::2], strict=True)]
+    rows = [f"| {left} | {right} |" for left, right in zip(cells[::2], cells[1::2], strict=True)]
     return "\n".join(lines) + "\n" + FOOT + "\n".join(rows) + "\n"
 
 
@@ -110,9 +110,9 @@ def main() -> None:
     """Print the page, or copy its pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pictures", nargs=2, type=Path, metavar="FOLDER")
-    given = parser.parse_args()
-    if given.pictures:
-        copy_pictures(given.pictures, Path("docs/figures"))
+    options = parser.parse_args()
+    if options.pictures:
+        copy_pictures(options.pictures, Path("docs/figures"))
     else:
         print(figures_page(), end="")
 

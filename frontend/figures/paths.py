@@ -29,14 +29,14 @@ def rank_frequency(source: Source, wishes: Wishes) -> list[Figure]:
     parts = {"observed": "This run"} | {key: name for key, name in nulls if fit.get(key)}
     words = [fit_words(name, fit[key]) for key, name in parts.items()]
     words += ["This run has no untrained twin to compare with."] * (not fit.get("untrained"))
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key in parts:
-        found |= {f"{key}.{name}": fit[key].get(name) for name in ("num_paths", "num_tokens", "slope", "r2")}
+        values |= {f"{key}.{name}": fit[key].get(name) for name in ("num_paths", "num_tokens", "slope", "r2")}
         if law.get(key):
             names = ("alpha", "alpha_error", "x_min", "num_tail", "ks", "p_value", "reason")
-            found |= {f"{key}.law.{name}": law[key].get(name) for name in names if law[key].get(name) is not None}
+            values |= {f"{key}.law.{name}": law[key].get(name) for name in names if law[key].get(name) is not None}
             beside = law[key].get("lognormal") or {}
-            found |= {f"{key}.lognormal.{name}": beside.get(name) for name in ("ratio", "p_value") if beside}
+            values |= {f"{key}.lognormal.{name}": beside.get(name) for name in ("ratio", "p_value") if beside}
     table = [{"whose": key, **point} for key in parts for point in fit[key]["points"]]
     return [
         Figure(
@@ -46,7 +46,7 @@ def rank_frequency(source: Source, wishes: Wishes) -> list[Figure]:
             + " ".join(words)
             + " "
             + law_words(law["observed"]),
-            found,
+            values,
             {"points": table, "power law": law["observed"].get("curve") or []},
             ("paths", "nulls", "law"),
             draw=lambda theme: rank_frequency_chart(fit, law=law["observed"], theme=theme, title=None, height=190),
@@ -99,16 +99,16 @@ def tokens_of_ranks(source: Source, wishes: Wishes) -> list[Figure]:
         raise NotHere("Figures 1f and 9 (right) show tokens of texts, and this run is of images: see figure 3.")
     blocks, table = [], []
     for rank in common.ranks_shown(source, info["num_paths"], wishes.ranks, 9, _LEAST):
-        found = source.examples(rank, limit=TOKENS, seed=wishes.seed)
-        words = [one.get("text") or _named(one) for one in found["examples"]]
-        ribbon = numbers.ribbon_words(found["ribbon"], most=24)
+        answer = source.examples(rank, limit=TOKENS, seed=wishes.seed)
+        words = [example.get("text") or _named(example) for example in answer["examples"]]
+        ribbon = numbers.ribbon_words(answer["ribbon"], most=24)
         head = (
-            f"rank {numbers.count(rank)}: {numbers.plural(found['count'], 'token')}, "
-            f"{numbers.percent(found['share'])}; modules {ribbon}"
+            f"rank {numbers.count(rank)}: {numbers.plural(answer['count'], 'token')}, "
+            f"{numbers.percent(answer['share'])}; modules {ribbon}"
         )
-        blocks.append((head, found["cdf"], words))
-        about = {name: found[name] for name in ("rank", "count", "share", "cdf", "ribbon")}
-        table += [about | dict(one) for one in found["examples"]]
+        blocks.append((head, answer["cdf"], words))
+        about = {name: answer[name] for name in ("rank", "count", "share", "cdf", "ribbon")}
+        table += [about | dict(example) for example in answer["examples"]]
     return [
         Figure(
             "fig1f-tokens",
@@ -130,17 +130,17 @@ def patches_of_ranks(source: Source, wishes: Wishes) -> list[Figure]:
     common.need_pictures(source, info, "Figure 3")
     blocks, table = [], []
     for rank in common.ranks_shown(source, info["num_paths"], wishes.ranks, 6, _LEAST):
-        found = source.examples(rank, limit=PATCHES, seed=wishes.seed)
-        cut = [one for one in found["examples"] if one.get("patch")]
-        if not cut:
+        answer = source.examples(rank, limit=PATCHES, seed=wishes.seed)
+        patches = [example for example in answer["examples"] if example.get("patch")]
+        if not patches:
             continue
         head = (
-            f"rank {numbers.count(rank)}, {numbers.percent(found['share'])} of patches; "
-            f"modules {numbers.ribbon_words(found['ribbon'], most=24)}"
+            f"rank {numbers.count(rank)}, {numbers.percent(answer['share'])} of patches; "
+            f"modules {numbers.ribbon_words(answer['ribbon'], most=24)}"
         )
-        blocks.append((head, found["cdf"], cut))
-        about = {name: found[name] for name in ("rank", "count", "share", "cdf", "ribbon")}
-        table += [about | {key: value for key, value in one.items() if key != "patch"} for one in cut]
+        blocks.append((head, answer["cdf"], patches))
+        about = {name: answer[name] for name in ("rank", "count", "share", "cdf", "ribbon")}
+        table += [about | {key: value for key, value in example.items() if key != "patch"} for example in patches]
     if not blocks:
         raise NotHere("The tokens of this run are whole images rather than patches, so no patch can be cut out.")
     return [
@@ -164,5 +164,5 @@ def _spread(total: int, most: int) -> list[int]:
     return sorted({(2 * place + 1) * total // (2 * min(most, total)) for place in range(min(most, total))})
 
 
-def _named(one: dict[str, Any]) -> str:
-    return f"#{one['token_id']}" if one.get("token_id") is not None else f"token {one['token']}"
+def _named(example: dict[str, Any]) -> str:
+    return f"#{example['token_id']}" if example.get("token_id") is not None else f"token {example['token']}"

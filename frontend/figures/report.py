@@ -120,8 +120,8 @@ def _file(name: str) -> str:
 
 def _section(kind: Kind, figures: Sequence[Figure], counter: Any) -> str:
     head = f"<section id='{kind.name}'><h2>{_text(figures[0].question)}</h2>"
-    told = f"Figure {', '.join(kind.paper)} of the DNA paper: {kind.shows}" if kind.paper else kind.shows
-    paper = f"<p class='paper'>{escape(told[:1].upper() + told[1:])}.</p>"
+    description = f"Figure {', '.join(kind.paper)} of the DNA paper: {kind.shows}" if kind.paper else kind.shows
+    paper = f"<p class='paper'>{escape(description[:1].upper() + description[1:])}.</p>"
     drawn = [_figure(figure, counter, first=number == 0) for number, figure in enumerate(figures)]
     return head + paper + "".join(drawn) + "</section>"
 
@@ -137,18 +137,18 @@ def _figure(figure: Figure, counter: Any, *, first: bool) -> str:
         assert figure.draw is not None
         picture = _chart(figure.draw("light"), counter, narrow)
     title = "" if first else f"<h3>{_text(figure.question)}</h3>"
-    told = [{"number": name, "value": value} for name, value in plain(figure.numbers).items()]
+    values = [{"number": name, "value": value} for name, value in plain(figure.numbers).items()]
     return (
         f"{title}<figure>{picture}<figcaption>{_text(figure.caption)}</figcaption></figure>"
         + _formulas([name for name in figure.formulas if name in HELP])
-        + _details("Exact numbers", told)
+        + _details("Exact numbers", values)
         + "".join(_details(f"Data: {name}", table, f"{figure.key}-{name}.csv") for name, table in figure.tables.items())
     )
 
 
 def _formulas(names: Sequence[str]) -> str:
-    told = "".join(f"<p class='why'><b>{escape(name)}</b>: {_text(HELP[name])}</p>" for name in names)
-    return f"<details><summary>Formulas: {escape(', '.join(names))}</summary>{told}</details>" if names else ""
+    paragraphs = "".join(f"<p class='why'><b>{escape(name)}</b>: {_text(HELP[name])}</p>" for name in names)
+    return f"<details><summary>Formulas: {escape(', '.join(names))}</summary>{paragraphs}</details>" if names else ""
 
 
 def _chart(chart: Any, counter: Any, narrow: str = "") -> str:
@@ -178,8 +178,8 @@ def _details(title: str, table: Sequence[Mapping[str, Any]], file_name: str = ""
             name = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in file_name)
             link = f"<p><a download='{name}' href='{url}'>{_rows_held(len(table), total)} as CSV</a></p>"
     shown = min(MOST_ROWS, len(table))
-    some = f" (the first {numbers.count(shown)} of {numbers.count(total)})" if shown < total else ""
-    return f"<details><summary>{_text(title)}{some}</summary>{link}{_table(table[:MOST_ROWS])}</details>"
+    extent = f" (the first {numbers.count(shown)} of {numbers.count(total)})" if shown < total else ""
+    return f"<details><summary>{_text(title)}{extent}</summary>{link}{_table(table[:MOST_ROWS])}</details>"
 
 
 def _rows_held(num: int, total: int) -> str:
@@ -199,12 +199,12 @@ def _cell(name: str, value: Any) -> str:
     if value is None:
         return "<td>–</td>"
     if isinstance(value, bool | int | float):
-        told = numbers.count(value) if isinstance(value, int) else numbers.number(value, 4)
-        return f"<td class='number' title='{value!r}'>{told}</td>"
+        text = numbers.count(value) if isinstance(value, int) else numbers.number(value, 4)
+        return f"<td class='number' title='{value!r}'>{text}</td>"
     if name == "ribbon" and isinstance(value, list):
         value = numbers.ribbon_words(value)
-    told = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return f"<td class='text'>{_text(told[:600])}</td>"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"<td class='text'>{_text(text[:600])}</td>"
 
 
 def _in_words(info: Mapping[str, Any]) -> str:

@@ -75,15 +75,15 @@ def blocks_of_patches(
             if cdf is not None:
                 sheet.rect(x, y + 2, 7, 7, fill=cdf_colour(cdf, PRINT))
             y = sheet.lines(x + room, y + 8.5, title, block - room, most=2) - 6
-            for place, one in enumerate(examples):
-                told = f"sample {one['sample']}, row {one.get('row')}, column {one.get('col')}"
+            for place, example in enumerate(examples):
+                tooltip = f"sample {example['sample']}, row {example.get('row')}, column {example.get('col')}"
                 sheet.image(
                     x + place % across * (side + GAP),
                     y + place // across * (side + GAP),
                     side,
                     side,
-                    one["patch"],
-                    told,
+                    example["patch"],
+                    tooltip,
                 )
             tops[column] = y + -(-len(examples) // across) * (side + GAP) + 6
             if column == beside - 1:
@@ -128,15 +128,15 @@ def rows_of_samples(rows: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> 
             sheet.text(0, y + 8, title, bold=True)
             y += 12
             if members and members[0].get("url"):
-                for place, one in enumerate(members):
+                for place, member in enumerate(members):
                     x = place * (each + 4)
-                    sheet.image(x, y, each, each, one["url"], one["caption"])
-                    sheet.text(x, y + each + 9, _cut(one["caption"], each), colour=PRINT.muted)
+                    sheet.image(x, y, each, each, member["url"], member["caption"])
+                    sheet.text(x, y + each + 9, _cut(member["caption"], each), colour=PRINT.muted)
                 y += each + 18
             else:
-                for one in members:
-                    y = sheet.lines(0, y + 8, one["caption"], width, most=1, colour=PRINT.muted) - 8
-                    y = sheet.lines(8, y + 8, one["text"], width - 8, most=3) - 4
+                for member in members:
+                    y = sheet.lines(0, y + 8, member["caption"], width, most=1, colour=PRINT.muted) - 8
+                    y = sheet.lines(8, y + 8, member["text"], width - 8, most=3) - 4
                 y += 4
         return sheet.svg()
 

@@ -17,8 +17,8 @@ def current() -> Selection:
 
 def problems() -> list[str]:
     """Sentences for parts of the address that mean nothing, those that ``redirect`` took out included."""
-    kept = st.session_state.pop("address_problems", [])
-    return kept + from_query({key: st.query_params[key] for key in st.query_params})[1]
+    earlier = st.session_state.pop("address_problems", [])
+    return earlier + from_query({key: st.query_params[key] for key in st.query_params})[1]
 
 
 def redirect(**changes: Any) -> NoReturn:

@@ -40,7 +40,7 @@ def menu(drawing: Any, pick: Sequence[str], on_pick: Callable[[str, Any], None])
 @st.fragment
 def _menu(drawing: Any, key: str, pick: Sequence[str], on_pick: Callable[[str, Any], None]) -> None:
     """Opening it draws nothing else of the page."""
-    panel, one, done = f"{key}_panel", f"{key}_one", f"{key}_done"
+    panel, selected, done = f"{key}_panel", f"{key}_one", f"{key}_done"
     if st.session_state.pop(done, False):
         st.rerun()  # the page, not this list alone
     opened = st.popover(
@@ -56,19 +56,19 @@ def _menu(drawing: Any, key: str, pick: Sequence[str], on_pick: Callable[[str, A
         return
 
     def chosen() -> None:
-        if (choice := st.session_state[one]) is not None:
-            st.session_state[one] = None  # the same one may be chosen again, to let go of it
+        if (choice := st.session_state[selected]) is not None:
+            st.session_state[selected] = None  # the same one may be chosen again, to let go of it
             st.session_state[panel] = False
             st.session_state[done] = True
             on_pick(choice.name, choice.value)
 
-    found = choices_of(drawing, pick)
+    choices = choices_of(drawing, pick)
     with opened:
         st.selectbox(
-            f"{numbers.count(len(found))} to choose from",
-            found,
+            f"{numbers.count(len(choices))} to choose from",
+            choices,
             index=None,
-            key=one,
+            key=selected,
             on_change=chosen,
             format_func=lambda choice: choice.words,
             placeholder="Type to search, Enter to choose",

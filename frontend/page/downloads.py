@@ -99,8 +99,8 @@ def caption(now: Selection) -> str:
     """What the picture is of: run and filters, as the chips say them."""
     from tokenpaths.frontend.page.filter_chips import chips
 
-    told = [chip.words for chip in chips(now) if chip.applies]
-    return ("; ".join(told) + ". " if told else "") + "Tokenpaths."
+    filters = [chip.words for chip in chips(now) if chip.applies]
+    return ("; ".join(filters) + ". " if filters else "") + "Tokenpaths."
 
 
 def link(now: Selection) -> str:

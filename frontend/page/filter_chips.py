@@ -42,10 +42,10 @@ class Chip:
 def chips(selection: Selection) -> list[Chip]:
     """The chips of a selection, in the order of the words of the design."""
     uses = USES[selection.view]
-    found = []
+    result = []
 
     def add(field: str, words: str, **without: Any) -> None:
-        found.append(Chip(field, words, without, field in uses))
+        result.append(Chip(field, words, without, field in uses))
 
     if selection.run:
         add("run", f"run: {selection.run}", run=None)
@@ -86,16 +86,16 @@ def chips(selection: Selection) -> list[Chip]:
         add("token", f"token {selection.token:,}", token=None)
     if selection.job is not None:
         add("job", f"job: {selection.job}", job=None)
-    return found
+    return result
 
 
 def chips_row(selection: Selection) -> None:
     """Draw them; a click on one lets it go."""
-    found = chips(selection)
-    if not found or selection.view == "runs" and len(found) == 1:
+    row = chips(selection)
+    if not row or selection.view == "runs" and len(row) == 1:
         return
     with st.container(horizontal=True, gap="small", key="chips"):
-        for index, chip in enumerate(found):
+        for index, chip in enumerate(row):
             words = chip.words if len(chip.words) <= 44 else chip.words[:43] + "…"
             st.button(
                 f"{_escape(words)}{'' if chip.applies else ' · not used here'} ×",

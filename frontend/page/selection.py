@@ -126,9 +126,9 @@ class Selection:
         label, filters, sample; another sample forgets the token; another measure forgets the bar; another view forgets
         the job."""
         if "run" in changes and changes["run"] != self.run:
-            kept = {"view": self.view, "opacity": self.opacity, "model": self.model}
-            kept["against"] = self.against if self.against != changes["run"] else None
-            return replace(Selection(**kept), **changes)
+            remaining = {"view": self.view, "opacity": self.opacity, "model": self.model}
+            remaining["against"] = self.against if self.against != changes["run"] else None
+            return replace(Selection(**remaining), **changes)
         if "view" in changes and changes["view"] != self.view:
             changes = {"job": None, **changes}  # a job belongs to the view that started it
         if "sample" in changes and changes["sample"] != self.sample:
@@ -147,30 +147,30 @@ class Selection:
 
     def toggle_path(self, rank: int) -> Selection:
         """Choose a path, or let it go."""
-        left = tuple(one for one in self.paths if one != rank) if rank in self.paths else (*self.paths, rank)
+        left = tuple(other for other in self.paths if other != rank) if rank in self.paths else (*self.paths, rank)
         return self.change(paths=left, seed=0)
 
 
 def to_query(selection: Selection) -> dict[str, str]:
     """The address of a selection; defaults are left out."""
     query = {}
-    for one in fields(Selection):
-        value = getattr(selection, one.name)
-        if value == one.default or value is None:
+    for field in fields(Selection):
+        value = getattr(selection, field.name)
+        if value == field.default or value is None:
             continue
-        if one.name in ("steps", "ranks", "compute", "reuse"):
+        if field.name in ("steps", "ranks", "compute", "reuse"):
             value = f"{value[0]:g}:{value[1]:g}" if isinstance(value[0], float) else f"{value[0]}:{value[1]}"
         elif isinstance(value, tuple):
             value = ",".join(map(str, value))
         elif isinstance(value, float):
             value = f"{value:g}"
-        query[one.name] = str(value)
+        query[field.name] = str(value)
     return query
 
 
 def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
     """The selection of an address, and one sentence for each part that it cannot mean, or that is cut."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     problems = []
     for name, text in query.items():
         if name not in _READERS:
@@ -181,10 +181,10 @@ def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
         if most is not None and length > most:
             problems.append(f"The address’s {name} is of {length:,} characters; the first {most} were taken.")
         try:
-            found[name] = _READERS[name](text)
+            values[name] = _READERS[name](text)
         except (ValueError, OverflowError):
             problems.append(f"The address says {name}={text[:40]!r}, which is not understood; it was left out.")
-    return Selection(**found), problems
+    return Selection(**values), problems
 
 
 def _node_key(node: str) -> tuple[int, int]:

@@ -145,10 +145,10 @@ def _numbers(rows: Sequence[dict[str, Any]], what: str, columns: Mapping[str, An
 
 def _explained(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a table's columns, each metric with its formula as help."""
-    told = {name: dict(st.column_config.Column(help=COLUMNS[name])) for name in row if name in COLUMNS}
-    return told | {
-        name: {**told.get(name, {}), **{k: v for k, v in dict(given).items() if v is not None}}
-        for name, given in columns.items()
+    formulas = {name: dict(st.column_config.Column(help=COLUMNS[name])) for name in row if name in COLUMNS}
+    return formulas | {
+        name: {**formulas.get(name, {}), **{k: v for k, v in dict(settings).items() if v is not None}}
+        for name, settings in columns.items()
     }
 
 

@@ -33,7 +33,7 @@ FORM = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Toke
 <meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
 <style>body{{font:16px system-ui,sans-serif;display:grid;place-items:center;min-height:90vh;margin:1rem}}
 form{{display:grid;gap:.7rem;max-width:22rem}}input,button{{font:inherit;padding:.5rem}}p{{margin:0}}</style></head>
-<body><form method="post"><h1>Tokenpaths</h1><p>{said}</p>
+<body><form method="post"><h1>Tokenpaths</h1><p>{message}</p>
 <label for="token">Access token</label>
 <input id="token" name="token" type="password" autocomplete="current-password" required autofocus>
 <button>Open</button></form></body></html>"""
@@ -67,8 +67,8 @@ class Login:
         """Whether one of the cookies is that of a visit; compared in constant time."""
         headers = [value.decode("latin-1") for name, value in scope.get("headers", []) if name == b"cookie"]
         pairs = (pair.strip().partition("=") for header in headers for pair in header.split(";"))
-        given = [value for name, _, value in pairs if name == COOKIE]
-        return any(hmac.compare_digest(value.encode("latin-1"), self.visit.encode()) for value in given)
+        values = [value for name, _, value in pairs if name == COOKIE]
+        return any(hmac.compare_digest(value.encode("latin-1"), self.visit.encode()) for value in values)
 
     async def _entering(self, request: Request) -> Response:
         body = b""
@@ -76,8 +76,8 @@ class Login:
             body += chunk
             if len(body) > MOST_FORM_BYTES:
                 return _asking(WRONG)
-        given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0]
-        if not hmac.compare_digest(given.strip().encode("utf-8", "replace"), self.token.encode()):
+        token = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0]
+        if not hmac.compare_digest(token.strip().encode("utf-8", "replace"), self.token.encode()):
             await asyncio.sleep(WRONG_SECONDS)
             return _asking(WRONG)
         answer = RedirectResponse(f"/?{request.url.query}" if request.url.query else "/", 303, headers=HEADERS)
@@ -91,5 +91,5 @@ def _is_form(request: Request) -> bool:
     return (request.method, request.url.path, kind) == ("POST", "/", "application/x-www-form-urlencoded")
 
 
-def _asking(said: str) -> Response:
-    return HTMLResponse(FORM.format(said=html.escape(said)), status_code=401, headers=HEADERS)
+def _asking(message: str) -> Response:
+    return HTMLResponse(FORM.format(message=html.escape(message)), status_code=401, headers=HEADERS)

@@ -100,19 +100,19 @@ class Files:
         by_element: dict[str, list[str]] = {}
         for name in scripts:
             by_element.setdefault(name.split(".")[0], []).append(name)
-        found, seen = [], set(already)
+        names, seen = [], set(already)
         waiting = [name for element in elements for name in by_element.get(element, [])]
         while waiting:
             name = waiting.pop(0)
             if name in seen or name not in scripts:
                 continue
             seen.add(name)
-            found.append(name)
+            names.append(name)
             if name not in self._imported:
                 text = (self.body(scripts[name], small=False) or b"").decode("utf-8", "replace")
                 self._imported[name] = IMPORTED.findall(text)
             waiting += self._imported[name]
-        return found
+        return names
 
     def load(self) -> None:
         """Read what the pages of all views name, before anybody asks."""
@@ -145,8 +145,8 @@ class CachedFiles:
         if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD") or scope.get("root_path"):
             await self.app(scope, receive, send)
             return
-        given, address = Headers(scope=scope), scope["path"]
-        small = "gzip" in given.get("accept-encoding", "") and not _is_here(scope)
+        request, address = Headers(scope=scope), scope["path"]
+        small = "gzip" in request.get("accept-encoding", "") and not _is_here(scope)
         if address == "/":
             view = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("view", ["runs"])[0]
             body, kind, keep = self.files.page(view), "text/html; charset=utf-8", ASK
@@ -154,7 +154,7 @@ class CachedFiles:
         else:
             kind = _kind(address)
             small = small and kind.startswith(("text/", "application/")) and self._is_long(address)
-            body, keep = (None if "range" in given else self.files.body(address, small=small)), YEAR
+            body, keep = (None if "range" in request else self.files.body(address, small=small)), YEAR
         if body is None:
             await self.app(scope, receive, send)
             return
@@ -166,7 +166,7 @@ class CachedFiles:
             headers["vary"] = "accept-encoding"
         if small:
             headers["content-encoding"] = "gzip"
-        fresh = bool(tag) and tag in given.get("if-none-match", "")
+        fresh = bool(tag) and tag in request.get("if-none-match", "")
         if not fresh:
             headers["content-length"] = str(len(body))
         await send(

@@ -99,7 +99,7 @@ def all_charts(theme: str) -> dict[str, Any]:
     curve = raytracing_network.share_rows(NETWORK, VALUES, NAMES)
     return {
         "network": raytracing_network.network_chart(NETWORK, VALUES, 1, theme=theme),
-        "network fired": raytracing_network.network_chart(NETWORK, VALUES, 2, theme=theme, said="seven 93 %"),
+        "network fired": raytracing_network.network_chart(NETWORK, VALUES, 2, theme=theme, prediction="seven 93 %"),
         "shares": raytracing_network.share_chart(curve, [0.2, 0.3, 0.4, 0.4], step=1, theme=theme),
         "fired": raytracing_network.fired_chart(raytracing_network.fired_rows([0, 3, 5], NAMES), chosen=1, theme=theme),
         "classes": raytracing_costs.class_chart(raytracing_costs.class_rows(SAMPLES), theme=theme),
@@ -192,8 +192,8 @@ def test_silent_blocks_are_drawn_and_their_wires_are_not():
 
 
 def test_the_output_speaks_at_the_last_step_only():
-    assert "seven" not in json.dumps(raytracing_network.network_chart(NETWORK, VALUES, 1, said="seven").to_dict())
-    assert "seven" in json.dumps(raytracing_network.network_chart(NETWORK, VALUES, 2, said="seven").to_dict())
+    assert "seven" not in json.dumps(raytracing_network.network_chart(NETWORK, VALUES, 1, prediction="seven").to_dict())
+    assert "seven" in json.dumps(raytracing_network.network_chart(NETWORK, VALUES, 2, prediction="seven").to_dict())
 
 
 def test_stops_are_counted_by_step():

@@ -41,10 +41,10 @@ def choices_of(chart: Any, names: Sequence[str]) -> list[Choice]:
     are those that all of them share.
     """
     spec = chart.to_dict()
-    found: list[Choice] = []
+    choices: list[Choice] = []
     for name in names:
         fields, views = _selection(spec, name)
-        told: dict[Any, dict[str, str]] = {}
+        parts_of: dict[Any, dict[str, str]] = {}
         for view in views:
             describe = _words_of(view)
             for row in _rows(spec, view):
@@ -52,20 +52,20 @@ def choices_of(chart: Any, names: Sequence[str]) -> list[Choice]:
                 if value is None:
                     continue
                 parts = describe(row)
-                told[value] = {k: v for k, v in told.get(value, parts).items() if parts.get(k) == v}
-        for value, parts in sorted(told.items(), key=_order):
-            found.append(Choice(name, value, _sentence(parts, f"{name}: {value}")))
-    return found
+                parts_of[value] = {k: v for k, v in parts_of.get(value, parts).items() if parts.get(k) == v}
+        for value, parts in sorted(parts_of.items(), key=_order):
+            choices.append(Choice(name, value, _sentence(parts, f"{name}: {value}")))
+    return choices
 
 
 def _selection(spec: Mapping[str, Any], name: str) -> tuple[list[str], list[Mapping[str, Any]]]:
     """The fields of a selection, and the parts of the chart whose marks it hears; none of a name that is not there."""
     for view in _views(spec):
-        for one in view.get("params", ()):
-            if one["name"] == name and isinstance(one.get("select"), Mapping):
-                heard = one.get("views")
-                within = [v for v in _views(spec) if v.get("name") in heard] if heard else [view]
-                return list(one["select"]["fields"]), within
+        for param in view.get("params", ()):
+            if param["name"] == name and isinstance(param.get("select"), Mapping):
+                view_names = param.get("views")
+                views = [v for v in _views(spec) if v.get("name") in view_names] if view_names else [view]
+                return list(param["select"]["fields"]), views
     return [], []
 
 
@@ -95,13 +95,16 @@ def _words_of(view: Mapping[str, Any]) -> Any:
         field = encoding["description"]["field"]
         return lambda row: {"": str(row[field])}
     mark = view.get("mark")
-    told = mark.get("tooltip") if isinstance(mark, Mapping) else None
-    if isinstance(told, Mapping) and "expr" in told:
-        pairs = [(title, field, "") for title, field in _TIP.findall(told["expr"])]
+    tooltip = mark.get("tooltip") if isinstance(mark, Mapping) else None
+    if isinstance(tooltip, Mapping) and "expr" in tooltip:
+        pairs = [(title, field, "") for title, field in _TIP.findall(tooltip["expr"])]
     else:
         tips = encoding.get("tooltip") or []
         tips = [tips] if isinstance(tips, Mapping) else tips
-        pairs = [(one.get("title") or one["field"], one["field"], str(one.get("format") or "")) for one in tips]
+        pairs = [
+            (channel.get("title") or channel["field"], channel["field"], str(channel.get("format") or ""))
+            for channel in tips
+        ]
     return lambda row: {title: shown for title, field, form in pairs if (shown := _shown(row.get(field), form))}
 
 
@@ -120,6 +123,6 @@ def _sentence(parts: Mapping[str, str], instead: str) -> str:
     return words.removeprefix(f"{instead}; ") or instead
 
 
-def _order(told: tuple[Any, Any]) -> list[Any]:
+def _order(item: tuple[Any, Any]) -> list[Any]:
     """By number where there are numbers: 2.3 before 2.10."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(told[0]))]
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(item[0]))]

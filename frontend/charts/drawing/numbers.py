@@ -26,12 +26,12 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def apart(values: Sequence[float], most: int = 6) -> list[str]:
     """Numbers that stand beside each other, with as few digits (3 at least) as tell different ones apart."""
-    told: list[str] = []
+    texts: list[str] = []
     for digits in range(3, most + 1):
-        told = [number(value, digits) for value in values]
-        if len(set(told)) == len({number(value, most) for value in values}):
+        texts = [number(value, digits) for value in values]
+        if len(set(texts)) == len({number(value, most) for value in values}):
             break
-    return told
+    return texts
 
 
 def percent(value: float | None, digits: int = 3) -> str:
@@ -55,9 +55,9 @@ def short(value: float | None) -> str:
     return count(value)
 
 
-def plural(value: float | None, one: str, many: str | None = None) -> str:
+def plural(value: float | None, singular: str, plural_form: str | None = None) -> str:
     """“1 token”, “2,000 tokens”."""
-    return f"{count(value)} {one if value == 1 else many or one + 's'}"
+    return f"{count(value)} {singular if value == 1 else plural_form or singular + 's'}"
 
 
 def ribbon_words(ribbon: Sequence[Sequence[int]], most: int = 64) -> str:

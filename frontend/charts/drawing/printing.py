@@ -47,8 +47,8 @@ def _finer(part: Any, longest: float) -> None:
     """Smaller points and legends of at most ``longest`` points, in place; outlines (points with a shape of their own)
     stay."""
     if isinstance(part, list):
-        for one in part:
-            _finer(one, longest)
+        for child in part:
+            _finer(child, longest)
     if not isinstance(part, dict):
         return
     mark = part.get("mark")
@@ -56,18 +56,18 @@ def _finer(part: Any, longest: float) -> None:
         _scale(mark, "size", _SMALLER)
         for channel in ("size", "strokeWidth"):
             coding = part.get("encoding", {}).get(channel, {})
-            for one in (coding, coding.get("condition")):
-                if isinstance(one, dict):
-                    _scale(one, "value", _SMALLER)
+            for child in (coding, coding.get("condition")):
+                if isinstance(child, dict):
+                    _scale(child, "value", _SMALLER)
     if isinstance(mark, dict) and mark.get("type") in ("line", "rule"):
         _scale(mark, "strokeWidth", _THINNER)
     if isinstance(part.get("legend"), dict):
         _scale(part["legend"], "symbolSize", _SMALLER)
         if isinstance(part["legend"].get("gradientLength"), int | float):
             part["legend"]["gradientLength"] = min(longest, part["legend"]["gradientLength"])
-    for name, one in part.items():
+    for name, child in part.items():
         if name not in ("values", "datasets"):
-            _finer(one, longest)
+            _finer(child, longest)
 
 
 def _scale(part: dict[str, Any], name: str, factor: float) -> None:
@@ -81,10 +81,10 @@ _OPACITY = re.compile(r'<path [^>]*?\sopacity="([\d.]+)"[^>]*/>')
 def _flat(path: re.Match[str]) -> str:
     """A transparent path as transparent paint: as a layer of its own each takes a bitmap of the whole sheet to draw,
     minutes for a thousand ribbons."""
-    found = path[0]
-    if "fill-opacity" in found or "stroke-opacity" in found:
-        return found
-    return found.replace(f' opacity="{path[1]}"', f' fill-opacity="{path[1]}" stroke-opacity="{path[1]}"')
+    element = path[0]
+    if "fill-opacity" in element or "stroke-opacity" in element:
+        return element
+    return element.replace(f' opacity="{path[1]}"', f' fill-opacity="{path[1]}" stroke-opacity="{path[1]}"')
 
 
 def svg_of(spec: dict[str, Any]) -> str:

@@ -36,15 +36,15 @@ class Call:
     def redraw(self, **changes: Any) -> Any:
         """The same picture with other arguments; those that the function does not have are left out, and one that is
         ``...`` goes back to its default."""
-        known = inspect.signature(self.function).parameters
-        given = {**self.arguments, **{name: value for name, value in changes.items() if name in known}}
-        return self.function(**{name: value for name, value in given.items() if value is not ...})
+        parameters = inspect.signature(self.function).parameters
+        arguments = {**self.arguments, **{name: value for name, value in changes.items() if name in parameters}}
+        return self.function(**{name: value for name, value in arguments.items() if value is not ...})
 
 
 def call_of(chart: Any) -> Call | None:
     """The call that made ``chart``; None where it was changed afterwards or is not from here."""
-    found = getattr(chart, "__dict__", {}).get(_KEPT)
-    return found if isinstance(found, Call) else None
+    call = getattr(chart, "__dict__", {}).get(_KEPT)
+    return call if isinstance(call, Call) else None
 
 
 def redrawable(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,12 +56,12 @@ def redrawable(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def draw(*arguments: Any, **named: Any) -> Any:
         chart = function(*arguments, **named)
-        given = signature.bind(*arguments, **named).arguments
-        if question and "title" in given and given["title"] is None:
+        bound = signature.bind(*arguments, **named).arguments
+        if question and "title" in bound and bound["title"] is None:
             # The page says it in a heading of its own; who is on the picture with a screen reader is told it again.
             chart.description = " ".join(filter(None, [question, _description(chart)]))
         # An attribute of the object itself: Altair would take a plain one for a part of the chart.
-        object.__setattr__(chart, _KEPT, Call(function, dict(given)))
+        object.__setattr__(chart, _KEPT, Call(function, dict(bound)))
         return chart
 
     return draw

@@ -44,12 +44,12 @@ def text_pieces(text: str, tokens: Sequence[Mapping[str, Any]]) -> list[Piece]:
             pieces[-1][2].append(int(token["token"]))
         elif start < end:
             pieces.append([start, end, [int(token["token"])]])
-    found, place = [], 0
+    parts, place = [], 0
     for start, end, members in pieces:
         if start > place:
-            found.append(Piece(text[place:start], ()))
-        found.append(Piece(text[start:end], tuple(members)))
+            parts.append(Piece(text[place:start], ()))
+        parts.append(Piece(text[start:end], tuple(members)))
         place = end
     if place < len(text):
-        found.append(Piece(text[place:], ()))
-    return found
+        parts.append(Piece(text[place:], ()))
+    return parts

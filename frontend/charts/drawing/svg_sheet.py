@@ -119,11 +119,11 @@ class Canvas:
 
     def image(self, x: float, y: float, width: float, height: float, url: str, title: str = "") -> None:
         """A picture from a data URL, its pixels as they are."""
-        told = f"<title>{escape(clean(title))}</title>" if title else ""
+        tooltip = f"<title>{escape(clean(title))}</title>" if title else ""
         self._parts.append(
             f'<image x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" preserveAspectRatio="none" '
             f'image-rendering="optimizeSpeed" style="image-rendering:pixelated" href={quoteattr(url)} '
-            f"xlink:href={quoteattr(url)}>{told}</image>"
+            f"xlink:href={quoteattr(url)}>{tooltip}</image>"
         )
         self._reach(y + height)
 
@@ -154,10 +154,10 @@ class Canvas:
 
 def size_of(svg: str) -> tuple[float, float]:
     """Width and height of an SVG document in its own units."""
-    found = _SIZE.search(svg)
-    if found is None:
+    match = _SIZE.search(svg)
+    if match is None:
         raise ValueError("this is not an SVG with width and height")
-    return float(found[1]), float(found[2])
+    return float(match[1]), float(match[2])
 
 
 def with_caption(svg: str, paragraphs: Sequence[str], theme: Theme = PRINT) -> str:

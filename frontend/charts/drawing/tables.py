@@ -23,27 +23,27 @@ def tables_of(answers: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
     Single numbers of an answer become a table of their own of one row, named after the answer.
     """
-    found: dict[str, list[dict[str, Any]]] = {}
+    tables: dict[str, list[dict[str, Any]]] = {}
     for name, answer in answers.items():
         if isinstance(answer, Mapping):
-            _walk(answer, "" if len(answers) == 1 else name, found, name)
+            _walk(answer, "" if len(answers) == 1 else name, tables, name)
         elif answer:
-            found[name] = [dict(row) for row in answer]
-    return found
+            tables[name] = [dict(row) for row in answer]
+    return tables
 
 
-def _walk(answer: Mapping[str, Any], place: str, found: dict[str, list[dict[str, Any]]], name: str) -> None:
+def _walk(answer: Mapping[str, Any], place: str, tables: dict[str, list[dict[str, Any]]], name: str) -> None:
     single: dict[str, Any] = {}
     for key, value in answer.items():
         where = f"{place}.{key}" if place else str(key)
         if isinstance(value, Mapping):
-            _walk(value, where, found, key)
+            _walk(value, where, tables, key)
         elif isinstance(value, list | tuple) and value and all(isinstance(row, Mapping) for row in value):
-            found[where] = [dict(row) for row in value]
+            tables[where] = [dict(row) for row in value]
         elif value is not None and not isinstance(value, list | tuple) and key != "run":
             single[str(key)] = value
     if single:
-        found[f"{place or name} in short"] = [single]
+        tables[f"{place or name} in short"] = [single]
 
 
 def csv_of(table: Table) -> str:
@@ -53,14 +53,14 @@ def csv_of(table: Table) -> str:
 
 def csv_files(tables: Mapping[str, Table]) -> dict[str, str]:
     """Name of the file → its CSV, one for each table that has rows."""
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for name, table in tables.items():
         if table:
             file = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_.") or "table"
-            while f"{file}.csv" in found:  # names that differ in signs alone
+            while f"{file}.csv" in files:  # names that differ in signs alone
                 file += "_"
-            found[f"{file}.csv"] = csv_of(table)
-    return found
+            files[f"{file}.csv"] = csv_of(table)
+    return files
 
 
 def zip_of(files: Mapping[str, str]) -> bytes:

@@ -120,7 +120,7 @@ def finish(
     subtitle: str | list[str] | None = None,
     *,
     height: Any = None,
-    said: str = "",
+    summary: str = "",
 ) -> Any:
     """Give a chart its size, title, description and the look of the theme. Fonts are the page's; nothing is fetched.
 
@@ -130,13 +130,13 @@ def finish(
         title: The question that the chart answers; None leaves title and subtitle out of the picture.
         subtitle: What is drawn, with its units.
         height: In pixels, or an ``alt.Step``; the width is the container's. None keeps the chart's own size.
-        said: The number that the chart is about, for the accessible description, where the subtitle has none.
+        summary: The number that the chart is about, for the accessible description, where the subtitle has none.
 
     Returns:
-        A copy. Its description has title, ``said`` and subtitle even where the picture shows none of them.
+        A copy. Its description has title, ``summary`` and subtitle even where the picture shows none of them.
     """
     lines = [subtitle] if isinstance(subtitle, str) else list(subtitle or [])
-    properties: dict[str, Any] = {"description": " ".join(filter(None, [title, said, *lines]))}
+    properties: dict[str, Any] = {"description": " ".join(filter(None, [title, summary, *lines]))}
     if height is not None:
         properties |= {"width": "container", "height": height}
     if title is not None:

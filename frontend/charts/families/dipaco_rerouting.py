@@ -40,7 +40,7 @@ def rerouting_rows(validation: Mapping[str, Any], own: str = "") -> tuple[list[d
 
     Both are empty where nothing was measured; what is no perplexity is left out.
     """
-    given, beside = validation.get("rerouting"), validation.get("beside")
+    intervals, beside = validation.get("rerouting"), validation.get("beside")
     by_w = [
         {
             "W": int(row["every"]) if row.get("every") else None,
@@ -48,17 +48,17 @@ def rerouting_rows(validation: Mapping[str, Any], own: str = "") -> tuple[list[d
             "switched": row.get("switched"),
             "paths_per_document": row.get("paths_per_sequence"),
         }
-        for row in (given if isinstance(given, list) else [])
+        for row in (intervals if isinstance(intervals, list) else [])
         if isinstance(row, Mapping) and perplexity_of(row) is not None
     ]
     if not by_w and perplexity_of(validation) is not None:
         by_w = [{"W": None, "perplexity": perplexity_of(validation), "switched": None, "paths_per_document": 1}]
     by_w.sort(key=lambda row: -(row["W"] or math.inf))
-    found = beside if isinstance(beside, Mapping) else {}
+    others = beside if isinstance(beside, Mapping) else {}
     baselines = [
-        {"model": name, "perplexity": perplexity_of(found.get(key))}
+        {"model": name, "perplexity": perplexity_of(others.get(key))}
         for key, name in BESIDE.items()
-        if key != own and perplexity_of(found.get(key)) is not None
+        if key != own and perplexity_of(others.get(key)) is not None
     ]
     return by_w, sorted(baselines, key=lambda row: row["perplexity"])
 
@@ -81,13 +81,14 @@ def rerouting_chart(
         {
             "often": _often(r["W"]),
             "perplexity": r["perplexity"],
-            "words": said,
+            "words": summary,
             "chosen": _often(r["W"]).replace("|", " "),
         }
-        for r, said in zip(by_w, words, strict=False)
+        for r, summary in zip(by_w, words, strict=False)
     ]
     lines = [
-        {**row, "words": f"{row['model']} {said}"} for row, said in zip(baselines, words[len(by_w) :], strict=True)
+        {**row, "words": f"{row['model']} {summary}"}
+        for row, summary in zip(baselines, words[len(by_w) :], strict=True)
     ]
     low, high = min(values, default=0.0), max(values, default=1.0)
     room = max(1e-6, 0.12 * (high - low)) if high > low else max(0.1, 0.05 * high)
@@ -124,9 +125,9 @@ def rerouting_chart(
         base.mark_text(dy=16, fontSize=look.font_size, fontWeight=600, color=look.ink).encode(text="words:N"),
     ]
     chart = alt.layer(*layers)
-    said = "Perplexity: " + "; ".join(f"path chosen {row['chosen']}, {row['words']}" for row in points) + "."
-    told = "Line: this model. Dashed: models that choose once, or not at all."
-    return finish(chart, look, title, told, height=height, said=said if points else "")
+    summary = "Perplexity: " + "; ".join(f"path chosen {row['chosen']}, {row['words']}" for row in points) + "."
+    subtitle = "Line: this model. Dashed: models that choose once, or not at all."
+    return finish(chart, look, title, subtitle, height=height, summary=summary if points else "")
 
 
 def _often(w: int | None) -> str:
@@ -171,15 +172,15 @@ def decisions(num_tokens: int, prefix: int, every: int | None, context: int) -> 
 
 def chunks(tokens: Sequence[Mapping[str, Any]], starts: Iterable[int] = ()) -> list[Chunk]:
     """Cut a document where the router decided anew, and wherever the path changes."""
-    cuts, found = set(starts), list[list[Mapping[str, Any]]]()
+    cuts, groups = set(starts), list[list[Mapping[str, Any]]]()
     for token in tokens:
-        if not found or token["token"] in cuts or token["rank"] != found[-1][-1]["rank"]:
-            found.append([])
-        found[-1].append(token)
-    made = []
-    for part in found:
+        if not groups or token["token"] in cuts or token["rank"] != groups[-1][-1]["rank"]:
+            groups.append([])
+        groups[-1].append(token)
+    result = []
+    for part in groups:
         losses = [token["loss"] for token in part if token.get("loss") is not None]
-        made.append(
+        result.append(
             Chunk(
                 part[0]["token"],
                 part[-1]["token"] + 1,
@@ -189,7 +190,7 @@ def chunks(tokens: Sequence[Mapping[str, Any]], starts: Iterable[int] = ()) -> l
                 sum(losses) / len(losses) if losses else None,
             )
         )
-    return made
+    return result
 
 
 @redrawable
@@ -250,8 +251,8 @@ def strip_chart(
     )
     chart = alt.layer(cells, names).resolve_scale(color="independent")
     words = "One piece: the tokens between two decisions of the router."
-    said = f"{numbers.plural(len(table), 'piece')}, {numbers.plural(len({row['rank'] for row in table}), 'path')}."
-    return finish(chart, look, title, words, height=height, said=said)
+    summary = f"{numbers.plural(len(table), 'piece')}, {numbers.plural(len({row['rank'] for row in table}), 'path')}."
+    return finish(chart, look, title, words, height=height, summary=summary)
 
 
 def chunk_rows(parts: Sequence[Chunk]) -> list[dict[str, Any]]:

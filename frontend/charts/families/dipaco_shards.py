@@ -88,13 +88,13 @@ def tree_bars(by_label: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[list
 
 def _stacked(column: int, sizes: Mapping[str, float], order: Any, total: float) -> list[Bar]:
     gap = _GAP / max(1, len(sizes) - 1) if len(sizes) > 1 else 0.0
-    top, found = 0.0 if len(sizes) > 1 else _GAP / 2, []
+    top, bars = 0.0 if len(sizes) > 1 else _GAP / 2, []
     for key in sorted(sizes, key=order):
         height = sizes[key] / total * (1 - _GAP)
         name = key.split(" ", 1)[1] if " " in key else key.split(".")[1]
-        found.append(Bar(key, column, name, sizes[key], top, top + height))
+        bars.append(Bar(key, column, name, sizes[key], top, top + height))
         top += height + gap
-    return found
+    return bars
 
 
 def _banded(
@@ -166,8 +166,8 @@ def tree_chart(
     words = ["Height of a bar and width of a band: share of the tokens. A path’s bar is its shard."]
     chart = alt.layer(*layers)
     ends = [vars(bar) for bar in bars if bar.column == last]
-    said = highest(ends, "tokens", lambda bar: f"path {bar['name']}, {numbers.plural(bar['tokens'], 'token')}")
-    return finish(chart, look, title, words, height=height, said=said)
+    summary = highest(ends, "tokens", lambda bar: f"path {bar['name']}, {numbers.plural(bar['tokens'], 'token')}")
+    return finish(chart, look, title, words, height=height, summary=summary)
 
 
 def _bands(bands: Sequence[Mapping[str, Any]], look: Theme, x: alt.X, y: alt.Y) -> alt.Chart:
@@ -284,9 +284,9 @@ def label_path_rows(
 ) -> list[dict[str, Any]]:
     """For each label and each of ``paths`` the share of the label's tokens that take it."""
     table = []
-    for label, found in by_label.items():
-        total = sum(path["count"] for path in found) or 1
-        counts = {modules_of(path): path["count"] for path in found}
+    for label, label_paths in by_label.items():
+        total = sum(path["count"] for path in label_paths) or 1
+        counts = {modules_of(path): path["count"] for path in label_paths}
         for path in paths:
             count = counts.get(modules_of(path), 0)
             table.append({"label": label, "path": path_name(modules_of(path)), "tokens": count, "share": count / total})
@@ -349,8 +349,10 @@ def label_path_chart(
         text="words:N", color=alt.when("datum.on").then(alt.value(ink_on(full))).otherwise(alt.value(look.ink))
     )
     chart = alt.layer(cells, text)
-    said = highest(shown, "share", lambda row: f"{row['full']} of {row['label']} take path {row['path']}")
-    return finish(chart, look, title, "In per cent of the label’s tokens.", height=max(70, 30 * len(labels)), said=said)
+    summary = highest(shown, "share", lambda row: f"{row['full']} of {row['label']} take path {row['path']}")
+    return finish(
+        chart, look, title, "In per cent of the label’s tokens.", height=max(70, 30 * len(labels)), summary=summary
+    )
 
 
 def sharing_rows(paths: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -449,6 +451,6 @@ def sharing_chart(
     )
     chart = alt.layer(joins, dots, words)
     chart = chart.resolve_scale(size="independent")
-    told = "One row: one path. Dots in one column share one module."
-    said = highest(shown, "tokens", lambda row: f"path {row['path']}, {row['words']} of the tokens")
-    return finish(chart, look, title, told, height=max(80, 24 * len(names)), said=said)
+    subtitle = "One row: one path. Dots in one column share one module."
+    summary = highest(shown, "tokens", lambda row: f"path {row['path']}, {row['words']} of the tokens")
+    return finish(chart, look, title, subtitle, height=max(80, 24 * len(names)), summary=summary)

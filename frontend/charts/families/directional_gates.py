@@ -40,7 +40,7 @@ WHAT = {
 def gate_rows(answer: Mapping[str, Any], minus: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """One row a gate: layer, head, direction, r; with ``minus`` also the other r and the difference."""
     layers, heads, directions = (axis["names"] for axis in answer["axes"])
-    found = []
+    table = []
     for layer in range(len(layers)):
         for head in range(len(heads)):
             for direction in range(len(directions)):
@@ -49,8 +49,8 @@ def gate_rows(answer: Mapping[str, Any], minus: Mapping[str, Any] | None = None)
                 if minus is not None:
                     row["other"] = minus["values"][layer][head][direction]
                     row["difference"] = (r or 0.0) - (row["other"] or 0.0)
-                found.append(row)
-    return found
+                table.append(row)
+    return table
 
 
 @redrawable
@@ -120,7 +120,7 @@ def gate_chart(
         if minus is None
         else "Rose: more is removed than in the other; blue: less; page colour: the same."
     )
-    said = highest(
+    summary = highest(
         table,
         value,
         lambda row: (
@@ -128,7 +128,7 @@ def gate_chart(
             f"r {row['words']}" + ("" if minus is None else f" against {row['against']}")
         ),
     )
-    return finish(chart, look, title, words, height=max(90, 30 * num_layers), said=said)
+    return finish(chart, look, title, words, height=max(90, 30 * num_layers), summary=summary)
 
 
 @redrawable
@@ -141,7 +141,7 @@ def variance_chart(
 ) -> alt.LayerChart:
     """Heat map of cross-domain variance by layer and head; specialists are marked with a dot."""
     look = theme_named(theme)
-    special = {(int(one["layer"]), int(one["head"])) for one in specialists}
+    special = {(int(head["layer"]), int(head["head"])) for head in specialists}
     table = variance_rows(variance, special)
     most = max([row["variance"] or 0.0 for row in table], default=0.0) or 1.0
     x = alt.X("head:O", axis=alt.Axis(orient="top", title="head", labelAngle=0, domain=False, ticks=False))
@@ -169,9 +169,9 @@ def variance_chart(
     )
     height = max(90, 30 * len(variance))
     chart = alt.layer(cells, dots)
-    said = highest(table, "variance", lambda row: f"layer {row['layer']}, head {row['head']}, {row['words']}")
+    summary = highest(table, "variance", lambda row: f"layer {row['layer']}, head {row['head']}, {row['words']}")
     words = "Dot: specialist, among the quarter of heads that vary most."
-    return finish(chart, look, title, words, height=height, said=said)
+    return finish(chart, look, title, words, height=height, summary=summary)
 
 
 def variance_rows(variance: Sequence[Sequence[float]], special: Iterable[tuple[int, int]] = ()) -> list[dict[str, Any]]:
@@ -220,8 +220,8 @@ def specialist_chart(
     )
     line = alt.Chart(rows([{"share": even}])).mark_rule(color=look.muted, strokeDash=[5, 3], strokeWidth=1.5)
     chart = alt.layer(bars, line.encode(y=y))
-    said = highest(table, "share", lambda row: f"layer {row['layer']}, {row['words']} of its heads")
-    return finish(chart, look, title, "Dashed: as many in every layer.", height=height, said=said)
+    summary = highest(table, "share", lambda row: f"layer {row['layer']}, {row['words']} of its heads")
+    return finish(chart, look, title, "Dashed: as many in every layer.", height=height, summary=summary)
 
 
 @redrawable
@@ -288,37 +288,37 @@ def pca_chart(
         opacity=0.85,
     )
     words = names.mark_text(fontSize=look.font_size + 2, fontWeight=700, color=look.ink)
-    layers = [points, here.encode(x=x, y=y)] + [one.encode(x=x, y=y, text="label:N") for one in (halo, words)]
+    layers = [points, here.encode(x=x, y=y)] + [layer.encode(x=x, y=y, text="label:N") for layer in (halo, words)]
     chart = alt.layer(*layers)
     words = "One point: one text. Names stand at the middle of their domain."
-    said = f"{numbers.plural(len(table), 'text')} of {numbers.plural(len(labels), 'domain')}."
-    return finish(chart, look, title, words, height=height, said=said)
+    summary = f"{numbers.plural(len(table), 'text')} of {numbers.plural(len(labels), 'domain')}."
+    return finish(chart, look, title, words, height=height, summary=summary)
 
 
-def centroid_words(found: Mapping[str, Any]) -> str:
+def centroid_words(accuracy: Mapping[str, Any]) -> str:
     """Nearest-centroid accuracy as a sentence, beside shuffled domains."""
-    far = found.get("p_value") is not None and found["p_value"] <= 0.05
-    best = f", at best {numbers.percent(found['null_max'])}" if found.get("null_max") is not None else ""
-    balanced = found.get("balanced", found["accuracy"])
-    shuffles = f", {numbers.plural(found['shuffles'], 'shuffle')}" if found.get("shuffles") else ""
+    far = accuracy.get("p_value") is not None and accuracy["p_value"] <= 0.05
+    best = f", at best {numbers.percent(accuracy['null_max'])}" if accuracy.get("null_max") is not None else ""
+    balanced = accuracy.get("balanced", accuracy["accuracy"])
+    shuffles = f", {numbers.plural(accuracy['shuffles'], 'shuffle')}" if accuracy.get("shuffles") else ""
     return (
-        f"From the gates alone, {numbers.percent(found['accuracy'])} of the texts are nearest to the centre of their "
-        f"own domain, themselves left out. As the mean over domains that is {numbers.percent(balanced)}; with the "
-        f"domains shuffled {numbers.percent(found['null_mean'])}{best} "
-        f"(p = {numbers.number(found.get('p_value'))}{shuffles}). "
+        f"From the gates alone, {numbers.percent(accuracy['accuracy'])} of the texts are nearest to the centre of "
+        f"their own domain, themselves left out. As the mean over domains that is {numbers.percent(balanced)}; with "
+        f"the domains shuffled {numbers.percent(accuracy['null_mean'])}{best} "
+        f"(p = {numbers.number(accuracy.get('p_value'))}{shuffles}). "
         + ("The gates know the domain." if far else "That is no more than chance.")
-        + (f" Left out, with one text only: {', '.join(found['left_out'])}." if found.get("left_out") else "")
+        + (f" Left out, with one text only: {', '.join(accuracy['left_out'])}." if accuracy.get("left_out") else "")
     )
 
 
 def ablation_rows(table: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Ablations in words: what was done, and every number that was measured."""
-    found = []
+    result = []
     for row in table:
         what = str(row.get("what") or row.get("name") or "")
         rest = {key: value for key, value in row.items() if key not in ("what", "name")}
-        found.append({"what": WHAT.get(what, what)} | rest)
-    return found
+        result.append({"what": WHAT.get(what, what)} | rest)
+    return result
 
 
 def ablation_words(table: Iterable[Mapping[str, Any]]) -> str | None:
@@ -366,8 +366,8 @@ def _gate_axes(answer: Mapping[str, Any]) -> tuple[alt.X, alt.Y]:
 
 
 def _component(which: str, share: float | None, look: Theme) -> alt.Axis:
-    told = f" ({numbers.percent(share)} of the variance)" if share is not None else ""
-    return alt.Axis(title=f"{which} component{told}", tickCount=4, labels=False, ticks=False, gridOpacity=0.6)
+    variance = f" ({numbers.percent(share)} of the variance)" if share is not None else ""
+    return alt.Axis(title=f"{which} component{variance}", tickCount=4, labels=False, ticks=False, gridOpacity=0.6)
 
 
 def _middles(table: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -375,8 +375,12 @@ def _middles(table: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for row in table:
         points[row["label"]].append(row)
     return [
-        {"label": label, "x": sum(p["x"] for p in some) / len(some), "y": sum(p["y"] for p in some) / len(some)}
-        for label, some in points.items()
+        {
+            "label": label,
+            "x": sum(p["x"] for p in members) / len(members),
+            "y": sum(p["y"] for p in members) / len(members),
+        }
+        for label, members in points.items()
     ]
 
 

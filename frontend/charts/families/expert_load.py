@@ -24,10 +24,10 @@ def load_rows(usage: Mapping[str, Any]) -> list[dict[str, Any]]:
     cells: dict[int, list[float]] = defaultdict(list)
     for cell in usage["usage"]:
         cells[int(cell["step"])].append(float(cell["utilisation"] or 0.0))
-    found = []
+    table = []
     for step in usage["steps"]:
         load = sorted(cells[int(step["step"])])
-        found.append(
+        table.append(
             {
                 "layer": int(step["step"]),
                 "experts": len(load),
@@ -41,7 +41,7 @@ def load_rows(usage: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "load_entropy": step["load_entropy"],
             }
         )
-    return found
+    return table
 
 
 @redrawable
@@ -75,8 +75,8 @@ def load_band_chart(
     fair = alt.Chart(rows([{"fair": 1}])).mark_rule(color=look.muted, strokeDash=[5, 3]).encode(y="fair:Q")
     chart = alt.layer(bars, median, busiest, fair)
     words = "Bar: the middle 80 % of a layer's experts; tick: the median; point: the busiest. Dashed: fair share."
-    said = highest(table, "highest", lambda row: f"layer {row['layer']}, {row['highest_words']} times a fair share")
-    return finish(chart, look, title, words, height=240, said=said)
+    summary = highest(table, "highest", lambda row: f"layer {row['layer']}, {row['highest_words']} times a fair share")
+    return finish(chart, look, title, words, height=240, summary=summary)
 
 
 @redrawable
@@ -103,8 +103,8 @@ def dead_chart(
             tooltip=[alt.Tooltip("layer:O"), alt.Tooltip("words:N", title="dead")],
         )
     )
-    said = highest(table, "dead", lambda row: f"layer {row['layer']}, {row['words']}")
-    return finish(chart, look, title, "Experts without tokens.", height=110, said=said)
+    summary = highest(table, "dead", lambda row: f"layer {row['layer']}, {row['words']}")
+    return finish(chart, look, title, "Experts without tokens.", height=110, summary=summary)
 
 
 def _layer_axis(count: int) -> alt.X:

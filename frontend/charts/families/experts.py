@@ -26,16 +26,16 @@ TOGETHER = "Which experts work together?"
 
 def token_labels(tokens: Sequence[Mapping[str, Any]]) -> list[str]:
     """Each token as the start of a row: position and text, or vocabulary id, or place in the picture."""
-    found = []
+    labels = []
     for token in tokens:
         if token.get("row") is not None:
-            found.append(f"r{token['row']} c{token['col']}")
+            labels.append(f"r{token['row']} c{token['col']}")
             continue
         name = visible(token.get("text")) if token.get("text") else ""
         if not name and token.get("token_id") is not None:
             name = f"#{token['token_id']}"
-        found.append(f"{token['token']} {name}".strip())
-    return found
+        labels.append(f"{token['token']} {name}".strip())
+    return labels
 
 
 def slice_rows(answer: Mapping[str, Any], least: float = 0.0) -> list[dict[str, Any]]:
@@ -47,14 +47,14 @@ def slice_rows(answer: Mapping[str, Any], least: float = 0.0) -> list[dict[str, 
             counts[int(module)] += 1
     small = {module for module, count in counts.items() if count / max(1, len(tokens)) < least}
     small = small if len(small) > 1 else set()
-    found = []
+    table = []
     for label, token in zip(token_labels(tokens), tokens, strict=True):
         merged: list[float] = []
         for slot, (module, weight) in enumerate(zip(token["modules"], token["weights"], strict=True)):
             if module in small:
                 merged.append(weight)
                 continue
-            found.append(
+            table.append(
                 {
                     "token": token["token"],
                     "label": label,
@@ -65,7 +65,7 @@ def slice_rows(answer: Mapping[str, Any], least: float = 0.0) -> list[dict[str, 
                 }
             )
         if merged:
-            found.append(
+            table.append(
                 {
                     "token": token["token"],
                     "label": label,
@@ -75,7 +75,7 @@ def slice_rows(answer: Mapping[str, Any], least: float = 0.0) -> list[dict[str, 
                     "choices": len(merged),
                 }
             )
-    return found
+    return table
 
 
 @redrawable
@@ -166,14 +166,14 @@ def domain_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             "expert": int(row["module"]),
-            "label": one["label"],
-            "share": one["share"],
-            "times": one["share"] / answer["baseline"],
-            "count": one["count"],
-            "of": one["of"],
+            "label": preference["label"],
+            "share": preference["share"],
+            "times": preference["share"] / answer["baseline"],
+            "count": preference["count"],
+            "of": preference["of"],
         }
         for row in answer["modules"]
-        for one in row["prefers"]
+        for preference in row["prefers"]
     ]
 
 
@@ -183,7 +183,7 @@ def domain_chart(
 ) -> alt.LayerChart:
     """Heat map: rows the most specialised experts, columns labels, cell N_{i,D}/N_D."""
     look = theme_named(theme)
-    shown = [one["label"] for one in answer["domains"]][:most]
+    shown = [domain["label"] for domain in answer["domains"]][:most]
     table = [row for row in domain_rows(answer) if row["label"] in shown]
     for row in table:
         row |= {"words": numbers.percent(row["share"], 2), "than": f"{numbers.number(row['times'], 2)} ×"}
@@ -250,14 +250,14 @@ def word_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
         {
             "expert": int(row["module"]),
             "place": place + 1,
-            "word": one["text"] if one.get("text") else f"#{one['token_id']}",
-            "token_id": one["token_id"],
-            "share": one["share"],
-            "count": one["count"],
-            "of": one["of"],
+            "word": preference["text"] if preference.get("text") else f"#{preference['token_id']}",
+            "token_id": preference["token_id"],
+            "share": preference["share"],
+            "count": preference["count"],
+            "of": preference["of"],
         }
         for row in answer["modules"]
-        for place, one in enumerate(row["prefers"])
+        for place, preference in enumerate(row["prefers"])
     ]
 
 

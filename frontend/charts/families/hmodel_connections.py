@@ -27,7 +27,7 @@ def connection_rows(answer: Mapping[str, Any], minus: Mapping[str, Any] | None =
     iterations, sources, targets = (axis["names"] for axis in answer["axes"])
     hidden = sum(1 for name in sources if name in targets)
     plain = hidden in (len(sources), len(targets))  # no input or output has a name of its own: all may exist
-    found = []
+    table = []
     for i, iteration in enumerate(iterations):
         for s, source in enumerate(sources):
             for t, target in enumerate(targets):
@@ -39,8 +39,8 @@ def connection_rows(answer: Mapping[str, Any], minus: Mapping[str, Any] | None =
                 if minus is not None:
                     row["other"] = float(minus["values"][i][s][t] or 0.0)
                     row["difference"] = row["c"] - row["other"]
-                found.append(row)
-    return found
+                table.append(row)
+    return table
 
 
 @redrawable
@@ -79,12 +79,12 @@ def graph_chart(
     ]
     chart = alt.layer(*layers)
     words = ["Columns: iterations. Rows: layers. Line width and opacity: strength c of the connection, 0 to 1."]
-    said = highest(
+    summary = highest(
         table,
         "c",
         lambda row: f"{row['from']} to {row['to']} at iteration {row['iteration']}, {numbers.number(row['c'])}",
     )
-    return finish(chart, look, title, words + hidden_words(table), height=place.height, said=said)
+    return finish(chart, look, title, words + hidden_words(table), height=place.height, summary=summary)
 
 
 def hidden_words(table: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -133,28 +133,31 @@ def distance_rows(separation: Mapping[str, Any]) -> list[dict[str, Any]]:
     labels = list(separation["labels"])
     return [
         {
-            "one": one,
-            "other": other,
+            "one": first,
+            "other": second,
             "distance": separation["matrix"][i][j],
             "words": numbers.number(separation["matrix"][i][j], 2),
         }
-        for i, one in enumerate(labels)
-        for j, other in enumerate(labels)
+        for i, first in enumerate(labels)
+        for j, second in enumerate(labels)
     ]
 
 
-def separation_words(found: Mapping[str, Any], what: str = "label") -> str:
+def separation_words(separation: Mapping[str, Any], what: str = "label") -> str:
     """The between- over within-label distance as a sentence, beside its permutation null."""
-    if found.get("ratio") is None:
+    if separation.get("ratio") is None:
         return f"Inputs of one {what} all have the same connections, so their distance has no scale to compare with."
-    more = found.get("p_value") is not None and found["p_value"] <= 0.05
-    verdict = "" if more and found["ratio"] > 1 else f" That is no more than chance: the {what} does not matter here."
+    more = separation.get("p_value") is not None and separation["p_value"] <= 0.05
+    verdict = (
+        "" if more and separation["ratio"] > 1 else f" That is no more than chance: the {what} does not matter here."
+    )
     return (
-        f"Connections of two inputs of different {what}s are {numbers.number(found['ratio'])} times as far apart as "
-        f"those of two inputs of one {what} (mean distance {numbers.number(found['between'])} against "
-        f"{numbers.number(found['within'])}). With the {what}s shuffled it is {numbers.number(found['null_mean'])} ± "
-        f"{numbers.number(found['null_std'], 2)} times (p = {numbers.number(found.get('p_value'))}, "
-        f"{numbers.plural(found.get('shuffles'), 'shuffle')}).{verdict}"
+        f"Connections of two inputs of different {what}s are {numbers.number(separation['ratio'])} times as far apart "
+        f"as those of two inputs of one {what} (mean distance {numbers.number(separation['between'])} against "
+        f"{numbers.number(separation['within'])}). With the {what}s shuffled it is "
+        f"{numbers.number(separation['null_mean'])} ± {numbers.number(separation['null_std'], 2)} "
+        f"times (p = {numbers.number(separation.get('p_value'))}, "
+        f"{numbers.plural(separation.get('shuffles'), 'shuffle')}).{verdict}"
     )
 
 
@@ -262,7 +265,7 @@ def _lines(
     table = []
     for row in drawn:
         column = place.column[row["iteration"]]
-        one = {
+        line = {
             "x": column,
             "x2": column + 1,
             "y": place.y[row["from"]],
@@ -275,15 +278,15 @@ def _lines(
             "end": f"{column + 1}|{row['to']}",
         }
         if "difference" in row:
-            one |= {"difference": row["difference"], "more": _signed(row["difference"])}
-        table.append(one)
+            line |= {"difference": row["difference"], "more": _signed(row["difference"])}
+        table.append(line)
     tooltip = [
         alt.Tooltip("source:N", title="from"),
         alt.Tooltip("target:N", title="to"),
         alt.Tooltip("words:N", title="c"),
     ]
     strength = alt.Scale(domain=[0, 1], range=[0, 6 if compact else 9], clamp=True)
-    chart = alt.Chart(rows(sorted(table, key=lambda one: abs(one.get("difference", one["c"])))))
+    chart = alt.Chart(rows(sorted(table, key=lambda line: abs(line.get("difference", line["c"])))))
     chart = chart.mark_rule(strokeCap="butt").encode(
         x=x, x2="x2:Q", y=y, y2="y2:Q", strokeWidth=alt.StrokeWidth("c:Q", scale=strength, legend=None)
     )

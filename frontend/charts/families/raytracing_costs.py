@@ -67,8 +67,8 @@ def class_chart(
     mean = base.mark_point(filled=True, size=75, color=look.ink, opacity=1).encode(x=alt.X("mean:Q", scale=scale))
     chart = alt.layer(wide, half, mean)
     words = "Dot: mean. Thick: middle half of the samples. Thin: middle 90 %."
-    said = highest(shown, "mean", lambda row: f"{row['label']}, {row['words']} on average")
-    return finish(chart, look, title, words, height=max(60, 25 * len(shown)), said=said)
+    summary = highest(shown, "mean", lambda row: f"{row['label']}, {row['words']} on average")
+    return finish(chart, look, title, words, height=max(60, 25 * len(shown)), summary=summary)
 
 
 def difficulty_points(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -131,39 +131,39 @@ def difficulty_chart(
     )
     words = "Circle: the network was right. Cross: it was wrong."
     chart = alt.layer(chart)
-    said = highest(table, "loss", lambda row: f"sample {row['sample']}, loss {row['nats']}, lights {row['share']}")
-    return finish(chart, look, title, words, height=height, said=said)
+    summary = highest(table, "loss", lambda row: f"sample {row['sample']}, loss {row['nats']}, lights {row['share']}")
+    return finish(chart, look, title, words, height=height, summary=summary)
 
 
 _CROSS = "M-0.9,-0.9L0.9,0.9M-0.9,0.9L0.9,-0.9"
 
 
-def correlation_words(found: Mapping[str, Any] | None, num: int) -> str:
+def correlation_words(correlation: Mapping[str, Any] | None, num: int) -> str:
     """The correlation of active share and loss as a sentence, or why there is none.
 
     ``found``: {pearson, pearson_low, pearson_high, num_samples}, with Spearman's beside it where it is known.
     """
-    if not found or found.get("pearson") is None or found.get("pearson_low") is None:
+    if not correlation or correlation.get("pearson") is None or correlation.get("pearson_low") is None:
         return f"{numbers.plural(num, 'sample')}: no correlation can be given (too few, or all alike)."
 
     def show(kind: str) -> str:
-        r, low, high = (numbers.number(found[kind + end]).replace("-", "−") for end in ("", "_low", "_high"))
+        r, low, high = (numbers.number(correlation[kind + end]).replace("-", "−") for end in ("", "_low", "_high"))
         return f"{r} (95 % interval {low} … {high})"
 
-    if found["pearson_low"] > 0:
+    if correlation["pearson_low"] > 0:
         verdict = "Samples with a higher loss light more blocks"
-    elif found["pearson_high"] < 0:
+    elif correlation["pearson_high"] < 0:
         verdict = "Samples with a higher loss light fewer blocks"
     else:
         verdict = "Active share says nothing reliable about the loss"
-    ranks = f", of ranks (Spearman) {show('spearman')}" if found.get("spearman") is not None else ""
-    return f"{verdict}: Pearson’s r = {show('pearson')}{ranks}, {numbers.plural(found['num_samples'], 'sample')}."
+    ranks = f", of ranks (Spearman) {show('spearman')}" if correlation.get("spearman") is not None else ""
+    return f"{verdict}: Pearson’s r = {show('pearson')}{ranks}, {numbers.plural(correlation['num_samples'], 'sample')}."
 
 
 def used_rows(validation: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The network and its MLP twin: parameters, the share that a sample uses on average, accuracy."""
     twin = validation.get("mlp_twin") or {}
-    found = [("RayTracing", validation, validation.get("used_share")), ("MLP twin", twin, 1.0)]
+    models = [("RayTracing", validation, validation.get("used_share")), ("MLP twin", twin, 1.0)]
     return [
         {
             "model": name,
@@ -173,7 +173,7 @@ def used_rows(validation: Mapping[str, Any]) -> list[dict[str, Any]]:
             "accuracy": part["accuracy"],
             "loss": part.get("loss"),
         }
-        for name, part, share in found
+        for name, part, share in models
         if share is not None and part.get("params") and part.get("accuracy") is not None
     ]
 
@@ -210,9 +210,14 @@ def used_chart(
         x=alt.value(0), text="words:N"
     )
     chart = alt.layer(whole, used, words)
-    told = "Filled: used by a sample on average. Outline: all it has."
+    subtitle = "Filled: used by a sample on average. Outline: all it has."
     return finish(
-        chart, look, title, told, height=62 * max(1, len(shown)), said=" ".join(row["words"] + "." for row in shown)
+        chart,
+        look,
+        title,
+        subtitle,
+        height=62 * max(1, len(shown)),
+        summary=" ".join(row["words"] + "." for row in shown),
     )
 
 
@@ -283,8 +288,8 @@ def class_block_chart(
         )
     )
     height = max(60, 22 * len({row["label"] for row in table}))
-    said = highest(shown, "share", lambda row: f"{row['words']} of {row['label']} light {row['block']}")
-    return finish(alt.layer(cells), look, title, height=height, said=said)
+    summary = highest(shown, "share", lambda row: f"{row['words']} of {row['label']} light {row['block']}")
+    return finish(alt.layer(cells), look, title, height=height, summary=summary)
 
 
 @redrawable
@@ -340,5 +345,5 @@ def sharpening_chart(
         layers.insert(0, alt.Chart(rows([{"step": step}])).mark_rule(color=look.accent, strokeWidth=1.5).encode(x=x))
     chart = alt.layer(*layers)
     words = "What the output would say if it were read at this step. Circle: right; cross: wrong."
-    said = f"At the end: {shown[-1]['prediction']}, {shown[-1]['words']}." if shown else ""
-    return finish(chart, look, title, words, height=height, said=said)
+    summary = f"At the end: {shown[-1]['prediction']}, {shown[-1]['words']}." if shown else ""
+    return finish(chart, look, title, words, height=height, summary=summary)

@@ -100,17 +100,17 @@ def network_chart(
     step: int,
     *,
     theme: str | Theme = "light",
-    said: str | None = None,
+    prediction: str | None = None,
     title: str | None = NETWORK,
 ) -> alt.LayerChart:
     """The blocks of all layers, lit as at threshold ``step`` of ``values`` (step × block firing rates).
 
-    ``said``: what the output said when it fired; it lights up at the last step only.
+    ``prediction``: what the output said when it fired; it lights up at the last step only.
     """
     look, rates = theme_named(theme), values[step]
     height = float(min(600, max(230, 25 * network.blocks)))
     place = _places(network, height)
-    end, fired = network.layers + 1, said is not None and step >= last_step(values)
+    end, fired = network.layers + 1, prediction is not None and step >= last_step(values)
     x = alt.X("x:Q", scale=alt.Scale(domain=[-0.45, end + 0.45], nice=False), axis=_columns(network))
     y = alt.Y("y:Q", scale=alt.Scale(domain=[height, 0], nice=False), axis=None)
     hover = hover_selection("hover_block", "block")
@@ -121,7 +121,7 @@ def network_chart(
         _blocks(network, values, step, most, place, look, x, y).add_params(hover),
     ]
     if fired:
-        spot = {"x": end, "y": place[network.num_blocks][1], "words": said}
+        spot = {"x": end, "y": place[network.num_blocks][1], "words": prediction}
         text = alt.Chart(rows([spot])).encode(x=x, y=y, text="words:N")
         font = {"dy": 26, "fontSize": look.font_size + 2, "fontWeight": 700, "limit": 110}
         layers.append(text.mark_text(**font, color=look.background, stroke=look.background, strokeWidth=5))
@@ -345,8 +345,8 @@ def share_chart(
         layers.insert(0, alt.Chart(rows([{"step": step}])).mark_rule(color=look.accent, strokeWidth=1.5).encode(x=x))
     chart = alt.layer(*layers)
     words = "Blocks and parameters that have been needed by each step."
-    said = f"At the last step: {numbers.percent(curve[-1]['used'])} of the parameters." if curve else ""
-    return finish(chart, look, title, words, height=height, said=said)
+    summary = f"At the last step: {numbers.percent(curve[-1]['used'])} of the parameters." if curve else ""
+    return finish(chart, look, title, words, height=height, summary=summary)
 
 
 def fired_rows(counts: Sequence[int], names: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -410,5 +410,5 @@ def fired_chart(
     )
     chart = alt.layer(bars)
     words = "Samples by the step at which enough signal reached the output."
-    said = highest(shown, "samples", lambda row: f"step {row['step']}, {numbers.plural(row['samples'], 'sample')}")
-    return finish(chart, look, title, words, height=height, said=said)
+    summary = highest(shown, "samples", lambda row: f"step {row['step']}, {numbers.plural(row['samples'], 'sample')}")
+    return finish(chart, look, title, words, height=height, summary=summary)

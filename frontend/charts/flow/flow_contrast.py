@@ -32,12 +32,12 @@ def flow_contrast(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[s
         total = float(flow.get("num_tokens") or 0) or 1.0
         for node in flow.get("nodes") or []:
             key = (int(node["step"]), int(node["module"]))
-            kept = {"step": key[0], "module": key[1], "name": node.get("name"), "kind": node.get("kind")}
-            nodes.setdefault(key, {**kept, "before": 0.0, "after": 0.0})[name] = float(node["count"]) / total
+            fields = {"step": key[0], "module": key[1], "name": node.get("name"), "kind": node.get("kind")}
+            nodes.setdefault(key, {**fields, "before": 0.0, "after": 0.0})[name] = float(node["count"]) / total
         for link in flow.get("links") or []:
             of = (int(link["step"]), int(link["source"]), int(link["target"]))
-            kept = dict(zip(("step", "source", "target"), of, strict=True))
-            links.setdefault(of, {**kept, "before": 0.0, "after": 0.0})[name] = float(link["count"]) / total
+            fields = dict(zip(("step", "source", "target"), of, strict=True))
+            links.setdefault(of, {**fields, "before": 0.0, "after": 0.0})[name] = float(link["count"]) / total
     for row in (*nodes.values(), *links.values()):
         row["change"] = row["after"] - row["before"]
     return {
@@ -67,9 +67,11 @@ def few_of(flow: Mapping[str, Any]) -> Mapping[str, Any]:
         return flow
     ordered = sorted(flow["nodes"], key=lambda node: -abs(node["change"]))
     nodes = [node for step in flow["steps"] for node in [n for n in ordered if n["step"] == step][:FEW_NODES]]
-    kept = {(node["step"], node["module"]) for node in nodes}
+    node_keys = {(node["step"], node["module"]) for node in nodes}
     links = [
-        link for link in flow["links"] if {(link["step"], link["source"]), (link["step"] + 1, link["target"])} <= kept
+        link
+        for link in flow["links"]
+        if {(link["step"], link["source"]), (link["step"] + 1, link["target"])} <= node_keys
     ]
     return {**flow, "links": links, "nodes": nodes}
 
@@ -170,7 +172,9 @@ def flow_contrast_chart(
     )
     layers = [row_labels(layout, look, x, y), flows, circles]
     chart = alt.layer(*layers)
-    return finish(chart, look, title, colour_words(*names), height=layout.height, said=contrast_words(contrast, *names))
+    return finish(
+        chart, look, title, colour_words(*names), height=layout.height, summary=contrast_words(contrast, *names)
+    )
 
 
 def colour_words(first: str, second: str) -> str:

@@ -141,9 +141,9 @@ def flow_layout(
         for n in nodes
     ]
     floor = least * float(flow.get("num_tokens") or 0)
-    kept, other = _cap(list(flow.get("links") or []), list(flow.get("other") or []), most_links, floor)
+    largest_links, other = _cap(list(flow.get("links") or []), list(flow.get("other") or []), most_links, floor)
     slots = _slots(nodes, flow.get("num_tokens"))
-    links = _place(kept, place, _FILL * 2 * radius * slots / largest)
+    links = _place(largest_links, place, _FILL * 2 * radius * slots / largest)
     return FlowLayout(drawn, links, other, steps, height, row_of, largest, radius, own, place)
 
 

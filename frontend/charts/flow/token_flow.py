@@ -163,8 +163,8 @@ def token_flow_chart(
             "weight": "the module with the largest weight; darker on a light page: a larger weight",
             "overlap": "one of its modules; darker on a light page: shares more of them with the token before",
         }
-        told = f"{numbers.plural(len(tokens), 'token')} of {numbers.count(total)}"
-        subtitle = f"{told}; cell: {cell[shade]}."
+        counts = f"{numbers.plural(len(tokens), 'token')} of {numbers.count(total)}"
+        subtitle = f"{counts}; cell: {cell[shade]}."
     return finish(chart, look, title, subtitle, height=max(60, 21 * max(1, len(tokens))))
 
 

@@ -110,7 +110,9 @@ def _network(run: Mapping[str, Any], selection: Selection, number: int) -> None:
             "Lines: wires that carry a signal now. Inputs send all the time."
         )
         _slider(names, last, step)
-        drawing = raytracing_network.network_chart(network, values, step, theme=widgets.theme(), said=said, title=None)
+        drawing = raytracing_network.network_chart(
+            network, values, step, theme=widgets.theme(), prediction=said, title=None
+        )
         widgets.chart(drawing)
         finding = run["findings"].get("lights") or {}
         _fired(finding, names, last)
