@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-
 import numpy as np
 import pytest
 import torch
@@ -13,42 +9,21 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.families.dipaco_config import DiPaCoConfig
-from tokenpaths.engine.models.checkpoint import read_checkpoint
 from tokenpaths.engine.models.dipaco import DiPaCo
 from tokenpaths.engine.models.dipaco_path import new_path
-from tokenpaths.engine.models.dipaco_router import nearest
-from tokenpaths.engine.train.cards import note
 from tokenpaths.engine.train.dipaco.dipaco_recipe import RECIPES, DiPaCoRecipe, learning_rate
 from tokenpaths.engine.train.dipaco.documents import (
     Sequences,
     after_prefix,
     check_shards,
-    document_features,
     make_sequences,
     path_scores,
     shard_batch,
     split_documents,
 )
-from tokenpaths.engine.train.dipaco.finish_dipaco import (
-    document_paths,
-    export,
-    findings,
-    routed_numbers,
-    train_rerouter,
-)
-from tokenpaths.engine.train.dipaco.path_report import score_all_paths
-from tokenpaths.engine.train.dipaco.path_workers import (
-    DEATHS,
-    PathTask,
-    WorkerPool,
-    global_file,
-    make_inner_optimizer,
-    save_sequences,
-)
-from tokenpaths.engine.train.dipaco.train_dipaco import best_path, branch, open_run, outer_step, path_weights, train
-from tokenpaths.engine.train.loop import TrainingDiverged
+from tokenpaths.engine.train.dipaco.path_workers import make_inner_optimizer
+from tokenpaths.engine.train.dipaco.train_dipaco import open_run, outer_step, path_weights, train
 
 CPU = torch.device("cpu")
 SMALL = dict(width=16, heads=2, mlp_width=32, levels=(2, 2), blocks=(1, 1), prefix=4, vocab_size=40, context=12)
@@ -276,134 +251,6 @@ def test_every_recipe_says_what_it_is(name):
 # Whole runs
 
 
-def test_training_learns_and_says_how_far_it_is(sequences, tmp_path):
-    heard = []
-    plan = recipe(inner_iterations=15, outer_steps=4, learning_rate=1e-2)
-    run = train(plan, sequences, tmp_path, on_progress=heard.append)
-    losses = [sum(entry["train_loss"]) / 4 for entry in run.history]
-    assert losses[-1] < losses[0] - 0.3
-    assert [p.iteration for p in heard] == list(range(1, 241))
-    assert heard[-1].iterations == 240
-    assert heard[-1].seconds_left == 0
-    assert heard[100].rate_per_s > 0
-    assert sum(run.sizes) == len(split_documents(sequences, 0.1, 0.1, 0).train)
-
-
-def test_an_interrupted_run_resumed_equals_an_uninterrupted_one_bit_for_bit(sequences, tmp_path):
-    whole = train(recipe(outer_steps=3), sequences, tmp_path / "whole")
-
-    class Stop(Exception):
-        pass
-
-    def interrupt(progress):
-        if progress.iteration == 17:  # outer step 2, its second path
-            raise Stop
-
-    with pytest.raises(Stop):
-        train(recipe(outer_steps=3), sequences, tmp_path / "parts", on_progress=interrupt)
-    assert global_file(tmp_path / "parts", 1).exists()
-    assert (tmp_path / "parts" / "path-000-0001.safetensors").exists()
-    heard = []
-    resumed = train(recipe(outer_steps=3), sequences, tmp_path / "parts", on_progress=heard.append)
-    assert heard[0].iteration == 16  # 12 of the first outer step, 3 of the finished path, this one
-    assert torch.equal(weights(whole), weights(resumed))
-    assert resumed.outer == 3
-
-
-def test_a_pool_with_a_killed_worker_gives_the_numbers_of_one_process(sequences, tmp_path):
-    alone = train(recipe(), sequences, tmp_path / "alone")
-    killed = []
-
-    def kill(progress):
-        if progress.iteration == 5 and not killed:
-            killed.append(multiprocessing.active_children()[0].pid)
-            os.kill(killed[0], signal.SIGKILL)
-
-    pooled = train(recipe(), sequences, tmp_path / "pool", workers=2, threads=1, on_progress=kill)
-    assert killed
-    assert torch.equal(weights(alone), weights(pooled))
-    assert not list((tmp_path / "pool").glob(".*.tmp"))
-    assert [e["train_loss"] for e in alone.history] == [e["train_loss"] for e in pooled.history]
-    assert not multiprocessing.active_children()
-
-
-def test_a_task_that_keeps_killing_its_workers_ends_training(sequences, tmp_path):
-    plan = recipe()
-    open_run(plan, sequences, split_documents(sequences, 0.1, 0.1, 0), tmp_path, None, CPU)
-    save_sequences(tmp_path, sequences)
-    deaths = []
-
-    def kill(task, loss):
-        deaths.append(task)
-        os.kill(pool.members[0].process.pid, signal.SIGKILL)
-
-    with WorkerPool(plan, tmp_path, 1, 1, "cpu") as pool, pytest.raises(UserError, match=f"cost {DEATHS} workers"):
-        pool.run([PathTask(0, 0)], 0, kill)
-    assert not multiprocessing.active_children()
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_nan_stops_with_the_iteration_and_the_last_good_state_kept(sequences, tmp_path, workers):
-    run = train(recipe(), sequences, tmp_path, until=1)
-    good = weights(run)
-    # The moments of path 2 go bad: its next update is NaN, the loss after it too.
-    file = tmp_path / "path-002-0000.safetensors"
-    from safetensors.torch import save_file
-
-    tensors = load_file(file)
-    tensors["m1.blocks.0.mlp.up.weight"][0, 0] = float("nan")
-    save_file(tensors, file)
-    with pytest.raises(TrainingDiverged, match=r"path 2 became nan at iteration 4; .*outer step 1.*learning_rate"):
-        train(recipe(), sequences, tmp_path, workers=workers)
-    kept = load_file(global_file(tmp_path, 1))
-    assert all(torch.isfinite(t).all() for t in kept.values())
-    again = open_run(recipe(), sequences, split_documents(sequences, 0.1, 0.1, 0), tmp_path, None, CPU)
-    assert torch.equal(weights(again), good)
-
-
-def test_overlapping_shards_hold_each_sequence_twice(sequences, tmp_path):
-    run = train(recipe(overlap=2, outer_steps=1), sequences, tmp_path)
-    rows = split_documents(sequences, 0.1, 0.1, 0).train
-    assert sum(run.sizes) == 2 * len(rows)
-    shards = load_file(tmp_path / "shards-0000.safetensors")
-    assert bool((shards["paths"][:, 0] != shards["paths"][:, 1]).all())
-
-
-def test_resharding_follows_the_paths_and_a_branch_equals_a_run_of_its_own(sequences, tmp_path):
-    disc = recipe(config(router="discriminative"), name="d", outer_steps=3, reshard_at=1, router_share=0.3)
-    kmeans = recipe(name="k", outer_steps=3, router_share=0.3)
-    whole = train(disc, sequences, tmp_path / "whole")
-    assert whole.shards == 1
-    train(kmeans, sequences, tmp_path / "k", until=1)
-    branch(tmp_path / "k", tmp_path / "d", disc)
-    branched = train(disc, sequences, tmp_path / "d")
-    assert torch.equal(weights(whole), weights(branched))
-
-    train(kmeans, sequences, tmp_path / "k", until=2)
-    with pytest.raises(UserError, match="branch earlier"):
-        branch(tmp_path / "k", tmp_path / "late", disc)
-    with pytest.raises(UserError, match="is not k with"):
-        branch(tmp_path / "k", tmp_path / "other", disc.model_copy(update={"batch_size": 5}))
-
-
-def test_paths_stop_early_keep_their_best_and_leave_shared_modules_to_the_others(sequences, tmp_path):
-    # A huge rate makes every outer step worse than the one before.
-    plan = recipe(outer_steps=5, learning_rate=0.5, clip=1e9, patience=1, stop_share=0.3, inner_iterations=4)
-    run = train(plan, sequences, tmp_path)
-    assert any(run.stopped)
-    own = sequences.select(split_documents(sequences, 0.1, 0.3, 0).stop)
-    paths = nearest(run.model.router.scores(document_features(run.model.router, own)))[:, 0]
-    for p in range(4):
-        part = own.select((paths == p).nonzero().squeeze(1))
-        if not len(part):
-            continue
-        scores = path_scores([best_path(run, p)], part)[:, 3:, 0]
-        loss = float(-scores.sum() / (part.length - 4).sum())
-        assert loss == pytest.approx(run.best_loss[p], abs=1e-3)
-        heard = [entry["stop_loss"][p] for entry in run.history[: run.best_outer[p]]]
-        assert run.best_loss[p] == pytest.approx(min(heard), abs=1e-3)
-
-
 # Refusals
 
 
@@ -531,67 +378,3 @@ def test_a_folder_of_other_settings_is_not_overwritten(sequences, tmp_path):
 
 
 # What ships
-
-
-def test_numbers_behind_the_prefix_are_those_of_each_sequence_on_its_path(sequences):
-    model = DiPaCo(config()).eval()
-    paths = document_paths(model, sequences)
-    numbers = routed_numbers([model.path_model(p) for p in range(4)], paths, sequences, 4)
-    total = right = count = 0.0
-    for row in range(len(sequences)):
-        inputs, targets = sequences.batch(torch.tensor([row]))
-        with torch.no_grad():
-            output = model(inputs)
-        assert int(paths[row]) == int(output.paths[0, 0])
-        logits, goal = output.logits[0, 3:], targets[0, 3:]
-        total += float(torch.nn.functional.cross_entropy(logits, goal, reduction="sum"))
-        right += float((logits.argmax(-1) == goal).sum())
-        count += len(goal)
-    assert numbers["loss"] == pytest.approx(total / count, abs=1e-4)
-    assert numbers["perplexity"] == pytest.approx(np.exp(total / count), rel=1e-4)
-    assert (numbers["accuracy"], numbers["count"]) == (pytest.approx(right / count), count)
-
-
-def test_the_rerouter_is_taught_by_what_the_paths_score(sequences):
-    """Paths that each like one kind of token: the best continuation is told by the kind of document."""
-    torch.manual_seed(0)
-    model = DiPaCo(config(levels=(2,), blocks=(1,), own_ends=True, rerouter=True))
-    torch.nn.init.normal_(model.router.base.embed.weight)
-    with torch.no_grad():
-        for path, liked in ((0, slice(1, 20)), (1, slice(20, 39))):
-            model.ends[path].norm.weight.zero_()
-            model.ends[path].norm.weight[0] = 1
-            model.ends[path].embed.weight[:, 0] = 50  # the first coordinate is always the largest
-            model.ends[path].head.weight.zero_()
-            model.ends[path].head.weight[liked, 0] = 1
-    learnt = train_rerouter(model, sequences, horizon=None, iterations=60, batch_size=8, learning_rate=1e-2)
-    assert learnt["accuracy"] > 0.9 > learnt["most_frequent"]
-    inputs, _ = sequences.batch(torch.arange(len(sequences)))
-    named = model.router.running_scores(inputs)[:, 3].argmax(dim=-1)
-    assert float((named == 1 - sequences.label).float().mean()) > 0.95  # labels: high, low
-
-
-def test_an_exported_model_reads_back_with_its_router_card_and_numbers(sequences, tmp_path):
-    texts = [" ".join(["path", "router", "module", "token"][i % 4 : i % 4 + 2]) for i in range(20)]
-    tokenizer = TextTokenizer.train(texts, 280)
-    made = config(vocab_size=tokenizer.vocab_size, rerouter=True, router="discriminative")
-    plan = recipe(made, reshard_at=1, router_share=0.3)
-    run = train(plan, sequences, tmp_path / "work")
-    out = tmp_path / "small"
-    model = export(run, out, tokenizer, "python -m benchmarks.dipaco", run)
-    for name in DiPaCo.KEEP_FLOAT32:
-        assert torch.equal(model.state_dict()[name], run.model.state_dict()[name])
-    numbers = routed_numbers([model.path_model(p) for p in range(4)], document_paths(model, sequences), sequences, 4)
-    note(out, numbers | findings(score_all_paths(model, sequences), model, sequences))
-    note(out, {"beside": {"dense path": numbers}})
-    checkpoint = read_checkpoint(out)
-    assert checkpoint.config == made
-    kept = checkpoint.validation
-    assert [row["every"] for row in kept["rerouting"]] == [None, 64, 32, 16]
-    assert kept["rerouting"][0]["perplexity"] == pytest.approx(numbers["perplexity"], rel=1e-3)
-    assert sum(kept["shards"]["sizes"]) == len(sequences)
-    card = (out / "card.md").read_text(encoding="utf-8")
-    assert "A 2×2 DiPaCo" in card
-    assert f"| small | {numbers['loss']:.3f} | {numbers['perplexity']:.1f} |" in card
-    assert "| dense path |" in card
-    assert "discriminative router" in card

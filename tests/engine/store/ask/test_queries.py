@@ -303,57 +303,6 @@ def test_samples_in_a_drawn_order_are_all_of_them_once_and_not_as_they_stand(tmp
         assert {number // 10 for number in numbers[:10]} == {0, 1, 2, 3}
 
 
-def _values(case: Case, measure: str, per: str) -> tuple[np.ndarray, list]:
-    """Value and label of every token or sample."""
-    made, naive = case.naive.made, case.naive
-    if measure in ("compute", "reuse"):
-        tokens = np.array([getattr(naive, measure)(t) for t in range(len(naive.keys))])
-    elif measure == "gate_entropy":
-        tokens = np.concatenate([b.gate_entropy.mean(axis=1) for b in made.batches]).astype(np.float64)
-    else:
-        parts = [np.full(b.num_tokens, np.nan) if b.loss is None else b.loss for b in made.batches]
-        tokens = np.concatenate(parts).astype(np.float32).astype(np.float64)
-    if per == "token":
-        return tokens, naive.labels
-    if measure == "loss":
-        return np.array([s.loss for s in made.samples]), [s.label for s in made.samples]
-    owner = np.array(naive.sample_of)
-    means = np.array([tokens[owner == s].mean() for s in range(len(made.samples))])
-    return means, [s.label for s in made.samples]
-
-
-@pytest.mark.parametrize("per", ["sample", "token"])
-@pytest.mark.parametrize("measure", ["compute", "reuse", "loss", "gate_entropy"])
-def test_distributions(case: Case, measure: str, per: str):
-    values, labels = _values(case, measure, per)
-    if np.isnan(values).all():
-        with pytest.raises(UserError, match="recorded no loss per token"):
-            case.run.distribution(measure, per)
-        return
-    for label in {None, case.label}:
-        wanted = np.array([v for v, name in zip(values, labels, strict=True) if label in (None, name)])
-        wanted = wanted[~np.isnan(wanted)]
-        for bins in (40, 7):
-            answer = case.run.distribution(measure, per, bins, label)
-            # Tokens hold loss and gate entropy as levels.
-            rough = per == "token" and measure in ("loss", "gate_entropy")
-            close = (1 + wanted.max()) / 4000 if rough else 1e-9
-            assert answer["num"] == len(wanted) == sum(b["count"] for b in answer["bins"])
-            assert answer["mean"] == pytest.approx(wanted.mean(), abs=close)
-            assert answer["std"] == pytest.approx(wanted.std(), abs=close)
-            assert answer["median"] == pytest.approx(np.median(wanted), abs=close)
-            assert answer["q99"] == pytest.approx(np.quantile(wanted, 0.99), abs=close)
-            assert len(answer["bins"]) in (bins, 1)
-        names = sorted({name for name in labels if name})
-        assert [row["label"] for row in answer["by_label"]] == names
-        for row in answer["by_label"]:
-            of_label = np.array([v for v, name in zip(values, labels, strict=True) if name == row["label"]])
-            of_label = of_label[~np.isnan(of_label)]
-            assert (row["num"], row["mean"]) == (len(of_label), pytest.approx(of_label.mean(), abs=close))
-    if measure in ("compute", "reuse"):
-        assert (answer["bins"][0]["lo"], answer["bins"][-1]["hi"]) == (0, 1)
-
-
 def test_card_and_info(case: Case):
     made, naive = case.naive.made, case.naive
     info = case.run.info()
