@@ -21,7 +21,8 @@ from tokenpaths.engine.base.files import SHIPPED_MODELS, write_atomically
 from tokenpaths.engine.data.datasets import open_dataset
 from tokenpaths.engine.models.checkpoint import CONFIG, read_checkpoint
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
+from tokenpaths.engine.tracing.loaded_model import load_model
+from tokenpaths.engine.tracing.trace_run import trace_samples
 from tokenpaths.engine.train.cards import write_card
 
 BUNDLED = {"vision": "bundled:scenes", "text": "bundled:texts"}

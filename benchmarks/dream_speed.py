@@ -39,7 +39,7 @@ from tokenpaths.engine.dream.objectives import Choices
 from tokenpaths.engine.dream.parametrisation import start_spectrum, to_pictures, total_variation
 from tokenpaths.engine.dream.settings import ImageSettings
 from tokenpaths.engine.models.dna import DNA, DNAConfig
-from tokenpaths.engine.tracing.trace_run import load_model, models_folders
+from tokenpaths.engine.tracing.loaded_model import load_model, models_folders
 
 BATCH = 8
 SETTINGS = ImageSettings()

@@ -34,7 +34,7 @@ from tokenpaths.engine.dream.image_loop import Dream, ImageDreams
 from tokenpaths.engine.dream.objectives import Choices
 from tokenpaths.engine.dream.pictures import outlined, patch_mask, stacked, strip, to_image, to_png
 from tokenpaths.engine.dream.settings import ImageSettings
-from tokenpaths.engine.tracing.trace_run import LoadedModel, load_model, models_folders
+from tokenpaths.engine.tracing.loaded_model import LoadedModel, load_model, models_folders
 
 MODELS = ("dna-vision-top1", "dna-vision-top2-skip")
 DATA = "vision/tiny_imagenet_50_val.parquet"

@@ -25,18 +25,15 @@ import torch
 from benchmarks.measure import RESULTS, interleaved, ratio, report
 from tokenpaths.engine.adapters.huggingface.gate_hooks import GateRecorder, Recorded
 from tokenpaths.engine.adapters.huggingface.gates import common_semantics
-from tokenpaths.engine.adapters.huggingface.tracing import (
-    NOT_TRACED,
-    HuggingFaceModel,
-    find_model,
-    load,
-    run_info,
-    run_windows,
-)
+from tokenpaths.engine.adapters.huggingface.inspection import NOT_TRACED, find_model
+from tokenpaths.engine.adapters.huggingface.loading import load
+from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceModel
 from tokenpaths.engine.base.files import write_atomically
-from tokenpaths.engine.base.records import SampleRecord, TraceBatch
+from tokenpaths.engine.base.records import RunInfo, SampleRecord, TraceBatch
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.write.writer import RunWriter
+from tokenpaths.engine.tracing.trace_run import engine_version
+from tokenpaths.engine.tracing.traceable import ModelInput
 
 KEPT = RESULTS / "huggingface.json"
 PAGE = RESULTS.parent.parent / "docs" / "adapters.md"
@@ -82,7 +79,9 @@ def check(loaded: HuggingFaceModel) -> dict[str, Any]:
     from tests.support.naive_routing import block_from_record, own_decisions, watch
 
     inputs, attended, keep, targets = batch_of(loaded, 2, 12)
-    recorded, _ = run_windows(loaded, inputs, attended, keep, targets)
+    batch = ModelInput(inputs, targets, keep)
+    traced = loaded.run(batch)
+    recorded = Recorded(*(batch.real_rows(part) for part in (traced.module_ids, traced.weights, traced.gate_entropy)))
     seen = watch(loaded.gates, lambda: loaded.model(input_ids=inputs, attention_mask=attended, use_cache=False))
     kept = keep.flatten().numpy()
     same, off, block = [], 0.0, 0.0
@@ -118,7 +117,10 @@ def read_back(loaded: HuggingFaceModel, recorded: Recorded) -> tuple[np.ndarray,
         flops=np.zeros(n, dtype=np.float32),
     )
     with tempfile.TemporaryDirectory() as folder:
-        with RunWriter(Path(folder), run_info(loaded, "checked", "random"), loaded.modules) as writer:
+        info = RunInfo(
+            run_id="checked", dataset="random", split="", engine_version=engine_version(), **loaded.run_fields()
+        )
+        with RunWriter(Path(folder), info, loaded.modules) as writer:
             writer.write(batch)
             file = writer.seal()
         with Run.open(file) as run:

@@ -23,8 +23,8 @@ from tokenpaths.engine.base.files import SHIPPED_MODELS, write_atomically
 from tokenpaths.engine.data.datasets import open_dataset
 from tokenpaths.engine.edits.measure import Unchanged, measure_effect
 from tokenpaths.engine.edits.prepared import prepare
-from tokenpaths.engine.edits.sweep import choices_of, module_rows, result_row, share_rows, usage_of
-from tokenpaths.engine.tracing.trace_run import load_model
+from tokenpaths.engine.edits.sweep import module_rows, result_row, share_rows, usage_of
+from tokenpaths.engine.tracing.loaded_model import load_model
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "edits.md"
 BEGIN, END = "<!-- tables: python -m benchmarks.importance --page -->", "<!-- end of tables -->"
@@ -69,21 +69,19 @@ def data_of(name: str, modality: str, validation: dict[str, Any], folder: Path |
 def measure(name: str, folder: Path | None, limit: int | None) -> dict[str, Any]:
     """Every row of both sweeps of one model."""
     loaded = load_model(name, [SHIPPED_MODELS], device="cpu")
-    config, model = loaded.checkpoint.config, loaded.model
+    config = loaded.checkpoint.config
     source = data_of(name, loaded.modality, loaded.checkpoint.validation, folder)
     limit = limit or (SHORT if source == "bundled:languages" else LIMITS[loaded.modality])
     dataset = open_dataset(source, loaded.modality, limit=limit)
     data = prepare(loaded, dataset)
     unchanged = Unchanged(loaded, data)
-    table = model.module_table()
-    usage = usage_of(data, unchanged, config.num_steps, config.num_modules)
-    rows = module_rows(table, config.num_steps)
-    rows += share_rows(usage, SHARES, choices_of(table, config.num_steps), model.must_leave)
+    usage = usage_of(loaded, data, unchanged)
+    rows = module_rows(loaded.module_table(), config.num_steps)
+    rows += share_rows(usage, SHARES, loaded.choices(), loaded.must_leave)
     began, found = time.monotonic(), []
     for row in rows:
         try:
-            controls = loaded.with_controls({"edits": list(row.edits)}).controls
-            effect = measure_effect(loaded, data, controls, unchanged)
+            effect = measure_effect(loaded.with_controls({"edits": list(row.edits)}), data, unchanged)
             base = {"loss": effect["loss"] and effect["loss"]["before"], "targets": effect["num_targets"]}
             found.append(result_row(row, effect))
         except UserError as refused:

@@ -22,8 +22,8 @@ from torch import Tensor
 from tokenpaths.engine.base.routing import Decision
 from tokenpaths.engine.data.datasets import open_dataset
 from tokenpaths.engine.models.dna import DNA, DNAConfig
+from tokenpaths.engine.tracing.loaded_model import load_model, models_folders
 from tokenpaths.engine.tracing.trace_batches import image_batches, text_batches
-from tokenpaths.engine.tracing.trace_run import load_model, models_folders
 
 How = Literal["uniform", "skewed", "trained"]
 HOW_ALL: tuple[How, ...] = ("uniform", "skewed", "trained")
@@ -107,7 +107,7 @@ def recorded(modality: str, top_k: int) -> tuple[Int[Tensor, "N T S K"], DNAConf
     if modality == "vision":
         made = image_batches(loaded, None, dataset, 16, 64)
     else:
-        made = text_batches(loaded, None, dataset, 16, 64)
+        made = text_batches(loaded, None, dataset, 16)
     parts: list[Tensor] = []
     for batch, _ in made:
         parts.append(torch.from_numpy(batch.module_ids).long())

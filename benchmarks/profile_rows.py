@@ -138,8 +138,7 @@ def measure_recording() -> dict[str, Any]:
     from benchmarks.recording import shaped
     from tokenpaths.engine.base.files import SHIPPED_MODELS
     from tokenpaths.engine.models.family import Traced, compact_decisions
-    from tokenpaths.engine.tracing.recording import to_host
-    from tokenpaths.engine.tracing.trace_run import load_model
+    from tokenpaths.engine.tracing.loaded_model import load_model, to_host
 
     model = load_model("dna-vision-top1", [SHIPPED_MODELS]).model
     images = torch.randn(64, 3, model.config.image_size, model.config.image_size)

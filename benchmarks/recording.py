@@ -26,8 +26,7 @@ from tokenpaths.engine.base.records import RunInfo, SampleRecord, TraceBatch
 from tokenpaths.engine.models.dna import DNA, DNAConfig
 from tokenpaths.engine.models.family import Traced, compact_decisions
 from tokenpaths.engine.store.write.writer import RunWriter
-from tokenpaths.engine.tracing.recording import to_host
-from tokenpaths.engine.tracing.trace_run import load_model
+from tokenpaths.engine.tracing.loaded_model import load_model, to_host
 
 PAPER_SIZE = DNAConfig(
     modality="vision", width=384, heads=6, mlp_width=1536, backbone=1, steps=11, transformers=18, num_classes=1000

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import data_dir, runs_dir
 from tokenpaths.engine.store.ask.run import Run
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.data.datasets import Sample
 
 
 def trace(
@@ -51,59 +54,46 @@ def trace(
     Raises:
         UserError: model, data, controls or name make no sense; nothing is left behind.
     """
-    from tokenpaths.engine.data.datasets import Sample, open_dataset
+    from tokenpaths.engine.adapters.find_traceable import find_traceable
+    from tokenpaths.engine.edits.prepared import prepare
+    from tokenpaths.engine.edits.sweep import usage_of, with_share
+    from tokenpaths.engine.tracing.loaded_model import as_untrained, models_folders
+    from tokenpaths.engine.tracing.trace_run import TraceOptions, trace_samples
 
-    place = runs_dir() if folder is None else Path(folder)
-    writing: dict[str, Any] = {"run_id": run, "overwrite": overwrite}
-
-    def samples(modality: Any) -> Iterable[Sample]:
-        if isinstance(data, str | Path):
-            found = open_dataset(data, modality, limit=limit)
-            writing.update(dataset=found.name, split=found.split)
-            if modality == "vision":
-                writing.update(regions=found.regions)
-            return found
-        if modality != "text":
-            raise UserError("this model takes images: give a folder of images or a data set as data", field="data")
-        writing.update(dataset="texts")
-        return [
-            one if isinstance(one, Sample) else Sample(None, _text(one), None, f"text {number}")
-            for number, one in enumerate(islice(data, limit))
-        ]
-
-    if isinstance(model, str) and model.startswith("hf:"):
-        if untrained:
-            raise UserError("untrained is for models of this program, not for hf: models", field="untrained")
-        return Run.open(_trace_huggingface(model, samples("text"), place, controls, twin, device, writing))
-    from tokenpaths.engine.tracing.trace_run import as_untrained, load_model, models_folders, trace_samples
-
-    loaded = load_model(model, models_folders(data_dir()), device)
+    if untrained and str(model).startswith("hf:"):
+        raise UserError("untrained is for models of this program, not for hf: models", field="untrained")
+    twin = twin and not controls and not untrained
+    found = find_traceable(model, models_folders(data_dir()), device, controls=controls or None)
+    loaded: Any = found.load(twin)
     if controls:
         loaded = loaded.with_controls(dict(controls))
     if untrained:
         loaded = as_untrained(loaded)
-    found = samples(loaded.modality)
-    return Run.open(trace_samples(loaded, found, place, twin=twin and not controls and not untrained, **writing))
+    samples, about = _samples(data, found.modality, limit)
+    if getattr(loaded.controls, "ban_share", None) is not None:
+        samples = list(samples)
+        loaded = with_share(loaded, usage_of(loaded, prepare(loaded, samples)))
+    options = TraceOptions(run_id=run, overwrite=overwrite, twin=twin, **about)
+    return Run.open(trace_samples(loaded, samples, runs_dir() if folder is None else Path(folder), options))
 
 
-def _trace_huggingface(
-    model: str,
-    samples: Iterable[Any],
-    folder: Path,
-    controls: Mapping[str, Any] | None,
-    twin: bool,
-    device: str | None,
-    writing: Mapping[str, Any],
-) -> Path:
-    from tokenpaths.engine.adapters.huggingface.tracing import find_model, load, trace_texts
-    from tokenpaths.engine.edits.expert_bans import edits_of, read_controls, trace_banned
+def _samples(
+    data: str | Path | Iterable[Any], modality: Any, limit: int | None
+) -> tuple[Iterable[Sample], dict[str, Any]]:
+    """The samples, and what ``TraceOptions`` say of them."""
+    from tokenpaths.engine.data.datasets import Sample, open_dataset
 
-    loaded = load(find_model(model), device, twin=twin and not controls)
-    if not controls:
-        return trace_texts(loaded, samples, folder, **writing)
-    kept = list(samples)
-    edits = edits_of(loaded, read_controls(controls), kept)
-    return trace_banned(loaded, kept, folder, edits, **writing)
+    if isinstance(data, str | Path):
+        dataset = open_dataset(data, modality, limit=limit)
+        regions = dataset.regions if modality == "vision" else ()
+        return dataset, {"dataset": dataset.name, "split": dataset.split, "regions": regions}
+    if modality != "text":
+        raise UserError("this model takes images: give a folder of images or a data set as data", field="data")
+    texts = [
+        text if isinstance(text, Sample) else Sample(None, _text(text), None, f"text {number}")
+        for number, text in enumerate(islice(data, limit))
+    ]
+    return texts, {"dataset": "texts"}
 
 
 def _text(value: object) -> str:

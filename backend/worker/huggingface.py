@@ -10,7 +10,7 @@ from tokenpaths.engine.adapters.huggingface.config import PREFIX, checkpoint_fol
 from tokenpaths.engine.base.errors import UserError
 
 if TYPE_CHECKING:
-    from tokenpaths.engine.adapters.huggingface.loading import HuggingFaceModel
+    from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceModel
 
 Identity = tuple[tuple[str, int, int], ...]
 
@@ -34,7 +34,8 @@ class HuggingFaceModels:
         Raises:
             UserError: there is none of that name, or it cannot be opened (``field`` is ``model``).
         """
-        from tokenpaths.engine.adapters.huggingface.tracing import find_model, load
+        from tokenpaths.engine.adapters.huggingface.inspection import find_model
+        from tokenpaths.engine.adapters.huggingface.loading import load
 
         folder = checkpoint_folder(self.parent, model)
         identity = folder_identity(folder)
@@ -50,7 +51,7 @@ def huggingface_details(parent: Path | None, model: str) -> dict[str, Any]:
     Raises:
         Problem: 404, and what is missing: the setting, the folder, or experts.
     """
-    from tokenpaths.engine.edits.expert_controls import ExpertControls
+    from tokenpaths.engine.families.expert_controls import ExpertControls
 
     try:
         config = read_config(checkpoint_folder(parent, model))

@@ -46,7 +46,7 @@ from tokenpaths.engine.jobs.registry import JobContext
 
 if TYPE_CHECKING:
     from tokenpaths.engine.data.sources.sample import Sample
-    from tokenpaths.engine.tracing.trace_run import LoadedModel
+    from tokenpaths.engine.tracing.loaded_model import LoadedModel
 
 log = logging.getLogger(__name__)
 SECRET_HEADER = "x-tokenpaths-worker-secret"
@@ -91,7 +91,7 @@ class Worker:
 
     def rows(self) -> list[dict[str, Any]]:
         """The models of all folders as ``GET /models`` shows them."""
-        from tokenpaths.engine.tracing.trace_run import list_models
+        from tokenpaths.engine.tracing.loaded_model import list_models
 
         folders = self.settings.all_models_dirs
         looks = [
@@ -131,7 +131,7 @@ class Worker:
 
     def load(self, name: str) -> LoadedModel:
         """The model, loaded once and again only when its files changed. In the model thread only."""
-        from tokenpaths.engine.tracing.trace_run import load_model
+        from tokenpaths.engine.tracing.loaded_model import load_model
 
         folder = self.folder(name)
         identity = folder_identity(folder)
@@ -223,7 +223,7 @@ def _trace(
 ) -> Path:
     from tokenpaths.engine.tracing.trace_run import trace_samples
 
-    findings = None if effect is None else {"effect": effect}
+    findings = {} if effect is None else {"effect": effect}
     return trace_samples(
         model,
         [sample],
@@ -242,8 +242,7 @@ def _effect(model: LoadedModel, sample: Sample) -> dict[str, Any]:
     from tokenpaths.engine.edits.measure import measure_effect
     from tokenpaths.engine.edits.prepared import prepare
 
-    assert model.controls is not None
-    return measure_effect(model, prepare(model, [sample]), model.controls)
+    return measure_effect(model, prepare(model, [sample]))
 
 
 def _warm_sample(modality: str) -> Sample:

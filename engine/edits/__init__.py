@@ -1,7 +1,5 @@
-"""Edited routes: what changes when tokens go elsewhere.
+"""Edited routes measured: what changes when tokens go elsewhere, for every ``Traceable`` model.
 
-``values`` edits as plain values · ``controls`` how a family offers them · ``plan`` checked against a model ·
-``apply`` between a router's scores and its Decision · ``prepared`` inputs for many passes · ``effect`` what
-changed beside the unchanged run · ``sweep`` each module banned in turn · ``job`` both as long jobs ·
-``experts`` the same for Hugging Face mixtures of experts.
+``prepared``: inputs for many passes · ``measure``: the effect beside the unchanged model · ``sweep``: each module
+banned in turn · ``gate_effects``: interventions of Directional Routing · ``reroute_request``: a job's request.
 """

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from tokenpaths.engine.analysis.route_changes import RouteChange, change_of, edited_steps
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.edits.prepared import Prepared, PreparedSet
+from tokenpaths.engine.edits.prepared import PreparedSet
 from tokenpaths.engine.families.edit_values import Edit, written
-from tokenpaths.engine.models.family import Controls, Traced
-from tokenpaths.engine.tracing.trace_batches import run_model
-from tokenpaths.engine.tracing.trace_run import LoadedModel
+from tokenpaths.engine.models.family import Traced
+from tokenpaths.engine.tracing.traceable import Traceable, edits_of
 
 TOP = 5
 CHUNK_ROWS = 512
@@ -52,7 +51,7 @@ class OutputChange:
         for start in range(0, len(before), CHUNK_ROWS):
             part = slice(start, start + CHUNK_ROWS)
             both = [logits[part].float().log_softmax(dim=-1) for logits in (before, after)]
-            if not all(torch.isfinite(one).all() for one in both):
+            if not all(torch.isfinite(log_probs).all() for log_probs in both):
                 raise UserError(
                     "the model's output holds NaN or infinite values: the checkpoint or the input is damaged, or the "
                     "edit drives it out of range"
@@ -82,7 +81,7 @@ class OutputChange:
         ``error`` is the standard error of the change in loss, rows taken as independent.
         """
         rows, n = max(1, self.rows), self.targets
-        found: dict[str, Any] = {
+        answer: dict[str, Any] = {
             "num_outputs": self.rows,
             "num_targets": n,
             "kl": self.kl / rows,
@@ -92,11 +91,11 @@ class OutputChange:
             "accuracy": None,
         }
         if n:
-            found["loss"] = change_of(self.loss[0] / n, self.loss[1] / n)
-            spread = max(0.0, self.rise_squares / n - found["loss"]["change"] ** 2)
-            found["loss"]["error"] = math.sqrt(spread / max(1, n - 1))
-            found["accuracy"] = change_of(self.correct[0] / n, self.correct[1] / n)
-        return found
+            answer["loss"] = change_of(self.loss[0] / n, self.loss[1] / n)
+            spread = max(0.0, self.rise_squares / n - answer["loss"]["change"] ** 2)
+            answer["loss"]["error"] = math.sqrt(spread / max(1, n - 1))
+            answer["accuracy"] = change_of(self.correct[0] / n, self.correct[1] / n)
+        return answer
 
 
 def steps_edited(given: Mapping[str, Any]) -> frozenset[int] | None:
@@ -107,21 +106,24 @@ def steps_edited(given: Mapping[str, Any]) -> frozenset[int] | None:
 
 
 class Measurement:
-    """What ``controls`` change of ``loaded`` over ``data``, a batch at a time.
+    """What the controls of a model change over ``data``, a batch at a time.
+
+    Args:
+        model: under controls.
+        data: prepared for it.
+        unchanged: what the model says without its controls, where that is known already.
 
     Raises:
-        UserError: controls that do not fit the model or a sample.
+        UserError: controls that do not fit a sample.
     """
 
-    def __init__(
-        self, loaded: LoadedModel, data: PreparedSet, controls: Controls, unchanged: Unchanged | None = None
-    ) -> None:
-        self._loaded, self._data, self._controls = loaded, data, controls
-        self._unchanged = unchanged or Unchanged(loaded, data)
-        self._edits: tuple[Edit, ...] = getattr(controls, "edits", None) or ()
+    def __init__(self, model: Traceable, data: PreparedSet, unchanged: Unchanged | None = None) -> None:
+        self._model, self._data = model, data
+        self._unchanged = unchanged or Unchanged(model, data)
         self._outputs = OutputChange()
-        self._routes = RouteChange(loaded.checkpoint.config.num_modules, steps_edited(controls.given()))
-        self._last: tuple[Tensor, Tensor] | None = None
+        given = {} if model.controls is None else model.controls.given()
+        self._routes = RouteChange(model.num_modules, steps_edited(given))
+        self._end: tuple[Tensor, Tensor] | None = None
         self.done = 0
         """batches"""
 
@@ -131,51 +133,50 @@ class Measurement:
 
     def advance(self) -> None:
         """The next batch, unchanged and changed."""
-        batch, loaded = self._data.batches[self.done], self._loaded
-        before = self._unchanged[self.done]
-        after = run_model(loaded.model, batch.inputs, loaded.device, batch.valid, self._controls)
-        rows = [_rows(traced, batch) for traced in (before, after)]
-        self._outputs.add(rows[0], rows[1], _targets(batch))
-        self._routes.add(_ribbons(before, batch), _ribbons(after, batch))
-        self._last = (rows[0][-1], rows[1][-1])
+        batch = self._data.batches[self.done]
+        before, after = self._unchanged[self.done], self._model.run(batch)
+        rows = [batch.real_rows(traced.logits) for traced in (before, after)]
+        self._outputs.add(rows[0], rows[1], batch.real_targets)
+        self._routes.add(batch.ribbons(before), batch.ribbons(after))
+        if self._data.end is not None and self._data.end[0] == self.done:
+            row = self._data.end[1]
+            self._end = (rows[0][row], rows[1][row])
         self.done += 1
 
     def answer(self) -> dict[str, Any]:
         """The effect as plain JSON; of one sample also the five likeliest classes, or tokens that would follow."""
-        found = effect_answer(
+        effect = effect_answer(
             self._outputs,
             self._routes,
             num_samples=self._data.num_samples,
-            text=self._loaded.modality == "text",
-            edits=self._edits,
+            text=self._model.modality == "text",
+            edits=edits_of(self._model),
         )
-        if self._data.num_samples == 1 and self._last is not None:
-            both = zip(("before", "after"), self._last, strict=True)
-            found["top5"] = {when: _top(self._loaded, logits) for when, logits in both}
-        return found
+        if self._end is not None:
+            both = zip(("before", "after"), self._end, strict=True)
+            effect["top5"] = {when: _top(self._model, logits) for when, logits in both}
+        return effect
 
 
 def effect_answer(
     outputs: OutputChange, routes: RouteChange, *, num_samples: int, text: bool, edits: Sequence[Edit]
 ) -> dict[str, Any]:
     """Sums as plain JSON."""
-    found = {
+    effect = {
         "num_samples": num_samples,
         **routes.answer(),
         **outputs.answer(),
         "perplexity": None,
         "edits": [written(edit) for edit in edits],
     }
-    if text and found["loss"] is not None:
-        found["perplexity"] = change_of(*(math.exp(min(80.0, found["loss"][when])) for when in ("before", "after")))
-    return found
+    if text and effect["loss"] is not None:
+        effect["perplexity"] = change_of(*(math.exp(min(80.0, effect["loss"][when])) for when in ("before", "after")))
+    return effect
 
 
-def measure_effect(
-    loaded: LoadedModel, data: PreparedSet, controls: Controls, unchanged: Unchanged | None = None
-) -> dict[str, Any]:
+def measure_effect(model: Traceable, data: PreparedSet, unchanged: Unchanged | None = None) -> dict[str, Any]:
     """``Measurement`` over all of ``data`` at once."""
-    work = Measurement(loaded, data, controls, unchanged)
+    work = Measurement(model, data, unchanged)
     while not work.finished:
         work.advance()
     return work.answer()
@@ -184,18 +185,17 @@ def measure_effect(
 class Unchanged:
     """What the unchanged model says to each batch: kept in memory where that is little, else worked out again."""
 
-    MOST_BYTES = 1 << 26
+    MOST_BYTES = 1 << 28
 
-    def __init__(self, loaded: LoadedModel, data: PreparedSet) -> None:
-        self._loaded, self._data = loaded, data
+    def __init__(self, model: Traceable, data: PreparedSet) -> None:
+        self._model, self._data = model.without_controls(), data
         self._kept: dict[int, Traced] = {}
         self._bytes = 0
 
     def __getitem__(self, place: int) -> Traced:
         if place in self._kept:
             return self._kept[place]
-        batch, loaded = self._data.batches[place], self._loaded
-        traced = run_model(loaded.model, batch.inputs, loaded.device, batch.valid)
+        traced = self._model.run(self._data.batches[place])
         size = traced.logits.numel() * traced.logits.element_size()
         if self._bytes + size <= self.MOST_BYTES:
             self._kept[place] = traced
@@ -203,24 +203,11 @@ class Unchanged:
         return traced
 
 
-def _rows(traced: Traced, batch: Prepared) -> Tensor:
-    """Logits of images, or of the tokens that are no padding."""
-    return traced.logits if batch.valid is None else traced.logits[batch.valid.to(traced.logits.device)]
-
-
-def _targets(batch: Prepared) -> Tensor:
-    return batch.targets if batch.valid is None else batch.targets[batch.valid]
-
-
-def _ribbons(traced: Traced, batch: Prepared) -> Any:
-    ids = traced.module_ids.flatten(0, 1)
-    return (ids if batch.valid is None else ids[batch.valid.flatten()]).numpy()
-
-
-def _top(loaded: LoadedModel, logits: Float[Tensor, " C"]) -> list[dict[str, Any]]:
+def _top(model: Traceable, logits: Float[Tensor, " C"]) -> list[dict[str, Any]]:
     """The five likeliest classes of an image, or tokens that would follow a text."""
-    texts = loaded.tokenizer.token_texts if loaded.tokenizer else None
-    return likeliest(logits, texts or dict(enumerate(loaded.classes)), unknown="#{}" if texts else "{}")
+    if model.modality == "text":
+        return likeliest(logits, model.token_texts())
+    return likeliest(logits, dict(enumerate(model.classes)), unknown="{}")
 
 
 def likeliest(logits: Float[Tensor, " C"], names: Mapping[int, str], unknown: str = "#{}") -> list[dict[str, Any]]:

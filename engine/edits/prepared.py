@@ -1,106 +1,83 @@
-"""A data set as a model takes it, cut and padded once, so that many passes over it cost only the passes.
-
-Shapes: B samples or windows, T tokens each.
-"""
+"""A data set as a model takes it, cut and padded once, so that many passes over it cost only the passes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-
-import numpy as np
-import torch
-from torch import Tensor
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.data.images import model_view
-from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.data.sources.sample import Sample
-from tokenpaths.engine.tracing.trace_batches import _padded, _picture, _Window, _windows
-from tokenpaths.engine.tracing.trace_run import LoadedModel
+from tokenpaths.engine.tracing.text_windows import alike, cut, encoded_text, padded
+from tokenpaths.engine.tracing.trace_batches import image_input
+from tokenpaths.engine.tracing.traceable import ModelInput, TextWindow, Traceable
 
-TOKENS_AT_ONCE = 4096
 IMAGES_AT_ONCE = 64
-NO_TARGET = -100
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """One batch on the host."""
-
-    raw: Tensor
-    """pixels (B, 3, H, W) as uint8, or token ids (B, T)"""
-    targets: Tensor
-    """classes (B,) or next tokens (B, T); −100 where none is known"""
-    valid: Tensor | None
-    """False marks padding; None for images"""
-
-    @property
-    def inputs(self) -> Tensor:
-        """What the model takes."""
-        return normalise(self.raw) if self.valid is None else self.raw
-
-
-@dataclass(frozen=True)
 class PreparedSet:
-    """All batches of a data set."""
+    """The batches of a data set: ``add`` each sample, then ``close``."""
 
-    batches: tuple[Prepared, ...]
-    num_samples: int
-    num_targets: int
-    """images with a label that the model knows, or tokens with a next one"""
+    def __init__(self, model: Traceable) -> None:
+        self._model = model
+        self._images: list[Sample] = []
+        self._windows: list[TextWindow] = []
+        self.batches: list[ModelInput] = []
+        self.num_samples = 0
+        self.num_targets = 0
+        """images with a label that the model knows, or tokens with a next one"""
+        self.end: tuple[int, int] | None = None
+        """of a single sample, the batch and the row (of those that are no padding) of its end"""
 
-    def __iter__(self) -> Iterator[Prepared]:
+    def add(self, sample: Sample) -> None:
+        """The next sample; texts go through the tokenizer here.
+
+        Raises:
+            UserError: a sample of the other modality, or an empty text.
+        """
+        if self._model.modality == "vision":
+            self._images.append(sample)
+            if len(self._images) == IMAGES_AT_ONCE:
+                self._image_batch()
+        else:
+            self._windows += cut(encoded_text(self._model, sample).ids, self._model.context)
+        self.num_samples += 1
+
+    def _image_batch(self) -> None:
+        self.batches.append(image_input(self._model, self._images))
+        self._images = []
+
+    def close(self) -> PreparedSet:
+        """All samples are there.
+
+        Raises:
+            UserError: there is none.
+        """
+        if not self.num_samples:
+            raise UserError("the data set holds no sample, so there is nothing to measure", field="data")
+        if self._images:
+            self._image_batch()
+        if self.num_samples == 1 and self._model.modality == "vision":
+            self.end = (0, 0)
+        before = self._model.before
+        for part in alike(self._windows, self._model.pass_tokens, len(before)):
+            if self.num_samples == 1 and (last := len(self._windows) - 1) in part:
+                tokens = sum(len(self._windows[i].ids) for i in part[: part.index(last) + 1])
+                self.end = (len(self.batches), tokens - 1)
+            self.batches.append(padded([self._windows[i] for i in part], before))
+        self._windows = []
+        self.num_targets = sum(int((batch.targets >= 0).sum()) for batch in self.batches)
+        return self
+
+    def __iter__(self) -> Iterator[ModelInput]:
         return iter(self.batches)
 
 
-def prepare(loaded: LoadedModel, samples: Iterable[Sample]) -> PreparedSet:
-    """Read every sample; images at the model's size, texts as windows of its context.
+def prepare(model: Traceable, samples: Iterable[Sample]) -> PreparedSet:
+    """Every sample; images at the model's size, texts as windows of its context.
 
     Raises:
         UserError: no sample, one of the other modality, or an empty text.
     """
-    make = _images if loaded.modality == "vision" else _texts
-    samples = list(samples)
-    if not samples:
-        raise UserError("the data set holds no sample, so there is nothing to measure", field="data")
-    batches = tuple(make(loaded, samples))
-    return PreparedSet(batches, len(samples), sum(int((batch.targets >= 0).sum()) for batch in batches))
-
-
-def _images(loaded: LoadedModel, samples: list[Sample]) -> Iterator[Prepared]:
-    position = {name: i for i, name in enumerate(loaded.classes)}
-    size = loaded.checkpoint.config.image_size
-    for start in range(0, len(samples), IMAGES_AT_ONCE):
-        part = samples[start : start + IMAGES_AT_ONCE]
-        views = np.stack([model_view(_picture(sample), size) for sample in part])
-        targets = [position.get(sample.label or "", NO_TARGET) for sample in part]
-        yield Prepared(torch.from_numpy(views).permute(0, 3, 1, 2).contiguous(), torch.tensor(targets), None)
-
-
-def _texts(loaded: LoadedModel, samples: list[Sample]) -> Iterator[Prepared]:
-    assert loaded.tokenizer is not None, "load_model gives every text model its tokenizer"
-    windows: list[_Window] = []
+    data = PreparedSet(model)
     for sample in samples:
-        if sample.text is None:
-            raise UserError(f"{sample.source or 'the sample'} is an image; this model takes texts", field="text")
-        ids = loaded.tokenizer.encode(sample.text).ids
-        if not len(ids):
-            raise UserError(
-                f"{sample.source or 'the text'} is empty; a text needs at least one character", field="text"
-            )
-        windows += _windows(ids, loaded.checkpoint.config.context)
-    # Windows of like length share a pass; nothing measured here depends on their order.
-    order = sorted(range(len(windows)), key=lambda i: len(windows[i].ids)) if len(samples) > 1 else range(len(windows))
-    part: list[_Window] = []
-    for i in order:
-        if part and len(windows[i].ids) * (len(part) + 1) > TOKENS_AT_ONCE:
-            yield _batch(part)
-            part = []
-        part.append(windows[i])
-    yield _batch(part)
-
-
-def _batch(windows: list[_Window]) -> Prepared:
-    inputs, targets, valid = _padded(windows)
-    return Prepared(inputs, targets, valid)
+        data.add(sample)
+    return data.close()

@@ -9,8 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_v
 from tokenpaths.engine.base.files import NAME_PATTERN
 
 MOST_SAMPLES = 4096
-Which = Literal["top", "bottom", "random"]
-"""of the modules of a step, by how often they are used"""
 
 
 class RerouteRequest(BaseModel):

@@ -20,8 +20,10 @@ from jaxtyping import Int
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo
+from tokenpaths.engine.edits.measure import Unchanged
 from tokenpaths.engine.edits.prepared import PreparedSet
-from tokenpaths.engine.edits.reroute_request import Which
+from tokenpaths.engine.families.expert_controls import Which
+from tokenpaths.engine.tracing.traceable import Traceable
 
 WHICH: tuple[Which, ...] = ("top", "bottom", "random")
 FLAT = (
@@ -107,14 +109,6 @@ def share_rows(
     return rows
 
 
-def choices_of(modules: Sequence[ModuleInfo], num_steps: int) -> list[list[int]]:
-    """The modules of each step that a sweep may ban."""
-    return [
-        [m.module for m in modules if m.step is None or (m.step == step and m.kind != "identity")]
-        for step in range(num_steps)
-    ]
-
-
 class UsageCount:
     """How many tokens chose each module at each step, unchanged; a batch at a time."""
 
@@ -122,32 +116,46 @@ class UsageCount:
         self.counts: Int[np.ndarray, "S M"] = np.zeros((num_steps, num_modules), dtype=np.int64)
         self.batches = 0
 
-    def add(self, data: PreparedSet, unchanged: Any) -> None:
+    def add(self, data: PreparedSet, unchanged: Unchanged) -> None:
         """The next batch."""
-        batch, ids = data.batches[self.batches], unchanged[self.batches].module_ids.flatten(0, 1)
-        ids = (ids if batch.valid is None else ids[batch.valid.flatten()]).numpy().astype(np.int64)
+        ids = data.batches[self.batches].ribbons(unchanged[self.batches]).astype(np.int64)
         for step, counts in enumerate(self.counts):
             counts += np.bincount(ids[:, step].ravel(), minlength=len(counts))
         self.batches += 1
 
 
-def usage_of(data: PreparedSet, unchanged: Any, num_steps: int, num_modules: int) -> Int[np.ndarray, "S M"]:
+def usage_of(model: Traceable, data: PreparedSet, unchanged: Unchanged | None = None) -> Int[np.ndarray, "S M"]:
     """``UsageCount`` over all of ``data``."""
-    usage = UsageCount(num_steps, num_modules)
+    usage, unchanged = UsageCount(model.num_steps, model.num_modules), unchanged or Unchanged(model, data)
     for _ in data:
         usage.add(data, unchanged)
     return usage.counts
 
 
+def with_share(model: Traceable, usage: Int[np.ndarray, "S M"]) -> Traceable:
+    """The model with the bans that its ``ban_share`` stands for where tokens chose modules ``usage`` times, unedited.
+
+    Raises:
+        UserError: no module of any step can be banned.
+    """
+    controls: Any = model.controls
+    try:
+        rows = share_rows(usage, [controls.ban_share], model.choices(), model.must_leave, controls.seed or 0)
+    except UserError as error:
+        raise UserError(str(error), field="ban_share") from None
+    edits = next(row.edits for row in rows if row.which == (controls.which or "top"))
+    return model.with_controls({"edits": list(edits)})
+
+
 def result_row(row: Row, effect: dict[str, Any] | None, problem: str | None = None) -> dict[str, Any]:
     """A row as JSON keeps it: what was changed and what came of it, or the sentence that refused it."""
-    found: dict[str, Any] = {name: value for name, value in asdict(row).items() if name != "edits"}
+    cells: dict[str, Any] = {name: value for name, value in asdict(row).items() if name != "edits"}
     effect = effect or {}
     for name in PAIRS:
         pair = effect.get(name) or {}
-        found |= {f"{name}_{when}": pair.get(when) for when in ("before", "after", "change")}
-    found["loss_error"] = (effect.get("loss") or {}).get("error")
-    return found | {name: effect.get(name) for name in FLAT} | {"problem": problem}
+        cells |= {f"{name}_{when}": pair.get(when) for when in ("before", "after", "change")}
+    cells["loss_error"] = (effect.get("loss") or {}).get("error")
+    return cells | {name: effect.get(name) for name in FLAT} | {"problem": problem}
 
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> bytes:

@@ -23,7 +23,8 @@ from tokenpaths.engine.dream.objectives import Answer, Block, Choices, Module, O
 from tokenpaths.engine.dream.pictures import outlined, patch_mask, to_image, to_png
 from tokenpaths.engine.jobs.dream_original import members, original_image, ribbon_of_rank
 from tokenpaths.engine.jobs.registry import MOST_REPEATED, Progress, write_artifact
-from tokenpaths.engine.tracing.trace_run import LoadedModel, engine_version
+from tokenpaths.engine.tracing.loaded_model import LoadedModel
+from tokenpaths.engine.tracing.trace_run import engine_version
 
 if TYPE_CHECKING:
     from tokenpaths.engine.jobs.registry import JobContext

@@ -19,7 +19,7 @@ from tokenpaths.engine.data.images import decode_upload, model_view
 from tokenpaths.engine.dream.dream_request import DreamRequest, Group
 from tokenpaths.engine.jobs.dream_check import check_group
 from tokenpaths.engine.jobs.dream_source import find_text, row_of
-from tokenpaths.engine.tracing.trace_run import LoadedModel
+from tokenpaths.engine.tracing.loaded_model import LoadedModel
 
 if TYPE_CHECKING:
     from tokenpaths.engine.jobs.registry import JobContext

@@ -25,7 +25,8 @@ from tokenpaths.engine.dream.text_loop import TextDreams, reads_back, written
 from tokenpaths.engine.jobs.dream_original import members, original_text, ribbon_of_rank
 from tokenpaths.engine.jobs.dream_source import stretch_of
 from tokenpaths.engine.jobs.registry import MOST_REPEATED, Progress, write_artifact
-from tokenpaths.engine.tracing.trace_run import LoadedModel, engine_version
+from tokenpaths.engine.tracing.loaded_model import LoadedModel
+from tokenpaths.engine.tracing.trace_run import engine_version
 
 if TYPE_CHECKING:
     from tokenpaths.engine.jobs.registry import JobContext

@@ -34,9 +34,9 @@ from tokenpaths.engine.base.files import is_name, write_atomically
 from tokenpaths.engine.base.validation import field_path, fields_beside, in_words
 
 if TYPE_CHECKING:
-    from tokenpaths.engine.adapters.huggingface.loading import HuggingFaceModel
     from tokenpaths.engine.store.ask.run import Run
-    from tokenpaths.engine.tracing.trace_run import LoadedModel
+    from tokenpaths.engine.tracing.loaded_model import LoadedModel
+    from tokenpaths.engine.tracing.traceable import Traceable
 
 ARTIFACTS = "artifacts"
 ARTIFACT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}\.(png|webp|svg|json|jsonl|csv|txt|md|parquet|arrow)$"
@@ -84,7 +84,7 @@ class JobContext:
     """how models are loaded here; None in a process that holds none"""
     huggingface_dir: Path | None = None
     """folder of the Hugging Face checkpoints that jobs may name (``hf:<folder>``); None where none is set"""
-    huggingface_loader: Callable[[str], HuggingFaceModel] | None = None
+    huggingface_loader: Callable[[str], Traceable] | None = None
     """how those are loaded here, by the same name"""
     problem_of_run: Callable[[Path], str | None] | None = None
     """what is wrong with a run file, found before it is opened here (``backend.runs.foreign_files``); None: open all"""
@@ -109,18 +109,18 @@ class JobContext:
             raise UserError("This process loads no models; a worker does.", field="model")
         return self.loader(name)
 
-    def load_huggingface(self, model: str) -> HuggingFaceModel:
-        """The model of ``hf:<folder>``, loaded once for all jobs of this process; do not change it.
+    def load_traceable(self, name: str) -> Traceable:
+        """A model by name, or that of ``hf:<folder>``; as ``load_model``."""
+        from tokenpaths.engine.adapters.huggingface.config import is_huggingface
 
-        Raises:
-            UserError: there is none of that name, or it cannot be opened (``field`` is ``model``).
-        """
+        if not is_huggingface(name):
+            return self.load_model(name)
         if self.huggingface_loader is None:
             raise UserError("This process loads no Hugging Face models; a worker does.", field="model")
-        return self.huggingface_loader(model)
+        return self.huggingface_loader(name)
 
     def huggingface_folder(self, model: str) -> Path:
-        """The folder of ``hf:<folder>``, unread; ``hf_config.checkpoint_folder`` says what is refused."""
+        """The folder of ``hf:<folder>``, unread; ``huggingface.config.checkpoint_folder`` says what is refused."""
         from tokenpaths.engine.adapters.huggingface.config import checkpoint_folder
 
         return checkpoint_folder(self.huggingface_dir, model)

@@ -1,35 +1,47 @@
 """The job ``reroute``: one edit over a data set, or a sweep of many.
 
 A sweep keeps each finished row, so that a killed one does at most one row again; its table grows as an artifact
-while it runs. One edit leaves a run beside the unchanged one, with the measured effect in it.
+while it runs. One edit leaves a run beside the unchanged one, with the measured effect in it. A slice ends behind the
+forward pass at hand.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator
-from dataclasses import replace
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel
 
-from tokenpaths.engine.adapters.huggingface.config import is_huggingface, layout_of, read_config
+from tokenpaths.engine.adapters.huggingface.config import Layout, is_huggingface, layout_of, read_config
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import write_atomically
-from tokenpaths.engine.edits.expert_controls import check_experts
 from tokenpaths.engine.edits.reroute_request import RerouteRequest
+from tokenpaths.engine.families.edit_plan import Routers, plan_routes
+from tokenpaths.engine.families.expert_controls import read_expert_controls
 from tokenpaths.engine.jobs.made_run import check_model_controls, check_run_name, claim_run, made_by
 from tokenpaths.engine.jobs.registry import JobContext, Progress, write_artifact
-from tokenpaths.engine.jobs.reroute_data import BUNDLED_PREFIX, STATE, Reading, begun_for, load_state
+from tokenpaths.engine.jobs.reroute_data import (
+    BUNDLED_PREFIX,
+    STATE,
+    Reading,
+    begun_for,
+    beside_its_run,
+    check_same_weights,
+    load_state,
+)
 
 if TYPE_CHECKING:
-    from tokenpaths.engine.adapters.huggingface.loading import HuggingFaceModel
+    from tokenpaths.engine.edits.measure import Measurement, Unchanged
+    from tokenpaths.engine.edits.prepared import PreparedSet
     from tokenpaths.engine.edits.sweep import Row, UsageCount
-    from tokenpaths.engine.tracing.trace_run import LoadedModel, TraceProgress
+    from tokenpaths.engine.tracing.trace_run import TraceProgress
+    from tokenpaths.engine.tracing.traceable import Traceable
 
 SLICE_SECONDS = 0.6
+T = TypeVar("T")
 
 
 class RerouteJob:
@@ -69,17 +81,14 @@ class RerouteJob:
     @classmethod
     def start(cls, request: RerouteRequest, folder: Path, context: JobContext) -> Sweep | EditedRun:
         """Load the model and read the samples; edits that do not fit the model are refused here."""
-        if is_huggingface(request.model):
-            from tokenpaths.engine.jobs.reroute_experts import EditedExperts, ExpertSweep
-
-            experts = EditedExperts if request.sweep is None else ExpertSweep
-            return experts(request, folder, context, context.load_huggingface(request.model))
-        loaded = context.load_model(request.model)
+        model = context.load_traceable(request.model)
+        check_same_weights(request, context, model)
         if request.sweep is None:
-            return EditedRun(request, folder, context, loaded.with_controls(request.controls))
-        if "ban" not in getattr(loaded.model.Controls, "EDITS", ()):
-            raise UserError(f"modules of a {loaded.model.family} model cannot be banned", field="sweep")
-        return Sweep(request, folder, context, loaded)
+            changed = under_field("controls", model.with_controls, request.controls)
+            return EditedRun(request, folder, context, changed)
+        if "ban" not in model.edit_kinds:
+            raise UserError(f"modules of a {model.run_fields()['family']} model cannot be banned", field="sweep")
+        return Sweep(request, folder, context, model)
 
     def advance(self) -> Progress:  # pragma: no cover - what ``start`` gives has its own
         raise NotImplementedError
@@ -104,24 +113,59 @@ def check_fit(request: RerouteRequest, context: JobContext) -> None:
         raise UserError(f"modules of a {family} model cannot be banned", field="sweep")
 
 
+def check_experts(request: RerouteRequest, layout: Layout) -> None:
+    """Refuse a sweep or controls that do not fit a Hugging Face checkpoint, as far as its configuration tells; reads
+    no weights. What it does not tell, as what its gates allow, is refused when the job begins.
+
+    Raises:
+        UserError: ``field`` is ``model``, ``sweep``, or begins with ``controls``.
+    """
+    if layout.layers == 0:
+        raise UserError(f"no layer of {request.model} routes to experts, so there is nothing to edit", field="model")
+    controls = None
+    if request.sweep is None:
+        controls = under_field("controls", read_expert_controls, request.controls or {})
+    if layout.choices is None or layout.top_k is None:
+        return
+    bans = controls is None or controls.ban_share or any(edit.edit == "ban" for edit in controls.edits or ())
+    if bans and layout.choices <= layout.top_k:
+        raise UserError(
+            f"no expert of {request.model} can be banned: a layer has {layout.choices}, and {layout.top_k} must be "
+            "left",
+            field="controls" if request.sweep is None else "sweep",
+        )
+    if controls is not None and controls.edits and layout.layers is not None:
+        routers = Routers((tuple(range(layout.choices)),) * layout.layers, layout.top_k)
+        under_field("controls", plan_routes, controls.edits, routers)
+
+
+def under_field(name: str, work: Callable[..., T], *given: Any) -> T:
+    """``work``; what it refuses has its field below ``name``."""
+    try:
+        return work(*given)
+    except UserError as error:
+        error.field = f"{name}.{error.field}" if error.field and error.field != name else name
+        raise
+
+
 class Sweep:
     """Rows one after the other, each measured over all samples."""
 
-    def __init__(self, request: RerouteRequest, folder: Path, context: JobContext, loaded: LoadedModel) -> None:
-        self.request, self.folder, self.loaded, self.name = request, folder, loaded, loaded.name
-        self.reading: Reading = Reading(request, context, loaded)
-        self.unchanged: Any = None
+    def __init__(self, request: RerouteRequest, folder: Path, context: JobContext, model: Traceable) -> None:
+        self.request, self.folder, self.model = request, folder, model
+        self.reading: Reading = Reading(request, context, model)
+        self.unchanged: Unchanged | None = None
         self.usage: UsageCount | None = None
-        self.begun_for = begun_for(request, loaded)
+        self.begun_for = begun_for(request, model)
         self.done: list[dict[str, Any]] = load_state(folder, self.begun_for, "rows") or []
-        self.work: Any = None
-        """the row at hand: a ``Measurement``, or what stands for it"""
+        self.work: Measurement | None = None
+        """the row at hand"""
         self.rows: list[Row] | None = None
         """None until the unchanged pass has said which modules are used most (``shares`` alone needs it)"""
         if request.sweep == "modules":
             from tokenpaths.engine.edits.sweep import module_rows
 
-            self.rows = module_rows(loaded.model.module_table(), loaded.checkpoint.config.num_steps)
+            self.rows = module_rows(model.module_table(), model.num_steps)
 
     def advance(self) -> Progress:
         """Some batches of the row at hand."""
@@ -130,7 +174,7 @@ class Sweep:
             self.reading.advance(ends)
             if self.reading.data is None:
                 return self.reading.progress("edits")
-        self.unchanged = self.unchanged or self._unchanged()
+        self.unchanged = self.unchanged or self._unchanged(self.reading.data)
         while self.rows is None and time.monotonic() < ends:
             self._count(self.reading.data, self.unchanged)
         if self.rows is None:
@@ -139,21 +183,21 @@ class Sweep:
             self._batch(self.rows[len(self.done)])
         return self._progress()
 
-    def _unchanged(self) -> Any:
+    def _unchanged(self, data: PreparedSet) -> Unchanged:
         from tokenpaths.engine.edits.measure import Unchanged
 
-        return Unchanged(self.loaded, self.reading.data)
+        return Unchanged(self.model, data)
 
-    def _count(self, data: Any, unchanged: Any) -> None:
+    def _count(self, data: PreparedSet, unchanged: Unchanged) -> None:
         """A batch of the unchanged pass; after the last the rows are known."""
-        from tokenpaths.engine.edits.sweep import UsageCount, choices_of, share_rows
+        from tokenpaths.engine.edits.sweep import UsageCount, share_rows
 
-        model, config = self.loaded.model, self.loaded.checkpoint.config
-        self.usage = self.usage or UsageCount(config.num_steps, config.num_modules)
+        model = self.model
+        self.usage = self.usage or UsageCount(model.num_steps, model.num_modules)
         self.usage.add(data, unchanged)
         if self.usage.batches == len(data.batches):
-            choices = choices_of(model.module_table(), config.num_steps)
-            self.rows = share_rows(self.usage.counts, self.request.shares, choices, model.must_leave, self.request.seed)
+            counts, request = self.usage.counts, self.request
+            self.rows = share_rows(counts, request.shares, model.choices(), model.must_leave, request.seed)
 
     def _batch(self, row: Row) -> None:
         from tokenpaths.engine.edits.sweep import result_row
@@ -164,19 +208,19 @@ class Sweep:
             self.work.advance()
             if not self.work.finished:
                 return
-            found = result_row(row, self.work.answer())
+            cells = result_row(row, self.work.answer())
         except UserError as error:  # this one cannot be banned: the sweep says so and goes on
-            found = result_row(row, None, str(error))
+            cells = result_row(row, None, str(error))
         self.work = None
-        self.done.append(found)
+        self.done.append(cells)
         self._keep()
 
-    def _measurement(self, row: Row) -> Any:
+    def _measurement(self, row: Row) -> Measurement:
         from tokenpaths.engine.edits.measure import Measurement
 
-        controls = self.loaded.with_controls({"edits": list(row.edits)}).controls
-        assert controls is not None
-        return Measurement(self.loaded, self.reading.data, controls, self.unchanged)
+        assert self.reading.data is not None
+        changed = self.model.with_controls({"edits": list(row.edits)})
+        return Measurement(changed, self.reading.data, self.unchanged)
 
     def _keep(self) -> None:
         from tokenpaths.engine.edits.sweep import as_csv
@@ -185,7 +229,7 @@ class Sweep:
         assert data is not None
         document = {
             "sweep": self.request.sweep,
-            "model": self.name,
+            "model": self.request.model,
             "data": self.reading.name,
             "num_samples": data.num_samples,
             "of_samples": self.reading.of_samples,
@@ -205,9 +249,9 @@ class Sweep:
         message = "looking at the unchanged model"
         if last is not None:
             change = last["loss_change"]
-            told = last["problem"] or ("no loss is known" if change is None else f"loss {change:+.3f} nats")
+            outcome = last["problem"] or ("no loss is known" if change is None else f"loss {change:+.3f} nats")
             where = "" if last["step"] is None else f" at step {last['step']}"
-            message = f"{last['name']}{where} banned: {told}"
+            message = f"{last['name']}{where} banned: {outcome}"
         result: dict[str, Any] = {}
         if finished:
             worst = sorted((r for r in self.done if r["loss_change"] is not None), key=lambda r: -r["loss_change"])
@@ -220,38 +264,25 @@ class Sweep:
         self.work = None
 
 
-def is_unchanged(request: RerouteRequest, context: JobContext, sha256: str) -> bool:
-    """Whether the run of a request is of these weights as they were trained and all of its samples are taken, so that
-    an edited run may stand beside it."""
-    if request.run is None:
-        return False
-    with context.open_run(request.run) as run:
-        taken = run.row["num_samples"] if request.sample is None else 1
-        if run.row["num_samples"] > min(taken, request.limit):
-            return False
-        same = run.row["checkpoint_sha256"] == sha256
-        config = json.loads(run.row["config"])
-    return bool(same and not config.get("controls"))
-
-
 class EditedRun:
     """The effect first, then the unchanged run (where there is none yet) and the edited one, which carries it."""
 
-    def __init__(self, request: RerouteRequest, folder: Path, context: JobContext, changed: LoadedModel) -> None:
-        self.request, self.folder, self.context, self.changed = request, folder, context, changed
-        self.name = changed.name
+    def __init__(self, request: RerouteRequest, folder: Path, context: JobContext, changed: Traceable) -> None:
+        self.request, self.folder, self.context = request, folder, context
+        self.changed, unchanged_is_there = beside_its_run(request, context, changed)
         self.reading: Reading = Reading(request, context, changed)
-        self._begin(changed, is_unchanged(request, context, changed.sha256))
-
-    def _begin(self, loaded: LoadedModel | HuggingFaceModel, unchanged: bool) -> None:
-        """What an earlier life of the job has kept; ``unchanged``: the run of the request is the one beside."""
-        self.begun_for = begun_for(self.request, loaded)
-        self.effect: dict[str, Any] | None = load_state(self.folder, self.begun_for, "effect")
-        self.work: Any = None
-        """a ``Measurement``, or what stands for it"""
+        self.begun_for = begun_for(request, changed)
+        self.effect: dict[str, Any] | None = load_state(folder, self.begun_for, "effect")
+        self.counts_first = getattr(changed.controls, "ban_share", None) is not None
+        """whether a share of each step's modules is to be banned, which is counted first"""
+        self.unchanged: Unchanged | None = None
+        self.usage: UsageCount | None = None
+        if self.counts_first and (edits := load_state(folder, self.begun_for, "edits")) is not None:
+            self.changed = self.changed.with_controls({"edits": edits})
+        self.work: Measurement | None = None
         self.parts: Generator[TraceProgress, None, Path] | None = None
-        self.runs: dict[str, str] = {"before": str(self.request.run)} if unchanged else {}
-        self.unchanged_is_there = unchanged
+        self.runs: dict[str, str] = {"before": str(request.run)} if unchanged_is_there else {}
+        self.unchanged_is_there = unchanged_is_there
         self.done = 0
         """samples, over all rounds"""
 
@@ -265,7 +296,7 @@ class EditedRun:
         at = ""
         while time.monotonic() < ends or not at:
             if self.effect is None:
-                at = self._measure()
+                at = self._measure(self.reading.data)
             elif "before" not in self.runs:
                 at = self._trace("before")
             elif "after" not in self.runs:
@@ -282,59 +313,71 @@ class EditedRun:
     @property
     def _measured(self) -> int:
         """Of them, when the effect is known."""
-        return len(self.reading.samples)
+        return len(self.reading.samples) * (2 if self.counts_first else 1)
 
-    def _measurement(self) -> Any:
-        from tokenpaths.engine.edits.measure import Measurement
-
-        assert self.changed.controls is not None
-        return Measurement(self.changed, self.reading.data, self.changed.controls)
-
-    def _measure(self) -> str:
+    def _measure(self, data: PreparedSet) -> str:
         """A batch without and with the edits; after the last the effect is kept."""
-        self.work = self.work or self._measurement()
+        from tokenpaths.engine.edits.measure import Measurement, Unchanged
+
+        self.unchanged = self.unchanged or Unchanged(self.changed, data)
+        if getattr(self.changed.controls, "ban_share", None) is not None:
+            return self._count(data, self.unchanged)
+        self.work = self.work or Measurement(self.changed, data, self.unchanged)
         self.work.advance()
-        share = self.work.done / len(self.reading.data.batches)
-        self.done = self._measured - len(self.reading.samples) + int(share * len(self.reading.samples))
+        samples = len(self.reading.samples)
+        self.done = self._measured - samples + int(self.work.done / len(data.batches) * samples)
         if self.work.finished:
-            self.effect, self.work = self.work.answer(), None
+            self.effect, self.work, self.unchanged = self.work.answer(), None, None
             write_artifact(self.folder, "effect.json", json.dumps(self.effect, allow_nan=False).encode())
-            state = self.begun_for | self._state()
+            edits = [edit.model_dump(exclude_none=True) for edit in getattr(self.changed.controls, "edits", None) or ()]
+            state = self.begun_for | {"effect": self.effect, "edits": edits}
             write_atomically(self.folder / STATE, json.dumps(state, allow_nan=False).encode())
         return "measuring the effect"
 
-    def _state(self) -> dict[str, Any]:
-        return {"effect": self.effect}
+    def _count(self, data: PreparedSet, unchanged: Unchanged) -> str:
+        """A batch of the unchanged pass; after the last the bans of a share are known."""
+        from tokenpaths.engine.edits.sweep import UsageCount, with_share
+
+        self.usage = self.usage or UsageCount(self.changed.num_steps, self.changed.num_modules)
+        self.usage.add(data, unchanged)
+        self.done = int(self.usage.batches / len(data.batches) * len(self.reading.samples))
+        if self.usage.batches == len(data.batches):
+            self.changed = under_field("controls", with_share, self.changed, self.usage.counts)
+        return "counting which experts are used most"
 
     def _run_parts(self, which: str, name: str, findings: dict[str, Any]) -> Generator[TraceProgress, None, Path]:
-        """One of the two runs, batch by batch."""
-        from tokenpaths.engine.tracing.trace_run import trace_parts
+        """One of the two runs, pass by pass."""
+        from tokenpaths.engine.tracing.trace_run import TraceOptions, trace_parts
 
-        return trace_parts(
-            self.changed if which == "after" else replace(self.changed, controls=None),
-            self.reading.samples,
-            self.context.runs_dir,
+        options = TraceOptions(
             run_id=name,
             dataset=self.reading.name,
             split=self.reading.split,
             regions=self.reading.regions,
+            batch_size=self.changed.pass_tokens // 64,
             total=len(self.reading.samples),
             twin=False,
             findings=findings,
         )
+        model = self.changed if which == "after" else self.changed.without_controls()
+        return trace_parts(model, self.reading.samples, self.context.runs_dir, options)
 
     def _trace(self, which: str) -> str:
         """A batch of one of the two runs; the last one seals it."""
-        from tokenpaths.engine.tracing.trace_run import new_run_id
+        from tokenpaths.engine.tracing.trace_run import run_id_of
 
         place = self.folder / which
         place.mkdir(exist_ok=True)
         wanted = self.request.name if which == "after" else None
         name, is_there = claim_run(
-            place, self.context, wanted, lambda: new_run_id(self.name, f"{which} {self.reading.name}"), job=self.folder
+            place,
+            self.context,
+            wanted,
+            lambda: run_id_of(self.changed, f"{which} {self.reading.name}"),
+            job=self.folder,
         )
         behind = self._total - len(self.reading.samples) if which == "after" else self._measured
-        told = f"tracing the {'edited' if which == 'after' else 'unchanged'} run"
+        message = f"tracing the {'edited' if which == 'after' else 'unchanged'} run"
         if not is_there:
             if self.parts is None:
                 findings = made_by(self.folder)
@@ -344,11 +387,11 @@ class EditedRun:
                 self.parts = self._run_parts(which, name, findings)
             try:
                 self.done = behind + next(self.parts).samples
-                return told
+                return message
             except StopIteration:
                 self.parts = None
         self.done, self.runs[which] = behind + len(self.reading.samples), name
-        return told
+        return message
 
     def _finished(self) -> Progress:
         assert self.effect is not None
@@ -370,6 +413,7 @@ class EditedRun:
 
     def close(self) -> None:
         """Lets go of a run that is not sealed; it disappears."""
+        self.work = self.unchanged = None
         if self.parts is not None:
             self.parts.close()
             self.parts = None

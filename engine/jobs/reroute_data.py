@@ -1,4 +1,4 @@
-"""What a ``reroute`` job works on and what it keeps: its samples, read in slices, and the state of an earlier life.
+"""What a ``reroute`` job works on and keeps: its samples, read in slices, the run beside it, and its saved state.
 
 Imported by processes that have no model: torch only inside functions.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tokenpaths.engine.adapters.huggingface.config import PREFIX, is_huggingface
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.edits.reroute_request import RerouteRequest
 from tokenpaths.engine.jobs.registry import JobContext, Progress
@@ -18,9 +19,9 @@ from tokenpaths.engine.jobs.registry import JobContext, Progress
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tokenpaths.engine.adapters.huggingface.loading import HuggingFaceModel
     from tokenpaths.engine.data.sources.sample import Sample
-    from tokenpaths.engine.tracing.trace_run import LoadedModel
+    from tokenpaths.engine.edits.prepared import PreparedSet
+    from tokenpaths.engine.tracing.traceable import Traceable
 
 STATE = "state.json"
 BUNDLED_PREFIX = "bundled:"
@@ -78,13 +79,13 @@ def _read_run(run_id: str, request: RerouteRequest, context: JobContext) -> Iter
             yield Sample(image=image, text=kept["text"], label=kept["label"], source=kept["source"])
 
 
-def begun_for(request: RerouteRequest, loaded: LoadedModel | HuggingFaceModel) -> dict[str, Any]:
+def begun_for(request: RerouteRequest, model: Traceable) -> dict[str, Any]:
     """What a state must have been begun for to be gone on with."""
     drawn = {} if request.run is None else {"choice of samples": "drawn over the run"}  # once: its first ones
-    asked = request.model_dump(mode="json")
+    values = request.model_dump(mode="json")
     if request.sample is None:  # so that a job of a version that knew no single sample goes on
-        asked.pop("sample")
-    return {"checkpoint": loaded.sha256, "request": asked, **drawn}
+        values.pop("sample")
+    return {"checkpoint": model.sha256, "request": values, **drawn}
 
 
 def load_state(folder: Path, begun_for: dict[str, Any], key: str) -> Any:
@@ -108,38 +109,72 @@ def load_state(folder: Path, begun_for: dict[str, Any], key: str) -> Any:
     return kept
 
 
+def check_same_weights(request: RerouteRequest, context: JobContext, model: Traceable) -> None:
+    """UserError where the run to be measured is of a checkpoint of that name, but of other weights."""
+    if request.run is None or not is_huggingface(request.model):
+        return
+    with context.open_run(request.run) as run:
+        row = run.row
+        same_name = "huggingface" in json.loads(row["config"]) and row["model"].rsplit("/", 1)[-1] == model.name
+        if same_name and row["checkpoint_sha256"] != model.sha256:
+            raise UserError(
+                f"The run {request.run} was made with other weights than those of {PREFIX}{model.name} "
+                f"(SHA-256 {str(row['checkpoint_sha256'])[:12]}… and {model.sha256[:12]}…); trace it anew, or give "
+                "data in place of run.",
+                field="run",
+            )
+
+
+def beside_its_run(request: RerouteRequest, context: JobContext, model: Traceable) -> tuple[Traceable, bool]:
+    """The model under the name that the request's run has it by, and whether that run may be the unchanged one.
+
+    It may where it is of the same weights, number format and samples, unedited. A folder of a checkpoint has no owner
+    in its name, one of the hub has; only runs of one name are set beside each other.
+    """
+    if request.run is None:
+        return model, False
+    with context.open_run(request.run) as run:
+        row = run.row
+        config = json.loads(row["config"])
+        taken = row["num_samples"] if request.sample is None else 1
+    if row["checkpoint_sha256"] != model.sha256:
+        return model, False
+    own = model.run_fields()["config"].get("huggingface")
+    about = config.get("huggingface")
+    if own is not None:
+        if about is None or row["model"].rsplit("/", 1)[-1] != model.name:
+            return model, False
+        model = replace(model, name=row["model"])  # type: ignore[type-var]
+        if about.get("dtype") != own["dtype"]:
+            return model, False
+    return model, row["num_samples"] <= min(taken, request.limit) and not config.get("controls")
+
+
 class Reading:
     """Samples read in slices, so that a cancel need not wait for a large data set."""
 
-    def __init__(self, request: RerouteRequest, context: JobContext, loaded: LoadedModel) -> None:
-        self._open(samples_of(request, context, loaded.modality))
-        self._loaded = loaded
+    def __init__(self, request: RerouteRequest, context: JobContext, model: Traceable) -> None:
+        from tokenpaths.engine.edits.prepared import PreparedSet
 
-    def _open(self, source: Source) -> None:
+        source = samples_of(request, context, model.modality)
         self._samples, self.name, self.split, self.regions = source.samples, source.name, source.split, source.regions
         self.of_samples = source.of_samples
         self.samples: list[Sample] = []
-        self.data: Any = None
-        """None while samples are being read, then a ``PreparedSet`` or what stands for it"""
+        self._set = PreparedSet(model.without_controls())
+        self.data: PreparedSet | None = None
+        """None while samples are being read"""
 
     def advance(self, ends: float) -> None:
-        """Some more samples, one at least; the last call prepares them all for the model."""
+        """Some more samples, one at least; the last call closes the set."""
         while True:
             sample = next(self._samples, None)
             if sample is None:
-                self.data = self._prepared()
+                self.data = self._set.close()
                 return
-            self._take(sample)
+            self._set.add(sample)
+            self.samples.append(sample)
             if time.monotonic() >= ends:
                 return
-
-    def _take(self, sample: Sample) -> None:
-        self.samples.append(sample)
-
-    def _prepared(self) -> Any:
-        from tokenpaths.engine.edits.prepared import prepare
-
-        return prepare(self._loaded, self.samples)
 
     def progress(self, unit: str) -> Progress:
         """While it reads. ``unit``: what the job counts afterwards; a unit that comes back would look like progress

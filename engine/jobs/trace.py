@@ -88,7 +88,8 @@ class TraceJob:
         """Load the model, open the data, begin a run."""
         from tokenpaths.engine.data.datasets import open_dataset
         from tokenpaths.engine.store.write.writer import remove_abandoned
-        from tokenpaths.engine.tracing.trace_run import as_untrained, new_run_id, trace_parts
+        from tokenpaths.engine.tracing.loaded_model import as_untrained
+        from tokenpaths.engine.tracing.trace_run import TraceOptions, new_run_id, trace_parts
 
         loaded = context.load_model(request.model).with_controls(request.controls)
         if request.untrained:
@@ -108,10 +109,7 @@ class TraceJob:
         if is_there:
             return Finished(run, dataset.num_samples, "samples")
         remove_abandoned(context.runs_dir)
-        parts = trace_parts(
-            loaded,
-            dataset,
-            context.runs_dir,
+        options = TraceOptions(
             run_id=run,
             dataset=dataset.name,
             split=dataset.split,
@@ -121,7 +119,7 @@ class TraceJob:
             twin=request.twin and not request.untrained,
             findings=made_by(folder),
         )
-        return cls(dataset, parts, run)
+        return cls(dataset, trace_parts(loaded, dataset, context.runs_dir, options), run)
 
     def advance(self) -> Progress:
         """Some batches, or some stages of the sealing."""

@@ -65,7 +65,7 @@ def test_wrong_input_is_one_line_and_code_2(
 ) -> None:
     """And it is said before any weights are read."""
     monkeypatch.setattr(
-        "tokenpaths.engine.adapters.huggingface.tracing.load", lambda *a, **k: pytest.fail("weights were read")
+        "tokenpaths.engine.adapters.huggingface.loading.load", lambda *a, **k: pytest.fail("weights were read")
     )
     (tmp_path / "empty").mkdir()
     options = {"--model": f"hf:{olmoe}", "--data": "bundled:texts", "--data-dir": str(tmp_path)} | changes
@@ -167,8 +167,8 @@ def test_a_share_of_each_layers_experts(olmoe: Path, texts: Path, tmp_path: Path
         ("[1]", "--controls is a list"),
         ("{}", "--controls is an empty object"),
         ('{"ban_share": NaN}', "NaN is no number of JSON"),
-        ('{"edits": [{"edit": "vanish"}]}', "a moe model has no edit 'vanish'; it has: ban"),
-        ('{"edits": [{"edit": "top_k", "k": 1}]}', "a moe model has no edit 'top_k': the model's own code chooses"),
+        ('{"edits": [{"edit": "vanish"}]}', "a moe model has no edit 'vanish'; it has: ban, force"),
+        ('{"edits": [{"edit": "top_k", "k": 0}]}', "k is 0"),
         ('{"alpha": 1}', "a moe model has no control 'alpha'"),
         ('{"ban_share": 1.5}', "control ban_share is 1.5"),
         ('{"ban_share": 0.5, "edits": [{"edit": "ban", "modules": [0]}]}', "give one of the two"),
@@ -186,7 +186,7 @@ def test_controls_that_mean_nothing_are_one_line_and_code_2(
 ) -> None:
     """And it is said before any weights are read."""
     monkeypatch.setattr(
-        "tokenpaths.engine.adapters.huggingface.tracing.load", lambda *a, **k: pytest.fail("weights were read")
+        "tokenpaths.engine.adapters.huggingface.loading.load", lambda *a, **k: pytest.fail("weights were read")
     )
     assert main(edited(olmoe, texts, tmp_path, controls)) == 2
     lines = capsys.readouterr().err.splitlines()

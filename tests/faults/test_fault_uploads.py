@@ -25,7 +25,8 @@ from tokenpaths.backend.worker.decoder import Decoder
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint, save_checkpoint
-from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
+from tokenpaths.engine.tracing.loaded_model import load_model
+from tokenpaths.engine.tracing.trace_run import trace_samples
 
 MEGABYTE = 1_000_000
 BOUNDARY = "b0undary"
@@ -178,7 +179,7 @@ def test_a_hostile_configuration_runs_no_code(models_dir: Path, tmp_path: Path, 
             build_model(read_checkpoint(folder))
         assert "evil" in str(caught.value)
         assert len(str(caught.value)) < 1000
-    from tokenpaths.engine.adapters.huggingface.tracing import find_model
+    from tokenpaths.engine.adapters.huggingface.inspection import find_model
 
     (folder / "config.json").write_text(
         json.dumps(

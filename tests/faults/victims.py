@@ -21,7 +21,7 @@ from tokenpaths.engine.jobs.registry import JobContext, read_request
 from tokenpaths.engine.models.checkpoint import read_checkpoint, save_checkpoint
 from tokenpaths.engine.models.dna import DNA
 from tokenpaths.engine.store.write import writer as writer_module
-from tokenpaths.engine.tracing.trace_run import load_model
+from tokenpaths.engine.tracing.loaded_model import load_model
 
 SAMPLES = 6
 

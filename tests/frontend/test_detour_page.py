@@ -130,7 +130,8 @@ def make_site(data_dir: Path) -> None:
 
     from tests.support.checkpoints import save_tiny
     from tokenpaths.engine.data.datasets import Sample
-    from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
+    from tokenpaths.engine.tracing.loaded_model import load_model
+    from tokenpaths.engine.tracing.trace_run import trace_samples
 
     rng, models = np.random.default_rng(0), data_dir / "models"
     for modality in ("text", "vision"):

@@ -19,7 +19,8 @@ from tests.support.checkpoints import save_tiny
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.jobs.dream import DreamJob
 from tokenpaths.engine.jobs.registry import read_request
-from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
+from tokenpaths.engine.tracing.loaded_model import load_model
+from tokenpaths.engine.tracing.trace_run import trace_samples
 from tokenpaths.frontend.charts.dreams import figure_html, figure_rows, match_chart, match_rows, top_chart, top_rows
 from tokenpaths.frontend.charts.job_curve import curve_chart, curve_rows, name_rows
 from tokenpaths.frontend.page.selection import Selection, from_query, to_query

@@ -22,8 +22,13 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceModel, text_batches
+from tokenpaths.engine.adapters.huggingface.gate_hooks import Recorded
+from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceModel
 from tokenpaths.engine.data.datasets import Sample
+from tokenpaths.engine.edits.measure import measure_effect
+from tokenpaths.engine.edits.prepared import prepare
+from tokenpaths.engine.tracing.trace_batches import text_batches, window_losses
+from tokenpaths.engine.tracing.traceable import ModelInput
 
 VOCABULARY = 288
 TEXTS = (
@@ -359,6 +364,21 @@ def changed_config(folder: Path, **values: Any) -> Path:
 
 
 def one_batch(loaded: HuggingFaceModel, budget: int = 4096) -> Any:
-    batches = list(text_batches(loaded, SAMPLES, budget))
+    batches = list(text_batches(loaded, loaded.untrained(), SAMPLES, budget // 64))
     assert len(batches) == 1
     return batches[0][0]
+
+
+def run_windows(
+    loaded: HuggingFaceModel, inputs: torch.Tensor, keep: torch.Tensor, targets: torch.Tensor
+) -> tuple[Recorded, Any]:
+    """Decisions (n, S, K) and losses (n,) of the tokens that ``keep`` marks, window after window."""
+    batch = ModelInput(inputs, targets, keep)
+    traced = loaded.run(batch)
+    values = (batch.real_rows(part) for part in (traced.module_ids, traced.weights, traced.gate_entropy))
+    return Recorded(*values), window_losses(traced.logits, batch)[0]
+
+
+def effect_over(loaded: HuggingFaceModel, samples: list[Sample], edits: Any) -> dict[str, Any]:
+    """The measured effect of edits over texts."""
+    return measure_effect(loaded.with_controls({"edits": list(edits)}), prepare(loaded, samples))

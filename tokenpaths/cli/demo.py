@@ -78,7 +78,8 @@ def _trace_all(missing: list[tuple[str, str, str]], settings: Settings) -> None:
     from tokenpaths.engine.base.files import SHIPPED_MODELS
     from tokenpaths.engine.data.datasets import open_dataset
     from tokenpaths.engine.store.write.writer import remove_abandoned
-    from tokenpaths.engine.tracing.trace_run import TraceProgress, load_model, trace_samples
+    from tokenpaths.engine.tracing.loaded_model import load_model
+    from tokenpaths.engine.tracing.trace_run import TraceProgress, trace_samples
 
     def follow(progress: Bar, now: TraceProgress) -> None:
         progress.update(now.samples, now.words)

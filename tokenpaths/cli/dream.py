@@ -191,7 +191,7 @@ def _context(settings: Settings, device: str | None) -> JobContext:
     folders, foreign_files = settings.all_models_dirs, foreign_files_of(settings)
 
     def load(name: str):
-        from tokenpaths.engine.tracing.trace_run import load_model
+        from tokenpaths.engine.tracing.loaded_model import load_model
 
         return load_model(name, folders, device)
 

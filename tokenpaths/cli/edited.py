@@ -14,9 +14,9 @@ import typer
 from tokenpaths.engine.base.errors import UserError
 
 if TYPE_CHECKING:
-    from tokenpaths.engine.adapters.huggingface.loading import HuggingFaceModel
     from tokenpaths.engine.data.datasets import Dataset, Sample
-    from tokenpaths.engine.tracing.trace_run import LoadedModel, TraceProgress
+    from tokenpaths.engine.tracing.trace_run import TraceOptions, TraceProgress
+    from tokenpaths.engine.tracing.traceable import Traceable
 
 MOST_BESIDE = 4096
 """samples that are held to be measured twice"""
@@ -60,13 +60,13 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def under_controls(loaded: LoadedModel, ask: Wanted) -> LoadedModel:
-    """One of our own models, changed.
+def under_controls(model: Traceable, ask: Wanted) -> Traceable:
+    """The model, changed.
 
     Raises:
         UserError: controls that do not fit it, or that change nothing.
     """
-    changed = loaded.with_controls(ask.controls)
+    changed = model.with_controls(ask.controls)
     if changed.controls is None or not changed.controls.given():
         raise UserError(
             f"--controls changes nothing; give what is to be different, such as '{EXAMPLE}'.", field="controls"
@@ -99,47 +99,51 @@ def held(dataset: Dataset) -> list[Sample]:
     return samples
 
 
-def trace_beside(
-    loaded: LoadedModel,
+def trace_edited(
+    model: Traceable,
     dataset: Dataset,
     runs_dir: Path,
-    writing: Mapping[str, Any],
-    run: str | None,
-    twin: bool,
+    ask: Wanted,
+    options: TraceOptions,
     on_progress: Callable[[TraceProgress], None],
-) -> tuple[Path, Path, dict[str, Any]]:
-    """The effect of ``loaded.controls``, then the unchanged and the edited run; their files and the effect.
+) -> tuple[Path | None, Path, dict[str, Any] | None]:
+    """The edited run; with ``beside`` the unchanged one and the effect too.
+
+    Args:
+        model: under the controls of ``ask``; a share of modules to be banned is counted here.
+        dataset: gone through once, or held in memory.
+        runs_dir: folder of run files.
+        ask: what is asked for.
+        options: of the edited run; ``twin`` that of the unchanged one.
+        on_progress: called behind every pass.
 
     Raises:
         UserError: as ``held``; controls that do not fit a sample.
     """
-    from tokenpaths.engine.edits.measure import measure_effect
+    from tokenpaths.engine.edits.measure import Unchanged, measure_effect
     from tokenpaths.engine.edits.prepared import prepare
-    from tokenpaths.engine.tracing.trace_run import new_run_id, trace_samples
+    from tokenpaths.engine.edits.sweep import usage_of, with_share
+    from tokenpaths.engine.tracing.trace_run import run_id_of, trace_samples
 
+    shares = getattr(model.controls, "ban_share", None) is not None
+    if not ask.beside and not shares:
+        after = trace_samples(model, dataset, runs_dir, options=replace(options, twin=False), on_progress=on_progress)
+        return None, after, None
     samples = held(dataset)
-    assert loaded.controls is not None
-    effect = measure_effect(loaded, prepare(loaded, samples), loaded.controls)
-    before = trace_samples(
-        replace(loaded, controls=None),
-        samples,
-        runs_dir,
-        twin=twin,
-        on_progress=on_progress,
-        run_id=name_before(run) or new_run_id(loaded.name, f"before {dataset.name}"),
-        **writing,
-    )
+    data = prepare(model, samples)
+    unchanged = Unchanged(model, data)
+    if shares:
+        model = with_share(model, usage_of(model, data, unchanged))
+    run_id = options.run_id or run_id_of(model, f"after {dataset.name}")
+    edited = replace(options, run_id=run_id, twin=False)
+    if not ask.beside:
+        return None, trace_samples(model, samples, runs_dir, options=edited, on_progress=on_progress), None
+    effect = measure_effect(model, data, unchanged)
+    plain = replace(options, run_id=name_before(options.run_id) or run_id_of(model, f"before {dataset.name}"))
+    before = trace_samples(model.without_controls(), samples, runs_dir, options=plain, on_progress=on_progress)
     with _taken_back(before):
-        after = trace_samples(
-            loaded,
-            samples,
-            runs_dir,
-            twin=False,
-            findings={"effect": effect},
-            on_progress=on_progress,
-            run_id=run or new_run_id(loaded.name, f"after {dataset.name}"),
-            **writing,
-        )
+        edited = replace(edited, findings={"effect": effect})
+        after = trace_samples(model, samples, runs_dir, options=edited, on_progress=on_progress)
     return before, after, effect
 
 
@@ -151,47 +155,6 @@ def _taken_back(before: Path) -> Iterator[None]:
     except BaseException:
         before.unlink(missing_ok=True)
         raise
-
-
-def trace_huggingface_edited(
-    loaded: HuggingFaceModel,
-    dataset: Dataset,
-    runs_dir: Path,
-    ask: Wanted,
-    writing: Mapping[str, Any],
-    run: str | None,
-    on_progress: Callable[[TraceProgress], None],
-) -> tuple[Path | None, Path, dict[str, Any] | None]:
-    """A mixture of experts under bans: the unchanged run and the effect (with ``beside``), and the edited run.
-
-    Raises:
-        UserError: bans that do not fit the model, a gate that cannot be edited, as ``held``.
-    """
-    from tokenpaths.engine.adapters.huggingface.tracing import trace_texts
-    from tokenpaths.engine.edits.expert_bans import edits_of, measure_bans, read_controls, trace_banned
-    from tokenpaths.engine.tracing.trace_run import new_run_id
-
-    controls, budget = read_controls(ask.controls), int(writing["batch_size"]) * 64
-    if controls.ban_share is None:
-        edits = edits_of(loaded, controls, [])  # refuses what does not fit before anything is read
-    samples: Any = held(dataset) if ask.beside or controls.ban_share is not None else dataset
-    if controls.ban_share is not None:
-        edits = edits_of(loaded, controls, samples, budget=budget)
-    options = {"run_id": run, "on_progress": on_progress, **writing}
-    if not ask.beside:
-        return None, trace_banned(loaded, samples, runs_dir, edits, **options), None
-    effect = measure_bans(loaded, samples, edits, budget=budget)
-    before = trace_texts(
-        loaded,
-        samples,
-        runs_dir,
-        on_progress=on_progress,
-        run_id=name_before(run) or new_run_id(loaded.name.rsplit("/", 1)[-1], f"before {dataset.name}"),
-        **writing,
-    )
-    with _taken_back(before):
-        after = trace_banned(loaded, samples, runs_dir, edits, effect=effect, **options)
-    return before, after, effect
 
 
 def say_effect(effect: Mapping[str, Any]) -> None:

@@ -47,7 +47,7 @@ def ls(
         lists["runs"] = _cards(registry)
         registry.close()
     if what is not What.runs:
-        from tokenpaths.engine.tracing.trace_run import list_models
+        from tokenpaths.engine.tracing.loaded_model import list_models
 
         lists["models"] = list_models(settings.all_models_dirs)
     if as_json:

@@ -40,7 +40,8 @@ class GateRecorder:
 
     def __init__(self, gates: Sequence[Gate]) -> None:
         self.gates = list(gates)
-        self._calls: list[tuple[Gate, Said]] = []
+        self.calls: list[tuple[Gate, Said]] = []
+        """what each gate said since ``take``, in the order of the pass"""
         self._logits: dict[int, Tensor] = {}
         self._handles: list[Any] = []
 
@@ -65,7 +66,7 @@ class GateRecorder:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._calls.clear()
+        self.calls.clear()
 
     def _hear(self, gate: Gate, module: nn.Module, output: Any) -> None:
         if gate.at_experts:
@@ -73,13 +74,13 @@ class GateRecorder:
             return
         said = said_by(module, output)
         assert said is not None, "find_gates saw ids and weights"
-        self._calls.append((gate, said if gate.probabilities else replace(said, logits=None)))
+        self.calls.append((gate, said if gate.probabilities else replace(said, logits=None)))
 
     def _hear_experts(self, gate: Gate, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         said = called_with(args, kwargs)
         assert said is not None, "find_gates saw ids and weights"
         logits = self._logits.pop(id(gate.module), None)
-        self._calls.append((gate, replace(said, logits=logits if isinstance(logits, Tensor) else None)))
+        self.calls.append((gate, replace(said, logits=logits if isinstance(logits, Tensor) else None)))
 
     def take(self, keep: Bool[Tensor, " n"]) -> Recorded:
         """The decisions since the last call, at the positions of the pass that ``keep`` marks.
@@ -87,7 +88,7 @@ class GateRecorder:
         Raises:
             UserError: a gate gave NaN, weights that are none, or spoke for another number of tokens.
         """
-        calls, self._calls = self._calls, []
+        calls, self.calls = self.calls, []
         self._logits.clear()
         if [gate.name for gate, _ in calls] != [gate.name for gate in self.gates]:
             raise UserError(

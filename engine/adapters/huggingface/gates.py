@@ -76,11 +76,17 @@ class Gate:
 # What a gate says ---------------------------------------------------------------------------------------------
 
 
-def _from_tuple(output: Any) -> Said | None:
-    """(logits, weights, ids), in whichever order: ids are the integers, weights the floats of their shape."""
-    if not isinstance(output, tuple):
+Parts = tuple[Tensor, Tensor, Tensor | None]
+
+
+def _parts(values: Any) -> Parts | None:
+    """Ids, weights and logits among the values of a tuple, in whichever order.
+
+    Ids are the integers, weights the floats of their shape.
+    """
+    if not isinstance(values, tuple):
         return None
-    tensors = [t for t in output if isinstance(t, Tensor) and t.dim() >= 2]
+    tensors = [t for t in values if isinstance(t, Tensor) and t.dim() >= 2]
     ids = [t for t in tensors if not t.is_floating_point() and t.dtype != torch.bool]
     if len(ids) != 1:
         return None
@@ -89,8 +95,12 @@ def _from_tuple(output: Any) -> Said | None:
     weights = [t for t in floats if t.shape == ids[0].shape][-1:]
     if not weights:
         return None
-    logits = next((t for t in floats if t is not weights[0]), None)
-    return _flat(ids[0], weights[0], logits)
+    return ids[0], weights[0], next((t for t in floats if t is not weights[0]), None)
+
+
+def _from_tuple(output: Any) -> Said | None:
+    parts = _parts(output)
+    return None if parts is None else _flat(*parts)
 
 
 def _from_llama4(module: nn.Module, output: Any) -> Said:
@@ -134,6 +144,35 @@ def called_with(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Said | None:
     """What the experts are called with: (states, ids, weights)."""
     said = _from_tuple(tuple(v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)))
     return None if said is None else replace(said, logits=None)
+
+
+def with_output(module: nn.Module, output: Any, said: Said) -> Any:
+    """The output of a gate that says ``said``; the reverse of ``said_by``."""
+    kind = type(module).__name__
+    if kind == "Llama4Router":
+        scores, logits = output
+        return torch.zeros_like(scores).scatter_(1, said.ids.view(len(scores), -1), said.weights.to(scores)), logits
+    if kind == "JetMoeTopKGating":
+        places, rows, sorted_weights, _, logits = output
+        experts, order = said.ids.flatten().sort(stable=True)
+        loads = torch.bincount(experts, minlength=module.num_experts).tolist()
+        rows = order.div(said.ids.shape[1], rounding_mode="trunc").to(rows.dtype)
+        return order.to(places.dtype), rows, said.weights.flatten()[order].to(sorted_weights), loads, logits
+    return _replaced(output, said)
+
+
+def with_call(args: tuple[Any, ...], kwargs: dict[str, Any], said: Said) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of experts that are to do what ``said`` says; the reverse of ``called_with``."""
+    values = _replaced((*args, *kwargs.values()), said)
+    return values[: len(args)], dict(zip(kwargs, values[len(args) :], strict=True))
+
+
+def _replaced(values: tuple[Any, ...], said: Said) -> tuple[Any, ...]:
+    parts = _parts(tuple(v for v in values if isinstance(v, Tensor)))
+    assert parts is not None, "find_gates saw ids and weights"
+    ids, weights, _ = parts
+    new = {id(ids): said.ids.to(ids.dtype).view_as(ids), id(weights): said.weights.to(weights.dtype).view_as(weights)}
+    return tuple(new.get(id(value), value) for value in values)
 
 
 def _flat(ids: Tensor, weights: Tensor, logits: Tensor | None) -> Said:

@@ -8,15 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from tokenpaths.engine.adapters.huggingface.gates import Gate, find_gates, module_table
+from tokenpaths.engine.adapters.huggingface.gates import find_gates
 from tokenpaths.engine.adapters.huggingface.inspection import Source
 from tokenpaths.engine.adapters.huggingface.library import (
     HuggingFaceError,
@@ -25,10 +24,9 @@ from tokenpaths.engine.adapters.huggingface.library import (
     transformers_library,
     with_plain_attention,
 )
+from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceModel, TextTokens, forward
 from tokenpaths.engine.base.device import pick_device
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.records import ModuleInfo
-from tokenpaths.engine.data.tokenizer import Encoded
 from tokenpaths.engine.models.checkpoint import file_sha256
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -49,66 +47,6 @@ TWIN_PARAMS = 50_000_000
 """an untrained twin is traced beside models of at most so many parameters"""
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
-
-
-@dataclass
-class HuggingFaceModel:
-    """A model with its gates found, ready to be traced."""
-
-    name: str
-    model: Any
-    tokenizer: TextTokens
-    gates: list[Gate]
-    sha256: str
-    device: torch.device
-    """where inputs go"""
-    context: int
-    twin: Any = None
-    """the same architecture with other, random weights; None where the model is large"""
-    twin_gates: list[Gate] | None = None
-
-    @property
-    def modules(self) -> list[ModuleInfo]:
-        return module_table(self.gates)
-
-
-class TextTokens:
-    """A fast tokenizer: ids with the characters that they stand for.
-
-    What a tokenizer puts before a text (``<s>``) is given to the model before every window, and is no token of a
-    run: it belongs to no text.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        bare = tokenizer("a", add_special_tokens=False)["input_ids"]
-        full = tokenizer("a", add_special_tokens=True)["input_ids"]
-        starts = [i for i in range(len(full)) if full[i : i + len(bare)] == bare]
-        self.before: tuple[int, ...] = tuple(full[: starts[0]]) if starts and bare else ()
-
-    def encode(self, text: str) -> Encoded:
-        """Tokens of a text, without special ones; parts of one character share its span.
-
-        Raises:
-            UserError: the text holds lone surrogates, which no encoding can write down.
-        """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise UserError(
-                f"the text holds a lone surrogate (U+{ord(text[error.start]):04X} at character {error.start}); only "
-                "valid Unicode text can be traced",
-                field="text",
-            ) from None
-        found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        spans = np.array(found["offset_mapping"], dtype=np.int32).reshape(-1, 2)
-        return Encoded(np.array(found["input_ids"], dtype=np.int32), spans[:, 0], spans[:, 1])
-
-    def token_texts(self) -> dict[int, str]:
-        """Readable text of every vocabulary entry; bytes that are no character become U+FFFD."""
-        number = len(self._tokenizer)
-        texts = self._tokenizer.backend_tokenizer.decode_batch([[i] for i in range(number)], skip_special_tokens=False)
-        return dict(enumerate(texts))
 
 
 def load(source: Source, device: str | None = None, dtype: str = "auto", *, twin: bool = True) -> HuggingFaceModel:
@@ -140,8 +78,9 @@ def load(source: Source, device: str | None = None, dtype: str = "auto", *, twin
         context=_context(config, len(tokenizer.before)),
     )
     if twin and sum(p.numel() for p in model.parameters()) <= TWIN_PARAMS:
-        loaded.twin = _untrained(source, model, inputs_device)
-        loaded.twin_gates = find_gates(loaded.twin, lambda: _probe(loaded.twin, inputs_device), config)
+        other = _untrained(source, model, inputs_device)
+        gates = find_gates(other, lambda: _probe(other, inputs_device), config)
+        loaded.twin = replace(loaded, model=other, gates=gates, sha256="")
     return loaded
 
 
@@ -296,21 +235,3 @@ def _untrained(source: Source, model: Any, device: torch.device) -> Any:
     finally:
         torch.random.set_rng_state(state)
     return twin.to(device).eval().requires_grad_(False)
-
-
-def forward(model: Any, inputs: Tensor, attended: Tensor) -> Tensor:
-    """Logits of one pass.
-
-    Raises:
-        HuggingFaceError: the model's own code gave up: memory, a kernel that is not installed, a text that holds the
-            placeholder of an image.
-    """
-    try:
-        return model(input_ids=inputs, attention_mask=attended, use_cache=False).logits
-    except torch.OutOfMemoryError:
-        raise HuggingFaceError(
-            "there is not enough memory for a batch; give a smaller --batch-size, or --dtype bfloat16",
-            field="batch_size",
-        ) from None
-    except Exception as error:
-        raise HuggingFaceError(f"{type(model).__name__} gave up: {first_line(error)}") from error

@@ -1,19 +1,14 @@
-"""Trace a Hugging Face mixture of experts over texts: read its gates, write a run.
+"""A Hugging Face mixture of experts as a ``Traceable``: a step is a gate, a module is an expert of its layer.
 
-A model is ``hf:<folder>`` or ``hf:<name on the hub>``. Whether it can be traced: ``hf_source.py``; opening it:
-``hf_load.py``; its gates: ``hf_gates.py``, ``hf_semantics.py``, ``hf_record.py``.
-
-Shapes: B windows of T positions, n tokens, S steps, K slots, V vocabulary entries.
+Shapes: B windows of T positions, n tokens of texts among them, S steps, K slots, V vocabulary entries.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,143 +16,218 @@ import torch
 from torch import Tensor
 
 from tokenpaths.engine.adapters.expert_runs import FAMILY
+from tokenpaths.engine.adapters.huggingface.gate_edits import Frame, GateEdits, check_gates, text_decision
 from tokenpaths.engine.adapters.huggingface.gate_hooks import GateRecorder, Recorded
-from tokenpaths.engine.adapters.huggingface.gates import Gate, common_semantics
-from tokenpaths.engine.adapters.huggingface.inspection import NOT_TRACED, find_model, is_huggingface
-from tokenpaths.engine.adapters.huggingface.library import HuggingFaceError, transformers_library
-from tokenpaths.engine.adapters.huggingface.loading import HuggingFaceModel, check_options, forward, load
+from tokenpaths.engine.adapters.huggingface.gates import Gate, common_semantics, module_table
+from tokenpaths.engine.adapters.huggingface.library import HuggingFaceError, first_line, transformers_library
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.progress import followed, reworded, sealed
-from tokenpaths.engine.base.records import ModuleInfo, RunInfo, SampleRecord, TraceBatch
-from tokenpaths.engine.data.blocks import block_rows, with_breaks
-from tokenpaths.engine.data.datasets import Sample
+from tokenpaths.engine.base.records import Modality, ModuleInfo
+from tokenpaths.engine.base.routing import Decision
 from tokenpaths.engine.data.tokenizer import Encoded
-from tokenpaths.engine.models.losses import token_losses
-from tokenpaths.engine.store.write.writer import RunWriter
-from tokenpaths.engine.tracing.trace_run import MakeWriter, TraceProgress, engine_version, new_run_id
+from tokenpaths.engine.families.edit_plan import RoutePlan, Routers, plan_routes
+from tokenpaths.engine.families.expert_controls import ExpertControls, read_expert_controls
+from tokenpaths.engine.models.family import Traced
+from tokenpaths.engine.tracing.traceable import ModelInput
 
-__all__ = [
-    "NOT_TRACED",
-    "HuggingFaceError",
-    "HuggingFaceModel",
-    "check_options",
-    "find_model",
-    "is_huggingface",
-    "load",
-    "run_info",
-    "run_windows",
-    "text_batches",
-    "text_passes",
-    "trace_parts",
-    "trace_texts",
-]
-_END: Any = object()
+PASS_TOKENS = 512
+"""of one forward pass on a CPU, padding counted; a longer window goes alone. Small: nothing can stop inside a pass"""
+DEVICE_PASS_TOKENS = 2048
+"""the same on a GPU, which is quicker and needs more at once to be busy"""
 
 
-def trace_texts(
-    loaded: HuggingFaceModel,
-    samples: Iterable[Sample],
-    runs_dir: Path,
-    *,
-    run_id: str | None = None,
-    dataset: str = "upload",
-    split: str = "",
-    batch_size: int = 64,
-    total: int | None = None,
-    overwrite: bool = False,
-    make_writer: MakeWriter | None = None,
-    on_progress: Callable[[TraceProgress], None] = lambda p: None,
-) -> Path:
-    """Run every text through the model and seal one run file; returns its path.
+class TextTokens:
+    """A fast tokenizer: ids with the characters that they stand for.
 
-    ``batch_size`` counts stretches of 64 tokens. An exception on the way (a cancel included) leaves no file behind.
-    ``make_writer`` writes something else than a run: a shard, which may be empty.
-
-    Raises:
-        UserError: a sample cannot be traced, a gate gave NaN, or the run id is taken.
+    What a tokenizer puts before a text (``<s>``) is given to the model before every window, and is no token of a
+    run: it belongs to no text.
     """
-    info = run_info(loaded, run_id or new_run_id(loaded.name.rsplit("/", 1)[-1], dataset), dataset, split)
-    parts = trace_parts(
-        loaded,
-        samples,
-        runs_dir,
-        info,
-        batch_size=batch_size,
-        total=total,
-        overwrite=overwrite,
-        make_writer=make_writer,
-    )
-    return followed(parts, on_progress)
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+        full = tokenizer("a", add_special_tokens=True)["input_ids"]
+        starts = [i for i in range(len(full)) if full[i : i + len(bare)] == bare]
+        self.before: tuple[int, ...] = tuple(full[: starts[0]]) if starts and bare else ()
+
+    def encode(self, text: str) -> Encoded:
+        """Tokens of a text, without special ones; parts of one character share its span.
+
+        Raises:
+            UserError: the text holds lone surrogates, which no encoding can write down.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"the text holds a lone surrogate (U+{ord(text[error.start]):04X} at character {error.start}); only "
+                "valid Unicode text can be traced",
+                field="text",
+            ) from None
+        tokens = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        spans = np.array(tokens["offset_mapping"], dtype=np.int32).reshape(-1, 2)
+        return Encoded(np.array(tokens["input_ids"], dtype=np.int32), spans[:, 0], spans[:, 1])
+
+    def token_texts(self) -> dict[int, str]:
+        """Readable text of every vocabulary entry; bytes that are no character become U+FFFD."""
+        number = len(self._tokenizer)
+        texts = self._tokenizer.backend_tokenizer.decode_batch([[i] for i in range(number)], skip_special_tokens=False)
+        return dict(enumerate(texts))
 
 
-def trace_parts(
-    loaded: HuggingFaceModel,
-    samples: Iterable[Sample],
-    runs_dir: Path,
-    info: RunInfo,
-    *,
-    batch_size: int = 64,
-    total: int | None = None,
-    overwrite: bool = False,
-    make_writer: MakeWriter | None = None,
-    changed: Callable[[], AbstractContextManager[None]] = nullcontext,
-    check: Callable[[TraceBatch], None] = lambda batch: None,
-) -> Generator[TraceProgress, None, Path]:
-    """``trace_texts`` pass by pass, for callers that do other things in between: yields after each forward pass (how
-    much is written then), returns the run's path. Closing it early (``close()``) leaves no file behind.
+@dataclass
+class HuggingFaceModel:
+    """A Hugging Face model with its gates found: a ``Traceable``."""
 
-    Each pass runs inside ``changed()``, so between two the model is as it was; ``check`` sees every batch before it is
-    written, and may refuse it.
-    """
-    done = tokens = 0
-    make_writer = make_writer or partial(RunWriter, runs_dir, overwrite=overwrite)
-    with make_writer(info, loaded.modules) as writer:
-        passes = text_passes(loaded, samples, batch_size * 64)
-        while True:
-            with changed():
-                found = next(passes, _END)
-            if found is _END:
-                break
-            if isinstance(found, tuple):
-                batch, twin_ids = found
-                check(batch)
-                writer.write(batch)
-                if twin_ids is not None:
-                    writer.write_twin(twin_ids)
-                done, tokens = done + len(batch.samples), tokens + batch.num_tokens
-            yield TraceProgress(done, total, tokens)
-        if not done and isinstance(writer, RunWriter):
-            raise UserError("the data set holds no sample, so there is nothing to trace", field="data")
-        at = TraceProgress(done, total, tokens)
-        return (yield from reworded(sealed(writer), lambda words: replace(at, sealing=words)))
+    name: str
+    model: Any
+    tokenizer: TextTokens
+    gates: list[Gate]
+    sha256: str
+    device: torch.device
+    """where inputs go"""
+    context: int
+    twin: HuggingFaceModel | None = None
+    """the same architecture with other, random weights; None where the model is large"""
+    controls: ExpertControls | None = None
+    plan: RoutePlan | None = None
+    """what ``controls`` change at each gate"""
+
+    modality: Modality = "text"
+    classes: tuple[str, ...] = ()
+    image_size: int = 0
+    grid: tuple[int, int] = (0, 0)
+
+    def with_controls(self, values: dict[str, Any] | None) -> HuggingFaceModel:
+        """See ``Traceable.with_controls``; a share to be banned stays a share until it was counted."""
+        if not values:
+            return self.without_controls()
+        controls = read_expert_controls(values)
+        choices = tuple(tuple(range(gate.num_choices)) for gate in self.gates)
+        plan = plan_routes(controls.edits, Routers(choices, self.must_leave))
+        if plan is not None:
+            check_gates(self.gates, plan, self.must_leave)
+        return replace(self, controls=controls, plan=plan)
+
+    def without_controls(self) -> HuggingFaceModel:
+        return replace(self, controls=None, plan=None)
+
+    def untrained(self) -> HuggingFaceModel | None:
+        return self.twin
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        return self.tokenizer.before
+
+    @property
+    def edit_kinds(self) -> tuple[str, ...]:
+        return ExpertControls.EDITS
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.gates)
+
+    @property
+    def num_modules(self) -> int:
+        return max(gate.num_choices for gate in self.gates)
+
+    @property
+    def must_leave(self) -> int:
+        """The model's own top-k."""
+        return self.gates[0].top_k
+
+    @property
+    def pass_tokens(self) -> int:
+        return PASS_TOKENS if self.device.type == "cpu" else DEVICE_PASS_TOKENS
+
+    @property
+    def modules(self) -> list[ModuleInfo]:
+        return module_table(self.gates)
+
+    def module_table(self) -> list[ModuleInfo]:
+        return self.modules
+
+    def choices(self) -> list[Sequence[int]]:
+        return [range(gate.num_choices) for gate in self.gates]
+
+    def run_fields(self) -> dict[str, Any]:
+        config = json.loads(self.model.config.to_json_string(use_diff=False))
+        about = {
+            "transformers": transformers_library().__version__,
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "layers": [gate.name for gate in self.gates],
+        }
+        changed = {} if self.controls is None else {"controls": json.loads(json.dumps(self.controls.given()))}
+        return {
+            "model": self.name,
+            "family": FAMILY,
+            "modality": self.modality,
+            "num_steps": self.num_steps,
+            "num_modules": self.num_modules,
+            "top_k": self.must_leave if self.plan is None else self.plan.top_k,
+            "weight_semantics": common_semantics(self.gates).as_json(),
+            "config": _finite({"huggingface": about} | config) | changed,
+            "checkpoint_sha256": self.sha256,
+            "token_texts": self.token_texts(),
+            "predicts_tokens": True,
+        }
+
+    def encode(self, text: str) -> Encoded:
+        encoded = self.tokenizer.encode(text)
+        known = self.model.get_input_embeddings().weight.shape[0]
+        if len(encoded.ids) and (highest := int(encoded.ids.max())) >= known:
+            raise HuggingFaceError(f"{self.name}: the tokenizer gave id {highest}, the model knows {known} tokens")
+        return encoded
+
+    def token_texts(self) -> dict[int, str]:
+        return self.tokenizer.token_texts()
+
+    @torch.inference_mode()
+    def run(self, batch: ModelInput) -> Traced:
+        """See ``Traceable.run``; ``logits`` are those of all positions."""
+        assert batch.valid is not None
+        if self.plan is None:
+            return _traced(*self._pass(batch)[:2], batch.valid)
+        frame = Frame(batch.valid, len(self.before))
+        unedited = self._pass(batch, frame)[2] if self.plan.needs_unedited else None
+        with GateEdits(self.gates, self.plan, self.must_leave, frame, unedited) as edits:
+            recorded, logits, _ = self._pass(batch)
+        edits.check(recorded.ids)
+        return _traced(recorded, logits, batch.valid)
+
+    def _pass(self, batch: ModelInput, frame: Frame | None = None) -> tuple[Recorded, Tensor, list[Decision]]:
+        """Decisions of the tokens of texts, logits, and (with ``frame``) what each gate decided at every position."""
+        assert batch.valid is not None
+        attended = batch.valid.clone()
+        attended[:, : len(self.before)] = True
+        with GateRecorder(self.gates) as recorder:
+            logits = forward(self.model, batch.raw.to(self.device), attended.long().to(self.device))
+            decisions = []
+            if frame is not None:
+                decisions = [text_decision(gate, said, frame.rows(said.ids.device)) for gate, said in recorder.calls]
+            return recorder.take(batch.valid.flatten()), logits, decisions
+
+    def token_flops(self, traced: Traced, valid: Tensor | None) -> Tensor:
+        """FLOPs of the visited experts, from the table of modules."""
+        steps = torch.arange(self.num_steps)
+        return self._expert_flops[steps[:, None], traced.module_ids.long()].sum(dim=(2, 3))
+
+    @cached_property
+    def _expert_flops(self) -> Tensor:
+        table = torch.zeros((self.num_steps, self.num_modules), dtype=torch.float64)
+        for module in self.modules:
+            table[module.step, module.module] = module.flops_per_token
+        return table
 
 
-def run_info(loaded: HuggingFaceModel, run_id: str, dataset: str, split: str = "") -> RunInfo:
-    """The row of table ``run``."""
-    config = json.loads(loaded.model.config.to_json_string(use_diff=False))
-    dtype = str(loaded.model.dtype).removeprefix("torch.")
-    about = {
-        "transformers": transformers_library().__version__,
-        "dtype": dtype,
-        "layers": [gate.name for gate in loaded.gates],
-    }
-    return RunInfo(
-        run_id=run_id,
-        model=loaded.name,
-        family=FAMILY,
-        modality="text",
-        dataset=dataset,
-        split=split,
-        num_steps=len(loaded.gates),
-        num_modules=max(gate.num_choices for gate in loaded.gates),
-        top_k=loaded.gates[0].top_k,
-        weight_semantics=common_semantics(loaded.gates).as_json(),
-        config=_finite({"huggingface": about} | config),
-        checkpoint_sha256=loaded.sha256,
-        engine_version=engine_version(),
-        token_texts=loaded.tokenizer.token_texts(),
-        predicts_tokens=True,
-    )
+def _traced(recorded: Recorded, logits: Tensor, valid: Tensor) -> Traced:
+    """Rows of tokens back at their positions; 0 at those that belong to no text."""
+
+    def placed(values: Tensor) -> Tensor:
+        whole = values.new_zeros((*valid.shape, *values.shape[1:]))
+        whole[valid] = values
+        return whole
+
+    return Traced(logits, placed(recorded.ids), placed(recorded.weights), placed(recorded.gate_entropy))
 
 
 def _finite(value: Any) -> Any:
@@ -169,186 +239,21 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not np.isfinite(value) else value
 
 
-@dataclass(frozen=True)
-class _Window:
-    """A stretch of one text that fits the context."""
+def forward(model: Any, inputs: Tensor, attended: Tensor) -> Tensor:
+    """Logits of one pass.
 
-    ids: np.ndarray
-    next_id: int | None
-    """the token behind it, None at the end of the text"""
-
-
-def text_batches(
-    loaded: HuggingFaceModel, samples: Iterable[Sample], budget: int
-) -> Iterator[tuple[TraceBatch, np.ndarray | None]]:
-    """Texts are cut into windows of the model's context; windows of like length share a forward pass.
-
-    ``budget`` tokens, padding counted, go through the model at once (or one window, if that is longer), and no
-    batch reaches over the end of a block of rows (see ``tokenpaths.engine.data.blocks``).
+    Raises:
+        HuggingFaceError: the model's own code gave up: memory, a kernel that is not installed, a text that holds the
+            placeholder of an image.
     """
-    return (found for found in text_passes(loaded, samples, budget) if found is not None)
-
-
-def text_passes(
-    loaded: HuggingFaceModel, samples: Iterable[Sample], budget: int
-) -> Iterator[tuple[TraceBatch, np.ndarray | None] | None]:
-    """``text_batches`` pass by pass: None behind a forward pass that does not end its batch yet."""
-    part: list[tuple[Sample, Encoded]] = []
-    held = 0
-    known = loaded.model.get_input_embeddings().weight.shape[0]
-    for sample, new_block in with_breaks(samples, block_rows("text", max(1, budget // 64))):
-        if part and new_block:
-            yield from _batch(loaded, part, budget)
-            part, held = [], 0
-        if sample.text is None:
-            raise UserError(f"{sample.source or 'the sample'} is an image; this model takes texts", field="text")
-        encoded = loaded.tokenizer.encode(sample.text)
-        if not len(encoded.ids):
-            raise UserError(
-                f"{sample.source or 'the text'} is empty; a text needs at least one character", field="text"
-            )
-        if (highest := int(encoded.ids.max())) >= known:
-            raise HuggingFaceError(f"{loaded.name}: the tokenizer gave id {highest}, the model knows {known} tokens")
-        part.append((sample, encoded))
-        held += len(encoded.ids)
-        if held >= budget:
-            yield from _batch(loaded, part, budget)
-            part, held = [], 0
-    if part:
-        yield from _batch(loaded, part, budget)
-
-
-def _batch(
-    loaded: HuggingFaceModel, part: list[tuple[Sample, Encoded]], budget: int
-) -> Iterator[tuple[TraceBatch, np.ndarray | None] | None]:
-    """None behind each forward pass but the last, then the batch."""
-    windows = [window for _, encoded in part for window in _windows(encoded.ids, loaded.context)]
-    first = np.cumsum([0, *(len(window.ids) for window in windows)])
-    n = int(first[-1])
-    steps, slots = len(loaded.gates), loaded.gates[0].top_k
-    ids = np.empty((n, steps, slots), dtype=np.int32)
-    weights = np.empty((n, steps, slots), dtype=np.float32)
-    entropy = np.empty((n, steps), dtype=np.float32)
-    loss, predicted = np.empty(n, dtype=np.float32), np.empty(n, dtype=np.int32)
-    twin_ids = np.empty_like(ids) if loaded.twin is not None else None
-    for number, chosen in enumerate(_alike(windows, budget, len(loaded.tokenizer.before))):
-        if number:
-            yield None
-        # Where the tokens of these windows, one after the other, stand in the batch.
-        places = np.concatenate([np.arange(first[i], first[i + 1]) for i in chosen])
-        inputs, attended, keep, targets = _padded([windows[i] for i in chosen], loaded.tokenizer.before)
-        recorded, loss[places], predicted[places] = _predicting(loaded, inputs, attended, keep, targets)
-        ids[places], weights[places] = recorded.ids.numpy(), recorded.weights.numpy()
-        entropy[places] = recorded.gate_entropy.numpy()
-        if twin_ids is not None:
-            twin_ids[places] = _decisions(loaded.twin, loaded.twin_gates or [], loaded.device, inputs, attended, keep)[
-                0
-            ].ids.numpy()
-    batch = TraceBatch(
-        samples=_records(part, loss),
-        module_ids=ids,
-        weights=weights,
-        gate_entropy=entropy,
-        flops=_flops(loaded.modules, ids),
-        loss=loss,
-        token_id=np.concatenate([e.ids for _, e in part]),
-        char_start=np.concatenate([e.start for _, e in part]),
-        char_end=np.concatenate([e.end for _, e in part]),
-        predicted_id=predicted,
-    )
-    yield batch, twin_ids
-
-
-def _windows(ids: np.ndarray, context: int) -> list[_Window]:
-    return [
-        _Window(ids[s : s + context], int(ids[s + context]) if s + context < len(ids) else None)
-        for s in range(0, len(ids), context)
-    ]
-
-
-def _alike(windows: list[_Window], budget: int, before: int) -> Iterator[list[int]]:
-    """Numbers of windows for one pass each: neighbours in length, so that little is padding."""
-    part: list[int] = []
-    for i in sorted(range(len(windows)), key=lambda i: len(windows[i].ids)):
-        if part and (len(windows[i].ids) + before) * (len(part) + 1) > budget:
-            yield part
-            part = []
-        part.append(i)
-    yield part
-
-
-def _padded(windows: list[_Window], before: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Inputs, what is no padding, what is a token of a text, and targets (−100 where there is none), each (B, T).
-
-    Padding stands behind the text, where a causal model's real tokens never look.
-    """
-    p = len(before)
-    shape = (len(windows), p + max(len(w.ids) for w in windows))
-    inputs, targets = torch.zeros(shape, dtype=torch.long), torch.full(shape, -100)
-    attended, keep = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool)
-    for i, window in enumerate(windows):
-        end = p + len(window.ids)
-        ids = torch.from_numpy(window.ids).long()
-        inputs[i, :p], inputs[i, p:end] = torch.tensor(before, dtype=torch.long), ids
-        attended[i, :end], keep[i, p:end] = 1, True
-        targets[i, p : end - 1] = ids[1:]
-        if window.next_id is not None:
-            targets[i, end - 1] = window.next_id
-    return inputs, attended, keep, targets
-
-
-def run_windows(
-    loaded: HuggingFaceModel, inputs: Tensor, attended: Tensor, keep: Tensor, targets: Tensor
-) -> tuple[Recorded, np.ndarray]:
-    """Decisions and losses of the tokens that ``keep`` marks, window after window; losses are NaN without a target."""
-    return _predicting(loaded, inputs, attended, keep, targets)[:2]
-
-
-def _predicting(
-    loaded: HuggingFaceModel, inputs: Tensor, attended: Tensor, keep: Tensor, targets: Tensor
-) -> tuple[Recorded, np.ndarray, np.ndarray]:
-    """What ``run_windows`` gives, and the token that the model thinks likeliest to follow each."""
-    recorded, logits = _decisions(loaded.model, loaded.gates, loaded.device, inputs, attended, keep)
-    losses, predicted = [], []
-    for row, target, real in zip(logits, targets, keep, strict=True):  # a window at a time, for the sake of memory
-        known = target[real].to(row.device)
-        own = row[real.to(row.device)]
-        predicted.append(own.argmax(dim=-1).cpu())
-        loss = token_losses(own, known.clamp(min=0))
-        losses.append(loss.masked_fill(known < 0, float("nan")).cpu())
-    return recorded, torch.cat(losses).numpy(), torch.cat(predicted).numpy()
-
-
-@torch.inference_mode()
-def _decisions(
-    model: Any, gates: list[Gate], device: torch.device, inputs: Tensor, attended: Tensor, keep: Tensor
-) -> tuple[Recorded, Tensor]:
-    with GateRecorder(gates) as recorder:
-        logits = forward(model, inputs.to(device), attended.to(device))
-        return recorder.take(keep.flatten()), logits
-
-
-def _flops(modules: Sequence[ModuleInfo], ids: np.ndarray) -> np.ndarray:
-    """What the visited experts spent on each token."""
-    table = np.zeros((ids.shape[1], max(m.module for m in modules) + 1))
-    for module in modules:
-        table[module.step, module.module] = module.flops_per_token
-    return table[np.arange(ids.shape[1])[None, :, None], ids].sum(axis=(1, 2))
-
-
-def _records(part: list[tuple[Sample, Encoded]], loss: np.ndarray) -> list[SampleRecord]:
-    records, start = [], 0
-    for sample, encoded in part:
-        own = loss[start : start + len(encoded.ids)]
-        start += len(encoded.ids)
-        known = own[np.isfinite(own)]
-        records.append(
-            SampleRecord(
-                num_tokens=len(encoded.ids),
-                label=sample.label,
-                text=sample.text,
-                source=sample.source,
-                loss=float(known.mean()) if len(known) else None,
-            )
-        )
-    return records
+    try:
+        return model(input_ids=inputs, attention_mask=attended, use_cache=False).logits
+    except UserError:
+        raise
+    except torch.OutOfMemoryError:
+        raise HuggingFaceError(
+            "there is not enough memory for a batch; give a smaller --batch-size, or --dtype bfloat16",
+            field="batch_size",
+        ) from None
+    except Exception as error:
+        raise HuggingFaceError(f"{type(model).__name__} gave up: {first_line(error)}") from error

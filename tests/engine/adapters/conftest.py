@@ -17,6 +17,7 @@ def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(mixtral: Path) -> Any:
-    from tokenpaths.engine.adapters.huggingface.tracing import find_model, load
+    from tokenpaths.engine.adapters.huggingface.inspection import find_model
+    from tokenpaths.engine.adapters.huggingface.loading import load
 
     return load(find_model(f"hf:{mixtral}"), device="cpu")

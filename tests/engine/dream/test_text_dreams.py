@@ -31,7 +31,7 @@ from tokenpaths.engine.jobs.dream import DreamJob
 from tokenpaths.engine.jobs.registry import JobContext, read_request
 from tokenpaths.engine.models.directional import Directional, DirectionalConfig
 from tokenpaths.engine.models.hmodel.hmodel import HModel
-from tokenpaths.engine.tracing.trace_run import LoadedModel, load_model
+from tokenpaths.engine.tracing.loaded_model import LoadedModel, load_model
 
 SETTINGS = TextSettings(iterations=6, length=6, starts=2, candidates=12, fluency=0.05, whole_words=False)
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from benchmarks.importance import BEGIN, END, tables
 from tokenpaths.engine.adapters.huggingface.config import Layout
-from tokenpaths.engine.edits.expert_controls import check_experts
 from tokenpaths.engine.families.edit_values import KINDS
 from tokenpaths.engine.jobs.registry import read_request
-from tokenpaths.engine.jobs.reroute import RerouteJob
+from tokenpaths.engine.jobs.reroute import RerouteJob, check_experts
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "edits.md").read_text(encoding="utf-8")

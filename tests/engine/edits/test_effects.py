@@ -12,10 +12,11 @@ from tests.support.checkpoints import CLASSES, WORDS, save_tiny
 from tokenpaths.engine.analysis.route_changes import RouteChange, flow_counts, step_distance
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.datasets import Sample
+from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.edits.measure import OutputChange, Unchanged, measure_effect, steps_edited
 from tokenpaths.engine.edits.prepared import prepare
 from tokenpaths.engine.families.edit_values import Ban, Freeze, TopK
-from tokenpaths.engine.tracing.trace_run import load_model
+from tokenpaths.engine.tracing.loaded_model import load_model
 
 
 def test_routes_by_hand():
@@ -155,8 +156,8 @@ def test_an_effect_over_pictures_equals_two_passes_by_hand(tmp_path):
     loaded = load_model("tiny", [tmp_path], device="cpu")
     data = prepare(loaded, _pictures())
     changed = loaded.with_controls({"edits": [{"edit": "ban", "modules": [0, 1], "step": 1}]})
-    answer = measure_effect(loaded, data, changed.controls)
-    x = torch.cat([batch.inputs for batch in data])
+    answer = measure_effect(changed, data)
+    x = normalise(torch.cat([batch.raw for batch in data]))
     plain, edited = loaded.model.trace(x), loaded.model.trace_with(x, None, changed.controls)
     targets = torch.tensor([0, 1, 2, -100, 0])
     known = targets >= 0
@@ -176,7 +177,7 @@ def test_an_effect_over_pictures_equals_two_passes_by_hand(tmp_path):
     assert answer["paths_changed_after"] == pytest.approx(float(later.float().mean()))
     assert answer["perplexity"] is None
     assert "top5" not in answer
-    nothing = measure_effect(loaded, data, loaded.model.Controls())
+    nothing = measure_effect(loaded.with_controls(None), data)
     assert nothing["kl"] == nothing["loss"]["change"] == nothing["path_distance"] == nothing["flow_difference"] == 0
 
 
@@ -186,7 +187,7 @@ def test_an_effect_over_texts_is_that_of_every_window(tmp_path):
     texts = [Sample(image=None, text=text, label=None, source="t") for text in (WORDS, "next step", WORDS[:40])]
     data = prepare(loaded, texts)
     changed = loaded.with_controls({"edits": [{"edit": "force", "module": 2, "step": 0}]})
-    answer = measure_effect(loaded, data, changed.controls, Unchanged(loaded, data))
+    answer = measure_effect(changed, data, Unchanged(loaded, data))
     total, count = np.zeros(2), 0
     for text in texts:
         ids = torch.from_numpy(loaded.tokenizer.encode(text.text).ids).long()
@@ -199,7 +200,7 @@ def test_an_effect_over_texts_is_that_of_every_window(tmp_path):
     assert answer["num_targets"] == count
     assert [answer["loss"]["before"], answer["loss"]["after"]] == pytest.approx((total / count).tolist(), rel=1e-4)
     assert answer["perplexity"]["after"] == pytest.approx(math.exp(total[1] / count), rel=1e-3)
-    alone = measure_effect(loaded, prepare(loaded, texts[:1]), changed.controls)
+    alone = measure_effect(changed, prepare(loaded, texts[:1]))
     assert len(alone["top5"]["before"]) == len(alone["top5"]["after"]) == 5
     assert alone["edits"] == ["force every token to module 2 at step 0"]
     with pytest.raises(UserError, match="is empty"):

@@ -14,7 +14,8 @@ from tokenpaths.engine.models.apply_edits import shuffled_order
 from tokenpaths.engine.models.bank.bank import naive_step
 from tokenpaths.engine.models.dna import DNA, DNAConfig
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
+from tokenpaths.engine.tracing.loaded_model import load_model
+from tokenpaths.engine.tracing.trace_run import trace_samples
 
 SMALL = dict(width=16, heads=2, mlp_width=32, image_size=32, patch_size=8, num_classes=5, vocab_size=40, context=12)
 

@@ -22,7 +22,8 @@ from tokenpaths.engine.dream.pictures import outlined
 from tokenpaths.engine.jobs import dream_images
 from tokenpaths.engine.jobs.dream import DreamJob
 from tokenpaths.engine.jobs.registry import JobContext, list_artifacts, read_request
-from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
+from tokenpaths.engine.tracing.loaded_model import load_model
+from tokenpaths.engine.tracing.trace_run import trace_samples
 
 
 @pytest.fixture(scope="module")

@@ -162,7 +162,7 @@ def test_a_trace_is_refused_before_it_is_queued(context: JobContext, changes: di
 
 def test_a_killed_trace_leaves_no_half_run_and_makes_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tokenpaths.engine.store.ask.run import Run
-    from tokenpaths.engine.tracing.trace_run import load_model
+    from tokenpaths.engine.tracing.loaded_model import load_model
 
     context = JobContext(tmp_path, (SHIPPED_MODELS,), lambda name: load_model(name, [SHIPPED_MODELS], "cpu"))
     kind = find_kind("trace")
@@ -196,7 +196,7 @@ def test_a_job_that_is_tried_again_does_not_pass_off_the_run_of_another(
     context: JobContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Two jobs that want one name: the first stops before its run is sealed, the second is quicker."""
-    from tokenpaths.engine.tracing.trace_run import load_model
+    from tokenpaths.engine.tracing.loaded_model import load_model
 
     context = JobContext(tmp_path, (SHIPPED_MODELS,), lambda name: load_model(name, [SHIPPED_MODELS], "cpu"))
     line = {"prompt_token_ids": [1, 2], "routed_experts": [[[0, 3]], [[2, 1]]]}

@@ -13,13 +13,13 @@ import pytest
 from tests.support.checkpoints import WORDS, save_tiny
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo
-from tokenpaths.engine.edits.sweep import choices_of, module_rows, share_rows
+from tokenpaths.engine.edits.sweep import module_rows, share_rows
 from tokenpaths.engine.jobs.registry import JobContext, find_kind, read_request
 from tokenpaths.engine.jobs.reroute import RerouteJob
 from tokenpaths.engine.jobs.reroute_data import samples_of
 from tokenpaths.engine.jobs.trace import TraceJob
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.tracing.trace_run import load_model
+from tokenpaths.engine.tracing.loaded_model import choices_of, load_model
 
 MODELS = Path(__file__).resolve().parents[3] / "data" / "models"
 
@@ -79,7 +79,9 @@ def test_a_killed_sweep_does_at_most_one_row_again(home, tmp_path, monkeypatch):
 
     measured = []
     answer = measure.Measurement.answer
-    monkeypatch.setattr(measure.Measurement, "answer", lambda self: measured.append(self._edits) or answer(self))
+    monkeypatch.setattr(
+        measure.Measurement, "answer", lambda self: measured.append(self._model.controls) or answer(self)
+    )
     monkeypatch.setattr(job, "SLICE_SECONDS", 60.0)
     whole = run_to_the_end(home, tmp_path / "whole", request_of(sweep="modules"))
     assert len(measured) == 24

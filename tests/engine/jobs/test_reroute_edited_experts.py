@@ -16,19 +16,22 @@ from typing import Any
 import pytest
 
 from tests.engine.jobs.test_reroute_experts import SAMPLES, context_of, make_home, run_to_the_end
-from tests.support.tiny_huggingface import changed_config, copied
-from tokenpaths.engine.adapters.huggingface import tracing as hf
+from tests.support.tiny_huggingface import changed_config, copied, effect_over
+from tokenpaths.engine.adapters.huggingface import tracing
 from tokenpaths.engine.adapters.huggingface.config import layout_of, read_config
+from tokenpaths.engine.adapters.huggingface.inspection import find_model
+from tokenpaths.engine.adapters.huggingface.loading import load
+from tokenpaths.engine.adapters.huggingface.tracing import PASS_TOKENS, HuggingFaceModel
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.edits import expert_passes
-from tokenpaths.engine.edits.expert_bans import edits_of, measure_bans, read_controls, trace_banned
-from tokenpaths.engine.edits.expert_controls import check_experts
-from tokenpaths.engine.edits.expert_passes import PASS_TOKENS
+from tokenpaths.engine.edits.measure import Measurement, measure_effect
+from tokenpaths.engine.edits.prepared import prepare
+from tokenpaths.engine.edits.sweep import usage_of, with_share
 from tokenpaths.engine.jobs import reroute
 from tokenpaths.engine.jobs.registry import JobContext, read_request
-from tokenpaths.engine.jobs.reroute import RerouteJob
+from tokenpaths.engine.jobs.reroute import RerouteJob, check_experts
 from tokenpaths.engine.jobs.titles import job_title
 from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.tracing.trace_run import trace_samples
 
 MODELS = ["mixtral", "qwen2_moe"]
 BANS = [{"edit": "ban", "modules": [0, 3], "step": 0}, {"edit": "ban", "modules": [5]}]
@@ -44,8 +47,8 @@ def request_of(kind: str = "mixtral", **values: Any) -> Any:
     return read_request(RerouteJob, {name: value for name, value in given.items() if value is not None})
 
 
-def model_of(home: Path, kind: str = "mixtral") -> hf.HuggingFaceModel:
-    return context_of(home).load_huggingface(f"hf:tiny-{kind}.v1")
+def model_of(home: Path, kind: str = "mixtral") -> HuggingFaceModel:
+    return context_of(home).load_traceable(f"hf:tiny-{kind}.v1")
 
 
 def kept(home: Path, run_id: str) -> list[Any]:
@@ -67,22 +70,24 @@ def test_a_job_gives_the_numbers_of_the_python_functions(
 ) -> None:
     progress = run_to_the_end(home, tmp_path / "job", request_of(kind, controls=controls))
     loaded = model_of(home, kind)
-    edits = edits_of(loaded, read_controls(controls), SAMPLES, budget=PASS_TOKENS)
-    effect = measure_bans(loaded, SAMPLES, edits, budget=PASS_TOKENS)
+    data, edited = prepare(loaded, SAMPLES), loaded.with_controls(controls)
+    if "ban_share" in controls:
+        edited = with_share(edited, usage_of(loaded, data))
+    effect = measure_effect(edited, data)
     assert effect_of(tmp_path / "job") == effect
     assert effect["kl"] > 0
     assert effect["num_samples"] == len(SAMPLES)
     before, after = progress.result["runs"]
     assert progress.result["run"] == after
     how: Any = {"dataset": "words", "batch_size": PASS_TOKENS // 64, "overwrite": True}
-    hf.trace_texts(loaded, texts_of(home), home / "runs", run_id="by-hand-before", **how)
-    trace_banned(loaded, texts_of(home), home / "runs", edits, run_id="by-hand", effect=effect, **how)
+    trace_samples(loaded, texts_of(home), home / "runs", run_id="by-hand-before", **how)
+    trace_samples(edited, texts_of(home), home / "runs", run_id="by-hand", findings={"effect": effect}, **how)
     assert kept(home, before) == kept(home, "by-hand-before")
     assert kept(home, after) == kept(home, "by-hand")
     assert kept(home, before)[:4] != kept(home, after)[:4]
     with Run.open(home / "runs" / f"{after}.duckdb") as new, Run.open(home / "runs" / f"{before}.duckdb") as old:
         found = new.effect(old)
-        assert new.info()["config"]["controls"] == json.loads(json.dumps({"edits": edits}))
+        assert new.info()["config"]["controls"] == json.loads(json.dumps(edited.controls.given()))
     assert found["outputs"] == effect | {"of_samples": None}
     for name in ("paths_changed", "paths_changed_after", "path_distance", "flow_difference"):
         assert found[name] == pytest.approx(effect[name], abs=1e-6)
@@ -101,7 +106,7 @@ def texts_of(home: Path) -> Any:
 def test_samples_of_a_run_and_the_run_itself_as_the_unchanged_one(home: Path, tmp_path: Path) -> None:
     """A checkpoint of the hub is called by its owner too, and jobs name its folder alone: both are one model."""
     loaded = replace(model_of(home), name="somebody/tiny-mixtral.v1")
-    hf.trace_texts(loaded, SAMPLES, home / "runs", run_id="seen", dataset="toy", batch_size=PASS_TOKENS // 64)
+    trace_samples(loaded, SAMPLES, home / "runs", run_id="seen", dataset="toy", batch_size=PASS_TOKENS // 64)
     whole = run_to_the_end(home, tmp_path / "whole", request_of(data=None, run="seen", name="all-of-it"))
     assert whole.result["runs"] == ["seen", "all-of-it"]
     assert whole.total == 2 * len(SAMPLES)
@@ -116,14 +121,14 @@ def test_samples_of_a_run_and_the_run_itself_as_the_unchanged_one(home: Path, tm
         assert (new.row["num_samples"], new.row["split"], old.row["split"]) == (1, "detour", "detour")
         assert new.sample(0)["text"] == old.sample(0)["text"] == SAMPLES[2].text
         assert new.effect(old, sample=0)["tokens"]
-    assert effect_of(tmp_path / "one") == measure_bans(loaded, SAMPLES[2:3], BANS, budget=PASS_TOKENS)
+    assert effect_of(tmp_path / "one") == effect_over(loaded, SAMPLES[2:3], BANS)
     title = job_title("reroute", request.model_dump())
     assert title.endswith("hf:tiny-mixtral.v1 over sample 2 of seen")
 
 
 def test_a_run_of_another_number_format_is_not_the_unchanged_one(home: Path, tmp_path: Path) -> None:
-    half = hf.load(hf.find_model(f"hf:{home / 'checkpoints' / 'tiny-mixtral.v1'}"), "cpu", "bfloat16", twin=False)
-    hf.trace_texts(half, SAMPLES, home / "runs", run_id="in-bfloat16", dataset="toy")
+    half = load(find_model(f"hf:{home / 'checkpoints' / 'tiny-mixtral.v1'}"), "cpu", "bfloat16", twin=False)
+    trace_samples(half, SAMPLES, home / "runs", run_id="in-bfloat16", dataset="toy")
     before, after = run_to_the_end(home, tmp_path / "job", request_of(data=None, run="in-bfloat16")).result["runs"]
     assert before != "in-bfloat16"
     with Run.open(home / "runs" / f"{after}.duckdb") as new, Run.open(home / "runs" / f"{before}.duckdb") as old:
@@ -147,11 +152,11 @@ def test_a_process_that_is_killed_by_the_system_is_gone_on_with(home: Path, tmp_
         textwrap.dedent(f"""
         import time
         from pathlib import Path
-        from tokenpaths.engine.adapters import huggingface as hf
-        from tokenpaths.engine.edits import job
+        from tokenpaths.engine.jobs import reroute
+        from tokenpaths.engine.store.write.writer import RunWriter
         from tests.engine.jobs.test_reroute_edited_experts import request_of, run_to_the_end
-        job.SLICE_SECONDS, write = 1e-9, hf.RunWriter.write
-        hf.RunWriter.write = lambda *given: (Path({str(tmp_path)!r}, "writes").touch(), time.sleep(60), write(*given))
+        reroute.SLICE_SECONDS, write = 1e-9, RunWriter.write
+        RunWriter.write = lambda *given: (Path({str(tmp_path)!r}, "writes").touch(), time.sleep(60), write(*given))
         run_to_the_end(Path({str(home)!r}), Path({str(folder)!r}), request_of(controls={{"ban_share": 0.5}}))
     """)
     )
@@ -170,7 +175,7 @@ def test_a_process_that_is_killed_by_the_system_is_gone_on_with(home: Path, tmp_
 def test_a_worker_that_dies_while_it_measures_loses_nothing_but_the_measurement(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    advance, count = expert_passes.BanMeasurement.advance, [0]
+    advance, count = Measurement.advance, [0]
 
     def dies(self: Any) -> None:
         count[0] += 1
@@ -178,8 +183,8 @@ def test_a_worker_that_dies_while_it_measures_loses_nothing_but_the_measurement(
             raise KeyboardInterrupt  # as good as a kill: nothing of this slice is tidied up
         advance(self)
 
-    monkeypatch.setattr(expert_passes, "PASS_TOKENS", 128)  # so that there are several passes
-    monkeypatch.setattr(expert_passes.BanMeasurement, "advance", dies)
+    monkeypatch.setattr(tracing, "PASS_TOKENS", 128)  # so that there are several passes
+    monkeypatch.setattr(Measurement, "advance", dies)
     with pytest.raises(KeyboardInterrupt):
         run_to_the_end(home, tmp_path / "job", request_of())
     assert not (tmp_path / "job" / "state.json").is_file()
@@ -192,8 +197,8 @@ def test_a_cancel_acts_behind_the_pass_at_hand_and_leaves_the_model_as_it_was(
     """Also within a text that is many times as long as the model's context."""
     monkeypatch.setattr(reroute, "SLICE_SECONDS", 1e-9)
     (home / "inbox" / "long.txt").write_text(" ".join(sample.text or "" for sample in SAMPLES * 12))
-    loaded, passes, decide = model_of(home), [], hf._decisions
-    monkeypatch.setattr(hf, "_decisions", lambda *given: passes.append(1) or decide(*given))
+    loaded, passes, decide = model_of(home), [], HuggingFaceModel._pass
+    monkeypatch.setattr(HuggingFaceModel, "_pass", lambda *given: passes.append(1) or decide(*given))
     context = JobContext(home, huggingface_dir=home / "checkpoints", huggingface_loader=lambda model: loaded)
     there = sorted((home / "runs").iterdir())
     (tmp_path / "job").mkdir()
@@ -213,10 +218,9 @@ def test_a_cancel_acts_behind_the_pass_at_hand_and_leaves_the_model_as_it_was(
     assert seen == sorted(seen)
     made = set((home / "runs").iterdir()) - set(there)
     assert [file.name.startswith("tiny-mixtral-v1-before") for file in made] == [True], "the sealed one stays alone"
-    assert expert_passes.pass_tokens(loaded) == PASS_TOKENS
+    assert loaded.pass_tokens == PASS_TOKENS
 
 
-NOT_HERE = "the model's own code chooses"
 REFUSED = {
     "there is no step 9; this model has the steps 0 to 2": (
         [{"edit": "ban", "modules": [1], "step": 9}],
@@ -230,14 +234,20 @@ REFUSED = {
         [{"edit": "ban", "modules": [0, 1, 2, 3]}, {"edit": "ban", "modules": [4, 5, 6], "step": 2}],
         "edits",
     ),
-    "tokens cannot be chosen here: a gate of another program is given one mask": (
-        [{"edit": "ban", "modules": [1], "tokens": [0, 99]}],
-        "edits.0.tokens",
+    "there is no module 8; it may be one of 0 to 7": ([{"edit": "force", "module": 8}], "edits.0.module"),
+    "the path has 2 steps; a ribbon of this model has 3": (
+        [{"edit": "ban", "modules": [1], "path": [[0, 1], [1, 2]]}],
+        "edits.0.path",
     ),
-    "path cannot be chosen here": ([{"edit": "ban", "modules": [1], "path": [[0], [1], [2]]}], "edits.0.path"),
-    f"has no edit 'force': {NOT_HERE}": ([{"edit": "force", "module": 1}], "edits"),
-    f"has no edit 'top_k': {NOT_HERE}": ([{"edit": "top_k", "k": 1}], "edits"),
-    f"has no edit 'bias': {NOT_HERE}": ([{"edit": "bias", "modules": [1], "value": 1}], "edits"),
+    "step 0 has 8 modules left, and top-k needs 9; give a smaller k": ([{"edit": "top_k", "k": 9}], "edits"),
+    "the route given for token 0 has 1 modules at step 0; top-k is 2": (
+        [{"edit": "swap", "ribbons": [[[1], [1], [1]]]}],
+        "edits",
+    ),
+    "bias +1 for module 9 at every step: there is no module 9": (
+        [{"edit": "bias", "modules": [9], "value": 1}],
+        "edits.0.modules",
+    ),
     "the list of edits is empty": ([], "edits"),
 }
 CONTROLS = {
@@ -263,7 +273,7 @@ def test_edits_that_do_not_fit_are_refused_without_weights(home: Path, sentence:
     assert any(part in str(error) for part in sentence.split("|")), str(error)
     assert error.field == f"controls.{where}"
     with pytest.raises(UserError) as later:
-        edits_of(model_of(home), read_controls({"edits": edits}), SAMPLES)
+        model_of(home).with_controls({"edits": edits})
     assert str(later.value) == str(error), "what is refused is what would have failed"
 
 
@@ -276,7 +286,7 @@ def test_controls_that_mean_nothing_are_refused(home: Path, sentence: str) -> No
 
 
 def test_models_and_samples_that_are_not_there(home: Path, tmp_path: Path) -> None:
-    hf.trace_texts(model_of(home), SAMPLES[:2], home / "runs", run_id="of-two", dataset="toy")
+    trace_samples(model_of(home), SAMPLES[:2], home / "runs", run_id="of-two", dataset="toy")
     parent = home / "odd"
     changed_config(copied(home / "checkpoints" / "tiny-mixtral.v1", parent_of(parent) / "two"), num_local_experts=2)
     (parent / "dense").mkdir()

@@ -14,18 +14,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.tiny_huggingface import TEXTS, changed_config, copied, save_tiny
-from tokenpaths.engine.adapters.huggingface import tracing as hf
+from tests.support.tiny_huggingface import TEXTS, changed_config, copied, effect_over, save_tiny
 from tokenpaths.engine.adapters.huggingface.config import layout_of, read_config
+from tokenpaths.engine.adapters.huggingface.inspection import find_model
+from tokenpaths.engine.adapters.huggingface.loading import load
+from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceModel
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.datasets import Sample
-from tokenpaths.engine.edits import expert_passes
-from tokenpaths.engine.edits.expert_bans import edits_of, measure_bans, read_controls, usage_of_experts
-from tokenpaths.engine.edits.expert_passes import PASS_TOKENS
-from tokenpaths.engine.edits.sweep import module_rows, result_row, share_rows
+from tokenpaths.engine.edits.measure import Measurement
+from tokenpaths.engine.edits.prepared import prepare
+from tokenpaths.engine.edits.sweep import module_rows, result_row, share_rows, usage_of, with_share
 from tokenpaths.engine.jobs import reroute
 from tokenpaths.engine.jobs.registry import JobContext, read_request
 from tokenpaths.engine.jobs.reroute import RerouteJob
+from tokenpaths.engine.tracing.trace_run import trace_samples
 
 MODELS = ["mixtral", "qwen2_moe", "olmoe"]
 SAMPLES = [Sample(image=None, text=" ".join([text] * 4), label=None, source="t") for text in TEXTS]
@@ -49,10 +51,10 @@ def make_home(folder: Path, kinds: list[str]) -> Path:
 def context_of(home: Path, loads: bool = True, folder: str = "checkpoints") -> JobContext:
     parent = home / folder
 
-    def load(model: str) -> hf.HuggingFaceModel:
-        return hf.load(hf.find_model(f"hf:{parent / model.removeprefix('hf:')}"), device="cpu", twin=False)
+    def open_model(model: str) -> HuggingFaceModel:
+        return load(find_model(f"hf:{parent / model.removeprefix('hf:')}"), device="cpu", twin=False)
 
-    return JobContext(home, huggingface_dir=parent, huggingface_loader=load if loads else None)
+    return JobContext(home, huggingface_dir=parent, huggingface_loader=open_model if loads else None)
 
 
 def request_of(kind: str = "mixtral", **values: object):
@@ -77,14 +79,14 @@ def table_of(folder: Path) -> dict:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_every_expert_banned_gives_the_numbers_of_measure_bans(home: Path, tmp_path: Path, kind: str) -> None:
+def test_every_expert_banned_gives_the_numbers_of_measure_effect(home: Path, tmp_path: Path, kind: str) -> None:
     progress = run_to_the_end(home, tmp_path / "job", request_of(kind))
-    table, loaded = table_of(tmp_path / "job"), context_of(home).load_huggingface(f"hf:tiny-{kind}.v1")
+    table, loaded = table_of(tmp_path / "job"), context_of(home).load_traceable(f"hf:tiny-{kind}.v1")
     rows = module_rows(loaded.modules, 3)
     assert (progress.done, progress.total, len(table["rows"])) == (24, 24, 24)
     assert [(row["step"], row["module"]) for row in table["rows"]] == [(s, m) for s in range(3) for m in range(8)]
     for place in (0, 5, 12, 23):
-        effect = measure_bans(loaded, SAMPLES, rows[place].edits, budget=PASS_TOKENS)
+        effect = effect_over(loaded, SAMPLES, rows[place].edits)
         assert table["rows"][place] == json.loads(json.dumps(result_row(rows[place], effect)))
         assert table["num_targets"] == effect["num_targets"]
     assert any(row["loss_change"] != 0 for row in table["rows"])
@@ -96,17 +98,17 @@ def test_every_expert_banned_gives_the_numbers_of_measure_bans(home: Path, tmp_p
 @pytest.mark.parametrize("kind", MODELS)
 def test_shares_of_each_layer_give_the_numbers_of_ban_share(home: Path, tmp_path: Path, kind: str) -> None:
     run_to_the_end(home, tmp_path / "job", request_of(kind, sweep="shares", shares=(0.25, 0.9), seed=3))
-    table, loaded = table_of(tmp_path / "job"), context_of(home).load_huggingface(f"hf:tiny-{kind}.v1")
-    usage = usage_of_experts(loaded, SAMPLES, budget=PASS_TOKENS)
+    table, loaded = table_of(tmp_path / "job"), context_of(home).load_traceable(f"hf:tiny-{kind}.v1")
+    usage = usage_of(loaded, prepare(loaded, SAMPLES))
     rows = share_rows(usage, (0.25, 0.9), [range(8)] * 3, 2, 3)
     found = {(row["share"], row["which"]): row for row in table["rows"]}
     assert [row["banned"] for row in table["rows"]] == [6] * 3 + [18] * 3  # of 8 experts 2; of 8 all but top-k
     assert set(found) == {(share, which) for share in (0.25, 0.9) for which in ("top", "bottom", "random")}
     for row in rows:
-        effect = measure_bans(loaded, SAMPLES, row.edits, budget=PASS_TOKENS)
+        effect = effect_over(loaded, SAMPLES, row.edits)
         assert found[row.share, row.which] == json.loads(json.dumps(result_row(row, effect)))
-    top = edits_of(loaded, read_controls({"ban_share": 0.25, "which": "top"}), SAMPLES)
-    assert [edit["modules"] for edit in top] == [
+    top = with_share(loaded.with_controls({"ban_share": 0.25, "which": "top"}), usage).controls.edits
+    assert [list(edit.modules) for edit in top] == [
         sorted(np.argsort(-usage[s], kind="stable")[:2].tolist()) for s in range(3)
     ]
     assert found[0.25, "top"]["path_distance"] > found[0.25, "bottom"]["path_distance"]
@@ -115,12 +117,10 @@ def test_shares_of_each_layer_give_the_numbers_of_ban_share(home: Path, tmp_path
 def test_a_killed_sweep_goes_on_and_does_at_most_one_row_again(home: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(reroute, "SLICE_SECONDS", 60.0)
     measured: list[object] = []
-    answer, advance = expert_passes.BanMeasurement.answer, expert_passes.BanMeasurement.advance
-    monkeypatch.setattr(
-        expert_passes.BanMeasurement, "answer", lambda self: measured.append(self._edits) or answer(self)
-    )
+    answer, advance = Measurement.answer, Measurement.advance
+    monkeypatch.setattr(Measurement, "answer", lambda self: measured.append(self._model.controls) or answer(self))
     context = context_of(home)
-    kept = context.load_huggingface("hf:tiny-qwen2_moe.v1")
+    kept = context.load_traceable("hf:tiny-qwen2_moe.v1")
     context = JobContext(home, huggingface_dir=home / "checkpoints", huggingface_loader=lambda model: kept)
     request, count = request_of("qwen2_moe", limit=3), [0]
     whole = run_to_the_end(home, tmp_path / "whole", request, context)
@@ -133,7 +133,7 @@ def test_a_killed_sweep_goes_on_and_does_at_most_one_row_again(home: Path, tmp_p
             raise KeyboardInterrupt  # as good as a kill: nothing of this slice is tidied up
         advance(self)
 
-    monkeypatch.setattr(expert_passes.BanMeasurement, "advance", dies)
+    monkeypatch.setattr(Measurement, "advance", dies)
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             run_to_the_end(home, tmp_path / "killed", request, context)
@@ -172,8 +172,8 @@ def test_a_slice_ends_behind_the_pass_at_hand(home: Path, tmp_path: Path, monkey
     """Whoever cancels waits for one pass: no slice begins a second one when its time is over."""
     monkeypatch.setattr(reroute, "SLICE_SECONDS", 1e-9)
     passes: list[int] = []
-    run = expert_passes.run_pass
-    monkeypatch.setattr(expert_passes, "run_pass", lambda *args: passes.append(1) or run(*args))
+    run = HuggingFaceModel.run
+    monkeypatch.setattr(HuggingFaceModel, "run", lambda *args: passes.append(1) or run(*args))
     (tmp_path / "job").mkdir()
     work = RerouteJob.start(request_of("mixtral"), tmp_path / "job", context_of(home))
     for _ in range(40):
@@ -184,8 +184,8 @@ def test_a_slice_ends_behind_the_pass_at_hand(home: Path, tmp_path: Path, monkey
 
 
 def test_a_run_of_other_weights_is_not_measured(home: Path, tmp_path: Path) -> None:
-    loaded = context_of(home).load_huggingface("hf:tiny-mixtral.v1")
-    hf.trace_texts(loaded, SAMPLES, home / "runs", run_id="seen")
+    loaded = context_of(home).load_traceable("hf:tiny-mixtral.v1")
+    trace_samples(loaded, SAMPLES, home / "runs", run_id="seen")
     request = request_of("mixtral", data=None, run="seen", sweep="shares", shares=(0.25,))
     run_to_the_end(home, tmp_path / "same", request)
     assert table_of(tmp_path / "same")["num_samples"] == len(TEXTS)
@@ -249,7 +249,7 @@ def test_a_folder_that_is_not_set_is_named(home: Path) -> None:
 @pytest.mark.parametrize("kind", [*MODELS, "zaya", "longcat_flash", "deepseek_v3", "jamba", "llama4", "dbrx"])
 def test_layers_and_experts_are_counted_without_the_model(tmp_path: Path, kind: str) -> None:
     folder = save_tiny(tmp_path / kind, kind)
-    gates = hf.load(hf.find_model(f"hf:{folder}"), device="cpu", twin=False).gates
+    gates = load(find_model(f"hf:{folder}"), device="cpu", twin=False).gates
     found = layout_of(read_config(folder))
     assert (found.layers, found.choices, found.top_k) == (len(gates), gates[0].num_choices, gates[0].top_k)
 

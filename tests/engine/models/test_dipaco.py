@@ -18,8 +18,8 @@ from tokenpaths.engine.models.dipaco import DiPaCo, chunk_of_position, grouped
 from tokenpaths.engine.models.dipaco_path import new_path
 from tokenpaths.engine.models.family import family_class
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.tracing.recording import to_host
-from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
+from tokenpaths.engine.tracing.loaded_model import load_model, to_host
+from tokenpaths.engine.tracing.trace_run import trace_samples
 
 SMALL = dict(width=16, heads=2, mlp_width=32, levels=(2, 3), blocks=(1, 2), prefix=4, vocab_size=30, context=20)
 

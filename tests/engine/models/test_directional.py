@@ -13,7 +13,7 @@ from tokenpaths.engine.models.checkpoint import build_model, read_checkpoint, sa
 from tokenpaths.engine.models.directional import Directional, DirectionalConfig, Layer, Router
 from tokenpaths.engine.models.directional_gates import OFF, Interventions, naive_suppress, pool, suppress
 from tokenpaths.engine.models.family import family_class
-from tokenpaths.engine.tracing.recording import to_host
+from tokenpaths.engine.tracing.loaded_model import to_host
 
 POOLINGS = ["sequence", "prefix"]
 

@@ -10,7 +10,7 @@ from tokenpaths.engine.models.dna import DNA
 from tokenpaths.engine.models.hmodel.hmodel import HModel, HModelConfig
 from tokenpaths.engine.models.hmodel.hmodel_layers import gather, pool, sharpen, strongest_chain
 from tokenpaths.engine.models.hmodel.plain_transformer import chain_connections, plain_transformer
-from tokenpaths.engine.tracing.recording import to_host
+from tokenpaths.engine.tracing.loaded_model import to_host
 
 TEXT = dict(modality="text", width=16, heads=2, mlp_width=24, connection_width=8, vocab_size=40, context=12)
 IMAGE = dict(

@@ -16,7 +16,7 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.raytracing_config import RayTracingConfig
 from tokenpaths.engine.models.checkpoint import CONFIG, build_model, read_checkpoint, save_checkpoint
 from tokenpaths.engine.models.raytracing import MLPTwin, RayTracing, trainable_params
-from tokenpaths.engine.tracing.recording import to_host
+from tokenpaths.engine.tracing.loaded_model import to_host
 
 SMALL = dict(
     image_size=4,

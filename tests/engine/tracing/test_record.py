@@ -11,7 +11,7 @@ from tokenpaths.engine.base.routing import route
 from tokenpaths.engine.models.dna import DNA, DNAConfig
 from tokenpaths.engine.models.family import Traced, compact_decisions, entropy
 from tokenpaths.engine.models.flops import module_flops, token_flops
-from tokenpaths.engine.tracing.recording import to_host
+from tokenpaths.engine.tracing.loaded_model import to_host
 
 CONFIG = dict(
     modality="text",

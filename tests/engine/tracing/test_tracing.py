@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-import tokenpaths.engine.tracing.trace_run
+import tokenpaths.engine.tracing.loaded_model
 from tests.support.checkpoints import CLASSES, save_tiny
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import is_name
@@ -20,7 +20,8 @@ from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.filters import Query
-from tokenpaths.engine.tracing.trace_run import list_models, load_model, new_run_id, trace_samples
+from tokenpaths.engine.tracing.loaded_model import list_models, load_model
+from tokenpaths.engine.tracing.trace_run import new_run_id, trace_samples
 
 
 def picture(seed: int, width=48, height=32) -> Image.Image:
@@ -217,14 +218,14 @@ def test_an_odd_configuration_is_said_and_hides_no_other_model(tmp_path, changes
 def test_a_model_that_cannot_be_built_hides_no_other(tmp_path, monkeypatch):
     save_tiny(tmp_path / "good", "vision")
     save_tiny(tmp_path / "text", "text")
-    real = tokenpaths.engine.tracing.trace_run.family_class("dna")
+    real = tokenpaths.engine.tracing.loaded_model.family_class("dna")
 
     def build(config):
         if config.modality == "text":
             raise MemoryError
         return real(config)
 
-    monkeypatch.setattr("tokenpaths.engine.tracing.trace_run.family_class", lambda name: build)
+    monkeypatch.setattr("tokenpaths.engine.tracing.loaded_model.family_class", lambda name: build)
     rows = {row["model"]: row["problem"] for row in list_models([tmp_path])}
     assert rows["good"] is None
     assert "MemoryError" in rows["text"]

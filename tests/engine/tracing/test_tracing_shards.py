@@ -23,7 +23,8 @@ from tokenpaths.engine.store.file.open_file import open_read_only
 from tokenpaths.engine.store.file.shard_format import Shard, finished_shard
 from tokenpaths.engine.store.write.merge import find_shards, seal_shards
 from tokenpaths.engine.store.write.shard_writer import ShardWriter
-from tokenpaths.engine.tracing.trace_run import LoadedModel, load_model, trace_samples
+from tokenpaths.engine.tracing.loaded_model import LoadedModel, load_model
+from tokenpaths.engine.tracing.trace_run import trace_samples
 
 BATCH = 2
 
@@ -125,13 +126,13 @@ def test_batches_never_reach_over_a_block(tmp_path: Path) -> None:
 
     save_tiny(tmp_path / "m", "text")
     loaded, dataset = load_model(tmp_path / "m", [], "cpu"), texts(tmp_path / "t.jsonl", None)
-    cut = [[sample.source for sample in batch.samples] for batch, _ in text_batches(loaded, None, dataset, BATCH, 8)]
+    cut = [[sample.source for sample in batch.samples] for batch, _ in text_batches(loaded, None, dataset, BATCH)]
     parts = [dataset.shard(number, 3, block_rows("text", BATCH)) for number in (1, 2, 3)]
     assert [part.first_place for part in parts] == [0, 8, 16]
     assert cut == [
         [sample.source for sample in batch.samples]
         for part in parts
-        for batch, _ in text_batches(loaded, None, part, BATCH, 8)
+        for batch, _ in text_batches(loaded, None, part, BATCH)
     ]
     assert max(map(len, cut)) > 1
 

@@ -11,7 +11,7 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import SHIPPED_MODELS
 from tokenpaths.engine.jobs.registry import JobContext, Progress, find_kind, read_request
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.tracing.trace_run import as_untrained, load_model
+from tokenpaths.engine.tracing.loaded_model import as_untrained, load_model
 
 
 def traced(tmp_path: Path, **request: object) -> Path:

@@ -14,7 +14,8 @@ from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.models.checkpoint import build_model, read_checkpoint
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
+from tokenpaths.engine.tracing.loaded_model import load_model
+from tokenpaths.engine.tracing.trace_run import trace_samples
 from tokenpaths.engine.train import directional_recipes, hmodel_recipes, raytracing_recipe
 from tokenpaths.engine.train.catalogue import find_training, trainings
 from tokenpaths.engine.train.dipaco import dipaco_recipe

@@ -15,7 +15,8 @@ from tokenpaths.engine.models.checkpoint import build_model, read_checkpoint
 from tokenpaths.engine.models.dna import DNA
 from tokenpaths.engine.models.hmodel.hmodel import HModel
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
+from tokenpaths.engine.tracing.loaded_model import load_model
+from tokenpaths.engine.tracing.trace_run import trace_samples
 from tokenpaths.engine.train.cards import note
 from tokenpaths.engine.train.hmodel_recipes import HMODEL_RECIPES, load_languages, ship, tokenizer_for
 from tokenpaths.engine.train.loop import train

@@ -17,7 +17,8 @@ from tokenpaths.engine.models.dipaco import DiPaCo
 from tokenpaths.engine.models.directional import Directional, DirectionalConfig
 from tokenpaths.engine.models.hmodel.hmodel import HModel, HModelConfig
 from tokenpaths.engine.models.raytracing import RayTracing
-from tokenpaths.engine.tracing.trace_run import load_model, trace_samples
+from tokenpaths.engine.tracing.loaded_model import load_model
+from tokenpaths.engine.tracing.trace_run import trace_samples
 
 TEXTS = {
     "stories": "the old fox went down to the river and told the moon about the long way home",

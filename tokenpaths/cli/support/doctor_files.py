@@ -125,7 +125,7 @@ def sandbox(settings: Settings) -> Iterator[Finding]:
 def models(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
     """Every checkpoint, its weights loaded, their sum compared and their shapes with the configuration."""
     from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint
-    from tokenpaths.engine.tracing.trace_run import list_models
+    from tokenpaths.engine.tracing.loaded_model import list_models
 
     rows, good, findings = list_models(settings.all_models_dirs), [], []
     with bar("loading models", len(rows), "models") as shown:

@@ -12,7 +12,10 @@ import pytest
 
 from tests.support.tiny_huggingface import copied, one_batch
 from tokenpaths.engine.adapters.huggingface import hub
-from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceError, HuggingFaceModel, find_model, load
+from tokenpaths.engine.adapters.huggingface.inspection import find_model
+from tokenpaths.engine.adapters.huggingface.library import HuggingFaceError
+from tokenpaths.engine.adapters.huggingface.loading import load
+from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceModel
 
 
 @pytest.fixture

@@ -24,18 +24,14 @@ from tests.support.tiny_huggingface import (
     tiny_tokenizer,
 )
 from tokenpaths.engine.adapters.huggingface.gates import common_semantics, find_gates
-from tokenpaths.engine.adapters.huggingface.tracing import (
-    NOT_TRACED,
-    HuggingFaceModel,
-    find_model,
-    load,
-    run_info,
-    text_batches,
-    trace_texts,
-)
+from tokenpaths.engine.adapters.huggingface.inspection import NOT_TRACED, find_model
+from tokenpaths.engine.adapters.huggingface.loading import load
+from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceModel
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.filters import Query
+from tokenpaths.engine.tracing.trace_batches import text_batches
+from tokenpaths.engine.tracing.trace_run import trace_samples
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -45,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[4]
 
 def test_a_run_holds_what_the_model_did(loaded: HuggingFaceModel, tmp_path: Path) -> None:
     said = []
-    file = trace_texts(loaded, SAMPLES, tmp_path, run_id="tiny", dataset="four", on_progress=said.append, total=4)
+    file = trace_samples(loaded, SAMPLES, tmp_path, run_id="tiny", dataset="four", on_progress=said.append, total=4)
     assert (said[-1].samples, said[-1].tokens) == (4, sum(len(loaded.tokenizer.encode(t).ids) for t in TEXTS))
     with Run.open(file) as run:
         info = run.info()
@@ -70,7 +66,7 @@ def test_a_run_holds_what_the_model_did(loaded: HuggingFaceModel, tmp_path: Path
 
 def test_the_trace_is_the_same_whatever_shares_a_batch(loaded: HuggingFaceModel) -> None:
     together = one_batch(loaded)
-    apart = [batch for sample in SAMPLES for batch, _ in text_batches(loaded, [sample], 1)]
+    apart = [batch for sample in SAMPLES for batch, _ in text_batches(loaded, None, [sample], 1)]
     for name in ("module_ids", "token_id", "char_start", "char_end", "flops"):
         np.testing.assert_array_equal(getattr(together, name), np.concatenate([getattr(b, name) for b in apart]))
     for name in ("weights", "gate_entropy", "loss"):
@@ -80,7 +76,7 @@ def test_the_trace_is_the_same_whatever_shares_a_batch(loaded: HuggingFaceModel)
 
 
 def test_the_predicted_token_is_the_likeliest_one(loaded: HuggingFaceModel, tmp_path: Path) -> None:
-    file = trace_texts(loaded, SAMPLES, tmp_path, run_id="telling", dataset="four")
+    file = trace_samples(loaded, SAMPLES, tmp_path, run_id="telling", dataset="four")
     with Run.open(file) as run:
         found = run.rows(Query("SELECT predicted_id FROM token WHERE sample = 0 ORDER BY token"))
         assert run.specialisation("predicted", 0)["of"] == "predicted"
@@ -95,7 +91,7 @@ def test_long_texts_are_cut_into_windows(loaded: HuggingFaceModel) -> None:
     ids = loaded.tokenizer.encode(text).ids
     assert len(ids) > 2 * loaded.context, "the case needs three windows"
     assert loaded.context == 127, "128 positions, one for <s>"
-    ((batch, _),) = list(text_batches(loaded, [Sample(None, text, None, "long")], 64))
+    ((batch, _),) = list(text_batches(loaded, None, [Sample(None, text, None, "long")], 1))
     start, pieces = 0, []
     while start < len(ids):
         window = ids[start : start + loaded.context]
@@ -144,20 +140,20 @@ def test_flops_are_of_the_visited_experts(loaded: HuggingFaceModel) -> None:
 
 def test_the_untrained_twin_is_the_architecture_at_initialisation(loaded: HuggingFaceModel) -> None:
     assert loaded.twin is not None
-    batch, twin_ids = next(iter(text_batches(loaded, SAMPLES, 4096)))
+    batch, twin_ids = next(iter(text_batches(loaded, loaded.untrained(), SAMPLES, 64)))
     assert twin_ids.shape == batch.module_ids.shape
     assert (np.sort(twin_ids) != np.sort(batch.module_ids)).any()
     again = load(find_model(f"hf:{Path(loaded.model.name_or_path)}"), device="cpu")
-    for a, b in zip(loaded.twin.parameters(), again.twin.parameters(), strict=True):
+    for a, b in zip(loaded.twin.model.parameters(), again.twin.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 def test_bfloat16_is_recorded_as_it_is(mixtral: Path) -> None:
     loaded = load(find_model(f"hf:{mixtral}"), device="cpu", dtype="bfloat16", twin=False)
     assert loaded.model.dtype == torch.bfloat16
-    assert run_info(loaded, "x", "y").config["huggingface"]["dtype"] == "bfloat16"
+    assert loaded.run_fields()["config"]["huggingface"]["dtype"] == "bfloat16"
     ids = loaded.tokenizer.encode(TEXTS[0]).ids
-    batch, _ = next(iter(text_batches(loaded, SAMPLES[:1], 4096)))
+    batch, _ = next(iter(text_batches(loaded, None, SAMPLES[:1], 64)))
     seen = watch(loaded.gates, lambda: loaded.model(input_ids=torch.tensor([[1, *ids]]), use_cache=False))
     for step, (gate, what) in enumerate(zip(loaded.gates, seen, strict=True)):
         own_ids, own_weights = own_decisions(gate, what)
@@ -231,6 +227,6 @@ def test_a_user_loads_the_same_checkpoint(mixtral: Path, loaded: HuggingFaceMode
     ids = AutoTokenizer.from_pretrained(mixtral)(TEXTS[0], return_tensors="pt")["input_ids"]
     with torch.inference_mode():
         logits = model(input_ids=ids, output_router_logits=True).router_logits
-    batch, _ = next(iter(text_batches(loaded, SAMPLES[:1], 4096)))
+    batch, _ = next(iter(text_batches(loaded, None, SAMPLES[:1], 64)))
     for step, scores in enumerate(logits):
         np.testing.assert_array_equal(batch.module_ids[:, step], scores.topk(2).indices[1:].numpy())

@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from tests.support.naive_routing import Seen, block_from_record, logits_of, own_decisions, watch, weights_from_semantics
-from tests.support.tiny_huggingface import ARCHITECTURES, TEXTS, save_tiny
+from tests.support.tiny_huggingface import ARCHITECTURES, TEXTS, run_windows, save_tiny
 from tokenpaths.engine.adapters.huggingface.gate_hooks import Recorded
 from tokenpaths.engine.adapters.huggingface.gates import common_semantics
-from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceModel, find_model, load, run_windows
+from tokenpaths.engine.adapters.huggingface.inspection import find_model
+from tokenpaths.engine.adapters.huggingface.loading import load
+from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceModel
 
 ALL = sorted(ARCHITECTURES)
 ROUNDING = dict(rtol=2e-5, atol=2e-6)
@@ -55,7 +57,7 @@ def traced(model_type: str) -> Traced:
         loaded = load(source, device="cpu", twin=False)
     windows = [loaded.tokenizer.encode(text).ids for text in TEXTS]
     inputs, attended, keep, targets = padded(loaded, windows)
-    recorded, loss = run_windows(loaded, inputs, attended, keep, targets)
+    recorded, loss = run_windows(loaded, inputs, keep, targets)
     seen = watch(loaded.gates, lambda: loaded.model(input_ids=inputs, attention_mask=attended, use_cache=False))
     return Traced(loaded, windows, keep.flatten(), recorded, loss, seen)
 

@@ -27,19 +27,15 @@ from tests.support.tiny_huggingface import (
     one_batch,
     save_tiny,
 )
-from tokenpaths.engine.adapters.huggingface import tracing
 from tokenpaths.engine.adapters.huggingface.gates import find_gates
-from tokenpaths.engine.adapters.huggingface.tracing import (
-    NOT_TRACED,
-    HuggingFaceError,
-    HuggingFaceModel,
-    find_model,
-    load,
-    text_batches,
-    trace_texts,
-)
+from tokenpaths.engine.adapters.huggingface.inspection import NOT_TRACED, find_model
+from tokenpaths.engine.adapters.huggingface.library import HuggingFaceError
+from tokenpaths.engine.adapters.huggingface.loading import load
+from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceModel
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.datasets import Sample
+from tokenpaths.engine.tracing.trace_batches import text_batches
+from tokenpaths.engine.tracing.trace_run import trace_samples
 
 
 @pytest.mark.parametrize("name", ["owner/..", "../..x/y", "a/b/c", "owner/na me", "", "owner/--x", "o\0/x", "x" * 5000])
@@ -93,7 +89,7 @@ def test_the_attention_that_a_configuration_names_is_not_used(
     )
     found = load(find_model(f"hf:{folder}"), device="cpu")
     assert found.model.config._attn_implementation == "sdpa"
-    assert found.twin.config._attn_implementation == "sdpa"
+    assert found.twin.model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("model_type", NOT_TRACED)
@@ -185,7 +181,7 @@ def test_a_gate_that_gives_nan_while_running(mixtral: Path, tmp_path: Path) -> N
     loaded = load(find_model(f"hf:{mixtral}"), device="cpu", twin=False)
     loaded.gates[1].module.weight.data.fill_(float("nan"))
     with pytest.raises(UserError, match=r"model\.layers\.1\.mlp\.gate gave NaN"):
-        trace_texts(loaded, SAMPLES, tmp_path, run_id="broken")
+        trace_samples(loaded, SAMPLES, tmp_path, run_id="broken")
     assert not list(tmp_path.iterdir()), "nothing is left behind"
 
 
@@ -206,13 +202,13 @@ def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "small", "mixtral", vocab_size=VOCABULARY - 40)
     loaded = load(find_model(f"hf:{folder}"), device="cpu", twin=False)
     with pytest.raises(HuggingFaceError, match=f"the model knows {VOCABULARY - 40} tokens"):
-        list(text_batches(loaded, SAMPLES, 4096))
+        list(text_batches(loaded, None, SAMPLES, 64))
 
 
 def test_texts_that_are_none(loaded: HuggingFaceModel) -> None:
     for text, message in (("", "is empty"), ("\ud800", "lone surrogate"), (None, "takes texts")):
         with pytest.raises(UserError, match=message):
-            list(text_batches(loaded, [Sample(None, text, None, "it")], 64))
+            list(text_batches(loaded, None, [Sample(None, text, None, "it")], 1))
 
 
 def test_options_that_are_none(mixtral: Path) -> None:
@@ -231,7 +227,7 @@ def test_layers_that_pick_different_numbers(tmp_path: Path) -> None:
 def test_without_transformers(mixtral: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(HuggingFaceError, match=r'pip install "tokenpaths\[huggingface\]"'):
-        tracing.find_model(f"hf:{mixtral}")
+        find_model(f"hf:{mixtral}")
 
 
 def test_weights_of_an_unknown_scale_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""Any model by its name, as a ``Traceable``: a checkpoint of ours, or ``hf:`` and a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenpaths.engine.adapters.huggingface.config import is_huggingface
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.records import Modality
+from tokenpaths.engine.families.expert_controls import read_expert_controls
+from tokenpaths.engine.tracing.loaded_model import find_checkpoint, load_model
+from tokenpaths.engine.tracing.traceable import Traceable
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model that exists, its weights not read yet."""
+
+    name: str
+    modality: Modality
+    load: Callable[[bool], Traceable]
+    """reads the weights; True: with the untrained twin, where it is not too large"""
+
+
+def find_traceable(
+    model: str | Path,
+    folders: Iterable[Path],
+    device: str | None = None,
+    dtype: str | None = None,
+    controls: Mapping[str, Any] | None = None,
+) -> FoundModel:
+    """Look a model up; everything that can be refused before its weights are read, is.
+
+    Args:
+        model: a name, a folder, or ``hf:`` and a folder or a name on the hub.
+        folders: where checkpoints of ours lie; the first that has the name wins.
+        device: cuda, mps or cpu; None: the best there is.
+        dtype: of an ``hf:`` model; None: as it was saved.
+        controls: as plain values, of an ``hf:`` model.
+
+    Raises:
+        UserError: there is none of that name, or an option that it cannot have.
+    """
+    folders = list(folders)
+    if not (isinstance(model, str) and is_huggingface(model)):
+        if dtype is not None:
+            raise UserError("--dtype is for hf: models; the others run as they were trained.", field="dtype")
+        checkpoint = find_checkpoint(model, folders)
+        return FoundModel(
+            checkpoint.name, checkpoint.config.modality, lambda twin: load_model(checkpoint.path, folders, device)
+        )
+    from tokenpaths.engine.adapters.huggingface import inspection, loading
+
+    if controls is not None:
+        read_expert_controls(controls)
+    loading.check_options(device, dtype or "auto")
+    source = inspection.find_model(model)
+    return FoundModel(source.name, "text", lambda twin: loading.load(source, device, dtype or "auto", twin=twin))

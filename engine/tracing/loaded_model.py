@@ -1,0 +1,310 @@
+"""A checkpoint of one of our families, loaded onto a device as a ``Traceable``; and where checkpoints lie.
+
+Shapes: B samples, T tokens each, S steps, K choices.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenpaths.engine.base.device import mixed_precision, pick_device
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import SHIPPED_MODELS, is_name
+from tokenpaths.engine.base.records import Modality, ModuleInfo
+from tokenpaths.engine.data.normalisation import normalise
+from tokenpaths.engine.data.tokenizer import Encoded, TextTokenizer
+from tokenpaths.engine.models.checkpoint import (
+    WEIGHTS,
+    Checkpoint,
+    CheckpointError,
+    build_model,
+    file_sha256,
+    read_checkpoint,
+)
+from tokenpaths.engine.models.family import Controls, RoutedModel, Traced, family_class
+from tokenpaths.engine.tracing.traceable import ModelInput
+
+PASS_TOKENS = 4096
+"""of one forward pass, padding counted"""
+
+
+@dataclass
+class LoadedModel:
+    """A checkpoint of one of our families on a device: a ``Traceable``."""
+
+    name: str
+    checkpoint: Checkpoint
+    model: RoutedModel
+    sha256: str
+    tokenizer: TextTokenizer | None
+    device: torch.device
+    controls: Controls | None = None
+
+    before: tuple[int, ...] = ()
+    pass_tokens: int = PASS_TOKENS
+
+    def with_controls(self, values: dict[str, Any] | None) -> LoadedModel:
+        """See ``Traceable.with_controls``."""
+        controls = self.model.read_controls(values)
+        self.model.top_k_under(controls)  # refuses what does not fit this model, before anything runs
+        return replace(self, controls=controls)
+
+    def without_controls(self) -> LoadedModel:
+        return replace(self, controls=None)
+
+    def untrained(self) -> LoadedModel:
+        return replace(self, model=_at_initialisation(self), controls=None)
+
+    @property
+    def family(self) -> str:
+        return self.checkpoint.family
+
+    @property
+    def top_k(self) -> int:
+        """K of the ribbons under these controls."""
+        return self.model.top_k_under(self.controls or self.model.Controls())
+
+    @property
+    def must_leave(self) -> int:
+        return self.model.must_leave
+
+    @property
+    def edit_kinds(self) -> tuple[str, ...]:
+        return getattr(self.model.Controls, "EDITS", ())
+
+    @property
+    def num_steps(self) -> int:
+        return int(self.checkpoint.config.num_steps)
+
+    @property
+    def num_modules(self) -> int:
+        return int(self.checkpoint.config.num_modules)
+
+    @property
+    def modality(self) -> Modality:
+        modality: Modality = self.checkpoint.config.modality
+        return modality
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.checkpoint.classes
+
+    @property
+    def image_size(self) -> int:
+        return int(self.checkpoint.config.image_size) if self.modality == "vision" else 0
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        grid: tuple[int, int] = self.checkpoint.config.grid if self.modality == "vision" else (0, 0)
+        return grid
+
+    @property
+    def context(self) -> int:
+        return int(self.checkpoint.config.context) if self.modality == "text" else 0
+
+    def module_table(self) -> list[ModuleInfo]:
+        return self.model.module_table()
+
+    def choices(self) -> list[Sequence[int]]:
+        return choices_of(self.module_table(), self.num_steps)
+
+    def run_fields(self) -> dict[str, Any]:
+        changed = self.controls.given() if self.controls else {}
+        config = json.loads(self.checkpoint.config.model_dump_json())
+        validation = {"validation": self.checkpoint.validation} if self.checkpoint.validation else {}
+        return {
+            "model": self.name,
+            "family": self.family,
+            "modality": self.modality,
+            "num_steps": self.num_steps,
+            "num_modules": self.num_modules,
+            "top_k": self.top_k,
+            "weight_semantics": self.model.weight_semantics,
+            "config": config | ({"controls": json.loads(json.dumps(changed))} if changed else {}),
+            "checkpoint_sha256": self.sha256,
+            "axes": self.model.axis_names(),
+            "findings": validation | self.model.findings(self.token_texts()),
+            "token_texts": self.token_texts(),
+            "predicts_tokens": self.modality == "text",
+        }
+
+    def encode(self, text: str) -> Encoded:
+        assert self.tokenizer is not None, "load_model gives every text model its tokenizer"
+        return self.tokenizer.encode(text)
+
+    def token_texts(self) -> dict[int, str]:
+        return self.tokenizer.token_texts if self.tokenizer else {}
+
+    def run(self, batch: ModelInput) -> Traced:
+        inputs = normalise(batch.raw) if batch.valid is None else batch.raw
+        return run_model(self.model, inputs, self.device, batch.valid, self.controls)
+
+    def token_flops(self, traced: Traced, valid: Tensor | None) -> Tensor:
+        return traced.flops if traced.flops is not None else self.model.token_flops(traced.module_ids, valid)
+
+
+def choices_of(modules: Sequence[ModuleInfo], num_steps: int) -> list[Sequence[int]]:
+    """The modules of each step that may be banned: no identity that only says that a module was left out."""
+    return [
+        [m.module for m in modules if m.step is None or (m.step == step and m.kind != "identity")]
+        for step in range(num_steps)
+    ]
+
+
+@torch.inference_mode()
+def run_model(
+    model: RoutedModel,
+    inputs: Tensor,
+    device: torch.device,
+    valid: Tensor | None = None,
+    controls: Controls | None = None,
+) -> Traced:
+    """Logits on the device, decisions on the host."""
+    with mixed_precision(device):
+        there = None if valid is None else valid.to(device)
+        here = inputs.to(device, non_blocking=True)
+        traced = model.trace_with(here, there, controls or model.Controls())
+    return to_host(traced)
+
+
+def to_host(traced: Traced) -> Traced:
+    """The same on the host, logits excepted: they stay where the losses are worked out.
+
+    Raises:
+        UserError: a router gave NaN or infinite values (top-k would silently pick them first).
+    """
+    names = ("module_ids", "weights", "gate_entropy", "flops", "edges", "gates", "blocks")
+    given = {name: value for name in names if (value := getattr(traced, name)) is not None}
+    # Copies from a GPU run beside the next batch; one synchronisation for all of them.
+    host = {name: value.to("cpu", non_blocking=True) for name, value in given.items()}
+    if traced.module_ids.is_cuda:
+        torch.cuda.current_stream().synchronize()
+    moved = replace(traced, **host)
+    _check_finite(moved)
+    return moved
+
+
+def _check_finite(traced: Traced) -> None:
+    # A NaN weight is a broken router. An entropy may be undefined (NaN), but is never infinite, and a
+    # softmax that broke has a NaN weight too.
+    bad_BTSK = ~torch.isfinite(traced.weights)
+    if bad_BTSK.any():
+        step = int(bad_BTSK.any(dim=-1).flatten(0, 1).any(dim=0).nonzero()[0])
+        raise UserError(
+            f"router {step} gave NaN or infinite scores; the checkpoint or the input is damaged, "
+            "nothing of this run was written"
+        )
+    for name in ("edges", "gates", "blocks"):
+        values = getattr(traced, name)
+        if values is not None and not torch.isfinite(values).all():
+            raise UserError(
+                f"the {name} of this model hold NaN or infinite values; the checkpoint or the input is "
+                "damaged, nothing of this run was written"
+            )
+
+
+def models_folders(data_dir: Path | None = None) -> list[Path]:
+    """Where models are looked for: the user's own first, then the shipped ones."""
+    return [*([data_dir / "models"] if data_dir else []), SHIPPED_MODELS]
+
+
+def find_checkpoint(name: str | Path, folders: Iterable[Path]) -> Checkpoint:
+    """A checkpoint by name, or by the path of its folder.
+
+    Raises:
+        CheckpointError: there is none of that name (the message lists those that exist), or it is broken.
+    """
+    folders = list(folders)
+    if isinstance(name, Path) or "/" in str(name):
+        if not Path(name).is_dir():
+            raise CheckpointError(f"there is no checkpoint folder {name}", field="model")
+        return read_checkpoint(Path(name))
+    if is_name(str(name)):
+        for folder in folders:
+            if (folder / name).is_dir():
+                return read_checkpoint(folder / name)
+    known = ", ".join(row["model"] for row in list_models(folders)) or "none yet"
+    raise CheckpointError(f"no model is called {name!r}; there are: {known}", field="model")
+
+
+def list_models(folders: Iterable[Path]) -> list[dict[str, Any]]:
+    """What each checkpoint folder says of itself; broken ones are listed with their problem."""
+    rows: dict[str, dict[str, Any]] = {}
+    for folder in folders:
+        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+            if path.is_dir() and is_name(path.name) and path.name not in rows:
+                rows[path.name] = _model_row(path, shipped=folder == SHIPPED_MODELS)
+    return [rows[name] for name in sorted(rows)]
+
+
+def _model_row(path: Path, shipped: bool) -> dict[str, Any]:
+    empty = dict.fromkeys(("family", "modality", "num_params", "num_steps", "num_modules", "top_k"), None)
+    row: dict[str, Any] = {"model": path.name, **empty, "validation": {}, "shipped": shipped, "problem": None}
+    try:
+        checkpoint = read_checkpoint(path)
+        config = checkpoint.config
+        with torch.device("meta"):
+            num_params = sum(p.numel() for p in family_class(checkpoint.family)(config).parameters())
+        problem = None if (path / WEIGHTS).is_file() else f"{WEIGHTS} is missing"
+    except CheckpointError as error:
+        return row | {"problem": str(error)}
+    except Exception as error:  # one folder that nobody foresaw must not hide all the others
+        return row | {"problem": f"{path.name}: cannot be read as a model ({type(error).__name__})"}
+    return row | {
+        "family": checkpoint.family,
+        "modality": config.modality,
+        "num_params": num_params,
+        "num_steps": config.num_steps,
+        "num_modules": config.num_modules,
+        "top_k": config.top_k,
+        "validation": checkpoint.validation,
+        "problem": problem,
+    }
+
+
+def load_model(name: str | Path, folders: Iterable[Path], device: torch.device | str | None = None) -> LoadedModel:
+    """Load a checkpoint by name or folder onto a device (chosen by itself unless given)."""
+    checkpoint = find_checkpoint(name, folders)
+    if not checkpoint.config.num_steps:
+        raise UserError(f"{checkpoint.name} is dense: it has no routers, so there are no paths to trace", field="model")
+    device = pick_device(str(device) if device else None)
+    tokenizer = None
+    if checkpoint.config.modality == "text":
+        tokenizer = TextTokenizer.load(checkpoint.path / "tokenizer.json")
+        if tokenizer.vocab_size != checkpoint.config.vocab_size:
+            raise CheckpointError(
+                f"{checkpoint.name}: the tokenizer has {tokenizer.vocab_size} entries, "
+                f"the model {checkpoint.config.vocab_size}"
+            )
+    sha256 = file_sha256(checkpoint.path / WEIGHTS)
+    return LoadedModel(checkpoint.name, checkpoint, build_model(checkpoint, device), sha256, tokenizer, device)
+
+
+def _at_initialisation(loaded: LoadedModel, seed: int = 0) -> RoutedModel:
+    """The same architecture with the weights that training starts from."""
+    state = torch.random.get_rng_state()
+    torch.manual_seed(seed)
+    twin = type(loaded.model)(loaded.checkpoint.config).to(loaded.device).eval().requires_grad_(False)
+    torch.random.set_rng_state(state)
+    return twin
+
+
+def as_untrained(loaded: LoadedModel, seed: int = 0) -> LoadedModel:
+    """The untrained twin as a model of its own, to be traced and set beside the trained one sample by sample.
+
+    Raises:
+        UserError: ``loaded`` is under controls; the twin is that of the model as it is.
+    """
+    if loaded.controls is not None and loaded.controls.given():
+        raise UserError("an untrained twin has no edits; leave the controls out", field="untrained")
+    blank = replace(loaded.checkpoint, validation={})
+    return replace(
+        loaded, name=f"{loaded.name}-untrained", checkpoint=blank, model=_at_initialisation(loaded, seed), sha256=""
+    )
