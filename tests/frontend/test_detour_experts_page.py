@@ -23,13 +23,15 @@ BAN = {"model": "hf:tiny-mixtral.v1", "sweep": None, "controls": {"edits": EDITS
 def make_site(data_dir: Path) -> None:
     """Runs of two checkpoints, and one of them in the folder that jobs may use."""
     from tests.support.tiny_huggingface import SAMPLES, save_tiny
-    from tokenpaths.engine.adapters.huggingface import tracing as hf
+    from tokenpaths.engine.adapters.huggingface.inspection import find_model
+    from tokenpaths.engine.adapters.huggingface.loading import load
+    from tokenpaths.engine.tracing.trace_run import trace_samples
 
     here = save_tiny(data_dir / "checkpoints" / "tiny-mixtral.v1", "mixtral", num_hidden_layers=2)
     gone = save_tiny(data_dir / "elsewhere" / "tiny-olmoe", "olmoe")
     for name, folder in (("mixtral", here), ("olmoe", gone)):
-        loaded = hf.load(hf.find_model(f"hf:{folder}"), device="cpu", twin=False)
-        hf.trace_texts(loaded, SAMPLES, data_dir / "runs", run_id=name, dataset="toy")
+        loaded = load(find_model(f"hf:{folder}"), device="cpu", twin=False)
+        trace_samples(loaded, SAMPLES, data_dir / "runs", run_id=name, dataset="toy")
 
 
 @contextmanager
@@ -158,11 +160,11 @@ def test_a_job_over_rest_is_refused_with_the_field(api: str, monkeypatch: pytest
                 "top-k needs 2; ban fewer",
             ),
             (
-                BAN | {"controls": {"edits": [{"edit": "ban", "modules": [1], "tokens": [9999]}]}},
-                "request.controls.edits.0.tokens",
-                "tokens cannot be chosen here",
+                BAN | {"controls": {"edits": [{"edit": "ban", "modules": [1], "path": [[0]]}]}},
+                "request.controls.edits.0.path",
+                "the path has 1 steps; a ribbon of this model has 2",
             ),
-            (BAN | {"controls": {"edits": [{"edit": "top_k", "k": 1}]}}, "request.controls.edits", "own code chooses"),
+            (BAN | {"controls": {"edits": [{"edit": "top_k", "k": 9}]}}, "request.controls.edits", "a smaller k"),
             (BAN | {"sample": 4}, "request.sample", "has samples 0 to 3, not 4"),
         ):
             given = {name: value for name, value in (request | changes).items() if value is not None}
@@ -188,11 +190,10 @@ def test_an_expert_banned_for_one_text_is_shown_before_and_after(api: str, monke
     page = draw(api, monkeypatch, run="mixtral", sample=1, through="0.5")
     assert not page.error, words(page)
     assert "Nothing is edited yet" in words(page, "info")
-    told = words(page, "caption")
-    assert "Not here: force a module, because the model's own code chooses" in told
-    assert "Not here: change top-k, because" in told
+    assert "Not here" not in words(page, "caption")
     assert "Ban module 5 (expert 5" in " ".join(buttons(page))
-    assert not any("every step" in label or "Send" in label for label in buttons(page))
+    assert not any("every step" in label for label in buttons(page))
+    assert "Send every token there at step 0" in buttons(page)
     page.button(key="quick_0").click().run()
     assert page.query_params["controls"] in ("ban:0.5", ["ban:0.5"])
     assert "Nobody has run this yet" in words(page, "caption")
@@ -247,13 +248,22 @@ def test_an_expert_banned_for_all_texts_and_found_from_the_jobs(api: str, monkey
     assert (second, flow.run) == ("Open the edited run", done["result"]["run"])
 
 
-def test_what_such_a_model_has_not_is_said(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = draw(api, monkeypatch, run="mixtral", sample=1, token=0, controls="top_k:1,ban:0.1.0,force:0.3")
-    told = words(page, "warning")
-    assert "Change top-k is nothing for this model: the model's own code chooses" in told
-    assert "A ban here is for every token" in told
-    assert "Force a module is nothing for this model" in told
-    assert not any(button.key == "detour_start" for button in page.button)
+def test_single_tokens_are_forced_elsewhere(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = draw(api, monkeypatch, run="mixtral", sample=1, token=0, through="0.5", controls="force:0.3.0+2")
+    assert not page.error, words(page)
+    assert not words(page, "warning")
+    assert "Send token 0 there at step 0" in buttons(page)
+    assert page.segmented_control(key="detour_over").options == ["this text"], "positions are those of one text"
+    page.button(key="detour_start").click().run()
+    job = page.query_params["job"]
+    done = finished(job[0] if isinstance(job, list) else job)
+    assert done["state"] == "succeeded", done["problem"]
+    from tokenpaths.frontend.page import widgets
+
+    tokens = widgets.client().ask(done["result"]["run"], "samples/{sample}", sample=0)["tokens"]
+    assert [3 in tokens[place]["ribbon"][0] for place in (0, 2)] == [True, True]
+    again = draw(api, monkeypatch, run="mixtral", sample=1, controls="force:0.3.0+2")
+    assert "tokens 0, 2 forced to module 3 (expert 3) at step 0" in words(again, "subheader")
 
 
 def test_a_ban_from_the_page_of_a_module(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +276,7 @@ def test_a_ban_from_the_page_of_a_module(api: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_job_is_found_again_by_what_it_was_asked_for() -> None:
-    from tokenpaths.frontend.views.detour.experts import job_of
+    from tokenpaths.frontend.views.detour.detour_job import job_of
 
     edits = [{"edit": "ban", "modules": [5], "step": 0}, {"edit": "ban", "modules": [2], "step": 0}]
     asked = {

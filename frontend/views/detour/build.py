@@ -13,9 +13,8 @@ from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.detour.edits import EVERY, KINDS, WHAT, Link, added, link_of, on_link, said
-from tokenpaths.frontend.views.detour.sweep import of_huggingface
 
-CHOOSES_BY_TOKEN = ("dna",)
+CHOOSES_BY_TOKEN = ("dna", "moe")
 """families whose routers decide for each token by itself, so that some tokens can be forced and others not"""
 
 
@@ -125,8 +124,6 @@ def _fields(
         told = "Click a token or patch below to choose it."
         if run["family"] not in CHOOSES_BY_TOKEN:
             told = "Single tokens cannot be chosen: this model does not decide for each token by itself."
-        if of_huggingface(run):
-            told = "Single tokens cannot be chosen: the model’s own gate is given one mask for all of them."
         chosen = st.selectbox("Who", list(who), format_func=lambda one: who[one], key=f"edit_who_{kind}", help=told)
         return f"{kind}:{step}.{module}" + (f".{chosen}" if chosen else "")
     if kind == "bias":

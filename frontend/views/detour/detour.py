@@ -1,7 +1,8 @@
-"""What if it had gone elsewhere? One sample under edited routes, before and after; every module banned in turn.
+"""What if it had gone elsewhere? A sample under edited routes, before and after; every module banned in turn.
 
-The edits stand in the address (``controls``, see ``detour_edits``), so a link shows the same detour again. Both passes
-are runs of one sample; the page keeps the last ones only, unless they were opened.
+The edits stand in the address (``controls``, see ``edits``), so a link shows the same detour again. A model of ours
+runs while one waits: both passes are runs of one sample, and the page keeps the last ones only, unless they were
+opened. A Hugging Face model may be large, so its detours are jobs (``detour_job``).
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from tokenpaths.frontend.api.client import NotFound
 from tokenpaths.frontend.page import widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.detour import before_after, experts, result, sweep
+from tokenpaths.frontend.views.detour import before_after, detour_job, result, sweep
 from tokenpaths.frontend.views.detour.build import builder, chosen_edits
-from tokenpaths.frontend.views.detour.edits import read_edits
+from tokenpaths.frontend.views.detour.edits import KINDS, read_edits
+from tokenpaths.frontend.views.jobs import panel
 from tokenpaths.frontend.views.sample import retrace
 from tokenpaths.frontend.views.sample.sample import sample_picker
 
@@ -26,34 +28,39 @@ def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
-    if sweep.of_huggingface(run):
-        experts.draw(run, selection)
-        return
     with common.run_and_label(run, selection):
         number = sample_picker(run, selection)
     widgets.heading(
         "What if it had gone elsewhere?",
         "Ban a module, send a token somewhere else, freeze or shuffle a router, and see what that changes.",
     )
-    model = retrace.model_of(run)
+    as_job = sweep.of_huggingface(run)
+    model = sweep.checkpoint(run) if as_job else retrace.model_of(run)
     if model is None:
         return
     kinds = list((model.get("controls") or {}).get("edits") or ())
     if not kinds:
         widgets.empty(f"Routes of the model {run['model']} cannot be edited.", "Choose a run of another model.")
         return
+    job = detour_job.job_of_address(selection) if as_job else None
     if number is None:
         widgets.empty("No sample has this label.", "Let go of a chip above.")
     else:
         with widgets.guarded("the detour"):
-            _detour(run, model, kinds, selection, number)
+            _detour(run, model, kinds, selection, number, job)
     st.divider()
     with widgets.guarded("the importance of modules"):
-        sweep.draw(run, kinds, selection)
+        # A job that is one edit has its place above.
+        sweep.draw(run, kinds, selection.change(job=None) if job is not None else selection, model if as_job else None)
 
 
 def _detour(
-    run: Mapping[str, Any], model: Mapping[str, Any], kinds: Sequence[str], selection: Selection, number: int
+    run: Mapping[str, Any],
+    model: Mapping[str, Any],
+    kinds: Sequence[str],
+    selection: Selection,
+    number: int,
+    job: Mapping[str, Any] | None,
 ) -> None:
     sample = widgets.client().ask(run["run"], "samples/{sample}", sample=number)
     if sample.get("text") is None and not sample.get("has_image"):
@@ -61,26 +68,30 @@ def _detour(
             "This run keeps neither text nor image, so its samples cannot be run again.", "Choose another run."
         )
         return
-    others = (model.get("controls") or {}).get("properties") or {}
-    edits, problems = read_edits(selection.controls, sample, lambda other: _other(run, other), others)
-    for problem in problems:
-        st.warning(widgets.plain(problem), icon=":material/link_off:")
+    edits = _edits(run, model, kinds, selection, sample)
     chosen_edits(run, selection)
     builder(run, model, kinds, selection, sample)
-    before = retrace.again(run, sample, {}, slot="detour_before")
+    as_job = sweep.of_huggingface(run)
+    if as_job and edits:
+        detour_job.draw(run, model, selection, sample, edits, job)
+        return
+    before = run if as_job else retrace.again(run, sample, {}, slot="detour_before")
     if before is None:
         return
     if not edits:
+        if as_job:
+            panel.refusal()
         st.info(
             "Nothing is edited yet. Click a circle (a module at a step), a link or a "
             + ("token" if run["modality"] == "text" else "patch")
             + " below, then say above what shall be different.",
             icon=":material/alt_route:",
         )
-        st.caption(result.RANKS)
-        unchanged = widgets.client().ask(before["run"], "samples/{sample}", sample=0)
-        result.one_side(run, before, unchanged, None, selection, "Before")
-        before_after.draw(run, selection, unchanged, None)
+        if not as_job:
+            st.caption(result.RANKS)
+            sample = widgets.client().ask(before["run"], "samples/{sample}", sample=0)
+        result.one_side(run, before, sample, None, selection, "Before")
+        before_after.draw(run, selection, sample, None)
         return
     after = retrace.again(run, sample, {"edits": edits}, slot="detour_after")
     if after is None:
@@ -91,6 +102,32 @@ def _detour(
         retrace.keep(after["run"], slot="detour_after", view="sample")
 
     result.show(run, selection, effect, before, after, on_open=opened)
+
+
+def _edits(
+    run: Mapping[str, Any],
+    model: Mapping[str, Any],
+    kinds: Sequence[str],
+    selection: Selection,
+    sample: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """The edits of the address; a sentence for what means none, or is none of this model's."""
+    controls = model.get("controls") or {}
+    edits, problems = read_edits(
+        selection.controls, sample, lambda other: _other(run, other), controls.get("properties") or {}
+    )
+    for problem in problems:
+        st.warning(widgets.plain(problem), icon=":material/link_off:")
+    if not sweep.of_huggingface(run):  # the API refuses the others with a sentence of its own
+        return edits
+    why = controls.get("no_edits") or {}
+    for edit in edits:
+        if edit["edit"] not in kinds:
+            reason = why.get(edit["edit"], "it has no such edit")
+            st.warning(
+                widgets.plain(f"{KINDS[edit['edit']]} is nothing for this model: {reason}."), icon=":material/block:"
+            )
+    return [edit for edit in edits if edit["edit"] in kinds]
 
 
 def _other(run: Mapping[str, Any], number: int) -> dict[str, Any] | None:

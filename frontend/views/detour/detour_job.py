@@ -1,11 +1,12 @@
-"""Detour on the run of a Hugging Face model: experts banned as a job, then before | after as for our own models.
+"""A detour as a job, for models that may be too large to run while somebody waits: those of Hugging Face.
 
-Such a model may be large: nothing is run before somebody asks for it. The edits stand in the address; the newest job
-that made them is found again by its request, so a link shows the same detour tomorrow.
+The newest job that made the edits of the address is found again by its request, so a link shows the same detour
+tomorrow.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,42 +17,16 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import tamed
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
-from tokenpaths.frontend.views.detour import before_after, result, sweep
-from tokenpaths.frontend.views.detour.build import builder, chosen_edits
-from tokenpaths.frontend.views.detour.edits import KINDS, in_address, read_edits
+from tokenpaths.frontend.views.detour import result
+from tokenpaths.frontend.views.detour.edits import in_address
 from tokenpaths.frontend.views.jobs import panel
-from tokenpaths.frontend.views.sample.sample import sample_picker
 
 THIS = 1
 OVER = (THIS, 32, 64, 128, 256)
 """texts that a detour may be over; 1 is the chosen one"""
 
 
-def draw(run: Mapping[str, Any], selection: Selection) -> None:
-    """The detour of a text, or of many, and the sweep over all experts."""
-    with common.run_and_label(run, selection):
-        number = sample_picker(run, selection)
-    widgets.heading(
-        "What if it had gone elsewhere?",
-        "Ban an expert of a layer: the layer’s gate chooses among those that are left. See what that changes.",
-    )
-    model = sweep.checkpoint(run)
-    if model is None:
-        return
-    kinds = list((model.get("controls") or {}).get("edits") or ())
-    job = _job_of_address(selection)
-    if number is None:
-        widgets.empty("No sample has this label.", "Let go of a chip above.")
-    else:
-        with widgets.guarded("the detour"):
-            _detour(run, model, kinds, selection, number, job)
-    st.divider()
-    with widgets.guarded("the importance of experts"):
-        # A job that is one edit has its place above.
-        sweep.draw(run, kinds, selection.change(job=None) if job is not None else selection, model)
-
-
-def _job_of_address(selection: Selection) -> dict[str, Any] | None:
+def job_of_address(selection: Selection) -> dict[str, Any] | None:
     """The job that the address names, where it is one edit; sweeps have their own place."""
     if selection.job is None:
         return None
@@ -62,31 +37,16 @@ def _job_of_address(selection: Selection) -> dict[str, Any] | None:
     return job if job["kind"] == "reroute" and job["request"].get("controls") else None
 
 
-def _detour(
+def draw(
     run: Mapping[str, Any],
     model: Mapping[str, Any],
-    kinds: Sequence[str],
     selection: Selection,
-    number: int,
+    sample: Mapping[str, Any],
+    edits: Sequence[Mapping[str, Any]],
     named: Mapping[str, Any] | None,
 ) -> None:
-    sample = widgets.client().ask(run["run"], "samples/{sample}", sample=number)
-    if sample.get("text") is None:
-        widgets.empty("This run keeps no text, so its samples cannot be run again.", "Choose another run.")
-        return
-    edits = _edits(model, kinds, selection, sample)
-    chosen_edits(run, selection)
-    builder(run, model, kinds, selection, sample)
-    if not edits:
-        panel.refusal()
-        st.info(
-            "Nothing is edited yet. Click a circle (an expert of a layer) or a link below, then say above what shall "
-            "be different.",
-            icon=":material/alt_route:",
-        )
-        result.one_side(run, run, sample, None, selection, "Before")
-        before_after.draw(run, selection, sample, None)
-        return
+    """The fields that start a job, its progress, and what came of it; ``named`` is the job of the address."""
+    number = int(sample["sample"])
     most = _start(run, model, number, edits, named)
     job = job_of(named, _jobs(), model["model"], run["run"], edits, number, most)
     if job is None:
@@ -100,25 +60,6 @@ def _detour(
         _result(run, selection, sample, job)
 
 
-def _edits(
-    model: Mapping[str, Any], kinds: Sequence[str], selection: Selection, sample: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """The edits of the address that such a model has; a sentence for each of the others."""
-    edits, problems = read_edits(selection.controls, sample, lambda number: None)
-    for problem in problems:
-        st.warning(widgets.plain(problem), icon=":material/link_off:")
-    why = (model.get("controls") or {}).get("no_edits") or {}
-    for edit in edits:
-        if edit["edit"] not in kinds:
-            told = f"{KINDS[edit['edit']]} is nothing for this model: {why.get(edit['edit'], 'it has no such edit')}."
-        elif edit.get("tokens") is not None:
-            told = "A ban here is for every token: the model’s own gate is given one mask for all of them."
-        else:
-            continue
-        st.warning(widgets.plain(told), icon=":material/block:")
-    return [edit for edit in edits if edit["edit"] in kinds and edit.get("tokens") is None]
-
-
 def _start(
     run: Mapping[str, Any],
     model: Mapping[str, Any],
@@ -129,14 +70,16 @@ def _start(
     """The fields that start a job; how many texts it is over. ``named`` is the job of the address."""
     there = int(run["num_samples"])
     offered = [THIS, *(many for many in OVER[1:] if many < there), *([there] if 1 < there <= OVER[-1] else [])]
-    asked = THIS
+    if any(edit.get("tokens") or edit.get("ribbons") for edit in edits):
+        offered = [THIS]  # positions are those of one text
+    size = THIS
     if named is not None and named["request"].get("run") == run["run"] and named["request"].get("sample") is None:
-        asked = named["request"].get("limit")
+        size = named["request"].get("limit")
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="detour_fields"):
         most = st.segmented_control(
             "Run again",
             offered,
-            default=asked if asked in offered else THIS,
+            default=size if size in offered else THIS,
             key="detour_over",
             required=True,
             format_func=lambda many: "this text" if many == THIS else f"{'all ' * (many == there)}{many:,} texts",
@@ -196,12 +139,14 @@ def job_of(
 
 def _same(controls: Mapping[str, Any] | None, edits: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a request's controls are these edits and nothing else, however bans are put together."""
-    given = (controls or {}).get("edits") or ()
-    said = [[in_address(edit) for edit in some] for some in (given, edits)]
-    if set(controls or ()) != {"edits"} or any(None in some for some in said):
-        return False
-    mine, theirs = ({text for texts in some for text in texts or ()} for some in said)
-    return bool(mine) and mine == theirs
+    own = {text for edit in (controls or {}).get("edits") or () for text in _texts(edit)}
+    return set(controls or ()) == {"edits"} and bool(own) and own == {text for edit in edits for text in _texts(edit)}
+
+
+def _texts(edit: Mapping[str, Any]) -> list[str]:
+    """An edit as the address says it; where no address can, its JSON."""
+    values = {name: value for name, value in edit.items() if value is not None}
+    return in_address(edit) or [json.dumps(values, sort_keys=True)]
 
 
 def _result(run: Mapping[str, Any], selection: Selection, sample: Mapping[str, Any], job: Mapping[str, Any]) -> None:
