@@ -13,7 +13,7 @@
     tokenpaths.runs(series="mine")  # the checkpoints of one training, in order
     tokenpaths.saturation(series="mine")  # how settled its routing was at each of them
 
-Everything is loaded when it is first used.
+Each name is imported from its module when it is first used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # for editors: what is loaded below when it is first used
+if TYPE_CHECKING:  # for editors and type checkers
     from tokenpaths.engine.adapters.recorder.recorder import RecordingAssumed, RecordingStopped, record
     from tokenpaths.engine.store.ask.run import Run
     from tokenpaths.engine.store.ask.several_runs.compare import compare

@@ -9,12 +9,21 @@ Z targets; L layers, H heads, D directions; R threshold steps, P blocks.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Integer
 
 Modality = Literal["vision", "text"]
+
+
+def engine_version() -> str:
+    """Version of the installed package; ``0+source`` where it runs from its source folder alone."""
+    try:
+        return version("tokenpaths")
+    except PackageNotFoundError:
+        return "0+source"
 
 
 @dataclass(frozen=True)

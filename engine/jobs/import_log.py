@@ -6,10 +6,8 @@ A killed job starts again from the beginning and leaves no partial run.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Callable, Generator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -86,7 +84,7 @@ class ImportJob:
         texts = None
         if request.tokenizer is not None:
             texts = importing.read_vocabulary(context.inbox_file(request.tokenizer, field="tokenizer"))
-        run, is_there = claim_run(folder, context, request.run, lambda: new_import_id(log.model or file.stem))
+        run, is_there = claim_run(folder, context, request.run, lambda: importing.new_import_id(log.model or file.stem))
         if is_there:
             return Finished(run, None, "tokens")
         remove_abandoned(context.runs_dir)
@@ -146,9 +144,3 @@ class ImportJob:
             if parts is not None:
                 with contextlib.suppress(UserError):
                     parts.close()
-
-
-def new_import_id(name: str) -> str:
-    """A readable, unused-looking name: the model or the file, and the time."""
-    plain = re.sub(r"[^A-Za-z0-9]+", "-", name.rsplit("/", 1)[-1]).strip("-")
-    return f"{plain[:40] or 'import'}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S-%f')[:-3]}"

@@ -74,7 +74,7 @@ def import_log(options: ImportOptions) -> None:
         path = importing.import_log(
             log,
             settings.runs_dir,
-            run or _run_id(log.model or file.stem),
+            run or importing.new_import_id(log.model or file.stem),
             model=options.model,
             token_texts=texts,
             overwrite=options.overwrite,
@@ -86,15 +86,6 @@ def import_log(options: ImportOptions) -> None:
         for note in sealed.info()["findings"]["notes"]:
             typer.echo(f"note: {note}", err=True)
     typer.echo(f"run {path.stem} is in {path}")
-
-
-def _run_id(name: str) -> str:
-    """A readable, unused-looking name: the model or the file, and the time."""
-    import re
-    from datetime import UTC, datetime
-
-    plain = re.sub(r"[^A-Za-z0-9]+", "-", name.rsplit("/", 1)[-1]).strip("-")
-    return f"{plain[:40] or 'import'}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S-%f')[:-3]}"
 
 
 def _print_load(counts: ExpertCounts) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tokenpaths.engine.adapters.logs.pieces import Piece
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.progress import followed, reworded, sealed
-from tokenpaths.engine.base.records import RunInfo, SampleRecord, TraceBatch
+from tokenpaths.engine.base.records import RunInfo, SampleRecord, TraceBatch, engine_version
 from tokenpaths.engine.store.write.writer import RunWriter
 
 BATCH_BYTES = 8 * 2**20
@@ -142,7 +143,7 @@ def _run_info(
         top_k=log.shape.top_k,
         weight_semantics=semantics.as_json(),
         checkpoint_sha256="",
-        engine_version=_version(),
+        engine_version=engine_version(),
         config={"import": {"format": log.format, "file": log.file.name, "layers": list(log.shape.layers)}},
         token_texts=token_texts,
         findings=findings,
@@ -162,11 +163,10 @@ def read_vocabulary(folder: Path) -> dict[int, str]:
     return TextTokenizer.load(folder / "tokenizer.json").token_texts
 
 
-def _version() -> str:
-    try:
-        return version("tokenpaths")
-    except PackageNotFoundError:
-        return "0+source"
+def new_import_id(name: str) -> str:
+    """A readable, unused-looking name: the model or the file, and the time."""
+    plain = re.sub(r"[^A-Za-z0-9]+", "-", name.rsplit("/", 1)[-1]).strip("-")
+    return f"{plain[:40] or 'import'}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S-%f')[:-3]}"
 
 
 class LogNotes:

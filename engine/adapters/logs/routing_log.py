@@ -13,6 +13,7 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.pieces import LogShape, Piece, check_piece
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.progress import followed
 
 NOTHING_CAPTURED = (
     "every id is 0, so no decision was captured; start the engine with --enable-return-routed-experts, and for SGLang "
@@ -51,13 +52,7 @@ class Log:
         Raises:
             UserError: as ``pieces``.
         """
-        parts = self.counting()
-        while True:
-            try:
-                next(parts)
-            except StopIteration as end:
-                log: Log = end.value
-                return log
+        return followed(self.counting(), lambda tokens: None)
 
     def counting(self) -> Generator[int, None, Log]:
         """``counted`` step by step, for callers that report progress: yields the tokens read so far."""

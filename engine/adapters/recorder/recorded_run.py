@@ -16,7 +16,7 @@ from tokenpaths.engine.adapters.recorder.router_search import Router
 from tokenpaths.engine.adapters.recorder.user_model import config_of
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_name, run_file
-from tokenpaths.engine.base.records import RunInfo, TraceBatch
+from tokenpaths.engine.base.records import RunInfo, TraceBatch, engine_version
 from tokenpaths.engine.store.write.writer import RunWriter
 
 
@@ -81,8 +81,6 @@ class RecordedRun:
         return RunWriter(self.runs_dir, info, expert_modules(plan.layers), overwrite=self._options.overwrite)
 
     def _info(self, plan: Plan, routers: list[Router]) -> RunInfo:
-        from tokenpaths.engine.tracing.trace_run import engine_version
-
         options = self._options
         routers_found = [{"name": r.name, "why": r.why, "reads": r.reads, "steps": list(r.steps)} for r in routers]
         config = config_of(self._model) | {"recorder": {"every": options.every, "routers": routers_found}}

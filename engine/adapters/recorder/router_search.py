@@ -6,6 +6,7 @@ candidates, or stand in where the experts cannot be counted (``docs/recorder.md`
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -222,15 +223,8 @@ def _expert_sets(modules: dict[str, nn.Module]) -> Iterator[_Experts]:
 
 def _cost(shapes: Sequence[tuple[int, ...]]) -> tuple[int, int]:
     """Parameters of one expert, and FLOPs of its matrices for one token."""
-    sizes = [_product(shape) for shape in shapes]
+    sizes = [math.prod(shape) for shape in shapes]
     return sum(sizes), 2 * sum(size for size, shape in zip(sizes, shapes, strict=True) if len(shape) == 2)
-
-
-def _product(shape: Sequence[int]) -> int:
-    size = 1
-    for length in shape:
-        size *= int(length)
-    return size
 
 
 def _outputs_of(module: nn.Module) -> int | None:
@@ -277,30 +271,26 @@ def _beside(modules: dict[str, nn.Module], experts: _Experts, containers: Sequen
 
 
 def _router(modules: dict[str, nn.Module], name: str, scope: str, experts: _Experts) -> Router:
+    def candidate(place: str, why: str) -> Router:
+        return Router(
+            place,
+            why,
+            modules[place],
+            experts.count,
+            experts=experts.name,
+            params_per_expert=experts.params,
+            flops_per_token=experts.flops,
+        )
+
     kind = "Linear" if hasattr(modules[name], "out_features") else type(modules[name]).__name__
     why = f"{kind} with {experts.count} outputs beside {experts.words} ({experts.name or 'the model'})"
-    router = Router(
-        name,
-        why,
-        modules[name],
-        experts.count,
-        experts=experts.name,
-        params_per_expert=experts.params,
-        flops_per_token=experts.flops,
-    )
+    router = candidate(name, why)
     for around in _ancestors(name):
         if not _is_below(around, scope) or isinstance(modules[around], (nn.ModuleList, nn.Sequential)):
             break
-        if _ROUTER_WORD.search(around.rpartition(".")[2]) or _ROUTER_WORD.search(type(modules[around]).__name__):
-            router.around = Router(
-                around,
-                f"{type(modules[around]).__name__} around {name} beside {experts.words} ({experts.name})",
-                modules[around],
-                experts.count,
-                experts=experts.name,
-                params_per_expert=experts.params,
-                flops_per_token=experts.flops,
-            )
+        kind = type(modules[around]).__name__
+        if _ROUTER_WORD.search(around.rpartition(".")[2]) or _ROUTER_WORD.search(kind):
+            router.around = candidate(around, f"{kind} around {name} beside {experts.words} ({experts.name})")
     return router
 
 

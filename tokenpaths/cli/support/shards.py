@@ -181,8 +181,7 @@ def trace_on_workers(context: typer.Context, settings: Settings, shards: int, wo
         shutil.rmtree(left, ignore_errors=True)
     for left in folder.glob(".*-of-*.lock"):
         left.unlink(missing_ok=True)
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
+    _remove_if_empty({folder})
     typer.echo(f"run {path.stem} is in {path}")
 
 
