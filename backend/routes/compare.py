@@ -79,7 +79,7 @@ async def show_training(request: Request, services: Shared, run: RunName) -> Res
     """The numbers of all checkpoints of the training that a run belongs to, in order of iteration."""
 
     def compute() -> Answer:
-        from tokenpaths.engine.store.ask.several_runs.compare import over_training
+        from tokenpaths.engine.store.ask.several_runs.series import over_training
 
         with runs_of_series(services, run) as members:
             return as_json(Training, over_training(members, run))
@@ -135,7 +135,7 @@ def runs_of_series(services: Services, run_id: str) -> Iterator[list[Run]]:
 
     Opens the runs of the data folder that may belong to it and keeps those that do. NoSuchThing where it stands alone.
     """
-    from tokenpaths.engine.store.ask.topics.experts import no_series, series_of
+    from tokenpaths.engine.store.ask.several_runs.series import no_series, series_of
 
     with ExitStack() as stack:
         run = stack.enter_context(services.registry.lease(run_id))

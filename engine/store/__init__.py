@@ -1,1 +1,1 @@
-"""Runs on disk: ``file`` is the format, ``write`` makes one, ``ask`` answers questions about one."""
+"""Runs on disk: ``file`` is the format, ``write`` makes a run file, ``ask`` answers questions about one."""

@@ -59,7 +59,7 @@ def test_a_run_that_meets_the_reserve_on_its_way_stops_and_leaves_nothing(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, figure: Keep
 ) -> None:
     """The disk gets nearly full between two batches of a run"""
-    monkeypatch.setattr("tokenpaths.engine.store.write.writer.FLUSH_TOKENS", 100)
+    monkeypatch.setattr("tokenpaths.engine.store.write.run_filler.FLUSH_TOKENS", 100)
     runs, made = small_disk / "runs", make("long", samples=60)
     sealed = make_run(runs, "sealed", samples=3)
     keep_free(8 * MEGABYTE)

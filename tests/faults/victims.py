@@ -20,6 +20,7 @@ from tokenpaths.engine.jobs.dream import DreamJob
 from tokenpaths.engine.jobs.registry import JobContext, read_request
 from tokenpaths.engine.models.checkpoint import read_checkpoint, save_checkpoint
 from tokenpaths.engine.models.dna import DNA
+from tokenpaths.engine.store.write import run_filler
 from tokenpaths.engine.store.write import writer as writer_module
 from tokenpaths.engine.tracing.loaded_model import load_model
 
@@ -48,7 +49,7 @@ def heard(pipe: Connection) -> list[Any]:
 
 def write_runs(pipe: Connection, runs_dir: Path, first: int) -> None:
     """Write one run after the other; says the number of each once it is sealed."""
-    writer_module.FLUSH_TOKENS = 500  # so that the file is written to all the time
+    run_filler.FLUSH_TOKENS = 500  # so that the file is written to all the time
     pipe.send("ready")
     while True:
         made = make(f"run{first}", samples=SAMPLES, seed=first)

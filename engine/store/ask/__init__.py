@@ -1,1 +1,1 @@
-"""Questions to a run file: one module a topic, ``Run`` in front of them."""
+"""Questions to a run file: ``RunFile`` below, a module a topic above it, the façade ``Run`` on top."""

@@ -1,8 +1,8 @@
 """Tables of a run as CSV, Parquet or Arrow, streamed a range of rows at a time.
 
-Weights leave as numbers in [0, 1], labels as names, paths as ranks. A range is read, encoded and forgotten, so that
-memory does not grow with the table: only ``token`` keeps the rank of each path (4 bytes a path). Between two ranges
-no question is open, so a reader that stalls or leaves holds nothing in DuckDB.
+Weights are exported as numbers in [0, 1], labels as names, paths as ranks. A range is read, encoded and dropped, so
+memory does not grow with the table; only the export of ``token`` holds arrays by path (``PathColumns``). No query is
+open between two ranges, so a client that stalls or disconnects holds nothing in DuckDB.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def table_batches(run: RunFile, table: str, *, flat: bool = False) -> Iterator[p
         total = cursor.execute(_size(run, _source(table))).fetchall()[0][0]
         for start in range(0, max(total, 1), rows):
             cursor.execute(query.sql, [start, start + rows - 1])
-            found = cursor.to_arrow_reader(rows).read_all().drop_columns(["place"])
-            yield found if paths is None else paths.beside(found)
+            batch = cursor.to_arrow_reader(rows).read_all().drop_columns(["place"])
+            yield batch if paths is None else paths.beside(batch)
 
 
 def export_query(table: str, layout: Layout, token_columns: Collection[str], *, flat: bool) -> Query:
@@ -183,16 +183,16 @@ class PathColumns:
         columns["rank"] = pa.array(self._rank[place], pa.int32())
         own = columns.pop("flops")
         columns["flops"] = pc.coalesce(own, pa.array(self._measures["flops"][place]))
-        found = {name: pa.array(self._measures[name][place]) for name in ("compute", "reuse")}
+        of_path = {name: pa.array(self._measures[name][place]) for name in ("compute", "reuse")}
         if self._layout.by_path:
             names = self._layout.module_columns()
-            found |= {name: pa.array(np.ascontiguousarray(self._ribbons[place, i])) for i, name in enumerate(names)}
-        return pa.table({name: (columns | found)[name] for name in _order(list(columns), list(found))})
+            of_path |= {name: pa.array(np.ascontiguousarray(self._ribbons[place, i])) for i, name in enumerate(names)}
+        return pa.table({name: (columns | of_path)[name] for name in _order(list(columns), list(of_path))})
 
 
-def _order(columns: list[str], found: list[str]) -> list[str]:
+def _order(columns: list[str], of_path: list[str]) -> list[str]:
     """The columns of the export as they stood when tokens held all of them."""
-    measures, modules = found[:2], found[2:]
+    measures, modules = of_path[:2], of_path[2:]
     columns = [name for name in columns if name != "flops"]
     at = columns.index("gate_entropy")
     columns[at : at + 1] = [*measures, "gate_entropy", "flops"]

@@ -1,13 +1,13 @@
-"""The answers of a run as data frames: the same questions, the same numbers, a pandas frame instead of a dict.
+"""The answers of a run as pandas data frames: the same questions and numbers as the methods of ``Run``.
 
     run = tokenpaths.Run.open("my-run.duckdb")
     run.frames.paths()                  # every path: all pages, one row each
     run.frames.usage(label="code")      # the arguments are those of run.usage
     run.frames.table("token")           # a whole table, as ``export`` gives it
-    polars.from_arrow(run.frames.arrow("token"))  # for those who prefer it
+    polars.from_arrow(run.frames.arrow("token"))  # for polars
 
-The numbers that stand once in an answer (``num_tokens``, ``baseline`` …) are in ``frame.attrs``. A missing whole
-number makes its column ``Int64``; any other missing value is NaN or None, as pandas has it.
+Scalars of an answer (``num_tokens``, ``baseline`` …) are in ``frame.attrs``. An integer column with missing values has
+the dtype ``Int64``; other missing values are NaN or None.
 """
 
 from __future__ import annotations
@@ -113,12 +113,14 @@ def frame(rows: Iterable[Mapping[str, Any]], answer: Mapping[str, Any] | None = 
 
     rows = list(rows)
     names = list(dict.fromkeys(name for row in rows for name in row))
-    made = pd.DataFrame({name: _column([row.get(name) for row in rows]) for name in names}, index=range(len(rows)))
-    once = {
+    data_frame = pd.DataFrame(
+        {name: _column([row.get(name) for row in rows]) for name in names}, index=range(len(rows))
+    )
+    attrs = {
         name: value for name, value in (answer or {}).items() if value is None or isinstance(value, str | int | float)
     }
-    made.attrs.update(once)
-    return made
+    data_frame.attrs.update(attrs)
+    return data_frame
 
 
 def _column(values: Sequence[Any]) -> Any:

@@ -1,7 +1,7 @@
-"""Run: the façade over the topics of ``ask``: open a sealed run and ask it.
+"""Run: the façade over the topics of ``ask``; opens a sealed run and answers questions about it.
 
-Every answer is a dict ready for JSON, in the shape of the REST API. ``next`` of an answer is the ``offset`` of the page
-that follows, or None.
+Every answer is a JSON-ready dict in the shape of the REST API. ``next`` is the ``offset`` of the following page, or
+None.
 """
 
 from __future__ import annotations

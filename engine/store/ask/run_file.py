@@ -1,4 +1,4 @@
-"""RunFile: one open run, its head in memory, and the reads that all topics share.
+"""RunFile: one open run file, its metadata in memory, and the reads that all topics share.
 
 Shapes: n tokens, p paths, S steps, K slots, V = S·K, M modules.
 """

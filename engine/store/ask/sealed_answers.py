@@ -1,7 +1,7 @@
-"""Answers that take long, read from table ``answer`` where they were worked out when the run was sealed.
+"""Lookup of expensive answers that were computed when the run was sealed (table ``answer``).
 
-A row is one question with all of its arguments and the answer as JSON. The same function makes the answer at sealing
-(``write.seal_answers``) and when other arguments are asked for, so there is no second implementation.
+A row is one question with all of its arguments and the answer as JSON. The same function computes the answer at sealing
+(``write.seal_answers``) and for arguments that are not in the table, so there is no second implementation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Refuse what would make a run lie, before anything of it is written.
+"""Validation of a run's description and batches before anything is written.
 
 Shapes: n tokens, S steps, K slots, M modules.
 """

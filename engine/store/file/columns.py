@@ -1,20 +1,18 @@
-"""How a token's numbers lie in ``token_coded``, and the view ``token`` that reads them.
+"""Encoding of the columns of ``token_coded``, and the view ``token`` that decodes them.
 
-DuckDB packs whole numbers into as few bits as 2048 of them need, also their differences where those are smaller. So a
-run holds, of each token:
+DuckDB bit-packs integers, and their differences where those are smaller, in groups of 2048. So the file holds, for each
+token:
 
-- loss and gate entropy as a whole number: 1 + 2048 · ln(1 + |x|), rounded, with the sign of x; 0 where x is unknown.
-  The order of values is kept, and a value is off by at most 1/4000 of 1 + |x|: 0.0005 nats at a loss of 1, 0.0025 at
-  9. Half a level would be 1/4095; the rest is the rounding of logarithms. Zero is exact, an infinite value stays
-  infinite.
-- the first row of its sample instead of its place there: ``token`` is the row less that.
-- where its characters begin in all texts of the run, one behind the other, with the place where its own text begins
-  there; and how many there are. The first grows from token to token by a few.
+- loss and gate entropy as an integer level, 1 + 2048 · ln(1 + |x|), rounded, with the sign of x; 0 = unknown. Levels
+  keep the order of values; the error is at most 1/4000 of 1 + |x| (half a level is 1/4095, the rest is the rounding of
+  logarithms). Zero and infinity are exact.
+- the first row of its sample instead of its position: ``token`` is the row minus that.
+- the offset of its first character in the concatenated texts of the run, the offset at which its own text begins, and
+  its length.
 
-``member`` says likewise by the number of its row which token takes a path, and the view ``path_member`` finds sample
-and place.
+``member`` holds row numbers of ``token_coded`` by rank; the view ``path_member`` joins sample and position to them.
 
-Means of samples and of the run are worked out before the rounding. Shapes: n tokens, B samples.
+Means of samples and of the run are computed before rounding. Shapes: n tokens, B samples.
 """
 
 from __future__ import annotations
@@ -117,8 +115,8 @@ def read_sql(name: str) -> str:
 
 def view_sql(columns: Sequence[tuple[str, str]]) -> str:
     """SQL that creates the view ``token`` with ``columns``, and its number of the row as ``rowid``."""
-    held = [f"{read_sql(name)} AS {name}" for name, _ in columns]
-    return f"CREATE VIEW token AS SELECT rowid, {', '.join(held)} FROM {TABLE};\n"
+    columns_sql = [f"{read_sql(name)} AS {name}" for name, _ in columns]
+    return f"CREATE VIEW token AS SELECT rowid, {', '.join(columns_sql)} FROM {TABLE};\n"
 
 
 def tokens_sql(columns: Sequence[str], num: int) -> str:

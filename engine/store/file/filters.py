@@ -1,4 +1,4 @@
-"""Filters become (SQL, parameters): pure functions, no database, values always bound.
+"""Filters on tokens and paths as (SQL, parameters): parsing, checks and conditions; values are always bound.
 
 ``steps=0:5`` are the steps 0 … 4; ``through=2.7,3.4`` the tokens that visit module 7 at step 2 and
 module 4 at step 3; ``paths=1,2`` the tokens on the paths of rank 1 or 2.

@@ -1,7 +1,7 @@
-"""Counting flows and usage over any set of tokens: SQL where it is fast, numpy where it is not.
+"""Flows and usage of any set of tokens: in SQL for columns with few slots, in numpy otherwise.
 
-Shapes: n tokens, S steps, K slots, M modules. SQL reads a relation ``chosen`` with the columns of
-``token`` (see ``filters.chosen``); its grouping column is named by ``by`` (``label_id``) or absent.
+Shapes: n tokens, S steps, K slots, M modules. SQL reads a relation ``chosen`` with the columns of ``token``; ``by``
+names its grouping column (``label_id``).
 """
 
 from __future__ import annotations

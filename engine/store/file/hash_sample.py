@@ -1,4 +1,4 @@
-"""A seeded hash sample of tokens, kept while a run is written.
+"""Seeded hash sample of tokens, independent of how a run was cut into batches.
 
 Shapes: n tokens of a batch.
 """
@@ -19,7 +19,7 @@ def mix(values: np.ndarray, seed: int) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
-class TokenSketch:
+class HashSample:
     """Keeps the ``size`` tokens with the smallest hashes of their position in the run.
 
     Which tokens these are depends on the seed and the number of tokens alone, not on the batches.

@@ -1,4 +1,4 @@
-"""Open a run file safely, and say in a sentence what is wrong with one that cannot be opened."""
+"""Opens run files read-only and sandboxed; errors are sentences that say what is wrong with the file."""
 
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ def _check_bytes(file: Path) -> None:
 
 def _check_length(con: duckdb.DuckDBPyConnection, file: Path) -> None:
     sizes = con.execute("SELECT total_blocks * block_size FROM pragma_database_size() WHERE database_name = 'r'")
-    expected, found = sizes.fetchall()[0][0] + _HEADER_BYTES, file.stat().st_size
-    if found < expected:
+    expected, size = sizes.fetchall()[0][0] + _HEADER_BYTES, file.stat().st_size
+    if size < expected:
         raise RunFileError(
-            f"{file.name} is cut off: {found:,} of {expected:,} bytes are there; copy it again or trace the run again"
+            f"{file.name} is cut off: {size:,} of {expected:,} bytes are there; copy it again or trace the run again"
         )
 
 
@@ -237,7 +237,7 @@ def is_interrupt(error: BaseException) -> bool:
 
 def first_line(error: Exception, file: Path) -> str:
     """What DuckDB or the system says of ``file``, in its own words but for where the file lies."""
-    told = (str(error).splitlines() or [type(error).__name__])[0]
-    for place in sorted({str(file), str(file.absolute()), str(file.resolve())}, key=len, reverse=True):
-        told = told.replace(place, file.name).replace(place.removesuffix(file.name), "")
-    return told[:200]
+    message = (str(error).splitlines() or [type(error).__name__])[0]
+    for path in sorted({str(file), str(file.absolute()), str(file.resolve())}, key=len, reverse=True):
+        message = message.replace(path, file.name).replace(path.removesuffix(file.name), "")
+    return message[:200]

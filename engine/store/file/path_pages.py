@@ -1,10 +1,10 @@
-"""Paths by their numbers (``path_page``), the CDF of their ranks (``path_count``) and lists of them (``path_top``).
+"""Layout of ``path_page`` (paths by number), ``path_count`` (CDF of ranks) and ``path_top`` (first pages of lists).
 
-``path`` lies in the order of ranks, and 300 paths by number are spread over all of it: finding them there reads a
-column of every path. ``path_page`` holds the same by number, ``PAGE_PATHS`` in a row, so that 300 paths are at most 300
-rows. It is not compressed: DuckDB would compress 2048 rows in one piece, and unpack them all for one of them.
-``path_count`` says how many paths have each count; the CDF of any rank follows from it. ``path_top`` holds the first
-``TOP_ROWS`` rows of lists that would have to be sorted or counted: by compute, by reuse, and of each label.
+``path`` is sorted by rank, so looking up 300 paths by number there reads a column of every path. ``path_page`` holds
+rank and ribbon by number, ``PAGE_PATHS`` a row: 300 paths are at most 300 rows. It is uncompressed, because DuckDB
+compresses 2048 rows together and would decompress them all for one. ``path_count`` holds how many paths have each
+count, from which the CDF of any rank follows. ``path_top`` holds the first ``TOP_ROWS`` rows of lists that would have
+to be sorted or counted: by compute, by reuse, and of each label.
 
 Shapes: P paths, p of them.
 """

@@ -1,8 +1,8 @@
-"""The format of ``profile_page``: how many visits of each sample went to each module, step by step.
+"""Layout of ``profile_page``: visits of each sample to each module, step by step.
 
-Comparing a sample with all others would count every token otherwise. A row holds ``PAGE_SAMPLES`` samples: a byte for
-each sample, step and module, packed by Zstandard; the few counts above 255 lie beside them. What is compared are the
-counts themselves, so nothing is rounded. Half a byte a token where a sample has 250 tokens and a profile 180 numbers.
+Comparing a sample with all others would otherwise count every token. A row holds ``PAGE_SAMPLES`` samples: one byte for
+each sample, step and module, compressed with Zstandard, and counts above 255 beside them. Counts are exact. About half
+a byte a token for samples of 250 tokens and profiles of 180 numbers.
 
 Shapes: n samples of a page, S steps, M modules, D = S·M.
 """
@@ -63,22 +63,22 @@ class Page:
 
     def block(self, start: int, stop: int) -> np.ndarray:
         """(stop − start, D) float32 counts of neighbouring rows."""
-        found = self.low_nD[start:stop].astype(np.float32)
-        some = slice(*np.searchsorted(self.rows, (start, stop)))
-        found[self.rows[some] - start, self.cells[some]] = self.counts[some]
-        return found
+        values = self.low_nD[start:stop].astype(np.float32)
+        large = slice(*np.searchsorted(self.rows, (start, stop)))
+        values[self.rows[large] - start, self.cells[large]] = self.counts[large]
+        return values
 
     def profiles(self, rows: np.ndarray, num_steps: int) -> np.ndarray:
         """(n, D) float32 √(p/(2S)) of these rows, rising: what ``path_distance.profiles`` gives."""
-        found = self.low_nD[rows].astype(np.float32)
+        values = self.low_nD[rows].astype(np.float32)
         low, high = np.searchsorted(self.rows, rows), np.searchsorted(self.rows, rows, side="right")
         for place in np.flatnonzero(high > low).tolist():
-            some = slice(low[place], high[place])
-            found[place, self.cells[some]] = self.counts[some]
+            large = slice(low[place], high[place])
+            values[place, self.cells[large]] = self.counts[large]
         visits = self.visits_n[rows].astype(np.float32)[:, None]
-        np.divide(found, visits, out=found, where=visits > 0)
-        found /= 2 * num_steps
-        return np.sqrt(found, out=found)
+        np.divide(values, visits, out=values, where=visits > 0)
+        values /= 2 * num_steps
+        return np.sqrt(values, out=values)
 
 
 def page_samples(layout: Layout) -> int:

@@ -1,6 +1,6 @@
-"""The tables of a run file and the layout of ``token``.
+"""Tables of a run file, and the layout of ribbons in ``token``.
 
-Shapes: S steps, K slots, V = S·K visits. The tables of soft and gated families: ``soft.py``.
+Shapes: S steps, K slots, V = S·K visits. Tables of soft and gated families: ``soft_tables``.
 """
 
 from __future__ import annotations

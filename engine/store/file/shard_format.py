@@ -1,12 +1,12 @@
-"""What a shard is: one worker's part of a run, a folder of Parquet files with a manifest of their sums.
+"""Format of a shard: one worker's part of a run, a folder of Parquet files with a manifest of SHA-256 sums.
 
     <shards>/<run>/0003-of-0008/   token.parquet  sample.parquet  batch.parquet  [edge, gate, block, twin].parquet
                                    about.json     manifest.json
 
-``token`` and ``sample`` hold the store's columns except those that are numbered when the run is sealed; ``sample``
-counts from 0 in every shard. ``batch`` says how the samples were cut into batches, which the sealing repeats, and
-``twin`` holds the untrained twin's ribbons, token after token. ``about.json`` is the run's description, byte for byte
-the same in all shards. Parquet readers do not notice every flipped byte; the SHA-256 in the manifest do.
+``token`` and ``sample`` hold the store's columns except those that are numbered at sealing; ``sample`` counts from 0 in
+every shard. ``batch`` records how samples were cut into batches, which sealing repeats; ``twin`` holds the ribbons of
+the untrained twin in the order of tokens. ``about.json`` is the run's description, byte-identical in all shards.
+Parquet readers do not detect every flipped byte; the SHA-256 in the manifest do.
 """
 
 from __future__ import annotations

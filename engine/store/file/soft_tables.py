@@ -1,11 +1,9 @@
-"""What soft, gated and threshold routers say beyond ribbons: tables ``edge``, ``gate`` and ``block``.
+"""Tables of soft, gated and threshold routers: ``edge``, ``gate`` and ``block``.
 
-One row a sample and number; ``soft_summary`` holds mean and standard deviation over the samples, of all
-and of each label, so that a page never scans the long tables. Zeros of ``block`` are left out: a silent
-block has no rate.
+One row for each sample and number; ``soft_summary`` holds mean and standard deviation over samples, for all and for
+each label, so a page never scans the long tables. Zeros of ``block`` are left out (silent blocks).
 
-Shapes: b samples; I iterations, A sources, Z targets; L layers, H heads, D directions; R threshold steps,
-P blocks.
+Shapes: b samples; I iterations, A sources, Z targets; L layers, H heads, D directions; R threshold steps, P blocks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a ribbon costs by the modules on it: most tokens cost just that, so the file holds the others only.
+"""FLOPs of a ribbon, summed over its modules; the file stores the FLOPs of a token only where they differ.
 
 Shapes: n tokens, S steps, K slots, M modules.
 """

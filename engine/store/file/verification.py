@@ -1,4 +1,4 @@
-"""Read a run from its first byte to its last: DuckDB compares the sum of each block that it reads."""
+"""Verification of a run file: reads every block, whose checksum DuckDB compares, and checks the row counts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def verify_run(file: Path) -> dict[str, int]:
     """
     con = open_read_only(file)
     try:
-        found = con.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = 'r' ORDER BY 1").fetchall()
+        tables = con.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = 'r' ORDER BY 1").fetchall()
         rows = {}
-        for (table,) in found:
+        for (table,) in tables:
             name = table.replace('"', '""')
             # The hash is of all columns, so none can be left out of the reading.
             key = {TABLE: "token", MEMBERS: "path_member"}.get(table, table)  # what people call them
             ((rows[key], _),) = con.execute(f'SELECT count(*), bit_xor(hash(t)) FROM "{name}" t').fetchall()
-        said = con.execute("SELECT num_samples, num_tokens FROM run").fetchall()[0]
+        counts = con.execute("SELECT num_samples, num_tokens FROM run").fetchall()[0]
     except duckdb.OutOfMemoryException as error:
         raise NotEnoughMemory(f"{file.name} needs more memory to be read to its end than there is") from error
     except (duckdb.Error, OSError) as error:
@@ -39,9 +39,9 @@ def verify_run(file: Path) -> dict[str, int]:
         ) from error
     finally:
         con.close()
-    if said != (rows.get("sample"), rows.get("token")):
+    if counts != (rows.get("sample"), rows.get("token")):
         raise RunFileError(
-            f"{file.name} says {said[0]:,} samples and {said[1]:,} tokens, and holds {rows.get('sample', 0):,} and "
+            f"{file.name} says {counts[0]:,} samples and {counts[1]:,} tokens, and holds {rows.get('sample', 0):,} and "
             f"{rows.get('token', 0):,}: copy it again or trace the run again"
         )
     return rows

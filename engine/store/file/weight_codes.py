@@ -1,10 +1,9 @@
-"""How a weight lies in its 8 bits.
+"""8-bit codes of routing weights.
 
-``linear``: level / 255, off by at most 1/510, whatever the weight. Right where one or two modules share a token: a
-weight is seldom small. ``logarithmic``: 24 levels an octave down to 2⁻¹⁰, below that 15 even levels down to 0; off by
-at most 1.5 % of the weight from 2⁻¹⁰ to 1. Right where many experts share a token: the linear code would have two
-levels for the 0.0097 of an expert of 256. In both 0 and 1 are exact and the order of weights is kept; in the second
-1/2, 1/4, 1/8 … are exact too. 8 bits cannot do much better: 1 % over four decades would take 460 levels.
+``linear``: level / 255, absolute error at most 1/510; for one or two modules a token, where weights are seldom small.
+``logarithmic``: 24 levels an octave down to 2⁻¹⁰ and 15 linear levels below; relative error at most 1.5 % from 2⁻¹⁰ to
+1. For many experts a token, where the linear code would have two levels for the 0.0097 of an expert of 256. Both keep
+0, 1 and the order of weights exactly; the second also 1/2, 1/4, 1/8 … 1 % over four decades would take 460 levels.
 """
 
 from __future__ import annotations

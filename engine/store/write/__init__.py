@@ -1,1 +1,1 @@
-"""Writing a run file: batches in, one sealed file out."""
+"""Writing of run files: batches in, one sealed file out; shards of many workers and their merge."""

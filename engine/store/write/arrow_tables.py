@@ -1,16 +1,17 @@
-"""From a TraceBatch to Arrow tables of ``token`` and ``sample``: arrays only, no loop over tokens.
+"""Arrow tables of ``token`` and ``sample`` from a TraceBatch, and their insertion into DuckDB; no loop over tokens.
 
-A table has columns of its own, which follow from the batch alone and are all that a shard holds, and numbered
-ones, which follow from what came before it in the run.
+“Own” columns follow from the batch alone and are all that a shard holds; numbered ones (label, path, first row) follow
+from the batches before it.
 
 Shapes: n tokens, B samples, S steps, K slots, V = S·K.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 
@@ -103,10 +104,10 @@ def own_token_columns(
     """
     n, lengths = batch.num_tokens, batch.lengths
     starts = np.cumsum(lengths) - lengths
-    held = (name for name in batch.whole if coded_too or name not in coded.PLACES)
+    names = (name for name in batch.whole if coded_too or name not in coded.PLACES)
     arrays = {
         "sample": np.repeat(np.arange(first_sample, first_sample + len(lengths), dtype=np.int32), lengths),
-        **{name: _minus_one_is_null(batch.whole[name]) for name in held},
+        **{name: _minus_one_is_null(batch.whole[name]) for name in names},
         "flops": batch.flops,
     }
     if coded_too:
@@ -215,14 +216,14 @@ def sample_table(
 
 def sample_losses(batch: CompactBatch, starts: np.ndarray) -> Sequence[float | None]:
     """The losses given with the samples; where one is missing, the mean over its tokens with a target."""
-    given = [sample.loss for sample in batch.samples]
-    if batch.loss is None or all(loss is not None for loss in given):
-        return given
+    losses = [sample.loss for sample in batch.samples]
+    if batch.loss is None or all(loss is not None for loss in losses):
+        return losses
     known = ~np.isnan(batch.loss)
     sums = np.add.reduceat(np.where(known, batch.loss, 0.0).astype(np.float64), starts)
     counts = np.add.reduceat(known.astype(np.int64), starts)
     means = [float(s / c) if c else None for s, c in zip(sums, counts, strict=True)]
-    return [mean if loss is None else loss for loss, mean in zip(given, means, strict=True)]
+    return [mean if loss is None else loss for loss, mean in zip(losses, means, strict=True)]
 
 
 def _means(values: np.ndarray, starts: np.ndarray) -> pa.Array:
@@ -257,3 +258,27 @@ def _blobs(rows: np.ndarray) -> pa.Array:
     rows = np.ascontiguousarray(rows)
     width = rows.shape[1] * rows.itemsize
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(rows), [None, pa.py_buffer(rows)])
+
+
+def insert_rows(con: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:
+    """Append rows through Arrow; does nothing for no rows.
+
+    A transaction keeps what was registered in it until it ends. It is a reader that is registered, which holds
+    nothing any more once it was read: registered tables would stay in memory, a whole run of them.
+    """
+    if rows.num_rows:
+        waiting = rows.to_batches()
+        schema = rows.schema
+        reader = pa.RecordBatchReader.from_batches(schema, (waiting.pop(0) for _ in range(len(waiting))))
+        con.register("incoming", reader)
+        con.execute(f"INSERT INTO {table} BY NAME SELECT * FROM incoming")
+        con.unregister("incoming")
+
+
+def insert_columns(con: duckdb.DuckDBPyConnection, table: str, columns: Mapping[str, object]) -> None:
+    """``insert_rows`` of columns by name."""
+    insert_rows(con, table, pa.table(dict(columns)))
+
+
+def range_array(length: int) -> pa.Array:
+    return pa.array(np.arange(length, dtype=np.int32))

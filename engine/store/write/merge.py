@@ -1,7 +1,7 @@
-"""From the shards of many workers to one run: check them all, then hand their batches to the one writer.
+"""Merge of the shards of many workers into one run: check all of them, then pass their batches to one writer.
 
-The batches go through ``RunWriter`` in the order of the data set, cut as one process would have cut them, so the run
-is the run of one process, row for row; only ``run.created_at`` differs.
+Batches go through ``RunWriter`` in the order of the data set, cut as a single process would have cut them, so the run
+is row for row that of a single process; only ``run.created_at`` differs.
 """
 
 from __future__ import annotations

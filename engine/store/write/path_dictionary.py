@@ -1,8 +1,8 @@
-"""The dictionary of paths that grows while a run is written.
+"""Dictionary of paths that grows while a run is written: ribbon → path_id, with counts.
 
-Nearly every token of a large mixture of experts has a path of its own, so the dictionary is built for as many
-paths as tokens: ribbons go to a nameless file once they are more than a little, and what stays in memory for
-each path is a hash, a number and a count (20 bytes), however wide a ribbon is.
+Nearly every token of a large mixture of experts has its own path, so the dictionary must hold as many paths as tokens:
+beyond ``MEMORY_BYTES`` ribbons go to an unlinked temporary file, and memory holds a hash, a number and a count for each
+path (20 bytes), however wide a ribbon is.
 
 Shapes: n ribbons of a batch, P distinct paths so far, S steps, K slots, V = S·K.
 """
@@ -140,7 +140,7 @@ def _merged(first: _Sorted, second: _Sorted) -> _Sorted:
     return _Sorted(hashes, numbers)
 
 
-class PathBook:
+class PathDictionary:
     """Numbers distinct paths as they come and counts them, exactly.
 
     The numbers depend on how the tokens were cut into batches; ranks do not. A path is recognised by a 64-bit

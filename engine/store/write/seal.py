@@ -1,7 +1,7 @@
-"""Sealing: the summaries that pages read instead of ``token``, built once.
+"""Sealing: builds the summaries that pages read instead of ``token``.
 
-Ribbons are read back a piece at a time and DuckDB sorts on the disk what does not fit its memory limit, so the
-memory of sealing grows with the number of paths (about 60 bytes each) but not with the width of a ribbon.
+Ribbons are read back in parts and DuckDB sorts out of core, so the memory of sealing grows with the number of paths
+(about 60 bytes each) but not with the width of a ribbon.
 
 Shapes: P distinct paths, S steps, K slots, V = S·K, M modules.
 """
@@ -23,31 +23,16 @@ from tokenpaths.engine.store.ask.tables.queries import level_counts
 from tokenpaths.engine.store.ask.topics.distributions import SEALED_BINS
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.checks import check_json
-from tokenpaths.engine.store.file.flow_counter import (
-    CHUNK_ROWS,
-    FlowCounter,
-    columns_sql,
-    countable_in_sql,
-    flow_parts_sql,
-    flow_values_sql,
-    read_chunks,
-    ribbon_sql,
-    ribbons_of,
-    usage_parts_sql,
-    usage_values_sql,
-    with_modules,
-)
-from tokenpaths.engine.store.file.packed_flow_counts import count_packed, fits
+from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS, ribbon_sql, with_modules
 from tokenpaths.engine.store.file.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, SCHEMA_VERSION, Layout
 from tokenpaths.engine.store.file.weight_codes import code_for
-from tokenpaths.engine.store.write.arrow_insert import insert_columns, insert_rows, range_array
-from tokenpaths.engine.store.write.batch_flow_counts import Visits
-from tokenpaths.engine.store.write.path_dictionary import TAKE_ROWS, PathBook
+from tokenpaths.engine.store.write.arrow_tables import insert_columns, insert_rows, range_array
+from tokenpaths.engine.store.write.path_dictionary import TAKE_ROWS, PathDictionary
 from tokenpaths.engine.store.write.seal_findings import write_findings
+from tokenpaths.engine.store.write.seal_flows import Visits, write_flows
 from tokenpaths.engine.store.write.seal_knowledge import write_associations
 from tokenpaths.engine.store.write.seal_nulls import write_nulls
-from tokenpaths.engine.store.write.seal_paths import write_pages, write_tops
-from tokenpaths.engine.store.write.seal_profiles import write_profiles
+from tokenpaths.engine.store.write.seal_pages import write_pages, write_profiles, write_tops
 from tokenpaths.engine.store.write.soft_rows import SoftSums
 
 _STAGES = (
@@ -68,8 +53,8 @@ NUM_STAGES = len(_STAGES) + 2
 class Totals:
     """What the writer summed up on the way."""
 
-    book: PathBook
-    twin: PathBook
+    book: PathDictionary
+    twin: PathDictionary
     compute: np.ndarray
     """(P,) by path_id, like ``reuse``"""
     reuse: np.ndarray
@@ -113,7 +98,8 @@ def build_summaries(
     stage(2)
     _member_table(con)
     stage(3)
-    _flow_and_usage(con, layout, totals)
+    con.execute("DROP TABLE on_path")
+    write_flows(con, layout, totals.labels, totals.visits)
     _step_summary(con, totals)
     stage(4)
     write_nulls(con, layout, totals.book, totals.twin, order)
@@ -191,7 +177,7 @@ def _path_table(con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals, 
 
 
 def _count_by_label(con: duckdb.DuckDBPyConnection) -> None:
-    """How many tokens of each label are on each path, for two summaries; dropped by ``_flow_and_usage``."""
+    """How many tokens of each label are on each path, for two summaries; dropped by ``build_summaries``."""
     con.execute(
         "CREATE TEMP TABLE on_path AS SELECT path_id, label_id, count(*) AS n FROM token "
         "WHERE label_id IS NOT NULL GROUP BY path_id, label_id"
@@ -222,93 +208,6 @@ def _member_table(con: duckdb.DuckDBPyConnection) -> None:
     con.execute(coded.MEMBER_VIEW_SQL)
 
 
-def _flow_and_usage(con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals) -> None:
-    con.execute("DROP TABLE on_path")
-    labels = totals.labels
-    if totals.visits is not None:
-        _counted_on_the_way(con, layout, totals.visits)
-        return
-    steps = range(layout.num_steps - 1)
-    if countable_in_sql(layout):
-        con.execute(f"CREATE TEMP VIEW chosen AS SELECT * FROM {with_modules(layout)}")
-        for table, sql, keys, values in (
-            (
-                "flow",
-                flow_parts_sql(layout, steps, "label_id"),
-                "step, source, target",
-                (flow_values_sql, ("pairs", "parts")),
-            ),
-            ("usage", usage_parts_sql(layout, "label_id"), "step, module", (usage_values_sql, ("tokens", "parts"))),
-        ):
-            read, columns = values
-            con.execute(f"CREATE TEMP TABLE by_label AS {sql}")
-            con.execute(
-                f"INSERT INTO {table} BY NAME SELECT {keys}, {read(layout, *(f'sum({name})' for name in columns))}, "
-                f"{ALL_LABELS} AS label_id FROM by_label GROUP BY {keys} ORDER BY {keys}"
-            )
-            con.execute(
-                f"INSERT INTO {table} BY NAME SELECT {keys}, {read(layout, *columns)}, label_id "
-                f"FROM by_label WHERE label_id IS NOT NULL ORDER BY label_id, {keys}"
-            )
-            con.execute("DROP TABLE by_label")
-        con.execute("DROP VIEW chosen")
-        return
-    packed = layout.packed and fits(layout)
-    counted = count_packed(con, layout, list(labels.values())) if packed else _count_one_by_one(con, layout, labels)
-    for label_id, counter in counted:
-        for table, names, rows in (
-            ("flow", ("step", "source", "target", "count", "weight"), counter.flow_rows()),
-            ("usage", ("step", "module", "count", "weight"), counter.usage_rows()),
-        ):
-            if rows:
-                by_name = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
-                insert_columns(con, table, {**by_name, "label_id": [label_id] * len(rows)})
-
-
-def _counted_on_the_way(con: duckdb.DuckDBPyConnection, layout: Layout, visits: Visits) -> None:
-    """Rows of ``flow`` and ``usage``: of all tokens first, then of each label."""
-    known = [(label, counts) for label, counts in sorted(visits.by_label.items()) if label >= 0]
-    for label, counts in [(ALL_LABELS, visits.total()), *known]:
-        step, source, target = (place.astype(np.int32) for place in np.nonzero(counts.links))
-        num = counts.links[step, source, target].astype(np.float64)
-        insert_columns(
-            con,
-            "flow",
-            {
-                "step": step,
-                "source": source,
-                "target": target,
-                "count": num,
-                "weight": num,
-                "label_id": np.full(len(num), label, dtype=np.int32),
-            },
-        )
-        step, module = (place.astype(np.int32) for place in np.nonzero(counts.tokens))
-        insert_columns(
-            con,
-            "usage",
-            {
-                "step": step,
-                "module": module,
-                "count": counts.tokens[step, module],
-                "weight": counts.levels[step, module] / layout.weights.whole,
-                "label_id": np.full(len(step), label, dtype=np.int32),
-            },
-        )
-
-
-def _count_one_by_one(
-    con: duckdb.DuckDBPyConnection, layout: Layout, labels: dict[str, int]
-) -> Iterator[tuple[int, FlowCounter]]:
-    """All tokens, then those of each label: a pass over ``token`` for each."""
-    for label_id in (ALL_LABELS, *labels.values()):
-        where = "" if label_id == ALL_LABELS else f" WHERE label_id = {label_id}"
-        counter = FlowCounter(layout, range(layout.num_steps - 1))
-        for columns in read_chunks(con, f"SELECT {columns_sql(layout)} FROM token{where}", layout):
-            counter.add(*ribbons_of(layout, columns))
-        yield label_id, counter
-
-
 def _step_summary(con: duckdb.DuckDBPyConnection, totals: Totals) -> None:
     """Mean gate entropy of each step, for all tokens and for each label."""
     all_tokens = np.sum(list(totals.entropy.values()), axis=0)
@@ -328,11 +227,11 @@ def _sample_of_tokens(con: duckdb.DuckDBPyConnection, layout: Layout, num_tokens
     if num_tokens <= SAMPLE_TABLE_ROWS:
         con.execute(f"CREATE VIEW token_sample AS SELECT * EXCLUDE (rowid) FROM {with_modules(layout)}")
         return
-    own = ["ids", "weights"] if layout.packed else layout.weight_columns()
-    own = own if layout.packed or layout.by_path else [*layout.module_columns(), *own]
-    held = [f"token.{name}" for name in ("sample", "token", "label_id", "path_id", *own)]
+    ribbon_columns = ["ids", "weights"] if layout.packed else layout.weight_columns()
+    ribbon_columns = ribbon_columns if layout.packed or layout.by_path else [*layout.module_columns(), *ribbon_columns]
+    columns = [f"token.{name}" for name in ("sample", "token", "label_id", "path_id", *ribbon_columns)]
     con.execute(
-        f"CREATE TABLE token_sample AS SELECT {', '.join([*held, *ribbon_sql(layout)])} "
+        f"CREATE TABLE token_sample AS SELECT {', '.join([*columns, *ribbon_sql(layout)])} "
         f"FROM token{' JOIN path USING (path_id)' if layout.by_path else ''} "
         f"WHERE hash(sample, token) < {int(2**64 * SAMPLE_TABLE_ROWS / num_tokens)}::UBIGINT"
     )
@@ -341,8 +240,8 @@ def _sample_of_tokens(con: duckdb.DuckDBPyConnection, layout: Layout, num_tokens
 def _histograms(con: duckdb.DuckDBPyConnection) -> None:
     """The histograms of all tokens that a page asks for first, so that it never scans for them."""
     for measure in coded.MEASURES:
-        found = con.execute(level_counts(measure, "true")).fetchnumpy()
-        values, counts = found["value"], found["num"]
+        columns = con.execute(level_counts(measure, "true")).fetchnumpy()
+        values, counts = columns["value"], columns["num"]
         if len(values):
             parts, limits = _repeated(values, counts), (float(values[0]), float(values[-1]))
             described = describe_sorted(parts, SEALED_BINS, num=int(counts.sum()), limits=limits)

@@ -1,6 +1,6 @@
-"""Works out answers that take long when a large run is sealed, into table ``answer`` (``ask.sealed_answers``).
+"""Computes expensive answers when a large run is sealed, into table ``answer`` (read by ``ask.sealed_answers``).
 
-Nothing is worked out for a run below ``LEAST_TOKENS``, nor for arguments that nobody asks at once.
+Runs below ``LEAST_TOKENS`` tokens get none: their answers are computed on demand.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tokenpaths.engine.base.files import check_free
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.sealed_answers import answer_key
 from tokenpaths.engine.store.file.open_file import Connection, is_interrupt
-from tokenpaths.engine.store.write.arrow_insert import insert_columns
+from tokenpaths.engine.store.write.arrow_tables import insert_columns
 
 LEAST_TOKENS = 1_000_000
 MEGABYTES = 2000

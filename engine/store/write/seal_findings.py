@@ -1,4 +1,4 @@
-"""Writes the findings of a run: what is known of its model, and what its soft decisions say, as JSON."""
+"""Writes the findings of a run as JSON: what is known of its model, and statistics of its soft decisions."""
 
 from __future__ import annotations
 

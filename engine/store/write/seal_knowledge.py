@@ -1,7 +1,7 @@
-"""What paths know, worked out when a run is sealed: NMI of path and attribute, of the run and of its untrained twin.
+"""Associations computed at sealing: NMI of path and attribute, of the run and of its untrained twin.
 
-Labels are shuffled over whole samples, all others as sequences (``association.Sequences``), as ``knowledge`` does.
-Tokens of one sample are alike, so shuffling them one by one would call anything knowledge.
+Labels are permuted over whole samples, all other attributes as sequences (``association.Sequences``), as in
+``ask.topics.knowledge``: tokens of a sample are correlated, so permuting single tokens would find any attribute known.
 
 Shapes: n tokens of the hash sample, P distinct paths.
 """
@@ -12,8 +12,8 @@ import duckdb
 import numpy as np
 
 from tokenpaths.engine.analysis.association import associations, places_in
-from tokenpaths.engine.store.write.arrow_insert import insert_columns
-from tokenpaths.engine.store.write.path_dictionary import PathBook
+from tokenpaths.engine.store.write.arrow_tables import insert_columns
+from tokenpaths.engine.store.write.path_dictionary import PathDictionary
 from tokenpaths.engine.store.write.seal_nulls import NULL_SEED
 
 ATTRIBUTES = {"label": "samples", "region": "sequences", "token_id": "sequences"}
@@ -25,7 +25,7 @@ def write_associations(
     con: duckdb.DuckDBPyConnection,
     sketch: dict[str, np.ndarray],
     order: np.ndarray,
-    twin: PathBook,
+    twin: PathDictionary,
     twin_paths: np.ndarray | None,
 ) -> None:
     """NMI(path; attribute) on the hash sample of tokens, of those that have the attribute; and ``known_token``.
@@ -45,31 +45,31 @@ def write_associations(
         if known.sum() < 2 or len(np.unique(sketch[attribute][known])) < 2:
             continue
         sample_n, token_n = sketch["sample"][known], sketch["token"][known]
-        found = associations(
+        results = associations(
             [of[known] for of in paths.values()],
             sketch[attribute][known],
             groups=sample_n if shuffled == "samples" else None,
             sequences=None if shuffled == "samples" else places_in(sample_n, token_n, by_place=attribute == "region"),
             seed=NULL_SEED,
         )
-        for whose, one in zip(paths, found, strict=True):
+        for whose, result in zip(paths, results, strict=True):
             con.execute(
                 "INSERT INTO association VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [
                     attribute,
-                    one.nmi,
-                    one.null_mean,
-                    one.null_std,
-                    one.p_value,
-                    one.shuffles,
-                    one.num_tokens,
+                    result.nmi,
+                    result.null_mean,
+                    result.null_std,
+                    result.p_value,
+                    result.shuffles,
+                    result.num_tokens,
                     shuffled,
                     whose,
                 ],
             )
 
 
-def _numbered(book: PathBook, path_ids: np.ndarray) -> np.ndarray:
+def _numbered(book: PathDictionary, path_ids: np.ndarray) -> np.ndarray:
     """(n,) paths numbered by their ribbons: the same numbers however the run was cut into batches."""
     distinct, place_n = np.unique(path_ids, return_inverse=True)
     _, number = np.unique(book.ribbons(distinct), axis=0, return_inverse=True)

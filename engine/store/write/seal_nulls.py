@@ -1,4 +1,4 @@
-"""The nulls that every path statistic stands beside: independent steps, and the untrained twin.
+"""Null models of path statistics: independent steps, and the untrained twin.
 
 Shapes: P distinct paths, S steps, K slots.
 """
@@ -17,9 +17,9 @@ from tokenpaths.engine.analysis.path_statistics import (
 )
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS
 from tokenpaths.engine.store.file.schema import Layout
-from tokenpaths.engine.store.write.arrow_insert import insert_columns, range_array
-from tokenpaths.engine.store.write.path_dictionary import PathBook
-from tokenpaths.engine.store.write.seal_paths import write_counts
+from tokenpaths.engine.store.write.arrow_tables import insert_columns, range_array
+from tokenpaths.engine.store.write.path_dictionary import PathDictionary
+from tokenpaths.engine.store.write.seal_pages import write_counts
 
 NULL_SEED = 0
 INDEPENDENT_BYTES = 256 * 2**20
@@ -29,7 +29,7 @@ MOST_AT_ONCE = 10**9
 
 
 def write_nulls(
-    con: duckdb.DuckDBPyConnection, layout: Layout, book: PathBook, twin: PathBook, order: np.ndarray
+    con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDictionary, twin: PathDictionary, order: np.ndarray
 ) -> None:
     """Rank–frequency of the run, of its untrained twin and of independent steps; usage of the two nulls.
 
@@ -38,7 +38,7 @@ def write_nulls(
     counts = book.counts()[order]
     _fit(con, "observed", counts)
     write_counts(con, "observed", counts)
-    independent = PathBook(layout.id_dtype, book.folder)
+    independent = PathDictionary(layout.id_dtype, book.folder)
     drawn = _thinned(counts, layout)
     some = np.flatnonzero(drawn)
     shuffled = independent_steps(book.ribbons(order[some]), drawn[some], layout.num_steps, NULL_SEED)
@@ -73,7 +73,7 @@ def _thinned(counts: np.ndarray, layout: Layout) -> np.ndarray:
     return rng.multivariate_hypergeometric(counts, most, method="marginals")
 
 
-def _null_usage(con: duckdb.DuckDBPyConnection, kind: str, layout: Layout, book: PathBook) -> None:
+def _null_usage(con: duckdb.DuckDBPyConnection, kind: str, layout: Layout, book: PathDictionary) -> None:
     used = np.zeros((layout.num_steps, layout.num_modules), dtype=np.int64)
     for start in range(0, book.num_paths, CHUNK_ROWS):
         path_ids = np.arange(start, min(start + CHUNK_ROWS, book.num_paths))

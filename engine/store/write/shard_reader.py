@@ -1,4 +1,4 @@
-"""Read a shard back, batch by batch, as it was handed to its writer.
+"""Reads a shard back batch by batch, as its writer received it.
 
 Shapes: n tokens of a batch, b samples, S steps, K slots, V = S·K, L labels.
 """

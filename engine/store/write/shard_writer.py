@@ -1,4 +1,4 @@
-"""ShardWriter: batches in, one finished shard out, or nothing. Stands where a ``RunWriter`` would.
+"""ShardWriter: batches in, one finished shard out, or nothing; the interface of ``RunWriter``.
 
 Shapes: n tokens of a batch, S steps, K slots, V = S·K.
 """

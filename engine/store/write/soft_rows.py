@@ -1,4 +1,4 @@
-"""Rows of the soft tables: from the arrays of a batch to long tables and to their sums by label.
+"""Rows of the soft tables: from the arrays of a batch to long tables, and their running sums by label.
 
 Shapes: b samples, then the axes of the kind (``file.soft_tables``).
 """

@@ -1,8 +1,8 @@
 """RunWriter: batches in, one sealed run file out, or nothing.
 
-The caller checks and compacts (cheap, so that errors come at the call that caused them and the
-caller's arrays are free again); one thread numbers paths and fills DuckDB; sealing builds the
-summaries and renames. Until then the file has a name that no reader looks at.
+The calling thread checks and copies a batch (errors are raised by the call that caused them, and the caller may reuse
+its arrays); one background thread numbers paths and fills DuckDB; sealing builds the summaries and renames the file.
+Until then its name is hidden from readers.
 """
 
 from __future__ import annotations
@@ -17,43 +17,20 @@ from typing import Any
 
 import duckdb
 import numpy as np
-import pyarrow as pa
 
-from tokenpaths.engine.analysis.ribbon_costs import NOTHING, compute, module_units, reuse
 from tokenpaths.engine.base.errors import RunFileError, UserError, WriterFailed
-from tokenpaths.engine.base.files import HolderLock, check_free, rename_durably, run_file
+from tokenpaths.engine.base.files import HolderLock, rename_durably, run_file
 from tokenpaths.engine.base.lifecycle import SealedOnce, claim
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo, TraceBatch
-from tokenpaths.engine.store.ask.questions import page_questions
-from tokenpaths.engine.store.file import columns
 from tokenpaths.engine.store.file.checks import check_batch, check_json, check_ribbons, check_run
-from tokenpaths.engine.store.file.hash_sample import KNOWN_TOKENS, TokenSketch
 from tokenpaths.engine.store.file.open_file import is_interrupt, open_read_only
-from tokenpaths.engine.store.file.schema import (
-    LARGE_BLOCK_BYTES,
-    ROW_GROUP,
-    SMALL_BLOCK_BYTES,
-    STORAGE_VERSION,
-    create_tables,
-    layout_for,
-    token_columns,
-)
-from tokenpaths.engine.store.file.soft_tables import CREATE_SOFT, SOFT_TABLES
-from tokenpaths.engine.store.file.token_flops import flops_of, flops_table
-from tokenpaths.engine.store.write.arrow_insert import insert_rows
-from tokenpaths.engine.store.write.arrow_tables import CompactBatch, compact, sample_table, token_table
-from tokenpaths.engine.store.write.batch_flow_counts import Visits
-from tokenpaths.engine.store.write.path_dictionary import Growing, PathBook
-from tokenpaths.engine.store.write.seal import NUM_STAGES, Totals, build_summaries
-from tokenpaths.engine.store.write.seal_answers import LEAST_TOKENS, seal_answers
-from tokenpaths.engine.store.write.soft_rows import SoftSums, soft_rows
+from tokenpaths.engine.store.write.arrow_tables import CompactBatch, compact
+from tokenpaths.engine.store.write.run_filler import RunFiller, temporary_folder
+from tokenpaths.engine.store.write.seal import NUM_STAGES
 
 QUEUE_BATCHES = 4
-DUCKDB_MEGABYTES = 2000
 _Item = CompactBatch | np.ndarray
 """a batch, or ribbons of the twin"""
-FLUSH_TOKENS = 65_536
-"""tokens that wait in memory for one insert; a run that never has so many gets a file of small blocks"""
 
 
 class RunWriter(SealedOnce):
@@ -83,7 +60,7 @@ class RunWriter(SealedOnce):
         self._queue: queue.Queue[_Item | None] = queue.Queue(maxsize=QUEUE_BATCHES)
         try:
             remove_partial(self.partial_file)
-            self._filler = _Filler(self.partial_file, info, self.modules)
+            self._filler = RunFiller(self.partial_file, info, self.modules)
         except BaseException:
             self._lock.release()
             raise
@@ -238,212 +215,6 @@ class RunWriter(SealedOnce):
                 self._failure = error
 
 
-class _Filler:
-    """Everything that one writer thread does: number paths, sum, insert."""
-
-    def __init__(self, file: Path, info: RunInfo, modules: Sequence[ModuleInfo]) -> None:
-        self.info, self.modules = info, modules
-        self.layout = layout_for(info)
-        self.available, self.units = module_units(modules, info.num_steps, info.num_modules)
-        self.flops = flops_table(modules, info.num_steps, info.num_modules)
-        self.visits = Visits(self.layout) if self.layout.by_path else None
-        self.token_columns = {name for name, _ in token_columns(self.layout, info)}
-        self.book = PathBook(self.layout.id_dtype, file.parent)
-        self.twin = PathBook(self.layout.id_dtype, file.parent)
-        self.sketch = TokenSketch(KNOWN_TOKENS)
-        self.twin_sketch = TokenSketch(KNOWN_TOKENS)
-        self.num_samples = 0
-        self.large = False
-        """from ``finish`` on: whether the run is to hold the answers that take long"""
-        self.labels: dict[str, int] = {}
-        self.entropy: dict[int, np.ndarray] = {}
-        self.loss = (0, 0.0)
-        self._first_char = 0
-        self.soft = SoftSums()
-        self._no_reuse = _each_its_own(self.available, self.units)
-        self._compute_P = Growing(np.float64)
-        self._reuse_P = Growing(np.float64)
-        self.con: duckdb.DuckDBPyConnection | None = None
-        self._file = file
-        self._pending: dict[str, list[pa.Table]] = {
-            columns.TABLE: [],
-            "sample": [],
-            **{soft.table: [] for soft in SOFT_TABLES.values()},
-        }
-        self._pending_tokens = 0
-
-    def _open(self, block_bytes: int) -> duckdb.DuckDBPyConnection:
-        config = {
-            "python_enable_replacements": "false",
-            # What sealing sorts beyond this goes to the disk, into a folder that ``remove_partial`` deletes.
-            "memory_limit": f"{DUCKDB_MEGABYTES}MB",
-            "temp_directory": _temporary_folder(self._file),
-        }
-        con = duckdb.connect(":memory:", config=config)
-        attached = str(self._file).replace("'", "''")
-        options = f"STORAGE_VERSION '{STORAGE_VERSION}', BLOCK_SIZE {block_bytes}, ROW_GROUP_SIZE {ROW_GROUP}"
-        con.execute(f"ATTACH '{attached}' AS r ({options})")
-        con.execute("USE r")
-        con.execute(create_tables(self.layout, self.info) + CREATE_SOFT)
-        # One transaction: row groups go straight to the file, without a detour through the WAL.
-        con.execute("BEGIN")
-        return con
-
-    def add(self, batch: CompactBatch) -> None:
-        """Store one batch of whole samples."""
-        first_row = self.book.num_tokens
-        path_ids, new_rows = self.book.add(batch.ids)
-        self._measure(new_rows)
-        common = {
-            "first_sample": self.num_samples,
-            "label_ids": np.array(
-                [-1 if s.label is None else self.labels.setdefault(s.label, len(self.labels)) for s in batch.samples]
-            ),
-            "path_ids": path_ids,
-        }
-        rows, self._first_char = token_table(
-            batch,
-            self.layout,
-            usual_flops=flops_of(self.flops, batch.ids),
-            first_row=first_row,
-            first_char=self._first_char,
-            **common,
-        )
-        self._hold(columns.TABLE, rows)
-        self._sum_loss(batch)
-        self._hold(
-            "sample",
-            sample_table(
-                batch,
-                first_row=first_row,
-                compute=self._of_paths(self._compute_P, 1.0)[path_ids],
-                reuse=self._of_paths(self._reuse_P, 0.0)[path_ids],
-                **common,
-            ),
-        )
-        if self.visits is not None:
-            self.visits = self.visits.add(common["label_ids"], batch)
-        for kind, values in batch.soft.items():
-            self._hold(SOFT_TABLES[kind].table, soft_rows(kind, values, self.num_samples))
-            self.soft.add(kind, values, common["label_ids"])
-        label_ids_n = np.repeat(common["label_ids"], batch.lengths)
-        for label, part in batch.entropy_sums.items():
-            label_id = -1 if label is None else self.labels[label]
-            self.entropy[label_id] = self.entropy.get(label_id, 0) + part
-        unknown = np.full(batch.num_tokens, -1, dtype=np.int32)
-        starts = np.cumsum(batch.lengths) - batch.lengths
-        self.sketch.add(
-            first_row,
-            {
-                "path_id": path_ids,
-                "place": np.arange(first_row, first_row + batch.num_tokens),
-                "sample": self.num_samples + np.repeat(np.arange(len(batch.lengths)), batch.lengths),
-                "token": np.arange(batch.num_tokens) - np.repeat(starts, batch.lengths),
-                "label": label_ids_n,
-                "region": batch.whole.get("region", unknown),
-                "token_id": batch.whole.get("token_id", unknown),
-            },
-        )
-        self.num_samples += len(batch.samples)
-        self._pending_tokens += batch.num_tokens
-        if self._pending_tokens >= FLUSH_TOKENS:
-            self._flush(LARGE_BLOCK_BYTES)
-
-    def _sum_loss(self, batch: CompactBatch) -> None:
-        """Add the tokens that have a loss, and the losses, to those so far: of numbers that were not rounded yet."""
-        if batch.loss is not None:
-            known = batch.loss[~np.isnan(batch.loss)]
-            self.loss = (self.loss[0] + len(known), self.loss[1] + float(known.sum(dtype=np.float64)))
-
-    def add_twin(self, ids: np.ndarray) -> None:
-        """Count the twin's ribbons of the next tokens."""
-        first_row = self.twin.num_tokens
-        self.twin_sketch.add(first_row, {"path_id": self.twin.add(ids)[0]})
-
-    def _measure(self, new_rows: np.ndarray) -> None:
-        """Compute and reuse are properties of a path: worked out once for each."""
-        if self._no_reuse:
-            return
-        ribbons = new_rows.reshape(-1, self.layout.num_steps, self.layout.top_k)
-        self._compute_P.append(compute(ribbons, self.units))
-        self._reuse_P.append(reuse(ribbons, self.units))
-
-    def _of_paths(self, measured: Growing, constant: float) -> np.ndarray:
-        """(P,) compute or reuse by path_id; one number for all where every visit is to a module of its own."""
-        return np.broadcast_to(np.float64(constant), (self.book.num_paths,)) if self._no_reuse else measured.values
-
-    def _hold(self, table: str, rows: pa.Table) -> None:
-        self._pending[table].append(rows)
-
-    def _flush(self, block_bytes: int) -> None:
-        """Insert what waits; the first time, create the file with blocks of this size."""
-        check_free(self._file.parent)
-        if self.con is None:
-            self.con = self._open(block_bytes)
-        for table, parts in self._pending.items():
-            while parts:
-                insert_rows(self.con, table, parts.pop(0))
-        self._pending_tokens = 0
-
-    def finish(self, on_stage: Callable[[str, int, int], None]) -> None:
-        """Build the summaries and close the file, complete and checkpointed; ``on_stage`` as ``RunWriter.seal``."""
-        self._flush(SMALL_BLOCK_BYTES)
-        assert self.con is not None
-        # The rows of a table have their numbers once they are committed.
-        self.con.execute("COMMIT")
-        self.con.execute("BEGIN")
-        totals = Totals(
-            book=self.book,
-            twin=self.twin,
-            compute=self._of_paths(self._compute_P, 1.0),
-            reuse=self._of_paths(self._reuse_P, 0.0),
-            labels=self.labels,
-            entropy=self.entropy,
-            loss=self.loss,
-            sketch=self.sketch.columns(),
-            # Without a twin of every token, places of the two would not agree.
-            twin_paths=self.twin_sketch.columns()["path_id"] if self.twin.num_tokens == self.book.num_tokens else None,
-            num_samples=self.num_samples,
-            soft=self.soft,
-            visits=self.visits,
-        )
-        build_summaries(self.con, self.info, self.modules, self.layout, totals, on_stage)
-        on_stage("writing to the disk", NUM_STAGES - 2, NUM_STAGES)
-        self.con.execute("COMMIT")
-        self.con.execute("CHECKPOINT")
-        self.con.close()
-        self.large = self.book.num_tokens >= LEAST_TOKENS
-        # What was summed up on the way is in the file now; the answers need the memory.
-        del totals
-        self.book = self.twin = PathBook(self.layout.id_dtype)
-        self._compute_P, self._reuse_P, self.visits = Growing(np.float64), Growing(np.float64), None
-        shutil.rmtree(_temporary_folder(self._file), ignore_errors=True)
-
-    def add_answers(self, on_stage: Callable[[str, int, int], None]) -> None:
-        """Answers that take long into the finished file of a large run; see ``seal_answers`` for what is raised."""
-
-        def told(done: int, of: int) -> None:
-            on_stage(f"answers that take long: {done} of {of}", NUM_STAGES - 1, NUM_STAGES)
-
-        folder = Path(_temporary_folder(self._file))
-        try:
-            seal_answers(self._file, self.info.run_id, page_questions, told, megabytes=DUCKDB_MEGABYTES, folder=folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def close(self) -> None:
-        if self.con is not None:
-            with contextlib.suppress(duckdb.Error):
-                self.con.interrupt()  # after Ctrl-C its threads work on: to close would wait for them
-                self.con.close()
-
-
-def _each_its_own(available: np.ndarray, units: np.ndarray) -> bool:
-    """True where no module is shared between steps and none does nothing: compute is 1 and reuse 0 on any ribbon."""
-    offered = units[available]
-    return bool((offered != NOTHING).all()) and len(np.unique(offered)) == len(offered)
-
-
 @contextlib.contextmanager
 def _disk_trouble():
     try:
@@ -456,15 +227,11 @@ def _disk_trouble():
         raise
 
 
-def _temporary_folder(partial_file: Path) -> str:
-    return str(partial_file.with_name(partial_file.name + ".tmp"))
-
-
 def remove_partial(partial_file: Path) -> None:
     """Delete an unfinished run and what DuckDB left beside it."""
     for file in (partial_file, partial_file.with_name(partial_file.name + ".wal")):
         file.unlink(missing_ok=True)
-    shutil.rmtree(_temporary_folder(partial_file), ignore_errors=True)
+    shutil.rmtree(temporary_folder(partial_file), ignore_errors=True)
 
 
 def remove_abandoned(runs_dir: Path) -> list[str]:

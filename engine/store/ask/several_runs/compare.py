@@ -1,4 +1,4 @@
-"""Two runs side by side, over the samples that both have; and the checkpoints of one training, one after the other.
+"""Comparison of two runs over the samples that both have: measures, grouping of tokens by path, flows and loads.
 
 Shapes: n samples or tokens, S steps, K slots, M modules.
 """
@@ -16,13 +16,13 @@ from tokenpaths.engine.analysis.paired_runs import agreement, is_flat, load_diff
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.several_runs.sample_matching import Matched, match_samples
+from tokenpaths.engine.store.ask.several_runs.series import numbers_of, series_of
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import finite
-from tokenpaths.engine.store.ask.topics.experts import no_series, series_of
 from tokenpaths.engine.store.ask.topics.flow import count_tokens
 from tokenpaths.engine.store.ask.topics.overview import card
 from tokenpaths.engine.store.ask.topics.paths import fit
-from tokenpaths.engine.store.ask.topics.usage import counts_of_step, usage
+from tokenpaths.engine.store.ask.topics.usage import counts_of_step
 from tokenpaths.engine.store.file.filters import Query, check_choice, check_page
 
 if TYPE_CHECKING:
@@ -52,24 +52,20 @@ def compare(
     points: int = MOST_POINTS,
     grouping: bool = True,
 ) -> dict[str, Any]:
-    """RunFile ``b`` beside run ``a``, sample by sample.
+    """Run ``b`` beside run ``a``, sample by sample.
 
-    Parameters
-    ----------
-    measure
-        reuse, compute, skip (1 − compute) or loss: what ``points`` and ``most`` show. Correlations are of all.
-    limit
-        Samples in ``most``, largest difference b − a first; ``links`` flows that differ, largest first;
-        ``points`` samples in the scatter, an even draw where there are more.
-    grouping
-        Whether ``grouping`` is there, more than half of the work for a million tokens; ``grouping_of`` gives it too.
+    Args:
+        a: the run that differences start from.
+        b: the other run.
+        measure: reuse, compute, skip (1 − compute) or loss: what ``points`` and ``most`` show. Correlations are of all.
+        limit: samples in ``most``, largest difference b − a first.
+        links: flows that differ, largest first.
+        points: samples in the scatter, an even draw where there are more.
+        grouping: whether ``grouping`` is there: more than half of the work for a million tokens.
 
-    Raises
-    ------
-    NotComparable
-        One run given twice, an image run beside a text run, or runs with no sample in common.
-    UserError
-        An unknown measure, or limits out of range.
+    Raises:
+        NotComparable: one run given twice, an image run beside a text run, or runs with no sample in common.
+        UserError: an unknown measure, or limits out of range.
     """
     check_choice(measure, MEASURES, "measure")
     check_page(limit, 0, MOST_SAMPLES)
@@ -79,11 +75,6 @@ def compare(
     matched = _match(a, b)
     pairs = matched.pairs
     values_a, values_b, known = _values(pairs, measure)
-    shown = np.flatnonzero(known)
-    if len(shown) > points:
-        shown = np.sort(np.random.default_rng(0).choice(shown, points, replace=False))
-    numbers = pairs["sample_a"].iloc[shown].tolist()
-    labels = dict(a.rows(Query(_LABELS, (numbers,))))
     return {
         "a": card(a),
         "b": card(b),
@@ -94,19 +85,31 @@ def compare(
         "within": [_within(run, pairs, side) for run, side in ((a, "a"), (b, "b"))],
         "grouping": _grouping(a, b, pairs) if grouping else None,
         "flow": _flow(a, b, matched, links),
-        "points": [
-            {
-                "sample": sample,
-                "partner": partner,
-                "a": float(values_a[i]),
-                "b": float(values_b[i]),
-                "label": labels[sample],
-            }
-            for i, sample, partner in zip(shown.tolist(), numbers, pairs["sample_b"].iloc[shown].tolist(), strict=True)
-        ],
+        "points": _points(a, pairs, values_a, values_b, known, points),
         "points_of": int(known.sum()),
         "most": _most(a, pairs, values_a, values_b, known, limit),
     }
+
+
+def _points(
+    run: RunFile, pairs: pd.DataFrame, values_a: np.ndarray, values_b: np.ndarray, known: np.ndarray, most: int
+) -> list[dict[str, Any]]:
+    """The pairs with a known measure; an even draw where there are more than ``most``."""
+    shown = np.flatnonzero(known)
+    if len(shown) > most:
+        shown = np.sort(np.random.default_rng(0).choice(shown, most, replace=False))
+    samples, partners = (pairs[name].iloc[shown].tolist() for name in ("sample_a", "sample_b"))
+    labels = dict(run.rows(Query(_LABELS, (samples,))))
+    return [
+        {
+            "sample": sample,
+            "partner": partner,
+            "a": float(values_a[i]),
+            "b": float(values_b[i]),
+            "label": labels[sample],
+        }
+        for i, sample, partner in zip(shown.tolist(), samples, partners, strict=True)
+    ]
 
 
 def grouping(a: RunFile, b: RunFile) -> dict[str, Any]:
@@ -147,13 +150,13 @@ def _how(matched: Matched, a: RunFile, b: RunFile) -> str:
         "place": "by their place: neither run keeps sources, texts or pictures",
     }
     num = len(matched.pairs)
-    words = [f"{num:,} {'sample is' if num == 1 else 'samples are'} paired {ways[matched.by or 'place']}."]
+    sentences = [f"{num:,} {'sample is' if num == 1 else 'samples are'} paired {ways[matched.by or 'place']}."]
     for run, alone in ((a, matched.only_a), (b, matched.only_b)):
         if alone:
-            words.append(f"{alone:,} of {run.row['num_samples']:,} of {run.run_id} have no partner.")
+            sentences.append(f"{alone:,} of {run.row['num_samples']:,} of {run.run_id} have no partner.")
     if matched.different:
-        words.append(f"{matched.different:,} have a partner by name whose content is another, and are left out.")
-    return " ".join(words)
+        sentences.append(f"{matched.different:,} have a partner by name whose content is another, and are left out.")
+    return " ".join(sentences)
 
 
 def _values(pairs: pd.DataFrame, measure: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -167,10 +170,12 @@ def _values(pairs: pd.DataFrame, measure: str) -> tuple[np.ndarray, np.ndarray, 
 
 def _correlations(a: RunFile, b: RunFile, pairs: pd.DataFrame) -> list[dict[str, Any]]:
     """Each measure's correlation, in the order of ``MEASURES``."""
-    found = {name: _correlation(a, b, pairs, name) for name in MEASURES if name != "skip"}
+    correlations = {name: _correlation(a, b, pairs, name) for name in MEASURES if name != "skip"}
     # 1 − x on both sides has the coefficients of x, and ranking is most of the work.
-    found["skip"] = _correlation(a, b, pairs, "skip", {k: found["compute"][k] for k in ("pearson", "spearman")})
-    return [found[name] for name in MEASURES]
+    correlations["skip"] = _correlation(
+        a, b, pairs, "skip", {k: correlations["compute"][k] for k in ("pearson", "spearman")}
+    )
+    return [correlations[name] for name in MEASURES]
 
 
 def _correlation(
@@ -179,7 +184,7 @@ def _correlation(
     """Both coefficients of a measure over the pairs, and the means; ``reason`` says why where there are none."""
     x, y, known = _values(pairs, measure)
     x, y = x[known], y[known]
-    found = {
+    answer = {
         "measure": measure,
         "num": len(x),
         "mean_a": finite(x.mean()) if len(x) else None,
@@ -190,11 +195,11 @@ def _correlation(
     }
     reason = _no_correlation(x, y, measure, a.run_id, b.run_id)
     if reason is not None:
-        return found | {"reason": reason}
+        return answer | {"reason": reason}
     if known_coefficients is not None:
-        return found | known_coefficients
+        return answer | known_coefficients
     straight, ranked = pearson(x, y), spearman(x, y)
-    return found | {"pearson": asdict(straight) if straight else None, "spearman": asdict(ranked) if ranked else None}
+    return answer | {"pearson": asdict(straight) if straight else None, "spearman": asdict(ranked) if ranked else None}
 
 
 def _no_correlation(x: np.ndarray, y: np.ndarray, measure: str, name_x: str, name_y: str) -> str | None:
@@ -216,8 +221,13 @@ def _within(run: RunFile, pairs: pd.DataFrame, side: str) -> dict[str, Any]:
     skip, reuse = skip[known], reuse[known]
     reason = _no_correlation(skip, skip, "skip", run.run_id, run.run_id)
     reason = reason or _no_correlation(reuse, reuse, "reuse", run.run_id, run.run_id)
-    found = pearson(skip, reuse) if reason is None else None
-    return {"run": run.run_id, "num": len(skip), "pearson": asdict(found) if found else None, "reason": reason}
+    coefficient = pearson(skip, reuse) if reason is None else None
+    return {
+        "run": run.run_id,
+        "num": len(skip),
+        "pearson": asdict(coefficient) if coefficient else None,
+        "reason": reason,
+    }
 
 
 def _most(
@@ -229,10 +239,10 @@ def _most(
     order = order[np.abs(change[order]) > 1e-9]
     if not len(order):
         return []
-    wanted = queries.some_samples(
+    query = queries.some_samples(
         pairs["sample_a"].iloc[order].tolist(), "sample, label, source, left(text, 160), image IS NOT NULL"
     )
-    told = {number: words for number, *words in run.rows(wanted)}
+    heads = {number: head for number, *head in run.rows(query)}
     return [
         {
             "sample": sample,
@@ -240,27 +250,12 @@ def _most(
             "a": float(values_a[i]),
             "b": float(values_b[i]),
             "difference": float(change[i]),
-            **dict(zip(("label", "source", "snippet", "has_image"), told[sample], strict=True)),
+            **dict(zip(("label", "source", "snippet", "has_image"), heads[sample], strict=True)),
         }
         for i, sample, partner in zip(
             order.tolist(), *(pairs[name].iloc[order].tolist() for name in ("sample_a", "sample_b")), strict=True
         )
     ]
-
-
-def numbers_of(run: RunFile) -> dict[str, float | int | None]:
-    """One number a measure for a whole run; those of load are means over steps."""
-    observed = fit(run)["observed"]
-    steps = usage(run)["steps"]
-    return {
-        **{name: run.row[name] for name in ("num_samples", "num_tokens", "num_paths")},
-        "effective_paths": observed["effective_paths"],
-        **{name: finite(run.row[name]) for name in ("mean_compute", "mean_reuse", "loss", "accuracy")},
-        **{
-            name: float(np.mean([step[name] for step in steps]))
-            for name in ("effective_top_k", "max_violation", "load_entropy")
-        },
-    }
 
 
 def _untrained_numbers(run: RunFile) -> dict[str, float | int | None]:
@@ -298,35 +293,35 @@ def _summary(a: RunFile, b: RunFile) -> list[dict[str, Any]]:
 
 def _grouping(a: RunFile, b: RunFile, pairs: pd.DataFrame) -> dict[str, Any]:
     """Do both runs put the same tokens on one path? Over the pairs whose tokens are the same."""
-    found = {"ami": None, "nmi": None, "expected_nmi": None, "num_tokens": 0, "num_samples": 0, "reason": None}
+    answer = {"ami": None, "nmi": None, "expected_nmi": None, "num_tokens": 0, "num_samples": 0, "reason": None}
     for run in (a, b):
         if run.row["num_tokens"] > MOST_TOKENS:
-            return found | {
+            return answer | {
                 "reason": f"{run.run_id} has {run.row['num_tokens']:,} tokens; up to {MOST_TOKENS:,} are "
                 "grouped at once"
             }
     same = pairs["num_tokens_a"] == pairs["num_tokens_b"]
     for name in ("grid_rows", "grid_cols"):
         same &= (pairs[f"{name}_a"] == pairs[f"{name}_b"]) | pairs[f"{name}_a"].isna() | pairs[f"{name}_b"].isna()
-    kept = pairs[same]
-    if not len(kept):
+    same_tokens = pairs[same]
+    if not len(same_tokens):
         words = "cut the pictures into other patches" if a.row["modality"] == "vision" else "cut the texts otherwise"
-        return found | {"reason": f"the two models {words}, so no token of one is a token of the other"}
-    path_a, id_a = _tokens(a, kept, "a")
-    path_b, id_b = _tokens(b, kept, "b")
+        return answer | {"reason": f"the two models {words}, so no token of one is a token of the other"}
+    path_a, id_a = _tokens(a, same_tokens, "a")
+    path_b, id_b = _tokens(b, same_tokens, "b")
     if ((id_a != id_b) & (id_a >= 0) & (id_b >= 0)).any():
-        return found | {
+        return answer | {
             "reason": "the two models have different vocabularies, so no token of one is a token of the other"
         }
     if len(path_a) < 2:
-        return found | {"reason": "there is one token only"}
+        return answer | {"reason": "there is one token only"}
     groups = agreement(path_a, path_b)
-    return found | {
+    return answer | {
         "ami": finite(groups.ami),
         "nmi": groups.nmi,
         "expected_nmi": groups.expected_nmi,
         "num_tokens": len(path_a),
-        "num_samples": len(kept),
+        "num_samples": len(same_tokens),
         "reason": "nearly every token has a path of its own, so chance alone gives the same"
         if groups.ami is None
         else None,
@@ -344,9 +339,9 @@ def _tokens(run: RunFile, pairs: pd.DataFrame, side: str) -> tuple[np.ndarray, n
 
 def _bank_differs(a: RunFile, b: RunFile) -> str | None:
     """Why the flows of two runs have no link in common by name; None: they can be subtracted."""
-    for name, words in (("num_steps", "steps"), ("num_modules", "modules")):
+    for name, noun in (("num_steps", "steps"), ("num_modules", "modules")):
         if a.row[name] != b.row[name]:
-            return f"{a.run_id} has {a.row[name]} {words}, {b.run_id} has {b.row[name]}"
+            return f"{a.run_id} has {a.row[name]} {noun}, {b.run_id} has {b.row[name]}"
     if [(m.step, m.module, m.kind) for m in a.modules] != [(m.step, m.module, m.kind) for m in b.modules]:
         return "the two models have modules of different kinds"
     return "one step has no flow" if a.row["num_steps"] == 1 else None
@@ -398,7 +393,7 @@ def _flow(a: RunFile, b: RunFile, matched: Matched, limit: int) -> dict[str, Any
             "difference may be one of numbers alone. The loads by step do not depend on them."
         )
     before, after = (_links(run, matched, side) for run, side in ((a, "a"), (b, "b")))
-    totals = [_num_tokens(run, matched, side) for run, side in ((a, "a"), (b, "b"))]
+    totals = [int(matched.pairs[f"num_tokens_{side}"].sum()) for side in "ab"]
     answer |= {"num_tokens": totals, "steps": list(range(num_steps[0])), "nodes": _nodes(a, usages, totals)}
     keys = np.unique(np.concatenate([before[0], after[0]]))
     shares = np.zeros((2, len(keys)))
@@ -437,11 +432,6 @@ def _usage(run: RunFile, matched: Matched, side: str) -> list[np.ndarray]:
     return counts_of_step(rows, run.bank, num_steps)
 
 
-def _num_tokens(run: RunFile, matched: Matched, side: str) -> int:
-    """Tokens of the paired samples."""
-    return int(matched.pairs[f"num_tokens_{side}"].sum())
-
-
 def _nodes(a: RunFile, usages: Sequence[list[np.ndarray]], totals: Sequence[int]) -> list[dict[str, Any]]:
     """Share of the tokens at each module of each step in both runs, of modules that one of them used."""
     return [
@@ -464,23 +454,3 @@ def _links(run: RunFile, matched: Matched, side: str) -> tuple[np.ndarray, np.nd
     key = (step * layout.num_modules + source) * layout.num_modules + target
     order = np.argsort(key)
     return key[order], columns["count"][order].astype(np.float64) / num_tokens
-
-
-def over_training(checkpoints: Sequence[RunFile], run_id: str) -> dict[str, Any]:
-    """The numbers of each checkpoint of a training, in order of iteration; for the runs of one series.
-
-    Raises:
-        NoSuchThing: the runs belong to no series.
-    """
-    placed = [(series_of(run), run) for run in checkpoints]
-    if not placed or any(place is None for place, _ in placed):
-        raise no_series(run_id)
-    ordered = sorted(placed, key=lambda row: (row[0][1], row[1].run_id))  # type: ignore[index]
-    return {
-        "run": run_id,
-        "series": ordered[0][0][0],  # type: ignore[index]
-        "points": [
-            {"run": run.run_id, "iteration": place[1], **numbers_of(run)}  # type: ignore[index]
-            for place, run in ordered
-        ],
-    }

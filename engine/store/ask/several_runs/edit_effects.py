@@ -1,4 +1,4 @@
-"""Two runs of one model over the same samples, side by side: what moved, and what the samples are.
+"""Effect of an edit: a run with changed routing beside the unchanged run over the same samples.
 
 Shapes: n tokens, S steps, K slots.
 """
@@ -117,11 +117,11 @@ def _check_same(after: RunFile, before: RunFile, *, whole: bool) -> None:
 def _check_samples(after: RunFile, before: RunFile, num_samples: int) -> None:
     """Refuse whole runs of samples with other labels or from other sources."""
     query = Query("SELECT source, label FROM sample WHERE sample < ? ORDER BY sample", (num_samples,))
-    for place, (mine, theirs) in enumerate(zip(after.rows(query), before.rows(query), strict=True)):
-        for name, one, other in zip(("source", "label"), mine, theirs, strict=True):
-            if one != other:
+    for place, (edited, unedited) in enumerate(zip(after.rows(query), before.rows(query), strict=True)):
+        for name, value, wanted in zip(("source", "label"), edited, unedited, strict=True):
+            if value != wanted:
                 raise UserError(
-                    f"{name} of sample {place} is {one!r} in {after.run_id!r}, {other!r} in {before.run_id!r}: they "
+                    f"{name} of sample {place} is {value!r} in {after.run_id!r}, {wanted!r} in {before.run_id!r}: they "
                     "are not of the same inputs",
                     field="of",
                 )
@@ -130,36 +130,36 @@ def _check_samples(after: RunFile, before: RunFile, num_samples: int) -> None:
 def _pairs(after: RunFile, before: RunFile, sample: int | None) -> list[tuple[int, int, int, int]]:
     """(sample after, sample before, tokens, first row before) of what is compared."""
     sizes = Query("SELECT num_tokens, first_row FROM sample ORDER BY sample")
-    mine, theirs = after.rows(sizes), before.rows(sizes)
+    edited, unedited = after.rows(sizes), before.rows(sizes)
     if sample is not None:
-        if len(mine) != 1:
+        if len(edited) != 1:
             raise UserError(
-                f"run {after.run_id!r} has {len(mine)} samples; one sample of {before.run_id!r} can stand beside a run "
-                "of one sample",
+                f"run {after.run_id!r} has {len(edited)} samples; one sample of {before.run_id!r} can stand beside a "
+                "run of one sample",
                 field="sample",
             )
-        if not 0 <= sample < len(theirs):
+        if not 0 <= sample < len(unedited):
             raise before.no_sample(sample)
-        theirs = [theirs[sample]]
-    if len(mine) > len(theirs):
+        unedited = [unedited[sample]]
+    if len(edited) > len(unedited):
         raise UserError(
-            f"run {after.run_id!r} has {len(mine)} samples, {before.run_id!r} only {len(theirs)}: they are not of the "
-            "same inputs",
+            f"run {after.run_id!r} has {len(edited)} samples, {before.run_id!r} only {len(unedited)}: they are not of "
+            "the same inputs",
             field="of",
         )
     first = sample or 0
-    for place, ((n, _), (m, _)) in enumerate(zip(mine, theirs, strict=False)):
+    for place, ((n, _), (m, _)) in enumerate(zip(edited, unedited, strict=False)):
         if n != m:
             raise UserError(
                 f"sample {place} of {after.run_id!r} has {n} tokens, sample {place + first} of {before.run_id!r} has "
                 f"{m}: they are not of the same inputs",
                 field="of" if sample is None else "sample",
             )
-    if (total := sum(n for n, _ in mine)) > MOST_TOKENS:
+    if (total := sum(n for n, _ in edited)) > MOST_TOKENS:
         raise UserError(f"{total:,} tokens; up to {MOST_TOKENS:,} are compared at once", field="run")
     if sample is None:
-        _check_samples(after, before, len(mine))
-    return [(i, first + i, n, start) for i, ((n, _), (_, start)) in enumerate(zip(mine, theirs, strict=False))]
+        _check_samples(after, before, len(edited))
+    return [(i, first + i, n, start) for i, ((n, _), (_, start)) in enumerate(zip(edited, unedited, strict=False))]
 
 
 def _edited_steps(config: dict[str, Any]) -> frozenset[int] | None:
@@ -184,23 +184,23 @@ def _ribbons(run: RunFile, first_row: int, size: int) -> np.ndarray:
 def _losses(after: RunFile, before: RunFile, pairs: list[tuple[int, int, int, int]]) -> dict[str, Any]:
     """Mean loss of both, and accuracy (images) or perplexity (texts)."""
     text = after.row["modality"] == "text"
-    found: dict[str, Any] = {"loss": None, "accuracy": None, "perplexity": None}
+    answer: dict[str, Any] = {"loss": None, "accuracy": None, "perplexity": None}
     if text and "loss" in after.token_columns and "loss" in before.token_columns:
         size, start = sum(pair[2] for pair in pairs), pairs[0][3]
         old, new = _token_loss(before, start, size), _token_loss(after, 0, size)
         if old is not None and new is not None:
-            found["loss"] = change_of(old, new)
-            found["perplexity"] = change_of(math.exp(min(80.0, old)), math.exp(min(80.0, new)))
-        return found
+            answer["loss"] = change_of(old, new)
+            answer["perplexity"] = change_of(math.exp(min(80.0, old)), math.exp(min(80.0, new)))
+        return answer
     query = Query("SELECT label, prediction, loss FROM sample WHERE sample BETWEEN ? AND ? ORDER BY sample")
     rows = [run.rows(Query(query.sql, (pairs[0][side], pairs[-1][side]))) for run, side in ((before, 1), (after, 0))]
     known = [both for both in zip(*rows, strict=True) if both[0][2] is not None and both[1][2] is not None]
     if known:
         sides = list(zip(*known, strict=True))
-        found["loss"] = change_of(*(float(np.mean([row[2] for row in side])) for side in sides))
+        answer["loss"] = change_of(*(float(np.mean([row[2] for row in side])) for side in sides))
         if not text:
-            found["accuracy"] = change_of(*(float(np.mean([row[0] == row[1] for row in side])) for side in sides))
-    return found
+            answer["accuracy"] = change_of(*(float(np.mean([row[0] == row[1] for row in side])) for side in sides))
+    return answer
 
 
 def _token_loss(run: RunFile, first_row: int, size: int) -> float | None:
@@ -217,16 +217,16 @@ def _token_loss(run: RunFile, first_row: int, size: int) -> float | None:
 
 def _tokens(after: RunFile, before: RunFile, sample: int) -> list[dict[str, Any]]:
     """Both ribbons of each token, and the steps at which they differ."""
-    mine, theirs = sample_of(after, 0), sample_of(before, sample)
+    edited, unedited = sample_of(after, 0), sample_of(before, sample)
     rows = []
-    for one, other in zip(mine["tokens"], theirs["tokens"], strict=True):
-        moved_S = step_distance(np.array([other["ribbon"]]), np.array([one["ribbon"]]))[0] > 0
-        losses = (other["loss"], one["loss"])
+    for new, old in zip(edited["tokens"], unedited["tokens"], strict=True):
+        moved_S = step_distance(np.array([old["ribbon"]]), np.array([new["ribbon"]]))[0] > 0
+        losses = (old["loss"], new["loss"])
         rows.append(
             {
-                "token": one["token"],
-                "before": other["ribbon"],
-                "after": one["ribbon"],
+                "token": new["token"],
+                "before": old["ribbon"],
+                "after": new["ribbon"],
                 "moved": np.nonzero(moved_S)[0].tolist(),
                 "loss": None if None in losses else change_of(*losses),
             }

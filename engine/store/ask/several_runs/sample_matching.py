@@ -1,4 +1,4 @@
-"""Which sample of one run is which sample of another: by source, checked by content; else by content; else by place."""
+"""Matching of samples between two runs: by source, checked by content; else by content; else by position."""
 
 from __future__ import annotations
 
@@ -139,9 +139,9 @@ def _same_content(a: RunFile, b: RunFile, pairs: pd.DataFrame) -> np.ndarray:
     doubtful = np.flatnonzero(~same & pairs["has_image_a"].to_numpy(bool) & pairs["has_image_b"].to_numpy(bool))
     numbers = [pairs[f"sample_{side}"].to_numpy() for side in "ab"]
     for first in range(0, len(doubtful), AT_ONCE):
-        some = doubtful[first : first + AT_ONCE]
-        small = [_small_pictures(run, side[some].tolist()) for run, side in zip((a, b), numbers, strict=True)]
-        same[some] = np.abs(small[0] - small[1]).mean(axis=(1, 2)) <= SAME_PICTURE
+        part = doubtful[first : first + AT_ONCE]
+        small = [_small_pictures(run, side[part].tolist()) for run, side in zip((a, b), numbers, strict=True)]
+        same[part] = np.abs(small[0] - small[1]).mean(axis=(1, 2)) <= SAME_PICTURE
     return same
 
 
@@ -149,8 +149,8 @@ def _small_pictures(run: RunFile, numbers: list[int]) -> np.ndarray:
     """(n, 8, 8) grey values in [0, 1] of these samples, in their order."""
     from PIL import Image
 
-    found = {}
+    grey = {}
     for number, png in run.rows(queries.some_samples(sorted(set(numbers)), "sample, image")):
         picture = open_picture(png).convert("L")
-        found[number] = np.asarray(picture.resize((SMALL_SIDE, SMALL_SIDE), Image.Resampling.BOX)) / 255
-    return np.stack([found[number] for number in numbers])
+        grey[number] = np.asarray(picture.resize((SMALL_SIDE, SMALL_SIDE), Image.Resampling.BOX)) / 255
+    return np.stack([grey[number] for number in numbers])

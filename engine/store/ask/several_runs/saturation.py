@@ -1,9 +1,9 @@
-"""Router saturation over a training: how much of a token's choice at a checkpoint is its choice at the end.
+"""Router saturation over a training: how much of a token's final choice a checkpoint already makes.
 
-Of one token at one step: |S^ckpt ∩ S^final| / K, S the set of its K modules; averaged over tokens, step by step
-(OLMoE's measure; ``METRICS`` 3). Two runs are compared only if they hold the same tokens in the same order. All
-files are read side by side, a stretch of rows at a time, however long they are. Where that takes too long for a page,
-a seeded draw of whole samples is read instead, and the answer says how far it may be off.
+For one token and step: |S^ckpt ∩ S^final| / K, S the set of its K modules, averaged over tokens, step by step
+(Muennighoff et al., “OLMoE: Open Mixture-of-Experts Language Models”, 2024). Runs are compared only if they hold the
+same tokens in the same order. All files are read side by side in chunks of rows, so memory does not grow with them.
+Beyond ``MOST_CHOICES`` a seeded draw of whole samples is read instead and the answer gives an error.
 
 Shapes: n tokens, S steps, K slots, C checkpoints.
 """
@@ -24,7 +24,8 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import RUN_SUFFIX
 from tokenpaths.engine.base.files import runs_dir as default_runs_dir
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.topics.experts import DRAWN_TOKENS, draw_tokens, series_of
+from tokenpaths.engine.store.ask.several_runs.series import series_of
+from tokenpaths.engine.store.ask.topics.experts import DRAWN_TOKENS, draw_tokens
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.flow_counter import columns_sql
 
@@ -101,18 +102,18 @@ def runs(series: str | None = None, *, runs_dir: Path | str | None = None) -> li
         UserError: no run of the folder belongs to ``series``; the sentence lists the series that there are.
     """
     folder = default_runs_dir() if runs_dir is None else Path(runs_dir)
-    found = []
+    places = []
     for file in sorted(folder.glob(f"*{RUN_SUFFIX}")) if folder.is_dir() else []:
         try:
             with RunFile.open(file) as run:
-                found.append(_place(run))
+                places.append(_place(run))
         except UserError:
             continue  # list_runs says what is wrong with it
     if series is None:
-        return found
-    chosen = [row for row in found if row.series == series]
+        return places
+    chosen = [row for row in places if row.series == series]
     if not chosen:
-        known = ", ".join(sorted({row.series for row in found if row.series})) or "none yet"
+        known = ", ".join(sorted({row.series for row in places if row.series})) or "none yet"
         raise UserError(f"no run belongs to the series {series[:60]!r}; there are: {known}", field="series")
     return sorted(chosen, key=lambda row: (row.iteration or 0, row.run))
 
@@ -150,13 +151,13 @@ def saturation(
             last = next(i for i in order if (places[i].iteration or 0) == (places[order[-1]].iteration or 0))
             order = [*(i for i in order if i != last), last]
             checkpoints, places = [checkpoints[i] for i in order], [places[i] for i in order]
-        found = _against_the_last(checkpoints, places, sampled=False)
-        if found.left_out:
+        answer = _against_the_last(checkpoints, places, sampled=False)
+        if answer.left_out:
             raise UserError(
-                f"run {found.left_out[0][0]!r} {found.left_out[0][1]}; record the same texts at each checkpoint",
+                f"run {answer.left_out[0][0]!r} {answer.left_out[0][1]}; record the same texts at each checkpoint",
                 field="files",
             )
-        return found
+        return answer
 
 
 def of_series(checkpoints: Sequence[RunFile], run_id: str, most_choices: int = MOST_CHOICES) -> dict[str, Any]:
@@ -178,19 +179,19 @@ def of_series(checkpoints: Sequence[RunFile], run_id: str, most_choices: int = M
     ordered = [run for _, run in sorted(by_iteration.items())]
     final = ordered[-1]
     choices = int(final.row["num_tokens"]) * final.layout.visits * len(ordered)
-    found = _against_the_last(ordered, [_place(run) for run in ordered], sampled=choices > most_choices)
+    answer = _against_the_last(ordered, [_place(run) for run in ordered], sampled=choices > most_choices)
     return {
         "run": run_id,
         "series": (series_of(final) or ("", 0))[0],
         "final": final.run_id,
-        "baseline": float(np.mean(found.chance)),
-        "counted": found.counted,
-        "compared_by": found.compared_by,
+        "baseline": float(np.mean(answer.chance)),
+        "counted": answer.counted,
+        "compared_by": answer.compared_by,
         "points": [
             {"run": c.run, "iteration": c.iteration, "saturation": c.mean, "error": c.error, "by_step": c.steps}
-            for c in found.checkpoints
+            for c in answer.checkpoints
         ],
-        "left_out": [{"run": name, "reason": reason} for name, reason in [*left_out, *found.left_out]],
+        "left_out": [{"run": name, "reason": reason} for name, reason in [*left_out, *answer.left_out]],
     }
 
 
@@ -209,7 +210,7 @@ class _Kept:
 def _against_the_last(checkpoints: Sequence[RunFile], places: Sequence[SeriesRun], *, sampled: bool) -> Saturation:
     final = checkpoints[-1]
     top_k, of_tokens, num_steps = final.layout.top_k, int(final.row["num_tokens"]), final.layout.num_steps
-    kept = [
+    tallies = [
         _Kept(run, _parts(run, sampled), np.zeros(num_steps, dtype=np.int64), different=_misfit(run, final))
         for run in checkpoints
     ]
@@ -218,15 +219,15 @@ def _against_the_last(checkpoints: Sequence[RunFile], places: Sequence[SeriesRun
         num_tokens += len(part.ids_nSK)
         starts = np.flatnonzero(np.diff(part.places["sample"], prepend=-1))
         lengths = np.diff(starts, append=len(part.ids_nSK))
-        for one in kept:
-            if one.different is None:
-                own = part if one.run is final else next(one.parts)
-                one.different = _other_tokens(own, part, final)
-            if one.different is None:
+        for tally in tallies:
+            if tally.different is None:
+                own = part if tally.run is final else next(tally.parts)
+                tally.different = _other_tokens(own, part, final)
+            if tally.different is None:
                 common_nS = common(own.ids_nSK, part.ids_nSK)
-                one.total_S += common_nS.sum(axis=0)
+                tally.total_S += common_nS.sum(axis=0)
                 if sampled and len(starts):
-                    one.of_samples.append(np.add.reduceat(common_nS.mean(axis=1), starts))
+                    tally.of_samples.append(np.add.reduceat(common_nS.mean(axis=1), starts))
     offered_S = final.bank.available.sum(axis=1)
     answer = Saturation(
         final.run_id,
@@ -241,14 +242,14 @@ def _against_the_last(checkpoints: Sequence[RunFile], places: Sequence[SeriesRun
             "exact": num_tokens == of_tokens,
         },
     )
-    for one, place in zip(kept, places, strict=True):
-        if one.different is not None:
-            answer.left_out.append((one.run.run_id, one.different))
+    for tally, place in zip(tallies, places, strict=True):
+        if tally.different is not None:
+            answer.left_out.append((tally.run.run_id, tally.different))
             continue
-        share_S = one.total_S / max(1, num_tokens * top_k)
-        error = 0.0 if num_tokens == of_tokens else _error(one.of_samples[0] / top_k, lengths, num_tokens / of_tokens)
+        share_S = tally.total_S / max(1, num_tokens * top_k)
+        error = 0.0 if num_tokens == of_tokens else _error(tally.of_samples[0] / top_k, lengths, num_tokens / of_tokens)
         answer.checkpoints.append(
-            Checkpoint(one.run.run_id, place.iteration, share_S.tolist(), float(share_S.mean()), error)
+            Checkpoint(tally.run.run_id, place.iteration, share_S.tolist(), float(share_S.mean()), error)
         )
     return answer
 
@@ -274,7 +275,7 @@ def _place(run: RunFile) -> SeriesRun:
 
 def _misfit(run: RunFile, final: RunFile) -> str | None:
     """Why a run cannot be compared with the final one at all; None: it can."""
-    for name, words in (
+    for name, noun in (
         ("num_steps", "steps"),
         ("num_modules", "modules"),
         ("top_k", "slots"),
@@ -283,7 +284,7 @@ def _misfit(run: RunFile, final: RunFile) -> str | None:
     ):
         if run.row[name] != final.row[name]:
             return (
-                f"has {run.row[name]:,} {words}, {final.run_id!r} has {final.row[name]:,}: saturation compares the "
+                f"has {run.row[name]:,} {noun}, {final.run_id!r} has {final.row[name]:,}: saturation compares the "
                 "same tokens of one model at different times"
             )
     return None

@@ -12,29 +12,29 @@ from tokenpaths.engine.store.ask.run_file import RunFile
 
 T = TypeVar("T")
 MOST_BYTES = 192 * 2**20
-_HELD: OrderedDict[tuple[int, str], tuple[weakref.ref[RunFile], Any, int]] = OrderedDict()
+_ENTRIES: OrderedDict[tuple[int, str], tuple[weakref.ref[RunFile], Any, int]] = OrderedDict()
 _LOCK = threading.Lock()
 
 
-def held(run: RunFile, name: str, load: Callable[[], T], num_bytes: Callable[[T], int]) -> T:
+def cached(run: RunFile, name: str, load: Callable[[], T], num_bytes: Callable[[T], int]) -> T:
     """What ``load`` returns, cached under ``name`` while ``run`` lives and nothing newer needs the room.
 
     Two threads may both load it, which is harmless: cached values are never changed.
     """
     key = (id(run), name)
     with _LOCK:
-        entry = _HELD.get(key)
+        entry = _ENTRIES.get(key)
         if entry is not None and entry[0]() is run:
-            _HELD.move_to_end(key)
+            _ENTRIES.move_to_end(key)
             return entry[1]
     value = load()
     size = num_bytes(value)
     with _LOCK:
-        _HELD.pop(key, None)
-        for other in [other for other, row in _HELD.items() if row[0]() is None]:
-            del _HELD[other]
+        _ENTRIES.pop(key, None)
+        for other in [other for other, row in _ENTRIES.items() if row[0]() is None]:
+            del _ENTRIES[other]
         if size <= MOST_BYTES:
-            _HELD[key] = (weakref.ref(run), value, size)
-            while sum(row[2] for row in _HELD.values()) > MOST_BYTES:
-                _HELD.popitem(last=False)
+            _ENTRIES[key] = (weakref.ref(run), value, size)
+            while sum(row[2] for row in _ENTRIES.values()) > MOST_BYTES:
+                _ENTRIES.popitem(last=False)
     return value

@@ -1,4 +1,4 @@
-"""From rows to what a page shows: ribbons, cropped patches, tokens in their context."""
+"""From rows to what a page shows: nested ribbons, cropped patches, tokens in their text context."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def open_picture(png: bytes) -> Image.Image:
     elsewhere.
     """
     try:
-        with Image.open(io.BytesIO(png), formats=["PNG"]) as found:
-            if found.width * found.height <= MAX_PIXELS:
-                picture = found.convert("RGB")
+        with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
+            if image.width * image.height <= MAX_PIXELS:
+                picture = image.convert("RGB")
                 picture.info.clear()  # Pillow would write the author's colour profile again
                 return picture
-            size = f"{found.width:,} × {found.height:,} pixels"
+            size = f"{image.width:,} × {image.height:,} pixels"
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise RunFileError("a picture of the run is damaged: copy the run again or trace it again") from error
     raise RunFileError(f"a picture of the run has {size}, at most {MAX_PIXELS:,} are decoded: trace the run again")

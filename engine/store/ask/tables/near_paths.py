@@ -1,10 +1,9 @@
-"""How far every path of a run is from one ribbon, and which are nearest: exact, over all distinct paths.
+"""Distances of one ribbon to every path of a run, exact, and the nearest paths.
 
-The ribbons of up to ``MOST_HELD_BYTES`` stay in memory, a row for each visit, so that a comparison goes through
-neighbouring bytes; those of a larger run are read each time, a piece at a time.
+Ribbons of up to ``MOST_HELD_BYTES`` are cached, one contiguous row for each visit; those of a larger run are read in
+parts each time. Distances are those of ``analysis.path_distance.ribbon_distance``, integers 0 … V.
 
-Shapes: P paths, V = S·K visits, S steps, K slots; distances are those of
-``tokenpaths.engine.analysis.path_distance.ribbon_distance``, whole numbers 0 … V.
+Shapes: P paths, V = S·K visits, S steps, K slots.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.tables.cache import held
+from tokenpaths.engine.store.ask.tables.cache import cached
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.path_pages import PAGES_AT_ONCE
 
@@ -94,7 +93,7 @@ def _parts(run: RunFile) -> Iterator[Part]:
     layout, num_paths = run.layout, int(run.row["num_paths"])
     read = _from_pages if layout.by_path else _from_table
     if num_paths * (layout.visits * layout.id_dtype.itemsize + 12) <= MOST_HELD_BYTES:
-        yield from held(run, "ribbons", lambda: list(read(run)), lambda parts: sum(part.num_bytes for part in parts))
+        yield from cached(run, "ribbons", lambda: list(read(run)), lambda parts: sum(part.num_bytes for part in parts))
     else:
         yield from read(run)
 

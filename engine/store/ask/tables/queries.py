@@ -1,6 +1,6 @@
-"""Every question as (SQL, parameters): pure functions, tested against numpy on raw arrays.
+"""Queries as (SQL, parameters): pure functions, tested against numpy on the raw arrays.
 
-Column order is part of each docstring; ``Run`` turns rows into answers.
+The columns of each result are in the docstring, in order.
 """
 
 from __future__ import annotations
@@ -215,8 +215,8 @@ def count_histogram(kind: str) -> Query:
 
 def some_paths(ranks: Sequence[int]) -> Query:
     """rank, ribbon, count, cdf, first_member; each by itself, so that only the blocks with these ranks are read."""
-    one = "(SELECT rank, ribbon, count, cdf, first_member FROM path WHERE rank = ?)"
-    return Query(" UNION ALL ".join([one] * len(ranks)), tuple(ranks))
+    select = "(SELECT rank, ribbon, count, cdf, first_member FROM path WHERE rank = ?)"
+    return Query(" UNION ALL ".join([select] * len(ranks)), tuple(ranks))
 
 
 def some_samples(numbers: Sequence[int], columns: str) -> Query:
@@ -226,12 +226,12 @@ def some_samples(numbers: Sequence[int], columns: str) -> Query:
     read the texts of all samples; of very many stretches that is the faster way once they are in memory.
     """
     order = " ORDER BY sample" if "sample" in columns.split(", ") else ""
-    found = _stretches(numbers)
-    if len(found) > MOST_STRETCHES:
+    stretches = _stretches(numbers)
+    if len(stretches) > MOST_STRETCHES:
         marks = ", ".join("?" * len(numbers))
         return Query(f"SELECT {columns} FROM sample WHERE sample IN ({marks}){order}", tuple(numbers))
     parts, parameters = [], []
-    for stretch in found:
+    for stretch in stretches:
         where = "sample BETWEEN ? AND ?"
         parameters += [stretch[0], stretch[-1]]
         if len(stretch) <= stretch[-1] - stretch[0]:
@@ -243,13 +243,13 @@ def some_samples(numbers: Sequence[int], columns: str) -> Query:
 
 def _stretches(numbers: Sequence[int]) -> list[list[int]]:
     """Rising numbers in groups whose neighbours are at most ``NEAR`` apart."""
-    found: list[list[int]] = []
+    stretches: list[list[int]] = []
     for number in sorted(set(numbers)):
-        if found and number - found[-1][-1] <= NEAR:
-            found[-1].append(number)
+        if stretches and number - stretches[-1][-1] <= NEAR:
+            stretches[-1].append(number)
         else:
-            found.append([number])
-    return found
+            stretches.append([number])
+    return stretches
 
 
 def tokens_at(pairs: Sequence[tuple[int, int]], columns: str) -> Query:

@@ -1,4 +1,4 @@
-"""Reads the path profiles of samples (``file.profile_pages``) and compares one with all others.
+"""Path profiles of samples, read from ``profile_page`` (``file.profile_pages``), and distances to all of them.
 
 Shapes: n samples of a page, S steps, M modules, D = S·M.
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 from tokenpaths.engine.base.errors import RunFileError
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.tables.cache import held
+from tokenpaths.engine.store.ask.tables.cache import cached
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.profile_pages import Page, page_samples
 
@@ -25,7 +25,7 @@ BLOCK_SAMPLES = 512
 def has_profiles(run: RunFile) -> bool:
     """Whether the file holds the counts; those of small runs are counted when asked for."""
     count = Query("SELECT count(*) FROM profile_page")
-    return held(run, "num_profile_pages", lambda: run.rows(count)[0][0], lambda _: 0) > 0
+    return cached(run, "num_profile_pages", lambda: run.rows(count)[0][0], lambda _: 0) > 0
 
 
 def pages(run: RunFile, numbers: np.ndarray | None = None) -> Iterator[Page]:
@@ -33,9 +33,11 @@ def pages(run: RunFile, numbers: np.ndarray | None = None) -> Iterator[Page]:
     layout = run.layout
     size = page_samples(layout)
     if run.row["num_samples"] * layout.num_steps * layout.num_modules <= MOST_HELD_BYTES:
-        found = held(run, "profiles", lambda: list(_read(run)), lambda parts: sum(part.num_bytes for part in parts))
-        wanted = range(len(found)) if numbers is None else np.unique(numbers // size).tolist()
-        yield from (found[place] for place in wanted)
+        all_pages = cached(
+            run, "profiles", lambda: list(_read(run)), lambda parts: sum(part.num_bytes for part in parts)
+        )
+        wanted = range(len(all_pages)) if numbers is None else np.unique(numbers // size).tolist()
+        yield from (all_pages[place] for place in wanted)
         return
     yield from _read(run, None if numbers is None else (np.unique(numbers // size) * size).tolist())
 
@@ -82,7 +84,7 @@ def squared_distances(run: RunFile, own: np.ndarray) -> np.ndarray:
     |a − b|² = |a|² + |b|² − 2a·b, and a profile has the length √½: one product of a matrix and a vector.
     """
     num_steps = run.layout.num_steps
-    found = np.empty(int(run.row["num_samples"]), dtype=np.float64)
+    squared = np.empty(int(run.row["num_samples"]), dtype=np.float64)
     length = float(own.astype(np.float64) @ own)
     for page in pages(run):
         for start in range(0, len(page.low_nD), BLOCK_SAMPLES):
@@ -92,8 +94,8 @@ def squared_distances(run: RunFile, own: np.ndarray) -> np.ndarray:
             scale = np.sqrt(np.divide(0.5 / num_steps, visits, out=np.zeros(len(visits)), where=known))
             shared = (np.sqrt(counts, out=counts) @ own) * scale
             first = page.first + start
-            found[first : first + len(visits)] = length + np.where(known, 0.5, 0.0) - 2 * shared
-    return found
+            squared[first : first + len(visits)] = length + np.where(known, 0.5, 0.0) - 2 * shared
+    return squared
 
 
 def rounding(run: RunFile) -> float:

@@ -1,8 +1,8 @@
-"""The tokens of a run with their paths in memory, for questions that no summary answers.
+"""TokenTable: the tokens of a run with their paths as arrays, for questions that no summary answers.
 
-Up to ``MOST_TOKENS`` tokens (and ``MOST_BYTES`` of ribbons) are all of them; of larger runs a seeded draw of whole
-samples, because tokens of one sample are alike and intervals need to see that. ``counted`` of each answer says how
-many of how many.
+Runs of up to ``MOST_TOKENS`` tokens (and ``MOST_BYTES`` of ribbons) are read whole; of larger ones a seeded draw of
+whole samples, because tokens of a sample are correlated and intervals resample samples. ``counted`` of each answer
+gives the size of the draw and of the run.
 
 Shapes: n tokens in reading order, N samples, P distinct paths in the order of their ranks, S steps, K slots.
 """
@@ -28,16 +28,16 @@ MOST_BYTES = 64 * 2**20
 SEED = 0
 MOST_COUNTED_BYTES = 32 * 2**20
 """of the counts of what all tokens choose, which stay in memory"""
-KEPT_RUNS = 3
+CACHED_RUNS = 3
 """runs whose tokens stay in memory for the next question"""
 
 
 @dataclass
-class Travellers:
+class TokenTable:
     """Tokens, the paths they take and the samples they belong to; arrays are never changed."""
 
     run: weakref.ref[RunFile]
-    """weak: what is kept here must not keep a closed run open"""
+    """weak: a cached table must not keep a closed run open"""
     columns: dict[str, np.ndarray]
     """(n,): place (row of table ``token``), token, token_id, predicted_id, grid_row, col, region, char_start,
     char_end; −1 where unknown, a column that the run does not have is absent"""
@@ -54,8 +54,8 @@ class Travellers:
     reuse_P: np.ndarray
     ribbon_PSK: np.ndarray
     counted: dict[str, Any]
-    kept: dict[str, Any] = field(default_factory=dict)
-    """what other questions worked out of these tokens"""
+    cache: dict[str, Any] = field(default_factory=dict)
+    """what other questions computed of these tokens"""
 
     @property
     def num_tokens(self) -> int:
@@ -65,7 +65,7 @@ class Travellers:
     def num_samples(self) -> int:
         return len(self.samples_N)
 
-    def of_samples(self, chosen: np.ndarray) -> Travellers:
+    def of_samples(self, chosen: np.ndarray) -> TokenTable:
         """The tokens of some samples, given by rising indices; paths keep their places."""
         place = np.full(self.num_samples, -1, dtype=np.int32)
         place[chosen] = np.arange(len(chosen), dtype=np.int32)
@@ -79,18 +79,18 @@ class Travellers:
             label_N=self.label_N[chosen],
             path_n=self.path_n[keep],
             counted={**counted, "exact": counted["num_tokens"] == counted["of_tokens"]},
-            kept={},
+            cache={},
         )
 
-    def of_tokens(self, some: np.ndarray) -> Travellers:
+    def of_tokens(self, places: np.ndarray) -> TokenTable:
         """Some tokens, given by their indices, in that order; samples and paths keep their places."""
         return replace(
             self,
-            columns={name: values[some] for name, values in self.columns.items()},
-            sample_n=self.sample_n[some],
-            path_n=self.path_n[some],
-            counted={**self.counted, "num_tokens": len(some), "exact": len(some) == self.counted["of_tokens"]},
-            kept={},
+            columns={name: values[places] for name, values in self.columns.items()},
+            sample_n=self.sample_n[places],
+            path_n=self.path_n[places],
+            counted={**self.counted, "num_tokens": len(places), "exact": len(places) == self.counted["of_tokens"]},
+            cache={},
         )
 
     def chosen_at(self, step: int, modules_I: np.ndarray, mask_n: np.ndarray | None = None) -> np.ndarray:
@@ -120,15 +120,15 @@ class Travellers:
             others[chosen] = False
             return self.chosen_at(step, modules_I, others)
         key = f"chosen at {step}"
-        if key not in self.kept:
-            self.kept[key] = self.chosen_at(step, np.arange(self.num_modules)).astype(np.int32)
-        return self.kept[key][:, modules_I] - hits_NI
+        if key not in self.cache:
+            self.cache[key] = self.chosen_at(step, np.arange(self.num_modules)).astype(np.int32)
+        return self.cache[key][:, modules_I] - hits_NI
 
     def weighted_at(self, step: int, count_P: np.ndarray) -> np.ndarray:
         """(M,) visits of each module at ``step``, where ``count_P`` tokens take each path."""
-        some = np.flatnonzero(count_P)
-        ids_PK = self.ribbon_PSK[some, step] if 2 * len(some) < len(count_P) else self.ribbon_PSK[:, step]
-        weights = count_P[some] if 2 * len(some) < len(count_P) else count_P
+        taken = np.flatnonzero(count_P)
+        ids_PK = self.ribbon_PSK[taken, step] if 2 * len(taken) < len(count_P) else self.ribbon_PSK[:, step]
+        weights = count_P[taken] if 2 * len(taken) < len(count_P) else count_P
         slots = range(ids_PK.shape[1])
         return np.sum([np.bincount(ids_PK[:, slot], weights, self.num_modules) for slot in slots], axis=0)
 
@@ -145,9 +145,9 @@ class Travellers:
     def visits_at(self, step: int) -> np.ndarray:
         """``weighted_at`` of all these tokens."""
         key = f"visits at {step}"
-        if key not in self.kept:
-            self.kept[key] = self.weighted_at(step, self.tokens_of_path)
-        return self.kept[key]
+        if key not in self.cache:
+            self.cache[key] = self.weighted_at(step, self.tokens_of_path)
+        return self.cache[key]
 
     def per_sample(self, mask_n: np.ndarray | None = None) -> np.ndarray:
         """(N,) tokens of each sample, those of ``mask_n``."""
@@ -167,19 +167,19 @@ class Travellers:
         start, end = self.columns["char_start"], self.columns["char_end"]
         return words_of_tokens(self._texts, self.sample_n, start, end)
 
-    def words_of(self, some: np.ndarray) -> Words | None:
+    def words_of(self, places: np.ndarray) -> Words | None:
         """The words of some tokens, given by their indices; reads only the text around them."""
-        most = self.counted["exact"] and 4 * len(some) > self.num_tokens
+        most = self.counted["exact"] and 4 * len(places) > self.num_tokens
         if not self.has_texts or "words" in self.__dict__ or most:
-            return None if self.words is None else Words(self.words.names, self.words.codes_n[some])
+            return None if self.words is None else Words(self.words.names, self.words.codes_n[places])
         texts, starts, ends = [], [], []
-        places = (self.sample_n, self.columns["char_start"], self.columns["char_end"])
-        for sample, start, end in zip(*(values[some].tolist() for values in places), strict=True):
+        columns = (self.sample_n, self.columns["char_start"], self.columns["char_end"])
+        for sample, start, end in zip(*(values[places].tolist() for values in columns), strict=True):
             low, high = surroundings(self._texts[sample], start, end)
             texts.append(self._texts[sample][low:high])
             starts.append(start - low)
             ends.append(end - low)
-        return words_of_tokens(texts, np.arange(len(some)), np.array(starts), np.array(ends))
+        return words_of_tokens(texts, np.arange(len(places)), np.array(starts), np.array(ends))
 
     @cached_property
     def pieces(self) -> Words | None:
@@ -196,8 +196,8 @@ class Travellers:
 
     @cached_property
     def _texts(self) -> list[str]:
-        found = dict(self._rows("SELECT sample, text FROM sample WHERE text IS NOT NULL"))
-        return [found.get(int(number), "") for number in self.samples_N]
+        text_of = dict(self._rows("SELECT sample, text FROM sample WHERE text IS NOT NULL"))
+        return [text_of.get(int(number), "") for number in self.samples_N]
 
     def _rows(self, sql: str) -> list[tuple]:
         run = self.run()
@@ -205,24 +205,24 @@ class Travellers:
         return run.rows(Query(sql))
 
 
-_KEPT: weakref.WeakKeyDictionary[RunFile, Travellers] = weakref.WeakKeyDictionary()
+_TABLES: weakref.WeakKeyDictionary[RunFile, TokenTable] = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
 
 
-def travellers(run: RunFile) -> Travellers:
+def tokens_of(run: RunFile) -> TokenTable:
     """The tokens of ``run``, read once and kept while it is open and few others were asked since."""
     with _LOCK:
-        found = _KEPT.pop(run, None)
-        if found is not None:
-            _KEPT[run] = found
-            return found
+        table = _TABLES.pop(run, None)
+        if table is not None:
+            _TABLES[run] = table
+            return table
     # Read without the lock: two that ask at once both read, which is harmless.
-    found = read_travellers(run)
+    table = read_token_table(run)
     with _LOCK:
-        while len(_KEPT) >= KEPT_RUNS:
-            _KEPT.pop(next(iter(_KEPT)))
-        _KEPT[run] = found
-    return found
+        while len(_TABLES) >= CACHED_RUNS:
+            _TABLES.pop(next(iter(_TABLES)))
+        _TABLES[run] = table
+    return table
 
 
 def most_tokens(run: RunFile) -> int:
@@ -230,7 +230,7 @@ def most_tokens(run: RunFile) -> int:
     return min(MOST_TOKENS, MOST_BYTES // (run.layout.visits * run.layout.id_dtype.itemsize))
 
 
-def known_travellers(run: RunFile) -> Travellers | None:
+def known_token_table(run: RunFile) -> TokenTable | None:
     """Of a run too large for memory the tokens of ``known_token``; None where all are in memory."""
     if run.row["num_tokens"] <= most_tokens(run):
         return None
@@ -241,7 +241,7 @@ def known_travellers(run: RunFile) -> Travellers | None:
     return _gathered(run, condition, {name: values.astype(np.int64) for name, values in rows.items()}, chosen)
 
 
-def read_travellers(run: RunFile, most: int | None = None) -> Travellers:
+def read_token_table(run: RunFile, most: int | None = None) -> TokenTable:
     """All tokens, or those of a seeded draw of samples with at most about ``most`` tokens."""
     most = most_tokens(run) if most is None else most
     rows = run.arrays(Query("SELECT sample, num_tokens, coalesce(label_id, -1) AS label FROM sample ORDER BY sample"))
@@ -255,7 +255,7 @@ def read_travellers(run: RunFile, most: int | None = None) -> Travellers:
     return _gathered(run, condition, {name: values.astype(np.int64) for name, values in rows.items()}, chosen)
 
 
-def _gathered(run: RunFile, condition: Query, rows: dict[str, np.ndarray], chosen: np.ndarray) -> Travellers:
+def _gathered(run: RunFile, condition: Query, rows: dict[str, np.ndarray], chosen: np.ndarray) -> TokenTable:
     """The tokens for which ``condition`` holds, all of them of the ``chosen`` of the samples in ``rows``."""
     samples_N, sizes = rows["sample"], rows["num_tokens"]
     tokens = _tokens(run, condition)
@@ -264,7 +264,7 @@ def _gathered(run: RunFile, condition: Query, rows: dict[str, np.ndarray], chose
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     numbers = samples_N[chosen]
-    return Travellers(
+    return TokenTable(
         run=weakref.ref(run),
         sample_n=np.searchsorted(numbers, tokens.pop("sample")).astype(np.int32),
         columns=tokens,

@@ -1,4 +1,4 @@
-"""Distributions of a measure over samples or tokens."""
+"""Distributions of a measure (compute, reuse, loss, gate entropy) over samples or tokens."""
 
 from __future__ import annotations
 

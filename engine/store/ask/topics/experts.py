@@ -1,9 +1,7 @@
-"""Experts of a sealed run: what they prefer, who works with whom, what neighbours share, and which series of
-checkpoints it belongs to.
+"""Experts of a run: specialisation, co-activation, repetition between neighbours, and the choices of single tokens.
 
-Labels are answered from the sealed summaries. What needs the tokens themselves reads at most ``MOST_TOKENS`` of
-them: all, or a seeded draw of whole samples, for neighbours must stay together; ``counted`` of each answer says how
-many of how many.
+Labels are answered from the sealed summaries. What needs tokens reads at most ``MOST_TOKENS`` of them: all, or a seeded
+draw of whole samples, so that neighbours stay together; ``counted`` of each answer gives the size of the draw.
 
 Shapes: n tokens in reading order, S steps, K slots, M modules.
 """
@@ -18,7 +16,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from tokenpaths.engine.analysis import expert_affinity as measure
-from tokenpaths.engine.base.errors import NoSuchThing, UserError
+from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import (
     MAX_INT,
     Argument,
@@ -265,27 +263,27 @@ def _by_word(run: RunFile, of: str, step: int, label_id: int | None, limit: int,
                 "kept; trace the model again to see them",
                 field="of",
             )
-    found = measure.vocabulary_specialisation(drawn.ids_nSK[:, 0], words, run.layout.num_modules)
-    share, listed = found.share, {}
-    for module in np.flatnonzero(found.counts.any(axis=0)).tolist():
-        order = np.lexsort((found.token_ids, -found.seen, -share[:, module]))
-        listed[module] = [int(x) for x in order[:each] if found.counts[x, module]]
+    preference = measure.vocabulary_specialisation(drawn.ids_nSK[:, 0], words, run.layout.num_modules)
+    share, listed = preference.share, {}
+    for module in np.flatnonzero(preference.counts.any(axis=0)).tolist():
+        order = np.lexsort((preference.token_ids, -preference.seen, -share[:, module]))
+        listed[module] = [int(x) for x in order[:each] if preference.counts[x, module]]
     strength = {module: float(share[rows, module].mean()) for module, rows in listed.items()}
     order = sorted(listed, key=lambda module: (-strength[module], module))
-    texts = vocabulary(run, [int(found.token_ids[x]) for module in order[:limit] for x in listed[module]])
+    texts = vocabulary(run, [int(preference.token_ids[x]) for module in order[:limit] for x in listed[module]])
     return {
         "counted": drawn.counted,
-        "num_words": len(found.token_ids),
+        "num_words": len(preference.token_ids),
         "modules": [
             {
                 **run.bank.head(step, module),
-                "count": int(found.counts[:, module].sum()),
+                "count": int(preference.counts[:, module].sum()),
                 "prefers": [
                     {
-                        "token_id": int(found.token_ids[x]),
-                        "text": texts.get(int(found.token_ids[x])),
-                        "count": int(found.counts[x, module]),
-                        "of": int(found.seen[x]),
+                        "token_id": int(preference.token_ids[x]),
+                        "text": texts.get(int(preference.token_ids[x])),
+                        "count": int(preference.counts[x, module]),
+                        "of": int(preference.seen[x]),
                         "share": float(share[x, module]),
                     }
                     for x in listed[module]
@@ -365,12 +363,12 @@ def _strongest(together: np.ndarray, share: np.ndarray) -> list[tuple[int, int]]
 
 def _chain(pairs: Sequence[tuple[int, int]], share: np.ndarray, limit: int) -> list[int]:
     """The modules of the strongest pairs, at most ``limit``, each beside the one it works with most."""
-    kept: dict[int, None] = {}
+    modules: dict[int, None] = {}
     for pair in pairs:
-        if len(kept.keys() | set(pair)) > limit:
+        if len(modules.keys() | set(pair)) > limit:
             break
-        kept.update(dict.fromkeys(pair))
-    left, chain = list(kept), []
+        modules.update(dict.fromkeys(pair))
+    left, chain = list(modules), []
     both = np.minimum(share, share.T)
     while left:
         nearest = left[0] if not chain else max(left, key=lambda module: (both[chain[-1], module], -module))
@@ -392,8 +390,8 @@ def _chain(pairs: Sequence[tuple[int, int]], share: np.ndarray, limit: int) -> l
 def repetition(run: RunFile, *, label: LabelFilter = None) -> dict[str, Any]:
     """How often neighbouring tokens share their first, or any, module; per step, beside its baselines."""
     drawn = draw_tokens(run, None, run.label_id(label))
-    found = measure.repetition(drawn.ids_nSK, drawn.follows_n)
-    if not found.num_pairs:
+    repeated = measure.repetition(drawn.ids_nSK, drawn.follows_n)
+    if not repeated.num_pairs:
         raise UserError(f"run {run.run_id!r} has no sample with two tokens, so no token has a neighbour", field="run")
     # Ids without weights stand in the order of the source: slot 0 is no first choice then.
     ordered = run.layout.top_k == 1 or weights_recorded(run)
@@ -403,8 +401,8 @@ def repetition(run: RunFile, *, label: LabelFilter = None) -> dict[str, Any]:
         steps.append(
             {
                 "step": step,
-                "first": float(found.first[step]) if ordered else None,
-                "any": float(found.any[step]),
+                "first": float(repeated.first[step]) if ordered else None,
+                "any": float(repeated.any[step]),
                 "baseline_first": first,
                 "baseline_any": any_,
             }
@@ -413,7 +411,7 @@ def repetition(run: RunFile, *, label: LabelFilter = None) -> dict[str, Any]:
         "run": run.run_id,
         "label": label,
         "top_k": run.layout.top_k,
-        "num_pairs": found.num_pairs,
+        "num_pairs": repeated.num_pairs,
         "first_missing": None if ordered else "the source recorded no weights, so no choice of a token is its first",
         "counted": drawn.counted,
         "steps": steps,
@@ -452,14 +450,14 @@ def token_slice(
     layout = run.layout
     columns = [name for name in ("token_id", "row", "col", "char_start", "char_end") if name in run.token_columns]
     stop = min(first + limit, num_tokens)
-    found = run.rows(queries.tokens_of_sample(layout, ["token", *columns], sample, first, stop))
+    token_rows = run.rows(queries.tokens_of_sample(layout, ["token", *columns], sample, first, stop))
     arrays = [
         list(column) if layout.packed else np.array(column)
-        for column in list(zip(*found, strict=True))[1 + len(columns) :]
+        for column in list(zip(*token_rows, strict=True))[1 + len(columns) :]
     ]
-    tokens = [dict(zip(["token", *columns], row, strict=False)) for row in found]
+    tokens = [dict(zip(["token", *columns], row, strict=False)) for row in token_rows]
     texts = vocabulary(run, [token["token_id"] for token in tokens if token.get("token_id") is not None])
-    ids, levels = run.ribbons_of(arrays) if found else (np.zeros((0, 1, 1)), np.zeros((0, 1, 1)))
+    ids, levels = run.ribbons_of(arrays) if token_rows else (np.zeros((0, 1, 1)), np.zeros((0, 1, 1)))
     answer = []
     for place, token in enumerate(tokens):
         where = {name: token[name] for name in ("token_id", "row", "col") if name in token}
@@ -483,20 +481,3 @@ def token_slice(
         "weights_recorded": weights_recorded(run),
         "tokens": answer,
     }
-
-
-def series_of(run: RunFile) -> tuple[str, int] | None:
-    """(name, iteration) of the training that the run's checkpoint belongs to; None: of none."""
-    series = json.loads(run.row["config"]).get("series")
-    if not isinstance(series, dict):
-        return None
-    name, iteration = series.get("name"), series.get("iteration")
-    return (name, iteration) if isinstance(name, str) and isinstance(iteration, int) else None
-
-
-def no_series(run_id: str) -> NoSuchThing:
-    """The error of a run that stands alone."""
-    return NoSuchThing(
-        f"run {run_id!r} belongs to no series of checkpoints: record them under one series name to see routing settle",
-        field="run",
-    )

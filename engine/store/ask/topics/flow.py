@@ -1,13 +1,13 @@
-"""Flow of a run: tokens from module to module between steps, of all tokens or of any that filters choose.
+"""Flow of a run: tokens from module to module between steps, for all tokens or for those that filters select.
 
 Without path filters the sealed summaries answer. With them tokens are counted, exactly or on a sample:
 
-- Of one slot, by way of their paths: a path is counted once, so often as it is taken. A hundred million tokens have
-  eleven million paths, so this reads a tenth; and of a filter without a label nothing but ``path``. The naive twin
-  counts tokens (``flow_counter.FlowCounter``).
-- On ``token_sample``, a hash sample of a million tokens: each is drawn by a hash of its place, each alike and on its
-  own, so the interval of a share is Wilson's, of the sampled tokens that pass the filter. It says how far the share in
-  this run may be, not in other samples. A run of up to a million tokens is its own sample.
+- With one slot, by path: each path counts as often as it is taken. A hundred million tokens have eleven million paths,
+  so this reads a tenth, and of a filter without a label nothing but ``path``. The naive twin counts tokens
+  (``flow_counter.FlowCounter``).
+- On ``token_sample``, a hash sample of a million tokens drawn independently, so the interval of a share is Wilson's,
+  over the sampled tokens that pass the filter. It bounds the share in this run, not in other samples. A run of up to a
+  million tokens is its own sample.
 
 Shapes: p paths, S steps, M modules.
 """

@@ -1,9 +1,9 @@
-"""What paths know: NMI(π; property) of each property that the tokens of a run have, beside a permutation null.
+"""What paths know: NMI(path; property) of every recorded property of tokens, beside a permutation null.
 
-Worked out on the hash sample of tokens that was drawn when the run was sealed (table ``known_token``, which has the
-untrained twin's paths of these tokens as well), so NMI and p are those of the associations in its file.
-Properties of a sample (its label, the prediction) are shuffled over whole samples. All others are alike inside a sample
-too, as its paths are: they are shuffled as sequences (``association.Sequences``).
+Computed on the hash sample of tokens that was drawn at sealing (table ``known_token``, which also holds the untrained
+twin's paths of these tokens), so NMI and p agree with the associations in the file. Properties of a sample (label,
+prediction) are permuted over whole samples; all others are correlated within a sample, as its paths are, and are
+permuted as sequences (``association.Sequences``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokenpaths.engine.analysis.words import CLASSES, Words, word_class
 from tokenpaths.engine.store.ask.question import Rows, question
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.schemas.knowledge_schema import Knowledge
-from tokenpaths.engine.store.ask.tables.token_table import Travellers, known_travellers, travellers
+from tokenpaths.engine.store.ask.tables.token_table import TokenTable, known_token_table, tokens_of
 from tokenpaths.engine.store.ask.topics.paths import fit
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.hash_sample import KNOWN_TOKENS, mix
@@ -62,33 +62,33 @@ def knowledge(run: RunFile) -> dict[str, Any]:
     ``untrained_reason`` says why there is no twin, ``unknown`` why other properties have no numbers. On a hash
     sample of 20,000 tokens.
     """
-    everything = known_travellers(run) or travellers(run)
-    drawn = _hash_sample(everything)
-    twin_n, no_twin = _twin_paths(run, everything, drawn)
-    found, words = everything.of_tokens(drawn), everything.words_of(drawn)
+    all_tokens = known_token_table(run) or tokens_of(run)
+    drawn = _hash_sample(all_tokens)
+    twin_n, no_twin = _twin_paths(run, all_tokens, drawn)
+    table, words = all_tokens.of_tokens(drawn), all_tokens.words_of(drawn)
     known, unknown = [], []
-    for one in _properties(run, found, words):
-        codes = one.codes_n
+    for attribute in _properties(run, table, words):
+        codes = attribute.codes_n
         here = codes >= 0
         values = int(len(np.unique(codes[here])))
         if values < 2:
             what = "is not known" if values == 0 else "is the same everywhere"
-            unknown.append({"property": one.name, "reason": f"{_WORDS[one.name]} {what}"})
+            unknown.append({"property": attribute.name, "reason": f"{_WORDS[attribute.name]} {what}"})
             continue
-        sample_n, token_n = found.sample_n[here], found.columns["token"][here]
+        sample_n, token_n = table.sample_n[here], table.columns["token"][here]
         result, *twin = associations(
-            [found.path_n[here], *([] if twin_n is None else [twin_n[here]])],
+            [table.path_n[here], *([] if twin_n is None else [twin_n[here]])],
             codes[here],
-            groups=sample_n if one.of_samples else None,
-            sequences=None if one.of_samples else places_in(sample_n, token_n, by_place=one.by_place),
+            groups=sample_n if attribute.of_samples else None,
+            sequences=None if attribute.of_samples else places_in(sample_n, token_n, by_place=attribute.by_place),
             shuffles=SHUFFLES,
             seed=SEED,
         )
         known.append(
             {
-                "property": one.name,
+                "property": attribute.name,
                 "values": values,
-                "shuffled": "samples" if one.of_samples else "sequences",
+                "shuffled": "samples" if attribute.of_samples else "sequences",
                 "nmi": result.nmi,
                 "null_mean": result.null_mean,
                 "null_low": result.null_low,
@@ -99,7 +99,7 @@ def knowledge(run: RunFile) -> dict[str, Any]:
             }
         )
     reason = None
-    if len(found.rank_P) < 2:
+    if len(table.rank_P) < 2:
         reason = "all tokens take one and the same path, which can tell nothing about them"
     elif not known:
         reason = "nothing that differs between tokens was recorded: no labels, token ids, places or texts"
@@ -107,7 +107,7 @@ def knowledge(run: RunFile) -> dict[str, Any]:
         "run": run.run_id,
         "shuffles": SHUFFLES,
         "seed": SEED,
-        "counted": found.counted,
+        "counted": table.counted,
         "cells": CELLS,
         "properties": [] if reason else sorted(known, key=lambda row: row["null_high"] - row["nmi"]),
         "unknown": unknown,
@@ -116,12 +116,12 @@ def knowledge(run: RunFile) -> dict[str, Any]:
     }
 
 
-def _of_twin(found: Association | None) -> dict[str, float | None]:
+def _of_twin(association: Association | None) -> dict[str, float | None]:
     names = ("nmi", "null_mean", "null_low", "null_high", "p_value")
-    return {f"untrained_{name}": None if found is None else getattr(found, name) for name in names}
+    return {f"untrained_{name}": None if association is None else getattr(association, name) for name in names}
 
 
-def _twin_paths(run: RunFile, found: Travellers, drawn: np.ndarray) -> tuple[np.ndarray | None, str | None]:
+def _twin_paths(run: RunFile, table: TokenTable, drawn: np.ndarray) -> tuple[np.ndarray | None, str | None]:
     """(n,) paths of the untrained twin for the drawn tokens, or None and the reason in words."""
     if run.row["model"].endswith(UNTRAINED):
         return None, "this run is an untrained twin itself"
@@ -130,7 +130,7 @@ def _twin_paths(run: RunFile, found: Travellers, drawn: np.ndarray) -> tuple[np.
     rows = run.arrays(Query("SELECT place, coalesce(untrained_path, -1) AS path FROM known_token ORDER BY place"))
     if (rows["path"] < 0).any():
         return None, "the untrained twin was traced for some of the tokens only"
-    return rows["path"][np.searchsorted(rows["place"], found.columns["place"][drawn])], None
+    return rows["path"][np.searchsorted(rows["place"], table.columns["place"][drawn])], None
 
 
 _WORDS = {
@@ -146,33 +146,33 @@ _WORDS = {
 }
 
 
-def _hash_sample(found: Travellers) -> np.ndarray:
+def _hash_sample(table: TokenTable) -> np.ndarray:
     """Indices of the ``KNOWN_TOKENS`` tokens with the smallest hashes of their place in the run, in that order."""
-    hashes = mix(found.columns["place"].astype(np.uint64), SEED)
+    hashes = mix(table.columns["place"].astype(np.uint64), SEED)
     if len(hashes) > KNOWN_TOKENS:
-        some = np.argpartition(hashes, KNOWN_TOKENS)[:KNOWN_TOKENS]
-        return some[np.argsort(hashes[some], kind="stable")]
+        smallest = np.argpartition(hashes, KNOWN_TOKENS)[:KNOWN_TOKENS]
+        return smallest[np.argsort(hashes[smallest], kind="stable")]
     return np.argsort(hashes, kind="stable")
 
 
-def _properties(run: RunFile, found: Travellers, words: Words | None) -> list[Property]:
+def _properties(run: RunFile, table: TokenTable, words: Words | None) -> list[Property]:
     """Every property of the run's modality; those that it did not record are all −1."""
-    nothing = np.full(found.num_tokens, -1, dtype=np.int64)
+    nothing = np.full(table.num_tokens, -1, dtype=np.int64)
     rows = run.rows(Query("SELECT sample, prediction, grid_rows, grid_cols, label FROM sample ORDER BY sample"))
-    rows = [rows[int(number)] for number in found.samples_N] if len(rows) > found.num_samples else rows
-    properties = [Property("label", found.label_N[found.sample_n], of_samples=True)]
+    rows = [rows[int(number)] for number in table.samples_N] if len(rows) > table.num_samples else rows
+    properties = [Property("label", table.label_N[table.sample_n], of_samples=True)]
     if any(row[1] is not None and row[1] != row[4] for row in rows):
         classes = {name: code for code, name in enumerate(sorted({row[1] for row in rows if row[1] is not None}))}
         codes_N = np.array([classes.get(row[1], -1) for row in rows], dtype=np.int64)
-        properties.append(Property("prediction", codes_N[found.sample_n], of_samples=True))
+        properties.append(Property("prediction", codes_N[table.sample_n], of_samples=True))
     if run.row["modality"] == "vision":
-        properties.append(Property("region", found.columns.get("region", nothing), by_place=True))
-        properties.append(Property("place", _places(found, rows), by_place=True))
+        properties.append(Property("region", table.columns.get("region", nothing), by_place=True))
+        properties.append(Property("place", _places(table, rows), by_place=True))
         return properties
-    properties += [Property(name, found.columns.get(name, nothing)) for name in ("token_id", "predicted_id")]
-    position = np.frexp(found.columns["token"] + 1.0)[1].astype(np.int64)
+    properties += [Property(name, table.columns.get(name, nothing)) for name in ("token_id", "predicted_id")]
+    position = np.frexp(table.columns["token"] + 1.0)[1].astype(np.int64)
     properties.append(Property("position", position, by_place=True))
-    pieces = found.pieces
+    pieces = table.pieces
     words = words or pieces
     classes_W = [CLASSES.index(word_class(name)) if name else -1 for name in words.names] if words else []
     properties.append(Property("word_class", _of_words(words, classes_W, nothing)))
@@ -186,10 +186,10 @@ def _of_words(words: Words | None, values_W: list[int], nothing: np.ndarray) -> 
     return nothing if words is None else np.array(values_W, dtype=np.int64)[words.codes_n]
 
 
-def _places(found: Travellers, rows: list[tuple]) -> np.ndarray:
+def _places(table: TokenTable, rows: list[tuple]) -> np.ndarray:
     """Which of CELLS × CELLS equal cells of its picture each patch lies in, row by row; −1 without a grid."""
-    grid_N2 = np.array([[row[2] or 0, row[3] or 0] for row in rows], dtype=np.int64)[found.sample_n]
-    row_n, col_n = (found.columns[name].astype(np.int64) for name in ("grid_row", "col"))
+    grid_N2 = np.array([[row[2] or 0, row[3] or 0] for row in rows], dtype=np.int64)[table.sample_n]
+    row_n, col_n = (table.columns[name].astype(np.int64) for name in ("grid_row", "col"))
     inside = (grid_N2 > 0).all(axis=1) & (row_n >= 0) & (col_n >= 0)
     sizes = np.maximum(grid_N2, 1)
     place = row_n * CELLS // sizes[:, 0] * CELLS + col_n * CELLS // sizes[:, 1]

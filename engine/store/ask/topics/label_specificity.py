@@ -1,9 +1,9 @@
-"""Paths and modules most specific to a label: share, lift and how sure they are.
+"""Paths and modules most specific to a label: share, lift over the run's share, and its interval.
 
-All tokens of a sample have its label, so what counts is in how many samples a path was met, and how evenly: a share
-is as sure as one of (Σx)²/Σx² samples, x = tokens of the sample on it (``contrast.kish_size``).
+All tokens of a sample share its label, so the effective sample size of a share is Kish's (Σx)²/Σx² samples, x = tokens
+of the sample on the path (``contrast.kish_size``).
 
-Shapes: N samples with a label, L labels, I paths or (step, module) pairs, J pairs of one of them and a label that meet.
+Shapes: N labelled samples, L labels, I paths or (step, module) pairs, J pairs of one of them and a label that co-occur.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import MAX_INT, Argument, question
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.schemas.knowledge_schema import Specific
-from tokenpaths.engine.store.ask.tables.token_table import Travellers, travellers
+from tokenpaths.engine.store.ask.tables.token_table import TokenTable, tokens_of
 from tokenpaths.engine.store.file.filters import check_page
 
 OF = ("path", "module")
@@ -74,13 +74,13 @@ def specific(
     if least < 1:
         raise UserError(f"least is {least}, it should be at least 1 token", field="least")
     wanted = run.label_id(label)
-    found = travellers(run)
-    ids = np.array(sorted({int(i) for i in found.label_N if i >= 0}), dtype=np.int64)
+    table = tokens_of(run)
+    ids = np.array(sorted({int(i) for i in table.label_N if i >= 0}), dtype=np.int64)
     names = {row[0]: row[1] for row in run.labels}
-    head = {"run": run.run_id, "of": of, "label": label, "least": least, "counted": found.counted}
+    head = {"run": run.run_id, "of": of, "label": label, "least": least, "counted": table.counted}
     reason, where = None, "run"
-    if not found.counted["exact"]:
-        where = f"draw of {found.num_samples:,} of {found.counted['of_samples']:,} samples"
+    if not table.counted["exact"]:
+        where = f"draw of {table.num_samples:,} of {table.counted['of_samples']:,} samples"
     if len(ids) < 2:
         what = "no labels" if not len(ids) else f"one label, {names[int(ids[0])]!r},"
         reason = f"the {where} has {what} so nothing can be more specific to one than to another"
@@ -88,10 +88,10 @@ def specific(
         reason = f"nothing is known of label {label!r}: none of its samples is in the {where}"
     if reason is not None:
         return {**head, "num_candidates": 0, "labels": [], "rows": [], "reason": reason}
-    known = found.label_N >= 0
-    base_L = np.bincount(np.searchsorted(ids, found.label_N[known]), found.per_sample()[known], len(ids))
+    known = table.label_N >= 0
+    base_L = np.bincount(np.searchsorted(ids, table.label_N[known]), table.per_sample()[known], len(ids))
     base_L = base_L / base_L.sum()
-    counts = count_paths(found, ids) if of == "path" else count_modules(found, ids)
+    counts = count_paths(table, ids) if of == "path" else count_modules(table, ids)
     keep_J = np.flatnonzero((counts.tokens_J >= least) & (counts.samples_J >= LEAST_SAMPLES))
     rows = _ranked(counts, keep_J, base_L, None if wanted is None else int(np.searchsorted(ids, wanted)))
     if not len(keep_J):
@@ -101,23 +101,23 @@ def specific(
         "num_candidates": len(np.unique(counts.thing_J[keep_J])),
         "labels": [{"label": names[int(i)], "share": float(s)} for i, s in zip(ids, base_L, strict=True)],
         "rows": [
-            _row(run, found, of, counts, j, names[int(ids[counts.label_J[j]])], base_L[counts.label_J[j]])
+            _row(run, table, of, counts, j, names[int(ids[counts.label_J[j]])], base_L[counts.label_J[j]])
             for j in rows[:limit].tolist()
         ],
         "reason": reason,
     }
 
 
-def count_paths(found: Travellers, ids: np.ndarray) -> Counts:
+def count_paths(table: TokenTable, ids: np.ndarray) -> Counts:
     """Of every path that a labelled sample takes."""
-    num = found.num_samples
+    num = table.num_samples
     # Pairs (path, sample) that occur, and how often: far fewer than paths × samples.
-    keys, times = np.unique(found.path_n.astype(np.int64) * num + found.sample_n, return_counts=True)
+    keys, times = np.unique(table.path_n.astype(np.int64) * num + table.sample_n, return_counts=True)
     path, sample = np.divmod(keys, num)
-    labelled = found.label_N[sample] >= 0
+    labelled = table.label_N[sample] >= 0
     path, sample, times = path[labelled], sample[labelled], times[labelled]
-    size = len(found.rank_P)
-    pairs, pair = np.unique(path * len(ids) + np.searchsorted(ids, found.label_N[sample]), return_inverse=True)
+    size = len(table.rank_P)
+    pairs, pair = np.unique(path * len(ids) + np.searchsorted(ids, table.label_N[sample]), return_inverse=True)
     thing, label = np.divmod(pairs, len(ids))
     tokens = np.bincount(pair, times, len(pairs)).astype(np.int64)
     total, squares = np.bincount(path, times, size), np.bincount(path, times.astype(np.float64) ** 2, size)
@@ -125,25 +125,25 @@ def count_paths(found: Travellers, ids: np.ndarray) -> Counts:
     return Counts(np.arange(size), total, sizes, thing, label, tokens, np.bincount(pair, minlength=len(pairs)))
 
 
-def count_modules(found: Travellers, ids: np.ndarray) -> Counts:
+def count_modules(table: TokenTable, ids: np.ndarray) -> Counts:
     """Of every module at every step."""
-    known = np.flatnonzero(found.label_N >= 0)
-    order = known[np.argsort(found.label_N[known], kind="stable")]
-    starts = np.searchsorted(found.label_N[order], ids)
+    known = np.flatnonzero(table.label_N >= 0)
+    order = known[np.argsort(table.label_N[known], kind="stable")]
+    starts = np.searchsorted(table.label_N[order], ids)
     parts: list[tuple[np.ndarray, ...]] = []
-    at_once, num = max(16, MOST_CELLS // max(1, found.num_samples)), 0
-    for step in range(found.ribbon_PSK.shape[1]):
-        used = np.unique(found.ribbon_PSK[:, step])
-        for some in np.split(used, range(at_once, len(used), at_once)):
-            met = found.chosen_at(step, some)[order]
+    at_once, num = max(16, MOST_CELLS // max(1, table.num_samples)), 0
+    for step in range(table.ribbon_PSK.shape[1]):
+        used = np.unique(table.ribbon_PSK[:, step])
+        for modules in np.split(used, range(at_once, len(used), at_once)):
+            met = table.chosen_at(step, modules)[order]
             total, squares = met.sum(axis=0).astype(np.float64), (met.astype(np.float64) ** 2).sum(axis=0)
-            things = np.stack([np.full(len(some), step), some.astype(np.int64)], axis=1)
+            things = np.stack([np.full(len(modules), step), modules.astype(np.int64)], axis=1)
             tokens = np.add.reduceat(met, starts).T
             samples = np.add.reduceat((met > 0).astype(np.int64), starts).T
             thing, label = np.nonzero(tokens)
             sizes = total**2 / np.maximum(squares, 1e-300)
             parts.append((things, total, sizes, num + thing, label, tokens[thing, label], samples[thing, label]))
-            num += len(some)
+            num += len(modules)
     return Counts(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
@@ -161,13 +161,13 @@ def _ranked(counts: Counts, keep_J: np.ndarray, base_L: np.ndarray, wanted: int 
     return keep_J[order[np.sort(first)]]
 
 
-def _row(run: RunFile, found: Travellers, of: str, counts: Counts, j: int, label: str, base: float) -> dict[str, Any]:
+def _row(run: RunFile, table: TokenTable, of: str, counts: Counts, j: int, label: str, base: float) -> dict[str, Any]:
     i, tokens = int(counts.thing_J[j]), int(counts.tokens_J[j])
     total = int(counts.total_I[i])
     share = np.array([tokens / total])
     low, high = wilson(share, counts.size_I[i : i + 1])
     if of == "path":
-        head = {"rank": int(found.rank_P[i]), "ribbon": found.ribbon_PSK[i].tolist()}
+        head = {"rank": int(table.rank_P[i]), "ribbon": table.ribbon_PSK[i].tolist()}
     else:
         head = run.bank.head(*(int(part) for part in counts.things[i]))
     return {

@@ -1,4 +1,4 @@
-"""What a run says of itself: its card in a list of runs, and everything on its first page."""
+"""Overview of a run: its card in a list of runs, and the information of its first page."""
 
 from __future__ import annotations
 

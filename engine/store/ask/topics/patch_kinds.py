@@ -1,6 +1,6 @@
-"""Patches told apart without a network: by their pixels (busy edges, flat areas) and by their place in the picture.
+"""Kinds of patches: by their pixels (busy edges, flat areas) and by their place in the picture.
 
-What needs pixels is measured on ``MOST_PICTURES`` pictures drawn by hash; the search then counts only their patches.
+Kinds that need pixels are measured on ``MOST_PICTURES`` pictures drawn by hash; the search counts only their patches.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.excerpts import open_picture
 from tokenpaths.engine.store.ask.tables.queries import some_samples
-from tokenpaths.engine.store.ask.tables.token_table import Travellers
+from tokenpaths.engine.store.ask.tables.token_table import TokenTable
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.hash_sample import mix
 
@@ -24,37 +24,37 @@ AT_ONCE = 32
 SEED = 0
 
 
-def measured(run: RunFile, found: Travellers, kind: str | None) -> Travellers:
+def measured(run: RunFile, table: TokenTable, kind: str | None) -> TokenTable:
     """The tokens that ``kind`` can be told of: those of a draw of pictures where it needs pixels, else all."""
-    if kind not in BY_PIXELS or found.num_samples <= MOST_PICTURES:
-        return found
-    if "pictures" not in found.kept:
-        order = np.argsort(mix(found.samples_N.astype(np.uint64), SEED), kind="stable")
-        found.kept["pictures"] = found.of_samples(np.sort(order[:MOST_PICTURES]))
-    return found.kept["pictures"]
+    if kind not in BY_PIXELS or table.num_samples <= MOST_PICTURES:
+        return table
+    if "pictures" not in table.cache:
+        order = np.argsort(mix(table.samples_N.astype(np.uint64), SEED), kind="stable")
+        table.cache["pictures"] = table.of_samples(np.sort(order[:MOST_PICTURES]))
+    return table.cache["pictures"]
 
 
-def patches_of_kind(run: RunFile, found: Travellers, kind: str) -> np.ndarray:
+def patches_of_kind(run: RunFile, table: TokenTable, kind: str) -> np.ndarray:
     """(n,) whether each patch is of one of ``PATCH_KINDS``.
 
     Raises:
         UserError: pictures or their grids were not recorded.
     """
     if kind in BY_PIXELS:
-        if "contrast" not in found.kept:
-            found.kept["contrast"] = _contrast(run, found)
-        contrast_n = found.kept["contrast"]
+        if "contrast" not in table.cache:
+            table.cache["contrast"] = _contrast(run, table)
+        contrast_n = table.cache["contrast"]
         known = np.isfinite(contrast_n)
         if not known.any():
             raise UserError(f"run {run.run_id!r} holds no pictures, so {kind} patches are not known", field="kind")
         mask_n = np.zeros(len(contrast_n), dtype=bool)
         mask_n[known] = BY_PIXELS[kind](contrast_n[known])
         return mask_n
-    grids_N2 = _grids(run, found)
-    mask_n = np.zeros(found.num_tokens, dtype=bool)
-    nowhere = np.full(found.num_tokens, -1)
-    row_n, col_n = (found.columns.get(name, nowhere) for name in ("grid_row", "col"))
-    if not ((grids_N2 > 0).all(axis=1)[found.sample_n] & (row_n >= 0) & (col_n >= 0)).any():
+    grids_N2 = _grids(run, table)
+    mask_n = np.zeros(table.num_tokens, dtype=bool)
+    nowhere = np.full(table.num_tokens, -1)
+    row_n, col_n = (table.columns.get(name, nowhere) for name in ("grid_row", "col"))
+    if not ((grids_N2 > 0).all(axis=1)[table.sample_n] & (row_n >= 0) & (col_n >= 0)).any():
         raise UserError(
             f"run {run.run_id!r} does not say where in its pictures the patches lie, so {kind} patches are not known",
             field="kind",
@@ -62,31 +62,31 @@ def patches_of_kind(run: RunFile, found: Travellers, kind: str) -> np.ndarray:
     for rows, cols in np.unique(grids_N2, axis=0).tolist():
         if rows < 1 or cols < 1:
             continue
-        here = (grids_N2 == (rows, cols)).all(axis=1)[found.sample_n] & (row_n >= 0) & (col_n >= 0)
+        here = (grids_N2 == (rows, cols)).all(axis=1)[table.sample_n] & (row_n >= 0) & (col_n >= 0)
         mask_n[here] = BY_PLACE[kind](rows, cols)[row_n[here].astype(np.int64) * cols + col_n[here]]
     return mask_n
 
 
-def _grids(run: RunFile, found: Travellers) -> np.ndarray:
+def _grids(run: RunFile, table: TokenTable) -> np.ndarray:
     """(N, 2) rows and columns of patches of each sample; zeros without a grid."""
     rows = run.rows(Query("SELECT sample, coalesce(grid_rows, 0), coalesce(grid_cols, 0) FROM sample"))
     grids = {row[0]: row[1:] for row in rows}
-    return np.array([grids[int(number)] for number in found.samples_N], dtype=np.int64).reshape(-1, 2)
+    return np.array([grids[int(number)] for number in table.samples_N], dtype=np.int64).reshape(-1, 2)
 
 
-def _contrast(run: RunFile, found: Travellers) -> np.ndarray:
+def _contrast(run: RunFile, table: TokenTable) -> np.ndarray:
     """(n,) standard deviation of the grey values inside each patch; NaN where there is no picture."""
-    contrast_n = np.full(found.num_tokens, np.nan)
-    grids_N2 = _grids(run, found)
-    first_N = np.searchsorted(found.sample_n, np.arange(found.num_samples + 1))
-    row_n, col_n = found.columns["grid_row"].astype(np.int64), found.columns["col"].astype(np.int64)
-    for start in range(0, found.num_samples, AT_ONCE):
-        some = range(start, min(start + AT_ONCE, found.num_samples))
-        numbers = [int(found.samples_N[i]) for i in some]
+    contrast_n = np.full(table.num_tokens, np.nan)
+    grids_N2 = _grids(run, table)
+    first_N = np.searchsorted(table.sample_n, np.arange(table.num_samples + 1))
+    row_n, col_n = table.columns["grid_row"].astype(np.int64), table.columns["col"].astype(np.int64)
+    for start in range(0, table.num_samples, AT_ONCE):
+        places = range(start, min(start + AT_ONCE, table.num_samples))
+        numbers = [int(table.samples_N[i]) for i in places]
         pngs = dict(run.rows(some_samples(numbers, "sample, image")))
         by_shape: dict[tuple[int, ...], list[tuple[int, np.ndarray]]] = {}
-        for i in some:
-            png = pngs.get(int(found.samples_N[i]))
+        for i in places:
+            png = pngs.get(int(table.samples_N[i]))
             if png is not None and grids_N2[i].min() > 0:
                 pixels = np.asarray(open_picture(bytes(png)))
                 by_shape.setdefault((*pixels.shape, *grids_N2[i].tolist()), []).append((i, pixels))

@@ -1,4 +1,4 @@
-"""Paths of a run: the list by rank, its fit and its power law, and examples of tokens on a path."""
+"""Paths of a run: the list by rank, rank–frequency fit, power law, and examples of tokens on a path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples of a run: a page of them, one in full with every token, its picture, and excerpts of single tokens."""
+"""Samples of a run: the list, one sample with every token, pictures, and excerpts of single tokens."""
 
 from __future__ import annotations
 

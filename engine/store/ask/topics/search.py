@@ -1,7 +1,6 @@
-"""Which paths do these tokens take? Tokens found by word, kind, label, path, module, rank, compute or reuse; then their
-paths and modules beside those of all tokens.
+"""Search of tokens by word, kind, label, path, module, rank, compute or reuse; their paths and modules beside others.
 
-Exact up to ``travellers.MOST_TOKENS`` tokens, else over whole samples drawn by a seed; ``counted`` says which.
+Exact up to ``token_table.MOST_TOKENS`` tokens, else over whole samples drawn by a seed; ``counted`` says which.
 
 Shapes: n tokens, N samples, P paths by rank, S steps, K slots, M modules.
 """
@@ -21,7 +20,7 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import MAX_INT, Argument, LabelFilter, Points, Rows, Seed, question
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.schemas.knowledge_schema import TokenSearch
-from tokenpaths.engine.store.ask.tables.token_table import Travellers, travellers
+from tokenpaths.engine.store.ask.tables.token_table import TokenTable, tokens_of
 from tokenpaths.engine.store.ask.topics.patch_kinds import PATCH_KINDS, measured, patches_of_kind
 from tokenpaths.engine.store.ask.topics.samples import shown_at
 from tokenpaths.engine.store.file.checks import check_text
@@ -140,39 +139,43 @@ def search_tokens(
         raise UserError(f"examples is {examples}, it should be 0 to {MOST_EXAMPLES}", field="examples")
     if least < 1:
         raise UserError(f"least is {least}, it should be at least 1 token", field="least")
-    found = measured(run, travellers(run), wanted.kind)
-    words = _words(run, found, wanted)
-    mask_n = token_mask(run, found, wanted, words)
+    table = measured(run, tokens_of(run), wanted.kind)
+    words = _words(run, table, wanted)
+    mask_n = token_mask(run, table, wanted, words)
     chosen = np.flatnonzero(mask_n)
     answer = {
         "run": run.run_id,
         "wanted": wanted.as_json(),
-        "counted": found.counted,
-        "found": _share(found, mask_n),
+        "counted": table.counted,
+        "found": _share(table, mask_n),
         "words": _top_words(words, chosen),
         "least": least,
     }
     if not len(chosen):
         empty: dict[str, Any] = {"num_paths": 0, "paths": [], "modules": [], "modules_reason": None, "examples": []}
-        return {**answer, **empty, "reason": _nothing(found)}
-    modules, reason = _modules(run, found, mask_n, wanted.through, limit)
-    some = chosen
-    if len(chosen) > examples:
-        some = np.sort(np.random.default_rng(abs(seed)).choice(chosen, examples, replace=False))
-    numbers = found.samples_N[found.sample_n[some]].tolist()
-    pairs = list(zip(numbers, found.columns["token"][some].tolist(), strict=True))
+        return {**answer, **empty, "reason": _nothing(table)}
+    modules, reason = _modules(run, table, mask_n, wanted.through, limit)
     return {
         **answer,
-        "num_paths": int(len(np.unique(found.path_n[chosen]))),
-        "paths": _paths(found, mask_n, least, limit),
+        "num_paths": int(len(np.unique(table.path_n[chosen]))),
+        "paths": _paths(table, mask_n, least, limit),
         "modules": modules,
         "modules_reason": reason,
-        "examples": [
-            {**shown, "rank": int(found.rank_P[found.path_n[i]])}
-            for i, shown in zip(some.tolist(), shown_at(run, pairs), strict=True)
-        ],
+        "examples": _examples(run, table, chosen, examples, seed),
         "reason": None,
     }
+
+
+def _examples(run: RunFile, table: TokenTable, chosen: np.ndarray, limit: int, seed: int) -> list[dict[str, Any]]:
+    """At most ``limit`` of the ``chosen`` tokens in their context, a seeded draw."""
+    if len(chosen) > limit:
+        chosen = np.sort(np.random.default_rng(abs(seed)).choice(chosen, limit, replace=False))
+    samples = table.samples_N[table.sample_n[chosen]].tolist()
+    pairs = list(zip(samples, table.columns["token"][chosen].tolist(), strict=True))
+    return [
+        {**shown, "rank": int(table.rank_P[table.path_n[i]])}
+        for i, shown in zip(chosen.tolist(), shown_at(run, pairs), strict=True)
+    ]
 
 
 def _check(run: RunFile, wanted: Wanted) -> None:
@@ -200,10 +203,10 @@ def _check(run: RunFile, wanted: Wanted) -> None:
             )
 
 
-def _words(run: RunFile, found: Travellers, wanted: Wanted) -> Words | None:
+def _words(run: RunFile, table: TokenTable, wanted: Wanted) -> Words | None:
     """What ``q`` and ``kind`` are looked for in; None where the run has nothing of the sort."""
-    words = found.words if wanted.reading == "word" else found.pieces
-    words = words or found.pieces
+    words = table.words if wanted.reading == "word" else table.pieces
+    words = words or table.pieces
     of_words = wanted.kind is not None and wanted.kind not in PATCH_KINDS
     if words is None and (check_pattern(wanted.q) or of_words):
         field = "q" if check_pattern(wanted.q) else "kind"
@@ -218,26 +221,26 @@ def _words(run: RunFile, found: Travellers, wanted: Wanted) -> Words | None:
     return words
 
 
-def token_mask(run: RunFile, found: Travellers, wanted: Wanted, words: Words | None) -> np.ndarray:
+def token_mask(run: RunFile, table: TokenTable, wanted: Wanted, words: Words | None) -> np.ndarray:
     """(n,) whether each token is one of those that are wanted."""
-    mask_P = np.ones(len(found.rank_P), dtype=bool)
+    mask_P = np.ones(len(table.rank_P), dtype=bool)
     for values_P, bounds in (
-        (found.rank_P, wanted.ranks),
-        (found.compute_P, wanted.compute),
-        (found.reuse_P, wanted.reuse),
+        (table.rank_P, wanted.ranks),
+        (table.compute_P, wanted.compute),
+        (table.reuse_P, wanted.reuse),
     ):
         if bounds is not None:
             # Shares come from division: what is shown as 0.3 must be found between 0.3 and 0.3.
             mask_P &= (values_P >= bounds[0] - 1e-9) & (values_P <= bounds[1] + 1e-9)
     if wanted.paths:
-        mask_P &= np.isin(found.rank_P, wanted.paths)
+        mask_P &= np.isin(table.rank_P, wanted.paths)
     for step, module in wanted.through:
-        mask_P &= (found.ribbon_PSK[:, step] == module).any(axis=1)
-    mask_n = mask_P[found.path_n]
+        mask_P &= (table.ribbon_PSK[:, step] == module).any(axis=1)
+    mask_n = mask_P[table.path_n]
     if (label_id := run.label_id(wanted.label)) is not None:
-        mask_n &= (found.label_N == label_id)[found.sample_n]
+        mask_n &= (table.label_N == label_id)[table.sample_n]
     if wanted.kind in PATCH_KINDS:
-        mask_n &= patches_of_kind(run, found, wanted.kind)
+        mask_n &= patches_of_kind(run, table, wanted.kind)
     pattern = check_pattern(wanted.q)
     if words is not None and (pattern or wanted.kind):
         if pattern:
@@ -247,26 +250,26 @@ def token_mask(run: RunFile, found: Travellers, wanted: Wanted, words: Words | N
     return mask_n
 
 
-def _share(found: Travellers, mask_n: np.ndarray) -> dict[str, Any]:
+def _share(table: TokenTable, mask_n: np.ndarray) -> dict[str, Any]:
     """How many tokens, and their share of all; with both ends where the tokens are a draw."""
     num = int(mask_n.sum())
-    share = num / found.num_tokens
-    answer = {"num_tokens": num, "share": share, "num_samples": int((found.per_sample(mask_n) > 0).sum())}
-    if found.counted["exact"]:
+    share = num / table.num_tokens
+    answer = {"num_tokens": num, "share": share, "num_samples": int((table.per_sample(mask_n) > 0).sum())}
+    if table.counted["exact"]:
         return answer
-    hits = found.per_sample(mask_n)[:, None]
-    low, high = wilson(np.array([share]), effective_size(hits, found.per_sample()))
+    hits = table.per_sample(mask_n)[:, None]
+    low, high = wilson(np.array([share]), effective_size(hits, table.per_sample()))
     return {**answer, "low": float(low[0]), "high": float(high[0])}
 
 
-def _nothing(found: Travellers) -> str:
+def _nothing(table: TokenTable) -> str:
     """That no token was found, and where it was looked for."""
-    if found.counted["exact"]:
+    if table.counted["exact"]:
         return "no token of the run is like this"
     return (
-        f"no token of the {found.num_tokens:,} drawn is like this (whole samples, {found.num_samples:,} of "
-        f"{found.counted['of_samples']:,}); among the other "
-        f"{found.counted['of_tokens'] - found.num_tokens:,} tokens of the run there may be some"
+        f"no token of the {table.num_tokens:,} drawn is like this (whole samples, {table.num_samples:,} of "
+        f"{table.counted['of_samples']:,}); among the other "
+        f"{table.counted['of_tokens'] - table.num_tokens:,} tokens of the run there may be some"
     )
 
 
@@ -279,26 +282,26 @@ def _top_words(words: Words | None, chosen: np.ndarray) -> list[dict[str, Any]]:
     return [{"word": words.names[i], "count": int(counts[i])} for i in order.tolist() if counts[i]]
 
 
-def _paths(found: Travellers, mask_n: np.ndarray, least: int, limit: int) -> list[dict[str, Any]]:
+def _paths(table: TokenTable, mask_n: np.ndarray, least: int, limit: int) -> list[dict[str, Any]]:
     """The paths of these tokens, most taken first: their share here, in the run, and the lift of one on the other."""
-    size = len(found.rank_P)
+    size = len(table.rank_P)
     chosen = np.flatnonzero(mask_n)
-    here_P, all_P = np.bincount(found.path_n[chosen], minlength=size), found.tokens_of_path
+    here_P, all_P = np.bincount(table.path_n[chosen], minlength=size), table.tokens_of_path
     order = np.lexsort((np.arange(size), -here_P))[:limit]
     order = order[here_P[order] > 0]
-    of_N, total = found.per_sample(chosen), int(here_P.sum())
+    of_N, total = table.per_sample(chosen), int(here_P.sum())
     share = here_P[order] / total
     place_P = np.full(size, -1, dtype=np.int64)
     place_P[order] = np.arange(len(order))
-    sample, place = found.sample_n[chosen].astype(np.int64), place_P[found.path_n[chosen]]
+    sample, place = table.sample_n[chosen].astype(np.int64), place_P[table.path_n[chosen]]
     keys = sample[place >= 0] * len(order) + place[place >= 0]
-    hits_NI = np.bincount(keys, minlength=found.num_samples * len(order)).reshape(found.num_samples, len(order))
+    hits_NI = np.bincount(keys, minlength=table.num_samples * len(order)).reshape(table.num_samples, len(order))
     low, high = wilson(share, effective_size(hits_NI, of_N))
-    everywhere = all_P[order] / found.num_tokens
+    everywhere = all_P[order] / table.num_tokens
     return [
         {
-            "rank": int(found.rank_P[i]),
-            "ribbon": found.ribbon_PSK[i].tolist(),
+            "rank": int(table.rank_P[i]),
+            "ribbon": table.ribbon_PSK[i].tolist(),
             "count": int(here_P[i]),
             "share": float(share[k]),
             "of": int(all_P[i]),
@@ -312,7 +315,7 @@ def _paths(found: Travellers, mask_n: np.ndarray, least: int, limit: int) -> lis
 
 
 def _modules(
-    run: RunFile, found: Travellers, mask_n: np.ndarray, through: tuple[tuple[int, int], ...], limit: int
+    run: RunFile, table: TokenTable, mask_n: np.ndarray, through: tuple[tuple[int, int], ...], limit: int
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Modules per step by how surely they differ: Δ = share of these tokens − share of the others that choose it.
 
@@ -320,58 +323,58 @@ def _modules(
     slots they fill: no other module is left to these tokens there.
     """
     chosen = np.flatnonzero(mask_n)
-    of_a = found.per_sample(chosen)
-    of_b = found.per_sample() - of_a
+    of_a = table.per_sample(chosen)
+    of_b = table.per_sample() - of_a
     if not of_b.sum():
         return [], "all tokens were found, so there are no others to compare their modules with"
-    here_P = np.bincount(found.path_n[chosen], minlength=len(found.rank_P))
-    rows, measured = [], True
-    asked: dict[int, set[int]] = {}
+    here_P = np.bincount(table.path_n[chosen], minlength=len(table.rank_P))
+    rows, has_intervals = [], True
+    fixed_at: dict[int, set[int]] = {}
     for step, module in through:
-        asked.setdefault(step, set()).add(module)
+        fixed_at.setdefault(step, set()).add(module)
     for step in range(run.layout.num_steps):
-        given = asked.get(step, set())
-        if len(given) >= run.layout.top_k:
+        fixed = fixed_at.get(step, set())
+        if len(fixed) >= run.layout.top_k:
             continue
-        modules = _most_different(found, step, here_P, given)
+        modules = _most_different(table, step, here_P, fixed)
         if not len(modules):
             continue
-        hits_a = found.chosen_at(step, modules, chosen)
-        told = contrast(hits_a, of_a, found.others_at(step, modules, chosen, hits_a), of_b)
-        measured &= bool(np.isfinite(told.low).all())
+        hits_a = table.chosen_at(step, modules, chosen)
+        difference = contrast(hits_a, of_a, table.others_at(step, modules, chosen, hits_a), of_b)
+        has_intervals &= bool(np.isfinite(difference.low).all())
         for i, module in enumerate(modules.tolist()):
-            rows.append((_surely(told, i), step, module, told, i, int(hits_a[:, i].sum())))
+            rows.append((_surely(difference, i), step, module, difference, i, int(hits_a[:, i].sum())))
     if not rows:
         return [], "all that these tokens choose was asked for, so there is no other module to compare"
     rows.sort(key=lambda row: (-row[0], -abs(row[3].delta[row[4]]), row[1], row[2]))
-    reason = None if measured else "these tokens, or the others, lie in one sample, so Δ has no interval"
+    reason = None if has_intervals else "these tokens, or the others, lie in one sample, so Δ has no interval"
     return [
         {
             **run.bank.head(step, module),
             "count": count,
-            "share": float(told.share_a[i]),
-            "share_of_others": float(told.share_b[i]),
-            "delta": float(told.delta[i]),
-            "low": float(told.low[i]) if measured else None,
-            "high": float(told.high[i]) if measured else None,
+            "share": float(difference.share_a[i]),
+            "share_of_others": float(difference.share_b[i]),
+            "delta": float(difference.delta[i]),
+            "low": float(difference.low[i]) if has_intervals else None,
+            "high": float(difference.high[i]) if has_intervals else None,
         }
-        for _, step, module, told, i, count in rows[:limit]
+        for _, step, module, difference, i, count in rows[:limit]
     ], reason
 
 
-def _most_different(found: Travellers, step: int, here_P: np.ndarray, given: set[int]) -> np.ndarray:
+def _most_different(table: TokenTable, step: int, here_P: np.ndarray, fixed: set[int]) -> np.ndarray:
     """The ``COMPARED`` modules of a step, without those given, whose shares among both sets of tokens differ most, in
     the order of ids; ``here_P`` tokens of one set take each path, the others are the other set."""
-    here_M, all_M = found.weighted_at(step, here_P), found.visits_at(step).copy()
-    asked = [module for module in given if module < len(all_M)]
-    here_M[asked] = all_M[asked] = 0
+    here_M, all_M = table.weighted_at(step, here_P), table.visits_at(step).copy()
+    ids = [module for module in fixed if module < len(all_M)]
+    here_M[ids] = all_M[ids] = 0
     used = np.flatnonzero(all_M)
     num = int(here_P.sum())
-    delta = np.abs(here_M / num - (all_M - here_M) / (found.num_tokens - num))[used]
+    delta = np.abs(here_M / num - (all_M - here_M) / (table.num_tokens - num))[used]
     return np.sort(used[np.lexsort((used, -delta))[:COMPARED]])
 
 
-def _surely(told: Contrast, i: int) -> float:
+def _surely(difference: Contrast, i: int) -> float:
     """How far the interval of Δ stays away from 0; 0 where it holds 0 or there is none."""
-    low, high = float(told.low[i]), float(told.high[i])
+    low, high = float(difference.low[i]), float(difference.high[i])
     return max(0.0, low, -high) if np.isfinite(low) else 0.0

@@ -1,6 +1,6 @@
 """Samples with a similar path profile, tokens on similar ribbons, and the map of samples.
 
-Rows of ``path`` are compared, not tokens: what a token shares with others is worked out once for its path.
+Distances between tokens are computed once per path of ``path``, not per token.
 
 Shapes: n samples, P paths, S steps, K slots, D = S·M length of a profile.
 """
@@ -144,16 +144,16 @@ def similar_tokens(
     own = _ribbon_of(run, sample, token)
     own_SK = own.reshape(layout.num_steps, layout.top_k)
     near = nearest_paths(run, own_SK, limit)
-    found = []
+    paths = []
     for examples, distance in zip(
         examples_of_paths(run, near.ranks.tolist(), each, seed), near.distances.tolist(), strict=True
     ):
         there_SK = np.array(examples["ribbon"])
         differs = ~np.array(
-            [set(one) == set(other) for one, other in zip(own_SK.tolist(), there_SK.tolist(), strict=True)]
+            [set(ids) == set(other_ids) for ids, other_ids in zip(own_SK.tolist(), there_SK.tolist(), strict=True)]
         )
-        examples["examples"] = [one for one in examples["examples"] if (one["sample"], one["token"]) != (sample, token)]
-        found.append(
+        examples["examples"] = [ids for ids in examples["examples"] if (ids["sample"], ids["token"]) != (sample, token)]
+        paths.append(
             examples | {"distance": float(distance / layout.top_k), "differs": np.flatnonzero(differs).tolist()}
         )
     return {
@@ -165,13 +165,13 @@ def similar_tokens(
         "num_paths": int(near.num_paths.sum()),
         "apart": [
             {
-                "distance": float(one / layout.top_k),
-                "num_paths": int(near.num_paths[one]),
-                "num_tokens": int(near.num_tokens[one]) - int(one == 0),
+                "distance": float(ids / layout.top_k),
+                "num_paths": int(near.num_paths[ids]),
+                "num_tokens": int(near.num_tokens[ids]) - int(ids == 0),
             }
-            for one in np.flatnonzero(near.num_paths).tolist()
+            for ids in np.flatnonzero(near.num_paths).tolist()
         ],
-        "paths": found,
+        "paths": paths,
     }
 
 
@@ -263,7 +263,7 @@ def map_answer(
 def _thumbnails(run: RunFile, numbers: np.ndarray) -> dict[int, str]:
     """Small pictures by sample, as data URIs; an even draw of at most ``MOST_THUMBNAILS``."""
     places = np.unique(np.linspace(0, len(numbers) - 1, MOST_THUMBNAILS).astype(int))
-    found = {}
+    uris = {}
     for number, png in run.rows(queries.some_samples(numbers[places].tolist(), "sample, image")):
         if png is None:
             continue
@@ -273,8 +273,8 @@ def _thumbnails(run: RunFile, numbers: np.ndarray) -> dict[int, str]:
             picture = picture.resize((picture.width * larger, picture.height * larger), Image.Resampling.NEAREST)
         buffer = io.BytesIO()
         picture.save(buffer, format="WEBP", quality=60)
-        found[number] = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
-    return found
+        uris[number] = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    return uris
 
 
 def _profiles(run: RunFile, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

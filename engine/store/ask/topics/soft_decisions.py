@@ -1,4 +1,4 @@
-"""Soft decisions of a run: what soft, gated and threshold routers said beyond ribbons, and the findings about them."""
+"""Soft decisions of a run (edges, gates, block rates) and the findings about them."""
 
 from __future__ import annotations
 

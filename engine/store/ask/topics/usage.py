@@ -1,6 +1,6 @@
 """Usage of modules: load of every module at every step (shares, entropy, violation, dead modules).
 
-Numbers as in ``tokenpaths.engine.analysis.load``.
+Definitions: ``tokenpaths.engine.analysis.load``.
 """
 
 from __future__ import annotations

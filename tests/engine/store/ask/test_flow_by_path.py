@@ -36,7 +36,7 @@ def test_paths_are_looked_up_as_the_table_has_them(case: Case):
 def test_paths_of_several_pages(case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Small pages: many in a file, and more than are read at once."""
     wanted = case.run.sample(0)
-    for module in ("ask.run_file", "write.seal_paths"):
+    for module in ("ask.run_file", "write.seal_pages"):
         monkeypatch.setattr(f"tokenpaths.engine.store.{module}.PAGE_PATHS", 3)
         monkeypatch.setattr(f"tokenpaths.engine.store.{module}.PAGES_AT_ONCE", 2)
     file = case.naive.made.write(tmp_path)
@@ -90,7 +90,7 @@ def test_many_labels_are_counted_in_sql(tmp_path: Path, monkeypatch: pytest.Monk
     made = make("r")
     with Run.open(made.write(tmp_path / "whole")) as run:
         wanted = [run.rows(Query(f"SELECT * FROM {table} ORDER BY ALL")) for table in ("flow", "usage")]
-    monkeypatch.setattr("tokenpaths.engine.store.write.batch_flow_counts.MOST_BYTES", 4000)
+    monkeypatch.setattr("tokenpaths.engine.store.write.seal_flows.MOST_BYTES", 4000)
     with Run.open(made.write(tmp_path / "sql")) as run:
         assert [run.rows(Query(f"SELECT * FROM {table} ORDER BY ALL")) for table in ("flow", "usage")] == wanted
 

@@ -14,15 +14,15 @@ from tests.support.runs import make
 from tokenpaths.engine.analysis.contrast import wilson
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.tables import token_table
-from tokenpaths.engine.store.ask.tables.token_table import Travellers
+from tokenpaths.engine.store.ask.tables.token_table import TokenTable
 from tokenpaths.engine.store.ask.topics import label_specificity
 from tokenpaths.engine.store.ask.topics.label_specificity import LEAST_SAMPLES, Counts, count_modules, count_paths
 
 
-def made_up(paths: int, samples: int, labels: int, tokens: int, seed: int = 0, top_k: int = 2) -> Travellers:
+def made_up(paths: int, samples: int, labels: int, tokens: int, seed: int = 0, top_k: int = 2) -> TokenTable:
     """Tokens without a run; a few samples have no label."""
     rng = np.random.default_rng(seed)
-    return Travellers(
+    return TokenTable(
         run=weakref.ref(make_up),
         columns={},
         sample_n=np.sort(rng.integers(0, samples, tokens)).astype(np.int32),
@@ -41,7 +41,7 @@ def make_up() -> None:
     """Stands where a run would."""
 
 
-def dense(found: Travellers, ids: np.ndarray, of: str) -> tuple[list, np.ndarray, np.ndarray, np.ndarray]:
+def dense(found: TokenTable, ids: np.ndarray, of: str) -> tuple[list, np.ndarray, np.ndarray, np.ndarray]:
     """Things, and tables of things × labels: tokens, samples; and the effective number of samples of each thing."""
     visits: dict[object, np.ndarray] = {}
     for sample, path in zip(found.sample_n.tolist(), found.path_n.tolist(), strict=True):
@@ -111,7 +111,7 @@ def test_a_label_that_the_draw_does_not_hold_is_answered_with_a_reason(tmp_path:
     ]
     monkeypatch.setattr(token_table, "MOST_TOKENS", 1000)
     with Run.open(replace(made, batches=rare).write(tmp_path)) as run:
-        drawn = {int(label) for label in token_table.travellers(run).label_N}
+        drawn = {int(label) for label in token_table.tokens_of(run).label_N}
         absent = [row[1] for row in run.labels if row[1] is not None and row[0] not in drawn]
         assert absent
         for of in ("path", "module"):

@@ -15,7 +15,7 @@ from tests.support.runs import make
 from tokenpaths.engine.analysis.words import KINDS, is_kind
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.store.ask.tables.token_table import read_travellers
+from tokenpaths.engine.store.ask.tables.token_table import read_token_table
 from tokenpaths.engine.store.ask.topics.knowledge import CELLS
 
 
@@ -137,7 +137,7 @@ def test_a_large_run_is_read_in_whole_samples_and_says_so(texts, monkeypatch):
     from tokenpaths.engine.store.ask.topics import search
 
     run = texts.run
-    drawn = read_travellers(run, most=120)
+    drawn = read_token_table(run, most=120)
     assert not drawn.counted["exact"]
     assert 120 <= drawn.counted["num_tokens"] <= 150
     sizes = [row["num_tokens"] for row in run.samples(limit=1000)["samples"]]
@@ -146,7 +146,7 @@ def test_a_large_run_is_read_in_whole_samples_and_says_so(texts, monkeypatch):
         tokens = run.sample(number)["tokens"]
         assert [t["rank"] for t in tokens] == drawn.rank_P[drawn.path_n[drawn.sample_n == i]].tolist()
         assert [t["ribbon"] for t in tokens] == drawn.ribbon_PSK[drawn.path_n[drawn.sample_n == i]].tolist()
-    monkeypatch.setattr(search, "travellers", lambda _run: drawn)
+    monkeypatch.setattr(search, "tokens_of", lambda _run: drawn)
     told, exact = run.search_tokens(ranks=(1, 5))["found"], None
     monkeypatch.undo()
     exact = run.search_tokens(ranks=(1, 5))["found"]
@@ -158,11 +158,11 @@ def test_a_large_run_is_read_in_whole_samples_and_says_so(texts, monkeypatch):
 def test_nothing_found_in_a_draw_is_not_nothing_in_the_run(texts, monkeypatch):
     from tokenpaths.engine.store.ask.topics import search
 
-    drawn = read_travellers(texts.run, most=120)
+    drawn = read_token_table(texts.run, most=120)
     here = set(drawn.rank_P[drawn.path_n].tolist())
     absent = next(rank for rank in range(1, texts.run.row["num_paths"] + 1) if rank not in here)
     assert texts.run.search_tokens(paths=(absent,))["found"]["num_tokens"]
-    monkeypatch.setattr(search, "travellers", lambda _run: drawn)
+    monkeypatch.setattr(search, "tokens_of", lambda _run: drawn)
     reason = texts.run.search_tokens(paths=(absent,))["reason"]
     assert f"no token of the {drawn.num_tokens} drawn" in reason
     assert f"{drawn.num_samples} of {texts.run.row['num_samples']}" in reason
@@ -185,7 +185,7 @@ def test_modules_that_were_asked_for_are_not_what_sets_tokens_apart(case: Case):
 
 
 def test_words_of_some_tokens_are_read_from_the_text_around_them(texts):
-    found = read_travellers(texts.run)
+    found = read_token_table(texts.run)
     some = np.arange(3, found.num_tokens, 9)[::-1]
     few = found.words_of(some)
     assert "words" not in vars(found)  # the whole text was left alone
@@ -289,7 +289,7 @@ def test_what_paths_know_agrees_with_scikit_learn(case: Case):
 def test_what_paths_of_a_large_run_know_is_what_its_file_says(monkeypatch, tmp_path):
     from tokenpaths.engine.store.ask.tables import token_table
 
-    monkeypatch.setattr("tokenpaths.engine.store.write.writer.KNOWN_TOKENS", 60)
+    monkeypatch.setattr("tokenpaths.engine.store.write.run_filler.KNOWN_TOKENS", 60)
     with Run.open(make("large", "text", samples=30).write(tmp_path)) as run:
         monkeypatch.setattr(token_table, "MOST_TOKENS", 100)
         told = run.knowledge()
@@ -367,9 +367,9 @@ def test_kinds_of_patches_are_told_from_pixels_and_places(pictures, monkeypatch)
         assert all(mask[64 * e["sample"] + e["token"]] for e in found["examples"])
     # Of many pictures some are looked at, and the answer says so.
     monkeypatch.setattr(patch_kinds, "MOST_PICTURES", 5)
-    token_table._KEPT.clear()
+    token_table._TABLES.clear()
     found = pictures.run.search_tokens(kind="edge")
-    token_table._KEPT.clear()
+    token_table._TABLES.clear()
     assert (found["counted"]["num_samples"], found["counted"]["exact"]) == (5, False)
     assert found["counted"]["num_tokens"] == 5 * 64
     assert found["found"]["low"] < found["found"]["share"] < found["found"]["high"]

@@ -17,7 +17,8 @@ from tests.support.runs import RunArrays, make, make_experts
 from tokenpaths.engine.base.errors import NoSuchThing, RunFileError, UserError
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.several_runs import sample_matching
-from tokenpaths.engine.store.ask.several_runs.compare import NotComparable, compare, over_training
+from tokenpaths.engine.store.ask.several_runs.compare import NotComparable, compare
+from tokenpaths.engine.store.ask.several_runs.series import over_training
 
 Pair = Callable[..., tuple[Run, Run]]
 

@@ -14,6 +14,7 @@ import pytest
 from tests.support.runs import RunArrays, make, make_experts
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.ask.several_runs.series import no_series, series_of
 from tokenpaths.engine.store.ask.topics import experts as store
 
 LAYOUTS = {
@@ -366,7 +367,7 @@ def test_more_labels_than_are_compared_are_counted(cases: dict[str, Case], monke
 
 
 def test_a_run_of_no_series_says_so(cases: dict[str, Case]) -> None:
-    assert store.series_of(cases["columns"].run) is None
-    error = store.no_series("x")
+    assert series_of(cases["columns"].run) is None
+    error = no_series("x")
     assert isinstance(error, NoSuchThing)
     assert error.field == "run"

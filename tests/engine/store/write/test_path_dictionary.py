@@ -12,10 +12,10 @@ from tests.support.runs import make
 from tokenpaths.engine.analysis.path_statistics import canonical, rank_order, sorted_slots
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.flow_counter import FlowCounter
-from tokenpaths.engine.store.file.packed_flow_counts import PackedFlows, fits
 from tokenpaths.engine.store.file.schema import Layout
 from tokenpaths.engine.store.write import path_dictionary
-from tokenpaths.engine.store.write.path_dictionary import HashIndex, PathBook, RowFile, word_hashes
+from tokenpaths.engine.store.write.path_dictionary import HashIndex, PathDictionary, RowFile, word_hashes
+from tokenpaths.engine.store.write.seal_flows import PackedFlows, fits
 
 
 def some_batches(modules: int, steps: int, top_k: int, seed: int = 0) -> list[np.ndarray]:
@@ -51,7 +51,7 @@ def test_paths_are_numbered_counted_and_ranked_as_by_sorting_whole_ribbons(
     monkeypatch.setattr(path_dictionary, "word_hashes", lambda rows: word_hashes(rows) & mask)
     id_dtype, modules, steps, top_k = layout
     batches = some_batches(modules, steps, top_k)
-    book = PathBook(id_dtype, tmp_path)
+    book = PathDictionary(id_dtype, tmp_path)
     path_ids = np.concatenate([book.add(ids)[0] for ids in batches])
     rows = canonical(np.concatenate(batches).astype(id_dtype))
     distinct, kind, counts = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
@@ -63,7 +63,7 @@ def test_paths_are_numbered_counted_and_ranked_as_by_sorting_whole_ribbons(
 
 
 def test_new_ribbons_come_back_once_in_the_order_of_their_numbers():
-    book = PathBook(np.dtype(np.uint8))
+    book = PathDictionary(np.dtype(np.uint8))
     new = [book.add(ids)[1] for ids in some_batches(12, 3, 2)]
     assert np.array_equal(np.concatenate(new), book.ribbons())
 
@@ -103,7 +103,7 @@ def test_rows_go_to_the_disk_where_they_are_asked_to(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("levels", ["different", "even", "nothing"])
 @pytest.mark.parametrize("layout", [Layout(6, 4, 20), Layout(3, 2, 300), Layout(1, 2, 5)])
 def test_products_count_what_the_chunked_counter_counts(layout: Layout, levels: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tokenpaths.engine.store.file.packed_flow_counts.BLOCK_ROWS", 64)
+    monkeypatch.setattr("tokenpaths.engine.store.write.seal_flows.BLOCK_ROWS", 64)
     rng = np.random.default_rng(1)
     shape = (200, layout.num_steps, layout.num_modules)
     ids = rng.random(shape).argsort(2)[:, :, : layout.top_k].astype(layout.id_dtype)
@@ -123,6 +123,6 @@ def test_labels_counted_in_several_passes_are_those_of_one(tmp_path: Path, monke
         labels = [None, *(row["label"] for row in run.info()["labels"])]
         assert len(labels) == 4
         once = [(run.flow(label=label), run.usage(label=label)) for label in labels]
-    monkeypatch.setattr("tokenpaths.engine.store.file.packed_flow_counts.labels_at_once", lambda layout: 2)
+    monkeypatch.setattr("tokenpaths.engine.store.write.seal_flows.labels_at_once", lambda layout: 2)
     with Run.open(made.write(tmp_path, overwrite=True)) as run:
         assert [(run.flow(label=label), run.usage(label=label)) for label in labels] == once

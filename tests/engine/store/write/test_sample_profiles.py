@@ -15,7 +15,7 @@ from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.tables import cache, near_paths, queries, sample_profiles
 from tokenpaths.engine.store.ask.topics import similar
 from tokenpaths.engine.store.file import profile_pages
-from tokenpaths.engine.store.write import seal_profiles
+from tokenpaths.engine.store.write import seal_pages
 
 KINDS = {
     "top1": {"modality": "vision", "samples": 11},
@@ -29,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory):
     """Runs whose profiles are sealed: several pages of few samples, with counts that no byte of 3 holds."""
     folder, opened = tmp_path_factory.mktemp("profiled"), {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(seal_profiles, "LEAST_TOKENS", 1)
+        patch.setattr(seal_pages, "LEAST_TOKENS", 1)
         patch.setattr(profile_pages, "PAGE_SAMPLES", 4)
         patch.setattr(profile_pages, "LARGEST", 3)
         patch.setattr(sample_profiles, "BLOCK_SAMPLES", 3)
@@ -95,15 +95,15 @@ def test_nearest_paths_are_those_of_a_loop_over_all(
 def test_what_is_held_stays_within_its_bound(runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
     run, loaded = runs["top1"], []
     monkeypatch.setattr(cache, "MOST_BYTES", 10)
-    monkeypatch.setattr(cache, "_HELD", cache.OrderedDict())
+    monkeypatch.setattr(cache, "_ENTRIES", cache.OrderedDict())
 
     def ask(name: str, size: int) -> None:
-        cache.held(run, name, lambda: loaded.append(name) or name, lambda value: size)
+        cache.cached(run, name, lambda: loaded.append(name) or name, lambda value: size)
 
     for name, size in (("a", 6), ("a", 6), ("b", 4), ("a", 6), ("c", 5), ("b", 4), ("huge", 11), ("huge", 11)):
         ask(name, size)
     assert loaded == ["a", "b", "c", "b", "huge", "huge"]  # c needed the room of both a and b
-    assert sum(row[2] for row in cache._HELD.values()) <= 10
+    assert sum(row[2] for row in cache._ENTRIES.values()) <= 10
 
 
 @pytest.mark.parametrize("numbers", [[3], [0, 1, 2], [8, 0, 4], list(range(11))])
@@ -118,7 +118,7 @@ def test_samples_are_found_however_they_are_asked_for(
 
 
 def test_a_file_without_pages_is_counted_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seal_profiles, "LEAST_TOKENS", 10**6)
+    monkeypatch.setattr(seal_pages, "LEAST_TOKENS", 10**6)
     with Run.open(make("plain", modality="text").write(tmp_path)) as run:
         assert not sample_profiles.has_profiles(run)
         assert len(run.similar_samples(0, limit=3)["similar"]) == 3

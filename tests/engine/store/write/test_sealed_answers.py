@@ -24,7 +24,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kept_answer_is_the_one_that_is_worked_out(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made = make("r", **KINDS[kind])
-    monkeypatch.setattr("tokenpaths.engine.store.write.writer.LEAST_TOKENS", 1)
+    monkeypatch.setattr("tokenpaths.engine.store.write.run_filler.LEAST_TOKENS", 1)
     stages: list[tuple[str, int, int]] = []
     from tokenpaths.engine.store.write.writer import RunWriter
 
@@ -55,7 +55,7 @@ def test_a_kept_answer_is_the_one_that_is_worked_out(kind: str, tmp_path: Path, 
 
 
 def test_an_answer_that_fails_costs_itself_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tokenpaths.engine.store.write.writer.LEAST_TOKENS", 1)
+    monkeypatch.setattr("tokenpaths.engine.store.write.run_filler.LEAST_TOKENS", 1)
     monkeypatch.setattr("tokenpaths.engine.store.ask.topics.knowledge._properties", lambda *_: 1 / 0)
     monkeypatch.setattr("tokenpaths.engine.store.ask.topics.label_specificity._row", lambda *_: {"lift": float("nan")})
     made = make("r", modality="text", samples=30)
@@ -68,7 +68,7 @@ def test_an_answer_that_fails_costs_itself_and_not_the_run(tmp_path: Path, monke
 
 
 def test_answers_of_another_version_are_asked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tokenpaths.engine.store.write.writer.LEAST_TOKENS", 1)
+    monkeypatch.setattr("tokenpaths.engine.store.write.run_filler.LEAST_TOKENS", 1)
     made = make("r", modality="text")
     with Run.open(made.write(tmp_path)) as run:
         assert run.knowledge()["properties"]

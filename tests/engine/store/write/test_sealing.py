@@ -27,7 +27,7 @@ class Cancelled(Exception):
 
 @pytest.fixture(autouse=True)
 def _every_run_is_large(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tokenpaths.engine.store.write.writer.LEAST_TOKENS", 1)
+    monkeypatch.setattr("tokenpaths.engine.store.write.run_filler.LEAST_TOKENS", 1)
 
 
 def begun(folder: Path) -> RunWriter:

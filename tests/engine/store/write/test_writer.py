@@ -20,8 +20,8 @@ from tokenpaths.engine.base.errors import UserError, WriterFailed
 from tokenpaths.engine.base.records import ModuleInfo, SampleRecord
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.topics.overview import list_runs
-from tokenpaths.engine.store.file.hash_sample import TokenSketch
-from tokenpaths.engine.store.write.path_dictionary import PathBook
+from tokenpaths.engine.store.file.hash_sample import HashSample
+from tokenpaths.engine.store.write.path_dictionary import PathDictionary
 from tokenpaths.engine.store.write.writer import RunWriter, remove_abandoned
 
 
@@ -232,7 +232,7 @@ def test_errors_of_the_thread_come_out_at_the_next_call(
         failed.set()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(PathBook, "add", full)
+    monkeypatch.setattr(PathDictionary, "add", full)
     writer = RunWriter(tmp_path, made.info, made.modules)
     writer.write(made.batches[0])
     assert failed.wait(10)
@@ -250,7 +250,7 @@ def test_a_failure_while_sealing_leaves_nothing(made: RunArrays, tmp_path: Path,
     def full(*_: object) -> None:
         raise duckdb.IOException("No space left on device")
 
-    monkeypatch.setattr("tokenpaths.engine.store.write.writer.build_summaries", full)
+    monkeypatch.setattr("tokenpaths.engine.store.write.run_filler.build_summaries", full)
     with (
         pytest.raises(WriterFailed, match="could not be sealed"),
         RunWriter(tmp_path, made.info, made.modules) as writer,
@@ -264,8 +264,9 @@ import sys, time
 from pathlib import Path
 from tokenpaths.engine.store.write.writer import RunWriter
 import tokenpaths.engine.store.write.writer as writer_file
+from tokenpaths.engine.store.write import run_filler
 from tests.support.runs import make
-writer_file.FLUSH_TOKENS = 100
+run_filler.FLUSH_TOKENS = 100
 made = make("killed", samples=6)
 writer = RunWriter(Path(sys.argv[1]), made.info, made.modules)
 writer.write(made.batches[0])
@@ -377,7 +378,7 @@ def test_a_run_larger_than_one_flush_has_the_same_answers(tmp_path: Path, monkey
     made = make("demo", "text", samples=20, top_k=2)
     with Run.open(made.write(tmp_path / "small")) as run:
         small = rounded(answers_of(run))
-    monkeypatch.setattr("tokenpaths.engine.store.write.writer.FLUSH_TOKENS", 50)
+    monkeypatch.setattr("tokenpaths.engine.store.write.run_filler.FLUSH_TOKENS", 50)
     monkeypatch.setattr("tokenpaths.engine.store.write.seal.SAMPLE_TABLE_ROWS", 100)
     with Run.open(made.write(tmp_path / "large")) as run:
         assert rounded(answers_of(run)) == small
@@ -407,14 +408,14 @@ def test_one_token(tmp_path: Path):
 def test_the_sketch_depends_on_the_tokens_alone_not_on_the_batches():
     sketches = []
     for size in (7, 100, 1000):
-        sketch = TokenSketch(50, seed=3)
+        sketch = HashSample(50, seed=3)
         for start in range(0, 1000, size):
             sketch.add(start, {"token": np.arange(start, min(start + size, 1000))})
         sketches.append(sketch.columns()["token"].tolist())
     assert sketches[0] == sketches[1] == sketches[2]
     assert len(set(sketches[0])) == 50
     assert 300 < np.mean(sketches[0]) < 700  # spread over the run
-    assert TokenSketch(50, seed=3).seed != 4
+    assert HashSample(50, seed=3).seed != 4
 
 
 def test_unknown_numbers_are_null_not_nan(tmp_path: Path):

@@ -1,0 +1,311 @@
+"""Counts flows and usage of a run that is written, of all tokens and of every label.
+
+Three ways, each the fastest for its layout; sums do not depend on how tokens were cut into batches. The naive twin of
+all is ``flow_counter.FlowCounter``.
+
+- one slot: while batches arrive (``Visits``); SQL at sealing would take a quarter longer;
+- columns: in SQL (``flow_counter.flow_parts_sql``);
+- packed ribbons: the choices of a step as a 0/1 matrix (tokens × modules), so that the links between two steps are a
+  matrix product (``PackedFlows``).
+
+Shapes: n tokens, S steps, K slots, M modules, L labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from tokenpaths.engine.store.file.flow_counter import (
+    CHUNK_ROWS,
+    FlowCounter,
+    columns_sql,
+    countable_in_sql,
+    flow_parts_sql,
+    flow_values_sql,
+    read_chunks,
+    ribbons_of,
+    usage_parts_sql,
+    usage_values_sql,
+    with_modules,
+)
+from tokenpaths.engine.store.file.schema import ALL_LABELS, Layout
+from tokenpaths.engine.store.write.arrow_tables import CompactBatch, insert_columns
+
+MOST_BYTES = 256 * 2**20
+"""counters in memory; a run of more labels is counted in SQL when it is sealed"""
+BLOCK_ROWS = 4096
+"""tokens a product: their matrices stay in the processor's cache"""
+TICKS = 2**32
+"""parts of a weight that are summed as whole numbers: sums do not depend on their order"""
+COUNTER_BYTES = 512 * 2**20
+"""grids of counters in memory; more labels are counted in several passes"""
+
+
+def write_flows(con: duckdb.DuckDBPyConnection, layout: Layout, labels: dict[str, int], visits: Visits | None) -> None:
+    """Fill ``flow`` and ``usage``; ``visits`` holds them where they were counted while tokens came."""
+    if visits is not None:
+        _insert_visits(con, layout, visits)
+        return
+    steps = range(layout.num_steps - 1)
+    if countable_in_sql(layout):
+        con.execute(f"CREATE TEMP VIEW chosen AS SELECT * FROM {with_modules(layout)}")
+        for table, sql, keys, values in (
+            (
+                "flow",
+                flow_parts_sql(layout, steps, "label_id"),
+                "step, source, target",
+                (flow_values_sql, ("pairs", "parts")),
+            ),
+            ("usage", usage_parts_sql(layout, "label_id"), "step, module", (usage_values_sql, ("tokens", "parts"))),
+        ):
+            read, columns = values
+            con.execute(f"CREATE TEMP TABLE by_label AS {sql}")
+            con.execute(
+                f"INSERT INTO {table} BY NAME SELECT {keys}, {read(layout, *(f'sum({name})' for name in columns))}, "
+                f"{ALL_LABELS} AS label_id FROM by_label GROUP BY {keys} ORDER BY {keys}"
+            )
+            con.execute(
+                f"INSERT INTO {table} BY NAME SELECT {keys}, {read(layout, *columns)}, label_id "
+                f"FROM by_label WHERE label_id IS NOT NULL ORDER BY label_id, {keys}"
+            )
+            con.execute("DROP TABLE by_label")
+        con.execute("DROP VIEW chosen")
+        return
+    packed = layout.packed and fits(layout)
+    counters = count_packed(con, layout, list(labels.values())) if packed else _count_one_by_one(con, layout, labels)
+    for label_id, counter in counters:
+        for table, names, rows in (
+            ("flow", ("step", "source", "target", "count", "weight"), counter.flow_rows()),
+            ("usage", ("step", "module", "count", "weight"), counter.usage_rows()),
+        ):
+            if rows:
+                by_name = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+                insert_columns(con, table, {**by_name, "label_id": [label_id] * len(rows)})
+
+
+def _insert_visits(con: duckdb.DuckDBPyConnection, layout: Layout, visits: Visits) -> None:
+    """Rows of ``flow`` and ``usage``: of all tokens first, then of each label."""
+    of_labels = [(label, counts) for label, counts in sorted(visits.by_label.items()) if label >= 0]
+    for label, counts in [(ALL_LABELS, visits.total()), *of_labels]:
+        step, source, target = (place.astype(np.int32) for place in np.nonzero(counts.links))
+        num = counts.links[step, source, target].astype(np.float64)
+        insert_columns(
+            con,
+            "flow",
+            {
+                "step": step,
+                "source": source,
+                "target": target,
+                "count": num,
+                "weight": num,
+                "label_id": np.full(len(num), label, dtype=np.int32),
+            },
+        )
+        step, module = (place.astype(np.int32) for place in np.nonzero(counts.tokens))
+        insert_columns(
+            con,
+            "usage",
+            {
+                "step": step,
+                "module": module,
+                "count": counts.tokens[step, module],
+                "weight": counts.levels[step, module] / layout.weights.whole,
+                "label_id": np.full(len(step), label, dtype=np.int32),
+            },
+        )
+
+
+def _count_one_by_one(
+    con: duckdb.DuckDBPyConnection, layout: Layout, labels: dict[str, int]
+) -> Iterator[tuple[int, FlowCounter]]:
+    """All tokens, then those of each label: a pass over ``token`` for each."""
+    for label_id in (ALL_LABELS, *labels.values()):
+        where = "" if label_id == ALL_LABELS else f" WHERE label_id = {label_id}"
+        counter = FlowCounter(layout, range(layout.num_steps - 1))
+        for columns in read_chunks(con, f"SELECT {columns_sql(layout)} FROM token{where}", layout):
+            counter.add(*ribbons_of(layout, columns))
+        yield label_id, counter
+
+
+class Counts(NamedTuple):
+    """Of one label: tokens of each link (S − 1, M, M), of each module (S, M), and the sum of their levels (S, M)."""
+
+    links: np.ndarray
+    tokens: np.ndarray
+    levels: np.ndarray
+
+
+class Visits:
+    """Counts by label_id (−1: without a label), of a layout with one slot and linear weights."""
+
+    def __init__(self, layout: Layout) -> None:
+        assert layout.by_path, "levels of one slot are summed as whole numbers"
+        self.num_steps, self.num_modules = layout.num_steps, layout.num_modules
+        self.by_label: dict[int, Counts] = {}
+
+    def add(self, label_ids: np.ndarray, batch: CompactBatch) -> Visits | None:
+        """Count a batch, whose samples have ``label_ids``; None, and nothing is counted any more, beyond the bytes."""
+        label_n = np.repeat(label_ids, batch.lengths)
+        size, ids = self.num_modules, batch.ids[:, :, 0].astype(np.int64)
+        for label in np.unique(label_ids).tolist():
+            counts = self.by_label.get(label)
+            if counts is None:
+                shape = (self.num_steps, size)
+                counts = Counts(
+                    np.zeros((max(0, self.num_steps - 1), size, size), dtype=np.int64),
+                    np.zeros(shape, dtype=np.int64),
+                    np.zeros(shape, dtype=np.int64),
+                )
+                if (len(self.by_label) + 1) * sum(part.nbytes for part in counts) > MOST_BYTES:
+                    return None
+                self.by_label[label] = counts
+            member = slice(None) if len(self.by_label) == 1 and len(np.unique(label_ids)) == 1 else label_n == label
+            chosen, levels = ids[member], batch.weights[member]
+            for step in range(self.num_steps):
+                here = chosen[:, step]
+                counts.tokens[step] += np.bincount(here, minlength=size)
+                # Sums of whole numbers in float64 are exact below 2**53.
+                counts.levels[step] += np.bincount(here, levels[:, step], minlength=size).astype(np.int64)
+                if step + 1 < self.num_steps:
+                    links = np.bincount(here * size + chosen[:, step + 1], minlength=size * size)
+                    counts.links[step] += links.reshape(size, size)
+        return self
+
+    def total(self) -> Counts:
+        """All tokens."""
+        return Counts(*(np.sum(parts, axis=0) for parts in zip(*self.by_label.values(), strict=True)))
+
+
+def fits(layout: Layout) -> bool:
+    """Whether products pay (M² work a pair of steps, against K² for each token) and their grids are small."""
+    return layout.num_modules**2 <= 256 * layout.top_k**2 and _grid_bytes(layout) * 2 <= COUNTER_BYTES
+
+
+def _grid_bytes(layout: Layout) -> int:
+    return 16 * (layout.num_steps - 1) * layout.num_modules**2
+
+
+def labels_at_once(layout: Layout) -> int:
+    """How many labels one pass can count beside all tokens."""
+    return max(1, COUNTER_BYTES // max(1, _grid_bytes(layout)) - 1)
+
+
+class PackedFlows:
+    """Counts of the links and modules of tokens; what ``FlowCounter`` counts, one label after the other."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        grid = (layout.num_steps - 1, layout.num_modules, layout.num_modules)
+        self._pairs, self._weight = np.zeros(grid, dtype=np.int64), np.zeros(grid)
+        self._usage = np.zeros((layout.num_steps, layout.num_modules), dtype=np.int64)
+        self._usage_ticks = np.zeros((layout.num_steps, layout.num_modules), dtype=np.int64)
+
+    def add(self, ids: np.ndarray, levels: np.ndarray) -> None:
+        """Count tokens with ribbons ``ids`` (n, S, K) and 8-bit weights ``levels`` (n, S, K)."""
+        for start in range(0, len(ids), BLOCK_ROWS):
+            self._add_block(ids[start : start + BLOCK_ROWS], levels[start : start + BLOCK_ROWS])
+
+    def add_counts(self, other: PackedFlows) -> None:
+        """Count what ``other`` counted too."""
+        for name in ("_pairs", "_weight", "_usage", "_usage_ticks"):
+            getattr(self, name).__iadd__(getattr(other, name))
+
+    def _add_block(self, ids: np.ndarray, levels: np.ndarray) -> None:
+        num_modules, top_k = self.layout.num_modules, self.layout.top_k
+        # Equal weights (a log without any, above all): each of the K² pairs has the weight that it counts.
+        even = bool((levels == levels[:, :, :1]).all())
+        rows = np.arange(len(ids))[:, None] * num_modules
+        chosen_before = shares_before = None
+        for step in range(self.layout.num_steps):
+            places = (rows + ids[:, step]).reshape(-1)
+            chosen = _matrix(places, 1.0, len(ids), num_modules)
+            self._usage[step] += np.bincount(ids[:, step].reshape(-1), minlength=num_modules)
+            weights = self.layout.weights.decode(levels[:, step])
+            # Sums of whole numbers in float64 are exact below 2**53.
+            ticks = np.bincount(ids[:, step].reshape(-1), np.rint(weights * TICKS).reshape(-1), minlength=num_modules)
+            self._usage_ticks[step] += ticks.astype(np.int64)
+            shares = None if even else _matrix(places, _shares(weights), len(ids), num_modules)
+            if chosen_before is not None:
+                # Whole numbers below 2**24 are exact in float32.
+                pairs = chosen_before.T @ chosen
+                self._pairs[step - 1] += pairs.astype(np.int64)
+                product = pairs / top_k**2 if even else shares_before.T @ shares
+                self._weight[step - 1] += product
+            chosen_before, shares_before = chosen, shares
+
+    def flow_rows(self) -> list[tuple[int, int, int, float, float]]:
+        """Rows (step, source, target, count, weight)."""
+        places = np.argwhere(self._pairs)
+        counts, weights = self._pairs[tuple(places.T)] / self.layout.top_k**2, self._weight[tuple(places.T)]
+        return [
+            (*place, count, weight)
+            for place, count, weight in zip(places.tolist(), counts.tolist(), weights.tolist(), strict=True)
+        ]
+
+    def usage_rows(self) -> list[tuple[int, int, int, float]]:
+        """Rows (step, module, count, weight) of the modules that were chosen at all."""
+        return [
+            (int(step), int(module), int(self._usage[step, module]), float(self._usage_ticks[step, module] / TICKS))
+            for step, module in np.argwhere(self._usage)
+        ]
+
+
+def _matrix(places: np.ndarray, values: float | np.ndarray, num_rows: int, num_modules: int) -> np.ndarray:
+    """(n, M), zero but for ``values`` at flat ``places``; in single precision for whole numbers."""
+    dtype = np.float32 if isinstance(values, float) else np.float64
+    matrix = np.zeros(num_rows * num_modules, dtype=dtype)
+    matrix[places] = values
+    return matrix.reshape(num_rows, num_modules)
+
+
+def _shares(weights: np.ndarray) -> np.ndarray:
+    """Share (n·K,) of each slot in its step's weight; 1/K where all weights of the step round to zero."""
+    totals = weights.sum(axis=1, keepdims=True)
+    return np.where(totals == 0, 1 / weights.shape[1], weights / np.where(totals == 0, 1, totals)).reshape(-1)
+
+
+def count_packed(
+    con: duckdb.DuckDBPyConnection, layout: Layout, label_ids: list[int]
+) -> Iterator[tuple[int, PackedFlows]]:
+    """Counters of all tokens (label ``ALL_LABELS``) and of each label, over table ``token``."""
+    per_pass = labels_at_once(layout)
+    parts = [label_ids[start : start + per_pass] for start in range(0, len(label_ids), per_pass)] or [[]]
+    for number, part in enumerate(parts):
+        counters = {label_id: PackedFlows(layout) for label_id in part}
+        others = PackedFlows(layout) if number == 0 else None
+        for labels, ids, levels in packed_chunks(con, layout):
+            for label_id in np.unique(labels).tolist():
+                counter = counters.get(label_id, others)
+                if counter is not None:
+                    member = labels == label_id
+                    counter.add(*((ids, levels) if member.all() else (ids[member], levels[member])))
+        if others is not None:
+            for counter in counters.values():
+                others.add_counts(counter)
+            yield ALL_LABELS, others
+        yield from counters.items()
+
+
+def packed_chunks(
+    con: duckdb.DuckDBPyConnection, layout: Layout
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """label_id (n,), −1 = none, ids (n, S, K) and levels (n, S, K) of all tokens, chunk by chunk."""
+    reader = con.execute("SELECT coalesce(label_id, -1) AS label_id, ids, weights FROM token")
+    for batch in reader.to_arrow_reader(CHUNK_ROWS):
+        if batch.num_rows:
+            shape = (batch.num_rows, layout.num_steps, layout.top_k)
+            ids = _bytes_of(batch.column("ids"), layout.visits * layout.id_dtype.itemsize)
+            levels = _bytes_of(batch.column("weights"), layout.visits)
+            yield batch.column("label_id").to_numpy(), ids.view(layout.id_dtype).reshape(shape), levels.reshape(shape)
+
+
+def _bytes_of(column: pa.Array, width: int) -> np.ndarray:
+    """The bytes of values of one width behind each other, without a copy."""
+    offsets = np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset : column.offset + len(column) + 1]
+    assert offsets[-1] - offsets[0] == width * len(column), "every packed ribbon has one width"
+    return np.frombuffer(column.buffers()[2], dtype=np.uint8)[offsets[0] : offsets[-1]]
