@@ -51,7 +51,7 @@ def huggingface_details(parent: Path | None, model: str) -> dict[str, Any]:
     Raises:
         Problem: 404, and what is missing: the setting, the folder, or experts.
     """
-    from tokenpaths.engine.families.expert_controls import ExpertControls
+    from tokenpaths.engine.families.family_controls import ExpertControls
 
     try:
         config = read_config(checkpoint_folder(parent, model))

@@ -10,7 +10,7 @@ from typing import Any
 from tokenpaths.engine.adapters.huggingface.config import is_huggingface
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import Modality
-from tokenpaths.engine.families.expert_controls import read_expert_controls
+from tokenpaths.engine.families.family_controls import read_expert_controls
 from tokenpaths.engine.tracing.loaded_model import find_checkpoint, load_model
 from tokenpaths.engine.tracing.traceable import Traceable
 

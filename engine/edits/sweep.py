@@ -22,7 +22,7 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.edits.measure import Unchanged
 from tokenpaths.engine.edits.prepared import PreparedSet
-from tokenpaths.engine.families.expert_controls import Which
+from tokenpaths.engine.families.family_controls import Which
 from tokenpaths.engine.tracing.traceable import Traceable
 
 WHICH: tuple[Which, ...] = ("top", "bottom", "random")

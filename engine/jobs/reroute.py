@@ -20,7 +20,7 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.edits.reroute_request import RerouteRequest
 from tokenpaths.engine.families.edit_plan import Routers, plan_routes
-from tokenpaths.engine.families.expert_controls import read_expert_controls
+from tokenpaths.engine.families.family_controls import read_expert_controls
 from tokenpaths.engine.jobs.made_run import check_model_controls, check_run_name, claim_run, made_by
 from tokenpaths.engine.jobs.registry import JobContext, Progress, write_artifact
 from tokenpaths.engine.jobs.reroute_data import (

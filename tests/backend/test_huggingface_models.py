@@ -10,6 +10,7 @@ from tests.support.tiny_huggingface import save_tiny
 from tokenpaths.backend.problems import Problem
 from tokenpaths.backend.worker.huggingface import HuggingFaceModels, huggingface_details
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.families.edit_values import KINDS
 
 
 def test_a_checkpoint_is_loaded_once_and_again_when_its_files_change(tmp_path: Path) -> None:
@@ -33,7 +34,7 @@ def test_what_jobs_may_edit_is_described_from_the_configuration_alone(tmp_path: 
     (folder / "model.safetensors").unlink()
     row = huggingface_details(tmp_path, "hf:tiny")
     assert (row["family"], row["num_steps"], row["num_modules"], row["top_k"]) == ("moe", 3, 8, 2)
-    assert row["controls"]["edits"] == ["ban"]
+    assert row["controls"]["edits"] == list(KINDS)
     for parent, name, sentence in (
         (None, "hf:tiny", "huggingface_dir"),
         (tmp_path, "hf:tyni", "did you mean 'tiny'"),

@@ -25,7 +25,7 @@ from tokenpaths.engine.base.records import Modality, ModuleInfo
 from tokenpaths.engine.base.routing import Decision
 from tokenpaths.engine.data.tokenizer import Encoded
 from tokenpaths.engine.families.edit_plan import RoutePlan, Routers, plan_routes
-from tokenpaths.engine.families.expert_controls import ExpertControls, read_expert_controls
+from tokenpaths.engine.families.family_controls import ExpertControls, read_expert_controls
 from tokenpaths.engine.models.family import Traced
 from tokenpaths.engine.tracing.traceable import ModelInput
 
