@@ -29,10 +29,9 @@ from tokenpaths.engine.adapters.huggingface.inspection import NOT_TRACED, find_m
 from tokenpaths.engine.adapters.huggingface.loading import load
 from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceModel
 from tokenpaths.engine.base.files import write_atomically
-from tokenpaths.engine.base.records import RunInfo, SampleRecord, TraceBatch
+from tokenpaths.engine.base.records import RunInfo, SampleRecord, TraceBatch, engine_version
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.write.writer import RunWriter
-from tokenpaths.engine.tracing.trace_run import engine_version
 from tokenpaths.engine.tracing.traceable import ModelInput
 
 KEPT = RESULTS / "huggingface.json"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.records import engine_version
 from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.dream.dream_request import MOST_DREAMS, DreamRequest
 from tokenpaths.engine.dream.dream_state import load_state, save_state
@@ -24,7 +25,6 @@ from tokenpaths.engine.dream.pictures import outlined, patch_mask, to_image, to_
 from tokenpaths.engine.jobs.dream_original import members, original_image, ribbon_of_rank
 from tokenpaths.engine.jobs.registry import MOST_REPEATED, Progress, write_artifact
 from tokenpaths.engine.tracing.loaded_model import LoadedModel
-from tokenpaths.engine.tracing.trace_run import engine_version
 
 if TYPE_CHECKING:
     from tokenpaths.engine.jobs.registry import JobContext

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.records import engine_version
 from tokenpaths.engine.dream.corpus import best, scores, windows
 from tokenpaths.engine.dream.dream_request import DreamRequest
 from tokenpaths.engine.dream.dream_state import load_state, save_state
@@ -26,7 +27,6 @@ from tokenpaths.engine.jobs.dream_original import members, original_text, ribbon
 from tokenpaths.engine.jobs.dream_source import stretch_of
 from tokenpaths.engine.jobs.registry import MOST_REPEATED, Progress, write_artifact
 from tokenpaths.engine.tracing.loaded_model import LoadedModel
-from tokenpaths.engine.tracing.trace_run import engine_version
 
 if TYPE_CHECKING:
     from tokenpaths.engine.jobs.registry import JobContext

@@ -7,13 +7,12 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.progress import followed, reworded, sealed
-from tokenpaths.engine.base.records import ModuleInfo, RunInfo
+from tokenpaths.engine.base.records import ModuleInfo, RunInfo, engine_version
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.store.write.shard_writer import ShardWriter
 from tokenpaths.engine.store.write.writer import RunWriter
@@ -139,10 +138,3 @@ def new_run_id(model: str, dataset: str) -> str:
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
     plain = [re.sub(r"[^A-Za-z0-9]+", "-", word).strip("-") for word in (model, dataset)]
     return f"{plain[0][:24] or 'model'}-{plain[1][:16] or 'data'}-{stamp}"
-
-
-def engine_version() -> str:
-    try:
-        return version("tokenpaths")
-    except PackageNotFoundError:
-        return "0+source"

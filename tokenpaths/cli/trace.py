@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenpaths.cli.support.options import DataDir, folder_option, takes
+from tokenpaths.cli.support.refusals import refuse_taken_name
 from tokenpaths.engine.base.errors import UserError
 
 if TYPE_CHECKING:
     from tokenpaths.backend.settings import Settings
     from tokenpaths.cli.edited import Wanted
-    from tokenpaths.cli.support.shards import WishedShard
+    from tokenpaths.cli.support.shards import OneShard
     from tokenpaths.engine.adapters.find_traceable import FoundModel
     from tokenpaths.engine.data.datasets import Dataset
     from tokenpaths.engine.tracing.trace_run import TraceProgress
@@ -103,13 +104,13 @@ def trace(context: typer.Context, options: TraceCommand) -> None:
     """
     from tokenpaths.backend.settings import load_settings
     from tokenpaths.cli.edited import name_before, wanted
-    from tokenpaths.cli.support.shards import trace_on_workers, wished_shard
+    from tokenpaths.cli.support.shards import requested_shard, trace_on_workers
     from tokenpaths.engine.base.files import keep_free
 
     settings = load_settings(data_dir=options.data_dir)
     keep_free(settings.least_free_megabytes * 1e6)
     ask = wanted(options.controls, options.beside)
-    wish = wished_shard(
+    shard = requested_shard(
         settings,
         options.shard,
         options.run,
@@ -118,19 +119,19 @@ def trace(context: typer.Context, options: TraceCommand) -> None:
         options.beside,
         options.shards is not None,
     )
-    if wish is None:
-        _refuse_taken_name(settings, options.run, options.overwrite)
+    if shard is None:
+        refuse_taken_name(settings, options.run, options.overwrite)
     if options.shards is not None:
         trace_on_workers(context, settings, options.shards, options.workers, options.ray)
         return
     if options.ray is not None:
         raise UserError("--ray is for --shards N.", field="ray")
     if options.beside:
-        _refuse_taken_name(settings, name_before(options.run), options.overwrite)
-    _trace(settings, options, ask, wish)
+        refuse_taken_name(settings, name_before(options.run), options.overwrite)
+    _trace(settings, options, ask, shard)
 
 
-def _trace(settings: Settings, options: TraceCommand, ask: Wanted | None, wish: WishedShard | None) -> None:
+def _trace(settings: Settings, options: TraceCommand, ask: Wanted | None, shard: OneShard | None) -> None:
     """A run, or one shard of it; what can be refused is, before weights are read or fetched."""
     from tokenpaths.cli.edited import say_effect, trace_edited, under_controls
     from tokenpaths.cli.support.progress_bar import bar, waiting
@@ -139,7 +140,7 @@ def _trace(settings: Settings, options: TraceCommand, ask: Wanted | None, wish: 
     from tokenpaths.engine.tracing.loaded_model import as_untrained
     from tokenpaths.engine.tracing.trace_run import TraceOptions, trace_samples
 
-    if wish and ask and "ban_share" in ask.controls:
+    if shard and ask and "ban_share" in ask.controls:
         raise UserError("ban_share counts over all samples; leave out --shard.", field="controls")
     found = _find(settings, options, ask.controls if ask else None)
     dataset = _open(options, found)
@@ -148,7 +149,7 @@ def _trace(settings: Settings, options: TraceCommand, ask: Wanted | None, wish: 
         loaded = under_controls(loaded, ask) if ask else loaded
         loaded = as_untrained(loaded) if options.untrained else loaded
         remove_abandoned(settings.runs_dir)
-    part = wish.part_of(dataset, options.batch_size) if wish else dataset
+    part = shard.part_of(dataset, options.batch_size) if shard else dataset
     alike = {name: getattr(options, name) for name in ("batch_size", "twin", "skip_bad", "passage_chars")}
     tracing = TraceOptions(
         run_id=options.run,
@@ -160,10 +161,10 @@ def _trace(settings: Settings, options: TraceCommand, ask: Wanted | None, wish: 
         # The untrained twin is the null of the model as it is, not of an edited one.
         twin=options.twin and (ask is None or ask.beside) and not options.untrained,
         overwrite=options.overwrite,
-        make_writer=wish.writer_for(part, alike, made_with(loaded.device)) if wish else None,
+        make_writer=shard.writer_for(part, alike, made_with(loaded.device)) if shard else None,
     )
     before = effect = done = None
-    with bar(f"{loaded.name} on {dataset.name}{wish or ''}", part.num_samples, "samples") as progress:
+    with bar(f"{loaded.name} on {dataset.name}{shard or ''}", part.num_samples, "samples") as progress:
 
         def show(p: TraceProgress) -> None:
             progress.update(p.samples, p.words)
@@ -176,8 +177,8 @@ def _trace(settings: Settings, options: TraceCommand, ask: Wanted | None, wish: 
         except AlreadyTraced as known:
             done = known.manifest
     _say_what_was_skipped(part)
-    if wish:
-        wish.say(done, str(options.run))
+    if shard:
+        shard.say(done, str(options.run))
         return
     if loaded.classes:
         _say_what_is_unknown(path, loaded.name, loaded.classes)
@@ -211,14 +212,6 @@ def _open(options: TraceCommand, found: FoundModel) -> Dataset:
         raise UserError(f"{found.name} takes images; --passage-chars is for texts.", field="passage_chars")
     names = ("text_column", "image_column", "label_column", "limit", "skip_bad", "passage_chars")
     return open_dataset(options.data, found.modality, **{name: getattr(options, name) for name in names})
-
-
-def _refuse_taken_name(settings: Settings, run: str | None, overwrite: bool) -> None:
-    """Before anything is loaded: a name that is none, or is taken."""
-    from tokenpaths.engine.base.files import run_file
-
-    if run is not None and run_file(settings.runs_dir, run).exists() and not overwrite:
-        raise UserError(f"There is a run {run!r} already; give another name with --run, or --overwrite.", field="run")
 
 
 def _say_what_is_unknown(path: Path, model: str, classes: tuple[str, ...]) -> None:

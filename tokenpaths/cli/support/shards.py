@@ -34,8 +34,8 @@ class AlreadyTraced(Exception):
 
 
 @dataclass(frozen=True)
-class WishedShard:
-    """``--shard`` as it was given."""
+class OneShard:
+    """One shard of a trace, as ``--shard i/N`` requests it."""
 
     shard: int
     of: int
@@ -100,7 +100,7 @@ class WishedShard:
         typer.echo(f"{done.name} of run {run} {was} in {self.folder / name} ({done.tokens:,} tokens)")
 
 
-def wished_shard(
+def requested_shard(
     settings: Settings,
     shard: str | None,
     run: str | None,
@@ -108,8 +108,8 @@ def wished_shard(
     overwrite: bool,
     beside: bool,
     all_shards: bool,
-) -> WishedShard | None:
-    """What ``--shard`` asks for; ``all_shards``: ``--shards`` was given.
+) -> OneShard | None:
+    """The shard that ``--shard`` requests, if any; ``all_shards``: ``--shards`` was given.
 
     Raises:
         UserError: no such shard, no ``--run``, or an option that a part of a run cannot have.
@@ -131,7 +131,7 @@ def wished_shard(
     if shard is None:
         return None
     number, of = parse_shard(shard)
-    return WishedShard(number, of, folder, overwrite)
+    return OneShard(number, of, folder, overwrite)
 
 
 def shards_folder(settings: Settings, run: str, shards_dir: Path | None) -> Path:
