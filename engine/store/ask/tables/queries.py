@@ -12,7 +12,6 @@ from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.flow_counter import columns_sql, flow_sql, usage_sql
 from tokenpaths.engine.store.file.schema import ALL_LABELS, Layout
 
-PATH_ORDERS = ("rank", "compute", "reuse")
 SAMPLE_ORDERS = ("sample", "compute", "reuse", "loss", "confidence", "num_distinct_paths", "drawn")
 """``drawn``: at random, always the same way; its first rows are a fair draw of all"""
 SNIPPET_CHARACTERS = 160

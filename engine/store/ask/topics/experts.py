@@ -1,4 +1,4 @@
-"""Experts of a run: specialisation, co-activation, repetition between neighbours, and the choices of single tokens.
+"""Experts of a run: specialisation, co-activation, repetition between neighbours.
 
 Labels are answered from the sealed summaries. What needs tokens reads at most ``MOST_TOKENS`` of them: all, or a seeded
 draw of whole samples, so that neighbours stay together; ``counted`` of each answer gives the size of the draw.
@@ -8,7 +8,6 @@ Shapes: n tokens in reading order, S steps, K slots, M modules.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -17,19 +16,11 @@ import numpy as np
 
 from tokenpaths.engine.analysis import expert_affinity as measure
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.store.ask.question import (
-    MAX_INT,
-    Argument,
-    LabelFilter,
-    Rows,
-    SampleNumber,
-    StepNumber,
-    question,
-)
+from tokenpaths.engine.store.ask.question import Argument, LabelFilter, Rows, StepNumber, question
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.schemas.expert_schema import CoActivation, Repetition, Specialisation, TokenSlice
+from tokenpaths.engine.store.ask.schemas.expert_schema import CoActivation, Repetition, Specialisation
 from tokenpaths.engine.store.ask.tables import queries
-from tokenpaths.engine.store.ask.topics.samples import token_text, vocabulary
+from tokenpaths.engine.store.ask.topics.samples import vocabulary, weights_recorded
 from tokenpaths.engine.store.file.filters import Query, check_page
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS
 
@@ -37,11 +28,8 @@ MOST_TOKENS = 100_000
 DRAWN_TOKENS = 20_000
 """of each checkpoint of a series that is too long to be read whole"""
 SEED = 0
-KINDS = ("label", "input", "next", "predicted")
-"""what an expert may specialise in: labels (domains), the input token, the true next one, the predicted next one"""
 MOST_LABELS = 40
 MOST_MODULES = 256
-MOST_SLICE = 500
 MOST_SEALED_STEPS = 32
 """steps whose specialisation is worked out at sealing"""
 SHOWN_PAIRS = 20
@@ -415,69 +403,4 @@ def repetition(run: RunFile, *, label: LabelFilter = None) -> dict[str, Any]:
         "first_missing": None if ordered else "the source recorded no weights, so no choice of a token is its first",
         "counted": drawn.counted,
         "steps": steps,
-    }
-
-
-def weights_recorded(run: RunFile) -> bool:
-    """False where the source gave ids only and 1/K stands in for each weight."""
-    return json.loads(run.row["weight_semantics"] or "{}").get("weights_recorded", True) is not False
-
-
-@question(
-    "samples/{sample}/experts",
-    TokenSlice,
-    tag="experts",
-    route="show_slice",
-    description="Token × module of one sample at one step: what each token chose, with its weights.",
-)
-def token_slice(
-    run: RunFile,
-    sample: SampleNumber,
-    step: StepNumber,
-    *,
-    first: Annotated[int, Argument("The first token", ge=0, le=MAX_INT)] = 0,
-    limit: Annotated[int, Argument("Most tokens", ge=1, le=MOST_SLICE)] = 40,
-) -> dict[str, Any]:
-    """Token × module: the choices of tokens ``first`` … of one sample at one step, with their weights."""
-    run.check_step(step)
-    check_page(limit, first, MOST_SLICE)
-    rows = run.rows(queries.one_sample(sample)) if 0 <= sample < 2**31 else []
-    if not rows:
-        raise run.no_sample(sample)
-    num_tokens, (text, *_) = rows[0][5], rows[0][-4:]
-    if num_tokens and first >= num_tokens:
-        raise UserError(f"sample {sample} has tokens 0 to {num_tokens - 1}, not {first}", field="first")
-    layout = run.layout
-    columns = [name for name in ("token_id", "row", "col", "char_start", "char_end") if name in run.token_columns]
-    stop = min(first + limit, num_tokens)
-    token_rows = run.rows(queries.tokens_of_sample(layout, ["token", *columns], sample, first, stop))
-    arrays = [
-        list(column) if layout.packed else np.array(column)
-        for column in list(zip(*token_rows, strict=True))[1 + len(columns) :]
-    ]
-    tokens = [dict(zip(["token", *columns], row, strict=False)) for row in token_rows]
-    texts = vocabulary(run, [token["token_id"] for token in tokens if token.get("token_id") is not None])
-    ids, levels = run.ribbons_of(arrays) if token_rows else (np.zeros((0, 1, 1)), np.zeros((0, 1, 1)))
-    answer = []
-    for place, token in enumerate(tokens):
-        where = {name: token[name] for name in ("token_id", "row", "col") if name in token}
-        if run.row["modality"] == "text":
-            where["text"] = token_text(token, text, texts)
-        answer.append(
-            {
-                "token": token["token"],
-                **where,
-                "modules": ids[place, step].tolist(),
-                "weights": layout.weights.decode(levels[place, step]).round(layout.weights.digits).tolist(),
-            }
-        )
-    return {
-        "run": run.run_id,
-        "sample": sample,
-        "step": step,
-        "first": first,
-        "num_tokens": num_tokens,
-        "num_modules": len(run.bank.offered(step)),
-        "weights_recorded": weights_recorded(run),
-        "tokens": answer,
     }

@@ -21,7 +21,6 @@ from tokenpaths.engine.store.ask.schemas.knowledge_schema import Specific
 from tokenpaths.engine.store.ask.tables.token_table import TokenTable, tokens_of
 from tokenpaths.engine.store.file.filters import check_page
 
-OF = ("path", "module")
 LEAST = 20
 MOST_ROWS = 500
 MOST_CELLS = 4_000_000

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 
 from tokenpaths.engine.analysis.ribbon_costs import compute, reuse
-from tokenpaths.engine.base.errors import NoSuchThing
-from tokenpaths.engine.store.ask.question import Argument, LabelFilter, PageLimit, Rows, SampleNumber, question
+from tokenpaths.engine.base.errors import NoSuchThing, UserError
+from tokenpaths.engine.store.ask.question import (
+    MAX_INT,
+    Argument,
+    LabelFilter,
+    PageLimit,
+    Rows,
+    SampleNumber,
+    StepNumber,
+    question,
+)
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.schemas.expert_schema import TokenSlice
 from tokenpaths.engine.store.ask.schemas.sample_schema import SampleDetails, SampleList
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import (
@@ -24,12 +35,13 @@ from tokenpaths.engine.store.ask.tables.excerpts import (
 )
 from tokenpaths.engine.store.file.checks import check_text
 from tokenpaths.engine.store.file.columns import tokens_sql
-from tokenpaths.engine.store.file.filters import Query, check_page, next_offset
+from tokenpaths.engine.store.file.filters import Query, check_choice, check_page, next_offset
 from tokenpaths.engine.store.file.flow_counter import ribbons_of
 from tokenpaths.engine.store.file.token_flops import flops_of
 
 _PLACE = ("token_id", "row", "col", "char_start", "char_end", "region", "loss", "gate_entropy", "flops")
 MOST_ROWS = 1000
+MOST_SLICE = 500
 TOKENS_AT_ONCE = 200
 """in one question: DuckDB 2.0 takes long over thousands of branches"""
 
@@ -46,8 +58,11 @@ def samples(
     run: RunFile,
     *,
     order: Annotated[
-        Literal["sample", "compute", "reuse", "loss", "confidence", "num_distinct_paths"],
-        Argument("What to sort by; samples without a value come last"),
+        str,
+        Argument(
+            "What to sort by; samples without a value come last",
+            choices=("sample", "compute", "reuse", "loss", "confidence", "num_distinct_paths"),
+        ),
     ] = "sample",
     descending: Annotated[bool, Argument("Largest first")] = False,
     label: LabelFilter = None,
@@ -58,6 +73,7 @@ def samples(
     offset: int = 0,
 ) -> dict[str, Any]:
     """A page of samples; ``q`` is looked for in label, prediction, source and text, case ignored."""
+    check_choice(order, queries.SAMPLE_ORDERS, "order")
     check_page(limit, offset, MOST_ROWS)
     check_text(q, "q", field="q")
     condition = queries.sample_condition(run.label_id(label), q)
@@ -245,3 +261,68 @@ def _contexts(run: RunFile, pairs: list[tuple[int, int]]) -> list[dict[str, Any]
             context = {"before": "", "text": texts.get(token_id, ""), "after": ""}
         answer.append({"sample": sample, "token": token, "token_id": token_id, "label": label, **context})
     return answer
+
+
+def weights_recorded(run: RunFile) -> bool:
+    """False where the source gave ids only and 1/K stands in for each weight."""
+    return json.loads(run.row["weight_semantics"] or "{}").get("weights_recorded", True) is not False
+
+
+@question(
+    "samples/{sample}/experts",
+    TokenSlice,
+    tag="experts",
+    route="show_slice",
+    description="Token × module of one sample at one step: what each token chose, with its weights.",
+)
+def token_slice(
+    run: RunFile,
+    sample: SampleNumber,
+    step: StepNumber,
+    *,
+    first: Annotated[int, Argument("The first token", ge=0, le=MAX_INT)] = 0,
+    limit: Annotated[int, Argument("Most tokens", ge=1, le=MOST_SLICE)] = 40,
+) -> dict[str, Any]:
+    """Token × module: the choices of tokens ``first`` … of one sample at one step, with their weights."""
+    run.check_step(step)
+    check_page(limit, first, MOST_SLICE)
+    rows = run.rows(queries.one_sample(sample)) if 0 <= sample < 2**31 else []
+    if not rows:
+        raise run.no_sample(sample)
+    num_tokens, (text, *_) = rows[0][5], rows[0][-4:]
+    if num_tokens and first >= num_tokens:
+        raise UserError(f"sample {sample} has tokens 0 to {num_tokens - 1}, not {first}", field="first")
+    layout = run.layout
+    columns = [name for name in ("token_id", "row", "col", "char_start", "char_end") if name in run.token_columns]
+    stop = min(first + limit, num_tokens)
+    token_rows = run.rows(queries.tokens_of_sample(layout, ["token", *columns], sample, first, stop))
+    arrays = [
+        list(column) if layout.packed else np.array(column)
+        for column in list(zip(*token_rows, strict=True))[1 + len(columns) :]
+    ]
+    tokens = [dict(zip(["token", *columns], row, strict=False)) for row in token_rows]
+    texts = vocabulary(run, [token["token_id"] for token in tokens if token.get("token_id") is not None])
+    ids, levels = run.ribbons_of(arrays) if token_rows else (np.zeros((0, 1, 1)), np.zeros((0, 1, 1)))
+    answer = []
+    for place, token in enumerate(tokens):
+        where = {name: token[name] for name in ("token_id", "row", "col") if name in token}
+        if run.row["modality"] == "text":
+            where["text"] = token_text(token, text, texts)
+        answer.append(
+            {
+                "token": token["token"],
+                **where,
+                "modules": ids[place, step].tolist(),
+                "weights": layout.weights.decode(levels[place, step]).round(layout.weights.digits).tolist(),
+            }
+        )
+    return {
+        "run": run.run_id,
+        "sample": sample,
+        "step": step,
+        "first": first,
+        "num_tokens": num_tokens,
+        "num_modules": len(run.bank.offered(step)),
+        "weights_recorded": weights_recorded(run),
+        "tokens": answer,
+    }

@@ -34,8 +34,6 @@ from tokenpaths.engine.store.file.filters import (
     parse_ranks,
 )
 
-READINGS = ("word", "token")
-"""what ``q`` and ``kind`` are told from: the whole word that a token stands in, or the token's own characters"""
 MOST_ROWS = 100
 MOST_EXAMPLES = 200
 MOST_WORDS = 12
