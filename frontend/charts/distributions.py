@@ -49,7 +49,7 @@ def histogram_chart(
             "bin": index,
             "zero": 0,
             "range": f"{numbers.number(b['lo'])} … {numbers.number(b['hi'])}",
-            "on": bool(chosen) and abs(b["lo"] - chosen[0]) < 1e-9 and abs(b["hi"] - chosen[1]) < 1e-9,
+            "on": chosen is not None and abs(b["lo"] - chosen[0]) < 1e-9 and abs(b["hi"] - chosen[1]) < 1e-9,
         }
         for index, b in bins
     ]

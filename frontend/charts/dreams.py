@@ -171,8 +171,8 @@ def figure_html(result: Mapping[str, Any], urls: Mapping[str, str]) -> str:
         if together:
             where = f"grid-column:{first} / -1;grid-row:{2 * number + 1};font-size:.85rem;font-weight:600"
             parts.append(f'<div style="{where}">{escape(heading[:1].upper() + heading[1:])}</div>')
-        for place, cell in enumerate(cells):
-            where = f"grid-column:{first + place};grid-row:{2 * number + 2}" if together else ""
+        for column, cell in enumerate(cells, first):
+            where = f"grid-column:{column};grid-row:{2 * number + 2}" if together else ""
             parts.append(_picture(cell, urls, where, heading))
     return "".join([*parts, "</div>"])
 

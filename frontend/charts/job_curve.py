@@ -112,7 +112,7 @@ def curve_chart(
     }
     each = points_each(curve)
     lines = [f"Each point is the mean over {each:,} neighbours."] if each > 1 else []
-    marks = {"point": {"size": 18, "filled": True}} if len(table) <= 60 else {}
+    marks: dict[str, Any] = {"point": {"size": 18, "filled": True}} if len(table) <= 60 else {}
     if not several:
         marks = {"point": marks["point"] | {"color": look.ink}} if marks else {}
         chart = alt.Chart(rows(shown)).mark_line(color=look.ink, strokeWidth=1.6, **marks).encode(**encoding)

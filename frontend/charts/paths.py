@@ -242,7 +242,13 @@ def _colours(names: list[str], look: Theme) -> alt.Color:
 
 
 def _dashes(names: list[str]) -> alt.StrokeDash:
-    paint = {FITTED: [6, 4], LAW: [1, 0], UNTRAINED: [1, 0], INDEPENDENT: [1, 0], NULL_LAWS: [1.5, 3]}
+    paint: dict[str, list[float]] = {
+        FITTED: [6, 4],
+        LAW: [1, 0],
+        UNTRAINED: [1, 0],
+        INDEPENDENT: [1, 0],
+        NULL_LAWS: [1.5, 3],
+    }
     shown = [name for name in names if name != OBSERVED]
     return alt.StrokeDash("what:N", scale=alt.Scale(domain=shown, range=[paint[name] for name in shown]))
 

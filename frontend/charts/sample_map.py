@@ -100,7 +100,7 @@ def sample_map_chart(
         labelLimit=110,
         values=labels,
     )
-    plain = alt.value(look.module)
+    plain: Any = alt.value(look.module)
     if coloured:
         scale = alt.Scale(domain=domain, range=[*group_colours(len(labels), look), look.identity])
         plain = alt.Fill("label:N", scale=scale, legend=legend)

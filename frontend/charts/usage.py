@@ -127,7 +127,7 @@ def load_chart(
     scale = neutral_scale(most, look, type="sqrt")
     squares = (
         alt.Chart(rows(table, "cells"))
-        .transform_flatten(FLATTENED if named else FLATTENED[:-1])
+        .transform_flatten([*(FLATTENED if named else FLATTENED[:-1])])
         .mark_rect(
             stroke=look.grid,
             strokeWidth=0.7 if len(modules) <= MOST_LINED else 0,

@@ -63,10 +63,11 @@ def family(source: Source, wishes: Wishes) -> list[Figure]:
     if parts is None:
         raise NotHere(f"A run of the family {info['family']} has no charts but the ones above.")
     drawn: list[Figure] = []
+    refusals: tuple[type[Exception], ...] = (NotHere, *wishes.refusals)
     for part in parts:
         try:
             figure = part(source, info)
-        except (NotHere, *wishes.refusals):  # what this one needs was not recorded
+        except refusals:  # what this one needs was not recorded
             continue
         if figure is not None:
             drawn.append(figure)

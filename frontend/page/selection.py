@@ -126,7 +126,7 @@ class Selection:
         label, filters, sample; another sample forgets the token; another measure forgets the bar; another view forgets
         the job."""
         if "run" in changes and changes["run"] != self.run:
-            remaining = {"view": self.view, "opacity": self.opacity, "model": self.model}
+            remaining: dict[str, Any] = {"view": self.view, "opacity": self.opacity, "model": self.model}
             remaining["against"] = self.against if self.against != changes["run"] else None
             return replace(Selection(**remaining), **changes)
         if "view" in changes and changes["view"] != self.view:

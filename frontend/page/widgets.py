@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import altair as alt
 import streamlit as st
 from streamlit.errors import StreamlitDuplicateElementKey
 
@@ -86,7 +85,7 @@ def heading(question: str, words: str, help_key: str | None = None) -> None:
         st.caption(words)
 
 
-def chart(drawing: alt.TopLevelMixin, *, key: str | None = None, on_pick: Any = None, pick: Sequence[str] = ()) -> None:
+def chart(drawing: Any, *, key: str | None = None, on_pick: Any = None, pick: Sequence[str] = ()) -> None:
     """Show a chart and its menus; ``on_pick(name, value)`` hears of clicks on the selections of ``pick``, and of
     what is chosen from the list of them (``choose``)."""
     unvalidated(drawing)
@@ -96,7 +95,7 @@ def chart(drawing: alt.TopLevelMixin, *, key: str | None = None, on_pick: Any = 
         return
 
     def picked() -> None:
-        for name, values in (st.session_state[key].get("selection") or {}).items():
+        for name, values in (st.session_state[str(key)].get("selection") or {}).items():
             for value in values if isinstance(values, list) else []:
                 if name in pick and name in value:
                     on_pick(name, value[name])
@@ -114,7 +113,7 @@ def chart(drawing: alt.TopLevelMixin, *, key: str | None = None, on_pick: Any = 
 MOST_TABLES = 100
 
 
-def numbers_behind(rows: Sequence[dict[str, Any]], what: str, **columns: Any) -> None:
+def numbers_behind(rows: Sequence[Mapping[str, Any]], what: str, **columns: Any) -> None:
     """The table behind a chart: for screen readers, and for anyone who wants the numbers.
 
     It is sent when it is opened. A closed one would cost the first picture what an open one costs: the browser loads
@@ -131,7 +130,7 @@ def numbers_behind(rows: Sequence[dict[str, Any]], what: str, **columns: Any) ->
 
 
 @st.fragment
-def _numbers(rows: Sequence[dict[str, Any]], what: str, columns: Mapping[str, Any], key: str) -> None:
+def _numbers(rows: Sequence[Mapping[str, Any]], what: str, columns: Mapping[str, Any], key: str) -> None:
     """Opening it draws its own rows and nothing else of the page."""
     table = st.expander(f"The numbers behind this: {what}", on_change="rerun", key=key)
     if not table.open:

@@ -389,7 +389,11 @@ def _training(run: Mapping[str, Any], selection: Selection) -> None:
         if name not in ("num_samples", "num_tokens") and any(row.get(name) is not None for row in points)
     ]
     measure = st.selectbox(
-        "Number", known, index=known.index("effective_paths"), format_func=charts.SUMMARY.get, key="training_number"
+        "Number",
+        known,
+        index=known.index("effective_paths"),
+        format_func=charts.SUMMARY.__getitem__,
+        key="training_number",
     )
     widgets.chart(
         charts.training_chart(

@@ -44,7 +44,10 @@ def _offer(client: Client, run: str, key: str) -> None:
     )
     what = tables[table]["what"]
     st.caption(widgets.plain(f"{what[:1].upper()}{what[1:]}."))
-    form = st.segmented_control("Format", list(FORMS), default="csv", key=f"{key}_form", format_func=FORMS.get) or "csv"
+    form = (
+        st.segmented_control("Format", list(FORMS), default="csv", key=f"{key}_form", format_func=FORMS.__getitem__)
+        or "csv"
+    )
     name = f"{run}-{table}.{form}"
     if tables[table]["num_rows"] <= THROUGH_THE_PAGE:
         st.download_button(

@@ -153,7 +153,7 @@ def finish(
             font=theme.font,
             subtitleFont=theme.font,
         )
-    labels = {
+    labels: dict[str, Any] = {
         "labelColor": theme.muted,
         "titleColor": theme.ink,
         "labelFontSize": theme.font_size,
@@ -162,7 +162,7 @@ def finish(
         "titleFont": theme.font,
         "titleFontWeight": 600,
     }
-    lines_of_axis = dict.fromkeys(("domainColor", "tickColor", "gridColor"), theme.grid)
+    lines_of_axis: dict[str, Any] = dict.fromkeys(("domainColor", "tickColor", "gridColor"), theme.grid)
     # At the top, not in the configuration: Streamlit would otherwise squeeze axes into the height.
     # The padding too: it would otherwise add 20 pixels below.
     return changed(

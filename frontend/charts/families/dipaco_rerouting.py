@@ -114,7 +114,7 @@ def rerouting_chart(
     named = alt.Chart(rows(lines)).encode(
         x=alt.value(alt.ExprRef("width - 4")), y=alt.Y("at:Q", scale=scale), text="words:N"
     )
-    font = {"align": "right", "baseline": "bottom", "fontSize": look.font_size}
+    font: dict[str, Any] = {"align": "right", "baseline": "bottom", "fontSize": look.font_size}
     halo = named.mark_text(**font, color=look.background, stroke=look.background, strokeWidth=3)
     layers = [
         rules,
@@ -239,7 +239,7 @@ def strip_chart(
         color=alt.Color("cdf:Q", scale=cdf_scale(look), legend=cdf_legend()),
         tooltip=tips,
     )
-    longest = max((len(row["name"]) for row in table), default=1)
+    longest = max((len(str(row["name"])) for row in table), default=1)
     roomy = f"datum.share * width > {7 * longest + 3}"  # a name that does not fit into its piece is left out
     names = base.mark_text(fontSize=look.font_size, fontWeight=600, baseline="middle").encode(
         x=alt.X("middle:Q", scale=scale),

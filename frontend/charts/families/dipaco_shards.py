@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import altair as alt
@@ -97,6 +98,10 @@ def _stacked(column: int, sizes: Mapping[str, float], order: Any, total: float) 
     return bars
 
 
+def _top_at_the_other_end(bars: Mapping[tuple[int, str], Bar], side: int, band: tuple[int, str, str]) -> float:
+    return bars[band[0] + 1 - side, band[1:][1 - side]].top
+
+
 def _banded(
     bands: Mapping[tuple[int, str, str], float], bars: Mapping[tuple[int, str], Bar], total: float
 ) -> list[dict[str, Any]]:
@@ -105,10 +110,10 @@ def _banded(
     for side in (0, 1):
         groups: dict[tuple[int, str], list[tuple[int, str, str]]] = defaultdict(list)
         for key in bands:
-            groups[key[0] + side, key[1 + side]].append(key)
+            groups[key[0] + side, key[1:][side]].append(key)
         for near, members in groups.items():
             top = bars[near].top
-            for key in sorted(members, key=lambda k, s=side: bars[k[0] + 1 - s, k[2 - s]].top):
+            for key in sorted(members, key=partial(_top_at_the_other_end, bars, side)):
                 ends[key][side] = top
                 top += bands[key] / total * (1 - _GAP)
     return [
@@ -254,7 +259,7 @@ def _bars(
     places = _apart(bars, height)
     written = [{"x": row["left"], "y": at, "words": row["words"]} for row, at in zip(table, places, strict=True)]
     text = alt.Chart(rows(written)).encode(x=x, y=y, text="words:N")
-    font = {"align": "left", "baseline": "middle", "fontSize": look.font_size, "limit": 110}
+    font: dict[str, Any] = {"align": "left", "baseline": "middle", "fontSize": look.font_size, "limit": 110}
     halo = text.mark_text(**font, color=look.background, stroke=look.background, strokeWidth=3, opacity=0.75)
     return [plain, paths, halo, text.mark_text(**font, color=look.ink)]
 

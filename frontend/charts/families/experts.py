@@ -329,7 +329,7 @@ def co_activation_chart(
     for row in table:
         row |= {"i": str(row["expert"]), "j": str(row["other"]), "words": numbers.percent(row["share"])}
     top = max([row["share"] for row in table], default=1.0) or 1.0
-    axis = {"ticks": False, "domain": False, "labelOverlap": True}
+    axis: dict[str, Any] = {"ticks": False, "domain": False, "labelOverlap": True}
     chart = (
         alt.Chart(rows(table))
         .mark_rect(stroke=look.grid, strokeWidth=0.5)

@@ -115,7 +115,7 @@ def network_chart(
     y = alt.Y("y:Q", scale=alt.Scale(domain=[height, 0], nice=False), axis=None)
     hover = hover_selection("hover_block", "block")
     most = max((rate for row in values for rate in row), default=0) or 1
-    layers = [
+    layers: list[Any] = [
         _wires(network, rates, most, place, look, x, y),
         _ends(network, place, fired, look, x, y),
         _blocks(network, values, step, most, place, look, x, y).add_params(hover),
@@ -123,7 +123,7 @@ def network_chart(
     if fired:
         spot = {"x": end, "y": place[network.num_blocks][1], "words": prediction}
         text = alt.Chart(rows([spot])).encode(x=x, y=y, text="words:N")
-        font = {"dy": 26, "fontSize": look.font_size + 2, "fontWeight": 700, "limit": 110}
+        font: dict[str, Any] = {"dy": 26, "fontSize": look.font_size + 2, "fontWeight": 700, "limit": 110}
         layers.append(text.mark_text(**font, color=look.background, stroke=look.background, strokeWidth=5))
         layers.append(text.mark_text(**font, color=look.ink))
     lit = sum(rate > 0 for rate in rates)

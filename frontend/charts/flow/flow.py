@@ -59,7 +59,7 @@ def flow_chart(
     layout = flow_layout(flow, most_links=most_links, least=least)
     chosen = set(through)
     x, y = axes(layout)
-    layers = [
+    layers: list[Any] = [
         row_labels(layout, look, x, y),
         *_ribbons(layout, look, x, y, chosen, interactive),
         _circles(layout, look, x, y, chosen, interactive),
@@ -162,7 +162,7 @@ def _ribbons(
             }
         )
     data = rows(table)
-    same = {"filled": True, "size": 4, "shape": ribbon_shape(layout), "strokeWidth": 0.4}
+    same: dict[str, Any] = {"filled": True, "size": 4, "shape": ribbon_shape(layout), "strokeWidth": 0.4}
     if not interactive:
         plain = alt.Chart(data).mark_point(**same, color=look.link, stroke=look.link, opacity=0.4, aria=False)
         return [plain.encode(x=x, y=y)]
@@ -356,7 +356,7 @@ def _step_axis(layout: FlowLayout) -> alt.Axis:
     )
 
 
-def row_labels(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.LayerChart:
+def row_labels(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.LayerChart | alt.FacetChart:
     """Module ids at the left, and a faint line per row so that the eye can follow a module."""
     names = {node.module: node for node in layout.nodes}
     every = max(1, -(-len(layout.row_of) * 11 // max(1, int(layout.height))))

@@ -183,7 +183,7 @@ def _shaded(table: Sequence[Mapping[str, Any]], shade: Shade, look: Theme) -> al
     return alt.Fill(f"{shade}:Q", scale=scale, legend=legend)
 
 
-def _ink(table: Sequence[Mapping[str, Any]], shade: Shade, look: Theme) -> alt.Color:
+def _ink(table: Sequence[Mapping[str, Any]], shade: Shade, look: Theme) -> Any:
     strong = f"datum.{shade} > {0.5 * _most(table, shade):.6g}"
     return alt.when(strong).then(alt.value(look.background)).otherwise(alt.value(look.ink))
 

@@ -85,7 +85,7 @@ def draw(
             "Measure it",
             key="sweep_start",
             icon=":material/play_arrow:",
-            on_click=panel.submit,
+            on_click=panel.queue,
             args=("reroute", request),
         )
     if experts is not None:

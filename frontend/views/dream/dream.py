@@ -36,7 +36,7 @@ from tokenpaths.frontend.views.dream.request import (
     with_wish,
 )
 from tokenpaths.frontend.views.dream.result import draw_gallery, draw_result, names_of, title_of
-from tokenpaths.frontend.views.jobs.panel import job_panel, refusal, submit
+from tokenpaths.frontend.views.jobs.panel import job_panel, queue, refusal
 from tokenpaths.frontend.views.sample.sample import sample_picker
 
 QUESTION = "What would a perfect traveller of this path look like?"
@@ -141,7 +141,7 @@ def _ask(
 ) -> None:
     left, right = st.columns([3, 2], gap="large") if number is not None else (None, st.container())
     chosen, image, among = selection.token, run["modality"] == "vision", None
-    if left is not None:
+    if left is not None and number is not None:
         with left:
             sample = common.with_text(widgets.client().ask(run["run"], "samples/{sample}", sample=int(number)))
             if chosen is not None and chosen >= len(sample["tokens"]):
@@ -171,7 +171,7 @@ def _ask(
             icon=":material/bedtime:",
             key="dream_go",
             disabled=bool(todo),
-            on_click=lambda: submit("dream", request_of(run, wished, number, chosen)),
+            on_click=lambda: queue("dream", request_of(run, wished, number, chosen)),
         )
         length = len(among) if among is not None else int(wished["length"])
         st.caption(todo or cost_words(image, given, _dreams(run, wished), length, measured))

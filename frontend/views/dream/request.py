@@ -139,7 +139,8 @@ def wishes_of(request: Mapping[str, Any], image: bool) -> tuple[str, ...]:
     found: dict[str, object] = {"of": of, "scores": target.get("scores"), "iterations": settings.get("iterations")}
     if not image:
         found |= {"length": settings.get("length"), "first": target.get("first")}
-    until, steps = target.get("until") or (), target.get("steps") or ()
+    until: Sequence[int] = target.get("until") or ()
+    steps: Sequence[int] = target.get("steps") or ()
     if of == "choices":
         clicked = ".".join(map(str, group.get("patches") or ()))
         found |= {

@@ -53,11 +53,11 @@ HELP = {
     ),
     "live": "Gates fixed at a value instead of what the router says: 0 = routing off, 0.5 = neutral, 1 = full.",
 }
-NAMED = {
+NAMED: dict[str, dict[Any, str]] = {
     "gate": {None: "as trained", 0.0: "off (0)", 0.5: "neutral (0.5)", 1.0: "full (1)"},
     "pooling": {None: "as trained", "sequence": "the whole text", "prefix": "only what stands before"},
 }
-EVERY = {None: "every one"}
+EVERY: dict[Any, str] = {None: "every one"}
 """words for the values of controls"""
 
 

@@ -163,7 +163,8 @@ def _clearest(cards: Sequence[Mapping[str, Any]], modality: str) -> Mapping[str,
     """The run whose tokens choose one by one and one module a step, where there is one: its paths are easiest read."""
     mine = [card for card in cards if card["modality"] == modality]
     hard = [card for card in mine if card["family"] in ("dna", "moe")]
-    return next((card for card in hard if card["top_k"] == 1), (hard or mine or [None])[0])
+    single = [card for card in hard if card["top_k"] == 1]
+    return next(iter(single or hard or mine), None)
 
 
 def _open(**to: Any) -> None:

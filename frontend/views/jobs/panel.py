@@ -49,6 +49,11 @@ def submit(kind: str, request: Mapping[str, Any]) -> str | None:
     return job
 
 
+def queue(kind: str, request: Mapping[str, Any]) -> None:
+    """``submit`` as the callback of a button."""
+    submit(kind, request)
+
+
 def refusal() -> None:
     """Show why the last ``submit`` or button of a panel was refused, once."""
     if error := st.session_state.pop("job_refusal", None):

@@ -35,7 +35,9 @@ def draw(run: Mapping[str, Any], usage: Mapping[str, Any], selection: Selection)
             f"This run has the steps 0 to {run['num_steps'] - 1}; click a cell above.",
         )
         return
-    about = next((m for m in run["modules"] if m["module"] == module and m["step"] in (None, step)), {})
+    about: Mapping[str, Any] = next(
+        (m for m in run["modules"] if m["module"] == module and m["step"] in (None, step)), {}
+    )
     name = about.get("name") or f"module {module}"
     widgets.heading(f"What is module {module} at step {step} for?", widgets.plain(_facts(row, about, name)), "load")
     _actions(run, selection, step, module)

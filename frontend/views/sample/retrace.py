@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import streamlit as st
@@ -134,6 +135,11 @@ def changed(selection: Selection, name: str, value: Any, trained: Any = None) ->
     return kept if value is None or value == trained else (*kept, f"{name}:{written(value)}")
 
 
+def _read_control(control: Control, text: str | None) -> tuple[str, ...]:
+    """The address's controls with what a widget says of one of them."""
+    return changed(address.current(), control.name, control.read(text or ""), control.trained)
+
+
 def control_widgets(controls: Sequence[Control], given: Mapping[str, Any], *, disabled: Sequence[str] = ()) -> None:
     """A slider for what has an order and a trained value, buttons for a few values, else a list. All of them
     write the address; what it says beside them is told."""
@@ -143,7 +149,9 @@ def control_widgets(controls: Sequence[Control], given: Mapping[str, Any], *, di
     for one in controls:
         options = [written(value) for value in one.values]
         buttons = one.trained is None and len(options) <= 4
-        widget = st.select_slider if one.trained is not None else st.segmented_control if buttons else st.selectbox
+        widget: Any = st.segmented_control if buttons else st.selectbox
+        if one.trained is not None:
+            widget = st.select_slider
         address.bound(
             widget,
             "controls",
@@ -154,7 +162,7 @@ def control_widgets(controls: Sequence[Control], given: Mapping[str, Any], *, di
             format_func=one.say,
             help=widgets.plain(one.help) or None,
             disabled=one.name in disabled,
-            read=lambda text, one=one: changed(address.current(), one.name, one.read(text or ""), one.trained),
+            read=partial(_read_control, one),
         )
 
 
