@@ -121,7 +121,8 @@ def test_a_padded_batch_equals_each_text_alone(model_type: str) -> None:
     case = traced(model_type)
     start = 0
     for ids in case.windows:
-        recorded, loss = run_windows(case.loaded, *padded(case.loaded, [ids]))
+        inputs, _, keep, targets = padded(case.loaded, [ids])
+        recorded, loss = run_windows(case.loaded, inputs, keep, targets)
         own = slice(start, start := start + len(ids))
         np.testing.assert_array_equal(recorded.ids.numpy(), case.recorded.ids[own].numpy())
         np.testing.assert_allclose(recorded.weights.numpy(), case.recorded.weights[own].numpy(), rtol=1e-3, atol=1e-5)
