@@ -38,7 +38,7 @@ from tokenpaths.engine.train.dipaco.finish_dipaco import (
     train_rerouter,
 )
 from tokenpaths.engine.train.dipaco.path_report import score_all_paths, shard_table
-from tokenpaths.engine.train.dipaco.train_dipaco import DiPaCoRun, best_path, branch, train
+from tokenpaths.engine.train.dipaco.train_dipaco import DiPaCoRun, Resources, best_path, branch, train
 from tokenpaths.engine.train.loop import Progress
 
 ORDER = ("base", "dense", "kmeans", "dipaco-2x2", "product", "flat", "dipaco-4x4")
@@ -77,7 +77,7 @@ def train_all(
     for name in ORDER:
         if name not in names and name != "base":
             continue
-        options = dict(base=base, features=features, workers=workers, on_progress=announce(name))
+        options = dict(base=base, features=features, resources=Resources(workers), on_progress=announce(name))
         later = RECIPES["dipaco-2x2"]
         if name == "kmeans" and later.name in names and not (work / later.name).exists():
             train(RECIPES[name], sequences, work / name, until=later.reshard_at, **options)

@@ -114,8 +114,8 @@ class Sequences:
     def draw(self, rng: np.random.Generator) -> Integer[np.ndarray, " n"]:
         """The token whose label each token gets."""
         giver = np.empty(len(self.first), dtype=np.int64)
-        for some in self.alike:
-            giver[some] = rng.permutation(some)
+        for group in self.alike:
+            giver[group] = rng.permutation(group)
         turned = (self.place + rng.integers(0, self.length[giver])[self.owner]) % self.length[giver][self.owner]
         whose = giver[self.owner]
         taken = np.searchsorted(self.key, whose * self.width + turned, side="right") - 1

@@ -29,16 +29,16 @@ def _walk(model: type[BaseModel], loc: Sequence[int | str]) -> tuple[list[int | 
         if isinstance(part, int):
             path.append(part)
         elif len(models) > 1:  # a union was entered: its tag comes next, and nobody wrote that
-            models = [one for one in models if part == one.__name__ or _has_tag(one, part)] or models
+            models = [tagged for tagged in models if part == tagged.__name__ or _has_tag(tagged, part)] or models
             holders = models
         else:
             path.append(part)
             holders = models
             models = [
-                found
-                for one in models
-                if part in one.model_fields
-                for found in _models_in(one.model_fields[part].annotation)
+                inner
+                for candidate in models
+                if part in candidate.model_fields
+                for inner in _models_in(candidate.model_fields[part].annotation)
             ]
     return path, holders
 
@@ -53,7 +53,7 @@ def _has_tag(model: type[BaseModel], tag: str) -> bool:
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
     if isclass(annotation) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [found for part in get_args(annotation) for found in _models_in(part)]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
 
 
 def in_words(error: Mapping[str, Any], model: type[BaseModel] | None = None) -> str:

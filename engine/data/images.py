@@ -184,13 +184,13 @@ def sniffed(data: bytes) -> str:
             return kind
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WEBP"
-    found = "not a picture of a known kind"
+    content = "not a picture of a known kind"
     if data[4:8] == b"ftyp":
-        found = "a HEIC or AVIF picture or a film"
+        content = "a HEIC or AVIF picture or a film"
     for magic, name in _OTHER_KINDS:
         if data.lstrip()[: len(magic)] == magic:
-            found = name
-    raise ImageError(f"The file is {found}, whatever its name; give {_ACCEPTED}.", status=415)
+            content = name
+    raise ImageError(f"The file is {content}, whatever its name; give {_ACCEPTED}.", status=415)
 
 
 def _webp_size(data: bytes) -> tuple[int, int] | None:

@@ -98,7 +98,7 @@ class TextTokenizer:
         whole one.
         """
         text, begun, waiting = self.decode(ids), 0, 0
-        found: list[list[int]] = []
+        ranges: list[list[int]] = []
         again = self.encode(text)
         if again.ids.tolist() == ids:
             return [list(span) for span in zip(again.start.tolist(), again.end.tolist(), strict=True)]
@@ -107,9 +107,9 @@ class TextTokenizer:
             so_far = self.decode(ids[:count]) if count < len(ids) else text
             if so_far.endswith("\ufffd") and not text.startswith(so_far):
                 continue  # a part of a character; which one, a later token says
-            found += [[begun, len(so_far)]] * waiting
+            ranges += [[begun, len(so_far)]] * waiting
             begun, waiting = len(so_far), 0
-        return found
+        return ranges
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         return [np.array(e.ids, dtype=np.int32) for e in self._tokenizer.encode_batch(texts)]

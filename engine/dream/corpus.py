@@ -44,12 +44,12 @@ def windows(data: str, tokenizer: TextTokenizer, length: int, most: int) -> list
     stride = max(1, length // 2)
     starts = [(i, at) for i, (_, ids) in enumerate(encoded) for at in range(0, len(ids) - length + 1, stride)]
     chosen = np.unique(np.linspace(0, len(starts) - 1, min(most, len(starts))).astype(int)) if starts else []
-    found = []
+    rows = []
     for index in chosen:
         sample, ids = encoded[starts[index][0]]
         at = starts[index][1]
-        found.append(Window(tuple(ids[at : at + length].tolist()), sample.label, sample.source))
-    return found
+        rows.append(Window(tuple(ids[at : at + length].tolist()), sample.label, sample.source))
+    return rows
 
 
 @lru_cache(maxsize=2)
@@ -73,16 +73,16 @@ def scores(model: RoutedModel, objective: Objective, some: list[Window]) -> Iter
         yield worth(model, ids, objective, 0)[0].tolist()
 
 
-def best(some: list[Window], values: list[float], tokenizer: TextTokenizer, count: int) -> list[Scored]:
+def best(candidates: list[Window], values: list[float], tokenizer: TextTokenizer, count: int) -> list[Scored]:
     """The best windows with different last tokens, best first; only those that read back as they were cut."""
-    kept: list[Scored] = []
+    ranking: list[Scored] = []
     seen: set[int] = set()
     for index in sorted(range(len(values)), key=lambda i: -values[i]):
-        window = some[index]
+        window = candidates[index]
         if window.ids[-1] in seen or not reads_back(tokenizer, torch.tensor(window.ids)):
             continue
         seen.add(window.ids[-1])
-        kept.append(Scored(values[index], window))
-        if len(kept) == count:
+        ranking.append(Scored(values[index], window))
+        if len(ranking) == count:
             break
-    return kept
+    return ranking

@@ -44,8 +44,8 @@ def _title(request: Mapping[str, Any]) -> str:
     parts += [_group(target.get("group") or {}), _context(target)]
     parts.append("logits" if target.get("scores") == "logits" else "")
     parts += _settings(request)
-    told = ", ".join(part for part in parts if part)
-    return f"Dream of {subject}: {told}" if told else f"Dream of {subject}"
+    details = ", ".join(part for part in parts if part)
+    return f"Dream of {subject}: {details}" if details else f"Dream of {subject}"
 
 
 def _original(request: Mapping[str, Any]) -> str:
@@ -111,16 +111,16 @@ def _context(target: Mapping[str, Any]) -> str:
 def _settings(request: Mapping[str, Any]) -> list[str]:
     """Iterations and rate where they are not the usual ones, and the seed."""
     image, text, usual = request.get("image") or {}, request.get("text") or {}, ImageSettings()
-    found = []
+    parts = []
     if image.get("iterations", usual.iterations) != usual.iterations:
-        found.append(f"{image['iterations']:,} iterations")
+        parts.append(f"{image['iterations']:,} iterations")
     if image.get("rate", usual.rate) != usual.rate:
-        found.append(f"rate {image['rate']:g}")
+        parts.append(f"rate {image['rate']:g}")
     if text.get("iterations", TextSettings().iterations) != TextSettings().iterations:
-        found.append(f"{text['iterations']:,} rounds")
+        parts.append(f"{text['iterations']:,} rounds")
     if request.get("seed"):
-        found.append(f"seed {request['seed']}")
-    return found
+        parts.append(f"seed {request['seed']}")
+    return parts
 
 
 def _counted(numbers: Sequence[int], what: str) -> str:

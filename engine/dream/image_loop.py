@@ -137,8 +137,8 @@ class ImageDreams:
 
     def state(self) -> dict[str, Tensor]:
         """All that changes from iteration to iteration; with the same dreams and settings ``load`` goes on from it."""
-        kept = {"spectrum": self.spectrum, "mean": self.mean, "square": self.square, "curve": self.curves()}
-        return {name: tensor.detach().cpu().clone() for name, tensor in kept.items()} | {
+        tensors = {"spectrum": self.spectrum, "mean": self.mean, "square": self.square, "curve": self.curves()}
+        return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()} | {
             "iteration": torch.tensor(self.iteration)
         }
 
@@ -173,12 +173,12 @@ def examine(model: RoutedModel, inputs: Tensor, objectives: Sequence[Objective],
 
 def _examined(seen: Seen, objective: Objective, top: int) -> dict[str, Any]:
     choices, tokens = objective.matched(seen) if isinstance(objective, Choices | Module) else (None, None)
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "objective": float(objective.value(seen)) / objective.terms,
         "matched_choices": choices,
         "matched_tokens": tokens,
     }
     if seen.output is not None and seen.output.ndim == 1:
         probs, classes = seen.output.float().softmax(dim=-1).topk(min(top, len(seen.output)))
-        found["top"] = [[int(c), float(p)] for c, p in zip(classes, probs, strict=True)]
-    return found
+        report["top"] = [[int(c), float(p)] for c, p in zip(classes, probs, strict=True)]
+    return report

@@ -39,17 +39,17 @@ def embedding_of(model: RoutedModel) -> nn.Embedding:
 
 
 @contextmanager
-def embeddings_kept(model: RoutedModel):
+def recorded_embeddings(model: RoutedModel) -> Iterator[list[Tensor]]:
     """A list that receives the embedded inputs of each forward pass, as leaves that collect gradients."""
-    kept: list[Tensor] = []
+    embeddings: list[Tensor] = []
 
     def hook(layer: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
-        kept.append(output.detach().requires_grad_())
-        return kept[-1]
+        embeddings.append(output.detach().requires_grad_())
+        return embeddings[-1]
 
     handle = embedding_of(model).register_forward_hook(hook)
     try:
-        yield kept
+        yield embeddings
     finally:
         handle.remove()
 
@@ -134,7 +134,7 @@ class TextDreams:
 
     def gains(self, texts: slice = slice(None)) -> Float[Tensor, "B L V"]:
         """First-order gain of each word at each position of some texts or all: (E_v − E_x) · ∂objective/∂E_x."""
-        with embeddings_kept(self.model) as kept:
+        with recorded_embeddings(self.model) as kept:
             _, total = worth(self.model, self.ids[texts], self.objective, self.settings.fluency)
         (gradient_BLD,) = torch.autograd.grad(total.sum(), kept[0])
         table_VD = embedding_of(self.model).weight
@@ -159,17 +159,17 @@ class TextDreams:
             for b, gains in enumerate(gains_BLV, start):
                 tried.append(self._candidates(b, gains.flatten()))
                 yield
-        found: list[tuple[Tensor, Tensor]] = []
+        results: list[tuple[Tensor, Tensor]] = []
         if any(tried):
-            ids = torch.stack([ids for some in tried for ids in some])
+            ids = torch.stack([ids for swaps in tried for ids in swaps])
             for part in self._worths(ids):
-                found.append(part)
+                results.append(part)
                 yield
         self.iteration += 1
         self.stuck += 1
-        if found:
-            wanted, total = (torch.cat(of_parts) for of_parts in zip(*found, strict=True))
-            owner = torch.tensor([b for b, some in enumerate(tried) for _ in some], device=self.device)
+        if results:
+            wanted, total = (torch.cat(of_parts) for of_parts in zip(*results, strict=True))
+            owner = torch.tensor([b for b, swaps in enumerate(tried) for _ in swaps], device=self.device)
             for b in range(len(tried)):
                 own = (owner == b).nonzero().squeeze(1)
                 if len(own) and float(total[own].max()) > float(self.total[b]):

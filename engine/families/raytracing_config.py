@@ -128,10 +128,10 @@ class RayTracingConfig(BaseModel):
         """
         ends = [end for module in self.input_wires for end in module]
         ends += [end for block in self.block_wires for end in block]
-        found: list[list[int]] = [[] for _ in range(self.num_blocks + 1)]
+        wires_into: list[list[int]] = [[] for _ in range(self.num_blocks + 1)]
         for wire, end in enumerate(ends):
-            found[end].append(wire)
-        return found
+            wires_into[end].append(wire)
+        return wires_into
 
 
 def draw_wires(config: RayTracingConfig) -> tuple[Wires, Wires]:

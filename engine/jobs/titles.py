@@ -30,14 +30,14 @@ def job_title(kind: str, request: Mapping[str, Any]) -> str:
     'Import of log.jsonl'
     """
     try:
-        told = _told(kind, request)
+        title = _phrase(kind, request)
     except Exception:  # a stored request may hold anything in any place
-        told = kind
-    told = (told[:1].upper() + told[1:]).replace("\n", " ")
-    return told if len(told) <= MOST_LETTERS else told[: MOST_LETTERS - 1] + "…"
+        title = kind
+    title = (title[:1].upper() + title[1:]).replace("\n", " ")
+    return title if len(title) <= MOST_LETTERS else title[: MOST_LETTERS - 1] + "…"
 
 
-def _told(kind: str, request: Mapping[str, Any]) -> str:
+def _phrase(kind: str, request: Mapping[str, Any]) -> str:
     if kind == "dream":
         from tokenpaths.engine.dream.dream_title import dream_title
 
@@ -79,14 +79,14 @@ def _reroute(request: Mapping[str, Any]) -> str:
 def _controls(controls: Mapping[str, Any]) -> str:
     """Edits in words, then the other controls."""
     edits = controls.get("edits")
-    told = [_edit(edit) for edit in edits] if isinstance(edits, (list, tuple)) else []
-    told += [
+    phrases = [_edit(edit) for edit in edits] if isinstance(edits, (list, tuple)) else []
+    phrases += [
         f"{name} {value}" if isinstance(value, (str, int, float)) else f"{name} given"
         for name, value in controls.items()
         if name != "edits" and value is not None
     ]
-    more = len(told) - MOST_EDITS
-    return " and ".join(told[:MOST_EDITS]) + (f" and {more} more" if more > 0 else "")
+    more = len(phrases) - MOST_EDITS
+    return " and ".join(phrases[:MOST_EDITS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _edit(edit: Any) -> str:

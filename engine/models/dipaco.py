@@ -96,16 +96,16 @@ class DiPaCo(RoutedModel):
     def places(self, path: int) -> list[tuple[str, int, int, int]]:
         """Where each block of a path lives: ("levels", level, module, index) or ("own", path, 0, index)."""
         modules = self.config.path_modules[path].tolist()
-        found = []
+        rows = []
         for level, span in enumerate(self.config.spans):
             index = 0
             for block in span:
                 if block in self.config.path_blocks:
-                    found.append(("own", path, 0, self.config.path_blocks.index(block)))
+                    rows.append(("own", path, 0, self.config.path_blocks.index(block)))
                 else:
-                    found.append(("levels", level, modules[level], index))
+                    rows.append(("levels", level, modules[level], index))
                     index += 1
-        return found
+        return rows
 
     def path_model(self, path: int) -> PathModel:
         """One path as a model that shares its parameters with this one."""

@@ -269,7 +269,7 @@ def fit_rerouter(
         UserError: a loss or a gradient is not finite; the re-router is then as it was before.
     """
     rerouter = router.rerouter
-    kept = {name: tensor.clone() for name, tensor in rerouter.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in rerouter.state_dict().items()}
     with torch.no_grad():
         rerouter.block.load_state_dict(router.base.blocks[-1].state_dict())
         rerouter.head.weight.zero_()
@@ -288,7 +288,7 @@ def fit_rerouter(
         norm = nn.utils.clip_grad_norm_(rerouter.parameters(), 1.0)
         losses.append(float(loss.detach()))
         if not np.isfinite(losses[-1]) or not torch.isfinite(norm):
-            rerouter.requires_grad_(False).load_state_dict(kept)
+            rerouter.requires_grad_(False).load_state_dict(before)
             raise UserError(
                 f"the re-router's loss is {losses[-1]} and its gradient {float(norm)} at iteration {i}: lower its "
                 f"learning_rate (now {learning_rate:g})",

@@ -203,7 +203,7 @@ class DirectionalControls(DirectionalFields):
 
 def gate_edits(plan: RoutePlan | None, config: DirectionalConfig) -> tuple[GateEdit, ...]:
     """Gates at 0 and 1 for banned and forced modules."""
-    found = []
+    edits = []
     for layer, step in enumerate(plan.steps if plan else ()):
         if step is None:
             continue
@@ -211,8 +211,8 @@ def gate_edits(plan: RoutePlan | None, config: DirectionalConfig) -> tuple[GateE
         wanted += [(force.module, force.module < config.top_k) for force in step.forced]
         for module, on in wanted:
             head, direction = divmod(module % config.top_k, config.directions)
-            found.append(GateEdit(FULL if on else OFF, layer, head, direction))
-    return tuple(found)
+            edits.append(GateEdit(FULL if on else OFF, layer, head, direction))
+    return tuple(edits)
 
 
 def _foreign(values: tuple[tuple[tuple[float, ...], ...], ...] | None) -> Float[Tensor, "1 1 L H K"] | None:

@@ -237,14 +237,15 @@ def _train_dipaco(recipe: DiPaCoRecipe, order: Order) -> dict[str, Any]:
     from tokenpaths.engine.train.dipaco.dipaco_recipe import FILES, RECIPES
     from tokenpaths.engine.train.dipaco.documents import load_documents
     from tokenpaths.engine.train.dipaco.finish_dipaco import document_paths, export, routed_numbers
-    from tokenpaths.engine.train.dipaco.train_dipaco import train
+    from tokenpaths.engine.train.dipaco.train_dipaco import Resources, train
     from tokenpaths.engine.train.directional_recipes import SHARED_TOKENIZER
 
     _only_its_length(order, recipe.name)
     with order.stage(f"reading {FILES[0]}"):
         tokenizer = TextTokenizer.load(order.tokenizer or SHARED_TOKENIZER)
         documents, val = (load_documents(order.data / file, tokenizer, recipe.model, on_short="drop") for file in FILES)
-    shared = dict(workers=order.workers, device=order.device, on_progress=order.on_progress)
+    resources = Resources(order.workers, device=order.device)
+    shared = dict(resources=resources, on_progress=order.on_progress)
     # What all recipes start from; a folder of its own, so that they can share it.
     base = train(RECIPES["base"], documents, order.work.parent / "dipaco-base", **shared)
     done = train(recipe, documents, order.work, base=base.model.path_model(0), **shared)

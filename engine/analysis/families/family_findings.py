@@ -71,18 +71,18 @@ def connections(samples: SoftSamples) -> dict[str, Any]:
     sources, targets = samples.axes["source"], samples.axes["target"]
     num_hidden = sum(1 for name in sources if name in targets)
     edges = samples.drawn().values
-    found: dict[str, Any] = {
+    findings: dict[str, Any] = {
         "num_hidden": num_hidden,
         "self_share": measure.self_share(edges, num_hidden),
         "stability": measure.stability(edges, num_hidden),
         "num_samples": len(edges),
     }
-    known = samples.labelled().drawn()
+    labelled = samples.labelled().drawn()
     with contextlib.suppress(UserError):  # too few labels to compare: the part is left out
-        labels = np.array(known.labels)
-        found["separation"] = asdict(measure.label_distance(known.values, labels, num_hidden, seed=SEED))
-        found["nearest_label_accuracy"] = measure.nearest_label_accuracy(known.values, labels, num_hidden)
-    return found
+        labels = np.array(labelled.labels)
+        findings["separation"] = asdict(measure.label_distance(labelled.values, labels, num_hidden, seed=SEED))
+        findings["nearest_label_accuracy"] = measure.nearest_label_accuracy(labelled.values, labels, num_hidden)
+    return findings
 
 
 def gates(samples: SoftSamples) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def lights(samples: SoftSamples) -> dict[str, Any]:
     rates = samples.values
     share = measure.lit_share(rates)[:, -1]
     steps = measure.steps_until_output(rates)
-    found: dict[str, Any] = {
+    findings: dict[str, Any] = {
         "num_samples": len(rates),
         "active_share": float(share.mean()),
         "active_share_by_label": [asdict(row) for row in measure.share_by_class(share, samples.labels)],
@@ -141,8 +141,8 @@ def lights(samples: SoftSamples) -> dict[str, Any]:
     }
     known = np.isfinite(samples.loss)
     if known.sum() > 2:
-        found["correlation"] = asdict(measure.correlation(share[known], samples.loss[known], seed=SEED))
-    return found
+        findings["correlation"] = asdict(measure.correlation(share[known], samples.loss[known], seed=SEED))
+    return findings
 
 
 Finder = Callable[[SoftSamples], dict[str, Any]]

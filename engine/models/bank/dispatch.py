@@ -72,17 +72,10 @@ def plan_dispatch(
     num_tokens, top_k = module_ids.shape
     device = module_ids.device
     num_modules = len(modules)
-    flat_P = module_ids.reshape(-1)
     token_P = torch.arange(num_tokens, device=device)
     if top_k > 1:
         token_P = token_P.repeat_interleave(top_k)
-    key_P = flat_P * batch + token_P // tokens
-    idle = [i for i, m in enumerate(modules) if m.kind == "identity"]
-    if idle:
-        # Identity entries sort to the end and are cut off.
-        idle_M = torch.zeros(num_modules, dtype=torch.bool, device=device)
-        idle_M[idle] = True
-        key_P = torch.where(idle_M[flat_P], num_modules * batch, key_P)
+    key_P = _sort_keys(module_ids.reshape(-1), token_P // tokens, modules, batch)
     order_P = key_P.sort(stable=True).indices
     counts_MB = torch.bincount(key_P, minlength=num_modules * batch + 1)[:-1].view(num_modules, batch)
 
@@ -100,7 +93,7 @@ def plan_dispatch(
     slot_E[entry_R] = slot_R
     token_E = torch.full_like(slot_E, -1)
     token_E[entry_R] = token_P[slot_R]
-    entry_P = torch.full_like(flat_P, -1)
+    entry_P = torch.full_like(key_P, -1)
     entry_P[slot_R] = entry_R
 
     ends = list(accumulate(room))
@@ -124,6 +117,19 @@ def plan_dispatch(
         segments=segments,
         group_E=group_E,
     )
+
+
+def _sort_keys(
+    module_P: Int[Tensor, " P"], sample_P: Int[Tensor, " P"], modules: nn.ModuleList, batch: int
+) -> Int[Tensor, " P"]:
+    """module · B + sample of each (token, slot) pair; identities sort to the end, where they are cut off."""
+    key_P = module_P * batch + sample_P
+    idle = [i for i, m in enumerate(modules) if m.kind == "identity"]
+    if idle:
+        idle_M = torch.zeros(len(modules), dtype=torch.bool, device=key_P.device)
+        idle_M[idle] = True
+        key_P = torch.where(idle_M[module_P], len(modules) * batch, key_P)
+    return key_P
 
 
 def _pieces(start: int, end: int, align: int, longest: int | None) -> list[tuple[int, int]]:

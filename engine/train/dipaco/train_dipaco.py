@@ -80,6 +80,18 @@ SAVED = ("outer", "seconds", "shards", "resharded", "sizes", "best_loss", "best_
 """what ``run.json`` keeps of a run beside its recipe"""
 
 
+@dataclass(frozen=True)
+class Resources:
+    """What a training runs on; none of it changes its numbers, but for ``threads``."""
+
+    workers: int = 0
+    """processes that share the paths; 0: this one trains them one after the other"""
+    threads: int | None = None
+    """of each process; None: torch's present number"""
+    device: torch.device | None = None
+    """None: the best there is"""
+
+
 def outer_step(before: Tensor, change: Tensor, velocity: Tensor, rate: float, momentum: float) -> tuple[Tensor, Tensor]:
     """Nesterov: ``v ← μ·v + Δ``, ``θ ← θ − η·(Δ + μ·v)``; returns the new θ and v."""
     velocity = momentum * velocity + change
@@ -104,28 +116,25 @@ def train(
     *,
     base: PathModel | None = None,
     features: Float[Tensor, "N D"] | None = None,
-    workers: int = 0,
-    threads: int | None = None,
+    resources: Resources = Resources(),
     until: int | None = None,
-    device: torch.device | None = None,
     on_progress: Callable[[Progress], None] = lambda p: None,
 ) -> DiPaCoRun:
     """Train to the end (or to outer step ``until``), from where the folder's state stands.
 
     ``base`` is the pre-trained path that all paths start from and the router's features come from (None:
-    a fresh one); ``features`` of all sequences saves working them out again. ``workers`` processes share
-    the paths; 0 trains them here, one after the other. With equal ``threads`` (default: torch's present
-    number) both give the same numbers, killed workers or not.
+    a fresh one); ``features`` of all sequences saves computing them again. With equal ``resources.threads``
+    training in workers and in this process give the same numbers, killed workers or not.
 
     Raises:
         UserError: something cannot work; the message names the field.
         TrainingDiverged: a loss or weight is not finite; the state of the last outer step is kept.
     """
-    device = device or pick_device()
+    device, workers = resources.device or pick_device(), resources.workers
     folder.mkdir(parents=True, exist_ok=True)
     split = split_documents(sequences, recipe.router_share, recipe.stop_share, recipe.seed)
     run = open_run(recipe, sequences, split, folder, base, device, features)
-    threads = threads or torch.get_num_threads()
+    threads = resources.threads or torch.get_num_threads()
     if workers:
         save_sequences(folder, sequences)
     pool = WorkerPool(recipe, folder, workers, threads, str(device)) if workers else None

@@ -20,9 +20,9 @@ from tokenpaths.engine.dream.settings import TextSettings
 from tokenpaths.engine.dream.text_loop import (
     TextDreams,
     embedding_of,
-    embeddings_kept,
     readable_tokens,
     reads_back,
+    recorded_embeddings,
     worth,
 )
 from tokenpaths.engine.families.hmodel_config import HModelConfig
@@ -170,7 +170,7 @@ def test_directions_and_connections_have_a_gradient_to_the_words() -> None:
         (chained, Connection(1, 0, 1), edges[:, 1, 0, 1]),
     ):
         model.eval().requires_grad_(False)
-        with embeddings_kept(model) as kept:
+        with recorded_embeddings(model) as kept:
             wanted, _ = worth(model, ids, objective, 0)
         torch.testing.assert_close(wanted.detach(), expected)
         (gradient,) = torch.autograd.grad(wanted.sum(), kept[0])

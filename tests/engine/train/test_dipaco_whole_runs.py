@@ -28,7 +28,7 @@ from tokenpaths.engine.train.dipaco.finish_dipaco import (
 )
 from tokenpaths.engine.train.dipaco.path_report import score_all_paths
 from tokenpaths.engine.train.dipaco.path_workers import DEATHS, PathTask, WorkerPool, global_file, save_sequences
-from tokenpaths.engine.train.dipaco.train_dipaco import best_path, branch, open_run, train
+from tokenpaths.engine.train.dipaco.train_dipaco import Resources, best_path, branch, open_run, train
 from tokenpaths.engine.train.loop import TrainingDiverged
 
 
@@ -75,7 +75,7 @@ def test_a_pool_with_a_killed_worker_gives_the_numbers_of_one_process(sequences,
             killed.append(multiprocessing.active_children()[0].pid)
             os.kill(killed[0], signal.SIGKILL)
 
-    pooled = train(recipe(), sequences, tmp_path / "pool", workers=2, threads=1, on_progress=kill)
+    pooled = train(recipe(), sequences, tmp_path / "pool", resources=Resources(2, threads=1), on_progress=kill)
     assert killed
     assert torch.equal(weights(alone), weights(pooled))
     assert not list((tmp_path / "pool").glob(".*.tmp"))
@@ -110,7 +110,7 @@ def test_nan_stops_with_the_iteration_and_the_last_good_state_kept(sequences, tm
     tensors["m1.blocks.0.mlp.up.weight"][0, 0] = float("nan")
     save_file(tensors, file)
     with pytest.raises(TrainingDiverged, match=r"path 2 became nan at iteration 4; .*outer step 1.*learning_rate"):
-        train(recipe(), sequences, tmp_path, workers=workers)
+        train(recipe(), sequences, tmp_path, resources=Resources(workers))
     kept = load_file(global_file(tmp_path, 1))
     assert all(torch.isfinite(t).all() for t in kept.values())
     again = open_run(recipe(), sequences, split_documents(sequences, 0.1, 0.1, 0), tmp_path, None, CPU)
