@@ -161,10 +161,10 @@ def tracing(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture(scope="module")
 def working(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Iterator[Served]:
     """An API and a worker, both of which know the kind ``count``."""
-    from tests.support.jobs import know_the_kinds
+    from tests.support.jobs import register_count
     from tokenpaths.backend.worker.worker import create_worker
 
-    know_the_kinds()
+    register_count()
     options = {"data_dir": tmp_path_factory.mktemp("jobs"), "worker_secret": SECRET, "warm_models": False}
     options |= {"models_dirs": (models_dir,), "trace_seconds": 250}
     with serving(create_worker(load_settings(**options))) as url, api_for(worker_url=url, **options) as served:

@@ -13,10 +13,10 @@ import pytest
 
 from tests.backend.conftest import API, Serve, Served, problem
 from tests.support.coroutines import run_alone
-from tests.support.jobs import counted, know_the_kinds
+from tests.support.jobs import counted, register_count
 from tests.support.jobs_over_rest import cancel, events_of, submit, until
 
-know_the_kinds()
+register_count()
 
 
 def test_a_job_from_its_submission_to_its_result(working: Served) -> None:

@@ -199,7 +199,7 @@ def test_problem_of_a_missing_run_names_the_nearest(tmp_path: Path) -> None:
 
 def test_export_of_a_client_that_left_frees_its_place(serve: Serve) -> None:
     served: Served = serve(export_slots=1, query_wait_seconds=5)
-    make_run(served.runs_dir, "big", samples=3000, twin=False)
+    make_run(served.runs_dir, "big", samples=1500, twin=False)
     with served.client.stream("GET", f"{API}/runs/big/export/token.csv") as answer:
         next(answer.iter_raw(1000))
     assert served.get("/runs/big/export/path.csv").status_code == 200

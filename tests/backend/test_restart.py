@@ -21,7 +21,7 @@ from tests.support.command_line import TOKENPATHS, children_of, read_until
 from tokenpaths.engine.jobs.registry import MOST_REPEATED
 
 PATIENCE_SECONDS = 200.0
-ITERATIONS = 640
+ITERATIONS = 448
 Started = tuple[subprocess.Popen[str], str, str]
 
 

@@ -24,7 +24,7 @@ def data_dir(tmp_path: Path) -> Path:
 
 
 def test_a_stopped_dream_goes_on_where_it_stood(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ask = [*ASK, "--until", "2", "--iterations", "640", "--data-dir", str(data_dir), "--device", "cpu"]
+    ask = [*ASK, "--until", "2", "--iterations", "320", "--data-dir", str(data_dir), "--device", "cpu"]
     stopped = subprocess.Popen([*TOKENPATHS, *ask], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     until = time.monotonic() + 120
     while not list(data_dir.glob("dreams/*/state.safetensors")) and time.monotonic() < until:

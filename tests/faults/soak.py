@@ -25,10 +25,10 @@ import httpx
 
 from benchmarks.crew import Crew
 from tests.backend.conftest import make_models
-from tests.faults import soak_people as people
+from tests.faults import soak_users as users
 from tests.faults.figures import ROOT
-from tests.faults.soak_found import complaints, in_words, summary, write
 from tests.faults.soak_page import click, come_and_go, page_of, url_of
+from tests.faults.soak_summary import complaints, in_words, summary, write
 from tests.support.runs import make_run
 from tokenpaths.cli.support.processes import Child, wait_until_healthy
 
@@ -133,24 +133,24 @@ def run(
         crew.staff(1)
         crew.until(lambda: "models" in (crew.get("/models") or {}))
         wait_until_healthy([page], PATIENCE_S)
-        before = people.known(crew.client)
-        people.crowd(Soak(crew, page))
+        before = users.known(crew.client)
+        users.crowd(Soak(crew, page))
         soak = Soak(crew, page)
         every_kill = kill_every_s or max(45.0, min(600.0, 60 * minutes / 6))
         threads = [
             watched(soak, target, argument)
             for target, argument in (
-                (people.look, 1),
-                (people.look, 2),
-                (people.look, 3),
-                (people.drop, 4),
-                (people.work, 5),
-                (people.listen, 6),
-                (people.listen, 7),
+                (users.look, 1),
+                (users.look, 2),
+                (users.look, 3),
+                (users.drop, 4),
+                (users.work, 5),
+                (users.listen, 6),
+                (users.listen, 7),
                 (come_and_go, 8),
                 (click, 9),
-                (people.kill, every_kill),
-                (people.weigh, max(0.5, min(10.0, minutes / 5))),
+                (users.kill, every_kill),
+                (users.weigh, max(0.5, min(10.0, minutes / 5))),
             )
         ]
         for thread in threads:
@@ -175,8 +175,8 @@ def run(
             if thread.is_alive():
                 soak.lost.append(f"{thread.name} did not come to an end")
         crew.staff(1)
-        states = people.settle(soak)
-        changed = [question for question, found in people.known(crew.client).items() if found != before[question]]
+        states = users.settle(soak)
+        changed = [question for question, found in users.known(crew.client).items() if found != before[question]]
         if changed:
             soak.lost.append(f"other answers at the end than at the start: {changed}")
         return summary(soak, minutes, states, over=True)

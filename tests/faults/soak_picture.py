@@ -11,7 +11,7 @@ from typing import Any
 import altair as alt
 
 from tests.faults.figures import ROOT
-from tests.faults.soak_found import write
+from tests.faults.soak_summary import write
 
 DOCS = ROOT / "docs"
 NAMES = {"api": "API", "worker": "engine worker", "page": "page server"}

@@ -24,10 +24,10 @@ def table(figures: list[Figure]) -> str:
         raise ValueError(f"no figure for rows {missing}: run make test and make test-faults first")
     lines = ["| # | fault | promised | measured | how it is tested | when |", "|---|---|---|---|---|---|"]
     for number, row in ROWS.items():
-        found = [figure for figure in figures if figure.row == number]
-        measured = "<br>".join(_cell(figure.measured) for figure in found)
-        how = "<br>".join(f"{_cell(figure.how)} ({_link(figure.test)})" for figure in found)
-        dates = ", ".join(sorted({figure.date for figure in found}))
+        of_row = [figure for figure in figures if figure.row == number]
+        measured = "<br>".join(_cell(figure.measured) for figure in of_row)
+        how = "<br>".join(f"{_cell(figure.how)} ({_link(figure.test)})" for figure in of_row)
+        dates = ", ".join(sorted({figure.date for figure in of_row}))
         lines.append(f"| {number} | {row.fault} | {row.promised} | {measured} | {how} | {dates} |")
     machines = sorted({figure.machine for figure in figures})
     return "\n".join([*lines, "", f"Measured on: {'; '.join(machines)}.", ""])
@@ -44,12 +44,12 @@ def _link(test: str) -> str:
 
 def existing_tests() -> set[str]:
     """``file::name`` of every test function of this folder."""
-    found = set()
+    tests = set()
     for file in Path(__file__).parent.glob("test_*.py"):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                found.add(f"{file.relative_to(ROOT).as_posix()}::{node.name}")
-    return found
+                tests.add(f"{file.relative_to(ROOT).as_posix()}::{node.name}")
+    return tests
 
 
 def rows_on_page(page: str) -> dict[int, list[str]]:

@@ -14,11 +14,11 @@ import pytest
 from benchmarks.crew import Crew
 from tests.backend.conftest import API, SECRET, problem
 from tests.faults.conftest import Keep, fill
-from tests.support.jobs import counted, know_the_kinds
+from tests.support.jobs import counted, register_count
 from tokenpaths.engine.jobs.registry import MOST_REPEATED
 
 pytestmark = pytest.mark.slow_fault
-know_the_kinds()
+register_count()
 LEASE_SECONDS = 1.0
 KILLS = 10
 

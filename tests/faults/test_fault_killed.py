@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.faults.conftest import Keep
-from tests.faults.victims import SAMPLES, dream, heard, hold_run, save_checkpoints, start, write_runs
+from tests.faults.killed_processes import SAMPLES, dream, hold_run, messages, save_checkpoints, start, write_runs
 from tests.support.checkpoints import save_tiny
 from tests.support.runs import make, make_run
 from tokenpaths.engine.base.errors import UserError
@@ -36,7 +36,7 @@ def test_sixty_killed_writers_leave_whole_runs_and_no_half_ones(tmp_path: Path, 
         time.sleep(chance.uniform(0.15, 0.9))
         process.kill()
         process.join()
-        said += heard(pipe)
+        said += messages(pipe)
         there = sorted(tmp_path.glob("*.duckdb"), key=lambda file: int(file.stem[3:]))
         acknowledged = max(said) + 1
         assert len(there) in (acknowledged, acknowledged + 1), "one may be sealed and not yet said"
@@ -118,7 +118,7 @@ def test_a_save_that_is_killed_leaves_the_checkpoint_before_it(tmp_path: Path, f
         time.sleep(chance.uniform(0.0, 0.2))
         process.kill()
         process.join()
-        said = max([number, *heard(pipe)])
+        said = max([number, *messages(pipe)])
         model = build_model(read_checkpoint(folder))
         values = {float(value) for parameter in model.parameters() for value in parameter.unique()}
         if said or number:

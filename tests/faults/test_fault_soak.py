@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults import soak
 from tests.faults.conftest import Keep
-from tests.faults.soak_found import ROWS, complaints, in_words, thinned, trend, write
+from tests.faults.soak_summary import ROWS, complaints, in_words, thinned, trend, write
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "2"))
 

@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from tests.backend.conftest import SECRET, Served, api_for, serving
 from tests.frontend.test_pages import showing
-from tests.support.jobs import counted, know_the_kinds
+from tests.support.jobs import counted, register_count
 from tokenpaths.frontend.charts.job_curve import MOST_POINTS, curve_chart, curve_rows
 from tokenpaths.frontend.page.selection import Selection, from_query, to_query
 from tokenpaths.frontend.views.jobs import panel
@@ -33,7 +33,7 @@ def working(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     from tokenpaths.backend.settings import load_settings
     from tokenpaths.backend.worker.worker import create_worker
 
-    know_the_kinds()
+    register_count()
     options = {"data_dir": tmp_path_factory.mktemp("jobs"), "worker_secret": SECRET, "warm_models": False}
     with serving(create_worker(load_settings(**options))) as url, api_for(worker_url=url, **options) as served:
         yield served

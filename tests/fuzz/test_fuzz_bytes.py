@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.fuzz.how_long import looked
+from tests.fuzz.fuzz_settings import fuzzed_with
 from tokenpaths.engine.adapters.logs.formats import open_log
 from tokenpaths.engine.adapters.logs.importing import import_log
 from tokenpaths.engine.base.errors import UserError
@@ -42,7 +42,7 @@ BYTES = st.builds(lambda start, rest: start + rest, st.sampled_from(STARTS), st.
 def test_any_bytes_as_a_log(suffix: str, tmp_path: Path) -> None:
     file, runs = tmp_path / f"log.{suffix}", tmp_path / "data" / "runs"
 
-    @looked(EXAMPLES)
+    @fuzzed_with(EXAMPLES)
     @given(BYTES)
     @example(b"\x93NUMPY\x01\x00\xff\xff")
     @example(b"PAR1" + b"\xff" * 12 + b"PAR1")
@@ -74,7 +74,7 @@ def drawn_picture(kind: str) -> bytes:
 def test_any_bytes_as_a_picture(kind: str) -> None:
     whole = drawn_picture(kind)
 
-    @looked(EXAMPLES)
+    @fuzzed_with(EXAMPLES)
     @given(st.data())
     def decode(data: st.DataObject) -> None:
         spoiled = bytearray(whole)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fuzz.how_long import looked
+from tests.fuzz.fuzz_settings import fuzzed_with
 from tests.support.runs import RunArrays, make, make_experts
 from tokenpaths.engine.store.ask.run import Run
 
@@ -134,7 +134,7 @@ def questions(draw: st.DrawFn, twins: list[Twin], more: bool) -> tuple[Twin, dic
     return twin, asked
 
 
-@looked(EXAMPLES)
+@fuzzed_with(EXAMPLES)
 @given(data=st.data())
 def test_flows_and_paths_of_filtered_tokens(twins: list[Twin], data: st.DataObject) -> None:
     twin, asked = data.draw(questions(twins, False))
@@ -176,7 +176,7 @@ def test_flows_and_paths_of_filtered_tokens(twins: list[Twin], data: st.DataObje
         assert values == pytest.approx([by_rank[row["rank"]] for row in page])
 
 
-@looked(EXAMPLES)
+@fuzzed_with(EXAMPLES)
 @given(data=st.data())
 def test_searches_find_the_tokens_that_pass(twins: list[Twin], data: st.DataObject) -> None:
     twin, asked = data.draw(questions(twins, True))
@@ -191,7 +191,7 @@ def test_searches_find_the_tokens_that_pass(twins: list[Twin], data: st.DataObje
         assert all(everything[row["rank"]] == row["count"] for row in found["paths"])
 
 
-@looked(EXAMPLES)
+@fuzzed_with(EXAMPLES)
 @given(data=st.data())
 def test_pages_of_samples_are_whole_and_in_order(twins: list[Twin], data: st.DataObject) -> None:
     twin = data.draw(st.sampled_from(twins))
@@ -227,7 +227,7 @@ def test_pages_of_samples_are_whole_and_in_order(twins: list[Twin], data: st.Dat
     assert values == sorted(values, reverse=asked["descending"])
 
 
-@looked(EXAMPLES)
+@fuzzed_with(EXAMPLES)
 @given(data=st.data())
 def test_histograms_count_every_value(twins: list[Twin], data: st.DataObject) -> None:
     twin = data.draw(st.sampled_from(twins))

@@ -15,7 +15,7 @@ from schemathesis import GenerationMode
 from schemathesis.schemas import APIOperation
 
 from tests.fuzz.conftest import Fuzzed
-from tests.fuzz.how_long import looked
+from tests.fuzz.fuzz_settings import fuzzed_with
 from tests.fuzz.test_fuzz_openapi import check, document
 from tokenpaths.engine.jobs.registry import KINDS, find_kind
 
@@ -61,7 +61,7 @@ def test_a_job_is_taken_or_refused(kind: str, mode: GenerationMode, fuzzed: Fuzz
     operation = submit(kind)
     cases = operation.as_strategy(generation_mode=mode)
 
-    @looked(EXAMPLES)
+    @fuzzed_with(EXAMPLES)
     @given(st.data())
     def ask(data: st.DataObject) -> None:
         case = data.draw(cases)

@@ -24,7 +24,7 @@ from schemathesis.schemas import APIOperation
 from starlette.testclient import TestClient
 
 from tests.fuzz.conftest import Fuzzed
-from tests.fuzz.how_long import looked
+from tests.fuzz.fuzz_settings import fuzzed_with
 from tokenpaths.backend.app import create_app
 from tokenpaths.backend.settings import load_settings
 
@@ -143,7 +143,7 @@ SOME: dict[str, st.SearchStrategy[Any]] = {
 def test_answers_are_what_the_document_says(operation: APIOperation, mode: GenerationMode, fuzzed: Fuzzed) -> None:
     cases = operation.as_strategy(generation_mode=mode)
 
-    @looked(EXAMPLES)
+    @fuzzed_with(EXAMPLES)
     @given(st.data())
     def ask(data: st.DataObject) -> None:
         case = data.draw(st.composite(lambda draw: with_real_names(draw, draw(cases), fuzzed))())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.backend.conftest import API, api_for, problem
 from tests.faults.test_fault_strangers import BLOCK, HEADERS, QUESTIONS, checksum, elsewhere
-from tests.fuzz.how_long import looked
+from tests.fuzz.fuzz_settings import fuzzed_with
 from tests.support.runs import make_run
 
 EXAMPLES = 4
@@ -34,7 +34,7 @@ def test_any_change_of_a_run_file(tmp_path: Path) -> None:
         make_run(served.runs_dir, "whole", samples=2, twin=False)
         file = served.runs_dir / "forged.duckdb"
 
-        @looked(EXAMPLES)
+        @fuzzed_with(EXAMPLES)
         @given(st.lists(PLACES, min_size=1, max_size=4))
         def answered(changes: list[tuple[float, int, bytes]]) -> None:
             file.write_bytes(with_right_sums(whole, changes))

@@ -1,4 +1,4 @@
-"""Coroutines of tests that share their process with others."""
+"""Run a coroutine in an event loop of its own thread, since the tests share their process."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def run_alone(coroutine: Coroutine[object, object, T]) -> T:
-    """What ``coroutine`` returns or raises, from a loop in a thread of its own.
+    """Run ``coroutine`` in a new event loop in a new thread; returns or raises what it does.
 
     The browser of other tests keeps a loop running in the main thread until the process ends, and `asyncio.run`
     refuses to start a second one there: which tests share a process is decided while they run (pytest-xdist).

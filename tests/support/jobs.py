@@ -1,4 +1,4 @@
-"""A kind of job for the tests, and processes that know it: ``python -m tests.support.jobs worker`` or ``… api``.
+"""The job kind ``count`` of the tests, and processes that have it: ``python -m tests.support.jobs worker`` or ``api``.
 
 ``count`` makes a chain of hashes, one an iteration, so that its end tells whether every iteration was made once and in
 order. It keeps its state every ``every`` iterations, and notes each iteration that it makes in ``made.txt``, so that a
@@ -38,7 +38,7 @@ class CountRequest(BaseModel):
 
 
 class CountJob:
-    """Counts."""
+    """Counts to ``iterations``, a hash a number, and fails where it is told to."""
 
     kind: ClassVar[str] = "count"
     Request: ClassVar[type[BaseModel]] = CountRequest
@@ -119,8 +119,8 @@ def picture(number: int) -> bytes:
     return buffer.getvalue()
 
 
-def know_the_kinds() -> None:
-    """Make this process know ``count``."""
+def register_count() -> None:
+    """Register ``count`` in this process."""
     register("count", "tests.support.jobs:CountJob")
 
 
@@ -132,5 +132,5 @@ if __name__ == "__main__":
 
     if hasattr(signal, "SIGUSR1"):  # where does it hang?
         faulthandler.register(signal.SIGUSR1, all_threads=True)
-    know_the_kinds()
+    register_count()
     sys.exit(main(sys.argv[1:]))

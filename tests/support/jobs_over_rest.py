@@ -19,10 +19,10 @@ def submit(served: Served, **request: Any) -> str:
 def until(served: Served, job: str, *states: str) -> dict[str, Any]:
     """The job once it is in one of ``states``."""
     ends = time.monotonic() + 120
-    while (found := served.get(f"/jobs/{job}").json())["state"] not in states:
-        assert time.monotonic() < ends, found
+    while (card := served.get(f"/jobs/{job}").json())["state"] not in states:
+        assert time.monotonic() < ends, card
         time.sleep(0.03)
-    return found
+    return card
 
 
 def cancel(served: Served, job: str) -> None:
@@ -31,10 +31,10 @@ def cancel(served: Served, job: str) -> None:
 
 
 def events_of(text: str) -> list[tuple[int, str, dict[str, Any]]]:
-    """(id, event, data) of a whole stream."""
-    found = []
+    """(id, event, data) of each event of a whole stream of server-sent events."""
+    events = []
     for block in text.split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
         if fields:
-            found.append((int(fields["id"]), fields["event"], json.loads(fields["data"])))
-    return found
+            events.append((int(fields["id"]), fields["event"], json.loads(fields["data"])))
+    return events

@@ -1,4 +1,4 @@
-"""The store's answers worked out the slow way: loops over the arrays that were written."""
+"""Naive twin of the store: every answer by loops over the arrays that were written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenpaths.engine.store.ask.run import Run
 
 
 class Naive:
-    """Every question, one token at a time."""
+    """Answers to the questions of a run, one token at a time."""
 
     def __init__(self, made: RunArrays) -> None:
         self.made = made
@@ -35,7 +35,7 @@ class Naive:
         self.identity = {m.module for m in made.modules if m.kind == "identity"}
 
     def kept(self, weight: float) -> float:
-        """The weight that is left of one after its 8 bits."""
+        """``weight`` after its 8-bit code: linear in small banks, logarithmic in large ones."""
         if self.made.info.top_k <= 2 and self.made.info.num_modules <= 64:
             return round(float(np.float32(weight) * np.float32(255))) / 255
         if weight < 2**-10:

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.support.checkpoints import save_tiny
-from tests.support.dream_pictures import picture
+from tests.support.pictures import picture
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.dream.dream_state import STATE, load_state, save_state

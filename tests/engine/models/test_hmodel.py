@@ -353,6 +353,3 @@ def test_pooling_by_hand():
 
 
 # Several inputs and outputs, several kinds of layers.
-
-
-# Refusals.

@@ -375,6 +375,3 @@ def test_a_folder_of_other_settings_is_not_overwritten(sequences, tmp_path):
     with pytest.raises(UserError, match="other settings") as error:
         train(recipe(outer_steps=2), sequences, tmp_path)
     assert error.value.field == "out"
-
-
-# What ships

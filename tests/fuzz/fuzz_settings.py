@@ -1,4 +1,4 @@
-"""How long the fuzzers look: the same few examples in every test run, many random ones with ``make fuzz``."""
+"""Hypothesis settings of the fuzz tests: the same few examples in every test run, many random ones with ``make fuzz``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ TIMES = float(os.environ.get("FUZZ_TIMES", "0"))
 """0: the few examples of every test run, always the same; 20: twenty times as many, others each time"""
 
 
-def looked(examples: int, **more: Any) -> settings:
-    """Settings for a test that tries ``examples`` in every run."""
+def fuzzed_with(examples: int, **more: Any) -> settings:
+    """Settings of a test that tries ``examples`` in every run, and ``FUZZ_TIMES`` as many with ``make fuzz``."""
     return settings(
         max_examples=max(1, round(examples * (TIMES or 1))),
         derandomize=not TIMES,

@@ -1,4 +1,4 @@
-"""What is done by the processes that the tests kill: each tells through a pipe how far it is.
+"""The work of processes that the fault tests kill; each reports through a pipe how far it is.
 
 They are forked from a server that has imported this module, so that starting one takes a hundredth of a second.
 """
@@ -28,9 +28,9 @@ SAMPLES = 6
 
 
 def start(work: Callable[..., None], *arguments: Any) -> tuple[BaseProcess, Connection]:
-    """A process at ``work(pipe, *arguments)``, and the end of its pipe."""
+    """Start a process that runs ``work(pipe, *arguments)``; returns it and the reading end of its pipe."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.faults.victims"])
+    context.set_forkserver_preload(["tests.faults.killed_processes"])
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=work, args=(there, *arguments), daemon=True)
     process.start()
@@ -38,13 +38,13 @@ def start(work: Callable[..., None], *arguments: Any) -> tuple[BaseProcess, Conn
     return process, here
 
 
-def heard(pipe: Connection) -> list[Any]:
-    """Everything that a process said before it was killed."""
-    said = []
+def messages(pipe: Connection) -> list[Any]:
+    """All messages that a process sent before it was killed."""
+    received = []
     with suppress(EOFError):
         while pipe.poll():
-            said.append(pipe.recv())
-    return said
+            received.append(pipe.recv())
+    return received
 
 
 def write_runs(pipe: Connection, runs_dir: Path, first: int) -> None:

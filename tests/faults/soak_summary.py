@@ -1,4 +1,4 @@
-"""What a soak found: a summary of at most a few hundred rows, and sentences for what is not as it was promised."""
+"""The summary of a soak, at most a few hundred rows, and a sentence for each promise that was not kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small pictures for the tests."""
+"""Pictures of coloured noise, seeded."""
 
 from __future__ import annotations
 
