@@ -113,7 +113,7 @@ def test_two_hundred_listeners_that_hang_up_are_let_go(working: Served, figure: 
         assert time.monotonic() < ends, jobs.streams
         time.sleep(0.02)
     let_go_s = time.monotonic() - hung_up
-    assert not jobs.watch.ears
+    assert not jobs.notifier.listeners
     metrics = working.client.get("/metrics").text
     assert "tokenpaths_job_listeners 0.0" in metrics
     assert 'tokenpaths_jobs{state="running"} 1.0' in metrics

@@ -1,4 +1,4 @@
-"""Hypothesis settings of the fuzz tests: the same few examples in every test run, many random ones with ``make fuzz``."""
+"""Hypothesis settings of the fuzz tests: the same few examples in a test run, many random ones with ``make fuzz``."""
 
 from __future__ import annotations
 
