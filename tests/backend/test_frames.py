@@ -102,6 +102,7 @@ SAME: dict[str, tuple[str, Callable[[Frames], pd.DataFrame], str, Callable[[dict
         key("samples"),
     ),
     "tokens": ("text", lambda f: f.tokens(2), "/runs/text/samples/2", key("tokens")),
+    "last_tokens": ("text", lambda f: f.last_tokens(limit=3), "/runs/text/tokens/last?limit=3", key("tokens")),
     "distribution": (
         "text",
         lambda f: f.distribution("loss", "token", 7),

@@ -82,6 +82,29 @@ class SampleDetails(SampleRow):
     tokens: list[Token]
 
 
+class LastToken(AnswerModel):
+    """A token id that ends samples."""
+
+    token_id: int
+    text: str | None = Field(description="Its readable form, where the run has one")
+    count: int = Field(description="Samples that it ends")
+    share: Share
+    num_paths: int = Field(description="Different paths that it takes there")
+    rank: Rank
+    ribbon: Ribbon
+    path_count: int = Field(description="Samples that it ends on this path, the one that it takes most often")
+
+
+class LastTokens(AnswerModel):
+    """Which tokens end the samples of a run."""
+
+    run: str
+    label: str | None = Field(description="Only samples with this label; null: all")
+    num_samples: int = Field(description="Samples that end in a token with an id")
+    num_token_ids: int = Field(description="Different token ids that end them")
+    tokens: list[LastToken] = Field(description="Most frequent first")
+
+
 class Bin(AnswerModel):
     """One bar of a histogram, lo ≤ value < hi (the last one includes hi)."""
 

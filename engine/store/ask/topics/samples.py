@@ -22,12 +22,13 @@ from tokenpaths.engine.store.ask.question import (
 )
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.schemas.expert_schema import TokenSlice
-from tokenpaths.engine.store.ask.schemas.sample_schema import SampleDetails, SampleList
+from tokenpaths.engine.store.ask.schemas.sample_schema import LastTokens, SampleDetails, SampleList
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import (
     SAMPLE_FIELDS,
     clean_picture,
     finite,
+    nested_ribbon,
     open_picture,
     patch_uri,
     sample_answer,
@@ -42,6 +43,18 @@ from tokenpaths.engine.store.file.token_flops import flops_of
 _PLACE = ("token_id", "row", "col", "char_start", "char_end", "region", "loss", "gate_entropy", "flops")
 MOST_ROWS = 1000
 MOST_SLICE = 500
+MOST_ENDINGS = 500
+_ENDINGS = """
+WITH ending AS (
+    SELECT token_id, path_id, count(*) AS n FROM token JOIN (
+        SELECT first_row + num_tokens - 1 AS place FROM sample WHERE num_tokens > 0 AND {}
+    ) ON token.rowid = place WHERE token_id IS NOT NULL GROUP BY token_id, path_id
+)
+SELECT token_id, sum(n)::BIGINT AS count, count(*) AS num_paths, first(rank ORDER BY n DESC, rank),
+    first(ribbon ORDER BY n DESC, rank), max(n), (sum(sum(n)) OVER ())::BIGINT, count(*) OVER ()
+FROM ending JOIN path USING (path_id) GROUP BY token_id ORDER BY count DESC, token_id LIMIT ?
+"""
+"""token_id, count, num_paths, rank, ribbon and count of its path; samples and token ids in all"""
 TOKENS_AT_ONCE = 200
 """in one question: DuckDB 2.0 takes long over thousands of branches"""
 
@@ -261,6 +274,48 @@ def _contexts(run: RunFile, pairs: list[tuple[int, int]]) -> list[dict[str, Any]
             context = {"before": "", "text": texts.get(token_id, ""), "after": ""}
         answer.append({"sample": sample, "token": token, "token_id": token_id, "label": label, **context})
     return answer
+
+
+@question("tokens/last", LastTokens, tag="samples", route="list_last_tokens", rows="tokens")
+def last_tokens(
+    run: RunFile,
+    *,
+    label: LabelFilter = None,
+    limit: Annotated[int, Argument("Most token ids", ge=1, le=MOST_ENDINGS)] = 20,
+) -> dict[str, Any]:
+    """Which tokens end a sample: the ids of last tokens, how often, and the path that each takes most often there.
+
+    Of two paths that are taken equally often, the more frequent one of the run is listed.
+
+    Raises:
+        UserError: the run has no token ids.
+    """
+    check_page(limit, 0, MOST_ENDINGS)
+    if "token_id" not in run.token_columns:
+        raise UserError(f"run {run.run_id!r} has no token ids: its tokens are patches", field="run")
+    condition = queries.sample_condition(run.label_id(label), None)
+    rows = run.rows(Query(_ENDINGS.format(condition.sql), (*condition.parameters, limit)))
+    texts = vocabulary(run, [row[0] for row in rows])
+    num_samples, num_token_ids = rows[0][6:] if rows else (0, 0)
+    return {
+        "run": run.run_id,
+        "label": label,
+        "num_samples": num_samples,
+        "num_token_ids": num_token_ids,
+        "tokens": [
+            {
+                "token_id": token_id,
+                "text": texts.get(token_id),
+                "count": count,
+                "share": count / num_samples,
+                "num_paths": num_paths,
+                "rank": rank,
+                "ribbon": nested_ribbon(ribbon, run.layout),
+                "path_count": path_count,
+            }
+            for token_id, count, num_paths, rank, ribbon, path_count, *_ in rows
+        ],
+    }
 
 
 def weights_recorded(run: RunFile) -> bool:

@@ -239,6 +239,30 @@ def _check_places(case: Case) -> None:
     assert first["tokens"][0]["loss"] is None
 
 
+def test_last_tokens_against_a_loop(case: Case):
+    if case.run.row["modality"] != "text":
+        with pytest.raises(UserError, match="no token ids"):
+            case.run.last_tokens()
+        return
+    for label in dict.fromkeys((None, case.label)):
+        wanted = [s for s in range(case.run.row["num_samples"]) if label in (None, case.naive.made.samples[s].label)]
+        ends = [sample["tokens"][-1] for sample in map(case.run.sample, wanted) if sample["tokens"]]
+        answer = case.run.last_tokens(label=label, limit=500)
+        assert (answer["num_samples"], answer["num_token_ids"]) == (len(ends), len({end["token_id"] for end in ends}))
+        counts = Counter(end["token_id"] for end in ends)
+        assert [(row["token_id"], row["count"]) for row in answer["tokens"]] == sorted(
+            counts.items(), key=lambda pair: (-pair[1], pair[0])
+        )
+        for row in answer["tokens"]:
+            paths = Counter(end["rank"] for end in ends if end["token_id"] == row["token_id"])
+            rank = min(paths, key=lambda rank: (-paths[rank], rank))
+            assert (row["rank"], row["path_count"], row["num_paths"]) == (rank, paths[rank], len(paths))
+            assert row["share"] == row["count"] / len(ends)
+            (end,) = {str(end["ribbon"]) for end in ends if end["rank"] == rank}
+            assert [sorted(step) for step in row["ribbon"]] == [sorted(step) for step in json.loads(end)]
+        assert case.run.last_tokens(label=label, limit=1)["tokens"] == answer["tokens"][:1]
+
+
 def test_examples_are_tokens_of_the_path(case: Case):
     naive, made = case.naive, case.naive.made
     starts = np.cumsum([0] + [s.num_tokens for s in made.samples])
