@@ -9,10 +9,9 @@ import itertools
 import math
 from typing import Literal
 
-import torch
+import numpy as np
 from jaxtyping import Int
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import Tensor
 
 
 class DiPaCoConfig(BaseModel):
@@ -88,10 +87,9 @@ class DiPaCoConfig(BaseModel):
         return 1
 
     @property
-    def path_modules(self) -> Int[Tensor, "P S"]:
+    def path_modules(self) -> Int[np.ndarray, "P S"]:
         """The module of each path at each level; the first level is the most significant digit."""
-        # On the host even where a model is laid out on the meta device.
-        return torch.tensor(list(itertools.product(*(range(k) for k in self.levels))), device="cpu")
+        return np.array(list(itertools.product(*(range(k) for k in self.levels))), dtype=np.int64)
 
     @property
     def dense(self) -> DiPaCoConfig:

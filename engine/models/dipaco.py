@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
@@ -87,7 +88,7 @@ class DiPaCo(RoutedModel):
         self.router = DiPaCoRouter(base, num_paths, config.prefix, rerouter)
         for part in (self.ends, self.levels, self.own):
             initialise(part)
-        self.register_buffer("path_modules", config.path_modules, persistent=False)
+        self.register_buffer("path_modules", torch.from_numpy(config.path_modules), persistent=False)
 
     @property
     def device(self) -> torch.device:
@@ -172,7 +173,7 @@ class DiPaCo(RoutedModel):
         """How paths are made of modules, for the view of shared modules."""
         config = self.config
         users = [
-            {"level": level, "module": module, "paths": (config.path_modules[:, level] == module).nonzero().flatten()}
+            {"level": level, "module": module, "paths": np.flatnonzero(config.path_modules[:, level] == module)}
             for level, count in enumerate(config.levels)
             for module in range(count)
         ]

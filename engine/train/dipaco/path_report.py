@@ -78,7 +78,7 @@ def shared_modules(config: DiPaCoConfig) -> list[SharedModule]:
     """Which paths share which module, level by level."""
     members = config.path_modules
     return [
-        SharedModule(level, module, tuple((members[:, level] == module).nonzero().flatten().tolist()))
+        SharedModule(level, module, tuple(np.flatnonzero(members[:, level] == module).tolist()))
         for level, count in enumerate(config.levels)
         for module in range(count)
     ]
@@ -86,7 +86,7 @@ def shared_modules(config: DiPaCoConfig) -> list[SharedModule]:
 
 def levels_in_common(config: DiPaCoConfig) -> Integer[np.ndarray, "P P"]:
     """At how many levels two paths share their module; S on the diagonal."""
-    members = config.path_modules.numpy()
+    members = config.path_modules
     return (members[:, None, :] == members[None, :, :]).sum(axis=-1)
 
 
