@@ -101,14 +101,8 @@ def _points(
     samples, partners = (pairs[name].iloc[shown].tolist() for name in ("sample_a", "sample_b"))
     labels = dict(run.rows(Query(_LABELS, (samples,))))
     return [
-        {
-            "sample": sample,
-            "partner": partner,
-            "a": float(values_a[i]),
-            "b": float(values_b[i]),
-            "label": labels[sample],
-        }
-        for i, sample, partner in zip(shown.tolist(), samples, partners, strict=True)
+        {"sample": n, "partner": m, "a": float(values_a[i]), "b": float(values_b[i]), "label": labels[n]}
+        for i, n, m in zip(shown.tolist(), samples, partners, strict=True)
     ]
 
 
@@ -221,13 +215,8 @@ def _within(run: RunFile, pairs: pd.DataFrame, side: str) -> dict[str, Any]:
     skip, reuse = skip[known], reuse[known]
     reason = _no_correlation(skip, skip, "skip", run.run_id, run.run_id)
     reason = reason or _no_correlation(reuse, reuse, "reuse", run.run_id, run.run_id)
-    coefficient = pearson(skip, reuse) if reason is None else None
-    return {
-        "run": run.run_id,
-        "num": len(skip),
-        "pearson": asdict(coefficient) if coefficient else None,
-        "reason": reason,
-    }
+    r = pearson(skip, reuse) if reason is None else None
+    return {"run": run.run_id, "num": len(skip), "pearson": asdict(r) if r else None, "reason": reason}
 
 
 def _most(

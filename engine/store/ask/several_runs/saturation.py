@@ -25,11 +25,13 @@ from tokenpaths.engine.base.files import RUN_SUFFIX
 from tokenpaths.engine.base.files import runs_dir as default_runs_dir
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.several_runs.series import series_of
-from tokenpaths.engine.store.ask.topics.experts import DRAWN_TOKENS, draw_tokens
+from tokenpaths.engine.store.ask.tables.drawn_tokens import draw_tokens
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.flow_counter import columns_sql
 
 CHUNK_TOKENS = 65_536
+DRAWN_TOKENS = 20_000
+"""of each checkpoint of a series that is too long to be read whole"""
 MOST_CHOICES = 100_000_000
 """tokens × steps × slots × checkpoints that a page reads exactly: seconds on one core"""
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.runs import make_experts
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.several_runs import saturation
-from tokenpaths.engine.store.ask.topics import experts as store
+from tokenpaths.engine.store.ask.tables import drawn_tokens
 
 
 def series(folder: Path, *iterations: int, drift: dict[int, float], **options) -> list[Run]:
@@ -71,7 +71,7 @@ def test_a_long_series_is_drawn_and_says_how_far_it_may_be_off(tmp_path: Path, m
     assert [point["error"] for point in exact["points"]] == [0.0, 0.0]
     inside = 0
     for seed in range(20):
-        monkeypatch.setattr(store, "SEED", seed)
+        monkeypatch.setattr(drawn_tokens, "SEED", seed)
         monkeypatch.setattr(saturation, "DRAWN_TOKENS", 900)
         drawn = saturation.of_series(runs, "at5", most_choices=1)
         counted = drawn["counted"]

@@ -15,6 +15,7 @@ from tests.support.runs import RunArrays, make, make_experts
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.several_runs.series import no_series, series_of
+from tokenpaths.engine.store.ask.tables import drawn_tokens
 from tokenpaths.engine.store.ask.topics import experts as store
 
 LAYOUTS = {
@@ -210,16 +211,16 @@ def test_a_slice_is_what_the_tokens_chose(case: Case, first: int, limit: int) ->
 
 
 def test_a_draw_is_of_whole_samples_and_says_so(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "MOST_TOKENS", 60)
-    drawn = store.draw_tokens(case.run)
+    monkeypatch.setattr(drawn_tokens, "MOST_TOKENS", 60)
+    drawn = drawn_tokens.draw_tokens(case.run)
     assert drawn.counted == {"num_tokens": 72, "of_tokens": 216, "num_samples": 3, "of_samples": 9, "exact": False}
     members = sorted(set(drawn.samples_n.tolist()))
     rows = [t for t, sample in enumerate(case.sample_of) if sample in members]
     assert (drawn.ids_nSK == case.ids[rows]).all()
-    one = store.draw_tokens(case.run, 2)
+    one = drawn_tokens.draw_tokens(case.run, 2)
     assert (one.ids_nSK[:, 0] == case.ids[rows, 2]).all()
     assert drawn.follows_n.sum() == len(rows) - 3
-    long = store.draw_tokens(case.run, most=10)
+    long = drawn_tokens.draw_tokens(case.run, most=10)
     assert long.counted["num_tokens"] == 10, "one sample that is longer than all that may be read"
     assert (long.tokens_n == np.arange(10)).all()
 

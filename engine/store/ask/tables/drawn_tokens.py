@@ -1,0 +1,117 @@
+"""Seeded draw of tokens in reading order, whole samples at a time, so that neighbours stay together.
+
+Shapes: n tokens in reading order, S steps, K slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.file.filters import Query
+from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS
+
+MOST_TOKENS = 100_000
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Tokens in reading order, of whole samples."""
+
+    ids_nSK: np.ndarray
+    """of one step S = 1"""
+    token_ids_n: np.ndarray
+    """−1 where unknown"""
+    predicted_ids_n: np.ndarray
+    """the token that the model predicted to follow; −1 where unknown"""
+    samples_n: np.ndarray
+    tokens_n: np.ndarray
+    counted: dict[str, Any]
+
+    @property
+    def follows_n(self) -> np.ndarray:
+        """Whether each token stands right after the one before it, in the same sample."""
+        follows = np.zeros(len(self.samples_n), dtype=bool)
+        follows[1:] = (self.samples_n[1:] == self.samples_n[:-1]) & (self.tokens_n[1:] == self.tokens_n[:-1] + 1)
+        return follows
+
+
+def draw_tokens(run: RunFile, step: int | None = None, label_id: int | None = None, most: int | None = None) -> Drawn:
+    """At most about ``most`` tokens: all of them, or of a seeded draw of samples; of one step, or of all."""
+    most = MOST_TOKENS if most is None else most
+    condition, num_samples, of_samples, of_tokens = _condition(run, label_id, most)
+    layout = run.layout
+    if layout.packed:
+        columns = "ids"
+    elif layout.by_path:
+        columns = "path_id"
+    elif step is None:
+        columns = ", ".join(layout.module_columns())
+    else:
+        columns = ", ".join(layout.module_column(step, slot) for slot in range(layout.top_k))
+    known = [
+        f"coalesce({name}, -1) AS {name}" if name in run.token_columns else f"-1 AS {name}"
+        for name in ("token_id", "predicted_id")
+    ]
+    parts = list(
+        run.chunks(
+            Query(
+                f"SELECT sample, token, {', '.join(known)}, {columns} FROM token WHERE {condition.sql} "
+                "ORDER BY sample, token",
+                condition.parameters,
+            ),
+            CHUNK_ROWS,
+        )
+    )
+    ids = [_ids(run, list(part.values())[4:], step) for part in parts]
+    shape = (0, layout.num_steps if step is None else 1, layout.top_k)
+    joined = {
+        name: np.concatenate([part[name] for part in parts]).astype(np.int64) if parts else np.zeros(0, np.int64)
+        for name in ("sample", "token", "token_id", "predicted_id")
+    }
+    return Drawn(
+        ids_nSK=np.concatenate(ids) if ids else np.zeros(shape, dtype=layout.id_dtype),
+        token_ids_n=joined["token_id"],
+        predicted_ids_n=joined["predicted_id"],
+        samples_n=joined["sample"],
+        tokens_n=joined["token"],
+        counted={
+            "num_tokens": len(joined["token"]),
+            "of_tokens": of_tokens,
+            "num_samples": num_samples,
+            "of_samples": of_samples,
+            "exact": len(joined["token"]) == of_tokens,
+        },
+    )
+
+
+def _condition(run: RunFile, label_id: int | None, most: int) -> tuple[Query, int, int, int]:
+    """Which tokens, then the number of samples drawn, of samples there are, and of their tokens."""
+    where, parameters = ("true", ()) if label_id is None else ("label_id = ?", (label_id,))
+    rows = run.rows(Query(f"SELECT sample, num_tokens FROM sample WHERE {where} ORDER BY sample", parameters))
+    of_tokens = sum(tokens for _, tokens in rows)
+    if of_tokens <= most:
+        return Query(where, parameters), len(rows), len(rows), of_tokens
+    order = np.random.default_rng(SEED).permutation(len(rows))
+    sums = np.cumsum([min(rows[i][1], most) for i in order])
+    drawn = sorted(rows[i][0] for i in order[: int(np.searchsorted(sums, most)) + 1])
+    # A sample longer than all that may be read is read from its beginning.
+    return Query("token < ? AND sample IN (SELECT unnest(?))", (most, drawn)), len(drawn), len(rows), of_tokens
+
+
+def _ids(run: RunFile, columns: Sequence[Any], step: int | None) -> np.ndarray:
+    """(n, S, K) of the fetched columns; of one step (n, 1, K)."""
+    layout = run.layout
+    if layout.packed:
+        flat = np.frombuffer(b"".join(columns[0].tolist()), dtype=layout.id_dtype)
+        ids = flat.reshape(-1, layout.num_steps, layout.top_k)
+        return ids if step is None else ids[:, step : step + 1].copy()
+    if layout.by_path:
+        ids = run.look_up(columns[0].astype(np.int64))[1][:, :, None]
+        return ids if step is None else ids[:, step : step + 1].copy()
+    return np.stack(columns, axis=1).reshape(len(columns[0]), -1, layout.top_k)
