@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tokenpaths.backend.worker.decoder import KEPT_ENVIRONMENT
-from tokenpaths.engine.base.trusted_files import READ, is_known, know, read_at
+from tokenpaths.engine.base.trusted_files import READ, is_known, mark_known, read_at
 
 if TYPE_CHECKING:
     from tokenpaths.backend.settings import Settings
@@ -177,7 +177,7 @@ class ForeignFiles:
             tries = before.tries + 1 if before is not None and before.identity == _identity(info) else 1
             again_at = float("inf")
             if refusal is None:
-                know(file, info, READ)
+                mark_known(file, info, READ)
             elif refusal.passing:
                 again_at = time.monotonic() + min(AGAIN_SECONDS * 4 ** (tries - 1), LATEST_AGAIN_SECONDS)
             self._outcomes[file] = _Outcome(_identity(info), refusal, tries, again_at)

@@ -14,7 +14,7 @@ from pathlib import Path
 import platformdirs
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.trusted_files import SEALED, know
+from tokenpaths.engine.base.trusted_files import SEALED, mark_known
 
 DATA_DIR_VARIABLE = "TOKENPATHS_DATA_DIR"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
@@ -86,7 +86,7 @@ def rename_durably(source: Path, target: Path) -> None:
     """Sync ``source``, then put it in the place of ``target`` in one step that survives power loss."""
     fsync_file(source)
     if target.suffix == RUN_SUFFIX:
-        know(target, os.stat(source), SEALED)
+        mark_known(target, os.stat(source), SEALED)
     os.replace(source, target)
     fsync_folder(target.parent)
 

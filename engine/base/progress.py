@@ -1,4 +1,4 @@
-"""Long work as a generator: yields how far it is, returns what it made, and leaves nothing when it is closed early."""
+"""Long work as generators that yield progress, return the result, and leave nothing behind when closed early."""
 
 from __future__ import annotations
 
@@ -6,66 +6,61 @@ import queue
 import threading
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tokenpaths.engine.base.lifecycle import SealedOnce
 
-How = TypeVar("How")
-Made = TypeVar("Made")
-Was = TypeVar("Was")
+Progress = TypeVar("Progress")
+Other = TypeVar("Other")
+Result = TypeVar("Result")
 
 
-def followed(parts: Generator[How, None, Made], on_progress: Callable[[How], None]) -> Made:
-    """Work to the end, telling of each part; what ``parts`` returns. An exception on the way ends it at once."""
-    kept = _Kept(parts)
-    with closing(parts):
-        for progress in kept:
+def run_with_progress(work: Generator[Progress, None, Result], on_progress: Callable[[Progress], None]) -> Result:
+    """Run ``work`` to its end and return its result; an exception of ``on_progress`` closes it at once."""
+    with closing(work):
+        while True:
+            try:
+                progress = next(work)
+            except StopIteration as end:
+                result: Result = end.value
+                return result
             on_progress(progress)
-    return kept.made
 
 
-def reworded(parts: Generator[Was, None, Made], how: Callable[[Was], How]) -> Generator[How, None, Made]:
-    """``parts`` with its progress in other words."""
-    kept = _Kept(parts)
-    with closing(parts):
-        for progress in kept:
-            yield how(progress)
-    return kept.made
-
-
-class _Kept(Generic[Was, Made]):
-    """Goes through ``parts``, and keeps what it returns at its end."""
-
-    made: Made
-
-    def __init__(self, parts: Generator[Was, None, Made]) -> None:
-        self._parts = parts
-
-    def __iter__(self) -> Generator[Was, None, None]:
-        self.made = yield from self._parts
+def map_progress(
+    work: Generator[Progress, None, Result], convert: Callable[[Progress], Other]
+) -> Generator[Other, None, Result]:
+    """``work`` with ``convert`` applied to each progress report."""
+    with closing(work):
+        while True:
+            try:
+                progress = next(work)
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+            yield convert(progress)
 
 
 SIGN_OF_LIFE_S = 1.0
-"""between two yields while one stage of the sealing lasts"""
+"""seconds between two yields within one stage"""
 
 
 class _Stopped(BaseException):
-    """Nobody waits for the sealing any more. No ``Exception``: nothing on the way may take it for a failed stage."""
+    """The caller has closed the generator. Not an ``Exception``, so that nothing takes it for a failed stage."""
 
 
-def sealed(writer: SealedOnce) -> Generator[str, None, Path]:
-    """Seal, and say where that is: yields ``sealing: flows and usage (4 of 10)`` at each stage and once a second, so
-    that who waits can also stop; returns the file.
+def seal_in_stages(writer: SealedOnce) -> Generator[str, None, Path]:
+    """Seal in a thread; yield ``sealing: flows and usage (4 of 10)`` at each stage and once a second, return the file.
 
-    Closed early, it ends behind the stage at work as if sealing had been interrupted there: nothing is left of a run,
-    or the run without the answers that take long, if it was at those. What the sealing raises is raised here.
+    Closed early, sealing ends behind the running stage as if interrupted there: nothing is left of a run, or the run
+    without the slow answers if those were being computed. Errors of the sealing are raised here.
     """
     stages: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     stop = threading.Event()
-    ended: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
 
     def on_stage(name: str, done: int, of: int) -> None:
         if stop.is_set():
@@ -74,24 +69,24 @@ def sealed(writer: SealedOnce) -> Generator[str, None, Path]:
 
     def work() -> None:
         try:
-            ended["file"] = writer.seal(on_stage)
+            outcome["file"] = writer.seal(on_stage)
         except BaseException as error:
-            ended["error"] = error
+            outcome["error"] = error
         stages.put(None)
 
     thread = threading.Thread(target=work, name="sealing")
     thread.start()
-    words: str | None = "sealing"
+    stage: str | None = "sealing"
     try:
-        while words is not None:
+        while stage is not None:
             with suppress(queue.Empty):
-                words = stages.get(timeout=SIGN_OF_LIFE_S)
-            if words is not None:
-                yield words
+                stage = stages.get(timeout=SIGN_OF_LIFE_S)
+            if stage is not None:
+                yield stage
     finally:
         stop.set()
         thread.join()
-    if "error" in ended:
-        raise ended["error"]
-    file: Path = ended["file"]
+    if "error" in outcome:
+        raise outcome["error"]
+    file: Path = outcome["file"]
     return file

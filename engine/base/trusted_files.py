@@ -1,12 +1,12 @@
-"""Which run files are known here: sealed by this program in this data folder, or read to their end without harm.
+"""Marks of run files of known origin: sealed by this program in this data folder, or read completely without harm.
 
-A run that came from elsewhere is data of a stranger. Its blocks carry sums, but whoever wrote it wrote those too, and a
-file that was made for it, or spoiled before its sums were taken, ends the process that reads it (DuckDB 1.5: a fault
-of memory in one of twenty such files). So a mark is kept in ``<data_dir>/.known/`` for each file whose origin is
-known; what has none is first read by a process that may die of it (``tokenpaths.backend.runs.foreign_files``).
+A run from elsewhere is untrusted. Its blocks carry checksums, but whoever wrote it wrote those too, and a file crafted
+to, or corrupted before its checksums were taken, crashes the process that reads it (DuckDB 1.5: a memory fault in one
+of twenty such files). So ``<data_dir>/.known/`` keeps a mark for each file of known origin; a file without one is first
+read by a process that may die of it (``tokenpaths.backend.runs.foreign_files``).
 
-A mark says which of the two it is. Of a run that was sealed here, odd numbers are a fault of this program; of one that
-was only read, they may be its author's.
+The mark says which of the two it is. In a run sealed here, odd numbers are a fault of this program; in one that was
+only read, they may be its author's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 FOLDER = ".known"
 SEALED, READ = "sealed", "read"
 FRESH_SECONDS = 60.0
-"""A mark is written a moment before its run appears; so young a one without a run is none that was left."""
+"""marks younger than this may precede their run, which appears a moment later"""
 
 
 def _mark_of(file: Path) -> Path:
@@ -30,7 +30,7 @@ def _identity(info: os.stat_result) -> str:
     return f"{info.st_ino} {info.st_size} {info.st_mtime_ns}"
 
 
-def know(file: Path, info: os.stat_result, how: str) -> None:
+def mark_known(file: Path, info: os.stat_result, how: str) -> None:
     """Note that the run ``file``, which ``info`` tells apart from any other, is known: SEALED here, or READ.
 
     Only in a folder named ``runs``, as every data folder has one. Without a mark a file is read once more, so that a

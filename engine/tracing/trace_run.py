@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.progress import followed, reworded, sealed
+from tokenpaths.engine.base.progress import map_progress, run_with_progress, seal_in_stages
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo, engine_version
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.store.write.shard_writer import ShardWriter
@@ -87,7 +87,9 @@ def trace_samples(
     Raises:
         UserError: a sample cannot be traced, or the run id is taken.
     """
-    return followed(trace_parts(model, samples, runs_dir, replace(options or TraceOptions(), **given)), on_progress)
+    return run_with_progress(
+        trace_parts(model, samples, runs_dir, replace(options or TraceOptions(), **given)), on_progress
+    )
 
 
 def trace_parts(
@@ -118,7 +120,7 @@ def trace_parts(
         if not done and isinstance(writer, RunWriter):
             raise UserError("the data set holds no sample, so there is nothing to trace", field="data")
         at = TraceProgress(done, options.total, tokens)
-        return (yield from reworded(sealed(writer), lambda stage: replace(at, sealing=stage)))
+        return (yield from map_progress(seal_in_stages(writer), lambda stage: replace(at, sealing=stage)))
 
 
 def _passes(model: Traceable, samples: Iterable[Sample], options: TraceOptions) -> Iterable[Batch | None]:

@@ -11,7 +11,7 @@ from tests.backend.conftest import API, Serve, Served, problem
 from tests.support.jobs_over_rest import until
 from tests.support.runs import make_run
 from tokenpaths.backend.runs.foreign_files import ForeignFiles
-from tokenpaths.engine.base.trusted_files import READ, SEALED, know
+from tokenpaths.engine.base.trusted_files import READ, SEALED, mark_known
 
 
 def spoilt(served: Served, how: str, sql: str) -> str:
@@ -19,7 +19,7 @@ def spoilt(served: Served, how: str, sql: str) -> str:
     file = make_run(served.settings.runs_dir, f"run-{how}", samples=20, seed=1)
     with duckdb.connect(str(file)) as con:
         con.execute(sql)
-    know(file, os.stat(file), how)
+    mark_known(file, os.stat(file), how)
     return file.stem
 
 

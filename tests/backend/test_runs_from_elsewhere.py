@@ -23,7 +23,7 @@ from tokenpaths.backend.runs.answers import FIRST_READINGS
 from tokenpaths.backend.runs.foreign_files import ForeignFiles
 from tokenpaths.backend.runs.registry import RunRegistry
 from tokenpaths.cli.main import main
-from tokenpaths.engine.base.trusted_files import FOLDER, READ, is_known, is_sealed_here, know
+from tokenpaths.engine.base.trusted_files import FOLDER, READ, is_known, is_sealed_here, mark_known
 
 GATED = (
     "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.005)\nprint(open(sys.argv[1]).read())"
@@ -169,7 +169,7 @@ def test_who_pages_through_finds_each_run_once(serve: Serve, let: Let, reader: s
             let(*names)
         else:  # such as `tokenpaths ls`, or the worker
             for file in (served.runs_dir / f"{name}.duckdb" for name in names):
-                know(file, file.stat(), READ)
+                mark_known(file, file.stat(), READ)
         until(lambda: set(states(served).values()) == {"sealed"})
         page = served.get("/runs", params={"limit": 3, "next": page["next"]}).json()
     assert sorted(found) == sorted([*names, "own1", "own2"])
@@ -250,7 +250,7 @@ def test_numbers_that_do_not_fit_are_a_problem_of_a_run_from_elsewhere(serve: Se
         file = make_run(served.runs_dir, name, samples=6, seed=1)
         with duckdb.connect(str(file)) as con:
             con.execute(SPOILT[question])
-        know(file, os.stat(file), READ if name == "theirs" else "sealed")
+        mark_known(file, os.stat(file), READ if name == "theirs" else "sealed")
     said = problem(served.get(f"/runs/theirs{question}"), 409)["detail"]
     assert "Run theirs cannot be answered" in said
     assert "do not fit together" in said
@@ -262,7 +262,7 @@ def test_numbers_that_do_not_fit_are_a_problem_of_a_run_from_elsewhere(serve: Se
 
 def test_a_pipe_that_closes_is_no_fault_of_a_run(tmp_path: Path) -> None:
     file = make_run(tmp_path / "runs", "theirs", samples=2, twin=False)
-    know(file, os.stat(file), READ)
+    mark_known(file, os.stat(file), READ)
     with pytest.raises(BrokenPipeError), RunRegistry(file.parent).foreign_run_errors("theirs"):
         raise BrokenPipeError
 
@@ -274,7 +274,7 @@ def test_a_card_that_is_none_does_not_spoil_the_list(serve: Serve) -> None:
     file = served.runs_dir / "theirs.duckdb"
     with duckdb.connect(str(file)) as con:
         con.execute("ALTER TABLE run ALTER num_tokens TYPE VARCHAR USING 'many'")
-    know(file, os.stat(file), READ)
+    mark_known(file, os.stat(file), READ)
     cards = {card["run"]: card for card in served.get("/runs").json()["runs"]}
     assert cards["other"]["status"] == "sealed"
     assert cards["theirs"]["status"] == "unreadable"

@@ -23,7 +23,7 @@ from tokenpaths.engine.adapters.expert_runs import (
 from tokenpaths.engine.adapters.logs.pieces import Piece
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.progress import followed, reworded, sealed
+from tokenpaths.engine.base.progress import map_progress, run_with_progress, seal_in_stages
 from tokenpaths.engine.base.records import RunInfo, SampleRecord, TraceBatch, engine_version
 from tokenpaths.engine.store.write.writer import RunWriter
 
@@ -66,7 +66,7 @@ def import_log(
         UserError: the log is wrong somewhere (file and line or row are named), or the run exists.
     """
     parts = import_parts(log, runs_dir, run_id, model=model, token_texts=token_texts, overwrite=overwrite)
-    return followed(parts, on_progress)
+    return run_with_progress(parts, on_progress)
 
 
 def import_parts(
@@ -117,7 +117,7 @@ def import_parts(
             raise UserError(f"{log.file}: holds no token", field="file")
         # The writer keeps findings when it seals: what only the whole log can tell is said until then.
         notes.extend(gathered.sentences(log, bool(token_texts)))
-        return (yield from reworded(sealed(writer), lambda words: ImportProgress(tokens, words)))
+        return (yield from map_progress(seal_in_stages(writer), lambda words: ImportProgress(tokens, words)))
 
 
 def _run_info(

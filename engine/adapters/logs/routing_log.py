@@ -13,7 +13,7 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.pieces import LogShape, Piece, check_piece
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.progress import followed
+from tokenpaths.engine.base.progress import run_with_progress
 
 NOTHING_CAPTURED = (
     "every id is 0, so no decision was captured; start the engine with --enable-return-routed-experts, and for SGLang "
@@ -52,7 +52,7 @@ class Log:
         Raises:
             UserError: as ``pieces``.
         """
-        return followed(self.counting(), lambda tokens: None)
+        return run_with_progress(self.counting(), lambda tokens: None)
 
     def counting(self) -> Generator[int, None, Log]:
         """``counted`` step by step, for callers that report progress: yields the tokens read so far."""

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.runs import make
 from tokenpaths.engine.base import progress
-from tokenpaths.engine.base.progress import followed, reworded, sealed
+from tokenpaths.engine.base.progress import map_progress, run_with_progress, seal_in_stages
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.write.writer import RunWriter
 
@@ -35,7 +35,7 @@ class Slow:
 def test_each_stage_is_told_and_a_long_one_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "SIGN_OF_LIFE_S", 0.02)
     heard: list[str] = []
-    assert followed(sealed(Slow(0.5)), heard.append) == Path("a.duckdb")
+    assert run_with_progress(seal_in_stages(Slow(0.5)), heard.append) == Path("a.duckdb")
     stages = [f"sealing: {name} of 3)" for name in ("paths (1", "flows (2", "disk (3")]
     assert list(dict.fromkeys(heard)) == stages
     assert heard.count("sealing: flows (2 of 3)") > 3
@@ -43,12 +43,12 @@ def test_each_stage_is_told_and_a_long_one_gives_signs_of_life(monkeypatch: pyte
 
 def test_what_the_sealing_raises_is_raised_where_it_is_followed() -> None:
     with pytest.raises(ValueError, match="no room"):
-        followed(sealed(Slow(error=ValueError("no room"))), lambda words: None)
+        run_with_progress(seal_in_stages(Slow(error=ValueError("no room"))), lambda words: None)
 
 
 def test_closed_early_it_ends_behind_the_stage_at_work() -> None:
     slow = Slow(0.1)
-    going = sealed(slow)
+    going = seal_in_stages(slow)
     assert next(going) == "sealing: paths (1 of 3)"
     going.close()
     assert slow.reached in (["paths"], ["paths", "flows"])
@@ -65,14 +65,14 @@ def test_a_real_run_is_sealed_whole_or_not_at_all(tmp_path: Path) -> None:
 
     heard: list[int] = []
     with writer() as begun:
-        file = followed(reworded(sealed(begun), len), heard.append)
+        file = run_with_progress(map_progress(seal_in_stages(begun), len), heard.append)
     assert heard
     with Run.open(file) as run:
         assert run.row["num_samples"] == 5
     file.unlink()
 
     begun = writer()
-    going = sealed(begun)
+    going = seal_in_stages(begun)
     next(going)
     going.close()
     begun.abort()
