@@ -31,7 +31,7 @@ test-faults: $(VENV)/.installed-test browser
 # What the fuzzers find when they look for longer, at other places each time.
 fuzz: $(VENV)/.installed-test
 	FUZZ_TIMES=$(or $(TIMES),20) FUZZ_EXAMPLES=300 $(BIN)/python -m pytest -n $(or $(WORKERS),2) --timeout 7200 tests/fuzz \
-		tests/engine/adapters/logs/test_importers_fuzz.py
+		tests/engine/adapters/logs/test_log_fuzz.py
 
 # The picture is drawn of a soak that found something too, and `$(BIN)/python -m tests.faults.soak_picture` draws what
 # one that was ended left in build/soak.json.

@@ -1,7 +1,6 @@
 """The formats of routing logs: the table of readers, recognition by content, and folders of shards.
 
-A new format is one row in ``FORMATS`` and, for text, one test of its first line in ``_recognise_text``. Formats are
-documented in ``docs/import.md``.
+A new format is a file beside this one and a row in ``FORMATS``. Formats are documented in ``docs/import.md``.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tokenpaths.engine.adapters.logs.expert_counts import OnlyCounts, find_counts, read_counts
 from tokenpaths.engine.adapters.logs.llamacpp import is_csv, open_csv
@@ -19,7 +19,7 @@ from tokenpaths.engine.adapters.logs.neutral_parquet import open_parquet
 from tokenpaths.engine.adapters.logs.numpy_arrays import NPY_MAGIC, PICKLE, open_npy, open_npz
 from tokenpaths.engine.adapters.logs.pieces import Announced, Piece
 from tokenpaths.engine.adapters.logs.routing_log import Log, without_dense_layers
-from tokenpaths.engine.adapters.logs.vllm_sglang import is_engine_line, open_engine
+from tokenpaths.engine.adapters.logs.vllm_sglang import is_sglang_line, is_vllm_line, open_engine
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.file.checks import check_text
 
@@ -29,11 +29,17 @@ HEAD_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Format:
-    """One format of logs."""
+    """One format of logs: how it is recognised and opened."""
 
     open: Opener
     what: str
     """for messages"""
+    magic: bytes | None = None
+    """first bytes of a binary file"""
+    is_line: Callable[[dict[str, Any]], bool] | None = None
+    """of JSON lines: whether an object is one of this format"""
+    keys: tuple[str, ...] = ()
+    """of JSON lines: keys by which a first line is recognised that is too long to be read whole"""
 
 
 def _open_counts(file: Path, announced: Announced) -> Log:
@@ -45,12 +51,21 @@ def _routed(opener: Opener) -> Opener:
 
 
 FORMATS: dict[str, Format] = {
-    "npy": Format(_routed(open_npy), "a numpy array (tokens, layers, top-k)"),
-    "npz": Format(_routed(open_npz), "the neutral format as .npz"),
-    "parquet": Format(open_parquet, "the neutral format as Parquet"),
-    "vllm": Format(open_engine, "responses of vLLM, one JSON object a line"),
-    "sglang": Format(open_engine, "responses of SGLang, one JSON object a line"),
-    "megatron": Format(open_megatron, "Megatron-LM's router trace"),
+    "npy": Format(_routed(open_npy), "a numpy array (tokens, layers, top-k)", NPY_MAGIC),
+    "npz": Format(_routed(open_npz), "the neutral format as .npz", b"PK\x03\x04"),
+    "parquet": Format(open_parquet, "the neutral format as Parquet", b"PAR1"),
+    "vllm": Format(
+        open_engine,
+        "responses of vLLM, one JSON object a line",
+        is_line=is_vllm_line,
+        keys=("routed_experts", "prompt_routed_experts", "choices"),
+    ),
+    "sglang": Format(
+        open_engine, "responses of SGLang, one JSON object a line", is_line=is_sglang_line, keys=("meta_info",)
+    ),
+    "megatron": Format(
+        open_megatron, "Megatron-LM's router trace", is_line=is_megatron_line, keys=("top_indices", "layer")
+    ),
     "llama.cpp": Format(open_csv, "llama.cpp's routing CSV"),
     "expert-counts": Format(_open_counts, "aggregates, of which only the load can be told"),
 }
@@ -114,8 +129,8 @@ def recognise(file: Path) -> str:
         raise UserError(f"{file}: cannot be read ({error.strerror or error})", field="file") from None
     if not head.strip():
         raise UserError(f"{file}: is empty", field="file")
-    for magic, name in ((NPY_MAGIC, "npy"), (b"PK\x03\x04", "npz"), (b"PAR1", "parquet")):
-        if head.startswith(magic):
+    for name, kind in FORMATS.items():
+        if kind.magic is not None and head.startswith(kind.magic):
             return name
     if head[0] == 0x80 and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         raise UserError(
@@ -132,10 +147,9 @@ def _recognise_text(file: Path, head: bytes) -> str:
         return "llama.cpp"
     if lines[0].lstrip()[:1] in (b"{", b"["):
         record = _first_object(file, lines[0])
-        if isinstance(record, dict) and is_megatron_line(record):
-            return "megatron"
-        if isinstance(record, dict) and is_engine_line(record):
-            return "sglang" if "meta_info" in record else "vllm"
+        for name, kind in FORMATS.items():
+            if isinstance(record, dict) and kind.is_line is not None and kind.is_line(record):
+                return name
         if record is None or find_counts(record) is not None:
             return "expert-counts"
         keys = ", ".join(list(record)[:8]) if isinstance(record, dict) else "no object"
@@ -152,8 +166,8 @@ def _first_object(file: Path, line: bytes) -> object | None:
         return json.loads(line)
     except (ValueError, RecursionError):
         pass
-    keys = set(re.findall(rb'"(routed_experts|prompt_routed_experts|top_indices|meta_info|choices|layer)"\s*:', line))
-    if keys:
+    known = "|".join(key for kind in FORMATS.values() for key in kind.keys)
+    if keys := set(re.findall(rf'"({known})"\s*:'.encode(), line)):
         return {key.decode(): None for key in keys}
     if file.stat().st_size > HEAD_BYTES or line.rstrip()[-1:] not in (b"{", b"[", b","):
         raise UserError(f"{file}, line 1: is not JSON; the log is cut off, or one object is spread over lines")

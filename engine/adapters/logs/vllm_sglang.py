@@ -27,9 +27,14 @@ KEYS = ("routed_experts", "prompt_routed_experts")
 NOT_THERE = "start the engine with --enable-return-routed-experts, and for SGLang ask with return_routed_experts"
 
 
-def is_engine_line(record: dict[str, Any]) -> bool:
-    """Whether a response of an engine could look like this, with decisions or without."""
-    return any(key in record for key in (*KEYS, "meta_info", "choices", "outputs"))
+def is_vllm_line(record: dict[str, Any]) -> bool:
+    """Whether a response of vLLM could look like this, with decisions or without."""
+    return any(key in record for key in (*KEYS, "choices", "outputs")) and not is_sglang_line(record)
+
+
+def is_sglang_line(record: dict[str, Any]) -> bool:
+    """Whether a response of SGLang could look like this, with decisions or without."""
+    return "meta_info" in record
 
 
 def open_engine(file: Path, announced: Announced) -> Log:
@@ -62,7 +67,7 @@ def open_engine(file: Path, announced: Announced) -> Log:
                     )
                 yield piece
 
-    kind = "sglang" if "meta_info" in record else "vllm"
+    kind = "sglang" if is_sglang_line(record) else "vllm"
     shape = LogShape(layer_names(whole.shape[1]), whole.shape[2], False)
     return without_dense_layers(Log(file, kind, shape, announced.experts, read, model))
 
@@ -78,33 +83,34 @@ def _responses(where: str, record: dict[str, Any], announced: Announced) -> list
         at = f"{where}, choice {number}" if several else where
         if not isinstance(choice, dict):
             raise UserError(f"{at}: is no object", field="file")
-        found = _found(choice) if choices else _found(record)
+        beside, decisions = _routed_experts(choice if choices else record)
         parts = [prompt] if prompt is not None and number == 0 else []
-        if found is not None:
-            parts.append(_array(found[1], at, "routed_experts", {**record, **choice, **found[0]}, announced))
+        if decisions is not None:
+            parts.append(_array(decisions, at, "routed_experts", {**record, **choice, **beside}, announced))
         if not parts:
             raise UserError(f"{at}: has no routed_experts; {NOT_THERE}", field="file")
         if len(parts) == 2 and parts[0].shape[1:] != parts[1].shape[1:]:
             raise UserError(f"{at}: prompt and answer have different layers or experts", field="file")
         ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
         answer_ids = _ids(choice, ("token_ids", "output_token_ids", "output_ids", "completion_token_ids"), at)
-        first = found[0].get("start", 0) if found is not None else 0
-        token_id = _token_ids(prompt_ids, answer_ids, len(ids), first, prompt is not None and number > 0)
+        token_id = _token_ids(
+            prompt_ids, answer_ids, len(ids), beside.get("start", 0), prompt is not None and number > 0
+        )
         about = record.get("meta_info")
         identity = record.get("id") or (about.get("id") if isinstance(about, dict) else None)
         source = f"{identity}{f' choice {number}' if several else ''}" if isinstance(identity, str) else None
         label = record.get("label")
-        pieces.append(Piece(ids, at, None, token_id, label if isinstance(label, str) else None, _said(choice), source))
+        pieces.append(Piece(ids, at, None, token_id, label if isinstance(label, str) else None, _text(choice), source))
     return pieces
 
 
-def _found(choice: dict[str, Any]) -> tuple[dict[str, Any], Any] | None:
-    """(what goes with the decisions, the decisions) wherever the engine puts them."""
+def _routed_experts(choice: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    """(what stands beside the decisions, the decisions or None) wherever the engine puts them."""
     for holder in (choice, choice.get("sgl_ext"), choice.get("meta_info")):
         if isinstance(holder, dict) and holder.get("routed_experts") is not None:
             value = holder["routed_experts"]
             return (value if isinstance(value, dict) else {}), value
-    return None
+    return {}, None
 
 
 def _decisions(record: dict[str, Any], keys: Sequence[str], where: str, announced: Announced) -> np.ndarray | None:
@@ -162,8 +168,8 @@ def _folded(flat: np.ndarray, shape: Any, where: str, what: str, announced: Anno
 def _ids(holder: dict[str, Any], keys: Sequence[str], where: str) -> list[int] | None:
     for key in keys:
         value = holder.get(key)
-        if isinstance(value, list) and value and all(type(one) is int for one in value):
-            wrong = next((one for one in value if not 0 <= one <= MOST_TOKEN_ID), None)
+        if isinstance(value, list) and value and all(type(token) is int for token in value):
+            wrong = next((token for token in value if not 0 <= token <= MOST_TOKEN_ID), None)
             if wrong is not None:
                 raise UserError(
                     f"{where}: {key} holds {str(wrong)[:40]}; token ids are whole numbers from 0 to {MOST_TOKEN_ID}",
@@ -185,7 +191,7 @@ def _token_ids(
     return np.array(tokens[:count], dtype=np.int64) if len(tokens) in (count, count + 1) else None
 
 
-def _said(choice: dict[str, Any]) -> str | None:
+def _text(choice: dict[str, Any]) -> str | None:
     message = choice.get("message")
     text = choice.get("text", message.get("content") if isinstance(message, dict) else None)
     return text if isinstance(text, str) else None

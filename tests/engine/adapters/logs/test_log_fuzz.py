@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.engine.adapters.logs.test_importers_formats import (
+from tests.engine.adapters.logs.test_log_formats import (
     IDS,
     SAMPLE,
     TOKENS,

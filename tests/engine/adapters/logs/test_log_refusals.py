@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.engine.adapters.logs.test_importers_formats import (
+from tests.engine.adapters.logs.test_log_formats import (
     EXPERTS,
     IDS,
     LAYERS,

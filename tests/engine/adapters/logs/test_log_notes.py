@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.engine.adapters.logs.test_importers_formats import (
+from tests.engine.adapters.logs.test_log_formats import (
     EXPERTS,
     IDS,
     LAYERS,
@@ -29,7 +29,7 @@ from tests.engine.adapters.logs.test_importers_formats import (
     write_lines,
     write_parquet,
 )
-from tests.engine.adapters.logs.test_importers_refusals import refused
+from tests.engine.adapters.logs.test_log_refusals import refused
 from tokenpaths.engine.adapters.logs.formats import OnlyCounts, open_log
 from tokenpaths.engine.adapters.logs.importing import import_log
 from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS
