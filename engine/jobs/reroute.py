@@ -380,7 +380,7 @@ class EditedRun:
         message = f"tracing the {'edited' if which == 'after' else 'unchanged'} run"
         if not is_there:
             if self.parts is None:
-                findings = made_by(self.folder)
+                findings: dict[str, Any] = dict(made_by(self.folder))
                 if which == "after":
                     assert self.effect is not None
                     findings |= {"effect": {**self.effect, "of_samples": self.reading.of_samples}}

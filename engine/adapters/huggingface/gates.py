@@ -103,14 +103,14 @@ def _from_tuple(output: Any) -> Said | None:
     return None if parts is None else _flat(*parts)
 
 
-def _from_llama4(module: nn.Module, output: Any) -> Said:
+def _from_llama4(module: Any, output: Any) -> Said:
     """Scores over all experts, 0 for those not chosen: the block multiplies with exactly these."""
     scores, logits = output
     weights, ids = scores.topk(module.top_k, dim=-1)
     return _flat(ids, weights, logits)
 
 
-def _from_jetmoe(module: nn.Module, output: Any) -> Said:
+def _from_jetmoe(module: Any, output: Any) -> Said:
     """Choices sorted by expert, with the place in (token, slot) that each came from."""
     places, _, sorted_weights, loads, logits = output
     experts = torch.arange(module.num_experts, device=places.device)
@@ -122,7 +122,7 @@ def _from_jetmoe(module: nn.Module, output: Any) -> Said:
     return _flat(ids.view(-1, module.top_k), weights.view(-1, module.top_k), logits)
 
 
-def _from_zaya(module: nn.Module, output: Any) -> Said:
+def _from_zaya(module: Any, output: Any) -> Said:
     """The last class means to skip the layer; the gate hands it on as expert 0 with weight 0."""
     logits, weights, ids, _ = output
     return _flat(torch.where((weights == 0) & (ids == 0), module.num_experts, ids), weights, logits)
@@ -146,7 +146,7 @@ def called_with(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Said | None:
     return None if said is None else replace(said, logits=None)
 
 
-def with_output(module: nn.Module, output: Any, said: Said) -> Any:
+def with_output(module: Any, output: Any, said: Said) -> Any:
     """The output of a gate that says ``said``; the reverse of ``said_by``."""
     kind = type(module).__name__
     if kind == "Llama4Router":
@@ -278,7 +278,7 @@ def _parent(model: nn.Module, name: str, levels: int) -> nn.Module:
     return model.get_submodule(".".join(name.split(".")[:-levels]))
 
 
-def _choices(module: nn.Module, block: nn.Module, said: Said) -> tuple[int, tuple[str, ...]]:
+def _choices(module: Any, block: nn.Module, said: Said) -> tuple[int, tuple[str, ...]]:
     """How many experts there are, and what else can be chosen."""
     kind = type(module).__name__
     if kind == "ZayaRouter":

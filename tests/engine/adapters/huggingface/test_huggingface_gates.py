@@ -6,6 +6,7 @@ import functools
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +19,13 @@ from tokenpaths.engine.adapters.huggingface.gates import common_semantics
 from tokenpaths.engine.adapters.huggingface.inspection import find_model
 from tokenpaths.engine.adapters.huggingface.loading import load
 from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceModel
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.tracing.traceable import ModelInput
 
 ALL = sorted(ARCHITECTURES)
 ROUNDING = dict(rtol=2e-5, atol=2e-6)
+REFUSES = {"phimoe", "jetmoe", "zaya", "deepseek_v4", "longcat_flash"}
+"""architectures whose gates have no arithmetic for some edit"""
 UNSAID = {"phimoe", "inkling_text", "deepseek_v4"}
 """weights that the fields of WeightSemantics alone do not give: their notes say how they come about"""
 
@@ -174,3 +179,51 @@ def test_costs_of_an_expert() -> None:
     assert cost("dbrx") == (3 * 32 * 24, 6 * 32 * 24)
     assert cost("longcat_flash") == (3 * 32 * 24, 6 * 32 * 24)
     assert cost("gpt_oss") == (three + 2 * 48 + 32, 2 * three), "biases are parameters, not multiplications"
+
+
+@pytest.mark.parametrize("model_type", ALL)
+def test_every_edit_is_made_or_refused_with_the_reason(model_type: str) -> None:
+    """At the last gate: the token-wise edits touch one token, a bias of 0 nothing, k is the number of experts."""
+    loaded, batch = traced(model_type).loaded, window()
+    plain, last = loaded.run(batch), traced(model_type).loaded.num_steps - 1
+    ids = batch.ribbons(plain)[:, last]
+    here: dict[str, Any] = {"step": last, "tokens": [4]}
+    gone = int(ids[4, 0])
+
+    refused: list[str] = []
+
+    def edited(**edit: Any) -> tuple[np.ndarray, Any]:
+        try:
+            changed = loaded.with_controls({"edits": [edit]}).run(batch)
+        except UserError as error:
+            refused.append(str(error))
+            return np.empty(0), None
+        return batch.ribbons(changed)[:, last], changed.logits
+
+    changed, logits = edited(edit="bias", modules=[0, 3], value=0.0)
+    assert logits is None or (np.array_equal(changed, ids) and torch.equal(logits, plain.logits))
+    changed, logits = edited(edit="bias", modules=[6], value=1000.0, step=last)
+    assert logits is None or (changed == 6).any(axis=1).all()
+    changed, logits = edited(edit="bias", modules=[gone], value=-1000.0, step=last)
+    assert logits is None or not (changed == gone).any()
+    changed, logits = edited(edit="force", module=5, **here)
+    if logits is not None:
+        assert 5 in changed[4]
+        assert np.array_equal(np.delete(changed, 4, axis=0), np.delete(ids, 4, axis=0))
+    changed, logits = edited(edit="ban", modules=[gone], **here)
+    assert logits is not None
+    assert gone not in changed[4]
+    assert np.array_equal(np.delete(changed, 4, axis=0), np.delete(ids, 4, axis=0))
+    for top_k in (1, 3):
+        changed, logits = edited(edit="top_k", k=top_k)
+        assert logits is None or all(len(set(slots)) == top_k == len(slots) for slots in changed.tolist())
+    assert bool(refused) == (model_type in REFUSES), refused
+    assert all("Router) cannot" in why or "Gating) cannot" in why for why in refused), "names the gate's class"
+
+
+def window() -> ModelInput:
+    """``<s>`` and twelve tokens."""
+    valid = torch.ones((1, 13), dtype=torch.bool)
+    valid[0, 0] = False
+    ids = torch.cat([torch.tensor([1]), torch.arange(3, 15)])
+    return ModelInput(ids.view(1, -1), torch.full((1, 13), -100), valid)
