@@ -283,8 +283,9 @@ def load_model(name: str | Path, folders: Iterable[Path], device: torch.device |
                 f"{checkpoint.name}: the tokenizer has {tokenizer.vocab_size} entries, "
                 f"the model {checkpoint.config.vocab_size}"
             )
+    model = build_model(checkpoint, device)  # says what is wrong with the weights before their sum is taken
     sha256 = file_sha256(checkpoint.path / WEIGHTS)
-    return LoadedModel(checkpoint.name, checkpoint, build_model(checkpoint, device), sha256, tokenizer, device)
+    return LoadedModel(checkpoint.name, checkpoint, model, sha256, tokenizer, device)
 
 
 def _at_initialisation(loaded: LoadedModel, seed: int = 0) -> RoutedModel:
