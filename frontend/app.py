@@ -55,9 +55,9 @@ def main() -> None:
     _navigation(selection)
     keys()
     for problem in address.problems():
-        st.warning(widgets.plain(problem), icon=":material/link_off:")
+        st.warning(widgets.escape(problem), icon=":material/link_off:")
     chips_row(selection)
-    with widgets.guarded(f"the view {VIEWS[selection.view]}"):
+    with widgets.error_boundary(f"the view {VIEWS[selection.view]}"):
         DRAW[selection.view](selection)
 
 

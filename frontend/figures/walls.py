@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tokenpaths.frontend.charts.drawing.palette import PRINT, cdf_colour, ink_on, mix
-from tokenpaths.frontend.charts.drawing.svg_sheet import Canvas, text_width
+from tokenpaths.frontend.charts.drawing.svg_sheet import SvgSheet, text_width
 from tokenpaths.frontend.charts.flow.token_flow import visible
 
 GAP = 1.5
 
 
-def scale_of_cdf(sheet: Canvas, x: float, y: float, width: float = 90.0) -> None:
+def scale_of_cdf(sheet: SvgSheet, x: float, y: float, width: float = 90.0) -> None:
     """The legend of path colours: frequent at the left, rare at the right."""
     cells = 30
     for cell in range(cells):
@@ -31,7 +31,7 @@ def tinted_images(
     """
 
     def draw(width: float) -> str:
-        sheet = Canvas(width)
+        sheet = SvgSheet(width)
         each = (width - GAP * (len(samples) - 1)) / max(3, len(samples))
         for place, (title, url, grid, patches) in enumerate(samples):
             x, high = place * (each + GAP), each * grid["rows"] / grid["cols"]
@@ -64,7 +64,7 @@ def blocks_of_patches(
     and examples {patch, sample, …}."""
 
     def draw(width: float) -> str:
-        sheet, beside, across = Canvas(width), min(2, len(blocks)), 10
+        sheet, beside, across = SvgSheet(width), min(2, len(blocks)), 10
         block = (width - 10 * (beside - 1)) / 2 if len(blocks) > 1 else min(width, 260.0)
         side = (block - GAP * (across - 1)) / across
         tops = [0.0] * beside
@@ -97,7 +97,7 @@ def blocks_of_tokens(blocks: Sequence[tuple[str, float | None, Sequence[str]]]) 
     """Tokens of each path on the colour of its CDF, or on grey where there is no one path."""
 
     def draw(width: float) -> str:
-        sheet, y = Canvas(width), 0.0
+        sheet, y = SvgSheet(width), 0.0
         for title, cdf, tokens in blocks:
             fill = PRINT.grid if cdf is None else mix(cdf_colour(cdf, PRINT), PRINT.background, 0.85)
             ink = ink_on(fill)
@@ -121,7 +121,7 @@ def rows_of_samples(rows: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> 
     """One line of samples a band: pictures {url, caption} beside each other, or texts {text, caption} below."""
 
     def draw(width: float) -> str:
-        sheet, y = Canvas(width), 0.0
+        sheet, y = SvgSheet(width), 0.0
         most = max((len(members) for _, members in rows), default=1)
         each = (width - 4 * (most - 1)) / max(4, most)
         for title, members in rows:
@@ -147,7 +147,7 @@ def strips(rows: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> Callable[[f
     """Lines of pictures, each with its words below: an original and its dreams."""
 
     def draw(width: float) -> str:
-        sheet, y = Canvas(width), 0.0
+        sheet, y = SvgSheet(width), 0.0
         most = max((len(pictures) for _, pictures in rows), default=1)
         each = (width - 4 * (most - 1)) / max(4, most)
         for title, pictures in rows:
@@ -167,7 +167,7 @@ def side_by_side(parts: Sequence[Callable[[float], str]], gutter: float = 10.0) 
     """Sheets or charts in columns of equal width."""
 
     def draw(width: float) -> str:
-        sheet, each = Canvas(width), (width - gutter * (len(parts) - 1)) / len(parts)
+        sheet, each = SvgSheet(width), (width - gutter * (len(parts) - 1)) / len(parts)
         for place, part in enumerate(parts):
             sheet.nest(place * (each + gutter), 0, part(each))
         return sheet.svg()

@@ -79,15 +79,22 @@ def controls() -> Any:
 
 
 def heading(question: str, words: str, help_key: str | None = None) -> None:
-    """The view's question, and what is drawn."""
+    """Heading of a view: its question, a caption, and the help text ``HELP[help_key]``."""
     st.header(question, anchor=False, help=HELP.get(help_key or ""))
     if words:
         st.caption(words)
 
 
 def chart(drawing: Any, *, key: str | None = None, on_pick: Any = None, pick: Sequence[str] = ()) -> None:
-    """Show a chart and its menus; ``on_pick(name, value)`` hears of clicks on the selections of ``pick``, and of
-    what is chosen from the list of them (``choose``)."""
+    """Show a chart with its menus.
+
+    Args:
+        drawing: The chart.
+        key: Streamlit key; needed with ``on_pick``.
+        on_pick: Called as ``on_pick(name, value)`` for clicks on the selections ``pick``, and for choices from the
+            list of their values (``chart_choices``).
+        pick: Names of point selections of the chart.
+    """
     unvalidated(drawing)
     if on_pick is None:
         st.altair_chart(drawing, theme=None, width="stretch")
@@ -114,10 +121,15 @@ MOST_TABLES = 100
 
 
 def numbers_behind(rows: Sequence[Mapping[str, Any]], what: str, **columns: Any) -> None:
-    """The table behind a chart: for screen readers, and for anyone who wants the numbers.
+    """Expander with the table behind a chart, for screen readers and for exact values.
 
-    It is sent when it is opened. A closed one would cost the first picture what an open one costs: the browser loads
-    and runs the scripts of tables (1.4 MB) before the chart, and 16,000 rows keep it busy for seconds.
+    The table is sent only when the expander is opened: its scripts (1.4 MB) would load before the first chart, and
+    16,000 rows keep a browser busy for seconds.
+
+    Args:
+        rows: Rows of the table.
+        what: Caption, and part of the Streamlit key.
+        columns: Column configuration by name, beside the help texts of ``COLUMNS``.
     """
     for number in range(MOST_TABLES):  # two charts of a page may have tables of one name
         try:
@@ -131,7 +143,7 @@ def numbers_behind(rows: Sequence[Mapping[str, Any]], what: str, **columns: Any)
 
 @st.fragment
 def _numbers(rows: Sequence[Mapping[str, Any]], what: str, columns: Mapping[str, Any], key: str) -> None:
-    """Opening it draws its own rows and nothing else of the page."""
+    """A fragment: opening the table reruns nothing else of the page."""
     table = st.expander(f"The numbers behind this: {what}", on_change="rerun", key=key)
     if not table.open:
         return
@@ -143,7 +155,7 @@ def _numbers(rows: Sequence[Mapping[str, Any]], what: str, columns: Mapping[str,
 
 
 def _explained(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a table's columns, each metric with its formula as help."""
+    """Column configuration with the formula of each metric as help."""
     formulas = {name: dict(st.column_config.Column(help=COLUMNS[name])) for name in row if name in COLUMNS}
     return formulas | {
         name: {**formulas.get(name, {}), **{k: v for k, v in dict(settings).items() if v is not None}}
@@ -152,18 +164,20 @@ def _explained(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, 
 
 
 def empty(sentence: str, todo: str = "") -> None:
-    """An empty view says why, and what to do."""
+    """Say why there is nothing to show, and what to do."""
     st.info(f"{sentence} {todo}".strip(), icon=":material/info:")
 
 
-def sentence(error: ApiError) -> None:
-    """An error as two sentences, and the id by which the API's log has it."""
-    st.error(f"{plain(ended(error.sentence))} {error.todo}".strip() + _request(error), icon=":material/error:")
+def show_error(error: ApiError) -> None:
+    """Show an error: what happened, what to do, and the request id under which the API's log has it."""
+    st.error(
+        f"{escape(with_full_stop(error.sentence))} {error.todo}".strip() + _request(error), icon=":material/error:"
+    )
 
 
-def told(error: ApiError) -> str:
-    """The sentence of an error inside Markdown, with its id in the API's log."""
-    return plain(ended(error.sentence)) + _request(error)
+def error_text(error: ApiError) -> str:
+    """An error as Markdown, with its request id."""
+    return escape(with_full_stop(error.sentence)) + _request(error)
 
 
 def _request(error: ApiError) -> str:
@@ -172,12 +186,16 @@ def _request(error: ApiError) -> str:
 
 
 @contextmanager
-def guarded(what: str) -> Iterator[None]:
-    """Whatever goes wrong inside is told as a sentence; the rest of the page goes on."""
+def error_boundary(what: str) -> Iterator[None]:
+    """Show exceptions raised inside as a message with a retry button; the rest of the page is drawn.
+
+    Args:
+        what: Name of the part of the page, for the message and the log.
+    """
     try:
         yield
     except ApiError as error:
-        sentence(error)
+        show_error(error)
         st.button("Try again", key=f"again_{what}", icon=":material/refresh:")
     except Exception:
         log.exception("drawing %s failed", what)
@@ -189,20 +207,24 @@ def guarded(what: str) -> Iterator[None]:
         st.button("Try again", key=f"again_{what}", icon=":material/refresh:")
 
 
-def plain(text: str) -> str:
-    """Text from elsewhere inside Markdown: its special characters are shown as they are, `code` stays code."""
+def escape(text: str) -> str:
+    """Escape untrusted text for Markdown; `code` spans stay code."""
     parts = tamed(text).replace("\n", " ").split("`")
     # An odd backtick, or two in a row: Markdown pairs runs of equal length, so what we took for code might be none.
     if len(parts) % 2 == 0 or "``" in text:
         parts = ["‵".join(parts)]
-    return "`".join(part if place % 2 else _escaped(part) for place, part in enumerate(parts))
+    return "`".join(part if place % 2 else _escape_characters(part) for place, part in enumerate(parts))
 
 
-def _escaped(text: str) -> str:
+def _escape_characters(text: str) -> str:
     return "".join("\\" + letter if letter in "\\*_{}[]()<>#+-.!|~$:&" else letter for letter in text)
 
 
-def ended(text: str) -> str:
-    """A sentence with its full stop."""
+def with_full_stop(text: str) -> str:
+    """``text`` with a full stop, unless it ends in punctuation."""
     text = text.strip()
     return text if not text or text[-1] in ".!?…" else text + "."
+
+
+plain, sentence, told, guarded = escape, show_error, error_text, error_boundary
+"""names by which the Detour view still calls them"""

@@ -37,11 +37,11 @@ form{{display:grid;gap:.7rem;max-width:22rem}}input,button{{font:inherit;padding
 <label for="token">Access token</label>
 <input id="token" name="token" type="password" autocomplete="current-password" required autofocus>
 <button>Open</button></form></body></html>"""
-ASKED = "This page needs the token that it was started with (TOKENPATHS_TOKEN)."
+TOKEN_NEEDED = "This page needs the token that it was started with (TOKENPATHS_TOKEN)."
 WRONG = "That is not the token. It is the value of TOKENPATHS_TOKEN on the machine that runs Tokenpaths."
 
 
-def visit_of(token: str) -> str:
+def session_cookie(token: str) -> str:
     """What the cookie of somebody who gave ``token`` says."""
     return hmac.new(token.encode(), b"a visit to the page", hashlib.sha256).hexdigest()
 
@@ -51,38 +51,38 @@ class Login:
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self.app, self.token = app, token
-        self.visit = visit_of(token)
+        self.cookie = session_cookie(token)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self.token or scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS or self._has_been_let_in(scope):
+        if not self.token or scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS or self._is_logged_in(scope):
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
             request = Request(scope, receive)
-            answer = await self._entering(request) if _is_form(request) else _asking(ASKED)
+            answer = await self._check_form(request) if _is_form(request) else _login_page(TOKEN_NEEDED)
             await answer(scope, receive, send)
 
-    def _has_been_let_in(self, scope: Scope) -> bool:
+    def _is_logged_in(self, scope: Scope) -> bool:
         """Whether one of the cookies is that of a visit; compared in constant time."""
         headers = [value.decode("latin-1") for name, value in scope.get("headers", []) if name == b"cookie"]
         pairs = (pair.strip().partition("=") for header in headers for pair in header.split(";"))
         values = [value for name, _, value in pairs if name == COOKIE]
-        return any(hmac.compare_digest(value.encode("latin-1"), self.visit.encode()) for value in values)
+        return any(hmac.compare_digest(value.encode("latin-1"), self.cookie.encode()) for value in values)
 
-    async def _entering(self, request: Request) -> Response:
+    async def _check_form(self, request: Request) -> Response:
         body = b""
         async for chunk in request.stream():
             body += chunk
             if len(body) > MOST_FORM_BYTES:
-                return _asking(WRONG)
+                return _login_page(WRONG)
         token = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0]
         if not hmac.compare_digest(token.strip().encode("utf-8", "replace"), self.token.encode()):
             await asyncio.sleep(WRONG_SECONDS)
-            return _asking(WRONG)
+            return _login_page(WRONG)
         answer = RedirectResponse(f"/?{request.url.query}" if request.url.query else "/", 303, headers=HEADERS)
         # Lax: a link from elsewhere, a colleague's for example, leads to the view and not to this form again.
-        answer.set_cookie(COOKIE, self.visit, httponly=True, samesite="lax", secure=request.url.scheme == "https")
+        answer.set_cookie(COOKIE, self.cookie, httponly=True, samesite="lax", secure=request.url.scheme == "https")
         return answer
 
 
@@ -91,5 +91,5 @@ def _is_form(request: Request) -> bool:
     return (request.method, request.url.path, kind) == ("POST", "/", "application/x-www-form-urlencoded")
 
 
-def _asking(message: str) -> Response:
+def _login_page(message: str) -> Response:
     return HTMLResponse(FORM.format(message=html.escape(message)), status_code=401, headers=HEADERS)

@@ -113,7 +113,7 @@ def not_independent(run: Mapping[str, Any]) -> str:
 def note_not_independent(run: Mapping[str, Any]) -> None:
     """``not_independent`` as a caption; nothing where there is nothing to say."""
     if words := not_independent(run):
-        st.caption(widgets.plain(words))
+        st.caption(widgets.escape(words))
 
 
 def is_untrained(run: Mapping[str, Any]) -> bool:
@@ -202,11 +202,11 @@ def passes(token: Mapping[str, Any], selection: Selection) -> bool:
 
 def notes(run: Mapping[str, Any]) -> None:
     """What had to be guessed of the log that this run was made from."""
-    found = (run.get("findings") or {}).get("notes")
-    if found and isinstance(found, list):
-        with st.expander(f"What was guessed of this log: {numbers.plural(len(found), 'note')}"):
-            for note in found:
-                st.write(widgets.plain(widgets.ended(str(note))))
+    assumptions = (run.get("findings") or {}).get("notes")
+    if assumptions and isinstance(assumptions, list):
+        with st.expander(f"What was guessed of this log: {numbers.plural(len(assumptions), 'note')}"):
+            for note in assumptions:
+                st.write(widgets.escape(widgets.with_full_stop(str(note))))
 
 
 def run_and_label(run: Mapping[str, Any], selection: Selection) -> Any:

@@ -69,17 +69,17 @@ def draw(selection: Selection) -> None:
     except ApiError as error:
         _controls(place, run, selection, cards, against)
         widgets.heading("What differs between these two?", "")
-        widgets.sentence(error)
+        widgets.show_error(error)
         _offer_twin(run, cards)
         _training(run, selection)
         return
     names = short_names(run["run"], against)
-    widgets.heading("What differs between these two?", widgets.plain(answer["matched"]["sentence"]))
+    widgets.heading("What differs between these two?", widgets.escape(answer["matched"]["sentence"]))
     telling = _telling(answer, measure)
     _controls(place, run, selection, cards, against, answer)
     if telling != measure:
         why = charts.correlation_of(answer)["reason"]
-        st.caption(widgets.plain(widgets.ended(f"Shown is {telling} in place of {measure}, because {why}")))
+        st.caption(widgets.escape(widgets.with_full_stop(f"Shown is {telling} in place of {measure}, because {why}")))
         answer = _asked(run, against, telling)
     left, right = st.columns([3, 2], gap="large")
     with left:
@@ -89,7 +89,7 @@ def draw(selection: Selection) -> None:
         groups = st.container()
     _moved(run, answer, names)
     _flow(answer, names)
-    with groups, widgets.guarded("which tokens share a path"):
+    with groups, widgets.error_boundary("which tokens share a path"):
         _grouping(widgets.client().same_groups(run["run"], against)["grouping"])
     _training(run, selection)
     _offer_twin(run, cards)
@@ -102,7 +102,7 @@ def _asked(run: Mapping[str, Any], against: str, measure: str) -> dict[str, Any]
 
 def partners(run: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Runs that may be over the same samples, the likeliest first: same data, then own untrained twin, then others."""
-    found = [
+    candidates = [
         card
         for card in cards
         if card["run"] != run["run"]
@@ -111,7 +111,7 @@ def partners(run: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -> list
         and common.is_try(card) == common.is_try(run)
     ]
     return sorted(
-        found,
+        candidates,
         key=lambda card: (
             card["num_samples"] != run["num_samples"],
             card["family"] != run["family"],
@@ -121,16 +121,16 @@ def partners(run: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -> list
     )
 
 
-def short_names(one: str, other: str) -> tuple[str, str]:
+def short_names(first: str, second: str) -> tuple[str, str]:
     """Names of two runs without what both begin with, where that leaves words that tell them apart."""
-    parts = one.split("-"), other.split("-")
+    parts = first.split("-"), second.split("-")
     common_start = 0
     while common_start < min(map(len, parts)) - 1 and parts[0][common_start] == parts[1][common_start]:
         common_start += 1
     short = ["-".join(words[common_start:]) for words in parts]
     if common_start and all(len(word) >= 3 for word in short):
         return short[0], short[1]
-    return one, other
+    return first, second
 
 
 def _controls(
@@ -199,9 +199,9 @@ def _scatter(answer: Mapping[str, Any], names: tuple[str, str], selection: Selec
     if not answer["points"]:
         widgets.empty(f"No sample has {answer['measure']} in both runs.", "Choose another measure.")
     else:
-        st.write(widgets.plain(charts.pair_words(answer, names)))
+        st.write(widgets.escape(charts.pair_words(answer, names)))
         st.caption(
-            widgets.plain(
+            widgets.escape(
                 " ".join(
                     filter(
                         None,
@@ -226,22 +226,22 @@ def _scatter(answer: Mapping[str, Any], names: tuple[str, str], selection: Selec
         )
     table = [
         {
-            "measure": one["measure"],
-            "Pearson’s r (95 %)": charts.coefficient_words(one["pearson"]),
-            "Spearman’s (95 %)": charts.coefficient_words(one["spearman"]),
-            "samples": one["num"],
-            f"mean, {names[0]}": numbers.number(one["mean_a"]),
-            f"mean, {names[1]}": numbers.number(one["mean_b"]),
-            "why none": one["reason"] or "",
+            "measure": correlation["measure"],
+            "Pearson’s r (95 %)": charts.coefficient_words(correlation["pearson"]),
+            "Spearman’s (95 %)": charts.coefficient_words(correlation["spearman"]),
+            "samples": correlation["num"],
+            f"mean, {names[0]}": numbers.number(correlation["mean_a"]),
+            f"mean, {names[1]}": numbers.number(correlation["mean_b"]),
+            "why none": correlation["reason"] or "",
         }
-        for one in answer["correlations"]
+        for correlation in answer["correlations"]
     ]
     widgets.numbers_behind(table, "correlations of all measures")
     widgets.numbers_behind(answer["points"], "samples")
-    for one, name in zip(answer["within"], names, strict=True):
-        if one["pearson"]:
-            words = charts.coefficient_words(one["pearson"])
-            st.caption(widgets.plain(f"Skip against reuse inside {name}: Pearson’s r = {words}."))
+    for correlation, name in zip(answer["within"], names, strict=True):
+        if correlation["pearson"]:
+            words = charts.coefficient_words(correlation["pearson"])
+            st.caption(widgets.escape(f"Skip against reuse inside {name}: Pearson’s r = {words}."))
 
 
 def _open(run: str, sample: int) -> None:
@@ -255,12 +255,12 @@ def _summary(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
     plain_table(rows, "Both runs in numbers", columns)
 
 
-def _grouping(found: Mapping[str, Any]) -> None:
+def _grouping(grouping: Mapping[str, Any]) -> None:
     st.subheader("Do both put the same tokens on one path?", anchor=False, help=GROUPING_HELP)
-    if found["ami"] is None:
-        st.write(widgets.plain(f"That cannot be told: {found['reason']}."))
+    if grouping["ami"] is None:
+        st.write(widgets.escape(f"That cannot be told: {grouping['reason']}."))
         return
-    size = found["ami"]
+    size = grouping["ami"]
     verdict = (
         "Hardly more than by chance"
         if size < 0.1
@@ -273,11 +273,11 @@ def _grouping(found: Mapping[str, Any]) -> None:
         else "Yes, nearly all"
     )
     st.write(
-        widgets.plain(
+        widgets.escape(
             f"{verdict}: adjusted mutual information {numbers.number(size)} (0 = by chance, 1 = the same groups), "
-            f"over {numbers.plural(found['num_tokens'], 'token')}. "
-            f"NMI {numbers.number(found['nmi'])}; groups of these sizes put together "
-            f"at random have {numbers.number(found['expected_nmi'])}."
+            f"over {numbers.plural(grouping['num_tokens'], 'token')}. "
+            f"NMI {numbers.number(grouping['nmi'])}; groups of these sizes put together "
+            f"at random have {numbers.number(grouping['expected_nmi'])}."
         )
     )
     st.caption("Equal patches and equal words take equal paths in untrained models too: compare with a twin.")
@@ -302,7 +302,7 @@ def _moved(run: Mapping[str, Any], answer: Mapping[str, Any], names: tuple[str, 
         )
         or a
     )
-    st.caption(widgets.plain(f"Left: {measure} in {names[0]}; right: in {names[1]}. Largest difference first."))
+    st.caption(widgets.escape(f"Left: {measure} in {names[0]}; right: in {names[1]}. Largest difference first."))
     pictures = any(row["has_image"] for row in answer["most"])
     items = []
     for row in answer["most"]:
@@ -345,18 +345,18 @@ def _flow(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
         sides = (names[1], names[0])  # what the second has more of is drawn as more
         by = numbers.percent(flow["difference"])
         st.write(
-            widgets.plain(
+            widgets.escape(
                 f"The flows differ by {by} of the tokens; those that trade places cancel. "
                 f"{contrast_words(flow, *sides)}"
             )
         )
         if flow["note"]:
-            st.caption(widgets.plain(flow["note"]))
+            st.caption(widgets.escape(flow["note"]))
         drawn = few_of(flow)
         widgets.chart(flow_contrast_chart(drawn, names=sides, theme=widgets.theme(), title=None))
         if drawn is not flow:
             st.caption(f"Drawn are the {FEW_NODES} modules of each step that differ most; the table below has all.")
-        st.caption(widgets.plain(colour_words(*sides)))
+        st.caption(widgets.escape(colour_words(*sides)))
         percent = st.column_config.NumberColumn(format="percent")
         columns = {sides[0]: percent, sides[1]: percent, "change": percent}
         widgets.numbers_behind(contrast_rows(flow, sides, "nodes"), "circles", **columns)
@@ -364,8 +364,8 @@ def _flow(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
     st.subheader("How evenly does each step load its modules?", anchor=False, help=LOAD_HELP)
     if flow["reason"] is not None:
         why = flow["reason"]
-        st.caption(widgets.plain(f"Their flows cannot be subtracted ({why}), so their loads stand side by side."))
-    st.write(widgets.plain(charts.load_words(answer, names)))
+        st.caption(widgets.escape(f"Their flows cannot be subtracted ({why}), so their loads stand side by side."))
+    st.write(widgets.escape(charts.load_words(answer, names)))
     widgets.chart(charts.load_chart(answer, names=names, theme=widgets.theme(), title=None))
     widgets.numbers_behind(charts.load_rows(answer, names), "steps")
 

@@ -137,7 +137,7 @@ def _histogram(distribution: Mapping[str, Any], selection: Selection) -> None:
         pick=(BIN_PICK,),
     )
     st.caption(
-        widgets.plain(distribution_words(distribution))
+        widgets.escape(distribution_words(distribution))
         + (" Click a bar to see its samples." if selection.per == "sample" else "")
     )
     widgets.numbers_behind(bin_rows(distribution), "bars")
@@ -168,8 +168,8 @@ def _samples(run: Mapping[str, Any], selection: Selection, measure: str) -> tupl
     order = measure if measure in ("compute", "reuse", "loss") else "compute"
     ask = {"order": order, "label": selection.label}
     if (run["num_samples"] or 0) <= READ_AT_MOST:
-        found = widgets.client().ask(run["run"], "samples", most=READ_AT_MOST, descending=True, **ask)
-        return found["samples"], True
+        answer = widgets.client().ask(run["run"], "samples", most=READ_AT_MOST, descending=True, **ask)
+        return answer["samples"], True
     high = widgets.client().ask(run["run"], "samples", most=AT_EACH_END, descending=True, **ask)["samples"]
     low = widgets.client().ask(run["run"], "samples", most=AT_EACH_END, descending=False, **ask)["samples"]
     return high + low[::-1], False
@@ -257,8 +257,8 @@ def _scatter(run: Mapping[str, Any], selection: Selection) -> None:
     st.subheader(
         "Do samples that skip more also reuse more?", anchor=False, help="skip = 1 − compute. " + widgets.HELP["reuse"]
     )
-    found = widgets.client().ask(run["run"], "samples", most=READ_AT_MOST // 2, order="sample", label=selection.label)
-    rows = found["samples"]
+    answer = widgets.client().ask(run["run"], "samples", most=READ_AT_MOST // 2, order="sample", label=selection.label)
+    rows = answer["samples"]
     table = [
         {"sample": r["sample"], "skip": 1 - r["compute"], "reuse": r["reuse"]}
         for r in rows
@@ -281,11 +281,11 @@ def _scatter(run: Mapping[str, Any], selection: Selection) -> None:
         on_pick=lambda _name, sample: address.go_changed(view="sample", sample=int(sample)),
         pick=("sample",),
     )
-    some = (
-        f" These are the first {numbers.count(len(rows))} of {numbers.count(found['total'])} samples."
-        if found["total"] > len(rows)
+    extent = (
+        f" These are the first {numbers.count(len(rows))} of {numbers.count(answer['total'])} samples."
+        if answer["total"] > len(rows)
         else ""
     )
-    st.caption(widgets.plain(correlation_words(table) + " One point: one sample; click it to open it." + some))
+    st.caption(widgets.escape(correlation_words(table) + " One point: one sample; click it to open it." + extent))
     common.note_not_independent(run)
     widgets.numbers_behind(table, "points")

@@ -28,7 +28,7 @@ def export_popover(run: Mapping[str, Any]) -> None:
     )
     if not panel.open:
         return
-    with panel, widgets.guarded("the tables of this run"):
+    with panel, widgets.error_boundary("the tables of this run"):
         _offer(widgets.client(), str(run["run"]), key)
         _offer_report(widgets.client(), str(run["run"]), key)
 
@@ -43,7 +43,7 @@ def _offer(client: Client, run: str, key: str) -> None:
         format_func=lambda name: f"{name}: {numbers.plural(tables[name]['num_rows'], 'row')}",
     )
     what = tables[table]["what"]
-    st.caption(widgets.plain(f"{what[:1].upper()}{what[1:]}."))
+    st.caption(widgets.escape(f"{what[:1].upper()}{what[1:]}."))
     form = (
         st.segmented_control("Format", list(FORMS), default="csv", key=f"{key}_form", format_func=FORMS.__getitem__)
         or "csv"

@@ -61,7 +61,7 @@ DREAMS = [
 
 
 def wished(*given: str) -> dict[str, str]:
-    return dream_request.wishes(Selection(dream=given), RUN)
+    return dream_request.dream_options(Selection(dream=given), RUN)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_the_request_says_what_was_wished() -> None:
     }
     assert (request["run"], request["sample"], request["image"]) == ("seen", 1, {"iterations": 512})
     direction = {**RUN, "family": "directional", "modality": "text"}
-    wishes = dream_request.wishes(Selection(dream=("at:1.2.3",)), direction)
+    wishes = dream_request.dream_options(Selection(dream=("at:1.2.3",)), direction)
     assert dream_request.request_of(direction, wishes, None, None)["target"] == {
         "of": "direction",
         "layer": 1,
@@ -136,7 +136,7 @@ def test_the_request_says_what_was_wished() -> None:
 def test_clicks_choose_and_let_go_and_what_is_missing_is_said() -> None:
     assert dream_request.toggled(wished("picked:1.7"), 3) == "1.3.7"
     assert dream_request.toggled(wished("picked:1.7"), 7) == "1"
-    assert dream_request.with_wish(("group:path", "draw:5"), "group", "all") == ("draw:5",)
+    assert dream_request.with_option(("group:path", "draw:5"), "group", "all") == ("draw:5",)
     assert "Click a patch" in dream_request.missing(wished("group:path"), None, "vision")
     assert "at least one" in dream_request.missing(wished("group:picked"), 3, "vision")
     assert not dream_request.missing(wished("group:path"), 3, "vision")
@@ -190,7 +190,7 @@ def test_bytes_of_one_character_are_one_piece() -> None:
     ],
 )
 def test_an_earlier_dream_brings_its_sample_and_wishes_back(run: dict, given: tuple[str, ...]) -> None:
-    wished = dream_request.wishes(Selection(dream=given), run)
+    wished = dream_request.dream_options(Selection(dream=given), run)
     request = dream_request.request_of(run, wished, 2, 6)
     kept = read_request(DreamJob, request).model_dump(mode="json")
     result = {"dreams": [{"text": ""} if run["modality"] == "text" else {}]}
@@ -198,13 +198,13 @@ def test_an_earlier_dream_brings_its_sample_and_wishes_back(run: dict, given: tu
     assert (at.view, at.run, at.job) == ("dream", "seen", "dream-1")
     assert at.sample == (2 if wished["of"] == "choices" else None)
     assert from_query(to_query(at)) == (at, [])
-    assert dream_request.request_of(run, dream_request.wishes(at, run), 2, at.token) == request
+    assert dream_request.request_of(run, dream_request.dream_options(at, run), 2, at.token) == request
 
 
 def test_a_text_says_which_tokens_are_dreamt_and_refuses_others() -> None:
     run = RUN | {"modality": "text"}
     given = ("of:choices", "first:7", "length:20", "group:picked", "picked:3")
-    wished = dream_request.wishes(Selection(dream=given), run)
+    wished = dream_request.dream_options(Selection(dream=given), run)
     assert dream_request.stretch(wished, 57) == range(7, 27)
     assert dream_request.stretch(wished, 12) == range(7, 12)
     assert dream_request.stretch(wished, 3) == range(2, 3)

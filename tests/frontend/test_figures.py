@@ -19,7 +19,7 @@ from tests.support.runs.traced import trace_dipaco, trace_raytracing
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.frontend.charts.drawing.palette import PRINT, cdf_colour
-from tokenpaths.frontend.charts.drawing.svg_sheet import Canvas, wrapped
+from tokenpaths.frontend.charts.drawing.svg_sheet import SvgSheet, wrapped
 from tokenpaths.frontend.charts.knowledge import PROPERTIES
 from tokenpaths.frontend.figures import KINDS, Dreams, NotHere, Wishes, chosen, draw_figures
 from tokenpaths.frontend.figures.common import bands, drawn_samples, samples_at
@@ -383,7 +383,7 @@ class _Paths:
 
 
 def test_text_from_elsewhere_stays_text():
-    sheet = Canvas(100)
+    sheet = SvgSheet(100)
     sheet.text(0, 8, "<script>\x00&\ud800</script>")
     (text,) = ElementTree.fromstring(sheet.svg()).iter(f"{SVG}text")
     assert text.text == "<script>�&�</script>"

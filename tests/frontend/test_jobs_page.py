@@ -122,7 +122,7 @@ def test_a_failure_is_a_sentence_of_its_own(show, working: Served) -> None:
     assert told
     assert all(re.search(r"UTC( after 3 iterations)?\. It was asked", one) for one in told)
     problem = {"detail": "the model has no step 9"}
-    assert panel.why({"problem": problem}) == "The model has no step 9."
+    assert panel.failure_text({"problem": problem}) == "The model has no step 9."
 
 
 def done(kind: str, request: dict, result: dict | None = None, state: str = "succeeded") -> dict:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.coroutines import run_alone
 from tokenpaths.frontend.server import login
-from tokenpaths.frontend.server.login import COOKIE, Login, visit_of
+from tokenpaths.frontend.server.login import COOKIE, Login, session_cookie
 
 TOKEN = "a-token-for-the-tests"
 FORM = {"content-type": "application/x-www-form-urlencoded"}
@@ -49,7 +49,9 @@ BODIES = [
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("cookie", ["", "x", TOKEN, visit_of("another-token-entirely"), visit_of(TOKEN)[:-1], "\u00e9"])
+@pytest.mark.parametrize(
+    "cookie", ["", "x", TOKEN, session_cookie("another-token-entirely"), session_cookie(TOKEN)[:-1], "\u00e9"]
+)
 def test_nothing_is_there_without_the_token(path: str, cookie: str) -> None:
     answer = ask("GET", path, headers={"cookie": f"{COOKIE}={cookie}".encode()})
     assert answer.status_code == 401
@@ -101,7 +103,7 @@ def test_nothing_but_the_comparison_in_constant_time_decides(
     monkeypatch: pytest.MonkeyPatch, given: str, verdict: bool
 ) -> None:
     """Of the token in the form, and of the cookie."""
-    cookie = {"cookie": f"{COOKIE}={visit_of(given)}"}
+    cookie = {"cookie": f"{COOKIE}={session_cookie(given)}"}
     monkeypatch.setattr(hmac, "compare_digest", lambda *both: verdict)
     assert ask("POST", "/", content=f"token={given}", headers=FORM).status_code == (303 if verdict else 401)
     assert ask("GET", "/media/x.png", headers=cookie).status_code == (200 if verdict else 401)

@@ -59,7 +59,7 @@ def wrapped(text: str, width: float, size: float, most: int | None = None) -> li
     return lines
 
 
-class Canvas:
+class SvgSheet:
     """A sheet of fixed width that grows downwards. Places are in points from the upper left corner."""
 
     def __init__(self, width: float, theme: Theme = PRINT) -> None:
@@ -163,7 +163,7 @@ def size_of(svg: str) -> tuple[float, float]:
 def with_caption(svg: str, paragraphs: Sequence[str], theme: Theme = PRINT) -> str:
     """The same picture with text below it, wrapped to its width."""
     width, height = size_of(svg)
-    sheet = Canvas(width, theme)
+    sheet = SvgSheet(width, theme)
     sheet.nest(0, 0, svg)
     y = height + 1.6 * theme.font_size
     for number, words in enumerate(paragraphs):

@@ -20,6 +20,7 @@ from tokenpaths.frontend.views.dream.request import (
     TOKEN_GROUPS,
     at_of,
     cost_words,
+    dream_options,
     iterations_of,
     kinds_of,
     longest,
@@ -32,8 +33,7 @@ from tokenpaths.frontend.views.dream.request import (
     selection_of,
     stretch,
     toggled,
-    wishes,
-    with_wish,
+    with_option,
 )
 from tokenpaths.frontend.views.dream.result import draw_gallery, draw_result, names_of, title_of
 from tokenpaths.frontend.views.jobs.panel import job_panel, queue, refusal
@@ -53,24 +53,24 @@ def draw(selection: Selection) -> None:
     kinds = kinds_of(run)
     with widgets.controls():
         common.run_picker(run)
-        wished = wishes(selection, run)
+        options = dream_options(selection, run)
         if kinds:
-            _wish(st.selectbox, "of", "Dream of", wished["of"], list(kinds), format_func=kinds.get)
-        number = sample_picker(run, selection) if kinds and wished["of"] == "choices" else None
+            _option(st.selectbox, "of", "Dream of", options["of"], list(kinds), format_func=kinds.get)
+        number = sample_picker(run, selection) if kinds and options["of"] == "choices" else None
     what = "The image" if run["modality"] == "vision" else "The text"
     widgets.heading(QUESTION, f"{what} that makes the routers decide as wished, found by following their gradient.")
     for sentence in problems(selection, run):
-        st.warning(widgets.plain(sentence), icon=":material/link_off:")
+        st.warning(widgets.escape(sentence), icon=":material/link_off:")
     earlier = _earlier(run)
     if not kinds:
         widgets.empty(
             f"The model of this run ({run['family']}) cannot dream: its decisions have no gradient to follow.",
             "Choose a run of another model.",
         )
-    elif wished["of"] == "choices" and number is None:
+    elif options["of"] == "choices" and number is None:
         widgets.empty("No sample has this label or these words.", "Let go of a chip above.")
     else:
-        _ask(run, selection, wished, number, pace(earlier))
+        _ask(run, selection, options, number, pace(earlier))
     if job is None:
         refusal()
     else:
@@ -90,7 +90,7 @@ def _dream_of(selection: Selection) -> dict[str, Any] | None:
     if job["kind"] != "dream":
         kind = KIND_WORDS.get(job["kind"], f"a job of the kind {job['kind']}")
         st.info(
-            widgets.plain(f"The job of this address, {job['job']}, is {kind} and no dream; the Jobs view shows it."),
+            widgets.escape(f"The job of this address, {job['job']}, is {kind} and no dream; the Jobs view shows it."),
             icon=":material/info:",
         )
         return None
@@ -100,7 +100,7 @@ def _dream_of(selection: Selection) -> dict[str, Any] | None:
 def _to_its_run(selection: Selection, job: Mapping[str, Any]) -> None:
     """Where the address names no run, or one of another model: go to one that the dream can be looked at with."""
     model = job["request"].get("model")
-    runs = {one["run"]: one["model"] for one in widgets.client().runs()}
+    runs = {card["run"]: card["model"] for card in widgets.client().runs()}
     own = [run for run, of in runs.items() if of == model]
     if runs.get(selection.run or "") != model and own:
         address.go(selection_of(job, own[0]))
@@ -112,7 +112,7 @@ def _earlier(run: Mapping[str, Any]) -> list[dict[str, Any]]:
     try:
         jobs = widgets.client().jobs(kind="dream", most=60)["jobs"]
     except ApiError as error:
-        widgets.sentence(error)
+        widgets.show_error(error)
         return []
     return [job for job in jobs if job["state"] == "succeeded" and job["request"].get("model") == run["model"]]
 
@@ -122,14 +122,14 @@ def _job(selection: Selection, run: Mapping[str, Any], job: Mapping[str, Any], n
     figure = st.container()
     own = selection_of(job, run["run"])
     of_it = number if own.sample is None else own.sample
-    now = (run["run"], request_of(run, wishes(selection, run), number, selection.token))
-    if now != (own.run, request_of(run, wishes(own, run), of_it, own.token)):
+    now = (run["run"], request_of(run, dream_options(selection, run), number, selection.token))
+    if now != (own.run, request_of(run, dream_options(own, run), of_it, own.token)):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             words = f"Below: {title_of(job)}. What is wished above has not been dreamt yet."
-            st.caption(widgets.plain(words), width="content")
+            st.caption(widgets.escape(words), width="content")
             st.button("Back to its wishes", key="dream_own", icon=":material/undo:", on_click=address.go, args=(own,))
     if job["request"].get("row") is not None or job["request"].get("inbox"):
-        st.caption(widgets.plain(f"Its original is no sample of a run, and stands in the figure: {title_of(job)}."))
+        st.caption(widgets.escape(f"Its original is no sample of a run, and stands in the figure: {title_of(job)}."))
     job = job_panel(job["job"], captions=names_of(job["request"]))
     if job["state"] == "succeeded":
         with figure:
@@ -137,7 +137,7 @@ def _job(selection: Selection, run: Mapping[str, Any], job: Mapping[str, Any], n
 
 
 def _ask(
-    run: Mapping[str, Any], selection: Selection, wished: Mapping[str, str], number: int | None, measured: float | None
+    run: Mapping[str, Any], selection: Selection, options: Mapping[str, str], number: int | None, measured: float | None
 ) -> None:
     left, right = st.columns([3, 2], gap="large") if number is not None else (None, st.container())
     chosen, image, among = selection.token, run["modality"] == "vision", None
@@ -146,44 +146,44 @@ def _ask(
             sample = common.with_text(widgets.client().ask(run["run"], "samples/{sample}", sample=int(number)))
             if chosen is not None and chosen >= len(sample["tokens"]):
                 chosen = None
-            among = None if image else stretch(wished, len(sample["tokens"]))
-            _explorer(run, sample, wished, chosen, among)
+            among = None if image else stretch(options, len(sample["tokens"]))
+            _explorer(run, sample, options, chosen, among)
     with right:
-        _choices(run, wished) if wished["of"] == "choices" else _other(run, wished)
+        _choices(run, options) if options["of"] == "choices" else _other(run, options)
         if not image:
-            _length(run, wished, sample if left is not None else None)
-        given = int(wished["iterations"])
-        _wish(
+            _length(run, options, sample if left is not None else None)
+        iterations = int(options["iterations"])
+        _option(
             st.select_slider,
             "iterations",
             "Iterations" if image else "Rounds of swaps",
-            given,
-            sorted({*iterations_of(run), given}),
+            iterations,
+            sorted({*iterations_of(run), iterations}),
             format_func=lambda n: f"{n:,}",
             help="The paper takes 2,048 iterations. Shorter dreams are rougher."
             if image
             else "In each round the gradient proposes words, and the one that really helps most is taken.",
         )
-        todo = missing(wished, chosen, run["modality"], among)
+        todo = missing(options, chosen, run["modality"], among)
         st.button(
             "Dream",
             type="primary",
             icon=":material/bedtime:",
             key="dream_go",
             disabled=bool(todo),
-            on_click=lambda: queue("dream", request_of(run, wished, number, chosen)),
+            on_click=lambda: queue("dream", request_of(run, options, number, chosen)),
         )
-        length = len(among) if among is not None else int(wished["length"])
-        st.caption(todo or cost_words(image, given, _dreams(run, wished), length, measured))
+        length = len(among) if among is not None else int(options["length"])
+        st.caption(todo or cost_words(image, iterations, _dreams(run, options), length, measured))
 
 
-def _length(run: Mapping[str, Any], wished: Mapping[str, str], sample: Mapping[str, Any] | None) -> None:
+def _length(run: Mapping[str, Any], options: Mapping[str, str], sample: Mapping[str, Any] | None) -> None:
     """Which stretch of the original is dreamt, or how long the dream is where it has none."""
     most, num_tokens = longest(run), len(sample["tokens"]) if sample is not None else None
     with st.container(horizontal=True, vertical_alignment="bottom"):
         if num_tokens is not None:
-            chosen = stretch(wished, num_tokens)
-            _wish(
+            chosen = stretch(options, num_tokens)
+            _option(
                 st.number_input,
                 "first",
                 "From token",
@@ -192,32 +192,32 @@ def _length(run: Mapping[str, Any], wished: Mapping[str, str], sample: Mapping[s
                 max(0, num_tokens - 1),
                 help="The dream takes the paths of a stretch of the text: so many tokens from this one on.",
             )
-        _wish(st.number_input, "length", "Tokens of the dream", int(wished["length"]), 1, most)
+        _option(st.number_input, "length", "Tokens of the dream", int(options["length"]), 1, most)
     if sample is not None and chosen:
         tokens = sample["tokens"]
         ends = [tokens[chosen[0]].get("char_start"), tokens[chosen[-1]].get("char_end")]
         words = sample["text"][slice(*ends)] if sample.get("text") and None not in ends else ""
         st.caption(
-            widgets.plain(
+            widgets.escape(
                 f"Dreamt: tokens {chosen[0]} to {chosen[-1]} of {num_tokens:,}, “{words.strip()}”. "
                 "Coloured above: those whose choices are repeated."
             )
         )
 
 
-def _dreams(run: Mapping[str, Any], wished: Mapping[str, str]) -> int:
-    """How many dreams the wishes make."""
-    if wished["of"] != "choices" or run["modality"] != "vision":
+def _dreams(run: Mapping[str, Any], options: Mapping[str, str]) -> int:
+    """Number of dreams that the options make."""
+    if options["of"] != "choices" or run["modality"] != "vision":
         return 1
-    pair = 2 if wished["context"] == "both" and wished["group"] != "all" else 1
-    return pair * (int(run["num_steps"]) if wished["until"] == "0" else 1)
+    pair = 2 if options["context"] == "both" and options["group"] != "all" else 1
+    return pair * (int(run["num_steps"]) if options["until"] == "0" else 1)
 
 
 def _choices(run: Mapping[str, Any], wished: Mapping[str, str]) -> None:
     """Whose choices, which of them, and what is kept of the original."""
     image, steps = run["modality"] == "vision", int(run["num_steps"])
     groups = GROUPS if image else TOKEN_GROUPS
-    _wish(
+    _option(
         st.selectbox,
         "group",
         "Whose choices",
@@ -228,7 +228,7 @@ def _choices(run: Mapping[str, Any], wished: Mapping[str, str]) -> None:
     )
     if wished["group"] == "drawn":
         most = 4096 if not image else _num_patches(run)
-        _wish(st.number_input, "draw", "How many", min(max(1, int(wished["draw"] or 1)), most), 1, most)
+        _option(st.number_input, "draw", "How many", min(max(1, int(wished["draw"] or 1)), most), 1, most)
     until = min(int(wished["until"] or 0), steps) if wished["until"].isdecimal() else 0
     options = [*([0] if image else []), *range(1, steps + 1)]
     if not image and until == 0:
@@ -240,8 +240,8 @@ def _choices(run: Mapping[str, Any], wished: Mapping[str, str]) -> None:
         alone = wished["form"] == "single"
         return f"step {s - 1} alone" if alone else f"S = {s}: steps 0 to {s - 1}" if s > 1 else "S = 1: step 0"
 
-    _wish(st.selectbox, "until", "Which steps", until, options, format_func=words)
-    _wish(
+    _option(st.selectbox, "until", "Which steps", until, options, format_func=words)
+    _option(
         st.segmented_control,
         "form",
         "Objective",
@@ -252,7 +252,7 @@ def _choices(run: Mapping[str, Any], wished: Mapping[str, str]) -> None:
     )
     if image and wished["group"] != "all":
         words_of = {"without": "nothing", "with": "the group's pixels", "both": "both, as a pair"}
-        _wish(
+        _option(
             st.segmented_control,
             "context",
             "Kept of the original",
@@ -265,25 +265,25 @@ def _choices(run: Mapping[str, Any], wished: Mapping[str, str]) -> None:
     _scores(wished)
 
 
-def _other(run: Mapping[str, Any], wished: Mapping[str, str]) -> None:
+def _other(run: Mapping[str, Any], options: Mapping[str, str]) -> None:
     """Numbers of what is dreamed of."""
-    steps, of = int(run["num_steps"]), wished["of"]
+    steps, of = int(run["num_steps"]), options["of"]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         if of == "path":
-            _wish(
+            _option(
                 st.number_input,
                 "rank",
                 "Rank of the path",
-                _inside(wished["rank"], 1, run["num_paths"]),
+                _inside(options["rank"], 1, run["num_paths"]),
                 1,
                 int(run["num_paths"]),
                 help="1 = the path that most tokens of the run take.",
             )
         elif of == "module":
             last = int(run["num_modules"]) - 1
-            _wish(st.number_input, "module", "Module", _inside(wished["module"], 0, last), 0, last)
-            step = int(wished["step"]) if wished["step"].isdecimal() and int(wished["step"]) < steps else -1
-            _wish(
+            _option(st.number_input, "module", "Module", _inside(options["module"], 0, last), 0, last)
+            step = int(options["step"]) if options["step"].isdecimal() and int(options["step"]) < steps else -1
+            _option(
                 st.selectbox,
                 "step",
                 "At step",
@@ -292,28 +292,28 @@ def _other(run: Mapping[str, Any], wished: Mapping[str, str]) -> None:
                 format_func=lambda s: "every step" if s < 0 else f"step {s}",
             )
         elif of == "class":
-            _class(run, wished)
+            _class(run, options)
         else:
-            _at(run, wished, of)
+            _at(run, options, of)
     if of in ("path", "module"):
-        _scores(wished)
+        _scores(options)
 
 
-def _class(run: Mapping[str, Any], wished: Mapping[str, str]) -> None:
+def _class(run: Mapping[str, Any], options: Mapping[str, str]) -> None:
     """By its name where the model has names."""
     try:
         names = list((widgets.client().model(run["model"]).get("config") or {}).get("classes") or ())
     except ApiError:  # no worker, or the model is gone: the numbers are known without it
         names = []
     last = (len(names) or max(1, int(run["config"].get("num_classes") or 10))) - 1
-    chosen = _inside(wished["index"], 0, last)
+    chosen = _inside(options["index"], 0, last)
     if names:
-        _wish(st.selectbox, "index", "Class", chosen, list(range(len(names))), format_func=lambda c: names[c])
+        _option(st.selectbox, "index", "Class", chosen, list(range(len(names))), format_func=lambda c: names[c])
     else:
-        _wish(st.number_input, "index", f"Class, 0 to {last}: the model has no names for them", chosen, 0, last)
+        _option(st.number_input, "index", f"Class, 0 to {last}: the model has no names for them", chosen, 0, last)
 
 
-def _at(run: Mapping[str, Any], wished: Mapping[str, str], of: str) -> None:
+def _at(run: Mapping[str, Any], options: Mapping[str, str], of: str) -> None:
     """The numbers of a connection, a direction or a block, each with its own bound."""
     config = run["config"]
     hidden, iterations = len(config.get("hidden") or ()), int(config.get("iterations") or 1)
@@ -326,14 +326,14 @@ def _at(run: Mapping[str, Any], wished: Mapping[str, str], of: str) -> None:
         "direction": (config.get("layers") or 1, config.get("heads") or 1, config.get("directions") or 4),
         "block": (config.get("layers") or 4, config.get("blocks") or 16),
     }[of]
-    given = at_of(wished, of)
+    values = at_of(options, of)
     for place, (name, size) in enumerate(zip(AT[of], sizes, strict=True)):
 
         def read(value: int, place: int = place) -> str:
-            return ".".join(str(value if p == place else n) for p, n in enumerate(given))
+            return ".".join(str(value if p == place else n) for p, n in enumerate(values))
 
         key, last = f"in_dream_at{place}", int(size) - 1
-        st.session_state[key] = min(given[place], last)
+        st.session_state[key] = min(values[place], last)
         st.number_input(
             name.capitalize(),
             0,
@@ -345,13 +345,13 @@ def _at(run: Mapping[str, Any], wished: Mapping[str, str], of: str) -> None:
         st.caption(f"Iteration 0 is the input step; sources and targets from {hidden} on are inputs and outputs.")
 
 
-def _scores(wished: Mapping[str, str]) -> None:
+def _scores(options: Mapping[str, str]) -> None:
     words = {"probs": "probabilities", "logits": "logits"}
-    _wish(
+    _option(
         st.segmented_control,
         "scores",
         "Maximise",
-        wished["scores"],
+        options["scores"],
         list(words),
         format_func=words.get,
         width="stretch",
@@ -362,13 +362,13 @@ def _scores(wished: Mapping[str, str]) -> None:
 def _explorer(
     run: Mapping[str, Any],
     sample: Mapping[str, Any],
-    wished: Mapping[str, str],
+    options: Mapping[str, str],
     chosen: int | None,
     among: range | None = None,
 ) -> None:
     """The original, its group in full colour, of a text the group's part of the stretch; a click chooses."""
-    group = members(wished, sample["tokens"], chosen)
-    if among is not None and (group or wished["group"] in ("all", "drawn")):
+    group = members(options, sample["tokens"], chosen)
+    if among is not None and (group or options["group"] in ("all", "drawn")):
         group = set(among) if group is None else group & set(among)
     image = data_url(widgets.client().image(run["run"], sample["sample"])) if sample.get("has_image") else None
     data = explorer_data(
@@ -379,42 +379,42 @@ def _explorer(
         num_paths=int(run["num_paths"]),
         opacity=0.4,
         step=None,
-        chosen=None if wished["group"] == "picked" else chosen,
+        chosen=None if options["group"] == "picked" else chosen,
         identities=common.identities(run),
         kept=lambda token: group is None or not group or token["token"] in group,
     )
     explorer(
         data,
-        key=f"dream_explorer_{run['run']}_{sample['sample']}_{wished['group']}",
-        on_pick=_picked(wished),
+        key=f"dream_explorer_{run['run']}_{sample['sample']}_{options['group']}",
+        on_pick=_picked(options),
         on_node=lambda node: None,
     )
-    if wished["group"] == "picked" and picked(wished):
-        st.caption(f"Clicked: {', '.join(map(str, picked(wished)))}. Click one again to let it go.")
-    elif group and wished["group"] == "path":
+    if options["group"] == "picked" and picked(options):
+        st.caption(f"Clicked: {', '.join(map(str, picked(options)))}. Click one again to let it go.")
+    elif group and options["group"] == "path":
         what = "patch" if run["modality"] == "vision" else "token"
         st.caption(f"The group: {numbers.plural(len(group), what, what + 'es' if what == 'patch' else 'tokens')}.")
 
 
-def _picked(wished: Mapping[str, str]) -> Callable[[int | None], None]:
+def _picked(options: Mapping[str, str]) -> Callable[[int | None], None]:
     def pick(token: int | None) -> None:
-        if wished["group"] != "picked":
+        if options["group"] != "picked":
             address.go_changed(token=token)
         elif token is not None:
-            _set("picked", toggled(wished, int(token)))
+            _set("picked", toggled(options, int(token)))
 
     return pick
 
 
 def _set(name: str, value: object) -> None:
-    address.go_changed(dream=with_wish(address.current().dream, name, value))
+    address.go_changed(dream=with_option(address.current().dream, name, value))
 
 
-def _wish(widget: Callable[..., Any], name: str, label: str, value: Any, *arguments: Any, **options: Any) -> Any:
-    """A widget for one wish, bound to the address."""
+def _option(widget: Callable[..., Any], name: str, label: str, value: Any, *arguments: Any, **options: Any) -> Any:
+    """A widget for one option of the dream, bound to the address."""
 
-    def read(given: Any) -> tuple[str, ...]:
-        return with_wish(address.current().dream, name, value if given is None else given)
+    def read(choice: Any) -> tuple[str, ...]:
+        return with_option(address.current().dream, name, value if choice is None else choice)
 
     return address.bound(widget, "dream", label, value, *arguments, read=read, part=f"_{name}", **options)
 

@@ -82,42 +82,42 @@ def kinds_of(run: Mapping[str, Any]) -> dict[str, str]:
     return KINDS.get((run["family"], run["modality"]), {})
 
 
-def wishes(selection: Selection, run: Mapping[str, Any]) -> dict[str, str]:
-    """All wishes, those that the address leaves out at their defaults."""
-    given = dict(part.split(":", 1) for part in selection.dream)
-    found = {name: given.get(name, default) for name, default in DEFAULTS.items()}
+def dream_options(selection: Selection, run: Mapping[str, Any]) -> dict[str, str]:
+    """All options of a dream; those that the address leaves out are at their defaults."""
+    written = dict(part.split(":", 1) for part in selection.dream)
+    values = {name: written.get(name, default) for name, default in DEFAULTS.items()}
     kinds = kinds_of(run)
-    if found["of"] not in kinds:
-        found["of"] = next(iter(kinds), "")
-    if found["group"] not in GROUPS:
-        found["group"] = "all"
+    if values["of"] not in kinds:
+        values["of"] = next(iter(kinds), "")
+    if values["group"] not in GROUPS:
+        values["group"] = "all"
     for name, allowed in ALLOWED.items():
-        if found[name] not in allowed:
-            found[name] = DEFAULTS[name]
-    if not 0 < _number(found["iterations"]) <= MOST_ITERATIONS:
-        found["iterations"] = str(iterations_of(run)[2 if run["modality"] == "vision" else 1])
-    found["length"] = str(min(max(1, _number(found["length"])), longest(run)))
-    return found
+        if values[name] not in allowed:
+            values[name] = DEFAULTS[name]
+    if not 0 < _number(values["iterations"]) <= MOST_ITERATIONS:
+        values["iterations"] = str(iterations_of(run)[2 if run["modality"] == "vision" else 1])
+    values["length"] = str(min(max(1, _number(values["length"])), longest(run)))
+    return values
 
 
 def problems(selection: Selection, run: Mapping[str, Any]) -> list[str]:
-    """One sentence for each wish of the address that means nothing here; what stands in its place is named."""
-    kinds, told = kinds_of(run), []
+    """One message for each option of the address that is invalid here, naming what is used instead."""
+    kinds, messages = kinds_of(run), []
     if not kinds:
         return []
-    found = wishes(selection, run)
+    values = dream_options(selection, run)
     words = {"of": kinds, "group": GROUPS, **{name: dict.fromkeys(of, "") for name, of in ALLOWED.items()}}
     for part in selection.dream:
         name, text = part.split(":", 1)
-        said = f"The address says dream={name}:{text[:40]}"
+        start = f"The address says dream={name}:{text[:40]}"
         if name not in DEFAULTS:
-            told.append(f"{said}, which no dream asks for; it was left out.")
+            messages.append(f"{start}, which no dream asks for; it was left out.")
         elif name in words and text not in words[name]:
-            instead = words[name].get(found[name]) or found[name]
-            told.append(f"{said}, which is none of {', '.join(words[name])}; in its place stands {instead}.")
+            instead = words[name].get(values[name]) or values[name]
+            messages.append(f"{start}, which is none of {', '.join(words[name])}; in its place stands {instead}.")
         elif name in NUMBERS and not re.fullmatch(r"-?\d{1,9}", text):
-            told.append(f"{said}, which is no number; it was left out.")
-    return told
+            messages.append(f"{start}, which is no number; it was left out.")
+    return messages
 
 
 def longest(run: Mapping[str, Any]) -> int:
@@ -125,25 +125,25 @@ def longest(run: Mapping[str, Any]) -> int:
     return min(MOST_LENGTH, int((run.get("config") or {}).get("context") or MOST_LENGTH))
 
 
-def stretch(wished: Mapping[str, str], num_tokens: int) -> range:
+def stretch(options: Mapping[str, str], num_tokens: int) -> range:
     """The tokens of the original that a text dream repeats."""
-    first = min(_number(wished["first"]), max(0, num_tokens - 1))
-    return range(first, min(first + max(1, _number(wished["length"])), num_tokens))
+    first = min(_number(options["first"]), max(0, num_tokens - 1))
+    return range(first, min(first + max(1, _number(options["length"])), num_tokens))
 
 
-def wishes_of(request: Mapping[str, Any], image: bool) -> tuple[str, ...]:
-    """The wishes that a dream was asked for with, as the address has them; what the page cannot wish is left out."""
+def options_of(request: Mapping[str, Any], image: bool) -> tuple[str, ...]:
+    """The options of a job request in the form of the address; what the page does not offer is left out."""
     target = request["target"]
     of, group = target["of"], target.get("group") or {}
     settings = request.get("image" if image else "text") or {}
-    found: dict[str, object] = {"of": of, "scores": target.get("scores"), "iterations": settings.get("iterations")}
+    values: dict[str, object] = {"of": of, "scores": target.get("scores"), "iterations": settings.get("iterations")}
     if not image:
-        found |= {"length": settings.get("length"), "first": target.get("first")}
+        values |= {"length": settings.get("length"), "first": target.get("first")}
     until: Sequence[int] = target.get("until") or ()
     steps: Sequence[int] = target.get("steps") or ()
     if of == "choices":
         clicked = ".".join(map(str, group.get("patches") or ()))
-        found |= {
+        values |= {
             "until": until[0] if len(until) == 1 else None,
             "form": target.get("form"),
             "context": target.get("context"),
@@ -157,21 +157,22 @@ def wishes_of(request: Mapping[str, Any], image: bool) -> tuple[str, ...]:
             else None,
             "picked": clicked if len(clicked) <= MOST_WRITTEN else None,
         }
-    found |= {"rank": target.get("rank"), "module": target.get("module"), "index": target.get("index")}
-    found["step"] = steps[0] if of == "module" and len(steps) == 1 else None
+    values |= {"rank": target.get("rank"), "module": target.get("module"), "index": target.get("index")}
+    values["step"] = steps[0] if of == "module" and len(steps) == 1 else None
     if of in AT:
-        found["at"] = ".".join(str(target[name]) for name in AT[of])
-        found["module"] = None
-    wished: tuple[str, ...] = ()
-    for name, value in found.items():
-        wished = with_wish(wished, name, "" if value is None else value)
-    return wished
+        values["at"] = ".".join(str(target[name]) for name in AT[of])
+        values["module"] = None
+    options: tuple[str, ...] = ()
+    for name, value in values.items():
+        options = with_option(options, name, "" if value is None else value)
+    return options
 
 
 def selection_of(job: Mapping[str, Any], run: str | None = None) -> Selection:
-    """Where a dream is looked at: its run (``run`` where it names none), its sample, its wishes.
+    """Selection that shows a dream: its run (``run`` where the job names none), sample and options.
 
-    The Dream view finds a run of its model where there is none."""
+    Without a run the Dream view looks for one of the same model.
+    """
     request = job["request"]
     dreams = (job.get("result") or {}).get("dreams") or [{}]
     group = request["target"].get("group") or {}
@@ -180,7 +181,7 @@ def selection_of(job: Mapping[str, Any], run: str | None = None) -> Selection:
         run=request.get("run") or run,
         sample=request.get("sample"),
         token=group.get("like"),
-        dream=wishes_of(request, "text" not in dreams[0]),
+        dream=options_of(request, "text" not in dreams[0]),
         job=job["job"],
     )
 
@@ -190,107 +191,107 @@ def iterations_of(run: Mapping[str, Any]) -> tuple[int, ...]:
     return IMAGE_ITERATIONS if run["modality"] == "vision" else TEXT_ITERATIONS
 
 
-def with_wish(dream: Sequence[str], name: str, value: object) -> tuple[str, ...]:
-    """The address's wishes with another value; one at its default is left out."""
-    kept = tuple(part for part in dream if part.split(":", 1)[0] != name)
+def with_option(dream: Sequence[str], name: str, value: object) -> tuple[str, ...]:
+    """The options of the address with one changed; a value at its default is left out."""
+    others = tuple(part for part in dream if part.split(":", 1)[0] != name)
     text = str(value)
-    return kept if text == DEFAULTS[name] or not text else (*kept, f"{name}:{text}")
+    return others if text == DEFAULTS[name] or not text else (*others, f"{name}:{text}")
 
 
-def picked(wished: Mapping[str, str]) -> list[int]:
+def picked(options: Mapping[str, str]) -> list[int]:
     """Tokens that were clicked, in order of their number."""
-    return sorted({int(part) for part in wished["picked"].split(".") if part.isdecimal() and len(part) < 10})
+    return sorted({int(part) for part in options["picked"].split(".") if part.isdecimal() and len(part) < 10})
 
 
-def toggled(wished: Mapping[str, str], token: int) -> str:
+def toggled(options: Mapping[str, str], token: int) -> str:
     """The clicked tokens with one more, or without it."""
-    return ".".join(map(str, sorted(set(picked(wished)) ^ {token})))
+    return ".".join(map(str, sorted(set(picked(options)) ^ {token})))
 
 
-def members(wished: Mapping[str, str], tokens: Sequence[Mapping[str, Any]], chosen: int | None) -> set[int] | None:
+def members(options: Mapping[str, str], tokens: Sequence[Mapping[str, Any]], chosen: int | None) -> set[int] | None:
     """Tokens of the group as far as they are known before the dream; None: all, or drawn later."""
-    if wished["group"] == "picked":
-        return set(picked(wished))
-    if wished["group"] == "path":
+    if options["group"] == "picked":
+        return set(picked(options))
+    if options["group"] == "path":
         rank = next((token["rank"] for token in tokens if token["token"] == chosen), None)
         return {token["token"] for token in tokens if token["rank"] == rank} if rank is not None else set()
     return None
 
 
-def missing(wished: Mapping[str, str], chosen: int | None, modality: str, among: range | None = None) -> str:
+def missing(options: Mapping[str, str], chosen: int | None, modality: str, among: range | None = None) -> str:
     """What must still be chosen before the dream can begin, as a sentence; empty when nothing must.
 
     ``among``: the tokens of a text that are dreamt; None where all are."""
     what = "patch" if modality == "vision" else "token"
-    if wished["of"] != "choices":
+    if options["of"] != "choices":
         return ""
-    group = {"path": [] if chosen is None else [chosen], "picked": picked(wished)}.get(wished["group"], [])
+    group = {"path": [] if chosen is None else [chosen], "picked": picked(options)}.get(options["group"], [])
     if among is not None and (outside := [token for token in group if token not in among]):
         return (
             f"Token {outside[0]} is not among those that are dreamt, {among.start} to {among.stop - 1}: choose "
             "other tokens, or another stretch."
         )
-    if among is not None and wished["group"] == "drawn" and _number(wished["draw"]) > len(among):
-        return f"{wished['draw']} tokens cannot be drawn from the {len(among)} that are dreamt."
-    if wished["group"] == "path" and chosen is None:
+    if among is not None and options["group"] == "drawn" and _number(options["draw"]) > len(among):
+        return f"{options['draw']} tokens cannot be drawn from the {len(among)} that are dreamt."
+    if options["group"] == "path" and chosen is None:
         return f"Click a {what}: the dream follows the path that it takes."
-    if wished["group"] == "picked" and not picked(wished):
+    if options["group"] == "picked" and not picked(options):
         return f"Click at least one {what}."
     return ""
 
 
 def request_of(
-    run: Mapping[str, Any], wished: Mapping[str, str], sample: int | None, chosen: int | None
+    run: Mapping[str, Any], options: Mapping[str, str], sample: int | None, chosen: int | None
 ) -> dict[str, Any]:
     """The body of a dream job."""
-    of = wished["of"]
+    of = options["of"]
     target: dict[str, Any] = {"of": of}
     request: dict[str, Any] = {"model": run["model"], "target": target}
-    iterations = {"iterations": int(wished["iterations"])}
+    iterations = {"iterations": int(options["iterations"])}
     request["image" if run["modality"] == "vision" else "text"] = iterations
     if run["modality"] == "text":
-        iterations["length"] = int(wished["length"])
+        iterations["length"] = int(options["length"])
     else:
-        request["frame_every"] = max(64, int(wished["iterations"]) // 16 // 64 * 64)
+        request["frame_every"] = max(64, int(options["iterations"]) // 16 // 64 * 64)
     if of in ("choices", "path", "module"):
-        target["scores"] = wished["scores"]
+        target["scores"] = options["scores"]
     if of == "choices":
         request |= {"run": run["run"], "sample": sample}
-        target |= {"form": wished["form"], "group": _group(wished, chosen)}
+        target |= {"form": options["form"], "group": _group(options, chosen)}
         if run["modality"] == "text":
-            target["first"] = _number(wished["first"])
-        if run["modality"] == "vision" and wished["group"] != "all":
-            target["context"] = wished["context"]
+            target["first"] = _number(options["first"])
+        if run["modality"] == "vision" and options["group"] != "all":
+            target["context"] = options["context"]
         steps = int(run["num_steps"])
-        until = _number(wished["until"])
+        until = _number(options["until"])
         if until or run["modality"] == "text":
             target["until"] = [min(until or steps, steps)]
     elif of == "path":
         request["run"] = run["run"]
-        target["rank"] = max(1, _number(wished["rank"]))
+        target["rank"] = max(1, _number(options["rank"]))
     elif of == "module":
-        target["module"] = _number(wished["module"])
-        if wished["step"] != "-1":
-            target["steps"] = [_number(wished["step"])]
+        target["module"] = _number(options["module"])
+        if options["step"] != "-1":
+            target["steps"] = [_number(options["step"])]
     elif of == "class":
-        target["index"] = _number(wished["index"])
+        target["index"] = _number(options["index"])
     else:
-        target |= dict(zip(AT[of], at_of(wished, of), strict=True))
+        target |= dict(zip(AT[of], at_of(options, of), strict=True))
     return request
 
 
-def at_of(wished: Mapping[str, str], of: str) -> list[int]:
+def at_of(options: Mapping[str, str], of: str) -> list[int]:
     """The numbers of a connection, a direction or a block."""
-    given = [_number(part) for part in wished["at"].split(".")]
-    return (given + [0, 0, 0])[: len(AT[of])]
+    values = [_number(part) for part in options["at"].split(".")]
+    return (values + [0, 0, 0])[: len(AT[of])]
 
 
-def _group(wished: Mapping[str, str], chosen: int | None) -> dict[str, Any]:
-    if wished["group"] == "path":
+def _group(options: Mapping[str, str], chosen: int | None) -> dict[str, Any]:
+    if options["group"] == "path":
         return {"like": chosen}
-    if wished["group"] == "picked":
-        return {"patches": picked(wished)}
-    return {"draw": max(1, _number(wished["draw"]))} if wished["group"] == "drawn" else {}
+    if options["group"] == "picked":
+        return {"patches": picked(options)}
+    return {"draw": max(1, _number(options["draw"]))} if options["group"] == "drawn" else {}
 
 
 def _number(text: str) -> int:
@@ -304,9 +305,9 @@ def image_seconds(iterations: int, dreams: int) -> float:
 
 def text_seconds(rounds: int, length: int, text: Mapping[str, Any] | None = None) -> tuple[float, float]:
     """(of looking through the bundled texts, of the rounds) of a text dream."""
-    given = text or {}
-    windows = given.get("corpus_windows") or WINDOWS
-    tried = (given.get("starts") or STARTS) * (given.get("candidates") or CANDIDATES)
+    options = text or {}
+    windows = options.get("corpus_windows") or WINDOWS
+    tried = (options.get("starts") or STARTS) * (options.get("candidates") or CANDIDATES)
     return SCAN_SECONDS * windows * length, SWAP_SECONDS * rounds * tried * length
 
 
@@ -314,15 +315,15 @@ def pace(jobs: Sequence[Mapping[str, Any]]) -> float | None:
     """How many times as long as expected the model's finished dreams took here; None where there are none to tell.
 
     Dreams that were interrupted are left out, and texts' whose search ended early."""
-    found = []
+    ratios = []
     for job in jobs:
         if job["state"] != "succeeded" or job["attempts"] != 1 or not (job["started_at"] and job["finished_at"]):
             continue
         took = (datetime.fromisoformat(job["finished_at"]) - datetime.fromisoformat(job["started_at"])).total_seconds()
         expected = expected_of(job)
         if took > 0 and expected > 0:
-            found.append(took / expected)
-    return median(found) if found else None
+            ratios.append(took / expected)
+    return median(ratios) if ratios else None
 
 
 def expected_of(job: Mapping[str, Any]) -> float:

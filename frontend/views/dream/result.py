@@ -34,7 +34,7 @@ def draw_result(job: Mapping[str, Any]) -> None:
         return
     st.subheader("The dream", anchor=False)
     if words := module_words(job["request"].get("target") or {}, dreams):
-        st.write(widgets.plain(words))
+        st.write(widgets.escape(words))
     if "text" in dreams[0]:
         _texts(result)
         return
@@ -56,26 +56,26 @@ def module_words(target: Mapping[str, Any], dreams: Sequence[Mapping[str, Any]])
     steps = target.get("steps") or []
     where = "at every step" if not steps else f"at step {', '.join(map(str, steps))}"
     counted = "" if len(steps) == 1 else ", counted at each of these steps,"
-    told = f"Module {target['module']} {where}: {numbers.percent(first['matched_choices'])} of the dream’s {what}"
-    told += f"{counted} take it"
+    text = f"Module {target['module']} {where}: {numbers.percent(first['matched_choices'])} of the dream’s {what}"
+    text += f"{counted} take it"
     begun = (first.get("at_start") or {}).get("matched_choices")
-    told += f", {numbers.percent(begun)} of those of the noise that it began as." if begun is not None else "."
+    text += f", {numbers.percent(begun)} of those of the noise that it began as." if begun is not None else "."
     if first["matched_choices"] < 0.5:
-        told += " Most do not: a dream raises the router’s probability of the module, and others are still ahead of it."
-    return told
+        text += " Most do not: a dream raises the router’s probability of the module, and others are still ahead of it."
+    return text
 
 
 def _figure(job: str, result: Mapping[str, Any]) -> None:
-    original, found = figure_rows(result)
-    cells = [*([original] if original else []), *(cell for row in found.values() for cell in row)]
+    original, rows_by_heading = figure_rows(result)
+    cells = [*([original] if original else []), *(cell for row in rows_by_heading.values() for cell in row)]
     names = {cell.item["image"] for cell in cells}
     urls = {name: data_url(widgets.client().artifact(job, name)) for name in sorted(names)}
     with st.container(key="dream_strip"):
         st.html(figure_html(result, urls))
-    told = ["the class that the model sees"] if any(dream.get("top") for dream in result["dreams"]) else []
+    captions = ["the class that the model sees"] if any(dream.get("top") for dream in result["dreams"]) else []
     if any(dream.get("matched_choices") is not None for dream in result["dreams"]):
-        told.append("how many of the wanted choices it makes")
-    words = [f"Below each picture: {' and '.join(told)}."] if told else []
+        captions.append("how many of the wanted choices it makes")
+    words = [f"Below each picture: {' and '.join(captions)}."] if captions else []
     if any(dream.get("group") for dream in result["dreams"]):
         words.append("Red: the group whose decisions were maximised.")
     st.caption(" ".join(words))
@@ -96,7 +96,7 @@ def marked(dream: Mapping[str, Any]) -> str:
         word = re.sub(r"\s+", " ", piece.text)
         bare, wanted = word.strip(), bool(targets & set(piece.tokens))
         core = bare or ("↵" if "\n" in piece.text else "␣") if wanted else bare  # a wanted line break is seen too
-        shown = f"**{widgets.plain(core)}**" if wanted else widgets.plain(core)
+        shown = f"**{widgets.escape(core)}**" if wanted else widgets.escape(core)
         # Between a sign and a letter Markdown's stars mark nothing: a hair's breadth parts them.
         before, after = (HAIR if wanted and core and not edge.isalnum() else "" for edge in (core[:1], core[-1:]))
         pieces.append(
@@ -105,18 +105,18 @@ def marked(dream: Mapping[str, Any]) -> str:
     return "".join(pieces).strip()
 
 
-def text_rows(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def text_rows(texts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The numbers of dreamed texts or of stretches of the corpus."""
     return [
         {
-            "objective": one["objective"],
-            "choices that match": one.get("matched_choices"),
-            "text": one["text"].strip(),
-            "began as": (one.get("start") or {}).get("text", "").strip() or None,
-            "objective then": (one.get("start") or {}).get("objective"),
-            "from": one.get("source"),
+            "objective": item["objective"],
+            "choices that match": item.get("matched_choices"),
+            "text": item["text"].strip(),
+            "began as": (item.get("start") or {}).get("text", "").strip() or None,
+            "objective then": (item.get("start") or {}).get("objective"),
+            "from": item.get("source"),
         }
-        for one in found
+        for item in texts
     ]
 
 
@@ -141,8 +141,8 @@ def _texts(result: Mapping[str, Any]) -> None:
             st.markdown(f"{numbers.number(dream['objective'])}{match} · {marked(dream)}")
     with written:
         st.markdown("**Found**, the best of the bundled texts")
-        for found in corpus["examples"][:SHOWN]:
-            st.markdown(f"{numbers.number(found['objective'])} · {marked(found)}")
+        for excerpt in corpus["examples"][:SHOWN]:
+            st.markdown(f"{numbers.number(excerpt['objective'])} · {marked(excerpt)}")
     widgets.numbers_behind(text_rows(result["dreams"]), "the dreamed texts")
     widgets.numbers_behind(text_rows(corpus["examples"]), "stretches of the bundled texts")
 

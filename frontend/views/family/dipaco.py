@@ -60,16 +60,16 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         return
     by_label = _by_label(run, selection, paths["paths"])
     drawn = paths["paths"][: dipaco_shards.MOST_PATHS]
-    with widgets.guarded("the way of the documents"):
+    with widgets.error_boundary("the way of the documents"):
         _tree(run, selection, by_label, paths, drawn)
     left, right = st.columns(2, gap="large")
-    with left, widgets.guarded("labels and paths"):
+    with left, widgets.error_boundary("labels and paths"):
         _labels(run, by_label, drawn)
-    with right, widgets.guarded("what paths share"):
+    with right, widgets.error_boundary("what paths share"):
         _sharing(run, drawn)
-    with left if len(drawn) > FEW else right, widgets.guarded("perplexity"):  # where there is room
+    with left if len(drawn) > FEW else right, widgets.error_boundary("perplexity"):  # where there is room
         _rerouting(run)
-    with widgets.guarded("one document"):
+    with widgets.error_boundary("one document"):
         _document(run, selection, paths["paths"])
 
 
@@ -82,24 +82,24 @@ def _by_label(run: Mapping[str, Any], selection: Selection, paths: Paths) -> dic
         return {"all documents": paths}
     client, names = widgets.client(), [label for _size, label in sorted(sizes)]
     shown = names if len(names) <= dipaco_shards.MOST_LABELS else names[: dipaco_shards.MOST_LABELS - 1]
-    found = {label: client.ask(run["run"], "paths", most=2000, label=label)["paths"] for label in shown}
+    by_label = {label: client.ask(run["run"], "paths", most=2000, label=label)["paths"] for label in shown}
     left = {path["rank"]: path["count"] for path in paths}
-    for rows in found.values():
+    for rows in by_label.values():
         for path in rows:
             left[path["rank"]] -= path["count"]
     if any(count > 0 for count in left.values()):
         others = f"{len(names) - len(shown)} others" if len(names) > len(shown) else "no label"
-        found[others] = [{**path, "count": left[path["rank"]]} for path in paths if left[path["rank"]] > 0]
-    return found
+        by_label[others] = [{**path, "count": left[path["rank"]]} for path in paths if left[path["rank"]] > 0]
+    return by_label
 
 
 def _tree(
     run: Mapping[str, Any], selection: Selection, by_label: Mapping[str, Paths], paths: Mapping[str, Any], drawn: Paths
 ) -> None:
     st.header(dipaco_shards.TREE, anchor=False, help=HELP["tree"])
-    st.caption(widgets.plain(tree_words(run, selection, paths)))
-    kept = {path["rank"] for path in drawn}
-    shown = {label: [path for path in rows if path["rank"] in kept] for label, rows in by_label.items()}
+    st.caption(widgets.escape(tree_words(run, selection, paths)))
+    ranks = {path["rank"] for path in drawn}
+    shown = {label: [path for path in rows if path["rank"] in ranks] for label, rows in by_label.items()}
     cdfs = {dipaco_shards.modules_of(path): path["cdf"] for path in paths["paths"]}
     widgets.chart(dipaco_shards.tree_chart(shown, cdfs, theme=widgets.theme(), title=None))
     words = "Height of a bar and width of a band: share of the tokens. The bar of a path is its shard."
@@ -151,7 +151,9 @@ def _labels(run: Mapping[str, Any], by_label: Mapping[str, Paths], drawn: Paths)
     ordered = sorted(drawn, key=lambda path: tuple(reversed(dipaco_shards.modules_of(path))))
     table = dipaco_shards.label_path_rows(by_label, ordered)
     widgets.chart(dipaco_shards.label_path_chart(table, theme=widgets.theme(), title=None))
-    st.caption(widgets.plain("Per cent of the label’s tokens; a row adds up to 100. " + nmi_words(run["associations"])))
+    st.caption(
+        widgets.escape("Per cent of the label’s tokens; a row adds up to 100. " + nmi_words(run["associations"]))
+    )
     widgets.numbers_behind(table, "labels and paths")
 
 
@@ -225,19 +227,19 @@ def _document(run: Mapping[str, Any], selection: Selection, paths: Paths) -> Non
         widgets.empty("This document has no tokens.", "Choose another one.")
         return
     if config.get("rerouter"):
-        given = retrace.changes(selection, [AGAIN])
-        retrace.control_widgets([AGAIN], given)
-        after = retrace.again(run, sample, given) if given else None
+        values = retrace.changes(selection, [AGAIN])
+        retrace.control_widgets([AGAIN], values)
+        after = retrace.again(run, sample, values) if values else None
         if after is not None:
             before, sample = sample, widgets.client().ask(after["run"], "samples/{sample}", sample=0)
             sample = {**sample, "tokens": recoloured(sample["tokens"], paths)}
-            config = config | given
-            st.caption(widgets.plain(loss_words(before, sample)))
+            config = config | values
+            st.caption(widgets.escape(loss_words(before, sample)))
     starts = dipaco_rerouting.decisions(
         len(sample["tokens"]), int(config["prefix"]), config.get("reroute_every"), int(config["context"])
     )
     parts = dipaco_rerouting.chunks(sample["tokens"], starts)
-    st.caption(widgets.plain(chunk_words(parts, config)))
+    st.caption(widgets.escape(chunk_words(parts, config)))
     widgets.chart(dipaco_rerouting.strip_chart(parts, theme=widgets.theme(), title=None))
     if sample.get("text"):
         st.html(running_text(sample, parts))
@@ -246,9 +248,9 @@ def _document(run: Mapping[str, Any], selection: Selection, paths: Paths) -> Non
 
 def _picker(run: Mapping[str, Any], selection: Selection) -> int | None:
     """A document; unless one is chosen, the one that takes most paths."""
-    found = widgets.client().ask(run["run"], "samples", most=LISTED, label=selection.label)["samples"]
-    rows = {row["sample"]: row for row in found}
-    richest = max(found, key=lambda row: (row.get("num_distinct_paths") or 0, -row["sample"]), default=None)
+    samples = widgets.client().ask(run["run"], "samples", most=LISTED, label=selection.label)["samples"]
+    rows = {row["sample"]: row for row in samples}
+    richest = max(samples, key=lambda row: (row.get("num_distinct_paths") or 0, -row["sample"]), default=None)
     number = selection.sample if selection.sample is not None else richest and richest["sample"]
     if number is None:
         return None

@@ -72,11 +72,11 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
     if "gates" not in run["soft"]:
         widgets.empty("This run holds no gates.", "Trace the model again with this version to record them.")
         return
-    found = run["findings"].get("gates") or {}
-    _heat_map(run, selection, number, other, found)
+    findings = run["findings"].get("gates") or {}
+    _heat_map(run, selection, number, other, findings)
     if not alone:
-        _specialists(found)
-        _plane(found, selection)
+        _specialists(findings)
+        _plane(findings, selection)
     common.twin_table(run)
     _ahead(run)
     _ablation(run)
@@ -101,18 +101,18 @@ def _other_picker(selection: Selection, labels: Sequence[str]) -> str | None:
 
 
 def _heat_map(
-    run: Mapping[str, Any], selection: Selection, number: int | None, other: str | None, found: Mapping[str, Any]
+    run: Mapping[str, Any], selection: Selection, number: int | None, other: str | None, findings: Mapping[str, Any]
 ) -> None:
     client = widgets.client()
     answer = client.ask(run["run"], "gates", label=None if number is not None else selection.label, sample=number)
     minus = client.ask(run["run"], "gates", label=other) if other else None
     who = f"text {number:,}" if number is not None else (selection.label or "all texts")
     st.header("Which directions are switched on?", anchor=False, help=HELP["gates"])
-    told = f"Shown: {who}" + (
+    caption = f"Shown: {who}" + (
         "" if number is not None else f", mean of {numbers.plural(answer['num_samples'], 'text')}"
     )
-    st.caption(widgets.plain(told + (f", minus the mean of {other}. " if other else ". ") + _reading(minus)))
-    words = found.get("vocabulary")
+    st.caption(widgets.escape(caption + (f", minus the mean of {other}. " if other else ". ") + _reading(minus)))
+    words = findings.get("vocabulary")
     drawing = gate_chart(answer, theme=widgets.theme(), title=None, minus=minus, chosen=selection.gate)
     if words:
         widgets.chart(
@@ -166,8 +166,8 @@ def _code(token: Any) -> str:
     return _visible(token).replace("`", "ˋ")
 
 
-def _specialists(found: Mapping[str, Any]) -> None:
-    if not found.get("variance"):
+def _specialists(findings: Mapping[str, Any]) -> None:
+    if not findings.get("variance"):
         widgets.empty("Heads cannot be compared over domains: the texts of this run have fewer than two labels.")
         return
     left, right = st.columns(2, gap="large")
@@ -175,29 +175,29 @@ def _specialists(found: Mapping[str, Any]) -> None:
         st.header("Which heads treat domains differently?", anchor=False, help=HELP["variance"])
         st.caption("Stronger colour: its gates differ more between domains. Dot: a specialist, in the top quarter.")
         widgets.chart(
-            variance_chart(found["variance"], found.get("specialists") or (), theme=widgets.theme(), title=None)
+            variance_chart(findings["variance"], findings.get("specialists") or (), theme=widgets.theme(), title=None)
         )
-        special = {(int(one["layer"]), int(one["head"])) for one in found.get("specialists") or ()}
+        special = {(int(head["layer"]), int(head["head"])) for head in findings.get("specialists") or ()}
         widgets.numbers_behind(
             [
                 {key: row[key] for key in ("layer", "head", "variance", "specialist")}
-                for row in variance_rows(found["variance"], special)
+                for row in variance_rows(findings["variance"], special)
             ],
             "variance of every head",
         )
     with right:
-        share = found.get("specialist_share_by_layer")
+        share = findings.get("specialist_share_by_layer")
         if share:
             st.header("In which layers do specialists sit?", anchor=False, help=HELP["variance"])
             st.caption("Share of each layer's heads that are specialists. Dashed: as many in every layer.")
             widgets.chart(specialist_chart(share, theme=widgets.theme(), title=None))
             widgets.numbers_behind(
-                [{"layer": layer, "share": one} for layer, one in enumerate(share)], "specialists per layer"
+                [{"layer": layer, "share": head} for layer, head in enumerate(share)], "specialists per layer"
             )
 
 
-def _plane(found: Mapping[str, Any], selection: Selection) -> None:
-    if not found.get("pca"):
+def _plane(findings: Mapping[str, Any], selection: Selection) -> None:
+    if not findings.get("pca"):
         return
     st.header("Do texts of one domain lie together?", anchor=False, help=HELP["plane"])
     st.caption(
@@ -205,20 +205,20 @@ def _plane(found: Mapping[str, Any], selection: Selection) -> None:
     )
     chosen = [label for label in (selection.label, selection.other) if label]
     widgets.chart(
-        pca_chart(found["pca"], theme=widgets.theme(), title=None, chosen=chosen, sample=selection.sample),
+        pca_chart(findings["pca"], theme=widgets.theme(), title=None, chosen=chosen, sample=selection.sample),
         key=f"plane_{selection.run}_{selection.label}_{selection.other}_{selection.sample}",
         on_pick=lambda _name, sample: address.go_changed(sample=int(sample)),
         pick=(SAMPLE_PICK,),
     )
-    if accuracy := found.get("centroid_accuracy"):
-        st.write(widgets.plain(centroid_words(accuracy)))
+    if accuracy := findings.get("centroid_accuracy"):
+        st.write(widgets.escape(centroid_words(accuracy)))
         by_domain = accuracy.get("by_domain") or {}
         widgets.numbers_behind(
             [{"domain": name, "share right": value} for name, value in by_domain.items()],
             "accuracy of each domain",
             **{"share right": st.column_config.NumberColumn(format="percent")},
         )
-    widgets.numbers_behind(found["pca"]["points"], "points")
+    widgets.numbers_behind(findings["pca"]["points"], "points")
 
 
 def _ahead(run: Mapping[str, Any]) -> None:
@@ -227,7 +227,7 @@ def _ahead(run: Mapping[str, Any]) -> None:
     if not ahead or ahead.get("gain") is None:
         return
     st.caption(
-        widgets.plain(
+        widgets.escape(
             f"With the tokens behind each position hidden, as when a text is being written, the loss of this model is "
             f"{numbers.number(ahead['hidden'])} instead of {numbers.number(ahead['in_view'])} nats: seeing ahead is "
             f"worth {numbers.number(ahead['gain'])} ± {numbers.number(ahead.get('standard_error'), 2)} nats. "
@@ -244,7 +244,7 @@ def _ablation(run: Mapping[str, Any]) -> None:
         return
     st.header("What breaks without routing?", anchor=False, help=HELP["ablation"])
     if words := ablation_words(table):
-        st.write(widgets.plain(words))
+        st.write(widgets.escape(words))
     st.dataframe(
         ablation_rows(table),
         hide_index=True,
@@ -282,25 +282,25 @@ def _live(run: Mapping[str, Any], selection: Selection, number: int | None) -> N
         widgets.empty("This model allows no changes.", "Choose a run of a Directional Routing checkpoint.")
         return
     text = (sample.get("text") or "").replace("\n", " ").strip()
-    st.caption(widgets.plain(f"Text {number:,} is run again: “{text[:110]}{'…' if len(text) > 110 else ''}”"))
-    given = retrace.changes(selection, controls)
+    st.caption(widgets.escape(f"Text {number:,} is run again: “{text[:110]}{'…' if len(text) > 110 else ''}”"))
+    values = retrace.changes(selection, controls)
     silent = _silent(selection, sizes)
-    places = [one.name for one in controls if one.name.startswith("gate_")]
-    if "gate" not in given:
-        given = {name: value for name, value in given.items() if name not in places}
+    places = [control.name for control in controls if control.name.startswith("gate_")]
+    if "gate" not in values:
+        values = {name: value for name, value in values.items() if name not in places}
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="live_controls"):
-        retrace.control_widgets(controls, given, disabled=[] if "gate" in given else places)
+        retrace.control_widgets(controls, values, disabled=[] if "gate" in values else places)
         properties = model["controls"].get("properties") or {}
         other = _gates_picker(run, selection, number) if "gates" in properties else None
         if "knocked_out" in properties:
             _silence_picker(silent, sizes)
     if silent:
-        given["knocked_out"] = silent
+        values["knocked_out"] = silent
     if other is not None:
-        given["gates"] = client.ask(run["run"], "gates", sample=other)["values"]
-    if not given:
+        values["gates"] = client.ask(run["run"], "gates", sample=other)["values"]
+    if not values:
         return
-    after = retrace.again(run, sample, given)
+    after = retrace.again(run, sample, values)
     if after is None:
         return
     changed = client.ask(after["run"], "gates", sample=0)
@@ -321,14 +321,14 @@ def _controls(model: Mapping[str, Any], sizes: Sequence[int]) -> list[retrace.Co
         "gate_direction": "in direction",
         "pooling": "Routers read",
     }
-    found = []
+    result = []
     for name, schema in (model["controls"].get("properties") or {}).items():
-        one = retrace.control(
+        control = retrace.control(
             name, schema, limit=last.get(name), words=words.get(name, ""), named=NAMED.get(name, EVERY)
         )
-        if one is not None:
-            found.append(one)
-    return found
+        if control is not None:
+            result.append(control)
+    return result
 
 
 def _silent(selection: Selection, sizes: Sequence[int]) -> list[list[int]]:
@@ -345,19 +345,19 @@ def _gates_picker(run: Mapping[str, Any], selection: Selection, number: int) -> 
     """Whose gates this text is run with: those of another text of the run, or its own."""
     listed = widgets.client().ask(run["run"], "samples", most=retrace.LISTED)["samples"]
     words = {
-        str(one["sample"]): " · ".join(
-            [str(one["sample"]), one.get("label") or "no label", (one.get("text") or "").strip()[:30]]
+        str(row["sample"]): " · ".join(
+            [str(row["sample"]), row.get("label") or "no label", (row.get("text") or "").strip()[:30]]
         )
-        for one in listed
-        if one["sample"] != number
+        for row in listed
+        if row["sample"] != number
     }
-    asked = next((one.partition(":")[2] for one in selection.controls if one.startswith("gates_of:")), "")
+    chosen = next((row.partition(":")[2] for row in selection.controls if row.startswith("gates_of:")), "")
     return _number(
         address.bound(
             st.selectbox,
             "controls",
             "Gates of another text",
-            asked if asked in words else "",
+            chosen if chosen in words else "",
             ["", *words],
             part="_gates_of",
             read=lambda text: retrace.changed(address.current(), "gates_of", text or None),

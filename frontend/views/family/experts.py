@@ -65,29 +65,29 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
             help="The charts of one layer show this one. A click on a layer chooses it too.",
         )
     common.notes(run)
-    with widgets.guarded("the load of the layers"):
+    with widgets.error_boundary("the load of the layers"):
         _load(run, selection, layer)
-    with widgets.guarded("tokens and experts"):
+    with widgets.error_boundary("tokens and experts"):
         _tokens(run, selection, layer)
     left, right = st.columns(2, gap="large")
-    with left, widgets.guarded("domains"):
+    with left, widgets.error_boundary("domains"):
         _domains(run, layer)
-    with right, widgets.guarded("words"):
+    with right, widgets.error_boundary("words"):
         _words(run, selection, layer)
     left, right = st.columns(2, gap="large")
-    with left, widgets.guarded("experts that work together"):
+    with left, widgets.error_boundary("experts that work together"):
         _together(run, selection, layer)
     with right:
-        with widgets.guarded("neighbouring tokens"):
+        with widgets.error_boundary("neighbouring tokens"):
             _repetition(run, selection)
-        with widgets.guarded("the series of checkpoints"):
+        with widgets.error_boundary("the series of checkpoints"):
             _saturation(run, layer)
 
 
 def _load(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
     usage = widgets.client().ask(run["run"], "usage", label=selection.label)
     widgets.heading(expert_load.LOAD, "")
-    st.caption(widgets.plain(expert_load.load_words(usage)), help=HELP["load"])
+    st.caption(widgets.escape(expert_load.load_words(usage)), help=HELP["load"])
     widgets.chart(
         expert_load.load_band_chart(usage, theme=widgets.theme(), title=None, chosen=layer),
         key=f"load_{run['run']}_{selection.label}_{layer}",
@@ -114,46 +114,46 @@ def _tokens(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
         return
     first = selection.first // ROWS * ROWS
     try:
-        found = widgets.client().ask(
+        answer = widgets.client().ask(
             run["run"], "samples/{sample}/experts", sample=number, step=layer, first=first, limit=ROWS
         )
     except Refused:  # the sample is shorter than what the address says
-        first, found = (
+        first, answer = (
             0,
             widgets.client().ask(run["run"], "samples/{sample}/experts", sample=number, step=layer, limit=ROWS),
         )
-    if not found["tokens"]:
+    if not answer["tokens"]:
         widgets.empty("This sample has no tokens.", "Choose another one.")
         return
-    if found["num_tokens"] > ROWS:
+    if answer["num_tokens"] > ROWS:
         address.bound(
             st.select_slider,
             "first",
             "Tokens",
             first,
-            list(range(0, found["num_tokens"], ROWS)),
-            format_func=lambda start: f"{start:,}–{min(found['num_tokens'], start + ROWS) - 1:,}",
+            list(range(0, answer["num_tokens"], ROWS)),
+            format_func=lambda start: f"{start:,}–{min(answer['num_tokens'], start + ROWS) - 1:,}",
         )
-    least = least_share(found, selection)
-    st.caption(widgets.plain(experts.slice_words(found, least)), help=HELP["tokens"])
-    if not found.get("weights_recorded", True):
+    least = least_share(answer, selection)
+    st.caption(widgets.escape(experts.slice_words(answer, least)), help=HELP["tokens"])
+    if not answer.get("weights_recorded", True):
         st.caption("The source recorded no weights: each choice is drawn with the same share, 1/K.")
-    widgets.chart(experts.slice_chart(found, theme=widgets.theme(), title=None, least=least, chosen=selection.token))
+    widgets.chart(experts.slice_chart(answer, theme=widgets.theme(), title=None, least=least, chosen=selection.token))
     widgets.numbers_behind(
         [
             {"what": label, **{name: token[name] for name in ("token", "modules", "weights")}}
-            for label, token in zip(experts.token_labels(found["tokens"]), found["tokens"], strict=True)
+            for label, token in zip(experts.token_labels(answer["tokens"]), answer["tokens"], strict=True)
         ],
         f"choices of these tokens at layer {layer}",
     )
 
 
-def least_share(found: Mapping[str, Any], selection: Selection) -> float:
+def least_share(answer: Mapping[str, Any], selection: Selection) -> float:
     """From which share of the shown tokens on an expert has a column of its own: as asked for, else so that few
     enough columns are left."""
     if selection.merge is not None:
         return selection.merge / 100
-    tokens = found["tokens"]
+    tokens = answer["tokens"]
     counts: dict[int, int] = {}
     for token in tokens:
         for module in token["modules"]:
@@ -169,13 +169,15 @@ def _domains(run: Mapping[str, Any], layer: int) -> None:
     if not any(row["label"] is not None for row in run["labels"]):
         widgets.empty("This run has no labels, so there are no domains to compare.", "Trace a data set with labels.")
         return
-    found = widgets.client().ask(run["run"], "specialisation", of="label", step=layer, limit=SHOWN_EXPERTS)
-    more = found.get("more_labels")
-    left = f" Only the {len(found['domains'])} largest labels: {numbers.count(more)} more are left out." if more else ""
-    st.caption(widgets.plain(experts.domain_words(found) + left))
-    widgets.chart(experts.domain_chart(found, theme=widgets.theme(), title=None))
-    _listed(found)
-    widgets.numbers_behind(experts.domain_rows(found), f"domains and experts of layer {layer}")
+    answer = widgets.client().ask(run["run"], "specialisation", of="label", step=layer, limit=SHOWN_EXPERTS)
+    more = answer.get("more_labels")
+    left = (
+        f" Only the {len(answer['domains'])} largest labels: {numbers.count(more)} more are left out." if more else ""
+    )
+    st.caption(widgets.escape(experts.domain_words(answer) + left))
+    widgets.chart(experts.domain_chart(answer, theme=widgets.theme(), title=None))
+    _listed(answer)
+    widgets.numbers_behind(experts.domain_rows(answer), f"domains and experts of layer {layer}")
 
 
 def _words(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
@@ -191,32 +193,32 @@ def _words(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
         label_visibility="collapsed",
     )
     try:
-        found = widgets.client().ask(
+        answer = widgets.client().ask(
             run["run"], "specialisation", of=selection.words, step=layer, label=selection.label, limit=SHOWN_EXPERTS
         )
     except Refused as error:
-        widgets.empty(widgets.told(error))
+        widgets.empty(widgets.error_text(error))
         return
-    if not found["modules"]:
+    if not answer["modules"]:
         widgets.empty(
-            f"No token id was seen {found['least']} times, so nothing can be said of its experts.",
+            f"No token id was seen {answer['least']} times, so nothing can be said of its experts.",
             "Trace more texts." if selection.label is None else "Let go of the label above.",
         )
         return
-    widgets.chart(experts.word_chart(found, theme=widgets.theme(), title=None))
-    _listed(found)
-    st.caption(widgets.plain(counted_words(found)))
-    widgets.numbers_behind(experts.word_rows(found), f"words and experts of layer {layer}")
+    widgets.chart(experts.word_chart(answer, theme=widgets.theme(), title=None))
+    _listed(answer)
+    st.caption(widgets.escape(counted_words(answer)))
+    widgets.numbers_behind(experts.word_rows(answer), f"words and experts of layer {layer}")
 
 
-def _listed(found: Mapping[str, Any]) -> None:
-    if found["more"]:
-        st.caption(f"The {len(found['modules'])} most specialised; {numbers.plural(found['more'], 'other expert')}.")
+def _listed(answer: Mapping[str, Any]) -> None:
+    if answer["more"]:
+        st.caption(f"The {len(answer['modules'])} most specialised; {numbers.plural(answer['more'], 'other expert')}.")
 
 
-def counted_words(found: Mapping[str, Any]) -> str:
+def counted_words(answer: Mapping[str, Any]) -> str:
     """On how many tokens a number was counted."""
-    counted = found["counted"]
+    counted = answer["counted"]
     if counted["exact"]:
         return f"Counted on all {numbers.plural(counted['num_tokens'], 'token')}."
     return (
@@ -225,11 +227,11 @@ def counted_words(found: Mapping[str, Any]) -> str:
     )
 
 
-def off_by(found: Mapping[str, Any]) -> str:
+def off_by(answer: Mapping[str, Any]) -> str:
     """How far the points of a series that was drawn may be off; empty where all tokens were counted."""
-    if found["counted"]["exact"]:
+    if answer["counted"]["exact"]:
         return ""
-    errors = [point.get("error") for point in found["points"]]
+    errors = [point.get("error") for point in answer["points"]]
     if None in errors:
         return " One sample says nothing of how far that may be off."
     return f" A point may be off by ± {numbers.number(100 * max(errors), 2)} percentage points (95 % interval)."
@@ -240,25 +242,25 @@ def _together(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
     if int(run["top_k"]) == 1:
         widgets.empty("Each token chooses one expert a layer, so no two are ever chosen together.")
         return
-    found = widgets.client().ask(run["run"], "co_activation", step=layer, label=selection.label, limit=PARTNERS)
-    st.caption(widgets.plain(experts.co_activation_words(found)))
-    if found["modules"]:
-        widgets.chart(experts.co_activation_chart(found, theme=widgets.theme(), title=None))
-    st.caption(widgets.plain(counted_words(found)))
-    widgets.numbers_behind(found["pairs"], f"the strongest pairs of layer {layer}")
+    answer = widgets.client().ask(run["run"], "co_activation", step=layer, label=selection.label, limit=PARTNERS)
+    st.caption(widgets.escape(experts.co_activation_words(answer)))
+    if answer["modules"]:
+        widgets.chart(experts.co_activation_chart(answer, theme=widgets.theme(), title=None))
+    st.caption(widgets.escape(counted_words(answer)))
+    widgets.numbers_behind(answer["pairs"], f"the strongest pairs of layer {layer}")
 
 
 def _repetition(run: Mapping[str, Any], selection: Selection) -> None:
     st.subheader(expert_stability.REPETITION, anchor=False, help=HELP["repetition"])
     try:
-        found = widgets.client().ask(run["run"], "repetition", label=selection.label)
+        answer = widgets.client().ask(run["run"], "repetition", label=selection.label)
     except Refused as error:
-        widgets.empty(widgets.told(error))
+        widgets.empty(widgets.error_text(error))
         return
-    st.caption(widgets.plain(expert_stability.repetition_words(found)))
-    widgets.chart(expert_stability.repetition_chart(found, theme=widgets.theme(), title=None))
-    st.caption("Dashed: by chance, if choices were even and independent. " + widgets.plain(counted_words(found)))
-    widgets.numbers_behind(expert_stability.repetition_rows(found), "repetition of each layer")
+    st.caption(widgets.escape(expert_stability.repetition_words(answer)))
+    widgets.chart(expert_stability.repetition_chart(answer, theme=widgets.theme(), title=None))
+    st.caption("Dashed: by chance, if choices were even and independent. " + widgets.escape(counted_words(answer)))
+    widgets.numbers_behind(expert_stability.repetition_rows(answer), "repetition of each layer")
 
 
 def _saturation(run: Mapping[str, Any], layer: int) -> None:
@@ -266,24 +268,24 @@ def _saturation(run: Mapping[str, Any], layer: int) -> None:
         return
     st.subheader(expert_stability.SATURATION, anchor=False, help=HELP["saturation"])
     try:
-        found = widgets.client().ask(run["run"], "saturation")
+        answer = widgets.client().ask(run["run"], "saturation")
     except (NotFound, Refused) as error:
-        widgets.empty(widgets.told(error))
+        widgets.empty(widgets.error_text(error))
         return
-    if len(found["points"]) < 2:
+    if len(answer["points"]) < 2:
         widgets.empty(
-            f"Only one checkpoint of the series “{found['series']}” can be compared, so there is no curve to draw.",
+            f"Only one checkpoint of the series “{answer['series']}” can be compared, so there is no curve to draw.",
             "Record more checkpoints over the same tokens under this name.",
         )
     else:
-        st.caption(widgets.plain(expert_stability.saturation_words(found)))
+        st.caption(widgets.escape(expert_stability.saturation_words(answer)))
         widgets.chart(
-            expert_stability.saturation_chart(found, theme=widgets.theme(), title=None, step=layer, run=run["run"])
+            expert_stability.saturation_chart(answer, theme=widgets.theme(), title=None, step=layer, run=run["run"])
         )
-        how = widgets.plain(counted_words(found) + off_by(found))
+        how = widgets.escape(counted_words(answer) + off_by(answer))
         st.caption(f"Dashed: by chance. Dotted: layer {layer} alone. {how}")
-        widgets.numbers_behind(expert_stability.saturation_rows(found, layer), "saturation of each checkpoint")
-    if found["left_out"]:
+        widgets.numbers_behind(expert_stability.saturation_rows(answer, layer), "saturation of each checkpoint")
+    if answer["left_out"]:
         st.caption(
-            widgets.plain("Left out: " + "; ".join(f"{r['run']} ({r['reason']})" for r in found["left_out"]) + ".")
+            widgets.escape("Left out: " + "; ".join(f"{r['run']} ({r['reason']})" for r in answer["left_out"]) + ".")
         )

@@ -97,15 +97,15 @@ def _graphs(run: Mapping[str, Any], sample: Mapping[str, Any], graph: Mapping[st
     places = st.columns(1 if alone else 2, gap="large")
     with places[0]:
         label = f" ({sample['label']})" if sample.get("label") else ""
-        st.subheader(widgets.plain(f"This one: sample {sample['sample']:,}{label}"), anchor=False, help=HELP["graph"])
-        st.caption(widgets.plain(_snippet(sample)))
+        st.subheader(widgets.escape(f"This one: sample {sample['sample']:,}{label}"), anchor=False, help=HELP["graph"])
+        st.caption(widgets.escape(_snippet(sample)))
         _graph(graph, f"sample {sample['sample']:,}")
     if alone:
         return
     with places[1]:
         mean = widgets.client().ask(run["run"], "edges", label=other)
         who = f"The mean of {other}" if other else "The mean of all samples"
-        st.subheader(widgets.plain(who), anchor=False, help=HELP["graph"])
+        st.subheader(widgets.escape(who), anchor=False, help=HELP["graph"])
         st.caption(f"{numbers.plural(mean['num_samples'], 'sample')}.")
         _graph(mean, who.lower() if not other else f"mean of {other}")
 
@@ -141,7 +141,7 @@ def _labels(run: Mapping[str, Any]) -> None:
     for start in range(0, len(graphs), 3):
         for place, label in zip(st.columns(3, gap="medium"), list(graphs)[start : start + 3], strict=False):
             with place:
-                st.subheader(widgets.plain(label), anchor=False)
+                st.subheader(widgets.escape(label), anchor=False)
                 widgets.chart(
                     graph_chart(graphs[label], theme=widgets.theme(), title=None, minus=every, most=most, compact=True)
                 )
@@ -153,25 +153,25 @@ def _labels(run: Mapping[str, Any]) -> None:
 
 
 def _numbers(run: Mapping[str, Any], graph: Mapping[str, Any]) -> None:
-    found = run["findings"].get("connections") or {}
-    separation = found.get("separation")
+    findings = run["findings"].get("connections") or {}
+    separation = findings.get("separation")
     st.header("Is that more than chance?", anchor=False, help=HELP["separation"])
-    if not found:
+    if not findings:
         widgets.empty("This run was sealed without these numbers.", "Trace the model again to have them worked out.")
         return
     left, right = st.columns([1, 1], gap="large")
     with left:
         if separation:
-            st.write(widgets.plain(separation_words(separation) + _untrained(run)))
-            if found.get("nearest_label_accuracy") is not None:
+            st.write(widgets.escape(separation_words(separation) + _untrained(run)))
+            if findings.get("nearest_label_accuracy") is not None:
                 count = len(separation.get("labels") or _names(run))
-                st.write(widgets.plain(nearest_words(found["nearest_label_accuracy"], "label", count)))
+                st.write(widgets.escape(nearest_words(findings["nearest_label_accuracy"], "label", count)))
         else:
             st.write("This run has too few labels, or too few samples of each, to compare their connections.")
-        if found.get("stability") is not None:
-            st.write(widgets.plain(stability_words(found["stability"])))
-        if found.get("self_share") is not None:
-            st.write(widgets.plain(self_share_words(found["self_share"], len(graph["axes"][2]["names"]))))
+        if findings.get("stability") is not None:
+            st.write(widgets.escape(stability_words(findings["stability"])))
+        if findings.get("self_share") is not None:
+            st.write(widgets.escape(self_share_words(findings["self_share"], len(graph["axes"][2]["names"]))))
     if separation and separation.get("matrix") and len(separation["labels"]) <= MOST_LABELS:
         with right:
             st.subheader("How far apart are two labels?", anchor=False, help=HELP["separation"])
@@ -207,12 +207,12 @@ def _live(run: Mapping[str, Any], selection: Selection, sample: Mapping[str, Any
         f"Move a slider: sample {sample['sample']:,} is run again with it, without any training, and shown beside the "
         "unchanged run."
     )
-    given = retrace.changes(selection, controls)
+    values = retrace.changes(selection, controls)
     with st.container(horizontal=True, gap="large", key="live_controls"):
-        retrace.control_widgets(controls, given)
-    if not given:
+        retrace.control_widgets(controls, values)
+    if not values:
         return
-    after = retrace.again(run, sample, given)
+    after = retrace.again(run, sample, values)
     if after is None:
         return
     changed = widgets.client().ask(after["run"], "edges", sample=0)
@@ -235,8 +235,8 @@ def _controls(model: Mapping[str, Any], num_targets: int) -> list[retrace.Contro
     }
     words = {"alpha": "α (sharpness)", "alpha_rate": "α_rate (per iteration)", "top_k": "top-k (connections kept)"}
     properties = model["controls"].get("properties") or {}
-    found = [
+    controls = [
         retrace.control(name, schema, trained=trained.get(name), limit=num_targets, words=words.get(name, ""))
         for name, schema in properties.items()
     ]
-    return [one for one in found if one is not None]
+    return [control for control in controls if control is not None]

@@ -56,26 +56,26 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
     if number is None:
         widgets.empty("No sample has this label.", "Let go of the label above.")
         return
-    with widgets.guarded("the network"):
+    with widgets.error_boundary("the network"):
         _network(run, selection, number)
     samples, whole = _samples(run, selection)
-    with widgets.guarded("the cheapest and dearest samples"):
+    with widgets.error_boundary("the cheapest and dearest samples"):
         _ends(run, samples, whole)
     left, right = st.columns(2, gap="large")
-    with left, widgets.guarded("the classes"):
+    with left, widgets.error_boundary("the classes"):
         _classes(run, samples)
-    with right, widgets.guarded("the loss"):
+    with right, widgets.error_boundary("the loss"):
         _difficulty(run, selection, samples, whole)
     left, right = st.columns(2, gap="large")
-    with left, widgets.guarded("the blocks of each class"):
+    with left, widgets.error_boundary("the blocks of each class"):
         _class_blocks(run)
-    with right, widgets.guarded("the comparison with the twin"):
+    with right, widgets.error_boundary("the comparison with the twin"):
         _twin(run)
 
 
 def _sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
-    found = widgets.client().ask(run["run"], "samples", most=LISTED, label=selection.label)["samples"]
-    labels = {row["sample"]: row.get("label") for row in found}
+    samples = widgets.client().ask(run["run"], "samples", most=LISTED, label=selection.label)["samples"]
+    labels = {row["sample"]: row.get("label") for row in samples}
     if not labels and selection.sample is None:
         return None
     number = selection.sample if selection.sample is not None else next(iter(labels))
@@ -100,7 +100,9 @@ def _network(run: Mapping[str, Any], selection: Selection, number: int) -> None:
     network, values, names = raytracing_network.network_of(run), soft["values"], soft["axes"][0]["names"]
     last = raytracing_network.last_step(values)
     step = last if selection.light is None else min(selection.light, last)
-    said = f"{sample['prediction']} {numbers.percent(sample['confidence'], 2)}" if sample.get("prediction") else "fired"
+    prediction = (
+        f"{sample['prediction']} {numbers.percent(sample['confidence'], 2)}" if sample.get("prediction") else "fired"
+    )
     curve = raytracing_network.share_rows(network, values, names)
     left, right = st.columns([5, 3], gap="large")
     with left:
@@ -111,18 +113,18 @@ def _network(run: Mapping[str, Any], selection: Selection, number: int) -> None:
         )
         _slider(names, last, step)
         drawing = raytracing_network.network_chart(
-            network, values, step, theme=widgets.theme(), prediction=said, title=None
+            network, values, step, theme=widgets.theme(), prediction=prediction, title=None
         )
         widgets.chart(drawing)
         finding = run["findings"].get("lights") or {}
         _fired(finding, names, last)
     with right:
-        picture, told = st.columns([1, 2], gap="small", vertical_alignment="center")
+        picture, text = st.columns([1, 2], gap="small", vertical_alignment="center")
         with picture:
             if sample.get("has_image"):
                 _picture(client.image(run["run"], number), sample)
-        with told:
-            st.markdown(widgets.plain(step_words(network, curve, step, last, names, run["config"], sample)))
+        with text:
+            st.markdown(widgets.escape(step_words(network, curve, step, last, names, run["config"], sample)))
         if selection.light is not None and selection.light > last:
             st.caption(f"The address asks for step {selection.light:,}; this sample had stopped by then.")
         st.subheader(raytracing_network.SHARES, anchor=False, help=HELP["share"])
@@ -146,7 +148,7 @@ def _fired(finding: Mapping[str, Any], names: Sequence[str], last: int) -> None:
         widgets.empty("This run does not say when its outputs fired.", "Trace it again to have that worked out.")
         return
     if len(table) == 1:
-        st.write(widgets.plain(f"In all {numbers.plural(table[0]['samples'], 'sample')} at step {table[0]['step']}."))
+        st.write(widgets.escape(f"In all {numbers.plural(table[0]['samples'], 'sample')} at step {table[0]['step']}."))
         return
     widgets.chart(raytracing_network.fired_chart(table, chosen=last, theme=widgets.theme(), title=None))
     # Steps are numbered from 0: a sample that stops at step 9 has taken ten.
@@ -174,7 +176,7 @@ def _slider(names: Sequence[str], last: int, step: int) -> None:
 
 
 def _picture(png: bytes, sample: Mapping[str, Any]) -> None:
-    st.image(png, width=140, caption=widgets.plain(f"sample {sample['sample']}: {sample.get('label') or 'no label'}"))
+    st.image(png, width=140, caption=widgets.escape(f"sample {sample['sample']}: {sample.get('label') or 'no label'}"))
 
 
 def step_words(
@@ -195,13 +197,17 @@ def step_words(
         f"{numbers.count(round(row['lit_so_far'] * total))} so far; "
         f"{numbers.percent(row['used'])} of the parameters have been used."
     ]
-    said = f"“{sample['prediction']}” ({numbers.percent(sample.get('confidence'))})" if sample.get("prediction") else ""
+    prediction = (
+        f"“{sample['prediction']}” ({numbers.percent(sample.get('confidence'))})" if sample.get("prediction") else ""
+    )
     cap = int((config.get("controls") or {}).get("theta_steps") or config["theta_steps"])
     if step < last:
-        words.append(f"The output is still silent. It fires at step {last}{', and says ' + said if said else ''}.")
+        words.append(
+            f"The output is still silent. It fires at step {last}{', and says ' + prediction if prediction else ''}."
+        )
     else:
         ended = "The last threshold is reached: the output is read" if last == cap - 1 else "Now the output fires"
-        words.append(f"{ended}{' and says ' + said if said else ''}.")
+        words.append(f"{ended}{' and says ' + prediction if prediction else ''}.")
     if sample.get("label") is not None and sample.get("prediction") and sample.get("loss") is not None:
         right = sample["prediction"] == sample["label"]
         words.append("That is right." if right else f"That is wrong: it is “{sample['label']}”.")
@@ -226,11 +232,11 @@ def block_rows(
 def _samples(run: Mapping[str, Any], selection: Selection) -> tuple[list[dict[str, Any]], bool]:
     """Samples from the cheapest on, and whether they are all; of a large run both ends."""
     client, ask = widgets.client(), {"order": "compute", "label": selection.label}
-    found = client.ask(run["run"], "samples", most=READ_AT_MOST, descending=False, **ask)
-    if found["total"] <= READ_AT_MOST:
-        return found["samples"], True
+    answer = client.ask(run["run"], "samples", most=READ_AT_MOST, descending=False, **ask)
+    if answer["total"] <= READ_AT_MOST:
+        return answer["samples"], True
     dear = client.ask(run["run"], "samples", most=AT_EACH_END, descending=True, **ask)["samples"]
-    return found["samples"] + dear[::-1], False
+    return answer["samples"] + dear[::-1], False
 
 
 def _ends(run: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], whole: bool) -> None:
@@ -287,7 +293,7 @@ def _difficulty(
         widgets.empty("Fewer than four samples have a loss.", "Trace labelled samples of classes that the model knows.")
         return
     finding = (run["findings"].get("lights") or {}).get("correlation") if selection.label is None else None
-    found = finding or _correlation(points)
+    correlation = finding or _correlation(points)
     shown = points[:: -(-len(points) // POINTS)]
     widgets.chart(
         raytracing_costs.difficulty_chart(shown, theme=widgets.theme(), title=None),
@@ -295,21 +301,21 @@ def _difficulty(
         on_pick=lambda _name, sample: address.go_changed(sample=int(sample), light=None),
         pick=(raytracing_costs.SAMPLE_PICK,),
     )
-    some = "" if len(shown) == len(points) and whole else f" {numbers.count(len(shown))} of them are drawn."
-    words = raytracing_costs.correlation_words(found, len(points)) + some
-    st.caption(widgets.plain(words + " Circle: right; cross: wrong. Click one to light it up."))
+    extent = "" if len(shown) == len(points) and whole else f" {numbers.count(len(shown))} of them are drawn."
+    words = raytracing_costs.correlation_words(correlation, len(points)) + extent
+    st.caption(widgets.escape(words + " Circle: right; cross: wrong. Click one to light it up."))
     common.note_not_independent(run)
     widgets.numbers_behind(shown, "points")
 
 
 def _correlation(points: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Of the samples of one label, or of a run that was sealed without it."""
-    found = numbers.correlation([p["active_share"] for p in points], [p["loss"] for p in points])
-    return found and {
-        "pearson": found["r"],
-        "pearson_low": found["low"],
-        "pearson_high": found["high"],
-        "num_samples": found["num"],
+    pearson = numbers.correlation([p["active_share"] for p in points], [p["loss"] for p in points])
+    return pearson and {
+        "pearson": pearson["r"],
+        "pearson_low": pearson["low"],
+        "pearson_high": pearson["high"],
+        "num_samples": pearson["num"],
     }
 
 
@@ -366,14 +372,14 @@ def _sharpening(run: Mapping[str, Any], sample: Mapping[str, Any], names: Sequen
     of = (run["run"], sample["sample"])
     table = st.session_state.get(SHARPENED, {}).get(of)
     if table is None:
-        asked = st.button(f"Ask at each of {last + 1} thresholds", icon=":material/bolt:", key="sharpen")
+        clicked = st.button(f"Ask at each of {last + 1} thresholds", icon=":material/bolt:", key="sharpen")
         st.caption("A run keeps what the output said when it fired. This reads it earlier: the picture is run again.")
-        if not asked or not (table := prediction_by_step(run, sample, names, last)):
+        if not clicked or not (table := prediction_by_step(run, sample, names, last)):
             return
         st.session_state[SHARPENED] = {of: table}
         st.rerun()
     widgets.chart(sharpening_chart(table, step=step, theme=widgets.theme(), title=None))
-    st.caption(widgets.plain(sharpening_words(table, sample)))
+    st.caption(widgets.escape(sharpening_words(table, sample)))
     widgets.numbers_behind(table, "prediction by threshold step")
 
 
@@ -387,21 +393,21 @@ def prediction_by_step(
     try:
         for step in range(last + 1):
             made = client.trace(run["model"], image=("sample.png", picture), controls={"theta_steps": step + 1})
-            said = client.ask(made["run"], "samples/{sample}", sample=0)
+            answer = client.ask(made["run"], "samples/{sample}", sample=0)
             with suppress(ApiError):  # somebody else deleted it
                 client.delete(made["run"])
             table.append(
                 {
                     "step": step,
                     "theta": names[step],
-                    "prediction": said.get("prediction") or "–",
-                    "confidence": said.get("confidence"),
-                    "verdict": _verdict(said.get("prediction"), sample),
+                    "prediction": answer.get("prediction") or "–",
+                    "confidence": answer.get("confidence"),
+                    "verdict": _verdict(answer.get("prediction"), sample),
                 }
             )
             bar.progress((step + 1) / (last + 1), text="Running it again …")
     except ApiError as error:
-        widgets.sentence(error)
+        widgets.show_error(error)
         return []
     finally:
         bar.empty()

@@ -79,7 +79,7 @@ def _show(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any])
         widgets.empty("No token passes all of these filters.", "Let go of a chip above to see some again.")
         return
     if counted and not counted["exact"]:
-        st.caption(widgets.plain(sampled_words(run, flow)))
+        st.caption(widgets.escape(sampled_words(run, flow)))
     least = least_share(flow) if selection.hide is None else 0.0
     drawing = flow_chart(flow, theme=widgets.theme(), through=selection.through, title=None, least=least)
     widgets.chart(
@@ -90,7 +90,7 @@ def _show(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any])
     )
     hidden = hidden_words(flow_layout(flow, least=least).other, moves_of(flow), least)
     for line in [*merged_words(flow), *hidden]:
-        st.caption(widgets.plain(line))
+        st.caption(widgets.escape(line))
     st.caption(
         "Click a circle or a ribbon to keep only the tokens that pass there; click it again to let go. "
         + ("" if flow["own_modules"] else "A level ribbon visits the same module again.")
@@ -181,11 +181,12 @@ def _step_pickers(run: Mapping[str, Any], selection: Selection) -> None:
 
 
 def _words(run: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
-    total, kept = run["num_tokens"], flow["num_tokens"]
+    total, selected = run["num_tokens"], flow["num_tokens"]
     tokens = (
-        numbers.plural(kept, "token")
-        if kept == total
-        else f"{numbers.count(kept)} of {numbers.plural(total, 'token')} ({numbers.percent(kept / max(1, total))})"
+        numbers.plural(selected, "token")
+        if selected == total
+        else f"{numbers.count(selected)} of {numbers.plural(total, 'token')} "
+        f"({numbers.percent(selected / max(1, total))})"
     )
     counted = flow.get("counted")
     if counted and not counted["exact"]:
@@ -231,21 +232,23 @@ def _draw_beside(run: Mapping[str, Any], selection: Selection) -> None:
         return
     names = (_label_name(selection.label), _label_name(other))
     sides = (selection, selection.change(label=other))
-    asked = [common.flow_question(run, side, limit=MOST_LINKS) for side in sides]
-    flows = [widgets.client().ask(run["run"], "flow", **question) for question in asked]
+    questions = [common.flow_question(run, side, limit=MOST_LINKS) for side in sides]
+    flows = [widgets.client().ask(run["run"], "flow", **question) for question in questions]
     empty = [name for name, flow in zip(names, flows, strict=True) if not flow["num_tokens"]]
     if empty:
         widgets.heading("Where do they part?", "")
         widgets.empty(f"No token of {' or of '.join(empty)} passes all of these filters.", "Let go of a chip above.")
         return
     # Each side merges and hides its own small ones: what only one side merged would count as nothing there.
-    whole = [{name: value for name, value in question.items() if name not in MERGING_OPTIONS} for question in asked]
-    compared = flows if whole == asked else [widgets.client().ask(run["run"], "flow", **question) for question in whole]
+    whole = [{name: value for name, value in question.items() if name not in MERGING_OPTIONS} for question in questions]
+    compared = (
+        flows if whole == questions else [widgets.client().ask(run["run"], "flow", **question) for question in whole]
+    )
     contrast = flow_contrast(*compared)
     drawn = few_of(contrast)
-    widgets.heading("Where do they part?", widgets.plain(contrast_words(contrast, *names)), "contrast")
+    widgets.heading("Where do they part?", widgets.escape(contrast_words(contrast, *names)), "contrast")
     widgets.chart(flow_contrast_chart(drawn, names=names, theme=widgets.theme(), title=None))
-    st.caption(widgets.plain(colour_words(*names)))
+    st.caption(widgets.escape(colour_words(*names)))
     if drawn is not contrast:
         st.caption(f"Drawn are the {FEW_NODES} modules of each step that differ most; the table below has all.")
     if any(flow["other"] for flow in compared):
@@ -256,7 +259,7 @@ def _draw_beside(run: Mapping[str, Any], selection: Selection) -> None:
     for column, name, flow in zip(st.columns(2, gap="medium"), names, flows, strict=True):
         with column:
             st.subheader(
-                widgets.plain(f"{name}: {flow['num_tokens']:,} tokens"), anchor=False, help=widgets.HELP["flow"]
+                widgets.escape(f"{name}: {flow['num_tokens']:,} tokens"), anchor=False, help=widgets.HELP["flow"]
             )
             widgets.chart(flow_chart(flow, theme=widgets.theme(), title=None, interactive=False))
     percent = st.column_config.NumberColumn(format="percent")

@@ -77,38 +77,38 @@ def _cards(cards: Sequence[Mapping[str, Any]], wanted: str | None) -> None:
                 label_visibility="collapsed",
                 read=lambda text: text.strip() or None,
             )
-    found = [card for card in cards if _matches(card, wanted)]
-    if not found:
-        widgets.empty(f"None of the {len(cards)} runs has “{widgets.plain(wanted or '')}” in its name, model or data.")
+    matches = [card for card in cards if _matches(card, wanted)]
+    if not matches:
+        widgets.empty(f"None of the {len(cards)} runs has “{widgets.escape(wanted or '')}” in its name, model or data.")
         return
     every = wanted is not None or st.session_state.get("all_runs", False)
-    shown = found[: MOST_CARDS if every else CARDS]
+    shown = matches[: MOST_CARDS if every else CARDS]
     with st.container(key="cards", gap="small"):
         for start in range(0, len(shown), 4):
             for column, card in zip(st.columns(4, gap="small"), shown[start : start + 4], strict=False):
                 with column:
                     _card(card)
-    if len(found) > len(shown) and not every:
+    if len(matches) > len(shown) and not every:
         st.button(
-            f"Show all {len(found)} runs",
+            f"Show all {len(matches)} runs",
             key="show_all_runs",
             icon=":material/expand_more:",
             on_click=lambda: st.session_state.update(all_runs=True),
         )
-    elif len(found) > len(shown):
-        widgets.numbers_behind(found[len(shown) :], f"{len(found) - len(shown)} older runs")
+    elif len(matches) > len(shown):
+        widgets.numbers_behind(matches[len(shown) :], f"{len(matches) - len(shown)} older runs")
 
 
 def _matches(card: Mapping[str, Any], wanted: str | None) -> bool:
-    told = " ".join(str(card.get(part) or "") for part in ("run", "model", "dataset", "family", "modality"))
-    return all(word in told.casefold() for word in (wanted or "").casefold().split())
+    text = " ".join(str(card.get(part) or "") for part in ("run", "model", "dataset", "family", "modality"))
+    return all(word in text.casefold() for word in (wanted or "").casefold().split())
 
 
 def _guides(cards: Sequence[Mapping[str, Any]]) -> None:
     """Three questions with an answer one click away; those that no run can answer are left out."""
     vision, text = (_clearest(cards, modality) for modality in ("vision", "text"))
     skipping = next((c for c in cards if "skip" in (c.get("model") or "")), vision or text)
-    found = [
+    guides = [
         (
             "Try it with my own",
             "Drop an image or paste a text; its paths appear at once.",
@@ -117,7 +117,7 @@ def _guides(cards: Sequence[Mapping[str, Any]]) -> None:
         )
     ]
     if vision:
-        found.append(
+        guides.append(
             (
                 "See what edges take",
                 "Which modules take the busiest patches, those that an edge runs through, and which paths?",
@@ -126,7 +126,7 @@ def _guides(cards: Sequence[Mapping[str, Any]]) -> None:
             )
         )
     if text:
-        found.append(
+        guides.append(
             (
                 "Find the sentence-end path",
                 "Which paths and modules do the tokens that end a sentence take?",
@@ -135,7 +135,7 @@ def _guides(cards: Sequence[Mapping[str, Any]]) -> None:
             )
         )
     if skipping:
-        found.append(
+        guides.append(
             (
                 "Which samples get away with less work?",
                 "Compute per sample, and those at both ends.",
@@ -144,7 +144,7 @@ def _guides(cards: Sequence[Mapping[str, Any]]) -> None:
             )
         )
     for index, (column, (title, words, to, icon)) in enumerate(
-        zip(st.columns(len(found), gap="medium"), found, strict=True)
+        zip(st.columns(len(guides), gap="medium"), guides, strict=True)
     ):
         with column, st.container(border=True, height="stretch"):
             st.button(
@@ -174,7 +174,7 @@ def _open(**to: Any) -> None:
 def _card(card: Mapping[str, Any]) -> None:
     with st.container(border=True, height="stretch", gap="small"):
         st.button(
-            f"**{widgets.plain(card['run'])}**",
+            f"**{widgets.escape(card['run'])}**",
             key=f"open_flow_{card['run']}",
             type="tertiary",
             help="Where do its tokens go?",
@@ -193,8 +193,8 @@ def _card(card: Mapping[str, Any]) -> None:
                 key=f"thumb_{card['run']}",
             )
         except ApiError as error:
-            st.caption(widgets.told(error))
-        st.caption(widgets.plain(card_words(card)))
+            st.caption(widgets.error_text(error))
+        st.caption(widgets.escape(card_words(card)))
         with st.container(horizontal=True, gap="small"):
             views = {"flow": "Flow", "paths": "Paths", "sample": "Samples", "compute": "Compute"}
             if name := NAMES.get(card["family"]):
@@ -235,7 +235,7 @@ def _being_read(known: Sequence[str]) -> None:
     try:
         now = widgets.client().runs()
     except ApiError as error:
-        widgets.sentence(error)
+        widgets.show_error(error)
         return
     if common.being_read(now) != list(known):
         st.rerun()
@@ -244,7 +244,7 @@ def _being_read(known: Sequence[str]) -> None:
 
 def reading_words(names: Sequence[str]) -> str:
     """What is going on with runs that cannot be opened yet."""
-    named = ", ".join(f"**{widgets.plain(name)}**" for name in names[:NAMED])
+    named = ", ".join(f"**{widgets.escape(name)}**" for name in names[:NAMED])
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     if len(names) == 1:
         return (
@@ -260,8 +260,8 @@ def reading_words(names: Sequence[str]) -> str:
 def _broken(cards: Sequence[Mapping[str, Any]]) -> None:
     for card in cards:
         st.warning(
-            f"The run **{widgets.plain(str(card['run']))}** cannot be read. "
-            f"{widgets.plain(widgets.ended(str(card.get('problem') or '')))} The other runs go on working.",
+            f"The run **{widgets.escape(str(card['run']))}** cannot be read. "
+            f"{widgets.escape(widgets.with_full_stop(str(card.get('problem') or '')))} The other runs go on working.",
             icon=":material/broken_image:",
         )
 
@@ -271,13 +271,13 @@ def _tries(words: str, cards: Sequence[Mapping[str, Any]]) -> None:
         for card in cards[:50]:
             with st.container(horizontal=True, vertical_alignment="center"):
                 st.button(
-                    widgets.plain(card["run"]),
+                    widgets.escape(card["run"]),
                     key=f"try_{card['run']}",
                     on_click=_open,
                     kwargs={"view": "sample", "run": card["run"], "sample": 0},
                 )
                 st.caption(
-                    widgets.plain(
+                    widgets.escape(
                         f"{card.get('model')}, {numbers.plural(card.get('num_tokens'), 'token')}, "
                         f"{str(card.get('created_at') or '')[:16].replace('T', ' ')}"
                     )

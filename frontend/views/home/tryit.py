@@ -38,7 +38,7 @@ def draw(selection: Selection) -> None:
     models = [model for model in listed if not model.get("problem")]
     broken = [model for model in listed if model.get("problem")]
     for model in broken:
-        st.warning(widgets.plain(_cannot_be_used(model["model"], model["problem"])), icon=":material/broken_image:")
+        st.warning(widgets.escape(_cannot_be_used(model["model"], model["problem"])), icon=":material/broken_image:")
     if not models:
         widgets.empty(
             "There is no model to try.",
@@ -51,13 +51,13 @@ def draw(selection: Selection) -> None:
     else:
         _text(chosen)
     if error := st.session_state.pop("try_error", None):
-        widgets.sentence(error)
+        widgets.show_error(error)
     if selection.run is not None:
         st.divider()
         run = widgets.client().ask(selection.run, "")
         seconds = st.session_state.get("try_seconds", {}).get(selection.run)
         st.caption(
-            widgets.plain(
+            widgets.escape(
                 f"{run['run']}: traced by {run['model']}"
                 + (f" in {numbers.number(seconds)} s." if seconds is not None else ".")
                 + " The address above opens it again."
@@ -70,12 +70,12 @@ def _model_picker(models: list[dict[str, Any]], selection: Selection) -> dict[st
     by_name = {model["model"]: model for model in models}
     name = selection.model if selection.model in by_name else models[0]["model"]
     if selection.model is not None and selection.model not in by_name:
-        st.warning(widgets.plain(f"There is no model {selection.model}; shown instead: {name}."))
+        st.warning(widgets.escape(f"There is no model {selection.model}; shown instead: {name}."))
 
-    def words(one: str) -> str:
-        model = by_name[one]
+    def words(value: str) -> str:
+        model = by_name[value]
         return (
-            f"{one} · {'images' if model['modality'] == 'vision' else 'texts'}, "
+            f"{value} · {'images' if model['modality'] == 'vision' else 'texts'}, "
             f"{numbers.short(model.get('num_params'))} parameters"
         )
 
@@ -93,19 +93,24 @@ def _image(model: Mapping[str, Any]) -> None:
             st.session_state["try_upload"] = upload.file_id
             _trace(model["model"], image=(upload.name, upload.getvalue()))
             st.rerun()
-    images = [one for one in examples() if one.image is not None]
+    images = [example for example in examples() if example.image is not None]
     if not images:
         return
     with right:
         st.caption("… or one of these:")
         items = [
-            {"sample": place, "title": f"Trace: {one.title}", "caption": one.title, "image": data_url(one.image or b"")}
-            for place, one in enumerate(images)
+            {
+                "sample": place,
+                "title": f"Trace: {example.title}",
+                "caption": example.title,
+                "image": data_url(example.image or b""),
+            }
+            for place, example in enumerate(images)
         ]
 
         def chosen(value: Mapping[str, Any]) -> None:
-            one = images[int(value["sample"])]
-            _trace(model["model"], image=(one.file, one.image or b""))
+            example = images[int(value["sample"])]
+            _trace(model["model"], image=(example.file, example.image or b""))
 
         wall(items, key="try_images", kind="sample", on_open=chosen)
 
@@ -126,14 +131,14 @@ def _text(model: Mapping[str, Any]) -> None:
             on_click=lambda: _trace(model["model"], text=st.session_state["try_text"]),
         )
         st.caption("… or one of these:", width="content")
-        for one in examples():
-            if one.text is not None:
+        for example in examples():
+            if example.text is not None:
                 st.button(
-                    widgets.plain(one.title),
-                    key=f"example_{one.file}",
+                    widgets.escape(example.title),
+                    key=f"example_{example.file}",
                     on_click=_trace,
                     args=(model["model"],),
-                    kwargs={"text": one.text},
+                    kwargs={"text": example.text},
                 )
 
 
@@ -174,13 +179,13 @@ class Example:
 @lru_cache(maxsize=4)
 def examples(folder: Path = SAMPLES_DIR) -> tuple[Example, ...]:
     """What ``folder/index.json`` lists, and a text of many scripts; a folder that is missing gives the text alone."""
-    found = []
+    result = []
     try:
         index = json.loads((folder / "index.json").read_text("utf-8"))
         for row in index["images"]:
-            found.append(Example(row["title"], row["file"], image=(folder / row["file"]).read_bytes()))
+            result.append(Example(row["title"], row["file"], image=(folder / row["file"]).read_bytes()))
         for row in index["texts"]:
-            found.append(Example(row["title"], row["file"], text=(folder / row["file"]).read_text("utf-8")))
+            result.append(Example(row["title"], row["file"], text=(folder / row["file"]).read_text("utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("examples of %s cannot be read: %s", folder, error)
-    return (*found, Example("Many scripts", "scripts.txt", text=MANY_SCRIPTS))
+    return (*result, Example("Many scripts", "scripts.txt", text=MANY_SCRIPTS))

@@ -49,7 +49,7 @@ def _chosen(job: str) -> None:
     try:
         draw_result(panel.job_panel(job))
     except NotFound as error:
-        st.warning(widgets.told(error), icon=":material/link_off:")
+        st.warning(widgets.error_text(error), icon=":material/link_off:")
 
 
 def _list_again(selection: Selection) -> None:
@@ -58,7 +58,7 @@ def _list_again(selection: Selection) -> None:
     try:
         listed = widgets.client().jobs(most=MOST)
     except ApiError as error:
-        widgets.sentence(error)
+        widgets.show_error(error)
         return
     if not any(job["state"] in panel.ALIVE for job in listed["jobs"]):
         st.rerun()
@@ -96,7 +96,7 @@ def _rows(jobs: Sequence[Mapping[str, Any]], chosen: str | None) -> None:
             with st.container(horizontal=True, vertical_alignment="center", gap="small"):
                 panel.state_badge(job)
                 # Coloured as links are: a bare word does not look as if it could be clicked.
-                title = widgets.plain(panel.job_title(job))
+                title = widgets.escape(panel.job_title(job))
                 st.button(
                     title if name == chosen else f":primary[{title}]",
                     key=f"open_{name}",
@@ -104,9 +104,9 @@ def _rows(jobs: Sequence[Mapping[str, Any]], chosen: str | None) -> None:
                     disabled=name == chosen,
                     on_click=address.go_changed,
                     kwargs={"view": "jobs", "job": name},
-                    help=widgets.plain(name),
+                    help=widgets.escape(name),
                 )
-                st.caption(widgets.plain(_words(job)), width="content")
+                st.caption(widgets.escape(_words(job)), width="content")
                 if job["state"] in panel.ALIVE and name != chosen:
                     panel.buttons(job, "list")
                 if name != chosen:
@@ -116,7 +116,7 @@ def _rows(jobs: Sequence[Mapping[str, Any]], chosen: str | None) -> None:
 
 
 def _words(job: Mapping[str, Any]) -> str:
-    return " ".join(filter(None, (panel.state_words(job), panel.why(job))))
+    return " ".join(filter(None, (panel.state_words(job), panel.failure_text(job))))
 
 
 def _start(selection: Selection) -> None:
@@ -128,7 +128,7 @@ def _start(selection: Selection) -> None:
                 key=lambda model: (model["modality"] != "vision", not model.get("shipped")),
             )
         except ApiError as error:
-            widgets.sentence(error)
+            widgets.show_error(error)
             return
         what = st.segmented_control("What", ["Trace", "Import"], default="Trace", key="start_what", required=True)
         if what == "Import":
@@ -149,7 +149,7 @@ def _start_trace(models: Sequence[Mapping[str, Any]], selection: Selection) -> N
             "Data set",
             [*sets, OWN],
             key=f"start_data_{by_name[model]['modality']}",
-            format_func=lambda one: "a file of mine" if one == OWN else f"{sets[one]} (bundled)",
+            format_func=lambda value: "a file of mine" if value == OWN else f"{sets[value]} (bundled)",
         )
         limit = st.number_input("At most so many samples", 1, 1_000_000, 200, key="start_limit")
     if data == OWN:

@@ -57,7 +57,7 @@ def queue(kind: str, request: Mapping[str, Any]) -> None:
 def refusal() -> None:
     """Show why the last ``submit`` or button of a panel was refused, once."""
     if error := st.session_state.pop("job_refusal", None):
-        widgets.sentence(error)
+        widgets.show_error(error)
 
 
 def job_panel(job: str, *, key: str = "job", frame_width: int = 160, captions: Sequence[str] = ()) -> dict[str, Any]:
@@ -84,11 +84,11 @@ def _alive(job: str, key: str, frame_width: int, captions: Sequence[str], at: Se
     except NotFound:
         st.rerun()
     except ApiError as error:
-        widgets.sentence(error)
+        widgets.show_error(error)
         return
     if now["state"] not in ALIVE:
         st.rerun()
-    with widgets.guarded(f"the job {job}"):
+    with widgets.error_boundary(f"the job {job}"):
         _draw(now, key, frame_width, captions)
 
 
@@ -97,11 +97,11 @@ def _draw(job: Mapping[str, Any], key: str, frame_width: int, captions: Sequence
     with st.container(border=True, key=f"{key}_panel"):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             state_badge(job)
-            st.markdown(f"**{widgets.plain(job_title(job))}**", width="content")
-        st.caption(widgets.plain(state_words(job)))
+            st.markdown(f"**{widgets.escape(job_title(job))}**", width="content")
+        st.caption(widgets.escape(state_words(job)))
         progress_bar(job)
         if job["problem"]:
-            st.error(widgets.plain(why(job)), icon=":material/error:")
+            st.error(widgets.escape(failure_text(job)), icon=":material/error:")
         curve = _curve_of(job)
         names = [str(series.get("name") or "") for series in curve.get("series", ())]
         _frames(job, key, frame_width, captions or names)
@@ -119,10 +119,10 @@ def job_title(job: Mapping[str, Any]) -> str:
     return str(job["title"])
 
 
-def why(job: Mapping[str, Any]) -> str:
+def failure_text(job: Mapping[str, Any]) -> str:
     """Why a job failed, as a sentence of its own; empty where it did not."""
-    told = widgets.ended(job["problem"]["detail"]) if job["problem"] else ""
-    return told[:1].upper() + told[1:]
+    text = widgets.with_full_stop(job["problem"]["detail"]) if job["problem"] else ""
+    return text[:1].upper() + text[1:]
 
 
 def open_buttons(job: Mapping[str, Any], key: str, *, most: int | None = None) -> None:
@@ -130,7 +130,7 @@ def open_buttons(job: Mapping[str, Any], key: str, *, most: int | None = None) -
     for place, (words, selection) in enumerate(result_links(job)[:most]):
         run = f" {selection.run}" if selection.view == "flow" and most is None else ""
         st.button(
-            widgets.plain(words + run),
+            widgets.escape(words + run),
             key=f"{key}_open_{job['job']}_{place}",
             icon=":material/arrow_forward:",
             type="primary" if place == 0 and most is None else "secondary",
@@ -154,7 +154,7 @@ def state_words(job: Mapping[str, Any]) -> str:
     if job["cancelling"]:
         return "Cancelled; its worker stops after the piece of work at hand."
     if job["state"] in ("running", "paused"):
-        message = widgets.ended(progress["message"])
+        message = widgets.with_full_stop(progress["message"])
         return " ".join(filter(None, [progress_words(progress), message[:1].upper() + message[1:]]))
     when = f"{(job['finished_at'] or '')[:16].replace('T', ' ')} UTC"
     far = f" after {numbers.count(progress['done'])} {progress['unit']}" if progress["done"] else ""
@@ -242,11 +242,11 @@ def frames_of(artifacts: Sequence[str]) -> dict[int, dict[int, str]]:
     >>> frames_of(["frame-000064.png", "frame-000128-1.png", "curve.json"])
     {64: {0: 'frame-000064.png'}, 128: {1: 'frame-000128-1.png'}}
     """
-    found: dict[int, dict[int, str]] = {}
+    frames: dict[int, dict[int, str]] = {}
     for name in artifacts:
         if match := FRAME.fullmatch(name):
-            found.setdefault(int(match[1]), {})[int(match[2] or 0)] = name
-    return dict(sorted(found.items()))
+            frames.setdefault(int(match[1]), {})[int(match[2] or 0)] = name
+    return dict(sorted(frames.items()))
 
 
 def _frames(job: Mapping[str, Any], key: str, width: int, captions: Sequence[str]) -> None:
@@ -265,10 +265,10 @@ def _frames(job: Mapping[str, Any], key: str, width: int, captions: Sequence[str
             words = captions[item] if item < len(captions) else f"{item + 1}" if len(shown) > 1 else ""
             caption = f"{words}, {unit} {st.session_state[at]:,}".removeprefix(", ")
             st.image(
-                widgets.client().artifact(job["job"], name), caption=widgets.plain(caption), width=width, alt=caption
+                widgets.client().artifact(job["job"], name), caption=widgets.escape(caption), width=width, alt=caption
             )
     if len(iterations) > 1:
-        st.select_slider(unit.capitalize(), iterations, key=at, format_func=lambda one: f"{one:,}")
+        st.select_slider(unit.capitalize(), iterations, key=at, format_func=lambda iteration: f"{iteration:,}")
 
 
 def _curve_of(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -307,7 +307,7 @@ def _files(job: Mapping[str, Any], key: str) -> None:
     with st.expander(numbers.plural(len(names), "file")), st.container(horizontal=True, gap="small"):
         for name in names[:MOST_FILES]:
             st.download_button(
-                widgets.plain(name),
+                widgets.escape(name),
                 partial(widgets.client().artifact, job["job"], name),
                 file_name=name,
                 key=f"{key}_file_{name}",
@@ -337,21 +337,21 @@ def result_links(job: Mapping[str, Any]) -> list[Link]:
     if job["kind"] == "reroute":
         # The detour of a model that is not ours is the job itself; of ours it is made anew.
         named = job["job"] if str(request.get("model")).startswith("hf:") else None
-        return _edited_run_links(request, str(run), [str(one) for one in result.get("runs") or ()], named)
+        return _edited_run_links(request, str(run), [str(name) for name in result.get("runs") or ()], named)
     return [("Open the run", Selection(view="flow", run=str(run)))]
 
 
 def _edited_run_links(request: Mapping[str, Any], after: str, runs: Sequence[str], job: str | None) -> list[Link]:
     """The detour of a first sample where an address can say its edits, then both runs."""
-    found: list[Link] = []
+    links: list[Link] = []
     before = next((run for run in runs if run != after), None)
     edits = (request.get("controls") or {}).get("edits") or ()
     texts = [in_address(edit) for edit in edits]
     if before and edits and set(request["controls"]) == {"edits"} and None not in texts:
-        controls = tuple(text for some in texts for text in some or ())
+        controls = tuple(text for parts in texts for text in parts or ())
         if len(controls) <= 16:
-            found.append(("Open in Detour", Selection(view="detour", run=before, sample=0, controls=controls, job=job)))
-    found.append(("Open the edited run", Selection(view="flow", run=after)))
+            links.append(("Open in Detour", Selection(view="detour", run=before, sample=0, controls=controls, job=job)))
+    links.append(("Open the edited run", Selection(view="flow", run=after)))
     if before:
-        found.append(("Open the unchanged run", Selection(view="flow", run=before)))
-    return found
+        links.append(("Open the unchanged run", Selection(view="flow", run=before)))
+    return links

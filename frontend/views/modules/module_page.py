@@ -39,7 +39,7 @@ def draw(run: Mapping[str, Any], usage: Mapping[str, Any], selection: Selection)
         (m for m in run["modules"] if m["module"] == module and m["step"] in (None, step)), {}
     )
     name = about.get("name") or f"module {module}"
-    widgets.heading(f"What is module {module} at step {step} for?", widgets.plain(_facts(row, about, name)), "load")
+    widgets.heading(f"What is module {module} at step {step} for?", widgets.escape(_facts(row, about, name)), "load")
     _actions(run, selection, step, module)
     if not row["count"]:
         widgets.empty("No token came here.", "Choose another cell, or let go of the label.")
@@ -57,15 +57,15 @@ def draw(run: Mapping[str, Any], usage: Mapping[str, Any], selection: Selection)
 
 def _facts(row: Mapping[str, Any], about: Mapping[str, Any], name: str) -> str:
     times = "" if row.get("utilisation") is None else f", {numbers.number(row['utilisation'])} × a fair share"
-    told = f"{name}: {numbers.plural(row['count'], 'token')}{times}."
+    text = f"{name}: {numbers.plural(row['count'], 'token')}{times}."
     if about.get("kind") == "identity":
-        return told + " It does nothing: a token that chooses it skips the step."
+        return text + " It does nothing: a token that chooses it skips the step."
     if about.get("num_params"):
-        told += f" {numbers.count(about['num_params'])} parameters"
+        text += f" {numbers.count(about['num_params'])} parameters"
         if about.get("flops_per_token"):
-            told += f", {numbers.count(about['flops_per_token'])} FLOPs a token without attention"
-        told += "."
-    return told
+            text += f", {numbers.count(about['flops_per_token'])} FLOPs a token without attention"
+        text += "."
+    return text
 
 
 def _actions(run: Mapping[str, Any], selection: Selection, step: int, module: int) -> None:
@@ -99,19 +99,19 @@ def _labels(run: Mapping[str, Any], selection: Selection, usage: Mapping[str, An
     if not any(row["label"] is not None for row in run["labels"]):
         st.caption("This run has no labels that could say.")
         return
-    found = widgets.client().ask(run["run"], "specialisation", of="label", step=step, limit=256)
-    mine = next((m for m in found["modules"] if m["module"] == module), None)
+    answer = widgets.client().ask(run["run"], "specialisation", of="label", step=step, limit=256)
+    mine = next((m for m in answer["modules"] if m["module"] == module), None)
     if not mine or not mine["prefers"]:
-        st.caption(f"It is not among the {len(found['modules'])} modules of this step that labels tell most of.")
+        st.caption(f"It is not among the {len(answer['modules'])} modules of this step that labels tell most of.")
         return
     everybody = usage if selection.label is None else widgets.client().ask(run["run"], "usage")
     visits = next(r["count"] for r in everybody["usage"] if (r["step"], r["module"]) == (step, module))
     widgets.chart(
         served_chart(mine["prefers"], visits / max(1, int(run["num_tokens"])), theme=widgets.theme(), title=None)
     )
-    if found.get("more_labels"):
-        more = numbers.count(found["more_labels"])
-        st.caption(f"The {len(found['domains'])} largest labels; {more} more are left out.")
+    if answer.get("more_labels"):
+        more = numbers.count(answer["more_labels"])
+        st.caption(f"The {len(answer['domains'])} largest labels; {more} more are left out.")
     widgets.numbers_behind(mine["prefers"], "labels", share=st.column_config.NumberColumn(format="percent"))
 
 
@@ -119,14 +119,14 @@ def _words(run: Mapping[str, Any], step: int, module: int) -> None:
     if run["modality"] != "text":
         return
     try:
-        found = widgets.client().ask(run["run"], "specialisation", of="input", step=step, limit=256, each=MOST_WORDS)
+        answer = widgets.client().ask(run["run"], "specialisation", of="input", step=step, limit=256, each=MOST_WORDS)
     except ApiError:
         return
-    mine = next((m for m in found["modules"] if m["module"] == module), None)
+    mine = next((m for m in answer["modules"] if m["module"] == module), None)
     st.subheader(
         "Which words come here?",
         anchor=False,
-        help=f"N of the token id at the module / N of the token id, of ids seen at least {found['least']} times.",
+        help=f"N of the token id at the module / N of the token id, of ids seen at least {answer['least']} times.",
     )
     if not mine or not mine["prefers"]:
         st.caption("No word was seen often enough to say.")
@@ -169,7 +169,7 @@ def _neighbours(run: Mapping[str, Any], selection: Selection, step: int, module:
 def _examples(run: Mapping[str, Any], selection: Selection, step: int, module: int) -> None:
     """Some of its patches, or of its tokens in context, drawn at random."""
     st.subheader("Some of its tokens", anchor=False)
-    found = widgets.client().ask(
+    answer = widgets.client().ask(
         run["run"],
         "tokens/search",
         through=(f"{step}.{module}",),
@@ -178,7 +178,7 @@ def _examples(run: Mapping[str, Any], selection: Selection, step: int, module: i
         limit=1,
         seed=selection.seed,
     )
-    if not found["examples"]:
+    if not answer["examples"]:
         st.caption("This run keeps neither pictures nor texts to show.")
         return
     st.button(
@@ -187,9 +187,9 @@ def _examples(run: Mapping[str, Any], selection: Selection, step: int, module: i
         icon=":material/casino:",
         on_click=address.go_changed,
         kwargs={"seed": selection.seed + 1},
-        disabled=found["found"]["num_tokens"] <= len(found["examples"]),
+        disabled=answer["found"]["num_tokens"] <= len(answer["examples"]),
     )
-    token_wall(found["examples"], f"module_{step}_{module}")
+    token_wall(answer["examples"], f"module_{step}_{module}")
 
 
 def _other_steps(run: Mapping[str, Any], usage: Mapping[str, Any], step: int, module: int) -> None:
@@ -197,20 +197,20 @@ def _other_steps(run: Mapping[str, Any], usage: Mapping[str, Any], step: int, mo
         return  # its own module at each step
     rows = [r for r in usage["usage"] if r["module"] == module and r["step"] != step]
     if rows:
-        told = ", ".join(f"step {r['step']}: {numbers.count(r['count'])}" for r in rows[:24])
-        st.caption(f"The same module at other steps, in tokens: {told}{' …' if len(rows) > 24 else ''}.")
+        counts = ", ".join(f"step {r['step']}: {numbers.count(r['count'])}" for r in rows[:24])
+        st.caption(f"The same module at other steps, in tokens: {counts}{' …' if len(rows) > 24 else ''}.")
 
 
 def _importance(run: Mapping[str, Any], step: int, module: int) -> None:
     """What the newest sweep of this run says of the module."""
-    found = _sweep(run)
+    sweep = _sweep(run)
     st.subheader(
         "What breaks without it?",
         anchor=False,
         help="Change of the loss when nobody may choose it, ± one standard error, from a sweep (Detour).",
     )
-    rows = [r for r in (found or {}).get("rows", []) if r["module"] == module and r["step"] in (step, None)]
-    if found is None or not rows:
+    rows = [r for r in (sweep or {}).get("rows", []) if r["module"] == module and r["step"] in (step, None)]
+    if sweep is None or not rows:
         st.caption("Not measured yet: *Detour*, “What is each module good for?”.")
         return
     for row in rows:
@@ -218,10 +218,10 @@ def _importance(run: Mapping[str, Any], step: int, module: int) -> None:
         if row.get("loss_change") is not None:
             error = f" ± {numbers.number(row['loss_error'])}" if row.get("loss_error") is not None else ""
             sign = "+" if row["loss_change"] > 0 else ""
-            told = f"loss {sign}{numbers.number(row['loss_change'])}{error} nats"
+            effect = f"loss {sign}{numbers.number(row['loss_change'])}{error} nats"
         else:
-            told = f"KL of the answers {numbers.number(row.get('kl'))} nats"
-        st.write(widgets.plain(f"{where}: {told} ({samples_told(found)})."))
+            effect = f"KL of the answers {numbers.number(row.get('kl'))} nats"
+        st.write(widgets.escape(f"{where}: {effect} ({samples_told(sweep)})."))
 
 
 def _sweep(run: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -59,7 +59,7 @@ def draw(selection: Selection) -> None:
         st.subheader("Dead and overloaded", anchor=False)
         _extremes(run, usage, common.own_modules(run))
     module_page.draw(run, usage, selection)
-    with widgets.guarded("what is specific to a label"):
+    with widgets.error_boundary("what is specific to a label"):
         _specific(run, selection)
     widgets.numbers_behind(
         [{**module, "step": "any" if module["step"] is None else module["step"]} for module in run["modules"]],
@@ -76,7 +76,7 @@ def _picked(_name: str, node: str) -> None:
 def balance_words(usage: Mapping[str, Any]) -> str:
     """At which step the work is shared least evenly, by tokens and by weights."""
     by_tokens = max(usage["steps"], key=lambda row: row["max_violation"] or 0.0)
-    told = (
+    text = (
         f"Least evenly at step {by_tokens['step']}: its busiest module has "
         f"{numbers.number((by_tokens['max_violation'] or 0.0) + 1)} times a fair share of the tokens."
         if (by_tokens["max_violation"] or 0.0) > 0.005
@@ -84,16 +84,16 @@ def balance_words(usage: Mapping[str, Any]) -> str:
     )
     weighted = [row for row in usage["steps"] if row.get("importance_cv2") is not None]
     if not weighted:
-        return told
+        return text
     row = max(weighted, key=lambda row: row["importance_cv2"])
-    return told + (
+    return text + (
         f" By weight at step {row['step']}: importance CV² {numbers.number(row['importance_cv2'])} (0 = even)."
     )
 
 
 def _balance(usage: Mapping[str, Any]) -> None:
     st.subheader("How evenly is the work shared?", anchor=False, help=widgets.HELP["load"])
-    st.caption(widgets.plain(balance_words(usage)))
+    st.caption(widgets.escape(balance_words(usage)))
     named = {"load_entropy": "load entropy", "max_violation": "MaxVio", "importance_cv2": "importance CV²"}
     plain_table(
         [{"step": row["step"], **{name: row.get(name) for name in named}} for row in usage["steps"]],
@@ -107,10 +107,10 @@ def _extremes(run: Mapping[str, Any], usage: Mapping[str, Any], own: bool) -> No
     if own:
         # The twin of a block that always fires is never chosen: it does nothing, so it is not dead either.
         idle = {(one["step"], one["module"]) for one in run["modules"] if one["kind"] == "identity"}
-        st.write(widgets.plain(dead_words(usage, idle)))
+        st.write(widgets.escape(dead_words(usage, idle)))
     elif dead:
         names = ", ".join(f"{module} ({name})" for module, name, _steps in dead[:12]) + (" …" if len(dead) > 12 else "")
-        st.write(widgets.plain(f"{numbers.plural(len(dead), 'module')} never got a token: {names}."))
+        st.write(widgets.escape(f"{numbers.plural(len(dead), 'module')} never got a token: {names}."))
     else:
         st.write("No module is dead: each one got at least one token at some step.")
     high = overloaded(usage)
@@ -119,7 +119,7 @@ def _extremes(run: Mapping[str, Any], usage: Mapping[str, Any], own: bool) -> No
             f"module {row['module']} at step {row['step']} ({numbers.number(row['utilisation'])} × its share)"
             for row in high
         )
-        st.write(widgets.plain(f"Overloaded, {OVERLOADED:g} times a fair share or more: {names}."))
+        st.write(widgets.escape(f"Overloaded, {OVERLOADED:g} times a fair share or more: {names}."))
     else:
         st.write(f"No module has {OVERLOADED:g} times its fair share at any step.")
 

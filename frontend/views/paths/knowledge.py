@@ -33,13 +33,13 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         "nmi",
     )
     if answer["reason"]:
-        widgets.empty(widgets.ended(answer["reason"].capitalize()), "There is nothing to draw.")
+        widgets.empty(widgets.with_full_stop(answer["reason"].capitalize()), "There is nothing to draw.")
     else:
         if common.all_differ(run):
             st.caption("Nearly every token has a path of its own here, so a path tells everything and nothing.")
-        st.markdown(f"**{widgets.plain(knowledge_words(answer))}**")
+        st.markdown(f"**{widgets.escape(knowledge_words(answer))}**")
         widgets.chart(knowledge_chart(answer, theme=widgets.theme(), title=None))
-        st.caption(widgets.plain(_how(answer)))
+        st.caption(widgets.escape(_how(answer)))
         common.note_not_independent(run)
         widgets.numbers_behind(knowledge_rows(answer), "properties")
     _specific(run, selection)
@@ -47,33 +47,33 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
 
 def _how(answer: Mapping[str, Any]) -> str:
     counted = answer["counted"]
-    told = f"{answer['shuffles']} shuffles with a fixed seed, "
-    told += (
+    text = f"{answer['shuffles']} shuffles with a fixed seed, "
+    text += (
         f"all {numbers.plural(counted['num_tokens'], 'token')}."
         if counted["exact"]
         else f"{numbers.count(counted['num_tokens'])} of {numbers.plural(counted['of_tokens'], 'token')} drawn by hash."
     )
     whole = [PROPERTIES[row["property"]] for row in answer["properties"] if row["shuffled"] == "samples"]
     if whole:
-        told += f" Shuffled over whole samples, whose tokens share it: {', '.join(whole)}."
+        text += f" Shuffled over whole samples, whose tokens share it: {', '.join(whole)}."
     if len(whole) < len(answer["properties"]):
-        told += (
+        text += (
             f" {'The others' if whole else 'Shuffled'} as sequences, because neighbours are alike: each sample gets "
             "the values of another one, in their order, from a random token on."
         )
     if any(row["property"] == "place" for row in answer["properties"]):
-        told += f" Place: {answer['cells']} × {answer['cells']} cells of the picture."
+        text += f" Place: {answer['cells']} × {answer['cells']} cells of the picture."
     if answer["untrained_reason"]:
-        told += f" No diamonds of an untrained twin: {answer['untrained_reason']}."
+        text += f" No diamonds of an untrained twin: {answer['untrained_reason']}."
     if answer["unknown"]:
-        told += " Left out: " + "; ".join(row["reason"] for row in answer["unknown"]) + "."
-    return told
+        text += " Left out: " + "; ".join(row["reason"] for row in answer["unknown"]) + "."
+    return text
 
 
 def _specific(run: Mapping[str, Any], selection: Selection) -> None:
     st.subheader("What is specific to a label?", anchor=False, help=SPECIFIC)
     if len([row for row in run["labels"] if row["label"] is not None]) < 2:
-        widgets.empty(widgets.ended(widgets.client().ask(run["run"], "specific")["reason"].capitalize()))
+        widgets.empty(widgets.with_full_stop(widgets.client().ask(run["run"], "specific")["reason"].capitalize()))
         return
     left, right = st.columns(2, gap="large")
     with left:
@@ -87,9 +87,9 @@ def specific(run: Mapping[str, Any], selection: Selection, of: str) -> None:
     answer = widgets.client().ask(run["run"], "specific", of=of, label=selection.label, limit=ROWS)
     if answer["reason"]:
         # capitalize() would write the names of labels small.
-        widgets.empty(widgets.ended(widgets.plain(answer["reason"][:1].upper() + answer["reason"][1:])))
+        widgets.empty(widgets.with_full_stop(widgets.escape(answer["reason"][:1].upper() + answer["reason"][1:])))
         return
-    st.caption(widgets.plain(_first(answer, of)))
+    st.caption(widgets.escape(_first(answer, of)))
     if answer["rows"]:
         _table(answer, of, selection)
 

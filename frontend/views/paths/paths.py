@@ -33,7 +33,7 @@ def draw(selection: Selection) -> None:
             format_func={"rank": "frequency", "compute": "compute", "reuse": "reuse"}.get,
         )
     search.bar(run, selection)
-    with widgets.guarded("the search"):
+    with widgets.error_boundary("the search"):
         search.answer(run, selection)
     left, right = st.columns([1, 1], gap="large")
     with left:
@@ -41,7 +41,7 @@ def draw(selection: Selection) -> None:
     with right:
         _table(run, selection)
     for rank in selection.paths:
-        with widgets.guarded(f"the path of rank {rank}"):
+        with widgets.error_boundary(f"the path of rank {rank}"):
             _examples(run, rank, selection)
     if not selection.paths:
         widgets.empty(
@@ -49,9 +49,9 @@ def draw(selection: Selection) -> None:
             ("Click a point of the curve or a row" if run["num_paths"] > 1 else "Click the row")
             + " of the table to see who takes that path.",
         )
-    with widgets.guarded("the goodness of fit"):
+    with widgets.error_boundary("the goodness of fit"):
         judge()
-    with widgets.guarded("what paths know"):
+    with widgets.error_boundary("what paths know"):
         knowledge.draw(run, selection)
 
 
@@ -79,7 +79,7 @@ def _curve(run: Mapping[str, Any], selection: Selection) -> Callable[[], None]:
         pick=(RANK_PICK,),
     )
     verdict = st.empty()
-    verdict.markdown(f"**{widgets.plain(verdict_words(laws['observed']))}**", help=widgets.HELP["law"])
+    verdict.markdown(f"**{widgets.escape(verdict_words(laws['observed']))}**", help=widgets.HELP["law"])
     table = st.empty()
     _law_table(table, fit, laws)
     alone = (
@@ -95,7 +95,7 @@ def _curve(run: Mapping[str, Any], selection: Selection) -> Callable[[], None]:
             "are tokens. Look at single steps in Flow and Family."
         )
     if notes:
-        st.caption("  \n".join(widgets.plain(line) for line in notes), help=widgets.HELP["nulls"])
+        st.caption("  \n".join(widgets.escape(line) for line in notes), help=widgets.HELP["nulls"])
     if selection.label or selection.through:
         st.caption("The curve shows the whole run; the filters above apply to the table.")
     widgets.numbers_behind(observed["points"], "points of the curve")
@@ -103,7 +103,7 @@ def _curve(run: Mapping[str, Any], selection: Selection) -> Callable[[], None]:
     def judge() -> None:
         if any((laws.get(key) or {}).get("alpha") is not None for key in WHO):
             judged = widgets.client().ask(run["run"], "paths/law")
-            verdict.markdown(f"**{widgets.plain(verdict_words(judged['observed']))}**", help=widgets.HELP["law"])
+            verdict.markdown(f"**{widgets.escape(verdict_words(judged['observed']))}**", help=widgets.HELP["law"])
             _law_table(table, fit, judged)
 
     return judge
@@ -130,13 +130,13 @@ def _law_table(place: Any, fit: Mapping[str, Any], laws: Mapping[str, Any]) -> N
 
 
 def _table(run: Mapping[str, Any], selection: Selection) -> None:
-    found = widgets.client().ask(
+    answer = widgets.client().ask(
         run["run"], "paths", most=MOST_ROWS, order=selection.order, label=selection.label, through=selection.through
     )
-    rows = path_rows(found["paths"])
+    rows = path_rows(answer["paths"])
     shown = (
-        f"{numbers.count(len(rows))} of {numbers.plural(found['num_paths'], 'path')}, "
-        f"{numbers.plural(found['num_tokens'], 'token')}."
+        f"{numbers.count(len(rows))} of {numbers.plural(answer['num_paths'], 'path')}, "
+        f"{numbers.plural(answer['num_tokens'], 'token')}."
     )
     widgets.heading("Who takes them?", shown + " Tick rows to see examples below.", "cdf")
     if not rows:
@@ -184,13 +184,13 @@ def _picked(_name: str, rank: int) -> None:
 
 
 def _examples(run: Mapping[str, Any], rank: int, selection: Selection) -> None:
-    found = widgets.client().ask(run["run"], "paths/{rank}/examples", rank=rank, limit=EXAMPLES, seed=selection.seed)
-    examples = found["examples"]
-    st.subheader(f"Path of rank {rank:,}: {numbers.ribbon_words(found['ribbon'])}", anchor=False)
+    answer = widgets.client().ask(run["run"], "paths/{rank}/examples", rank=rank, limit=EXAMPLES, seed=selection.seed)
+    examples = answer["examples"]
+    st.subheader(f"Path of rank {rank:,}: {numbers.ribbon_words(answer['ribbon'])}", anchor=False)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.caption(
-            f"{numbers.plural(found['count'], 'token')} ({numbers.percent(found['share'])}) take it; CDF "
-            f"{numbers.percent(found['cdf'])}. "
+            f"{numbers.plural(answer['count'], 'token')} ({numbers.percent(answer['share'])}) take it; CDF "
+            f"{numbers.percent(answer['cdf'])}. "
             f"{len(examples)} drawn at random below.",
             width="content",
         )
@@ -200,7 +200,7 @@ def _examples(run: Mapping[str, Any], rank: int, selection: Selection) -> None:
             icon=":material/casino:",
             on_click=address.go_changed,
             kwargs={"seed": selection.seed + 1},
-            disabled=found["count"] <= len(examples),
+            disabled=answer["count"] <= len(examples),
         )
         st.button(
             "See its flow",
@@ -213,5 +213,5 @@ def _examples(run: Mapping[str, Any], rank: int, selection: Selection) -> None:
         widgets.empty("This path has no examples.")
     else:
         token_wall(examples, str(rank))
-    rows = [{name: value for name, value in one.items() if name != "patch"} for one in examples]
+    rows = [{name: value for name, value in example.items() if name != "patch"} for example in examples]
     widgets.numbers_behind(rows, f"examples of path {rank:,}")

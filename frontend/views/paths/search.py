@@ -67,7 +67,7 @@ def _key(selection: Selection) -> str:
     return "_".join(str(value) for value in (selection.run, *question(selection).values()))
 
 
-def asked_words(selection: Selection) -> str:
+def query_words(selection: Selection) -> str:
     """What is asked for, as a phrase that follows “are”."""
     parts = []
     if selection.find:
@@ -117,7 +117,7 @@ def bar(run: Mapping[str, Any], selection: Selection) -> None:
         with st.popover("More", icon=":material/tune:", help="Filters by rank, compute and reuse"):
             _more(run, selection, text)
         saved = st.popover("Saved", icon=":material/bookmark:", help="Searches kept on this computer")
-        with saved, widgets.guarded("saved searches"):
+        with saved, widgets.error_boundary("saved searches"):
             _saved(selection)
         with st.popover("Link", icon=":material/link:", help="An address that shows what you see now"):
             st.caption("Whoever opens this address sees what you see now; the button on the right copies it.")
@@ -173,7 +173,7 @@ def _saved(selection: Selection) -> None:
     for search in searches:
         with st.container(horizontal=True, vertical_alignment="center"):
             st.button(
-                widgets.plain(search["name"]),
+                widgets.escape(search["name"]),
                 key=f"open_search_{search['name']}",
                 type="tertiary",
                 on_click=lambda query=search["query"]: address.go(from_query(query)[0]),
@@ -198,8 +198,8 @@ def _saved(selection: Selection) -> None:
         args=(name, selection),
         disabled=not name.strip(),
     )
-    if said := st.session_state.pop("search_said", None):
-        st.caption(said)
+    if message := st.session_state.pop("search_said", None):
+        st.caption(message)
 
 
 def name_of(words: str) -> str:
@@ -210,68 +210,70 @@ def name_of(words: str) -> str:
 def _keep(words: str, selection: Selection) -> None:
     name = name_of(words)
     if not name:
-        said = f"{words!r} has no letter or digit of A to Z; give it another name."
-        st.session_state["search_said"] = widgets.plain(said)
+        problem = f"{words!r} has no letter or digit of A to Z; give it another name."
+        st.session_state["search_said"] = widgets.escape(problem)
         return
     try:
         widgets.client().save_search(name, to_query(selection))
-        st.session_state["search_said"] = widgets.plain(f"Saved as {name}.")
+        st.session_state["search_said"] = widgets.escape(f"Saved as {name}.")
     except widgets.ApiError as error:
-        st.session_state["search_said"] = widgets.told(error)
+        st.session_state["search_said"] = widgets.error_text(error)
 
 
 def _forget(name: str) -> None:
     try:
         widgets.client().delete_search(name)
     except widgets.ApiError as error:
-        st.session_state["search_said"] = widgets.told(error)
+        st.session_state["search_said"] = widgets.error_text(error)
 
 
 def answer(run: Mapping[str, Any], selection: Selection) -> None:
     """What was found; nothing where nothing is asked."""
     if not active(selection):
         return
-    found = widgets.client().ask(
+    matches = widgets.client().ask(
         run["run"], "tokens/search", **question(selection), limit=ROWS, examples=EXAMPLES, seed=selection.seed
     )
-    asked = asked_words(selection)
-    if found["reason"]:
+    query = query_words(selection)
+    if matches["reason"]:
         widgets.empty(
-            widgets.plain(nothing_words(found, asked)), "Try another word or kind, or let go of a chip above."
+            widgets.escape(nothing_words(matches, query)), "Try another word or kind, or let go of a chip above."
         )
         return
     # The plainer answer first: of many paths each is taken by few, while one module may stand out.
-    first = modules_first(found)
+    first = modules_first(matches)
     asks = "Which modules and paths do these tokens take?" if first else "Which paths do these tokens take?"
-    widgets.heading(asks, widgets.plain(search_words(found, asked)))
+    widgets.heading(asks, widgets.escape(search_words(matches, query)))
     for lead in (_lead_module, _lead_path) if first else (_lead_path,):
         with st.container(horizontal=True, vertical_alignment="center"):
-            lead(found, selection)
+            lead(matches, selection)
     common.note_not_independent(run)
-    if found["words"]:
-        words = ", ".join(f"{row['word'].strip() or '␣'} ({numbers.count(row['count'])})" for row in found["words"][:8])
-        st.caption(widgets.plain(f"Words: {words}{' …' if len(found['words']) > 8 else ''}"))
+    if matches["words"]:
+        words = ", ".join(
+            f"{row['word'].strip() or '␣'} ({numbers.count(row['count'])})" for row in matches["words"][:8]
+        )
+        st.caption(widgets.escape(f"Words: {words}{' …' if len(matches['words']) > 8 else ''}"))
     columns = st.columns([1, 1], gap="large")
     modules, paths = columns if first else columns[::-1]
     with paths:
-        _taken(found, selection)
+        _taken(matches, selection)
     with modules:
         st.subheader("Which modules do they prefer?", anchor=False, help=CONTRAST)
-        if found["modules"]:
+        if matches["modules"]:
             if not first:
-                st.caption(widgets.plain(widgets.ended(contrast_words(found))))
-            widgets.chart(contrast_chart(found, theme=widgets.theme(), title=None))
-            widgets.numbers_behind(found["modules"], "modules")
+                st.caption(widgets.escape(widgets.with_full_stop(contrast_words(matches))))
+            widgets.chart(contrast_chart(matches, theme=widgets.theme(), title=None))
+            widgets.numbers_behind(matches["modules"], "modules")
         else:
-            widgets.empty(widgets.ended(found["modules_reason"].capitalize()))
-    with st.expander(f"See {len(found['examples'])} of them", expanded=not selection.paths):
-        token_wall(found["examples"], f"found_{_key(selection)}")
+            widgets.empty(widgets.with_full_stop(matches["modules_reason"].capitalize()))
+    with st.expander(f"See {len(matches['examples'])} of them", expanded=not selection.paths):
+        token_wall(matches["examples"], f"found_{_key(selection)}")
 
 
-def _lead_module(found: Mapping[str, Any], selection: Selection) -> None:
-    row = preferred_module(found)
+def _lead_module(matches: Mapping[str, Any], selection: Selection) -> None:
+    row = preferred_module(matches)
     assert row is not None, "modules come first only where one is preferred"
-    st.markdown(f"**{widgets.plain(module_words(row))}**", help=CONTRAST, width="content")
+    st.markdown(f"**{widgets.escape(module_words(row))}**", help=CONTRAST, width="content")
     node = f"{row['step']}.{row['module']}"
     st.button(
         f"See module {row['module']}",
@@ -282,9 +284,9 @@ def _lead_module(found: Mapping[str, Any], selection: Selection) -> None:
     )
 
 
-def _lead_path(found: Mapping[str, Any], selection: Selection) -> None:
-    best = preferred_path(found)
-    st.markdown(f"**{widgets.plain(preferred_words(found))}**", help=LIFT, width="content")
+def _lead_path(matches: Mapping[str, Any], selection: Selection) -> None:
+    best = preferred_path(matches)
+    st.markdown(f"**{widgets.escape(preferred_words(matches))}**", help=LIFT, width="content")
     if best is not None and best["rank"] not in selection.paths:
         st.button(
             f"See path {best['rank']:,}",
@@ -295,23 +297,23 @@ def _lead_path(found: Mapping[str, Any], selection: Selection) -> None:
         )
 
 
-def nothing_words(found: Mapping[str, Any], asked: str) -> str:
+def nothing_words(matches: Mapping[str, Any], query: str) -> str:
     """That nothing is like this, and among how many tokens it was looked for."""
-    counted = found["counted"]
+    counted = matches["counted"]
     if counted["exact"]:
-        return f"No token is {asked}."
+        return f"No token is {query}."
     others = counted["of_tokens"] - counted["num_tokens"]
     return (
-        f"No token of the {numbers.count(counted['num_tokens'])} drawn by hash is {asked}; the other "
+        f"No token of the {numbers.count(counted['num_tokens'])} drawn by hash is {query}; the other "
         f"{numbers.plural(others, 'token')} of the run were not looked at."
     )
 
 
-def _taken(found: Mapping[str, Any], selection: Selection) -> None:
+def _taken(matches: Mapping[str, Any], selection: Selection) -> None:
     st.subheader("Their paths", anchor=False, help=LIFT)
-    rows = taken_rows(found["paths"])
+    rows = taken_rows(matches["paths"])
     st.caption(
-        f"{numbers.count(len(rows))} of {numbers.plural(found['num_paths'], 'path')}, most taken first. "
+        f"{numbers.count(len(rows))} of {numbers.plural(matches['num_paths'], 'path')}, most taken first. "
         "Tick rows to see everyone on them below."
     )
     percent = st.column_config.NumberColumn(format="%.2f %%")

@@ -42,18 +42,18 @@ class Control:
 
     def read(self, text: str) -> Any:
         """The value that ``text`` of an address stands for; None if there is none."""
-        return next((value for value in self.values if value is not None and written(value) == text), None)
+        return next((value for value in self.values if value is not None and as_text(value) == text), None)
 
     def say(self, text: str) -> str:
         """A value of an address in words."""
         value = self.read(text)
         if value is None:
             return self.named.get(None, AS_TRAINED)
-        words = self.named.get(value, written(value))
+        words = self.named.get(value, as_text(value))
         return f"{words} (as trained)" if value == self.trained else words
 
 
-def written(value: Any) -> str:
+def as_text(value: Any) -> str:
     """A value as the address has it; nothing for None."""
     if value is None or isinstance(value, str):
         return value or ""
@@ -101,38 +101,38 @@ def control(
 def steps(low: float, high: float) -> list[float]:
     """Values of a slider: 1, 2, 5 in each decade where the bounds lie far apart, else twenty even ones."""
     if low > 0 and high / low >= 50:
-        found, size = [], 1e-9
+        values, size = [], 1e-9
         while size <= high * 1.0001:
-            found += [
+            values += [
                 round(size * digit, 12) for digit in (1, 2, 5) if low <= size * digit * 1.0000001 <= high * 1.0001
             ]
             size *= 10
-        return found
+        return values
     return [round(low + (high - low) * place / 20, 6) for place in range(21)]
 
 
 def changes(selection: Selection, controls: Sequence[Control]) -> dict[str, Any]:
     """What the address changes, as the API takes it; what it does not understand is left out."""
-    by_name = {one.name: one for one in controls}
-    found = {}
+    by_name = {item.name: item for item in controls}
+    values = {}
     for text in selection.controls:
         name, _, value = text.partition(":")
         if name in by_name and (read := by_name[name].read(value)) is not None and read != by_name[name].trained:
-            found[name] = read
-    return found
+            values[name] = read
+    return values
 
 
 def not_understood(selection: Selection, controls: Sequence[Control]) -> list[str]:
     """The parts of the address's controls that ``changes`` leaves out."""
-    by_name = {one.name: one for one in controls}
+    by_name = {item.name: item for item in controls}
     parts = [(text, *text.partition(":")[::2]) for text in selection.controls]
     return [text for text, name, value in parts if name not in by_name or by_name[name].read(value) is None]
 
 
 def changed(selection: Selection, name: str, value: Any, trained: Any = None) -> tuple[str, ...]:
     """The address's controls with one of them at another value."""
-    kept = tuple(one for one in selection.controls if one.partition(":")[0] != name)
-    return kept if value is None or value == trained else (*kept, f"{name}:{written(value)}")
+    others = tuple(text for text in selection.controls if text.partition(":")[0] != name)
+    return others if value is None or value == trained else (*others, f"{name}:{as_text(value)}")
 
 
 def _read_control(control: Control, text: str | None) -> tuple[str, ...]:
@@ -140,58 +140,58 @@ def _read_control(control: Control, text: str | None) -> tuple[str, ...]:
     return changed(address.current(), control.name, control.read(text or ""), control.trained)
 
 
-def control_widgets(controls: Sequence[Control], given: Mapping[str, Any], *, disabled: Sequence[str] = ()) -> None:
+def control_widgets(controls: Sequence[Control], values: Mapping[str, Any], *, disabled: Sequence[str] = ()) -> None:
     """A slider for what has an order and a trained value, buttons for a few values, else a list. All of them
     write the address; what it says beside them is told."""
     for text in not_understood(address.current(), controls):
-        told = f"The address says {text[:60]!r}, which changes nothing here; it was left out."
-        st.warning(widgets.plain(told), icon=":material/link_off:")
-    for one in controls:
-        options = [written(value) for value in one.values]
-        buttons = one.trained is None and len(options) <= 4
+        message = f"The address says {text[:60]!r}, which changes nothing here; it was left out."
+        st.warning(widgets.escape(message), icon=":material/link_off:")
+    for item in controls:
+        options = [as_text(value) for value in item.values]
+        buttons = item.trained is None and len(options) <= 4
         widget: Any = st.segmented_control if buttons else st.selectbox
-        if one.trained is not None:
+        if item.trained is not None:
             widget = st.select_slider
         address.bound(
             widget,
             "controls",
-            one.words,
-            written(given.get(one.name, one.trained)),
+            item.words,
+            as_text(values.get(item.name, item.trained)),
             options,
-            part=f"_{one.name}",
-            format_func=one.say,
-            help=widgets.plain(one.help) or None,
-            disabled=one.name in disabled,
-            read=partial(_read_control, one),
+            part=f"_{item.name}",
+            format_func=item.say,
+            help=widgets.escape(item.help) or None,
+            disabled=item.name in disabled,
+            read=partial(_read_control, item),
         )
 
 
 def again(
-    run: Mapping[str, Any], sample: Mapping[str, Any], given: Mapping[str, Any], *, slot: str = KEPT
+    run: Mapping[str, Any], sample: Mapping[str, Any], values: Mapping[str, Any], *, slot: str = KEPT
 ) -> dict[str, Any] | None:
     """The run of this sample under ``given`` controls; None, and a sentence on the page, if it cannot be made.
 
     The last run of each ``slot`` is kept.
     """
-    wanted = (run["run"], sample["sample"], tuple(sorted((name, written(value)) for name, value in given.items())))
-    kept = st.session_state.get(slot)
+    wanted = (run["run"], sample["sample"], tuple(sorted((name, as_text(value)) for name, value in values.items())))
+    last = st.session_state.get(slot)
     client = widgets.client()
-    if kept and kept["of"] == wanted:
+    if last and last["of"] == wanted:
         try:
-            return client.ask(kept["run"], "")
+            return client.ask(last["run"], "")
         except NotFound:
             st.session_state.pop(slot)
     forget(slot)
     try:
         with st.spinner("Running it again …"):
             if sample.get("text") is not None:
-                answer = client.trace(run["model"], text=sample["text"], controls=given, purpose="detour")
+                answer = client.trace(run["model"], text=sample["text"], controls=values, purpose="detour")
             else:
                 picture = client.image(run["run"], sample["sample"])
                 file = ("sample.png", picture)
-                answer = client.trace(run["model"], image=file, controls=given, purpose="detour")
+                answer = client.trace(run["model"], image=file, controls=values, purpose="detour")
     except ApiError as error:
-        widgets.sentence(error)
+        widgets.show_error(error)
         return None
     st.session_state[slot] = {"of": wanted, "run": answer["run"]}
     return client.ask(answer["run"], "")
@@ -199,10 +199,10 @@ def again(
 
 def forget(slot: str = KEPT) -> None:
     """Delete the last try, so that moving a slider leaves no heap of runs behind."""
-    kept = st.session_state.pop(slot, None)
-    if kept:
+    last = st.session_state.pop(slot, None)
+    if last:
         with suppress(ApiError):  # somebody else deleted it
-            widgets.client().delete(kept["run"])
+            widgets.client().delete(last["run"])
 
 
 def keep(run: str, *, slot: str = KEPT, view: str = "family") -> None:
@@ -226,9 +226,9 @@ def before_and_after(before: Mapping[str, Any], after: Mapping[str, Any], run: s
                 width="content",
             )
         elif before.get("prediction"):
-            for words, one in (("Prediction unchanged", before), ("Prediction changed", after)):
-                told = f"{one.get('prediction')} ({numbers.percent(one.get('confidence'))})"
-                st.metric(words, told, width="content")
+            for words, sample in (("Prediction unchanged", before), ("Prediction changed", after)):
+                prediction = f"{sample.get('prediction')} ({numbers.percent(sample.get('confidence'))})"
+                st.metric(words, prediction, width="content")
         st.button("Open the changed run", on_click=keep, args=(run,), icon=":material/open_in_new:")
     table = loss_rows(before.get("tokens") or [], after.get("tokens") or [])
     if not table:
@@ -245,8 +245,8 @@ def before_and_after(before: Mapping[str, Any], after: Mapping[str, Any], run: s
 
 def sample_picker(run: Mapping[str, Any], selection: Selection, *, whole: str | None = None) -> int | None:
     """One sample (of the chosen label); ``whole``: words for none of them, offered first. None: none is chosen."""
-    found = widgets.client().ask(run["run"], "samples", most=LISTED, label=selection.label)
-    listed = {row["sample"]: row for row in found["samples"]}
+    answer = widgets.client().ask(run["run"], "samples", most=LISTED, label=selection.label)
+    listed = {row["sample"]: row for row in answer["samples"]}
     options: list[int | str] = [*([""] if whole else []), *listed]
     number = selection.sample
     if number is None and not whole:
@@ -264,8 +264,8 @@ def sample_picker(run: Mapping[str, Any], selection: Selection, *, whole: str | 
         text = tamed(row.get("snippet") or row.get("source") or "").replace("\n", " ")
         return " · ".join(part for part in (f"{value:,}", row.get("label") or "", text[:50]) if part)
 
-    total = found.get("total") or len(listed)
-    told = f"{numbers.plural(total, 'sample')}" + (f"; the first {LISTED} are listed." if total > LISTED else ".")
+    total = answer.get("total") or len(listed)
+    extent = f"{numbers.plural(total, 'sample')}" + (f"; the first {LISTED} are listed." if total > LISTED else ".")
     address.bound(
         st.selectbox,
         "sample",
@@ -273,7 +273,7 @@ def sample_picker(run: Mapping[str, Any], selection: Selection, *, whole: str | 
         "" if number is None else number,
         options,
         format_func=say,
-        help=told,
+        help=extent,
         read=lambda value: value if isinstance(value, int) else None,
     )
     return number
@@ -285,6 +285,6 @@ def model_of(run: Mapping[str, Any]) -> dict[str, Any] | None:
         return widgets.client().model(run["model"])
     except ApiError as error:
         widgets.empty(
-            widgets.plain(f"The model {run['model']} cannot be run again. ") + widgets.told(error), error.todo
+            widgets.escape(f"The model {run['model']} cannot be run again. ") + widgets.error_text(error), error.todo
         )
         return None

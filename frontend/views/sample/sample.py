@@ -88,8 +88,8 @@ def show(run: Mapping[str, Any], selection: Selection, number: int) -> None:
 
 
 def sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
-    found = widgets.client().ask(run["run"], "samples", most=LISTED, label=selection.label, q=selection.q)
-    rows = {row["sample"]: row for row in found["samples"]}
+    answer = widgets.client().ask(run["run"], "samples", most=LISTED, label=selection.label, q=selection.q)
+    rows = {row["sample"]: row for row in answer["samples"]}
     if not rows and selection.sample is None:
         return None
     number = selection.sample if selection.sample is not None else next(iter(rows))
@@ -102,7 +102,7 @@ def sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
         text = tamed(row.get("snippet") or row.get("source") or "").replace("\n", " ")
         return " · ".join(part for part in (f"{value:,}", row.get("label") or "", text[:50]) if part)
 
-    total = found.get("total") or len(rows)
+    total = answer.get("total") or len(rows)
     help_text = f"{numbers.plural(total, 'sample')}" + (f"; the first {LISTED} are listed." if total > LISTED else ".")
     place = options.index(number)
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", width="stretch", key="sample_picker"):
@@ -141,7 +141,7 @@ def _facts(sample: Mapping[str, Any]) -> str:
     if sample.get("loss") is not None:
         parts.append(f"Loss {numbers.number(sample['loss'])} nats.")
     parts.append(f"Compute {numbers.percent(sample.get('compute'))}, reuse {numbers.percent(sample.get('reuse'))}.")
-    return widgets.plain(" ".join(parts))
+    return widgets.escape(" ".join(parts))
 
 
 def verdict(sample: Mapping[str, Any]) -> str:
@@ -226,7 +226,7 @@ def _about_token(run: Mapping[str, Any], sample: Mapping[str, Any], chosen: int)
     same = [t for t in sample["tokens"] if t["rank"] == token["rank"]]
     with st.container(horizontal=True, vertical_alignment="center"):
         st.write(
-            widgets.plain(
+            widgets.escape(
                 f"On the path of rank {numbers.count(token['rank'])}: "
                 f"{numbers.plural(len(same), 'token')} of this sample."
             )

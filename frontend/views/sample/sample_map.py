@@ -35,14 +35,14 @@ def draw(selection: Selection) -> None:
         answer = widgets.client().ask(run["run"], "map", limit=MOST, thumbnails=True)
     except Refused as error:
         widgets.heading("Which samples take similar routes?", "")
-        widgets.empty(widgets.told(error))
+        widgets.empty(widgets.error_text(error))
         return
     made = _made(job)
     st.header("Which samples take similar routes?", anchor=False, help=HELP)
     if job is not None and made is None:
         panel.job_panel(str(job["job"]), key="map_job")
     shown = made or answer
-    st.caption(widgets.plain(("t-SNE. " if made else "PCA. ") + map_words(shown)))
+    st.caption(widgets.escape(("t-SNE. " if made else "PCA. ") + map_words(shown)))
     widgets.chart(
         sample_map_chart(shown, theme=widgets.theme(), chosen=selection.label, sample=selection.sample, title=None),
         key=f"map_{run['run']}_{shown['method']}_{selection.label}_{selection.sample}_{selection.job}",

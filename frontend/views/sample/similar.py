@@ -37,10 +37,10 @@ def like_this_sample(run: Mapping[str, Any], sample: int) -> None:
     if int(run["num_samples"]) < 2:
         return
     st.subheader("Which samples take similar routes?", anchor=False, help=SAMPLES_HELP)
-    found = widgets.client().ask(run["run"], "samples/{sample}/similar", sample=sample, limit=SAMPLES)
-    st.caption(widgets.plain(sample_words(found)))
+    answer = widgets.client().ask(run["run"], "samples/{sample}/similar", sample=sample, limit=SAMPLES)
+    st.caption(widgets.escape(sample_words(answer)))
     items = []
-    for row in found["similar"]:
+    for row in answer["similar"]:
         item: dict[str, Any] = {
             "sample": row["sample"],
             "caption": " · ".join(filter(None, [row.get("label") or "", numbers.number(row["distance"])])),
@@ -59,18 +59,18 @@ def like_this_sample(run: Mapping[str, Any], sample: int) -> None:
         on_open=lambda one: address.go_changed(sample=int(one["sample"])),
     )
     columns = ("sample", "label", "distance", "prediction", "compute", "reuse", "source")
-    widgets.numbers_behind([{name: row.get(name) for name in columns} for row in found["similar"]], "similar samples")
+    widgets.numbers_behind([{name: row.get(name) for name in columns} for row in answer["similar"]], "similar samples")
 
 
-def sample_words(found: Mapping[str, Any]) -> str:
+def sample_words(answer: Mapping[str, Any]) -> str:
     """How near the nearest are, and what is usual."""
-    rows = found["similar"]
-    usual = numbers.number(found["median_distance"])
-    others = numbers.plural(found["of_samples"] - 1, "other sample")
+    rows = answer["similar"]
+    usual = numbers.number(answer["median_distance"])
+    others = numbers.plural(answer["of_samples"] - 1, "other sample")
     words = f"Nearest first, of {others}; the median distance is {usual}."
-    if found["num_identical"]:
-        words += f" {numbers.plural(found['num_identical'], 'sample')} load the modules exactly alike."
-    if found["median_distance"] and rows[0]["distance"] > 0.9 * found["median_distance"]:
+    if answer["num_identical"]:
+        words += f" {numbers.plural(answer['num_identical'], 'sample')} load the modules exactly alike."
+    if answer["median_distance"] and rows[0]["distance"] > 0.9 * answer["median_distance"]:
         words += " None is much nearer than usual: this sample stands alone."
     return words
 
@@ -81,16 +81,16 @@ def like_this_token(run: Mapping[str, Any], sample: int, token: int) -> None:
     st.subheader(f"Which {what} take nearly the same path?", anchor=False, help=TOKENS_HELP)
     try:
         each = EACH if what == "patches" else FEW
-        found = widgets.client().ask(run["run"], "tokens/similar", sample=sample, token=token, limit=PATHS, each=each)
+        answer = widgets.client().ask(run["run"], "tokens/similar", sample=sample, token=token, limit=PATHS, each=each)
     except Refused as error:
-        widgets.sentence(error)
+        widgets.show_error(error)
         return
-    st.caption(widgets.plain(token_words(found, what)))
-    shown = [path for path in found["paths"] if path["examples"]]
+    st.caption(widgets.escape(token_words(answer, what)))
+    shown = [path for path in answer["paths"] if path["examples"]]
     for first in range(0, len(shown), 2):  # row by row, so that a narrow page keeps the order
         for column, path in zip(st.columns(2, gap="large"), shown[first : first + 2], strict=False):
             with column:
-                st.write(widgets.plain(path_words(path, what)))
+                st.write(widgets.escape(path_words(path, what)))
                 _tokens(run, path["examples"], f"near_{run['run']}_{sample}_{token}_{path['rank']}")
     widgets.numbers_behind(
         [
@@ -101,24 +101,24 @@ def like_this_token(run: Mapping[str, Any], sample: int, token: int) -> None:
                 "tokens": p["count"],
                 "ribbon": numbers.ribbon_words(p["ribbon"]),
             }
-            for p in found["paths"]
+            for p in answer["paths"]
         ],
         "nearest paths",
     )
-    widgets.numbers_behind(found["apart"], "paths and tokens at each distance")
+    widgets.numbers_behind(answer["apart"], "paths and tokens at each distance")
 
 
-def token_words(found: Mapping[str, Any], what: str) -> str:
+def token_words(answer: Mapping[str, Any], what: str) -> str:
     """How many others are on the same path, and how many at a path distance of at most 1."""
-    at = {row["distance"]: row for row in found["apart"]}
+    at = {row["distance"]: row for row in answer["apart"]}
     same = at.get(0.0, {}).get("num_tokens", 0)
-    near = [row for row in found["apart"] if 0 < row["distance"] <= 1]
+    near = [row for row in answer["apart"] if 0 < row["distance"] <= 1]
     tokens, paths = sum(row["num_tokens"] for row in near), sum(row["num_paths"] for row in near)
-    one = ONE[what]
-    own = f"No other {one}" if not same else numbers.plural(same, f"other {one}", f"other {what}")
-    words = f"{own} {'is' if same <= 1 else 'are'} on the very same path, rank {numbers.count(found['rank'])}"
+    noun = ONE[what]
+    own = f"No other {noun}" if not same else numbers.plural(same, f"other {noun}", f"other {what}")
+    words = f"{own} {'is' if same <= 1 else 'are'} on the very same path, rank {numbers.count(answer['rank'])}"
     # With several slots a distance of 1 may also be two steps that differ by half.
-    slots = max((len(step) for step in found["ribbon"] if isinstance(step, (list, tuple))), default=1)
+    slots = max((len(step) for step in answer["ribbon"] if isinstance(step, (list, tuple))), default=1)
     away = "differ at one step" if slots == 1 else "differ by no more choices than one step has, at one step or several"
     if paths:
         return words + f"; {numbers.count(tokens)} more on {numbers.plural(paths, 'path')} that {away}."
@@ -136,27 +136,29 @@ def path_words(path: Mapping[str, Any], what: str) -> str:
 
 
 def _tokens(run: Mapping[str, Any], examples: Sequence[Mapping[str, Any]], key: str) -> None:
-    vision = run["modality"] == "vision" and any(one.get("patch") for one in examples)
+    vision = run["modality"] == "vision" and any(example.get("patch") for example in examples)
     items: list[dict[str, Any]] = []
-    for one in examples:
-        title = f"sample {one['sample']}, token {one['token']}" + (f", {one['label']}" if one.get("label") else "")
-        item: dict[str, Any] = {"sample": one["sample"], "token": one["token"], "title": title}
+    for example in examples:
+        title = f"sample {example['sample']}, token {example['token']}" + (
+            f", {example['label']}" if example.get("label") else ""
+        )
+        item: dict[str, Any] = {"sample": example["sample"], "token": example["token"], "title": title}
         if vision:
-            item["image"] = one.get("patch")
+            item["image"] = example.get("patch")
         else:
-            text = one.get("text") or ""
+            text = example.get("text") or ""
             item |= {
-                "before": _line(one.get("before"))[-CONTEXT:],
+                "before": _line(example.get("before"))[-CONTEXT:],
                 "text": text,
-                "after": _line(one.get("after"))[:CONTEXT],
-                "shown": common.named({**one, "text": text.strip()}),
+                "after": _line(example.get("after"))[:CONTEXT],
+                "shown": common.named({**example, "text": text.strip()}),
             }
         items.append(item)
     wall(
         items,
         key=key,
         kind="patch" if vision else "context",
-        on_open=lambda one: address.go_changed(sample=int(one["sample"]), token=int(one["token"])),
+        on_open=lambda example: address.go_changed(sample=int(example["sample"]), token=int(example["token"])),
     )
 
 
