@@ -93,6 +93,45 @@ def load_chart(
     named = len(cells) <= MOST_VECTORS
     table = columns_of_cells(cells, modules, FLATTENED if named else FLATTENED[:-1])
     tooltip = {name: name for name in ("step", "module", "name", "kind", "utilisation", "tokens", "share")}
+    x, y = _load_axes(steps, modules, look)
+    pick = click_selection("node", "step", "module")
+    most = max([row["utilisation"] or 0 for row in cells], default=1) or 1
+    scale = neutral_scale(most, look, type="sqrt")
+    squares = (
+        alt.Chart(rows(table, "cells"))
+        .transform_flatten([*(FLATTENED if named else FLATTENED[:-1])])
+        .mark_rect(
+            stroke=look.grid,
+            strokeWidth=0.7 if len(modules) <= MOST_LINED else 0,
+            cursor="pointer",
+            invalid="show",
+            tooltip=tip(tooltip),
+        )
+        .encode(
+            x=x,
+            x2="x2:Q",
+            y=y,
+            y2="y2:Q",
+            color=alt.Color("load:Q", scale=scale, legend=gradient_legend("utilisation (1 = fair share)", tickCount=4)),
+            **({"description": "words:N"} if named else {}),
+        )
+        .add_params(pick)
+    )
+    height = height_of(len(modules))
+    chart = alt.layer(squares, *_load_marks(cells, modules, chosen, look, x, y))
+    words = f"Darker: more tokens than a fair share. {'×' if len(modules) <= MOST_MARKED else 'Page colour'}: "
+    summary = highest(
+        cells,
+        "utilisation",
+        lambda row: (
+            f"module {row['module']} at step {row['step']}, {numbers.number(row['utilisation'])} times a fair share"
+        ),
+    )
+    drawn = finish(chart, look, title, [words + "no token ever came (dead)."], height=height, summary=summary)
+    return as_vectors(drawn, len(cells))
+
+
+def _load_axes(steps: Sequence[int], modules: Sequence[int], look: Theme) -> tuple[alt.X, alt.Y]:
     every = max(1, -(-len(modules) * (look.font_size + 2) // height_of(len(modules))))
     x = alt.X(
         "x:Q",
@@ -122,29 +161,13 @@ def load_chart(
             labelExpr=f"{modules}[floor(datum.value)]",
         ),
     )
-    pick = click_selection("node", "step", "module")
-    most = max([row["utilisation"] or 0 for row in cells], default=1) or 1
-    scale = neutral_scale(most, look, type="sqrt")
-    squares = (
-        alt.Chart(rows(table, "cells"))
-        .transform_flatten([*(FLATTENED if named else FLATTENED[:-1])])
-        .mark_rect(
-            stroke=look.grid,
-            strokeWidth=0.7 if len(modules) <= MOST_LINED else 0,
-            cursor="pointer",
-            invalid="show",
-            tooltip=tip(tooltip),
-        )
-        .encode(
-            x=x,
-            x2="x2:Q",
-            y=y,
-            y2="y2:Q",
-            color=alt.Color("load:Q", scale=scale, legend=gradient_legend("utilisation (1 = fair share)", tickCount=4)),
-            **({"description": "words:N"} if named else {}),
-        )
-        .add_params(pick)
-    )
+    return x, y
+
+
+def _load_marks(
+    cells: Sequence[Mapping[str, Any]], modules: Sequence[int], chosen: str | None, look: Theme, x: alt.X, y: alt.Y
+) -> list[alt.Chart]:
+    """A × on each dead module, and a frame around the chosen cell."""
     line = {module: place for place, module in enumerate(modules)}
     dead = [
         {"x": row["step"], "y": line[row["module"]] + 0.5}
@@ -166,27 +189,7 @@ def load_chart(
         .mark_rect(filled=False, stroke=look.accent, strokeWidth=2.5, aria=False)
         .encode(x=x, x2="x2:Q", y=y, y2="y2:Q")
     )
-    layers = [squares, crosses, *([frame] if framed else [])]
-    chart = alt.layer(*layers)
-    drawn = finish(
-        chart,
-        look,
-        title,
-        [
-            "Darker: more tokens than a fair share. "
-            + ("×" if len(modules) <= MOST_MARKED else "Page colour")
-            + ": no token ever came (dead)."
-        ],
-        height=height_of(len(modules)),
-        summary=highest(
-            cells,
-            "utilisation",
-            lambda row: (
-                f"module {row['module']} at step {row['step']}, {numbers.number(row['utilisation'])} times a fair share"
-            ),
-        ),
-    )
-    return as_vectors(drawn, len(cells))
+    return [crosses, *([frame] if framed else [])]
 
 
 @redrawable

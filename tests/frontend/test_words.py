@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import tamed, text_pieces
-from tokenpaths.frontend.page.widgets import ended, plain
+from tokenpaths.frontend.page.widgets import escape, with_full_stop
 from tokenpaths.frontend.views.common import not_independent
 from tokenpaths.frontend.views.compute import all_alike
 from tokenpaths.frontend.views.home.runs import card_words
@@ -100,21 +100,21 @@ def test_controls_that_turn_all_that_follows_are_seen_and_turn_nothing():
         assert tamed(letter) == f"⟦{bidirectional(letter)}⟧"
     for text in ("", "abc", "שלום", "سلام\u200f é 🜁\n", "\u200e"):
         assert tamed(text) == text
-    assert "\u202e" not in plain("a\u202eb")
+    assert "\u202e" not in escape("a\u202eb")
 
 
 def test_text_from_elsewhere_is_no_markdown():
-    assert plain("<b>[x](http://y) *z* :red[w] $a$") == "\\<b\\>\\[x\\]\\(http\\://y\\) \\*z\\* \\:red\\[w\\] \\$a\\$"
-    assert plain("run `a_b` now!") == "run `a_b` now\\!"
-    assert "`" not in plain("one ` only")
-    assert "`" not in plain('no column "` a ``` ![i](http://evil.example/x.png) `"')
+    assert escape("<b>[x](http://y) *z* :red[w] $a$") == "\\<b\\>\\[x\\]\\(http\\://y\\) \\*z\\* \\:red\\[w\\] \\$a\\$"
+    assert escape("run `a_b` now!") == "run `a_b` now\\!"
+    assert "`" not in escape("one ` only")
+    assert "`" not in escape('no column "` a ``` ![i](http://evil.example/x.png) `"')
 
 
 @given(st.text(alphabet="`a ![](<)>*_:/.\\\n&#~|$-1", max_size=30))
 def test_text_from_elsewhere_is_never_markup(text):
     from markdown_it import MarkdownIt
 
-    for token in MarkdownIt("commonmark", {"html": True}).parse(plain(text)):
+    for token in MarkdownIt("commonmark", {"html": True}).parse(escape(text)):
         assert token.type in {"paragraph_open", "paragraph_close", "inline", "code_block"}, token
         assert {part.type for part in token.children or []} <= {"text", "text_special", "code_inline"}, token
 
@@ -126,8 +126,8 @@ def test_a_model_that_cannot_be_used_is_named_once():
 
 
 def test_sentences_end():
-    assert ended("no stop") == "no stop."
-    assert ended("stop.") == "stop."
+    assert with_full_stop("no stop") == "no stop."
+    assert with_full_stop("stop.") == "stop."
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tokenpaths.frontend.charts.drawing.palette import Theme, diverging_scale, g
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import finish, rows, tip
 from tokenpaths.frontend.charts.flow.flow import axes, circle_size, ribbon_shape, row_labels
-from tokenpaths.frontend.charts.flow.layout import OTHER, flow_layout, ribbon_outline
+from tokenpaths.frontend.charts.flow.layout import OTHER, FlowLayout, flow_layout, ribbon_outline
 
 MANY_NODES, FEW_NODES = 600, 8
 """from how many circles on a difference is cut to so many of each step"""
@@ -96,32 +96,8 @@ def flow_contrast_chart(
         "links": [{**k, "count": abs(k["change"])} for k in contrast["links"]],
     }
     layout = flow_layout(drawn, most_links=most_links)
-    node_of = {(n["step"], n["module"]): n for n in contrast["nodes"]}
-    link_of = {(k["step"], k["source"], k["target"]): k for k in contrast["links"]}
     most = max((abs(row["change"]) for row in (*contrast["nodes"], *contrast["links"])), default=0.0) or 1.0
     x, y = axes(layout)
-
-    def told(row: Mapping[str, Any]) -> dict[str, str]:
-        sign = "+" if row["change"] > 0 else ""
-        return {
-            "after": numbers.percent(row["after"]),
-            "before": numbers.percent(row["before"]),
-            "by": f"{sign}{numbers.number(100 * row['change'])} points",
-        }
-
-    ribbons = [
-        {
-            "x": link.step,
-            "y": round(link.y0, 2),
-            "outline": ribbon_outline(link),
-            "change": row["change"],
-            "from": f"{link.step}.{link.source}",
-            "to": f"{link.step + 1}.{link.target}",
-            **told(row),
-        }
-        for link in reversed(layout.links)
-        for row in [link_of[link.step, link.source, link.target]]
-    ]
     scale = diverging_scale(most, look, middle=look.identity)
     legend = gradient_legend(
         f"less often ← {names[0]} → more often",
@@ -133,7 +109,7 @@ def flow_contrast_chart(
     colour = alt.Color("change:Q", scale=scale, legend=legend)
     columns = {f"tokens of {names[0]}": "after", f"tokens of {names[1]}": "before", "difference": "by"}
     flows = (
-        alt.Chart(rows(ribbons))
+        alt.Chart(rows(_ribbon_rows(contrast, layout)))
         .mark_point(
             filled=True,
             size=4,
@@ -144,24 +120,8 @@ def flow_contrast_chart(
         )
         .encode(x=x, y=y, color=colour)
     )
-    dots = [
-        {
-            "x": n.step,
-            "y": n.y,
-            "count": n.count,
-            "change": row["change"],
-            "module": n.module,
-            "name": n.name,
-            "words": f"step {n.step}, module {n.module}: {told(row)['after']} of {names[0]}, "
-            f"{told(row)['before']} of {names[1]}",
-            **told(row),
-        }
-        for n in layout.nodes
-        if n.count > 0 and n.module != OTHER
-        for row in [node_of[n.step, n.module]]
-    ]
     circles = (
-        alt.Chart(rows(dots))
+        alt.Chart(rows(_circle_rows(contrast, layout, names)))
         .mark_circle(
             opacity=1,
             strokeWidth=1,
@@ -175,6 +135,57 @@ def flow_contrast_chart(
     return finish(
         chart, look, title, colour_words(*names), height=layout.height, summary=contrast_words(contrast, *names)
     )
+
+
+def _tooltip_fields(row: Mapping[str, Any]) -> dict[str, str]:
+    sign = "+" if row["change"] > 0 else ""
+    return {
+        "after": numbers.percent(row["after"]),
+        "before": numbers.percent(row["before"]),
+        "by": f"{sign}{numbers.number(100 * row['change'])} points",
+    }
+
+
+def _ribbon_rows(contrast: Mapping[str, Any], layout: FlowLayout) -> list[dict[str, Any]]:
+    """One row a ribbon, the smallest first, so that large differences are drawn on top."""
+    by_key = {(link["step"], link["source"], link["target"]): link for link in contrast["links"]}
+    return [
+        {
+            "x": link.step,
+            "y": round(link.y0, 2),
+            "outline": ribbon_outline(link),
+            "change": row["change"],
+            "from": f"{link.step}.{link.source}",
+            "to": f"{link.step + 1}.{link.target}",
+            **_tooltip_fields(row),
+        }
+        for link in reversed(layout.links)
+        for row in [by_key[link.step, link.source, link.target]]
+    ]
+
+
+def _circle_rows(contrast: Mapping[str, Any], layout: FlowLayout, names: tuple[str, str]) -> list[dict[str, Any]]:
+    """One row a circle; merged modules have none."""
+    by_key = {(node["step"], node["module"]): node for node in contrast["nodes"]}
+    table = []
+    for node in layout.nodes:
+        if node.count > 0 and node.module != OTHER:
+            row = by_key[node.step, node.module]
+            shares = _tooltip_fields(row)
+            table.append(
+                {
+                    "x": node.step,
+                    "y": node.y,
+                    "count": node.count,
+                    "change": row["change"],
+                    "module": node.module,
+                    "name": node.name,
+                    "words": f"step {node.step}, module {node.module}: {shares['after']} of {names[0]}, "
+                    f"{shares['before']} of {names[1]}",
+                    **shares,
+                }
+            )
+    return table
 
 
 def colour_words(first: str, second: str) -> str:

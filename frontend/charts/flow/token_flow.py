@@ -68,32 +68,9 @@ def token_flow_chart(
     weights are not known, the ``overlap``: the share of its modules that the token before took too.
     """
     look = theme_named(theme)
-    everyone = sample.get("tokens") or []
-    tokens = [t for t in everyone if first <= t["token"] < first + most]
-    before = {t["token"] + 1: t["ribbon"] for t in everyone}
+    tokens = [token for token in sample.get("tokens") or [] if first <= token["token"] < first + most]
     one_module = shade != "cdf"
-    skips = set(identities)
-    table = []
-    for token in tokens:
-        colour = cdf_colour(token["cdf"], look)
-        for step, modules in enumerate(token["ribbon"]):
-            skipped = all(int(module) in skips for module in modules)
-            table.append(
-                {
-                    "token": token["token"],
-                    "label": token_label(token),
-                    "step": step,
-                    "cdf": token["cdf"],
-                    "mark": "skip" if skipped else str(modules[0]) if one_module else "+".join(map(str, modules)),
-                    "modules": "+".join(map(str, modules)),
-                    "weight": max(token["weights"][step], default=0.0),
-                    "overlap": overlap(modules, before.get(token["token"], token["ribbon"][:0])[step : step + 1]),
-                    "skipped": skipped,
-                    "ink": ink_on(look.identity if skipped else colour),
-                    "rank": f"{token['rank']:,}",
-                    "on": token["token"] == chosen,
-                }
-            )
+    table = _cells(sample, tokens, shade, set(identities), chosen, look)
     num_steps = max((len(t["ribbon"]) for t in tokens), default=1)
     wide = max((len(row["mark"]) for row in table), default=1)
     order = [row["label"] for row in table if row["step"] == 0]
@@ -153,19 +130,52 @@ def token_flow_chart(
     )
     words = words.transform_filter(f"width / {num_steps} > {6.2 * wide:.0f}")
     chart = alt.layer(cells.add_params(pick), greys, words)
-    total = len(sample.get("tokens") or [])
-    subtitle = (
-        f"{numbers.plural(len(tokens), 'token')} of {numbers.count(total)}; cell: module taken, "
-        "colour: how frequent the token’s whole path is; grey: the step was skipped."
-    )
-    if one_module:
-        cell = {
-            "weight": "the module with the largest weight; darker on a light page: a larger weight",
-            "overlap": "one of its modules; darker on a light page: shares more of them with the token before",
-        }
-        counts = f"{numbers.plural(len(tokens), 'token')} of {numbers.count(total)}"
-        subtitle = f"{counts}; cell: {cell[shade]}."
+    subtitle = _subtitle(len(tokens), len(sample.get("tokens") or []), shade)
     return finish(chart, look, title, subtitle, height=max(60, 21 * max(1, len(tokens))))
+
+
+def _cells(
+    sample: Mapping[str, Any],
+    tokens: Sequence[Mapping[str, Any]],
+    shade: Shade,
+    skips: set[int],
+    chosen: int | None,
+    look: Theme,
+) -> list[dict[str, Any]]:
+    """One row a token and step."""
+    before = {token["token"] + 1: token["ribbon"] for token in sample.get("tokens") or []}
+    table = []
+    for token in tokens:
+        colour = cdf_colour(token["cdf"], look)
+        for step, modules in enumerate(token["ribbon"]):
+            skipped = all(int(module) in skips for module in modules)
+            names = "+".join(map(str, modules))
+            table.append(
+                {
+                    "token": token["token"],
+                    "label": token_label(token),
+                    "step": step,
+                    "cdf": token["cdf"],
+                    "mark": "skip" if skipped else str(modules[0]) if shade != "cdf" else names,
+                    "modules": names,
+                    "weight": max(token["weights"][step], default=0.0),
+                    "overlap": overlap(modules, before.get(token["token"], token["ribbon"][:0])[step : step + 1]),
+                    "skipped": skipped,
+                    "ink": ink_on(look.identity if skipped else colour),
+                    "rank": f"{token['rank']:,}",
+                    "on": token["token"] == chosen,
+                }
+            )
+    return table
+
+
+def _subtitle(num: int, total: int, shade: Shade) -> str:
+    cell = {
+        "cdf": "module taken, colour: how frequent the token’s whole path is; grey: the step was skipped",
+        "weight": "the module with the largest weight; darker on a light page: a larger weight",
+        "overlap": "one of its modules; darker on a light page: shares more of them with the token before",
+    }[shade]
+    return f"{numbers.plural(num, 'token')} of {numbers.count(total)}; cell: {cell}."
 
 
 def overlap(modules: Sequence[int], before: Sequence[Sequence[int]]) -> float:

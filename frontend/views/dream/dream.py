@@ -213,7 +213,7 @@ def _dreams(run: Mapping[str, Any], options: Mapping[str, str]) -> int:
     return pair * (int(run["num_steps"]) if options["until"] == "0" else 1)
 
 
-def _choices(run: Mapping[str, Any], wished: Mapping[str, str]) -> None:
+def _choices(run: Mapping[str, Any], options: Mapping[str, str]) -> None:
     """Whose choices, which of them, and what is kept of the original."""
     image, steps = run["modality"] == "vision", int(run["num_steps"])
     groups = GROUPS if image else TOKEN_GROUPS
@@ -221,48 +221,48 @@ def _choices(run: Mapping[str, Any], wished: Mapping[str, str]) -> None:
         st.selectbox,
         "group",
         "Whose choices",
-        wished["group"],
+        options["group"],
         list(groups),
         format_func=groups.get,
         help="The dream repeats the choices of these and lets the others choose what they like.",
     )
-    if wished["group"] == "drawn":
+    if options["group"] == "drawn":
         most = 4096 if not image else _num_patches(run)
-        _option(st.number_input, "draw", "How many", min(max(1, int(wished["draw"] or 1)), most), 1, most)
-    until = min(int(wished["until"] or 0), steps) if wished["until"].isdecimal() else 0
-    options = [*([0] if image else []), *range(1, steps + 1)]
+        _option(st.number_input, "draw", "How many", min(max(1, int(options["draw"] or 1)), most), 1, most)
+    until = min(int(options["until"] or 0), steps) if options["until"].isdecimal() else 0
+    choices = [*([0] if image else []), *range(1, steps + 1)]
     if not image and until == 0:
         until = steps
 
     def words(s: int) -> str:
         if s == 0:
             return "each S, a dream each"
-        alone = wished["form"] == "single"
+        alone = options["form"] == "single"
         return f"step {s - 1} alone" if alone else f"S = {s}: steps 0 to {s - 1}" if s > 1 else "S = 1: step 0"
 
-    _option(st.selectbox, "until", "Which steps", until, options, format_func=words)
+    _option(st.selectbox, "until", "Which steps", until, choices, format_func=words)
     _option(
         st.segmented_control,
         "form",
         "Objective",
-        wished["form"],
+        options["form"],
         ["cumulative", "single"],
         width="stretch",
         help="Cumulative: the decisions of steps 0 to S − 1 together. Single: the last of them alone.",
     )
-    if image and wished["group"] != "all":
+    if image and options["group"] != "all":
         words_of = {"without": "nothing", "with": "the group's pixels", "both": "both, as a pair"}
         _option(
             st.segmented_control,
             "context",
             "Kept of the original",
-            wished["context"],
+            options["context"],
             list(words_of),
             format_func=words_of.get,
             width="stretch",
             help="The group is outlined in red. With its pixels, the rest of the image is dreamt around them.",
         )
-    _scores(wished)
+    _scores(options)
 
 
 def _other(run: Mapping[str, Any], options: Mapping[str, str]) -> None:
