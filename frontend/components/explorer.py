@@ -92,18 +92,12 @@ def explorer_data(
 ) -> dict[str, Any]:
     """All that the component draws.
 
-    Parameters
-    ----------
-    step
-        Tint by the module of this step; None: by path CDF.
-    kept
-        False for a token that the page's filters leave out; it is faded.
-    chosen_link
-        ``step.source>step+1.target`` of the ribbon that stands out.
-    of
-        What ``num_paths``, the ranks and the flow are counted over: ``run`` or ``sample``.
-    modules
-        Everything that may be chosen: what nobody visits gets a small hollow circle, so that it can be clicked.
+    Args:
+        step: Tint by the module of this step; None: by path CDF.
+        kept: False for a token that the page's filters leave out; it is faded.
+        chosen_link: ``step.source>step+1.target`` of the ribbon that stands out.
+        of: What ``num_paths``, the ranks and the flow are counted over: ``run`` or ``sample``.
+        modules: Everything that may be chosen: what nobody visits gets a small hollow circle, to be clicked.
     """
     is_text = sample.get("text") is not None and sample.get("grid") is None
     grid = sample.get("grid") or {"rows": 1, "cols": 1}

@@ -171,10 +171,8 @@ OTHER_NAMES = {
 def chosen(names: Sequence[str]) -> list[Kind]:
     """The kinds with these names or numbers of the paper, in its order; all where none is given.
 
-    Raises
-    ------
-    ValueError
-        With a sentence, for a name that is none.
+    Raises:
+        ValueError: With a sentence, for a name that is none.
     """
     known = {kind.name: kind for kind in KINDS}
     wanted: set[str] = set()

@@ -64,12 +64,9 @@ def gate_chart(
 ) -> alt.LayerChart:
     """Heat map of an answer of ``/gates``: rows are layers, columns heads with their directions side by side.
 
-    Parameters
-    ----------
-    minus
-        Another answer; the colours then say how much higher or lower r is than there, zero in the middle.
-    chosen
-        ``layer.head.direction`` of the cell that is outlined.
+    Args:
+        minus: Another answer; the colours then say how much higher or lower r is than there, zero in the middle.
+        chosen: ``layer.head.direction`` of the cell that is outlined.
     """
     look = theme_named(theme)
     num_layers, _num_heads, num_directions = (len(axis["names"]) for axis in answer["axes"])

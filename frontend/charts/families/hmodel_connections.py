@@ -55,14 +55,10 @@ def graph_chart(
 ) -> alt.LayerChart:
     """Draw an answer of ``/edges``: columns are iterations, rows layers, line width and opacity = c.
 
-    Parameters
-    ----------
-    minus
-        Another answer; lines are then coloured by how much more or less c is than there.
-    most
-        Difference at both ends of the colours, so that several pictures share one scale.
-    compact
-        For small multiples: smaller, without names of rows and columns beyond the first letters.
+    Args:
+        minus: Another answer; lines are then coloured by how much more or less c is than there.
+        most: Difference at both ends of the colours, so that several pictures share one scale.
+        compact: For small multiples: smaller, without names of rows and columns beyond the first letters.
     """
     look = theme_named(theme)
     place = _Places(answer, 27 if compact else 46)

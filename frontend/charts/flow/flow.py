@@ -42,17 +42,12 @@ def flow_chart(
 ) -> alt.LayerChart:
     """Draw an answer of ``/flow``.
 
-    Parameters
-    ----------
-    flow
-        {num_tokens, steps, nodes: [{step, module, name, kind, count, share}],
-        links: [{step, source, target, count, share}], other: [{step, num_links, count}]}
-    through
-        ``step.module`` of the circles that are chosen; they get the accent.
-    least
-        Links with a smaller share of the tokens are not drawn but counted; None: ``layout.least_share`` says.
-    ribbon
-        One path to draw on top as a line, as many tuples of module ids as there are steps.
+    Args:
+        flow: {num_tokens, steps, nodes: [{step, module, name, kind, count, share}],
+            links: [{step, source, target, count, share}], other: [{step, num_links, count}]}
+        through: ``step.module`` of the circles that are chosen; they get the accent.
+        least: Links with a smaller share of the tokens are not drawn but counted; None: ``layout.least_share`` says.
+        ribbon: One path to draw on top as a line, as many tuples of module ids as there are steps.
     """
     look = theme_named(theme)
     least = least_share(flow) if least is None else least

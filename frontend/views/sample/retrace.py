@@ -71,12 +71,9 @@ def control(
 ) -> Control | None:
     """A control from one property of a JSON Schema; None for what is neither a bounded number nor a choice.
 
-    Parameters
-    ----------
-    limit
-        Largest whole number where the schema gives none.
-    named
-        Words for values; of a number between bounds only these values are offered, if there are any.
+    Args:
+        limit: Largest whole number where the schema gives none.
+        named: Words for values; of a number between bounds only these values are offered, if there are any.
     """
     parts = [part for part in schema.get("anyOf", [schema]) if part.get("type") != "null"]
     part, named = (parts[0] if parts else {}), dict(named or {})
