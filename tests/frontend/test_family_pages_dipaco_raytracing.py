@@ -243,7 +243,7 @@ def test_the_chunks_of_the_page_are_the_routers(api, data_dir):
 def test_a_text_never_becomes_markup(monkeypatch):
     from tokenpaths.frontend.charts.drawing.palette import LIGHT
 
-    monkeypatch.setattr(dipaco.look, "theme", lambda: LIGHT)
+    monkeypatch.setattr(dipaco.widgets, "theme", lambda: LIGHT)
     text = '<script>alert("é")</script> & \u202e <img src=x>'
     tokens = [
         {
