@@ -117,7 +117,7 @@ class Selection:
     controls: tuple[str, ...] = ()
     """Family and Detour: ``name:value`` of what is changed when the sample is run again"""
     dream: tuple[str, ...] = ()
-    """Dream: ``name:value`` of what is wished (``views.dream_wishes``)"""
+    """Dream: ``name:value`` of its options (``views.dream.request``)"""
     job: str | None = None
     """Jobs, and every view that starts one: the long job that is looked at"""
 

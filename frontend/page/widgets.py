@@ -224,7 +224,3 @@ def with_full_stop(text: str) -> str:
     """``text`` with a full stop, unless it ends in punctuation."""
     text = text.strip()
     return text if not text or text[-1] in ".!?…" else text + "."
-
-
-plain, sentence, told, guarded = escape, show_error, error_text, error_boundary
-"""names by which the Detour view still calls them"""

@@ -63,11 +63,11 @@ def draw(run: Mapping[str, Any], selection: Selection, before: Sample, after: Sa
 
 
 def _part(sentence: str, facts: Sequence[Row], after: Sample | None) -> None:
-    st.write(widgets.plain(sentence))
+    st.write(widgets.escape(sentence))
     with st.container(horizontal=True, gap="large"):
         for row in facts:
             words = row["before"] if after is None else f"{row['before']} → {row['after']}"
-            st.metric(row["what"], widgets.plain(words), width="content")
+            st.metric(row["what"], widgets.escape(words), width="content")
 
 
 def _group(

@@ -44,7 +44,7 @@ def chosen_edits(run: Mapping[str, Any], selection: Selection) -> None:
         for place, text in enumerate(own):
             left = tuple(one for one in selection.controls if one != text)
             st.button(
-                f"{widgets.plain(words_of(run, text))} ×",
+                f"{widgets.escape(words_of(run, text))} ×",
                 key=f"edit_{place}",
                 type="primary",
                 help="Click to take this edit back.",
@@ -96,7 +96,7 @@ def builder(
             )
         missing = (model.get("controls") or {}).get("no_edits") or {}
         for name, why in missing.items():
-            st.caption(widgets.plain(f"Not here: {KINDS.get(name, name).lower()}, because {why}."))
+            st.caption(widgets.escape(f"Not here: {KINDS.get(name, name).lower()}, because {why}."))
 
 
 def _fields(
@@ -180,7 +180,7 @@ def _quick(run: Mapping[str, Any], kinds: Sequence[str], selection: Selection, n
         for place, (kind, text, words) in enumerate(choices):
             if kind in kinds:
                 st.button(
-                    widgets.plain(words),
+                    widgets.escape(words),
                     key=f"quick_{place}",
                     on_click=address.go_changed,
                     kwargs={"controls": added(selection.controls, text)},
@@ -197,7 +197,7 @@ def _quick_link(
     count, name = len(on_link(sample, link)), name_of(run, step, target)
     them = numbers.plural(count, "patch", "patches") if run["modality"] == "vision" else numbers.plural(count, "token")
     way = f"from {name_of(run, step - 1, source)} at step {step - 1} to {name} at step {step}"
-    st.caption(widgets.plain(f"The link {way}: {them} of this sample {'goes' if count == 1 else 'go'} this way."))
+    st.caption(widgets.escape(f"The link {way}: {them} of this sample {'goes' if count == 1 else 'go'} this way."))
 
     def do(text: str) -> None:
         address.go_changed(controls=added(selection.controls, text))
@@ -205,7 +205,7 @@ def _quick_link(
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="quick_link"):
         if "ban" in kinds:
             st.button(
-                widgets.plain(f"Ban {name} at step {step}"),
+                widgets.escape(f"Ban {name} at step {step}"),
                 key="link_ban",
                 on_click=do,
                 args=(f"ban:{step}.{target}",),

@@ -46,10 +46,10 @@ def draw(selection: Selection) -> None:
     if number is None:
         widgets.empty("No sample has this label.", "Let go of a chip above.")
     else:
-        with widgets.guarded("the detour"):
+        with widgets.error_boundary("the detour"):
             _detour(run, model, kinds, selection, number, job)
     st.divider()
-    with widgets.guarded("the importance of modules"):
+    with widgets.error_boundary("the importance of modules"):
         # A job that is one edit has its place above.
         sweep.draw(run, kinds, selection.change(job=None) if job is not None else selection, model if as_job else None)
 
@@ -117,7 +117,7 @@ def _edits(
         selection.controls, sample, lambda other: _other(run, other), controls.get("properties") or {}
     )
     for problem in problems:
-        st.warning(widgets.plain(problem), icon=":material/link_off:")
+        st.warning(widgets.escape(problem), icon=":material/link_off:")
     if not sweep.of_huggingface(run):  # the API refuses the others with a sentence of its own
         return edits
     why = controls.get("no_edits") or {}
@@ -125,7 +125,7 @@ def _edits(
         if edit["edit"] not in kinds:
             reason = why.get(edit["edit"], "it has no such edit")
             st.warning(
-                widgets.plain(f"{KINDS[edit['edit']]} is nothing for this model: {reason}."), icon=":material/block:"
+                widgets.escape(f"{KINDS[edit['edit']]} is nothing for this model: {reason}."), icon=":material/block:"
             )
     return [edit for edit in edits if edit["edit"] in kinds]
 

@@ -155,7 +155,7 @@ def _result(run: Mapping[str, Any], selection: Selection, sample: Mapping[str, A
     try:
         before, after = client.ask(first, ""), client.ask(second, "")
     except NotFound as error:
-        widgets.empty(f"A run of this detour is gone. {widgets.told(error)}", "Run it again.")
+        widgets.empty(f"A run of this detour is gone. {widgets.error_text(error)}", "Run it again.")
         return
     one = after["num_samples"] == 1
     effect = client.ask(second, "effect", of=first, sample=0 if one else None, limit=result.MOST_LINKS)

@@ -98,7 +98,7 @@ def _verdict(
             becomes = "the text becomes" if effect["num_samples"] == 1 else "the texts become"
             sentence += f"; {becomes} {'harder' if change > 0 else 'easier'} to predict by "
             sentence += f"{numbers.number(abs(change))} nats a token."
-    st.subheader(widgets.plain(sentence), anchor=False, help=HELP)
+    st.subheader(widgets.escape(sentence), anchor=False, help=HELP)
     with st.container(horizontal=True, gap="large", key="effect_numbers"):
         for name, words in (("loss", "Loss (nats)"), ("perplexity", "Perplexity")):
             if pair := effect.get(name):

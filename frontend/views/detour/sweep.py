@@ -52,12 +52,12 @@ def checkpoint(run: Mapping[str, Any]) -> dict[str, Any] | None:
         return widgets.client().model(checkpoint_of(run))
     except NotFound as error:
         widgets.empty(
-            widgets.plain(f"The experts of {run['model']} cannot be banned from here. ") + widgets.told(error),
+            widgets.escape(f"The experts of {run['model']} cannot be banned from here. ") + widgets.error_text(error),
             "Put its checkpoint into the folder of the setting huggingface_dir, and start Tokenpaths again if that is "
             "new.",
         )
     except ApiError as error:
-        widgets.sentence(error)
+        widgets.show_error(error)
     return None
 
 
@@ -89,7 +89,7 @@ def draw(
             args=("reroute", request),
         )
     if experts is not None:
-        st.caption(widgets.plain(_how_many(experts, str(sweep), limit)))
+        st.caption(widgets.escape(_how_many(experts, str(sweep), limit)))
     job = _sweep_of(run, name, selection)
     if job is None:
         panel.refusal()
@@ -121,7 +121,7 @@ def _sweep_of(run: Mapping[str, Any], name: str, selection: Selection) -> dict[s
         try:
             job = widgets.client().job(selection.job)
         except NotFound as error:
-            widgets.sentence(error)
+            widgets.show_error(error)
             return None
         if job["kind"] == "reroute" and job["request"].get("sweep"):
             return job
@@ -147,7 +147,7 @@ def newest_sweep(run: Mapping[str, Any], **wanted: str) -> dict[str, Any] | None
 def _not_a_sweep(job: Mapping[str, Any]) -> None:
     """A job that this view has no place for is left alone, and said to be."""
     st.info(
-        widgets.plain(
+        widgets.escape(
             f"The job of this address ({panel.job_title(job)}) is no sweep over modules, so it is not shown here."
         ),
         icon=":material/link_off:",
@@ -176,7 +176,7 @@ def _sweep_charts(found: Mapping[str, Any], selection: Selection) -> None:
     known = found["num_targets"] if found.get("num_targets") is not None else found["num_samples"]
     losses = known >= FEW_ANSWERS and any(row.get("loss_change") is not None for row in table)
     if found["sweep"] == "shares":
-        st.caption(widgets.plain(told + "."))
+        st.caption(widgets.escape(told + "."))
         measure = "loss_change" if losses else "kl"
         widgets.chart(share_chart(table, measure=measure, theme=widgets.theme(), title=None))
     else:
@@ -188,7 +188,7 @@ def _sweep_charts(found: Mapping[str, Any], selection: Selection) -> None:
             key="sweep_measure",
             required=True,
         )
-        st.caption(widgets.plain(f"{told}. {MEASURES[str(measure)][1]} Click a cell to ban that module above."))
+        st.caption(widgets.escape(f"{told}. {MEASURES[str(measure)][1]} Click a cell to ban that module above."))
         widgets.chart(
             importance_chart(table, measure=str(measure), theme=widgets.theme(), title=None),
             key=f"importance_{found['model']}_{len(table)}_{measure}",
