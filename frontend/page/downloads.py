@@ -22,7 +22,7 @@ from tokenpaths.frontend.page.selection import Selection, to_query
 
 log = logging.getLogger("tokenpaths.page")
 MENU = "save"
-"""how the keys of the menus begin; look.STYLE puts them into the lower right corner of their chart"""
+"""how the keys of the menus begin; widgets.STYLE puts them into the lower right corner of their chart"""
 MOST_ON_A_PAGE = 40
 MIME = {"svg": "image/svg+xml", "png": "image/png", "csv": "text/csv", "zip": "application/zip"}
 HELP = {

@@ -13,7 +13,7 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_colour, cdf_legend, cdf_scale, ink_on, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import finish, rows
-from tokenpaths.frontend.charts.families.dipaco_shards import modules_of, path_name
+from tokenpaths.frontend.charts.families.dipaco_tree_layout import modules_of, path_name
 
 BESIDE = {
     "dense": "dense path",
