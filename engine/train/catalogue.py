@@ -123,23 +123,29 @@ def _dna() -> list[Training]:
             f"{recipe.model.modality:7} {recipe.iterations:6,} iterations of {recipe.batch_size}, "
             f"{recipe.model.num_modules} modules, {recipe.model.num_steps} steps, top-{recipe.model.top_k}",
             (recipe.train_file, recipe.val_file),
-            partial(_train_dna, recipe),
+            partial(_train_single, recipe),
         )
         for recipe in RECIPES.values()
     ]
 
 
-def _train_dna(recipe: Recipe, order: Order) -> dict[str, Any]:
+def _train_single(recipe: Recipe, order: Order) -> dict[str, Any]:
+    """A DNA or Directional Routing: one training run, one validation file."""
     from tokenpaths.engine.train.cards import finish
     from tokenpaths.engine.train.corpora import fitted, load_corpora
+    from tokenpaths.engine.train.directional_recipes import SHARED_TOKENIZER
     from tokenpaths.engine.train.dna_card import read_twin
     from tokenpaths.engine.train.loop import train
 
-    recipe = _shortened(recipe, order.iterations)
-    twin = read_twin(order.dense_twin) if order.dense_twin else None
+    recipe, directional = _shortened(recipe, order.iterations), recipe.family == "directional"
+    twin = read_twin(order.dense_twin) if order.dense_twin and not directional else None
+    tokenizer = order.tokenizer or (SHARED_TOKENIZER if directional else None)
     with order.stage(f"reading {recipe.train_file}"):
-        corpus, val = load_corpora(recipe, order.data, order.tokenizer, order.work)
-    done = train(fitted(recipe, corpus), corpus, val, order.work, device=order.device, on_progress=order.on_progress)
+        corpus, val = load_corpora(recipe, order.data, tokenizer, order.work)
+    if not directional:
+        recipe = fitted(recipe, corpus)
+    reporting = dict(check_every=100 if directional else 200, device=order.device, on_progress=order.on_progress)
+    done = train(recipe, corpus, val, order.work, **reporting)
     with order.stage(f"measuring on {recipe.val_file}"):
         return finish(done, corpus, val, order.out, order.command, twin)
 
@@ -154,26 +160,10 @@ def _directional() -> list[Training]:
             f"text    {recipe.iterations:6,} iterations of {recipe.batch_size}, {recipe.model.layers} layers of "
             f"{recipe.model.heads} heads, {recipe.model.directions} directions each",
             (recipe.train_file, recipe.val_file),
-            partial(_train_directional, recipe),
+            partial(_train_single, recipe),
         )
         for recipe in DIRECTIONAL_RECIPES.values()
     ]
-
-
-def _train_directional(recipe: Recipe, order: Order) -> dict[str, Any]:
-    from tokenpaths.engine.train.cards import finish
-    from tokenpaths.engine.train.corpora import load_corpora
-    from tokenpaths.engine.train.directional_recipes import SHARED_TOKENIZER
-    from tokenpaths.engine.train.loop import train
-
-    recipe = _shortened(recipe, order.iterations)
-    with order.stage(f"reading {recipe.train_file}"):
-        corpus, val = load_corpora(recipe, order.data, order.tokenizer or SHARED_TOKENIZER, order.work)
-    followed = dict(check_every=100, device=order.device, on_progress=order.on_progress)
-    done = train(recipe, corpus, val, order.work, **followed)
-    with order.stage(f"measuring on {recipe.val_file}"):
-        finish(done, corpus, val, order.out, order.command)
-    return _validation(order.out)
 
 
 def _hmodel() -> list[Training]:
@@ -207,8 +197,8 @@ def _train_hmodel(recipe: Recipe, order: Order) -> dict[str, Any]:
         order.work.mkdir(parents=True, exist_ok=True)
         tokenizer = tokenizer_for(languages, order.work, recipe.model.vocab_size)
         corpus, held_out = languages.train.corpus(tokenizer), languages.held_out.corpus(tokenizer)
-    followed = dict(check_every=100, device=order.device, on_progress=order.on_progress)
-    done = train(recipe, corpus, held_out, order.work, **followed)
+    reporting = dict(check_every=100, device=order.device, on_progress=order.on_progress)
+    done = train(recipe, corpus, held_out, order.work, **reporting)
     with order.stage(f"measuring on {recipe.val_file}"):
         ship(done, languages, tokenizer, order.out, order.command)
     return _validation(order.out)
