@@ -46,7 +46,7 @@ def region_rows() -> Query:
 
 
 def association_rows() -> Query:
-    """attribute, nmi, null_mean, null_std, p_value, shuffles, num_tokens; from schema version 4 on shuffled, whose."""
+    """attribute, nmi, null_mean, null_std, p_value, shuffles, num_tokens, shuffled, whose."""
     return Query("SELECT * FROM association ORDER BY ALL")
 
 
@@ -129,7 +129,7 @@ def token_usage(layout: Layout, condition: Query, table: str = "token") -> Query
 
 
 def token_ribbons(layout: Layout, condition: Query, table: str = "token") -> Query:
-    """The columns that ``flows.ribbons_of`` takes, of the tokens of ``condition``."""
+    """The columns that ``flow_counter.ribbons_of`` takes, of the tokens of ``condition``."""
     return Query(f"SELECT {columns_sql(layout)} FROM {table} WHERE {condition.sql}", condition.parameters)
 
 
@@ -201,15 +201,8 @@ def path_points() -> Query:
 
 
 def sealed_counts(kind: str) -> Query:
-    """As ``count_histogram``, from the table that was written when the run was sealed."""
-    return Query("SELECT count, num_paths FROM path_count WHERE kind = ? ORDER BY count", (kind,))
-
-
-def count_histogram(kind: str) -> Query:
     """count, number of paths with it, rising; of the run's paths or of those of a null."""
-    if kind == "observed":
-        return Query("SELECT count, count(*) FROM path GROUP BY count ORDER BY count")
-    return Query("SELECT count, count(*) FROM null_path WHERE kind = ? GROUP BY count ORDER BY count", (kind,))
+    return Query("SELECT count, num_paths FROM path_count WHERE kind = ? ORDER BY count", (kind,))
 
 
 def some_paths(ranks: Sequence[int]) -> Query:
@@ -251,16 +244,6 @@ def _stretches(numbers: Sequence[int]) -> list[list[int]]:
     return stretches
 
 
-def tokens_at(pairs: Sequence[tuple[int, int]], columns: str) -> Query:
-    """sample, token and ``columns`` of these tokens, in reading order.
-
-    Each by itself, so that only the blocks with its sample are looked at: a third of the time of two IN lists.
-    """
-    one = f"(SELECT sample, token, {columns} FROM token WHERE sample = ? AND token = ?)"
-    found = " UNION ALL ".join([one] * len(pairs))
-    return Query(f"SELECT * FROM ({found}) ORDER BY sample, token", tuple(value for pair in pairs for value in pair))
-
-
 _SEARCHED = (
     "lower("
     + " || chr(10) || ".join(f"coalesce({name}, '')" for name in ("label", "prediction", "source", "text"))
@@ -296,7 +279,7 @@ def sample_page(condition: Query, order: str, descending: bool, limit: int, offs
 
 
 def sample_heads(numbers: Sequence[int]) -> Query:
-    """The rows of these samples, as ``hydrate.sample_answer`` takes them, in the order of numbers."""
+    """The rows of these samples, as ``excerpts.sample_answer`` takes them, in the order of numbers."""
     if not numbers:
         return Query(f"SELECT {_SAMPLE_ROW} FROM sample WHERE false")
     return some_samples(numbers, _SAMPLE_ROW)
@@ -310,16 +293,6 @@ def count_samples(condition: Query) -> Query:
 def one_sample(number: int) -> Query:
     """The sample row, then text, grid_rows, grid_cols, first_row."""
     return Query(f"SELECT {_SAMPLE_ROW}, text, grid_rows, grid_cols, first_row FROM sample WHERE sample = ?", (number,))
-
-
-def sample_tokens(layout: Layout, columns: Sequence[str], sample: int) -> Query:
-    """``columns`` of ``token``, then rank, cdf, compute, reuse of its path, then ids and weights."""
-    named = ", ".join(f"t.{column}" for column in columns)
-    return Query(
-        f"SELECT {named}, p.rank, p.cdf, p.compute, p.reuse, {columns_sql(layout)} FROM (SELECT * FROM token "
-        "WHERE sample = ?) AS t JOIN path AS p USING (path_id) ORDER BY t.token",
-        (sample,),
-    )
 
 
 def tokens_of_sample(layout: Layout, columns: Sequence[str], sample: int, first: int, stop: int) -> Query:
@@ -356,31 +329,21 @@ def null_usage(kind: str) -> Query:
     return Query("SELECT step, module, count FROM null_usage WHERE kind = ? ORDER BY step, module", (kind,))
 
 
-def measure_values(
-    measure: str, per: str, label_id: int | None, *, in_samples: bool = True, levels: bool = False
-) -> Query:
+def measure_values(measure: str, per: str, label_id: int | None) -> Query:
     """Columns ``value`` and ``count``: how often each value occurs; NULLs left out.
 
-    ``in_samples``: whether samples hold their gate entropy; ``levels``: whether tokens hold measures as levels, of
-    which there are some thousands, however many tokens.
+    Tokens hold loss and gate entropy as levels (``file.columns``), of which there are some thousands however many
+    tokens.
     """
     parameters = () if label_id is None else (label_id,)
     where = "true" if label_id is None else "label_id = ?"
-    if per == "sample" and measure == "gate_entropy" and not in_samples:
-        sql = (
-            f"SELECT avg(gate_entropy) AS value, 1 AS count FROM token WHERE {where} "
-            "AND gate_entropy IS NOT NULL GROUP BY sample"
-        )
-    elif per == "sample":
+    if per == "sample":
         sql = f"SELECT {measure} AS value, 1 AS count FROM sample WHERE {where} AND {measure} IS NOT NULL"
-    elif measure not in ("compute", "reuse") and levels:
-        sql = f"SELECT value, num AS count FROM ({level_counts(measure, where)})"
     elif measure not in ("compute", "reuse"):
-        sql = f"SELECT {measure}::DOUBLE AS value, 1 AS count FROM token WHERE {where} AND {measure} IS NOT NULL"
+        sql = f"SELECT value, num AS count FROM ({level_counts(measure, where)})"
     elif label_id is None:
         sql = f"SELECT {measure} AS value, sum(count)::BIGINT AS count FROM path GROUP BY {measure}"
     else:
-        # In double precision from the dictionary: the copy in ``token`` is single.
         sql = (
             f"SELECT path.{measure} AS value, sum(n)::BIGINT AS count FROM (SELECT path_id, count(*) AS n "
             f"FROM token WHERE {where} GROUP BY path_id) JOIN path USING (path_id) GROUP BY path.{measure}"
@@ -397,27 +360,19 @@ def level_counts(measure: str, where: str, by: str | None = None) -> str:
     )
 
 
-def measure_by_label(measure: str, per: str, *, in_samples: bool = True, levels: bool = False) -> Query:
+def measure_by_label(measure: str, per: str) -> Query:
     """label, num, mean, in the alphabet's order."""
     if per == "token" and measure in ("compute", "reuse"):
         sql = f"SELECT label, sum(num_tokens), sum({measure} * num_tokens) / sum(num_tokens) FROM sample"
         return Query(f"{sql} WHERE label IS NOT NULL GROUP BY label ORDER BY label")
-    if per == "sample" and (measure != "gate_entropy" or in_samples):
+    if per == "sample":
         return Query(
             f"SELECT label, count({measure}), avg({measure}) FROM sample WHERE label IS NOT NULL "
             f"GROUP BY label HAVING count({measure}) > 0 ORDER BY label"
         )
-    if per == "token" and levels:
-        return Query(
-            f"SELECT label.label, sum(num)::BIGINT, fsum(value * num) / sum(num) FROM "
-            f"({level_counts(measure, 'label_id IS NOT NULL', 'label_id')}) JOIN label USING (label_id) "
-            "GROUP BY label.label ORDER BY label.label"
-        )
-    inner = f"SELECT label_id, sample, {measure} AS value FROM token WHERE {measure} IS NOT NULL"
-    if per == "sample":
-        inner = f"SELECT label_id, avg(value) AS value FROM ({inner}) GROUP BY label_id, sample"
     return Query(
-        f"SELECT label.label, count(*), avg(value) FROM ({inner}) AS v JOIN label USING (label_id) "
+        f"SELECT label.label, sum(num)::BIGINT, fsum(value * num) / sum(num) FROM "
+        f"({level_counts(measure, 'label_id IS NOT NULL', 'label_id')}) JOIN label USING (label_id) "
         "GROUP BY label.label ORDER BY label.label"
     )
 
