@@ -113,7 +113,7 @@ class JobTable:
         with self.connection.writing() as con:
             row = _get(con, job)
             if row.damaged:
-                raise Problem(409, "damaged-job", DAMAGE["detail"])
+                raise Problem(409, "damaged-job", str(DAMAGE["detail"]))
             if row.state not in ("failed", "cancelled"):
                 what = "it succeeded; submit a new one" if row.state == "succeeded" else f"it is {row.state}"
                 raise Problem(409, "not-over", f"Only a failed or cancelled job can be tried again, and {what}.")

@@ -141,8 +141,10 @@ class Answers:
             task = self._working.get(etag)
             if answer is None and (task is None or not wait or wants_any(request)):
                 return None
-            how = "cached" if answer is not None else "shared"
+            how = "cached"
             if answer is None:
+                assert task is not None
+                how = "shared"
                 with self.registry.foreign_run_errors(*runs_of(request), target.run_id):
                     answer = await asyncio.shield(task)
             response = Response(answer.body, media_type=answer.media_type, headers=sealed_headers(etag))

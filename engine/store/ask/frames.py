@@ -91,7 +91,8 @@ def _method(question: Question, table: Rows) -> Any:
 
 def _paged_method(question: Question, table: Rows) -> Any:
     def ask(self: Frames, *, limit: int | None = None, **kwargs: Any) -> pd.DataFrame:
-        rows, offset = [], kwargs.pop("offset", 0)
+        rows: list[Mapping[str, Any]] = []
+        offset = kwargs.pop("offset", 0)
         while True:
             page = PAGE if limit is None else min(PAGE, limit - len(rows))
             answer = getattr(self._run, question.name)(**kwargs, limit=page, offset=offset)

@@ -360,7 +360,7 @@ def token_slice(
     ids, levels = run.ribbons_of(arrays) if token_rows else (np.zeros((0, 1, 1)), np.zeros((0, 1, 1)))
     answer = []
     for place, token in enumerate(tokens):
-        where = {name: token[name] for name in ("token_id", "row", "col") if name in token}
+        where: dict[str, Any] = {name: token[name] for name in ("token_id", "row", "col") if name in token}
         if run.row["modality"] == "text":
             where["text"] = token_text(token, text, texts)
         answer.append(
