@@ -1,0 +1,1 @@
+"""Training: recipes, corpora, augmentation, the loop, what each family adds, checkpoint cards."""
