@@ -14,11 +14,7 @@ from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.weight_codes import LINEAR, WeightCode, code_for
 
 SCHEMA_VERSION = 6
-"""2: the tables of soft and gated families; 3: ``run.weight_code`` (before, every code was linear); 4: ``known_token``,
-and which null and whose paths an ``association`` is of (before, the run's, and single tokens were shuffled); 5:
-``path_page``, ``path_count``, ``path_top``, ``answer``; a token holds no more what its path says (its ribbon where
-k = 1, compute, reuse, FLOPs), ``sample.search`` only what is not the text in lower case; 6: ``token`` and
-``path_member`` are views of ``token_coded`` and ``member``, which take half the room"""
+"""the only version that is read: a run of another one has to be traced again"""
 STORAGE_VERSION = "v1.2.0"
 SMALL_BLOCK_BYTES = 16_384
 LARGE_BLOCK_BYTES = 262_144

@@ -1,4 +1,4 @@
-"""Weights in 8 bits: what is kept of them, that SQL and numpy agree, and that older runs read as before."""
+"""Weights in 8 bits: what is kept of them, and that SQL and numpy agree."""
 
 from __future__ import annotations
 
