@@ -45,6 +45,7 @@ check: $(VENV)/.installed-test tree
 	cd $(TREE) && PYTHONPATH=. $(abspath $(BIN))/lint-imports --config $(abspath pyproject.toml)
 	cd $(TREE) && $(abspath $(BIN))/mypy --config-file $(abspath pyproject.toml) -p tokenpaths
 	! $(BIN)/vulture | grep -vE '^(tests|benchmarks)/'
+	$(BIN)/python -m pytest tests/test_doctests.py
 
 # The folders as the package that they are imported as: static tools see no mapping of setuptools.
 tree:
