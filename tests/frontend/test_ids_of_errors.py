@@ -22,14 +22,14 @@ def test_a_refusal_that_leaves_a_view_empty_has_it(show, view):  # noqa: F811
 
 @pytest.mark.parametrize("file", VIEWS, ids=lambda file: file.stem)
 def test_no_view_writes_the_sentence_of_an_error_itself(file: Path) -> None:
-    """``look.sentence`` and ``look.told`` do, with the id."""
+    """The functions of ``page.widgets`` write it, with the id."""
     found = [
         node.lineno
         for node in ast.walk(ast.parse(file.read_text("utf-8")))
-        if isinstance(node, ast.Attribute) and node.attr == "sentence" and not _is_look(node.value)
+        if isinstance(node, ast.Attribute) and node.attr == "sentence" and not _is_widgets(node.value)
     ]
     assert found == []
 
 
-def _is_look(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id == "look"
+def _is_widgets(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "widgets"
