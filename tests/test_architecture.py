@@ -33,9 +33,9 @@ def room(path: str) -> str:
     return "/".join(path.split("/")[:-1][:2])
 
 
-def test_there_are_three_walks() -> None:
-    assert len(WALKS) == 3
-    assert min(len(steps) for steps in WALKS.values()) >= 8
+def test_there_are_five_walks() -> None:
+    assert len(WALKS) == 5
+    assert min(len(steps) for steps in WALKS.values()) >= 7
 
 
 @pytest.mark.parametrize("walk", WALKS)
