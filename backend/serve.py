@@ -98,7 +98,7 @@ def preload() -> None:
     for name in FIRST:
         importlib.import_module(name)
     warm_up()
-    anyio.run(anyio.to_thread.run_sync, int)
+    anyio.run(functools.partial(anyio.to_thread.run_sync, int))
     gc.collect()
     gc.freeze()  # half a million objects of libraries: looking through them again and again takes a tenth of the time
     gc.set_threshold(GC_AFTER, *gc.get_threshold()[1:])

@@ -57,7 +57,7 @@ CHECKED = ("job", "event")
 """tables whose rows carry a sum of their values: SQLite itself does not notice a changed bit inside a value"""
 
 
-DAMAGE = {
+DAMAGE: dict[str, Any] = {
     "type": "urn:tokenpaths:damaged-job",
     "title": "Damaged job",
     "status": 500,

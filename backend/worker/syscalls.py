@@ -198,11 +198,15 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, int(signal.SIGKILL), 0, 0, 0)
 
 
+def _open_socket() -> None:
+    socket.socket(socket.AF_INET, socket.SOCK_STREAM).close()
+
+
 def tried_out() -> dict[str, bool]:
     """What this process can do now, tried; a file of its own and a thread are what it is to keep."""
     parent = os.getppid()
     tries: dict[str, Callable[[], object]] = {
-        "connection": lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM).close(),
+        "connection": _open_socket,
         "local connection": lambda: [end.close() for end in socket.socketpair()],
         "program": lambda: os.execv("/nonexistent/program", ["program"]),
         "process": _fork,

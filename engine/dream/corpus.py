@@ -43,7 +43,8 @@ def windows(data: str, tokenizer: TextTokenizer, length: int, most: int) -> list
     encoded = _encoded(data, tokenizer)
     stride = max(1, length // 2)
     starts = [(i, at) for i, (_, ids) in enumerate(encoded) for at in range(0, len(ids) - length + 1, stride)]
-    chosen = np.unique(np.linspace(0, len(starts) - 1, min(most, len(starts))).astype(int)) if starts else []
+    places = np.linspace(0, len(starts) - 1, min(most, len(starts))).astype(int)
+    chosen = np.unique(places).tolist() if starts else []
     rows = []
     for index in chosen:
         sample, ids = encoded[starts[index][0]]

@@ -86,7 +86,7 @@ class ImageDreams:
         if all(d.context is None for d in self.dreams):
             return pictures
         rows = [
-            x if d.context is None else torch.where(d.keep.to(x.device), d.context.to(x), x)
+            x if d.context is None or d.keep is None else torch.where(d.keep.to(x.device), d.context.to(x), x)
             for x, d in zip(pictures, self.dreams, strict=True)
         ]
         return torch.stack(rows)

@@ -144,6 +144,7 @@ class Connection(Objective):
     target: int
 
     def value(self, seen: Seen) -> Float[Tensor, ""]:
+        assert seen.edges is not None, "of an H-Model"
         return seen.edges[self.iteration, self.source, self.target]
 
 
@@ -155,6 +156,7 @@ class Block(Objective):
     """number over all layers"""
 
     def value(self, seen: Seen) -> Float[Tensor, ""]:
+        assert seen.rates is not None, "of a RayTracing network"
         return seen.rates[self.block]
 
 
@@ -167,6 +169,7 @@ class Suppression(Objective):
     direction: int
 
     def value(self, seen: Seen) -> Float[Tensor, ""]:
+        assert seen.gates is not None, "of a Directional model"
         return seen.gates[:, self.layer, self.head, self.direction].mean()
 
 
@@ -181,6 +184,7 @@ class Answer(Objective):
         return Need(output=True)
 
     def value(self, seen: Seen) -> Float[Tensor, ""]:
+        assert seen.output is not None, "need asks for it"
         return seen.output[..., self.index].sum()
 
 
@@ -193,6 +197,7 @@ class Fluency(Objective):
         return Need(output=True)
 
     def value(self, seen: Seen) -> Float[Tensor, ""]:
+        assert seen.output is not None, "need asks for it"
         if len(seen.inputs) < 2:
             return seen.output.sum() * 0
         return -F.cross_entropy(seen.output[:-1].float(), seen.inputs[1:].long())

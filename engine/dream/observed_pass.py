@@ -78,7 +78,9 @@ def _look_dna(model: DNA, inputs: Tensor, needs: Sequence[Need]) -> list[Seen]:
         )
     h = model.enter(inputs)
     tokens = h.shape[1]
-    probs, logits, ids = ([[] for _ in needs] for _ in range(3))
+    probs: list[list[Tensor]] = [[] for _ in needs]
+    logits: list[list[Tensor]] = [[] for _ in needs]
+    ids: list[list[Tensor]] = [[] for _ in needs]
     outputs: list[Tensor | None] = [None] * len(needs)
     alive = list(range(len(needs)))
     for step in range(model.config.steps):
@@ -89,10 +91,12 @@ def _look_dna(model: DNA, inputs: Tensor, needs: Sequence[Need]) -> list[Seen]:
         for kept, of_decision in ((probs, decision.probs), (logits, decision.logits), (ids, decision.module_ids)):
             for b, part in zip(alive, of_decision.split(tokens), strict=True):
                 kept[b].append(part)
-        h, alive, decision = _keep(h, alive, [needs[b].output or needs[b].steps > step + 1 for b in alive], decision)
+        stay = [needs[b].output or needs[b].steps > step + 1 for b in alive]
+        h, alive, remaining = _keep(h, alive, stay, decision)
         if not alive:
             break
-        h = model.visit(h, decision)
+        assert remaining is not None, "a decision was given"
+        h = model.visit(h, remaining)
     if alive:
         for b, answer in zip(alive, model.finish(h), strict=True):
             outputs[b] = answer

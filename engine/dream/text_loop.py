@@ -35,7 +35,9 @@ PASS_TOKENS = 2048
 
 def embedding_of(model: RoutedModel) -> nn.Embedding:
     """The table that turns token ids into vectors."""
-    return model.input_layers["text"].embed if isinstance(model, HModel) else model.embed
+    table = model.input_layers["text"].embed if isinstance(model, HModel) else model.embed
+    assert isinstance(table, nn.Embedding), "every text model has one"
+    return table
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from tokenpaths.engine.base.validation import in_words
 from tokenpaths.engine.families.edit_values import KINDS, MOST_EDITS, Edit
 
 
-class Controls(BaseModel):
+class ControlsBase(BaseModel):
     """What may be changed of a trained model when it is run: None leaves a field as the model was trained.
 
     A family that has such controls gives a subclass whose fields carry bounds and descriptions: the
@@ -68,7 +68,7 @@ def _which(schema: dict[str, Any], controls: type[EditControls]) -> None:
     schema["edits"], schema["no_edits"] = list(controls.EDITS), dict(controls.WHY_NOT)
 
 
-class EditControls(Controls):
+class EditControls(ControlsBase):
     """Controls of a family whose routes can be edited."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=_which)

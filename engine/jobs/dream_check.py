@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.dream.dream_request import ConnectionTarget, DreamRequest, Group, group_of
+from tokenpaths.engine.dream.dream_request import ChoicesTarget, ConnectionTarget, DreamRequest, Group, group_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -85,7 +85,7 @@ def _check_text(request: DreamRequest, config: dict[str, Any]) -> None:
         raise UserError(
             f"{request.model} reads texts and has no classes; dream of a path or a module of it", field="target.of"
         )
-    if getattr(target, "context", "without") != "without":
+    if isinstance(target, ChoicesTarget) and target.context != "without":
         raise UserError(
             f"Context {target.context!r} keeps pixels of an image, and {request.model} reads texts; leave it out",
             field="target.context",

@@ -17,7 +17,15 @@ from torch import Tensor
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import engine_version
 from tokenpaths.engine.data.normalisation import normalise
-from tokenpaths.engine.dream.dream_request import MOST_DREAMS, DreamRequest
+from tokenpaths.engine.dream.dream_request import (
+    MOST_DREAMS,
+    BlockTarget,
+    ChoicesTarget,
+    ClassTarget,
+    DreamRequest,
+    ModuleTarget,
+    PathTarget,
+)
 from tokenpaths.engine.dream.dream_state import load_state, save_state
 from tokenpaths.engine.dream.image_loop import Dream, ImageDreams, examine
 from tokenpaths.engine.dream.objectives import Answer, Block, Choices, Module, Objective, follow_path
@@ -61,7 +69,7 @@ class ImageWork:
         self.made_for = {"request": json.loads(request.model_dump_json()), "checkpoint": loaded.sha256}
         kept = load_state(folder, self.made_for)
         if kept is None:
-            self.history = [{"iteration": 0, "items": self.dreams.examine()}]
+            self.history: list[dict[str, Any]] = [{"iteration": 0, "items": self.dreams.examine()}]
             self._write_original()
         else:
             tensors, about = kept
@@ -191,44 +199,50 @@ def _items(request: DreamRequest, context: JobContext, loaded: LoadedModel, orig
     if original is not None and loaded.checkpoint.family == "dna":
         with torch.no_grad():
             ids = loaded.model.trace(normalise(original[None]).to(loaded.device)).module_ids[0].long().cpu().clone()
-    group = members(target.group, ids, num_tokens, request.seed) if hasattr(target, "group") else None
+    chosen = getattr(target, "group", None)
+    group = None if chosen is None else members(chosen, ids, num_tokens, request.seed)
     tokens = None if group is None else torch.tensor(group, device=loaded.device)
     kept = None if group is None else tuple(group)
-    if target.of == "choices":
-        return _choices(request, loaded, ids.to(loaded.device), original, kept, tokens)
-    made: dict[str, tuple[str, Any]] = {
-        "class": ("class", lambda: Answer(target.index)),
-        "block": ("block", lambda: Block(target.layer * config.blocks + target.block)),
-        "module": (
-            "module",
-            lambda: Module(
-                target.module, target.steps or tuple(range(config.num_steps)), tokens, num_tokens, target.scores
-            ),
-        ),
-        "path": ("path", lambda: _path(request, context, num_tokens, tokens, loaded)),
-    }
-    name, make = made[target.of]
-    objective: Objective = make()
-    return [Item(name, Dream(objective, request.seed), kept)]
+    if isinstance(target, ChoicesTarget):
+        assert ids is not None, "check_request asks for an original"
+        assert original is not None, "check_request asks for an original"
+        return _choices(request, target, loaded, ids.to(loaded.device), original, kept, tokens)
+    objective: Objective
+    if isinstance(target, ClassTarget):
+        objective = Answer(target.index)
+    elif isinstance(target, BlockTarget):
+        objective = Block(target.layer * config.blocks + target.block)
+    elif isinstance(target, ModuleTarget):
+        steps = target.steps or tuple(range(config.num_steps))
+        objective = Module(target.module, steps, tokens, num_tokens, target.scores)
+    else:
+        assert isinstance(target, PathTarget), "check_request refuses what an image has not"
+        objective = _path(request, target, context, num_tokens, tokens, loaded)
+    return [Item(target.of, Dream(objective, request.seed), kept)]
 
 
 def _path(
-    request: DreamRequest, context: JobContext, num_tokens: int, tokens: Tensor | None, loaded: LoadedModel
+    request: DreamRequest,
+    target: PathTarget,
+    context: JobContext,
+    num_tokens: int,
+    tokens: Tensor | None,
+    loaded: LoadedModel,
 ) -> Choices:
-    target = request.target
     ribbon = ribbon_of_rank(request, context) if target.rank is not None else torch.tensor(target.ribbon)
     return follow_path(ribbon.long().to(loaded.device), num_tokens, tokens=tokens, of=target.scores)
 
 
 def _choices(
     request: DreamRequest,
+    target: ChoicesTarget,
     loaded: LoadedModel,
     ids: Tensor,
     original: Tensor,
     group: tuple[int, ...] | None,
     tokens: Tensor | None,
 ) -> list[Item]:
-    target, config = request.target, loaded.checkpoint.config
+    config = loaded.checkpoint.config
     every = tuple(range(1, config.num_steps + 1))
     keep = patch_mask(group or (), config.grid, config.patch_size)
     if target.context != "without" and bool(keep.all()):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.data.images import decode_upload, model_view
-from tokenpaths.engine.dream.dream_request import DreamRequest, Group
+from tokenpaths.engine.dream.dream_request import DreamRequest, Group, PathTarget
 from tokenpaths.engine.jobs.dream_check import check_group
 from tokenpaths.engine.jobs.dream_source import find_text, row_of
 from tokenpaths.engine.tracing.loaded_model import LoadedModel
@@ -45,7 +45,7 @@ def original_image(
 
 def _find_image(request: DreamRequest, context: JobContext) -> Image.Image:
     if request.sample is not None:
-        with context.open_run(request.run) as run:
+        with context.open_run(str(request.run)) as run:
             return decode_upload(run.image(request.sample))
     if request.inbox is not None:
         return decode_upload(context.inbox_file(request.inbox, field="inbox").read_bytes())
@@ -64,7 +64,9 @@ def original_text(request: DreamRequest, folder: Path, context: JobContext) -> s
 
 def ribbon_of_rank(request: DreamRequest, context: JobContext) -> Int[Tensor, "S K"]:
     """The path of the rank that the request names, from its run."""
-    with context.open_run(request.run) as run:
+    assert isinstance(request.target, PathTarget), "only a path has a rank"
+    assert request.target.rank is not None, "asked for a path named by its rank"
+    with context.open_run(str(request.run)) as run:
         found = run.paths(limit=1, offset=request.target.rank - 1)["paths"]
     return torch.tensor(found[0]["ribbon"], dtype=torch.long).view(len(found[0]["ribbon"]), -1)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import engine_version
 from tokenpaths.engine.dream.corpus import best, scores, windows
-from tokenpaths.engine.dream.dream_request import DreamRequest
+from tokenpaths.engine.dream.dream_request import ChoicesTarget, DreamRequest, ModuleTarget, PathTarget
 from tokenpaths.engine.dream.dream_state import load_state, save_state
 from tokenpaths.engine.dream.objectives import Choices, Connection, Fluency, Module, Objective, Suppression, follow_path
 from tokenpaths.engine.dream.observed_pass import Need, look
@@ -80,23 +80,24 @@ class TextWork:
                 self.values += part
         if self.dreams is None:
             return self._progress("")
-        while not self.dreams.finished and time.monotonic() - started < SLICE_SECONDS:
-            self._go_on()
-        if not self.dreams.finished:
-            return self._progress(f"best so far {float(self.dreams.wanted.max()):.3f}: {self._best_text()}")
-        self._keep()
+        dreams = self.dreams
+        while not dreams.finished and time.monotonic() - started < SLICE_SECONDS:
+            self._go_on(dreams)
+        if not dreams.finished:
+            return self._progress(f"best so far {float(dreams.wanted.max()):.3f}: {self._best_text(dreams)}")
+        self._keep(dreams)
         self.finished = True
-        return self._progress("done", self._finish())
+        return self._progress("done", self._finish(dreams))
 
-    def _go_on(self) -> None:
+    def _go_on(self, dreams: TextDreams) -> None:
         """A part of a round."""
         if self.round is None:
-            self.round = self.dreams.round_in_parts()
+            self.round = dreams.round_in_parts()
         for _ in self.round:
             return
         self.round = None
-        if self.dreams.iteration % min(MOST_REPEATED, 16) == 0 or time.monotonic() - self.saved_at > SAVE_SECONDS:
-            self._keep()
+        if dreams.iteration % min(MOST_REPEATED, 16) == 0 or time.monotonic() - self.saved_at > SAVE_SECONDS:
+            self._keep(dreams)
 
     def close(self) -> None:
         """What was done since the state was last kept is done again."""
@@ -112,8 +113,8 @@ class TextWork:
             return Progress(done, done, "rounds", early if done < rounds else message, True, result or {})
         return Progress(done, rounds, "rounds", f"swapping words: {message}")
 
-    def _best_text(self) -> str:
-        return repr(written(self.tokenizer, self.dreams.ids[int(self.dreams.wanted.argmax())]).strip())
+    def _best_text(self, dreams: TextDreams) -> str:
+        return repr(written(self.tokenizer, dreams.ids[int(dreams.wanted.argmax())]).strip())
 
     def _begin(self) -> None:
         """From the best stretches of the corpus, and the original where there is one."""
@@ -138,24 +139,24 @@ class TextWork:
             )
         self.starts = torch.stack(starts)
         self.dreams = self._dreams(self.starts)
-        self._keep()
+        self._keep(self.dreams)
 
     def _dreams(self, starts: Tensor) -> TextDreams:
         return TextDreams(self.loaded.model, self.tokenizer, self.objective, starts, self.settings, self.request.seed)
 
-    def _keep(self) -> None:
+    def _keep(self, dreams: TextDreams) -> None:
         series = [
             {"name": f"text {b + 1}", "x": list(range(len(ys))), "y": [round(y, 5) for y in ys]}
-            for b, ys in enumerate(self.dreams.curves().T.tolist())
+            for b, ys in enumerate(dreams.curves().T.tolist())
         ]
         curve = {"x": "round of swaps", "y": "objective (mean over the wanted decisions)", "series": series}
         write_artifact(self.folder, "curve.json", json.dumps(curve).encode())
         about = self.made_for | {"found": self.found, "spread": self.spread}
-        save_state(self.folder, self.dreams.state() | {"starts": self.starts}, about)
+        save_state(self.folder, dreams.state() | {"starts": self.starts}, about)
         self.saved_at = time.monotonic()
 
-    def _finish(self) -> dict[str, Any]:
-        dreams, texts = self.dreams, []
+    def _finish(self, dreams: TextDreams) -> dict[str, Any]:
+        texts = []
         with torch.no_grad():
             for b in dreams.wanted.argsort(descending=True).tolist():
                 (seen,) = look(self.loaded.model, dreams.ids[b : b + 1], [self._whole_need()])
@@ -209,6 +210,7 @@ class TextWork:
             return Suppression(target.layer, target.head, target.direction)
         if target.of == "choices":
             return self._choices(context)
+        assert isinstance(target, ModuleTarget | PathTarget), "check_request refuses what a text has not"
         length = self.settings.length
         self.targets = members(target.group, None, length, self.request.seed) or [length - 1]
         tokens = torch.tensor(self.targets, device=device)
@@ -221,6 +223,7 @@ class TextWork:
     def _choices(self, context: JobContext) -> Objective:
         """A text whose tokens take the paths that a stretch of the original takes with all that stands before it."""
         target, config = self.request.target, self.loaded.checkpoint.config
+        assert isinstance(target, ChoicesTarget), "called for these alone"
         every = torch.from_numpy(self.tokenizer.encode(original_text(self.request, self.folder, context)).ids).long()
         stretch = stretch_of(self.request, len(every))
         ids = every[stretch.start : stretch.stop]

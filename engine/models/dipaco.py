@@ -25,6 +25,7 @@ from tokenpaths.engine.families.dipaco_config import DiPaCoConfig
 from tokenpaths.engine.families.edit_fits import dipaco_plan
 from tokenpaths.engine.families.edit_plan import RoutePlan
 from tokenpaths.engine.families.family_controls import DiPaCoControls
+from tokenpaths.engine.models.bank.modules import Block
 from tokenpaths.engine.models.dipaco_path import Ends, PathModel, check_same_shape, initialise, new_block
 from tokenpaths.engine.models.dipaco_router import (
     Base,
@@ -37,6 +38,7 @@ from tokenpaths.engine.models.dipaco_router import (
 )
 from tokenpaths.engine.models.family import RoutedModel, Traced
 from tokenpaths.engine.models.losses import linear_cross_entropy
+from tokenpaths.engine.models.typed_containers import ModuleListOf
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class DiPaCoOutput:
 
 class DiPaCo(RoutedModel):
     """All modules of a DiPaCo and its router. Training never needs it whole; serving may."""
+
+    path_modules: Tensor
 
     family: ClassVar[str] = "dipaco"
     Config = DiPaCoConfig
@@ -74,13 +78,15 @@ class DiPaCo(RoutedModel):
         super().__init__()
         self.config = config
         num_paths = config.num_paths
-        self.ends = nn.ModuleList(Ends(config) for _ in range(num_paths if config.own_ends else 1))
+        self.ends = ModuleListOf[Ends](Ends(config) for _ in range(num_paths if config.own_ends else 1))
         shared = [[i for i in span if i not in config.path_blocks] for span in config.spans]
-        self.levels = nn.ModuleList(
-            nn.ModuleList(nn.ModuleList(new_block(config) for _ in own) for _ in range(count))
+        self.levels = ModuleListOf[ModuleListOf[ModuleListOf[Block]]](
+            ModuleListOf[ModuleListOf[Block]](ModuleListOf[Block](new_block(config) for _ in own) for _ in range(count))
             for count, own in zip(config.levels, shared, strict=True)
         )
-        self.own = nn.ModuleList(nn.ModuleList(new_block(config) for _ in config.path_blocks) for _ in range(num_paths))
+        self.own = ModuleListOf[ModuleListOf[Block]](
+            ModuleListOf[Block](new_block(config) for _ in config.path_blocks) for _ in range(num_paths)
+        )
         shape = (config.width, config.heads, config.mlp_width)
         base = Base(*shape, config.num_blocks, config.vocab_size, config.context)
         rerouter = Rerouter(*shape, num_paths) if config.rerouter else None

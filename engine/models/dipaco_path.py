@@ -14,6 +14,7 @@ from tokenpaths.engine.families.dipaco_config import DiPaCoConfig
 from tokenpaths.engine.models.bank.modules import Block
 from tokenpaths.engine.models.dipaco_router import Base
 from tokenpaths.engine.models.losses import linear_cross_entropy
+from tokenpaths.engine.models.typed_containers import ModuleListOf
 
 
 class Ends(nn.Module):
@@ -36,7 +37,7 @@ class PathModel(nn.Module):
     def __init__(self, ends: Ends, blocks: list[Block]) -> None:
         super().__init__()
         self.ends = ends
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks = ModuleListOf[Block](blocks)
 
     def hidden(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """What the unembedding reads."""
@@ -71,8 +72,9 @@ def initialise(root: nn.Module) -> None:
     for module in root.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.trunc_normal_(module.weight, std=0.02)
-            if getattr(module, "bias", None) is not None:
-                nn.init.zeros_(module.bias)
+            bias = getattr(module, "bias", None)
+            if bias is not None:
+                nn.init.zeros_(bias)
         if isinstance(module, (Ends, Base)):
             nn.init.trunc_normal_(module.positions, std=0.02)
 
@@ -81,12 +83,13 @@ def check_same_shape(base: dict[str, Tensor], wanted: dict[str, Tensor]) -> None
     """UserError that names the field in which a base and a model differ."""
     embed, mine = base["ends.embed.weight"].shape, wanted["ends.embed.weight"].shape
     depth = [len({n.split(".")[1] for n in names if n.startswith("blocks.")}) for names in (base, wanted)]
-    for field, a, b in (
+    sizes: tuple[tuple[str, int, int], ...] = (
         ("width", embed[1], mine[1]),
         ("vocab_size", embed[0], mine[0]),
-        ("blocks", *depth),
+        ("blocks", depth[0], depth[1]),
         ("context", len(base["ends.positions"]), len(wanted["ends.positions"])),
-    ):
+    )
+    for field, a, b in sizes:
         if a != b:
             raise UserError(f"the base has {field} {a}, the model {b}: they must be equal", field=field)
     for name, tensor in wanted.items():

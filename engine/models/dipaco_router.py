@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.edit_plan import RoutePlan
 from tokenpaths.engine.models.bank.modules import Block
+from tokenpaths.engine.models.typed_containers import ModuleListOf
 
 NEVER = -1e4
 """bias of a path that no document should take; finite, so that a softmax stays defined"""
@@ -188,7 +189,7 @@ class Base(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(vocab_size, width)
         self.positions = nn.Parameter(torch.zeros(context, width))
-        self.blocks = nn.ModuleList(Block("transformer", width, heads, mlp_width) for _ in range(blocks))
+        self.blocks = ModuleListOf[Block](Block("transformer", width, heads, mlp_width) for _ in range(blocks))
 
     def forward(self, ids: Int[Tensor, "B T"], blocks: int | None = None) -> Float[Tensor, "B T D"]:
         """Hidden states after the first ``blocks`` blocks (None: after the last)."""
@@ -216,6 +217,11 @@ class Rerouter(nn.Module):
 
 class DiPaCoRouter(nn.Module):
     """Base model, linear scores and (optionally) the learned re-router; saved with the checkpoint."""
+
+    mean: Tensor
+    scale: Tensor
+    weight: Tensor
+    bias: Tensor
 
     def __init__(self, base: Base, num_paths: int, prefix: int, rerouter: Rerouter | None = None) -> None:
         super().__init__()
@@ -249,6 +255,7 @@ class DiPaCoRouter(nn.Module):
 
     def running_scores(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T P"]:
         """What the learned router says at each token, from that token and those before it."""
+        assert self.rerouter is not None, "DiPaCo.decide refuses models without one"
         return self.rerouter(self.base(ids, len(self.base.blocks) - 1)).float()
 
 
@@ -269,6 +276,7 @@ def fit_rerouter(
         UserError: a loss or a gradient is not finite; the re-router is then as it was before.
     """
     rerouter = router.rerouter
+    assert rerouter is not None, "the configuration asks for one"
     before = {name: tensor.clone() for name, tensor in rerouter.state_dict().items()}
     with torch.no_grad():
         rerouter.block.load_state_dict(router.base.blocks[-1].state_dict())

@@ -27,6 +27,7 @@ from tokenpaths.engine.models.bank.modules import MLP, SelfAttention, attend
 from tokenpaths.engine.models.directional_gates import EXECUTIONS, DirectionalControls, Interventions, mean_gates, pool
 from tokenpaths.engine.models.family import RoutedModel, Traced
 from tokenpaths.engine.models.losses import linear_cross_entropy
+from tokenpaths.engine.models.typed_containers import ModuleListOf
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Router(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(width)
         widths = (width, hidden, hidden, hidden)
-        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths[:-1], widths[1:], strict=True))
+        self.hidden = ModuleListOf[nn.Linear](nn.Linear(a, b) for a, b in zip(widths[:-1], widths[1:], strict=True))
         self.out = nn.Linear(hidden, outputs)
 
     def forward(self, pooled: Float[Tensor, "B P D"]) -> Float[Tensor, "B P G"]:
@@ -110,13 +111,13 @@ class Directional(RoutedModel):
         "slots in order of the gates",
     }
 
-    def __init__(self, config: DirectionalConfig, execution: Literal[fused, naive] = "fused") -> None:
+    def __init__(self, config: DirectionalConfig, execution: Literal["fused", "naive"] = "fused") -> None:
         super().__init__()
         self.config = config
         self.execution = execution
         self.embed = nn.Embedding(config.vocab_size, config.width)
         self.positions = nn.Parameter(torch.zeros(config.context, config.width))
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.layers = ModuleListOf[Layer](Layer(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, bias=False)
         if not config.tied:
             self.head = nn.Linear(config.width, config.vocab_size, bias=False)

@@ -191,7 +191,7 @@ class DirectionalControls(DirectionalFields):
         for name, place in zip(names, places, strict=True):
             if self.gate is None and place is not None:
                 raise UserError(f"{name} {place} needs a value for its gates: give gate as well", field="gate")
-        edits = () if self.gate is None else (GateEdit(self.gate, *places),)
+        edits: tuple[GateEdit, ...] = () if self.gate is None else (GateEdit(self.gate, *places),)
         if self.edits and config is not None:
             edits += gate_edits(self.plan(config), config)
         return Interventions(edits, self.knocked_out or (), _foreign(self.gates), pooling=self.pooling)

@@ -28,9 +28,10 @@ from tokenpaths.engine.models.apply_edits import allowed_modules, edited, pushed
 from tokenpaths.engine.models.bank.bank import grouped_step, naive_step
 from tokenpaths.engine.models.bank.device_step import device_step
 from tokenpaths.engine.models.bank.modules import Block
-from tokenpaths.engine.models.family import Controls, RoutedModel, Traced, compact_decisions
+from tokenpaths.engine.models.family import RoutedModel, Traced, compact_decisions
 from tokenpaths.engine.models.flops import dna_module_table, token_flops
 from tokenpaths.engine.models.losses import linear_cross_entropy
+from tokenpaths.engine.models.typed_containers import ModuleListOf
 
 EXECUTIONS = {"grouped": grouped_step, "device": device_step, "naive": naive_step}
 
@@ -76,6 +77,8 @@ class DNA(RoutedModel):
     the same numbers.
     """
 
+    bias: Tensor
+
     family = "dna"
     Config = DNAConfig
     Controls = DNAControls
@@ -94,7 +97,8 @@ class DNA(RoutedModel):
     @property
     def weight_semantics(self) -> dict[str, Any]:
         """What the weights mean under this configuration."""
-        config, changed = self.config, {}
+        config = self.config
+        changed: dict[str, Any] = {}
         if config.choices is not None:
             changed = {"score_function": "softmax over the modules that the step may choose"}
         if config.renormalise:
@@ -112,15 +116,16 @@ class DNA(RoutedModel):
         self.config = config
         self.execution = execution
         block = lambda kind: Block(kind, config.width, config.heads, config.mlp_width)  # noqa: E731
-        self.backbone = nn.ModuleList(block("transformer") for _ in range(config.backbone))
-        self.bank = nn.ModuleList(block(kind) for kind in config.kinds)
-        self.routers = nn.ModuleList(
+        self.backbone = ModuleListOf[Block](block("transformer") for _ in range(config.backbone))
+        self.bank = ModuleListOf[Block](block(kind) for kind in config.kinds)
+        self.routers = ModuleListOf[nn.Linear](
             nn.Linear(config.width, config.num_modules, bias=False) for _ in range(config.steps)
         )
         if config.before_step != "none":
-            self.before_step = nn.ModuleList(block(config.before_step) for _ in range(config.steps))
+            self.before_step = ModuleListOf[Block](block(config.before_step) for _ in range(config.steps))
         self.norm = nn.LayerNorm(config.width, bias=False)
         if config.modality == "vision":
+            self.patchify: nn.Module
             if config.stem == "conv":
                 self.patchify = ConvStem(config.channels, config.width, config.patch_size)
             else:
@@ -274,11 +279,11 @@ class DNA(RoutedModel):
         output = self(inputs, valid, edits)
         return Traced(output.logits, *compact_decisions(output.decisions, inputs.shape[0]))
 
-    def trace_with(self, inputs: Tensor, valid: Tensor | None, controls: Controls) -> Traced:
+    def trace_with(self, inputs: Tensor, valid: Tensor | None, controls: DNAControls) -> Traced:
         """``trace`` with the edits of ``controls``."""
         return self.trace(inputs, valid, self.plan(controls))
 
-    def plan(self, controls: Controls) -> RoutePlan | None:
+    def plan(self, controls: DNAControls) -> RoutePlan | None:
         """What each step does differently under ``controls``; None where nothing is to be.
 
         Raises:
@@ -286,7 +291,7 @@ class DNA(RoutedModel):
         """
         return dna_plan(self.config, getattr(controls, "edits", None))
 
-    def top_k_under(self, controls: Controls) -> int:
+    def top_k_under(self, controls: DNAControls) -> int:
         """K of the ribbons that ``controls`` lead to."""
         plan = self.plan(controls)
         return self.config.top_k if plan is None else plan.top_k

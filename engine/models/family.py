@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.base.routing import Decision
-from tokenpaths.engine.families.controls import Controls, read_controls_of
+from tokenpaths.engine.families.controls import ControlsBase, read_controls_of
 
 FAMILIES: dict[str, tuple[str, str]] = {
     "dna": ("tokenpaths.engine.models.dna", "DNA"),
@@ -109,7 +109,7 @@ class RoutedModel(nn.Module):
     KEEP_FLOAT32: ClassVar[tuple[str, ...]] = ()
     """names of tensors that a checkpoint never rounds"""
 
-    Controls: ClassVar[type[Controls]] = Controls
+    Controls: ClassVar[type[ControlsBase]] = ControlsBase
 
     config: Any
 
@@ -119,23 +119,24 @@ class RoutedModel(nn.Module):
         return self.WEIGHT_SEMANTICS
 
     @classmethod
-    def read_controls(cls, values: dict[str, Any] | None) -> Controls:
-        """Controls from plain values.
+    def read_controls(cls, values: dict[str, Any] | None) -> ControlsBase:
+        """ControlsBase from plain values.
 
         Raises:
             UserError: a control that this family has not, or a value outside its bounds; ``field`` names it.
         """
-        return read_controls_of(cls.Controls, values, cls.family)
+        controls: ControlsBase = read_controls_of(cls.Controls, values, cls.family)
+        return controls
 
     def trace(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None = None) -> Traced:
         """Run the model and say what its routers decided; ``valid`` False marks padding behind a text."""
         raise NotImplementedError
 
-    def trace_with(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None, controls: Controls) -> Traced:
+    def trace_with(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None, controls: Any) -> Traced:
         """``trace`` under ``controls``, whose field names are keywords of the family's ``trace``."""
         return self.trace(inputs, valid, **controls.given())
 
-    def top_k_under(self, controls: Controls) -> int:
+    def top_k_under(self, controls: Any) -> int:
         """K of the ribbons that ``controls`` lead to.
 
         Raises:

@@ -24,7 +24,7 @@ from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.families.edit_fits import raytracing_plan
 from tokenpaths.engine.families.family_controls import RayTracingControls
 from tokenpaths.engine.families.raytracing_config import RayTracingConfig
-from tokenpaths.engine.models.family import Controls, RoutedModel, Traced
+from tokenpaths.engine.models.family import RoutedModel, Traced
 from tokenpaths.engine.models.raytracing_relax import EXECUTIONS, RayTracingOutput
 
 
@@ -92,6 +92,12 @@ class MLPTwin(OnFeatures):
 
 class RayTracing(OnFeatures, RoutedModel):
     """The network. ``execution`` is "batched" (fast) or "naive" (readable); both give the same numbers."""
+
+    input_features: Tensor
+    wires_PE: Tensor
+    rows_PE: Tensor
+    output_wires: Tensor
+    fan_in_P: Tensor
 
     family = "raytracing"
     Config = RayTracingConfig
@@ -262,7 +268,7 @@ class RayTracing(OnFeatures, RoutedModel):
                 banned[layer, sorted(step.banned)] = True
         return banned.flatten()
 
-    def top_k_under(self, controls: Controls) -> int:
+    def top_k_under(self, controls: RayTracingControls) -> int:
         """Every block has a slot; refuses edits that do not fit."""
         self.banned(controls)
         return self.config.top_k

@@ -29,14 +29,22 @@ from tokenpaths.engine.families.raytracing_config import RayTracingConfig
 class BlockNetwork(Protocol):
     """The parameters and wires that a relaxation reads."""
 
-    config: RayTracingConfig
-    gate_weight: Tensor
-    """(all wires into blocks, W), block after block"""
-    gate_bias: Tensor
-    """(P, W)"""
     rows_PE: Tensor
     wires_PE: Tensor
     output_wires: Tensor
+
+    @property
+    def config(self) -> RayTracingConfig: ...
+
+    @property
+    def gate_weight(self) -> Tensor:
+        """(all wires into blocks, W), block after block"""
+        ...
+
+    @property
+    def gate_bias(self) -> Tensor:
+        """(P, W)"""
+        ...
 
     def readout(self, signals: Float[Tensor, "... O"]) -> Float[Tensor, "... C"]:
         """Logits of what arrived at the output."""
@@ -159,14 +167,14 @@ def relax_naive(
         steps, rest = len(said), config.theta_steps - len(said)
         silence = [[0.0] * config.num_blocks] * rest
         outputs.append((said + said[-1:] * rest, rates + silence, rate, steps, out.sum() > limit))
-    said, rates, last, steps, reached = zip(*outputs, strict=True)
+    answers, rates_R, last, num_steps, reached = zip(*outputs, strict=True)
     return RayTracingOutput(
-        torch.stack([words[-1] for words in said]),
-        torch.tensor(rates),
+        torch.stack([logits[-1] for logits in answers]),
+        torch.tensor(rates_R),
         torch.tensor(last),
-        torch.tensor(steps),
+        torch.tensor(num_steps),
         torch.stack(reached),
-        torch.stack([torch.stack(words) for words in said]).detach() if keep_steps else None,
+        torch.stack([torch.stack(logits) for logits in answers]).detach() if keep_steps else None,
     )
 
 

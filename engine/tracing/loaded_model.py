@@ -28,7 +28,7 @@ from tokenpaths.engine.models.checkpoint import (
     file_sha256,
     read_checkpoint,
 )
-from tokenpaths.engine.models.family import Controls, RoutedModel, Traced, family_class
+from tokenpaths.engine.models.family import ControlsBase, RoutedModel, Traced, family_class
 from tokenpaths.engine.tracing.traceable import ModelInput
 
 PASS_TOKENS = 4096
@@ -45,7 +45,7 @@ class LoadedModel:
     sha256: str
     tokenizer: TextTokenizer | None
     device: torch.device
-    controls: Controls | None = None
+    controls: ControlsBase | None = None
 
     before: tuple[int, ...] = ()
     pass_tokens: int = PASS_TOKENS
@@ -164,7 +164,7 @@ def run_model(
     inputs: Tensor,
     device: torch.device,
     valid: Tensor | None = None,
-    controls: Controls | None = None,
+    controls: ControlsBase | None = None,
 ) -> Traced:
     """Logits on the device, decisions on the host."""
     with mixed_precision(device):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tokenpaths.engine.base.records import Modality, ModuleInfo
 from tokenpaths.engine.data.tokenizer import Encoded
-from tokenpaths.engine.families.controls import Controls
+from tokenpaths.engine.families.controls import ControlsBase
 from tokenpaths.engine.models.family import Traced
 
 NO_TARGET = -100
@@ -81,7 +81,7 @@ class Traceable(Protocol):
         """Where inputs go."""
 
     @property
-    def controls(self) -> Controls | None:
+    def controls(self) -> ControlsBase | None:
         """What is changed of the model; None: nothing."""
 
     @property

@@ -115,7 +115,8 @@ def fit(
     run = open_fit(plan, network, folder)
     per_epoch = -(-len(train) // plan.batch_size)
     before, started = run.seconds, time.monotonic()
-    last_save, recent = started, []
+    last_save = started
+    recent: list[float] = []
     try:
         while True:
             # Asked here, not right after the step: an interrupted measurement is made up for on resuming.

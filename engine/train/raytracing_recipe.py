@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -44,10 +44,10 @@ class RayTracingRecipe(BaseModel):
         return tuple(f"vision/{self.data}_{part}.parquet" for part in parts)
 
 
-_DIGITS = dict(image_size=8, conv_channels=(16, 32, 32), conv_pools=(0,))
-_TRAIN_DIGITS = dict(data="digits", feature_epochs=3, batch_size=32)
+_DIGITS: dict[str, Any] = dict(image_size=8, conv_channels=(16, 32, 32), conv_pools=(0,))
+_TRAIN_DIGITS: dict[str, Any] = dict(data="digits", feature_epochs=3, batch_size=32)
 # 10 epochs of convolutions where the paper has 30: one processor core.
-_TRAIN_CIFAR10 = dict(data="cifar10", feature_epochs=10, batch_size=128)
+_TRAIN_CIFAR10: dict[str, Any] = dict(data="cifar10", feature_epochs=10, batch_size=128)
 RELAXED = 80.0
 """θ_out of the relaxed recipes: with the paper's 0.5 of a signal of 105 the output fires at the first threshold"""
 
@@ -113,4 +113,5 @@ def _digit_corpora() -> tuple[ImageCorpus, ImageCorpus]:
     labels = torch.tensor([classes.index(digits.LABELS[number]) for number in numbers])
     pixels = torch.from_numpy(images)[:, None].expand(-1, 3, -1, -1)
     held_out = torch.tensor([digits.is_held_out(row) for row in range(len(numbers))])
-    return tuple(ImageCorpus(pixels[rows], labels[rows], classes) for rows in (~held_out, held_out))
+    part = lambda rows: ImageCorpus(pixels[rows], labels[rows], classes)  # noqa: E731
+    return part(~held_out), part(held_out)

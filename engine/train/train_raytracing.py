@@ -45,7 +45,7 @@ def train_convolutions(
     torch.manual_seed(recipe.feature_seed)
     convolutions = FeatureExtractor(config)
     network = nn.Sequential(convolutions, nn.Linear(config.num_features, config.num_classes))
-    network.to(memory_format=torch.channels_last)
+    network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
     plan = Plan(
         name=f"{recipe.data} convolutions",
         epochs=recipe.feature_epochs,
@@ -173,6 +173,8 @@ def train(
     twin, twin_run = train_network(
         recipe, convolutions, features, work / f"{recipe.name}-twin", twin=True, on_progress=on_progress
     )
+    assert isinstance(model, RayTracing), "train_network makes one"
+    assert isinstance(twin, MLPTwin), "train_network makes one"
     return Trained(recipe, model, run, twin, twin_run, features, corpora)
 
 
@@ -183,6 +185,7 @@ def finish(trained: Trained, out: Path, command: str) -> dict[str, Any]:
     training = training_record(recipe, run.iteration, run.seconds, command, run.history)
     save_checkpoint(out, trained.model, classes=trained.corpora.train.classes, training=training, dtype=torch.float16)
     shipped, test = build_model(read_checkpoint(out)), trained.corpora.test
+    assert isinstance(shipped, RayTracing), "exported as one"
     numbers = rounded(summary(shipped, Samples(extract(shipped.convolutions, test.images), test.labels)))
     twin_numbers = measure(twin.logits_of, trained.features.test) | {"params": twin.trainable_params}
     test_set = "bundled:digits" if recipe.data == "digits" else f"vision/{recipe.data}_test.parquet"

@@ -80,6 +80,7 @@ def find_dream(options: DreamOptions) -> None:
         UserError: options that contradict each other, or that do not fit the model.
     """
     from tokenpaths.backend.settings import load_settings
+    from tokenpaths.engine.dream.dream_request import DreamRequest
     from tokenpaths.engine.jobs.dream import DreamJob
     from tokenpaths.engine.jobs.registry import read_request
 
@@ -91,6 +92,7 @@ def find_dream(options: DreamOptions) -> None:
         values["inbox"], copy = _into_inbox(options.image, context)
     try:
         request = read_request(DreamJob, values)
+        assert isinstance(request, DreamRequest), "the request of a DreamJob"
         DreamJob.check(request, context)
     except UserError as error:
         if copy is not None:

@@ -128,7 +128,7 @@ def _from_zaya(module: Any, output: Any) -> Said:
     return _flat(torch.where((weights == 0) & (ids == 0), module.num_experts, ids), weights, logits)
 
 
-_SPECIAL: dict[str, Callable[[nn.Module, Any], Said]] = {
+_SPECIAL: dict[str, Callable[[Any, Any], Said]] = {
     "Llama4Router": _from_llama4,
     "JetMoeTopKGating": _from_jetmoe,
     "ZayaRouter": _from_zaya,

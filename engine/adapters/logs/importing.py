@@ -224,7 +224,8 @@ def _batch(pieces: list[Piece], token_texts: dict[int, str]) -> TraceBatch:
     if pieces[0].weights is None:
         weights = even_weights(ids)
     else:
-        weights = np.clip(_joined([piece.weights for piece in pieces]), 0, 1).astype(np.float32, copy=False)
+        parts = [piece.weights for piece in pieces if piece.weights is not None]
+        weights = np.clip(_joined(parts), 0, 1).astype(np.float32, copy=False)
         if not (weights[:, :, 1:] <= weights[:, :, :-1]).all():
             ids, weights = by_weight(ids, weights)
     samples, spans, token_ids = [], [], []

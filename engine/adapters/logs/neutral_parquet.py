@@ -174,7 +174,7 @@ class _Words:
             if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
                 raise UserError(f"{self.where}: the column {name!r} holds {kind}, it should hold words", field="file")
         for low, high in sample_bounds(sample):
-            words = {}
+            words: dict[str, str | None] = {}
             for name in names:
                 values = columns[name][low:high].unique().to_pylist()
                 if len(values) != 1 or not isinstance(values[0], str | None):

@@ -184,7 +184,8 @@ def open_npz(file: Path, announced: Announced) -> Log:
         archive = _Archive(file)
         with archive.zip:
             if prompt:
-                parts = [archive.whole(name).reshape(-1, steps, top_k) for name in id_names]
+                arrays = [archive.whole(name) for name in id_names]
+                parts = [array.reshape(-1, steps, top_k) for array in arrays if array is not None]
                 yield Piece(np.concatenate(parts), str(file), source=file.name)
             else:
                 yield from _samples(archive, id_names[0], steps, top_k, has_weights)
@@ -217,9 +218,9 @@ def _samples(archive: _Archive, name: str, steps: int, top_k: int, has_weights: 
         if array.dtype.kind not in ("f" if other == "weights" else "iu"):
             raise UserError(f"{array.where}: is {array.dtype}, the wrong kind of number", field="file")
     texts = {other: values for other in ("label", "text") if (values := archive.whole(other)) is not None}
-    for other, values in texts.items():
+    for column, values in texts.items():
         if values.ndim != 1 or values.dtype.kind not in "Uiu":
-            raise UserError(f"{archive.file}, array {other!r}: should be a row of words, one a sample", field="file")
+            raise UserError(f"{archive.file}, array {column!r}: should be a row of words, one a sample", field="file")
     if "sample" not in columns and texts:
         raise UserError(f"{archive.file}: label and text go with 'sample', the sample of each token", field="file")
     samples = SampleRows(str(archive.file))

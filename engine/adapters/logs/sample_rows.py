@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ class SampleRows:
 
     def __init__(self, where: str) -> None:
         self.where = where
-        self._parts: list[tuple] = []
+        self._parts: list[tuple[np.ndarray | None, ...]] = []
         self._held = 0
         self._number: int | None = None
         self._position = -1
@@ -38,7 +39,14 @@ class SampleRows:
         """Samples that have begun so far."""
         return self._position + 1
 
-    def add(self, ids, weights, token_id, sample, start: int) -> Iterator[Piece]:
+    def add(
+        self,
+        ids: np.ndarray,
+        weights: np.ndarray | None,
+        token_id: np.ndarray | None,
+        sample: np.ndarray | None,
+        start: int,
+    ) -> Iterator[Piece]:
         """Take rows ``start`` … of the file; yields samples at once where there are no numbers."""
         if sample is None:
             rows = f"rows {start} to {start + len(ids) - 1}"
@@ -70,6 +78,7 @@ class SampleRows:
     def _hand_out(self, count: int, cut: bool = True) -> None:
         columns = self._joined()
         ids, weights, token_id = (None if column is None else column[:count] for column in columns)
+        assert ids is not None, "every token has ids"
         row = self._start + self._taken
         source = f"sample {self._number}"
         if cut:
@@ -90,6 +99,6 @@ class SampleRows:
         if end:
             self._finish()
         for position, cut, piece in self._done:
-            names = words(position)
+            names: dict[str, Any] = {**words(position)}
             yield replace(piece, **({**names, "text": None} if cut else names))
         self._done = []

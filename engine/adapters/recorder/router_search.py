@@ -299,8 +299,8 @@ def _fits(modules: dict[str, nn.Module], name: str, scope: str, experts: _Expert
     module = modules[name]
     called = bool(_ROUTER_WORD.search(name.removeprefix(scope)) or _ROUTER_WORD.search(type(module).__name__))
     if isinstance(getattr(module, "out_features", None), int):
-        hint = experts.named or called or bool(_MIXTURE_CLASS.search(type(modules[scope]).__name__))
-        return module.out_features == experts.count and hint
+        hint = bool(experts.named) or called or bool(_MIXTURE_CLASS.search(type(modules[scope]).__name__))
+        return bool(module.out_features == experts.count) and hint
     matrices = [p for p in module.parameters(recurse=False) if p.dim() == 2]
     return called and any(experts.count in p.shape for p in matrices)
 
@@ -343,7 +343,7 @@ def _by_name(modules: dict[str, nn.Module], covered: set[str], closed: Sequence[
             lines = [(inner, m) for inner, m in modules.items() if _is_below(inner, name) and _narrows(m)]
             if len(lines) == 1:
                 inner, line = lines[0]
-                gate.num_experts = int(line.out_features)
+                gate.num_experts = int(getattr(line, "out_features", 0))
                 why = f"the only Linear inside {name} ({type(module).__name__}), with {line.out_features} outputs"
                 yield Router(inner, why, line, gate.num_experts, around=gate)
             else:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from tokenpaths.engine.models.bank.dispatch import plan_dispatch
 from tokenpaths.engine.models.bank.inference_step import fits_frozen, frozen_step
@@ -26,10 +26,11 @@ from tokenpaths.engine.models.bank.modules import Block
 from tokenpaths.engine.models.bank.onednn_linear import MOST_ROWS, Linear, orders
 from tokenpaths.engine.models.bank.recompute import finish, fits_lean, project_in, trained
 from tokenpaths.engine.models.bank.varlen import TakeRows, masked_attention, segment_attention
+from tokenpaths.engine.models.typed_containers import ModuleListOf
 
 
 def naive_step(
-    modules: nn.ModuleList,
+    modules: ModuleListOf[Block],
     h: Float[Tensor, "B T D"],
     module_ids: Int[Tensor, "B T K"],
     weights: Float[Tensor, "B T K"],
@@ -63,7 +64,7 @@ def naive_step(
 
 
 def grouped_step(
-    modules: nn.ModuleList,
+    modules: ModuleListOf[Block],
     h: Float[Tensor, "B T D"],
     module_ids: Int[Tensor, "B T K"],
     weights: Float[Tensor, "B T K"],
@@ -120,7 +121,7 @@ def _finished(module: Block, x: Tensor, mixed: Tensor | None, lean: bool) -> Ten
     return finish(module, x, mixed) if lean and trained(module) else module.finish(x, mixed)
 
 
-def _row_shapes(modules: nn.ModuleList, h: Tensor) -> tuple[int, int | None]:
+def _row_shapes(modules: ModuleListOf[Block], h: Tensor) -> tuple[int, int | None]:
     """To what multiple of rows each module's slice is padded, and into what pieces it is cut.
 
     On a CPU, oneDNN compiles a product anew for every row count it has not seen, which fresh routing makes each

@@ -19,10 +19,12 @@ from functools import cache
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from tokenpaths.engine.models.bank.modules import Block
 from tokenpaths.engine.models.bank.varlen import TakeRows
+from tokenpaths.engine.models.typed_containers import ModuleListOf
 
 ORDER = {"attention": 0, "transformer": 1, "mlp": 2, "identity": 3}
 """modules are sorted so that those with attention come first, and those with a perceptron lie side by side"""
@@ -74,6 +76,7 @@ def varlen_attention(
 
     window = (-1, 0) if causal else (-1, -1)
     mixed = varlen_attn(q, k, v, bounds, bounds, longest, longest, window_size=window)
+    assert isinstance(mixed, Tensor), "no log-sum-exp was asked for"
     return mixed.flatten(1)
 
 
@@ -81,11 +84,7 @@ def _attention_loop(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, causal: boo
     """The same, a segment at a time: there is no such kernel for a CPU."""
     ends = bounds.tolist()
     parts = [
-        F.scaled_dot_product_attention(
-            *(x[start:end].transpose(0, 1).unsqueeze(0) for x in (q, k, v)), is_causal=causal
-        )
-        .squeeze(0)
-        .transpose(0, 1)
+        _attend_segment(q[start:end], k[start:end], v[start:end], causal)
         for start, end in zip(ends[:-1], ends[1:], strict=True)
         if end > start
     ]
@@ -93,8 +92,13 @@ def _attention_loop(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, causal: boo
     return torch.cat([*parts, rest])
 
 
+def _attend_segment(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal).squeeze(0).transpose(0, 1)
+
+
 def device_step(
-    modules: nn.ModuleList,
+    modules: ModuleListOf[Block],
     h: Float[Tensor, "B T D"],
     module_ids: Int[Tensor, "B T K"],
     weights: Float[Tensor, "B T K"],
@@ -128,22 +132,20 @@ def _places(places: tuple[int, ...], device: torch.device) -> Int[Tensor, " M"]:
 
 
 def _changes(
-    bank: list, x_PD: Tensor, groups: Groups, batch: int, tokens: int, causal: bool, dtype: torch.dtype
+    bank: list[Block], x_PD: Tensor, groups: Groups, batch: int, tokens: int, causal: bool, dtype: torch.dtype
 ) -> Float[Tensor, "P D"]:
     """M(x) − x of every entry, zeros for identities. ``bank`` is in the order of the groups."""
-    attending = [m for m in bank if m.attention is not None]
-    thinking = [m for m in bank if m.mlp is not None]
+    attending = [m.attention for m in bank if m.attention is not None]
+    thinking = [m.mlp for m in bank if m.mlp is not None]
     entry_P = torch.arange(x_PD.shape[0], device=x_PD.device)
     change = torch.zeros_like(x_PD, dtype=dtype)
     if attending:
-        ends, heads = groups.ends_W[: len(attending)], attending[0].attention.heads
+        ends, heads = groups.ends_W[: len(attending)], attending[0].heads
         mine = entry_P < ends[-1]
         bounds = groups.bounds[: len(attending) * batch + 1].contiguous()
-        qkv = _product(
-            _only(x_PD, mine), [(m.attention.norm.weight, m.attention.qkv.weight) for m in attending], ends, dtype
-        )
+        qkv = _product(_only(x_PD, mine), [(a.norm.weight, a.qkv.weight) for a in attending], ends, dtype)
         mixed = _only(varlen_attention(qkv, bounds, tokens, heads, causal=causal), mine)
-        change = _only(_grouped(mixed, _stack([m.attention.proj.weight for m in attending], dtype), ends), mine)
+        change = _only(_grouped(mixed, _stack([a.proj.weight for a in attending], dtype), ends), mine)
     if thinking:
         # Modules with a perceptron lie side by side, but not at the front: roll them there.
         skipped = len(bank) - len(thinking)
@@ -154,8 +156,8 @@ def _changes(
         rolled = (entry_P + first) % entry_P.numel(), (entry_P - first) % entry_P.numel()
         if skipped:
             z_PD = TakeRows.apply(z_PD, rolled[0], rolled[1], False, False)
-        up = _product(_only(z_PD, mine), [(m.mlp.norm.weight, m.mlp.up.weight) for m in thinking], ends, dtype)
-        down = _only(_grouped(F.gelu(up), _stack([m.mlp.down.weight for m in thinking], dtype), ends), mine)
+        up = _product(_only(z_PD, mine), [(m.norm.weight, m.up.weight) for m in thinking], ends, dtype)
+        down = _only(_grouped(F.gelu(up), _stack([m.down.weight for m in thinking], dtype), ends), mine)
         if skipped:
             down = TakeRows.apply(down, rolled[1], rolled[0], False, False)
         change = change + down

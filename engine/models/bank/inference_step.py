@@ -11,23 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import accumulate
-from typing import cast
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from tokenpaths.engine.models.bank.dispatch import MASKED_ROWS, Bucket, plan_dispatch
 from tokenpaths.engine.models.bank.modules import MLP, Block, SelfAttention
 from tokenpaths.engine.models.bank.onednn_linear import MOST_ROWS, Linear, orders, reorders
 from tokenpaths.engine.models.bank.varlen import masked_attention
+from tokenpaths.engine.models.typed_containers import ModuleListOf
 
 ALIGN = 4
 """row counts of products by ordered weights are multiples of it"""
 
 
-def fits_frozen(modules: nn.ModuleList, h: Tensor, weights: Tensor) -> bool:
+def fits_frozen(modules: ModuleListOf[Block], h: Tensor, weights: Tensor) -> bool:
     """Whether nobody asks for a gradient, and the modules' products go by ordered weights."""
     if torch.is_grad_enabled() and (
         h.requires_grad or weights.requires_grad or any(p.requires_grad for p in modules.parameters())
@@ -38,7 +38,7 @@ def fits_frozen(modules: nn.ModuleList, h: Tensor, weights: Tensor) -> bool:
 
 
 def frozen_step(
-    modules: nn.ModuleList,
+    modules: ModuleListOf[Block],
     h: Float[Tensor, "B T D"],
     module_ids: Int[Tensor, "B T K"],
     weights: Float[Tensor, "B T K"],
@@ -120,7 +120,7 @@ def _blended(h_ND: Tensor, change_ED: Tensor, entry_NK: Tensor, weights_NK: Tens
 
 
 def few_step(
-    modules: nn.ModuleList,
+    modules: ModuleListOf[Block],
     h: Float[Tensor, "B T D"],
     module_ids: Int[Tensor, "B T K"],
     weights: Float[Tensor, "B T K"],
@@ -146,24 +146,22 @@ def few_step(
     token_E = order_E if top_k == 1 else order_E // top_k
     ends = list(accumulate(counts))
     parts = [
-        (cast("Block", module), slice(end - count, end))
-        for module, count, end in zip(modules, counts, ends, strict=True)
-        if count
+        (module, slice(end - count, end)) for module, count, end in zip(modules, counts, ends, strict=True) if count
     ]
     x_ED = h_ND.index_select(0, token_E)
     change_ED = None
     if any(m.attention is not None for m, _ in parts):
         normed = _normed(x_ED, parts, lambda m: m.attention)
         heads = next(m.attention.heads for m, _ in parts if m.attention is not None)
-        qkv = _by_module(normed, parts, lambda m: m.attention and m.attention.qkv, 3 * width)
+        qkv = _by_module(normed, parts, lambda m: m.attention.qkv if m.attention is not None else None, 3 * width)
         mixed_ED = masked_attention(qkv, group_E, heads, causal=causal)
-        change_ED = _by_module(mixed_ED, parts, lambda m: m.attention and m.attention.proj, width)
+        change_ED = _by_module(mixed_ED, parts, lambda m: m.attention.proj if m.attention is not None else None, width)
     if any(m.mlp is not None for m, _ in parts):
         z_ED = x_ED if change_ED is None else x_ED + change_ED
         normed = _normed(z_ED, parts, lambda m: m.mlp)
         hidden = next(m.mlp.up.out_features for m, _ in parts if m.mlp is not None)
-        up = F.gelu(_by_module(normed, parts, lambda m: m.mlp and m.mlp.up, hidden))
-        down_ED = _by_module(up, parts, lambda m: m.mlp and m.mlp.down, width)
+        up = F.gelu(_by_module(normed, parts, lambda m: m.mlp.up if m.mlp is not None else None, hidden))
+        down_ED = _by_module(up, parts, lambda m: m.mlp.down if m.mlp is not None else None, width)
         change_ED = down_ED if change_ED is None else down_ED.add_(change_ED)
     assert change_ED is not None
     weight_E1 = weights.reshape(-1, 1).index_select(0, order_E)

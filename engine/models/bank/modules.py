@@ -64,6 +64,7 @@ class Block(nn.Module):
         """
         change = None
         if self.attention is not None:
+            assert mixed is not None, "attention gave a result"
             change = self.attention.project_out(mixed)
         if self.mlp is not None:
             change = self.mlp(x) if change is None else change + self.mlp(x + change)

@@ -53,6 +53,7 @@ def finish(module: Block, x: Float[Tensor, "R D"], mixed: Float[Tensor, "R D"] |
     """``module.finish``."""
     change = None
     if module.attention is not None:
+        assert mixed is not None, "attention gave a result"
         change = module.attention.project_out(mixed)
     if module.mlp is not None:
         change = perceptron(module.mlp, x) if change is None else change + perceptron(module.mlp, x + change)

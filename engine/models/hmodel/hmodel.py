@@ -34,7 +34,7 @@ from tokenpaths.engine.families.edit_plan import RoutePlan
 from tokenpaths.engine.families.family_controls import HModelControls
 from tokenpaths.engine.families.hmodel_config import PRIMARY, HiddenLayerConfig, HModelConfig, InputName
 from tokenpaths.engine.models.bank.modules import Block
-from tokenpaths.engine.models.family import Controls, RoutedModel, Traced
+from tokenpaths.engine.models.family import RoutedModel, Traced
 from tokenpaths.engine.models.hmodel.hmodel_controls import (
     RouteSettings,
     edit_logits,
@@ -59,6 +59,7 @@ from tokenpaths.engine.models.hmodel.hmodel_layers import (
 )
 from tokenpaths.engine.models.hmodel.pretrained_layers import build_pretrained, check_causal
 from tokenpaths.engine.models.losses import linear_cross_entropy
+from tokenpaths.engine.models.typed_containers import ModuleDictOf, ModuleListOf
 
 Inputs = Tensor | Mapping[str, Tensor]
 
@@ -125,20 +126,22 @@ class HModel(RoutedModel):
                     f"a pretrained module was given for layer {index}, but hidden.{index} is not of kind 'pretrained'",
                     field="pretrained",
                 )
-        self.input_layers = nn.ModuleDict({name: self._make_input(name) for name in config.inputs})
-        self.hidden = nn.ModuleList(
+        self.input_layers = ModuleDictOf[TextInput | ImageInput](
+            {name: self._make_input(name) for name in config.inputs}
+        )
+        self.hidden = ModuleListOf[HiddenLayer](
             self._make_hidden(layer, given.get(index)) for index, layer in enumerate(config.hidden)
         )
         head = lambda: ConnectionHead(config.width, config.connection_width, config.num_targets)  # noqa: E731
-        self.connections = nn.ModuleList(head() for _ in range(len(config.hidden) + len(config.inputs)))
+        self.connections = ModuleListOf[ConnectionHead](head() for _ in range(len(config.hidden) + len(config.inputs)))
         self.iteration_embedding = nn.Embedding(config.iterations, config.width)
         sizes = {"predict": config.vocab_size, "classify": config.num_classes}
-        self.output_layers = nn.ModuleDict(
+        self.output_layers = ModuleDictOf[Output](
             {name: Output(config.width, sizes[name], average=name == "classify") for name in config.outputs}
         )
         self._initialise()
 
-    def _make_input(self, name: InputName) -> nn.Module:
+    def _make_input(self, name: InputName) -> TextInput | ImageInput:
         config = self.config
         if name == "text":
             return TextInput(config.vocab_size, config.context, config.width)
@@ -146,6 +149,7 @@ class HModel(RoutedModel):
 
     def _make_hidden(self, layer: HiddenLayerConfig, given: nn.Module | None) -> HiddenLayer:
         config, width = self.config, layer.width or self.config.width
+        inner: nn.Module
         if layer.kind == "transformer":
             inner = Block("transformer", width, config.heads, config.mlp_width)
         elif layer.kind == "convolution":
@@ -207,7 +211,7 @@ class HModel(RoutedModel):
         entropy = torch.full_like(weights[..., 0], float("nan"))  # c are no distribution over layers
         return Traced(output.logits, ids, weights, entropy, flops_BT, edges=routed.edges)
 
-    def trace_with(self, inputs: Inputs, valid: Bool[Tensor, "B T"] | None, controls: Controls) -> Traced:
+    def trace_with(self, inputs: Inputs, valid: Bool[Tensor, "B T"] | None, controls: HModelControls) -> Traced:
         """``trace`` under what the page or the API asked for."""
         given = controls.given()
         given.pop("edits", None)
@@ -215,7 +219,7 @@ class HModel(RoutedModel):
             given["connections"] = given_connections(given["connections"])
         return self.trace(inputs, valid, **given, plan=self.plan(controls))
 
-    def plan(self, controls: Controls) -> RoutePlan | None:
+    def plan(self, controls: HModelControls) -> RoutePlan | None:
         """What is sent differently before each iteration.
 
         Raises:
@@ -223,7 +227,7 @@ class HModel(RoutedModel):
         """
         return hmodel_plan(self.config, getattr(controls, "edits", None))
 
-    def top_k_under(self, controls: Controls) -> int:
+    def top_k_under(self, controls: HModelControls) -> int:
         """The chain has one layer a step; refuses edits that do not fit."""
         self.plan(controls)
         return int(self.config.top_k)
@@ -384,7 +388,8 @@ class HModel(RoutedModel):
         rows = got_BN.any(dim=1).nonzero().squeeze(1)
         if len(rows) < len(x_BND):
             part = self._run_layer(index, iteration, x_BND[rows], got_BN[rows], layout.rows(rows), settings.rows(rows))
-            return tuple(scatter_rows(one, rows, len(x_BND)) for one in part)
+            state, c = (scatter_rows(rows_of, rows, len(x_BND)) for rows_of in part)
+            return state, c
         everywhere = bool(got_BN.all())
         h = self.hidden[index](x_BND, layout)
         counted = layout.valid if everywhere else got_BN if layout.valid is None else got_BN & layout.valid

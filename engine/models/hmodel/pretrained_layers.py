@@ -6,6 +6,8 @@ Source: H-Model, section 6.7.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -30,12 +32,13 @@ def take_layer(model: nn.Module, path: str, *, projection: bool = True) -> tuple
             f"{type(model).__name__} has no layer {path!r}; its layers are named like {_some_layer(model)!r}",
             field="path",
         ) from None
-    described = {k: v for k, v in model.config.to_diff_dict().items() if k != "transformers_version"}
+    model_config: Any = model.config
+    described = {k: v for k, v in model_config.to_diff_dict().items() if k != "transformers_version"}
     config = HiddenLayerConfig(
         kind="pretrained",
-        width=model.config.hidden_size,
+        width=model_config.hidden_size,
         projection=projection,
-        architecture=described | {"model_type": model.config.model_type},
+        architecture=described | {"model_type": model_config.model_type},
         path=path,
     )
     check_layer(layer, config)
@@ -56,7 +59,7 @@ def build_pretrained(config: HiddenLayerConfig) -> nn.Module:
             "install it: pip install 'tokenpaths[huggingface]'",
             field="hidden",
         ) from None
-    values = dict(config.architecture)
+    values = dict(config.architecture or {})
     try:
         with torch.device("meta"):  # the rest of that model is never needed
             layer = AutoModel.from_config(AutoConfig.for_model(values.pop("model_type"), **values))
@@ -84,11 +87,12 @@ def check_layer(layer: nn.Module, config: HiddenLayerConfig, probe: bool = True)
     for name, parameter in layer.named_parameters():
         if not torch.isfinite(parameter).all():
             raise UserError(f"{config.path}.{name} holds NaN or infinite values", field="path")
-    at = next(layer.parameters())
+    at, width = next(layer.parameters()), config.width
+    assert width is not None, "a pretrained layer says its width"
     layout = Layout({"text": slice(0, 3)}, (1, 1), causal=True)
     try:
         with torch.no_grad():
-            shape = Pretrained(layer)(torch.zeros(1, 3, config.width, device=at.device, dtype=at.dtype), layout).shape
+            shape = Pretrained(layer)(torch.zeros(1, 3, width, device=at.device, dtype=at.dtype), layout).shape
     except Exception as error:  # whatever a foreign layer raises
         raise UserError(
             f"{config.path} cannot run on a state alone ({type(error).__name__}: {error}); take a layer of a model "

@@ -76,7 +76,7 @@ class RowFile:
                 return
             rows, self._memory = self._memory.values, None
             self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - as long as the object
-        self._file.write(np.ascontiguousarray(rows))
+        self._file.write(np.ascontiguousarray(rows).data)
 
     def take(self, numbers: np.ndarray) -> np.ndarray:
         """Copies of the rows with these numbers, in their order."""

@@ -90,8 +90,8 @@ def make_sequences(
         total += len(tokens) + 1
     if not rows:
         raise UserError("there is no document to train on", field="data")
-    columns = torch.tensor(rows).unbind(dim=1)
-    return Sequences(torch.from_numpy(np.concatenate(parts)), *columns, labels)
+    start, length_N, document, label = torch.tensor(rows).unbind(dim=1)
+    return Sequences(torch.from_numpy(np.concatenate(parts)), start, length_N, document, label, labels)
 
 
 def load_documents(

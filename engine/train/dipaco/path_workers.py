@@ -217,7 +217,9 @@ class WorkerPool:
             PathDiverged: as the task said; the others may have finished and left their files.
             UserError: a task cost ``DEATHS`` workers.
         """
-        queue, results, deaths = deque(tasks), {}, {}
+        queue = deque(tasks)
+        results: dict[PathTask, float] = {}
+        deaths: dict[PathTask, int] = {}
         wanted = len(queue)
         while len(results) < wanted:
             for member in self.members:
@@ -238,10 +240,13 @@ class WorkerPool:
         with contextlib.suppress(OSError):
             member.pipe.send((member.task, version))
 
-    def _hear(self, member: _Member, results: dict, on_iteration: Callable[[PathTask, float], None]) -> None:
+    def _hear(
+        self, member: _Member, results: dict[PathTask, float], on_iteration: Callable[[PathTask, float], None]
+    ) -> None:
         if not member.pipe.poll():
             raise EOFError
         kind, value = member.pipe.recv()
+        assert member.task is not None, "one without a task says nothing"
         if kind == "iteration":
             on_iteration(member.task, value)
         elif kind == "diverged":
@@ -252,7 +257,7 @@ class WorkerPool:
             results[member.task] = value
             member.task = None
 
-    def _bury(self, index: int, queue: deque, deaths: dict) -> None:
+    def _bury(self, index: int, queue: deque[PathTask], deaths: dict[PathTask, int]) -> None:
         """Replace a dead worker and give its task to the next one that is free."""
         member = self.members[index]
         member.process.join()

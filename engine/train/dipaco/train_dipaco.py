@@ -260,9 +260,10 @@ def _remember_best(run: DiPaCoRun, losses: list[float | None]) -> None:
     for p, loss in enumerate(losses):
         if run.stopped[p]:
             continue
+        best = run.best_loss[p]
         if loss is None:
             run.best_outer[p] = run.outer
-        elif run.best_loss[p] is None or loss < run.best_loss[p]:
+        elif best is None or loss < best:
             run.best_loss[p], run.best_outer[p] = loss, run.outer
             state = {n: t.detach() for n, t in run.model.path_model(p).named_parameters()}
             save_tensors(run.folder / BEST.format(p), state)

@@ -165,7 +165,8 @@ def jobs(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
         return
     finally:
         table.close()
-    num_files, findings = 0, []
+    num_files = 0
+    findings: list[Finding] = []
     with bar("reading files of jobs", len(rows), "jobs") as shown:
         for number, row in enumerate(rows):
             shown.update(number, row.job)

@@ -104,7 +104,7 @@ class Law(AnswerModel):
         "0.1: refused",
     )
     lognormal: Lognormal | None = None
-    curve: list[LawPoint] = Field((), description="From `x_min` to the most frequent path, at most 40 points")
+    curve: list[LawPoint] = Field([], description="From `x_min` to the most frequent path, at most 40 points")
     reason: str | None = Field(None, description="Why there is no law")
 
 

@@ -72,8 +72,8 @@ def match_samples(a: RunFile, b: RunFile) -> Matched:
     sources are missing or have nothing in common, equal texts or pictures belong together. Where there is neither
     source nor content, samples belong together by their place, if both runs are of one data set and all lengths agree.
     """
-    if same := _the_same(a, b):
-        return same
+    if matched := _the_same(a, b):
+        return matched
     columns = f"{_NUMBERS}, image IS NOT NULL AS has_image, source, {_CONTENT} AS content"
     left, right = (_samples(run, columns) for run in (a, b))
     for by in ("source", "content"):

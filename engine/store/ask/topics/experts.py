@@ -151,8 +151,8 @@ def _by_word(run: RunFile, of: str, step: int, label_id: int | None, limit: int,
     preference = measure.vocabulary_specialisation(drawn.ids_nSK[:, 0], words, run.layout.num_modules)
     share, listed = preference.share, {}
     for module in np.flatnonzero(preference.counts.any(axis=0)).tolist():
-        order = np.lexsort((preference.token_ids, -preference.seen, -share[:, module]))
-        listed[module] = [int(x) for x in order[:each] if preference.counts[x, module]]
+        by_share = np.lexsort((preference.token_ids, -preference.seen, -share[:, module]))
+        listed[module] = [int(x) for x in by_share[:each] if preference.counts[x, module]]
     strength = {module: float(share[rows, module].mean()) for module, rows in listed.items()}
     order = sorted(listed, key=lambda module: (-strength[module], module))
     texts = vocabulary(run, [int(preference.token_ids[x]) for module in order[:limit] for x in listed[module]])
@@ -253,7 +253,8 @@ def _chain(pairs: Sequence[tuple[int, int]], share: np.ndarray, limit: int) -> l
         if len(modules.keys() | set(pair)) > limit:
             break
         modules.update(dict.fromkeys(pair))
-    left, chain = list(modules), []
+    left = list(modules)
+    chain: list[int] = []
     both = np.minimum(share, share.T)
     while left:
         nearest = left[0] if not chain else max(left, key=lambda module: (both[chain[-1], module], -module))

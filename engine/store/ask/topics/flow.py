@@ -211,9 +211,9 @@ def _sum_paths(run: RunFile, parts: Iterator[tuple[np.ndarray, np.ndarray]], fir
             used[step] += np.bincount(columns[step], times, minlength=size)
             if first <= step < stop - 1:
                 links[step] += np.bincount(columns[step] * size + columns[step + 1], times, minlength=size * size)
-    step, link = np.nonzero(links)
-    count = links[step, link]
-    flows = {"step": step, "source": link // size, "target": link % size, "count": count, "weight": count}
+    steps, link = np.nonzero(links)
+    count = links[steps, link]
+    flows = {"step": steps, "source": link // size, "target": link % size, "count": count, "weight": count}
     usage = [(int(s), int(m), int(used[s, m]), math.nan) for s, m in np.argwhere(used)]
     return num_tokens, flows, usage
 
@@ -232,7 +232,7 @@ def sampled_flow(
 def with_error_bars(answer: dict[str, Any], counted: dict[str, Any], num_tokens: int) -> dict[str, Any]:
     """The answer about sampled tokens as one about all: counts as the run would have them, shares with both ends."""
     scale = num_tokens / counted["of_tokens"]
-    scaled = {**answer, "counted": counted, "num_tokens": round(answer["num_tokens"] * scale)}
+    scaled: dict[str, Any] = {**answer, "counted": counted, "num_tokens": round(answer["num_tokens"] * scale)}
     for name in ("nodes", "links", "other"):
         for row in scaled[name]:
             row["count"] *= scale
