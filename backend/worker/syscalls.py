@@ -202,12 +202,17 @@ def _open_socket() -> None:
     socket.socket(socket.AF_INET, socket.SOCK_STREAM).close()
 
 
+def _open_socket_pair() -> None:
+    for end in socket.socketpair():
+        end.close()
+
+
 def tried_out() -> dict[str, bool]:
     """What this process can do now, tried; a file of its own and a thread are what it is to keep."""
     parent = os.getppid()
     tries: dict[str, Callable[[], object]] = {
         "connection": _open_socket,
-        "local connection": lambda: [end.close() for end in socket.socketpair()],
+        "local connection": _open_socket_pair,
         "program": lambda: os.execv("/nonexistent/program", ["program"]),
         "process": _fork,
         "signal": lambda: os.kill(parent, 0),

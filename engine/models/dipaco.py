@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -227,7 +228,7 @@ class DiPaCo(RoutedModel):
         ranked = scores_BCP if edits is None else edited_scores(scores_BCP, edits, self.path_modules)
         paths = nearest(ranked.flatten(0, 1)).view(scores_BCP.shape[:2])
         if edits is not None:
-            paths = swapped_paths(paths, edits, self.path_modules, chunks, ids.shape, valid)
+            paths = swapped_paths(paths, edits, self.path_modules, chunks, (ids.shape[0], ids.shape[1]), valid)
         return paths, scores_BCP, chunks
 
     def hidden(self, ids: Int[Tensor, "R T"], paths: Int[Tensor, " R"]) -> Float[Tensor, "R T D"]:
@@ -238,11 +239,9 @@ class DiPaCo(RoutedModel):
             module_R, index = self.path_modules[paths, level], 0
             for block in span:
                 if block in self.config.path_blocks:
-                    own = self.config.path_blocks.index(block)
-                    h = grouped(h, paths, lambda x, i, own=own: self.own[i][own](x, causal=True))
+                    h = grouped(h, paths, partial(_run_block, self.own, self.config.path_blocks.index(block)))
                 else:
-                    modules = self.levels[level]
-                    h = grouped(h, module_R, lambda x, i, m=modules, n=index: m[i][n](x, causal=True))
+                    h = grouped(h, module_R, partial(_run_block, self.levels[level], index))
                     index += 1
         return grouped(h, end_R, lambda x, i: self.ends[i].norm(x))
 
@@ -417,6 +416,11 @@ def chunk_of_position(tokens: int, prefix: int, every: int | None) -> Int[Tensor
     if every is None:
         return torch.zeros(tokens, dtype=torch.long)
     return (torch.arange(1, tokens + 1) - prefix).clamp(min=0) // every
+
+
+def _run_block(stacks: ModuleListOf[ModuleListOf[Block]], block: int, x: Tensor, stack: int) -> Tensor:
+    h: Tensor = stacks[stack][block](x, causal=True)
+    return h
 
 
 def grouped(x: Tensor, key: Int[Tensor, " R"], apply: Callable[[Tensor, int], Tensor]) -> Tensor:

@@ -235,7 +235,7 @@ def _train_dipaco(recipe: DiPaCoRecipe, order: Order) -> dict[str, Any]:
         tokenizer = TextTokenizer.load(order.tokenizer or SHARED_TOKENIZER)
         documents, val = (load_documents(order.data / file, tokenizer, recipe.model, on_short="drop") for file in FILES)
     resources = Resources(order.workers, device=order.device)
-    shared = dict(resources=resources, on_progress=order.on_progress)
+    shared: dict[str, Any] = dict(resources=resources, on_progress=order.on_progress)
     # What all recipes start from; a folder of its own, so that they can share it.
     base = train(RECIPES["base"], documents, order.work.parent / "dipaco-base", **shared)
     done = train(recipe, documents, order.work, base=base.model.path_model(0), **shared)

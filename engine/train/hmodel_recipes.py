@@ -17,6 +17,7 @@ import torch
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.tokenizer import TextTokenizer
+from tokenpaths.engine.families.hmodel_config import HiddenLayerConfig
 from tokenpaths.engine.models.checkpoint import TOKENIZER, build_model, read_checkpoint
 from tokenpaths.engine.models.hmodel.hmodel import HModel, HModelConfig
 from tokenpaths.engine.models.hmodel.plain_transformer import plain_transformer
@@ -36,7 +37,7 @@ SOURCES = (
 
 _DEEP = HModelConfig(
     modality="text",
-    hidden=("transformer",) * 4,
+    hidden=(HiddenLayerConfig(kind="transformer"),) * 4,
     iterations=4,
     width=128,
     heads=4,

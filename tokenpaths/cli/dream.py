@@ -82,7 +82,7 @@ def find_dream(options: DreamOptions) -> None:
     from tokenpaths.backend.settings import load_settings
     from tokenpaths.engine.dream.dream_request import DreamRequest
     from tokenpaths.engine.jobs.dream import DreamJob
-    from tokenpaths.engine.jobs.registry import read_request
+    from tokenpaths.engine.jobs.registry import find_kind, read_request
 
     settings = load_settings(data_dir=options.data_dir)
     context = _context(settings, options.device)
@@ -91,7 +91,7 @@ def find_dream(options: DreamOptions) -> None:
     if options.image is not None:
         values["inbox"], copy = _into_inbox(options.image, context)
     try:
-        request = read_request(DreamJob, values)
+        request = read_request(find_kind("dream"), values)
         assert isinstance(request, DreamRequest), "the request of a DreamJob"
         DreamJob.check(request, context)
     except UserError as error:

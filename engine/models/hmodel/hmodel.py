@@ -135,7 +135,8 @@ class HModel(RoutedModel):
         head = lambda: ConnectionHead(config.width, config.connection_width, config.num_targets)  # noqa: E731
         self.connections = ModuleListOf[ConnectionHead](head() for _ in range(len(config.hidden) + len(config.inputs)))
         self.iteration_embedding = nn.Embedding(config.iterations, config.width)
-        sizes = {"predict": config.vocab_size, "classify": config.num_classes}
+        # The configuration asks for the size of every output that there is.
+        sizes: dict[str, Any] = {"predict": config.vocab_size, "classify": config.num_classes}
         self.output_layers = ModuleDictOf[Output](
             {name: Output(config.width, sizes[name], average=name == "classify") for name in config.outputs}
         )

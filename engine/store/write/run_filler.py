@@ -9,6 +9,7 @@ import contextlib
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -78,7 +79,7 @@ class RunFiller:
         self._pending_tokens = 0
 
     def _open(self, block_bytes: int) -> duckdb.DuckDBPyConnection:
-        config = {
+        config: dict[str, str | bool | int | float | list[str]] = {
             "python_enable_replacements": "false",
             # What sealing sorts beyond this goes to the disk, into a folder that ``remove_partial`` deletes.
             "memory_limit": f"{DUCKDB_MEGABYTES}MB",
@@ -99,7 +100,7 @@ class RunFiller:
         first_row = self.book.num_tokens
         path_ids, new_rows = self.book.add(batch.ids)
         self._measure(new_rows)
-        common = {
+        common: dict[str, Any] = {
             "first_sample": self.num_samples,
             "label_ids": np.array(
                 [-1 if s.label is None else self.labels.setdefault(s.label, len(self.labels)) for s in batch.samples]

@@ -14,7 +14,7 @@ Shapes: n tokens, S steps, K slots, M modules, L labels.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import duckdb
 import numpy as np
@@ -220,7 +220,8 @@ class PackedFlows:
         # Equal weights (a log without any, above all): each of the K² pairs has the weight that it counts.
         even = bool((levels == levels[:, :, :1]).all())
         rows = np.arange(len(ids))[:, None] * num_modules
-        chosen_before = shares_before = None
+        chosen_before: Any = None
+        shares_before: Any = None
         for step in range(self.layout.num_steps):
             places = (rows + ids[:, step]).reshape(-1)
             chosen = _matrix(places, 1.0, len(ids), num_modules)

@@ -111,6 +111,7 @@ def load_documents(
     texts = table["text"].to_pylist()
     documents = [ids for i in range(0, len(texts), 256) for ids in tokenizer.encode_batch(texts[i : i + 256])]
     names = [str(name) for name in table[label].to_pylist()]
+    assert tokenizer.end_id is not None, "our tokenizers have an end token"
     return make_sequences(documents, names, config, tokenizer.end_id, on_short)
 
 

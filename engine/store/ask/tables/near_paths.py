@@ -45,7 +45,7 @@ class Part:
     def distance(self, own_SK: np.ndarray) -> np.ndarray:
         """(P,) distances, unsigned and as narrow as they fit."""
         num_steps, top_k = own_SK.shape
-        shared = np.zeros(len(self.rank_P), dtype=np.uint8 if num_steps * top_k <= 255 else np.uint16)
+        shared: np.ndarray = np.zeros(len(self.rank_P), dtype=np.uint8 if num_steps * top_k <= 255 else np.uint16)
         for step in range(num_steps):
             for own in own_SK[step].tolist():
                 for slot in range(top_k):

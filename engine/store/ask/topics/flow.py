@@ -242,8 +242,10 @@ def with_error_bars(answer: dict[str, Any], counted: dict[str, Any], num_tokens:
         return scaled
     for name in ("nodes", "links"):
         rows = scaled[name]
+        if not rows:
+            continue
         shares = np.array([row["share"] for row in rows])
-        low, high = wilson(shares, np.full(len(rows), float(counted["num_tokens"]))) if rows else ([], [])
+        low, high = wilson(shares, np.full(len(rows), float(counted["num_tokens"])))
         for row, lower, upper in zip(rows, low, high, strict=True):
             row |= {"low": float(lower), "high": float(upper)}
     return scaled

@@ -5,6 +5,9 @@ Kinds that need pixels are measured on ``MOST_PICTURES`` pictures drawn by hash;
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from tokenpaths.engine.analysis.patches import at_border, at_centre, busiest, flattest, patch_contrast
@@ -16,8 +19,8 @@ from tokenpaths.engine.store.ask.tables.token_table import TokenTable
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.hash_sample import mix
 
-BY_PIXELS = {"edge": busiest, "flat": flattest}
-BY_PLACE = {"border": at_border, "centre": at_centre}
+BY_PIXELS: dict[str, Callable[..., np.ndarray]] = {"edge": busiest, "flat": flattest}
+BY_PLACE: dict[str, Callable[..., Any]] = {"border": at_border, "centre": at_centre}
 PATCH_KINDS = (*BY_PIXELS, *BY_PLACE)
 MOST_PICTURES = 400
 AT_ONCE = 32
