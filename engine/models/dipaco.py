@@ -179,7 +179,7 @@ class DiPaCo(RoutedModel):
     def findings(self, token_texts: dict[int, str]) -> dict[str, Any]:
         """How paths are made of modules, for the view of shared modules."""
         config = self.config
-        users = [
+        users: list[dict[str, Any]] = [
             {"level": level, "module": module, "paths": np.flatnonzero(config.path_modules[:, level] == module)}
             for level, count in enumerate(config.levels)
             for module in range(count)

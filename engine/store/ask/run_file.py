@@ -114,7 +114,7 @@ class RunFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def rows(self, query: Query) -> list[tuple]:
+    def rows(self, query: Query) -> list[tuple[Any, ...]]:
         """All rows of one question."""
         return self._connection.rows(query.sql, query.parameters)
 

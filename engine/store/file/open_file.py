@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -214,7 +215,7 @@ class Connection:
             timer.cancel()
             cursor.close()
 
-    def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple]:
+    def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """All rows of one question."""
         with self.cursor() as cursor:
             return cursor.execute(sql, list(parameters)).fetchall()

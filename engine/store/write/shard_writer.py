@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -227,7 +228,7 @@ class ShardWriter(SealedOnce):
         self.num_samples += len(batch.samples)
         self.num_tokens += batch.num_tokens
 
-    def _put(self, table: str, columns: dict, num_rows: int) -> None:
+    def _put(self, table: str, columns: dict[str, Any], num_rows: int) -> None:
         schema = self._tables[table].schema
         given = {
             name: values if isinstance(values, pa.Array) else pa.array(values, _BATCH_TYPES.get(name))

@@ -11,7 +11,7 @@ import contextlib
 import queue
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +216,7 @@ class RunWriter(SealedOnce):
 
 
 @contextlib.contextmanager
-def _disk_trouble():
+def _disk_trouble() -> Iterator[None]:
     try:
         yield
     except (duckdb.Error, OSError) as error:

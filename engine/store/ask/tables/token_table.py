@@ -199,7 +199,7 @@ class TokenTable:
         text_of = dict(self._rows("SELECT sample, text FROM sample WHERE text IS NOT NULL"))
         return [text_of.get(int(number), "") for number in self.samples_N]
 
-    def _rows(self, sql: str) -> list[tuple]:
+    def _rows(self, sql: str) -> list[tuple[Any, ...]]:
         run = self.run()
         assert run is not None, "asked after its run was let go of"
         return run.rows(Query(sql))

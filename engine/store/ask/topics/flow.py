@@ -45,7 +45,7 @@ OTHER = -1
 """module id of what was merged"""
 PATHS_AT_ONCE = 262_144
 SAMPLE_TABLE = "token_sample"
-Counted = tuple[int, dict[str, np.ndarray], list[tuple]]
+Counted = tuple[int, dict[str, np.ndarray], list[tuple[Any, ...]]]
 """num_tokens; columns step, source, target, count, weight of the links; rows step, module, count, weight (NaN where it
 was not read)"""
 
@@ -308,7 +308,7 @@ def merge_links(
     }
 
 
-def cut_links(links: Mapping[str, np.ndarray], least: float, limit: int) -> list[tuple]:
+def cut_links(links: Mapping[str, np.ndarray], least: float, limit: int) -> list[tuple[Any, ...]]:
     """The rows of ``queries.largest_links``, from columns."""
     step, source, target = (links[name].astype(np.int64) for name in ("step", "source", "target"))
     count, weight = links["count"].astype(np.float64), links["weight"].astype(np.float64)
@@ -317,7 +317,7 @@ def cut_links(links: Mapping[str, np.ndarray], least: float, limit: int) -> list
     keys = (target, source, step, -count, nameless)
     order = large[np.lexsort([key[large] for key in keys])[:limit]]
     columns = (step[order], source[order], target[order], count[order], weight[order])
-    rows: list[tuple] = [(*row, None) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    rows: list[tuple[Any, ...]] = [(*row, None) for row in zip(*(column.tolist() for column in columns), strict=True)]
     for number in np.unique(step).tolist():
         here = step == number
         rows.append((number, None, None, float(count[here].sum()), float(weight[here].sum()), int(here.sum())))
@@ -326,7 +326,7 @@ def cut_links(links: Mapping[str, np.ndarray], least: float, limit: int) -> list
 
 def _answer(
     run: RunFile,
-    links: Sequence[tuple],
+    links: Sequence[tuple[Any, ...]],
     usage: Sequence[tuple[int, int, int, float]],
     steps: tuple[int, int],
     num_tokens: int,

@@ -186,7 +186,7 @@ def _of_words(words: Words | None, values_W: list[int], nothing: np.ndarray) -> 
     return nothing if words is None else np.array(values_W, dtype=np.int64)[words.codes_n]
 
 
-def _places(table: TokenTable, rows: list[tuple]) -> np.ndarray:
+def _places(table: TokenTable, rows: list[tuple[Any, ...]]) -> np.ndarray:
     """Which of CELLS × CELLS equal cells of its picture each patch lies in, row by row; −1 without a grid."""
     grid_N2 = np.array([[row[2] or 0, row[3] or 0] for row in rows], dtype=np.int64)[table.sample_n]
     row_n, col_n = (table.columns[name].astype(np.int64) for name in ("grid_row", "col"))

@@ -57,7 +57,8 @@ def patches_of_kind(run: RunFile, table: TokenTable, kind: str) -> np.ndarray:
     mask_n = np.zeros(table.num_tokens, dtype=bool)
     nowhere = np.full(table.num_tokens, -1)
     row_n, col_n = (table.columns.get(name, nowhere) for name in ("grid_row", "col"))
-    if not ((grids_N2 > 0).all(axis=1)[table.sample_n] & (row_n >= 0) & (col_n >= 0)).any():
+    known_N: np.ndarray = np.all(grids_N2 > 0, axis=1)
+    if not (known_N[table.sample_n] & (row_n >= 0) & (col_n >= 0)).any():
         raise UserError(
             f"run {run.run_id!r} does not say where in its pictures the patches lie, so {kind} patches are not known",
             field="kind",

@@ -98,7 +98,7 @@ def paths(
 
 def _page_of_label(
     run: RunFile, order: str, label: str | None, label_id: int | None, filters: Filters, limit: int, offset: int
-) -> tuple[int, int, list[tuple]] | None:
+) -> tuple[int, int, list[tuple[Any, ...]]] | None:
     """num_paths, num_tokens and rows of a label's page, where it was worked out at sealing."""
     if label_id is None or filters.need_tokens or order != "rank":
         return None
@@ -124,7 +124,7 @@ def _top_paths(order: str, label_id: int | None, limit: int, offset: int) -> Que
     )
 
 
-def path_rows(rows: Sequence[tuple], num_tokens: int, layout: Layout) -> list[dict[str, Any]]:
+def path_rows(rows: Sequence[tuple[Any, ...]], num_tokens: int, layout: Layout) -> list[dict[str, Any]]:
     """Rows of ``queries.all_paths`` with the ribbon nested and the share of ``num_tokens``."""
     return [
         {

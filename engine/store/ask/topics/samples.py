@@ -177,7 +177,7 @@ def _tokens(run: RunFile, sample: int, num_tokens: int) -> tuple[list[dict[str, 
     return tokens, ids, levels
 
 
-def _arrays(run: RunFile, rows: list[tuple], first: int) -> list[Any]:
+def _arrays(run: RunFile, rows: list[tuple[Any, ...]], first: int) -> list[Any]:
     """The columns from ``first`` on, as ``ribbons_of`` takes them."""
     columns = list(zip(*rows, strict=True))[first:]
     return [list(column) if run.layout.packed else np.array(column) for column in columns]
@@ -235,7 +235,7 @@ def shown_at(run: RunFile, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]
     return _patches(run, pairs) if run.row["modality"] == "vision" else _contexts(run, pairs)
 
 
-def _places(run: RunFile, pairs: list[tuple[int, int]], columns: tuple[str, ...]) -> list[tuple]:
+def _places(run: RunFile, pairs: list[tuple[int, int]], columns: tuple[str, ...]) -> list[tuple[Any, ...]]:
     """``sample, token`` and ``columns`` of these tokens, in reading order."""
     rows = []
     for start in range(0, len(pairs), TOKENS_AT_ONCE):

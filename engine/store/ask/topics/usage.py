@@ -73,7 +73,7 @@ def usage(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
     return {"run": run.run_id, "steps": steps, "usage": cells}
 
 
-def counts_of_step(rows: Sequence[tuple], bank: ModuleBank, num_steps: int) -> list[np.ndarray]:
+def counts_of_step(rows: Sequence[tuple[Any, ...]], bank: ModuleBank, num_steps: int) -> list[np.ndarray]:
     """Per step, c_i of every module it offers, zeros included; rows start with step, module, count."""
     count_of = {(row[0], row[1]): row[2] for row in rows}
     return [np.array([count_of.get((s, m), 0) for m in bank.offered(s)], dtype=np.int64) for s in range(num_steps)]
