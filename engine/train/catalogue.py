@@ -144,7 +144,9 @@ def _train_single(recipe: Recipe, order: Order) -> dict[str, Any]:
         corpus, val = load_corpora(recipe, order.data, tokenizer, order.work)
     if not directional:
         recipe = fitted(recipe, corpus)
-    reporting = dict(check_every=100 if directional else 200, device=order.device, on_progress=order.on_progress)
+    reporting: dict[str, Any] = dict(
+        check_every=100 if directional else 200, device=order.device, on_progress=order.on_progress
+    )
     done = train(recipe, corpus, val, order.work, **reporting)
     with order.stage(f"measuring on {recipe.val_file}"):
         return finish(done, corpus, val, order.out, order.command, twin)
@@ -197,7 +199,7 @@ def _train_hmodel(recipe: Recipe, order: Order) -> dict[str, Any]:
         order.work.mkdir(parents=True, exist_ok=True)
         tokenizer = tokenizer_for(languages, order.work, recipe.model.vocab_size)
         corpus, held_out = languages.train.corpus(tokenizer), languages.held_out.corpus(tokenizer)
-    reporting = dict(check_every=100, device=order.device, on_progress=order.on_progress)
+    reporting: dict[str, Any] = dict(check_every=100, device=order.device, on_progress=order.on_progress)
     done = train(recipe, corpus, held_out, order.work, **reporting)
     with order.stage(f"measuring on {recipe.val_file}"):
         ship(done, languages, tokenizer, order.out, order.command)
