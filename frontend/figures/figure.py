@@ -66,7 +66,6 @@ class Wishes:
     other: Source | None = None
     """a second run over the same samples"""
     dreams: Dreams = Dreams()
-    dream_samples: int = 3
     refusals: tuple[type[Exception], ...] = ()
     """errors that say why something cannot be drawn; set by ``draw_figures``"""
 

@@ -160,7 +160,6 @@ class GateEdits:
         self.gates, self.plan, self.top_k, self.frame, self.unedited = gates, plan, top_k, frame, unedited
         self._stack = ExitStack()
         self._steps: dict[int, Iterator[int]] = {}
-        self._redecided: dict[int, Iterator[int]] = {}
 
     def __enter__(self) -> GateEdits:
         owners: dict[int, tuple[nn.Module, list[int]]] = {}

@@ -28,7 +28,6 @@ ALL_LABELS = -1
 """label_id of the rows of a summary that count every token, labelled or not"""
 SAMPLE_TABLE_ROWS = 1_000_000
 """size of the hash sample of ``token``; smaller runs have a view of that name instead"""
-TWIN_KINDS = ("untrained", "independent")
 
 
 @dataclass(frozen=True)

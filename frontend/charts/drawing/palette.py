@@ -199,13 +199,6 @@ def contrast(first: str, second: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def cdf_ink_threshold(theme: str | Theme) -> float:
-    """CDF at which ``ink_on`` changes along the scale, for charts that write on the colour."""
-    steps = [step / 200 for step in range(201)]
-    inks = [ink_on(cdf_colour(step, theme)) for step in steps]
-    return next((step for step, ink in zip(steps, inks, strict=True) if ink != inks[0]), 1.0)
-
-
 def _luminance(colour: str) -> float:
     parts = [value / 255 for value in _rgb(colour)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]

@@ -10,7 +10,7 @@ from typing import Any
 from tokenpaths.frontend.charts.drawing.redraw import call_of
 from tokenpaths.frontend.charts.drawing.svg_sheet import clean, size_of, with_caption
 
-ONE_COLUMN_MM, TWO_COLUMNS_MM, GUTTER_MM = 89.0, 183.0, 5.0
+TWO_COLUMNS_MM, GUTTER_MM = 183.0, 5.0
 DOTS_PER_INCH = 300
 _POINTS_PER_MM = 72 / 25.4
 

@@ -223,7 +223,7 @@ def where_now(before: Sample, after: Sample, chosen: Callable[[Any], bool], wher
     """Where the tokens that were there before are after: {where, count, share}, the most frequent first."""
     there = _members(before, chosen)
     counts = Counter(where(one) for one in after["tokens"] if one["token"] in there)
-    rows = [{"where": w, "count": n, "share": n / len(there)} for w, n in counts.most_common(MOST_ROWS)]
+    rows: list[Row] = [{"where": w, "count": n, "share": n / len(there)} for w, n in counts.most_common(MOST_ROWS)]
     rest = len(there) - sum(row["count"] for row in rows)
     return [*rows, {"where": "elsewhere", "count": rest, "share": rest / len(there)}] if rest else rows
 

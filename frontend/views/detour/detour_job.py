@@ -91,7 +91,7 @@ def _start(
             key="detour_start",
             type="primary",
             icon=":material/play_arrow:",
-            on_click=panel.submit,
+            on_click=panel.queue,
             args=("reroute", request),
             help="The texts go through the model without and with the edits. Progress stands below.",
         )
