@@ -1,1 +1,1 @@
-"""What every request passes: security, limits, strict JSON, paging, uploads."""
+"""HTTP plumbing shared by all routes: security, limits, strict JSON, paging, uploads."""

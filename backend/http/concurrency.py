@@ -1,4 +1,4 @@
-"""Limits on concurrent work: waiters that take too long, and requests beyond a maximum, get 503 with Retry-After."""
+"""Limits on concurrent work: requests that wait too long or exceed a maximum get 503 with Retry-After."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ConcurrencyLimit:
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[None]:
-        """Hold one place; raises Problem 503 when none came free in time."""
+        """Hold one slot for the block; raises Problem 503 when none becomes free within ``wait_s``."""
         await self._acquire()
         if self.working is not None:
             self.working.inc()
@@ -65,23 +65,23 @@ class ConcurrencyLimit:
                         raise busy(
                             f"The server is busy with {self.what} ({self.count} at a time); try again in a moment."
                         ) from None
-                    ends = loop.time() + late  # the loop was held up: nobody could release a place meanwhile
+                    ends = loop.time() + late  # the event loop was blocked, so no slot could be released meanwhile
         finally:
             if self.waiting is not None:
                 self.waiting.dec()
 
 
 class CachedAnswer(Protocol):
-    """``tokenpaths.backend.runs.answers.Answers.cached``: the response to a repeated request, or None."""
+    """Interface of ``tokenpaths.backend.runs.answers.Answers.cached``: the response to a repeated request, or None."""
 
     def __call__(self, scope: Scope, *, wait: bool) -> Awaitable[Response | None]: ...
 
 
 class RequestLimit:
-    """ASGI middleware that answers from the response cache, and refuses requests beyond ``limit`` with 503.
+    """ASGI middleware that serves repeated requests from the response cache and refuses more than ``limit`` with 503.
 
-    ``/healthz`` is always answered. Job event streams are not counted: they stay open for hours and have a limit of
-    their own.
+    ``/healthz`` is always served. Job event streams are not counted: they stay open for hours and have a limit of their
+    own.
     """
 
     def __init__(self, app: ASGIApp, limit: int, inside: Gauge, refused: Counter, cached: CachedAnswer) -> None:

@@ -14,15 +14,14 @@ from fastapi import Request
 from tokenpaths.backend.problems import Problem, nearest
 
 MAX_INTEGER = 2**53
-"""largest number that JSON readers keep exact; nothing in a run is larger"""
+"""largest integer that a JSON reader can represent exactly (2^53); no number in a run is larger"""
 _BOUND_KEYS_EXCLUDED = ("next", "limit")
 
 
 async def refuse_unknown_keys(request: Request) -> None:
-    """Dependency of every route: 422 for a query key that the route does not have, or has once and got twice, and for
-    a query that is no UTF-8.
+    """Dependency of every route: 422 for an unknown query key, a repeated scalar key, or a query that is not UTF-8.
 
-    Async, since FastAPI sends anything else to a thread, which costs more than the rest of the route.
+    Async because FastAPI runs synchronous dependencies in a thread, which would cost more than the rest of the route.
     """
     route = request.scope.get("route")
     dependant = getattr(route, "dependant", None)
@@ -42,9 +41,10 @@ async def refuse_unknown_keys(request: Request) -> None:
 
 
 def _refuse_broken_text(query: bytes) -> None:
-    """422 where percent-decoding leaves no UTF-8: the framework would ask for U+FFFD in its place.
+    """Raise 422 if percent-decoding does not yield UTF-8; the framework would silently substitute U+FFFD.
 
-    Bytes that should have been percent-encoded are refused too: the framework would take each for a letter.
+    Bytes that should have been percent-encoded are refused too: the framework would decode each as one Latin-1
+    character.
     """
     if query.isascii() and (b"%" not in query or _is_utf8(unquote_to_bytes(query))):
         return
@@ -70,7 +70,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _query_names(dependant: Any) -> set[str]:
-    """Names of the query parameters of a route and of all that it depends on."""
+    """Names of the query parameters of a route and of all its dependencies."""
     names = {field.alias for field in dependant.query_params}
     for child in dependant.dependencies:
         names |= _query_names(child)
@@ -78,19 +78,19 @@ def _query_names(dependant: Any) -> set[str]:
 
 
 def canonical_query(request: Request, *, without: tuple[str, ...] = ()) -> str:
-    """The query, sorted, as one string: equal questions have equal strings."""
+    """The query, sorted, as one string; equal for equivalent queries."""
     pairs = sorted((key, value) for key, value in request.query_params.multi_items() if key not in without)
     return json.dumps(pairs, ensure_ascii=True)
 
 
 def binding_of(request: Request, identity: str) -> str:
-    """What a cursor belongs to: the file, the route and every key but ``next`` and ``limit``."""
+    """The context that a cursor is valid for: the file, the route and every query key but ``next`` and ``limit``."""
     text = "\n".join((identity, request.url.path, canonical_query(request, without=_BOUND_KEYS_EXCLUDED)))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def encode_cursor(position: int | str, binding: str) -> str:
-    """An opaque word for ``next``: where the next page starts, and what it belongs to.
+    """Encode the start of the next page and the context it is valid for as an opaque ``next`` cursor.
 
     >>> decode_cursor(encode_cursor(40, "b"), "b")
     40
@@ -99,7 +99,7 @@ def encode_cursor(position: int | str, binding: str) -> str:
 
 
 def decode_cursor(cursor: str, binding: str) -> int | str:
-    """The position in ``cursor``; Problem 422 where it is damaged or belongs to another question."""
+    """The position in ``cursor``; Problem 422 if it is damaged or belongs to another query."""
     try:
         padded = cursor + "=" * (-len(cursor) % 4)
         position, bound = json.loads(base64.b64decode(padded.encode("ascii"), altchars=b"-_", validate=True))
@@ -125,6 +125,6 @@ def decode_cursor(cursor: str, binding: str) -> int | str:
 
 
 def with_cursor(page: dict[str, Any], binding: str) -> dict[str, Any]:
-    """``page`` of the store with its ``next`` (an offset, or None) as an opaque cursor."""
+    """A page of the store with its ``next`` offset (or None) encoded as an opaque cursor."""
     offset = page.get("next")
     return page | {"next": None if offset is None else encode_cursor(int(offset), binding)}

@@ -1,6 +1,6 @@
-"""Replaces folders of this machine by placeholders in everything the API says.
+"""Replaces folders of this machine by placeholders in all text of the API.
 
-Messages of the engine name files, which helps on the command line but is none of a client's business.
+Messages of the engine name files, which is useful on the command line but must not reach API clients.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def redact_folders_of(settings: Settings) -> None:
         if folder is None:
             continue
         for written in (os.path.abspath(folder), os.path.realpath(folder)):
-            if len(Path(written).parts) > 1:  # a home of `/` hides nothing
+            if len(Path(written).parts) > 1:  # a home folder of `/` has nothing to redact
                 _names.setdefault(written, name)
     longest_first = sorted(_names, key=len, reverse=True)
-    # A folder ends at its separator or where its name could not go on: `/data` is no part of `/database`.
+    # Match whole path components only: `/data` is not a prefix of `/database`.
     _pattern[:] = [re.compile(r"(?<![\w.~/\\-])(" + "|".join(map(re.escape, longest_first)) + r")(?![\w.-]*[\w-])")]
 
 

@@ -1,6 +1,7 @@
-"""Maps request addresses to the ETags of their answers, so that repeated requests skip routing and validation.
+"""Maps request addresses to the ETags of their responses, so that repeated requests skip routing and validation.
 
-Routing, parameter checks and dependencies cost about a millisecond, most of a request whose answer is in memory.
+Routing, parameter checks and dependencies take about a millisecond, most of the time of a request whose response is in
+memory.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from starlette.types import Scope
 from tokenpaths.backend.problems import Problem
 
 MOST = 4096
-"""addresses kept"""
+"""maximum number of addresses"""
 LONGEST = 1000
-"""bytes of the longest address kept"""
+"""longest address that is cached, in bytes"""
 Address = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True)
 class Target:
-    """What an address resolved to: the run and its file, the ETag of the answer, the route for the metrics."""
+    """The target of an address: the run and its file, the ETag of the response, and the route for the metrics."""
 
     run_id: str
     identity: str
@@ -40,7 +41,9 @@ def address_of(scope: Scope) -> Address | None:
 
 
 class ResponseCache:
-    """LRU map from addresses to targets; ``identity`` names the current file of a run (Problem where there is none)."""
+    """LRU map from addresses to targets; ``identity`` returns the identity of a run's current file (Problem if there is
+    none).
+    """
 
     def __init__(self, identity: Callable[[str], str]) -> None:
         self.identity = identity

@@ -1,6 +1,6 @@
 """ASGI middleware in front of the app: Host allowlist (400), token (401), cross-site requests (403), security headers.
 
-It stands before routing, so that no route can forget it, and turns exceptions that reach it into problems.
+It runs before routing, so that it covers every route, and turns uncaught exceptions into problems.
 """
 
 from __future__ import annotations
@@ -93,17 +93,17 @@ class Guard:
             if problem is None:
                 await self.app(scope, receive, send_with_headers)
                 return
-        except Exception as error:  # the last net
+        except Exception as error:  # last resort for uncaught exceptions
             if isinstance(error, ClientDisconnect):
                 return
-            if started:  # too late for a problem: break the connection, so that nobody takes half for whole
+            if started:  # headers are sent: break the connection, so a partial body is not taken for a whole
                 raise
             problem = problem_of(error)
         scope[PROBLEM_KIND] = problem.kind
         await problem.response(scope["path"])(scope, receive, send_with_headers)
 
     def check(self, scope: Scope) -> Problem | None:
-        """What is wrong with a request before it is routed, if anything."""
+        """The problem with a request before it is routed, or None."""
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or host_name(hosts[0]) not in self.names:
@@ -125,16 +125,18 @@ class Guard:
         return self.check_origin(scope["method"], headers, hosts[0])
 
     def has_token(self, headers: Headers) -> bool:
-        """Whether exactly one right token was sent; compared in constant time."""
+        """Whether exactly one token was sent and it is the right one; compared in constant time."""
         given = headers.getlist("authorization")
         scheme, _, value = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         right = hmac.compare_digest(value.strip().encode("latin-1", "replace"), (self.token or "").encode())
         return right and scheme.lower() == "bearer"
 
     def check_origin(self, method: str, headers: Headers, host: str) -> Problem | None:
-        """Refuse what another web site makes a browser send. No such header: not a browser, welcome."""
+        """Refuse cross-site requests of browsers; requests without an ``Origin`` or ``Sec-Fetch-Site`` header are
+        allowed.
+        """
         site = headers.get("sec-fetch-site")
-        if method in SAFE_METHODS:  # links from elsewhere may lead here, embedded requests may not
+        if method in SAFE_METHODS:  # links from other sites may navigate here; embedded requests are refused
             if site == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
                 return _cross_site("Sec-Fetch-Site", site)
             return None
@@ -147,7 +149,7 @@ class Guard:
         return None
 
     def is_own(self, origin: str, host: str) -> bool:
-        """Whether ``origin`` is this server under the name it was asked for, or an allowed one."""
+        """Whether ``origin`` is this server under the requested host name, or an allowed origin."""
         origin = origin.strip().lower()
         return origin in self.origins or origin in (f"http://{host.lower()}", f"https://{host.lower()}")
 

@@ -12,17 +12,19 @@ MOST_DIGITS = 400
 
 
 def strict_json(data: bytes | str) -> Any:
-    """What ``data`` says.
+    """Parse ``data`` strictly.
 
     Raises:
-        ValueError: a phrase for people that completes "it cannot be read as JSON: …": no JSON, a key twice in one
-            object, NaN or infinity, half a character, or deeper than can be read.
+        ValueError: Not JSON, a duplicate key, NaN or infinity, a lone surrogate, or nested too deeply. The message
+            completes the sentence "it cannot be read as JSON: …".
     """
     try:
         values = json.loads(
             data, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_once
         )
-        json.dumps(values, ensure_ascii=False).encode()  # a lone surrogate could be kept, but never be shown again
+        json.dumps(
+            values, ensure_ascii=False
+        ).encode()  # a lone surrogate could be stored but never be encoded as UTF-8 again
     except UnicodeEncodeError:
         raise ValueError("it holds half a character (a lone surrogate)") from None
     except UnicodeDecodeError as error:
@@ -33,7 +35,7 @@ def strict_json(data: bytes | str) -> Any:
 
 
 def json_body(data: bytes) -> Any:
-    """The body of a request; Problem 422."""
+    """Parse a request body; Problem 422 if it is not strict JSON."""
     try:
         return strict_json(data)
     except ValueError as error:

@@ -1,6 +1,6 @@
 """Streaming multipart uploads with limits on bytes and time.
 
-``read_trace_form`` returns the fields of ``POST /traces``; nothing here decodes images or tokenizes text.
+``read_trace_form`` returns the fields of ``POST /traces``. Images are decoded and texts tokenized elsewhere.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from tokenpaths.engine.base.files import is_name
 
 FIELDS = ("model", "image", "text", "controls", "purpose")
 PURPOSES = ("try", "detour")
-"""what a run of one sample is for, kept as its split; a detour's stands beside another one"""
+"""purposes of a run of one sample, stored as its split; a ``detour`` run is only shown beside another one"""
 OVERHEAD_BYTES = 16_384
-"""boundaries, part headers and the model's name beside the payload"""
+"""allowance for boundaries, part headers and the model's name"""
 MAX_NAME_BYTES = 256
 MAX_CONTROLS_BYTES = 65_536
-"""room for the route of another sample of some hundred tokens"""
+"""enough for the route of another sample of some hundred tokens"""
 DRAIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class TraceForm:
-    """What ``POST /traces`` was given: a model, and either an image or a text."""
+    """Fields of ``POST /traces``: a model, and either an image or a text."""
 
     model: str
     image: bytes | None = None
@@ -43,13 +43,13 @@ class TraceForm:
     file_name: str | None = None
     """name of the uploaded file, shown as the source of the sample; never a path"""
     controls: dict[str, Any] = field(default_factory=dict)
-    """what to change of the model for this trace, by name"""
+    """controls of the model for this trace, by name"""
     purpose: str = PURPOSES[0]
 
 
 @dataclass
 class _Parts:
-    """Collects the parts of a form as the parser meets them."""
+    """Collects the parts of a form from the callbacks of the multipart parser."""
 
     max_text_bytes: int
     values: dict[str, bytearray] = field(default_factory=dict)
@@ -112,7 +112,11 @@ class _Parts:
 
 
 async def read_trace_form(request: Request, settings: Settings) -> TraceForm:
-    """The form of ``POST /traces``; raises Problem 400, 408, 413, 415 or 422 that names the field."""
+    """Read the form of ``POST /traces``.
+
+    Raises:
+        Problem: 400, 408, 413, 415 or 422, with the name of the field.
+    """
     body = Body(request, settings)
     try:
         body.refuse_declared()
@@ -124,7 +128,7 @@ async def read_trace_form(request: Request, settings: Settings) -> TraceForm:
             except FormParserError as error:
                 raise Problem(400, "form", f"The multipart form is broken: {error}.") from None
     except Problem as problem:
-        if problem.status != 408:  # let the client finish sending, or it never reads why it was refused
+        if problem.status != 408:  # read what the client still sends, or it never receives the response
             await body.drain()
         raise
     if not parts.complete:
@@ -133,7 +137,7 @@ async def read_trace_form(request: Request, settings: Settings) -> TraceForm:
 
 
 class Body:
-    """The body of a request, received with a cap on bytes and on patience."""
+    """A request body, received with limits on bytes and time."""
 
     def __init__(self, request: Request, settings: Settings, most_bytes: int | None = None) -> None:
         self.request, self.settings = request, settings
@@ -142,13 +146,13 @@ class Body:
         self.ended = False
 
     def refuse_declared(self) -> None:
-        """Problem 413 where ``Content-Length`` already says that the body passes the cap."""
+        """Problem 413 if ``Content-Length`` exceeds the limit."""
         declared = self.request.headers.get("content-length", "0")
         if declared.isdigit() and int(declared) > self.cap + OVERHEAD_BYTES:
             raise _too_large(self.cap, int(declared))
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it comes; Problem 413 past the cap, 408 when the client stalls or takes too long."""
+        """Chunks of the body; Problem 413 beyond the size limit, 408 when the client stalls or takes too long."""
         settings, ends = self.settings, time.monotonic() + self.settings.upload_seconds
         while not self.ended:
             patience = min(settings.upload_stall_seconds, ends - time.monotonic())
@@ -168,7 +172,7 @@ class Body:
             yield chunk
 
     async def drain(self) -> None:
-        """Throw away what a refused client still sends, up to twice the cap and for a few seconds."""
+        """Discard what a refused client still sends, up to twice the size limit and for a few seconds."""
         try:
             async with asyncio.timeout(DRAIN_SECONDS):
                 while not self.ended and self.num_bytes <= 2 * self.cap:
@@ -208,7 +212,7 @@ def _parser(request: Request, parts: _Parts) -> MultipartParser:
 
 
 def _form(parts: _Parts) -> TraceForm:
-    """The fields, checked one by one."""
+    """Validate the parts and return them as a form."""
     values = parts.values
     if not values.get("model"):
         raise Problem(422, "missing-field", "Say which `model` to trace; GET /api/v1/models lists them.", field="model")
@@ -247,7 +251,7 @@ def _bad_purpose(given: str) -> Problem:
 
 
 def _controls(data: bytes | bytearray | None) -> dict[str, Any]:
-    """The form field ``controls``: a flat JSON object of numbers, words and short lists."""
+    """The form field ``controls``: a flat JSON object of numbers, strings and short lists."""
     if not data:
         return {}
     try:
@@ -270,7 +274,7 @@ def _bad_controls(why: str) -> Problem:
 
 
 def checked_text(data: bytes | bytearray) -> str:
-    """``data`` as text; Problem 422 where it is not UTF-8 (lone surrogates are not) or blank."""
+    """``data`` as text; Problem 422 if it is blank or not UTF-8 (lone surrogates are not)."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,5 +1,5 @@
-"""Long jobs: a durable queue in one SQLite file, and those who submit, run and watch them.
+"""Long jobs: a durable queue in one SQLite file.
 
-``table.py`` is the queue with its leases and events, ``runner.py`` works on jobs inside a worker, ``service.py`` is
-what the API offers, ``watch.py`` wakes those who listen to a job.
+``table.py`` is the queue with its leases and events, ``runner.py`` executes jobs inside a worker, ``service.py`` is
+what the API offers (submit, watch, cancel, fetch).
 """

@@ -18,17 +18,17 @@ log = logging.getLogger(__name__)
 BUSY_SECONDS = 10.0
 RESERVE_BYTES = 1 << 20
 CHECKPOINT_PAGES = 64
-"""how often the log is moved into the file: long before it outgrows its reserve"""
+"""WAL checkpoint interval in pages, small enough that the log never outgrows its reserve"""
 FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_FSYNC)
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class Connection:
-    """Opened at the first use, made if it is not there; write-ahead log, so that readers never wait for a writer.
+    """SQLite connection in WAL mode, so that readers never wait for a writer; opened and created at its first use.
 
     Raises (from ``reading`` and ``writing``):
         OSError: ENOSPC, the disk is full.
-        Problem: 500 where the file is damaged or of a newer version, 503 where it stays locked.
+        Problem: 500 if the file is damaged or of a newer version, 503 if it stays locked.
     """
 
     def __init__(self, file: Path) -> None:
@@ -44,7 +44,7 @@ class Connection:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that nobody else writes beside: all of it happens or nothing."""
+        """An exclusive write transaction, committed or rolled back as a whole."""
         with self._lock, self._explained():
             connection = self._open()
             connection.execute("BEGIN IMMEDIATE")
@@ -52,7 +52,7 @@ class Connection:
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:
-                with suppress(sqlite3.Error):  # SQLite has rolled back itself after some errors
+                with suppress(sqlite3.Error):  # after some errors SQLite has already rolled back
                     connection.execute("ROLLBACK")
                 raise
 
@@ -72,7 +72,7 @@ class Connection:
         try:
             connection.row_factory = sqlite3.Row
             _use_write_ahead_log(connection)
-            # A job that was accepted must be there after a power cut.
+            # An accepted job must survive a power cut.
             connection.execute("PRAGMA synchronous = FULL")
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version > SCHEMA_VERSION:
@@ -119,13 +119,13 @@ class Connection:
 
 
 def _is_damage(error: sqlite3.Error, code: int | None) -> bool:
-    """Whether the file is not what was written: its pages, a text that is none, or a row that misses its sum."""
+    """Whether an error means that the file is damaged: a corrupt page, invalid text, or a row with a wrong checksum."""
     words = ("Could not decode", "damaged row", "malformed")
     return isinstance(error, DamagedRow) or (code or 0) & 0xFF in DAMAGED or any(w in str(error) for w in words)
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
-    """Switch a new file over; SQLite does not wait here for another process that is doing the same."""
+    """Switch a new file to WAL mode; retries because SQLite does not wait for another process that does the same."""
     ends = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -138,15 +138,15 @@ def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
 
 
 def _reserve(connection: sqlite3.Connection, file: Path) -> None:
-    """Make log and file so large that "paused, the disk is full" can still be written when it is.
+    """Preallocate log and file, so that "paused, the disk is full" can still be written when the disk is full.
 
-    A log keeps its size as long as somebody has the file open, and pages that were freed are used again.
+    The log keeps its size while any process has the file open, and freed pages are reused.
     """
     log_file = file.with_name(file.name + "-wal")
     with suppress(OSError):
         if log_file.stat().st_size >= RESERVE_BYTES:
             return
-    with suppress(sqlite3.Error):  # too late: it is full, or somebody else is at it
+    with suppress(sqlite3.Error):  # the disk is already full, or another process holds the lock
         connection.execute("CREATE TABLE IF NOT EXISTS reserve (bytes BLOB)")
         connection.execute("INSERT INTO reserve VALUES (zeroblob(?))", (RESERVE_BYTES,))
         connection.execute("DELETE FROM reserve")

@@ -13,7 +13,7 @@ from tokenpaths.engine.jobs.registry import ARTIFACTS, is_artifact_name, list_ar
 
 
 def job_dir(data_dir: Path, job: str) -> Path:
-    """The folder of a job; Problem 404 for what cannot be the name of one."""
+    """The folder of a job; Problem 404 if ``job`` is not a valid job name."""
     if not is_name(job):
         message = f"There is no job {job[:80]!r}; it was removed, or has another name."
         raise Problem(404, "no-such-job", message, field="job")
@@ -21,7 +21,7 @@ def job_dir(data_dir: Path, job: str) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Delete what a killed writer left behind: temporary files that never got their name."""
+    """Delete temporary files left behind by a killed writer."""
     for place in (folder, folder / ARTIFACTS):
         for file in place.glob(".*.tmp") if place.is_dir() else ():
             file.unlink(missing_ok=True)
@@ -42,14 +42,16 @@ def changed_artifacts(folder: Path, known: Mapping[str, tuple[int, int]]) -> dic
 
 
 def read_artifact(folder: Path, name: str) -> tuple[bytes, str]:
-    """(content, tag that changes with it) of one artifact; Problem 404 where there is none of this name."""
+    """(content, ETag) of one artifact; Problem 404 if there is none of this name."""
     if not is_artifact_name(name):
         raise _no_artifact(folder, name)
     try:
         descriptor = os.open(folder / ARTIFACTS / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     except OSError:
         raise _no_artifact(folder, name) from None
-    with open(descriptor, "rb") as file:  # replaced while it is read: the old one stays whole
+    with open(
+        descriptor, "rb"
+    ) as file:  # if the file is replaced during the read, the open descriptor still has the old content
         status = os.fstat(file.fileno())
         return file.read(), f"{status.st_mtime_ns:x}-{status.st_size:x}"
 
@@ -61,7 +63,7 @@ def _no_artifact(folder: Path, name: str) -> Problem:
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a job's folder with everything in it; out of sight first, so that half of it is never a job's folder."""
+    """Delete a job's folder; renamed first, so that a partly deleted folder is never taken for a job's."""
     gone = folder.with_name(f".{folder.name}.removed")
     try:
         folder.rename(gone)

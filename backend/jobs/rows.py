@@ -54,7 +54,7 @@ CREATE TABLE IF NOT EXISTS worker (worker TEXT PRIMARY KEY, started_at REAL NOT 
 
 
 CHECKED = ("job", "event")
-"""tables whose rows carry a sum of their values: SQLite itself does not notice a changed bit inside a value"""
+"""tables whose rows carry a checksum, since SQLite does not detect a flipped bit inside a value"""
 
 
 DAMAGE: dict[str, Any] = {
@@ -67,24 +67,24 @@ DAMAGE: dict[str, Any] = {
 
 
 class DamagedRow(sqlite3.DatabaseError):
-    """A row whose values are not those that were written."""
+    """A row whose checksum does not match its values."""
 
 
 def row_sum(*values: object) -> int:
-    """What the column ``sum`` of a row with these values says."""
+    """Checksum of a row with these values, stored in its column ``sum``."""
     return zlib.crc32(repr(values).encode("utf-8", "surrogatepass"))
 
 
 def keep_sums(connection: sqlite3.Connection) -> None:
-    """Have this connection give every row that it writes its sum, and refuse to change a damaged one.
+    """Install triggers that set the checksum of every row written and refuse to change a damaged one.
 
-    The columns are added to files of version 1, whose rows have none until they are written again.
+    The columns are added to files of version 1, whose rows have no checksum until they are written again.
     """
     connection.create_function("row_sum", -1, row_sum, deterministic=True)
     for table in CHECKED:
         columns = _columns(connection, table)
         if "sum" not in columns:
-            connection.execute("BEGIN IMMEDIATE")  # another process may be at it too
+            connection.execute("BEGIN IMMEDIATE")  # another process may be adding them too
             if "sum" not in _columns(connection, table):
                 connection.execute(f"ALTER TABLE {table} ADD COLUMN sum INTEGER")
             connection.execute("COMMIT")
@@ -106,7 +106,7 @@ def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
 
 
 def checked_row(row: sqlite3.Row) -> dict[str, Any]:
-    """The values of a row by name, its sum taken off; DamagedRow where they do not fit it."""
+    """The values of a row by name, without its checksum; raises DamagedRow on a mismatch."""
     values = dict(row)
     expected = values.pop("sum")
     if expected is not None and expected != row_sum(*values.values()):
@@ -116,7 +116,7 @@ def checked_row(row: sqlite3.Row) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class JobRow:
-    """One job as the file has it; times in seconds since 1970."""
+    """One job as stored in the file; times in seconds since 1970."""
 
     number: int
     job: str
@@ -124,13 +124,13 @@ class JobRow:
     request: dict[str, Any]
     state: State
     queued: int
-    """its turn: smaller is earlier"""
+    """position in the queue: smaller runs earlier"""
     created_at: float
     started_at: float | None
     finished_at: float | None
     done: int
     most_done: int
-    """the furthest that any attempt came"""
+    """maximum ``done`` over all attempts"""
     total: int | None
     unit: str
     rate: float | None
@@ -139,25 +139,25 @@ class JobRow:
     result: dict[str, Any] | None
     problem: dict[str, Any] | None
     attempts: int
-    """how often a worker took it up; also the number that a worker's lease is known by"""
+    """number of times a worker leased the job; also identifies a worker's lease"""
     deaths: int
-    """workers that were lost with it since it last came further than before"""
+    """workers lost while running this job since it last made progress"""
     cancelling: bool
     worker: str | None
     lease_until: float | None
     not_before: float | None
     damaged: bool = False
-    """its row in the file is not what was written: what it was cannot be told"""
+    """the row in the file is damaged, so its original values are unknown"""
 
     @property
     def ended(self) -> bool:
-        """Whether it is over, one way or another."""
+        """Whether the job is in a final state."""
         return self.state in ENDED
 
 
 @dataclass(frozen=True)
 class EventRow:
-    """Something that happened to a job; ids grow over all jobs."""
+    """An event of a job; ids increase over all jobs."""
 
     id: int
     kind: str
@@ -165,7 +165,7 @@ class EventRow:
 
 
 def job_row(row: sqlite3.Row) -> JobRow:
-    """A row of ``job`` with its JSON read; DamagedRow where it is not what was written."""
+    """A row of ``job`` with its JSON parsed; raises DamagedRow if the checksum does not match."""
     values = checked_row(row)
     for name in ("request", "result", "problem"):
         values[name] = None if values[name] is None else json.loads(values[name])
@@ -174,7 +174,7 @@ def job_row(row: sqlite3.Row) -> JobRow:
 
 
 def shown_row(row: sqlite3.Row) -> JobRow:
-    """``job_row``, and for a damaged one a failed job that says so: one changed byte must not hide all others."""
+    """``job_row``, but a damaged row becomes a failed job: one corrupt byte must not hide all other jobs."""
     try:
         return job_row(row)
     except (DamagedRow, ValueError, TypeError):
@@ -208,5 +208,5 @@ def shown_row(row: sqlite3.Row) -> JobRow:
 
 
 def as_text(value: dict[str, Any]) -> str:
-    """JSON of ASCII alone, so that a lone surrogate that someone sent can be stored."""
+    """ASCII-only JSON, so that a lone surrogate in a request can be stored."""
     return json.dumps(value, ensure_ascii=True, allow_nan=False)

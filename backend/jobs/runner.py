@@ -1,7 +1,7 @@
-"""Works on jobs inside a worker: one at a time, in slices, in the thread that owns the models.
+"""Executes jobs inside a worker: one at a time, in slices, in the thread that owns the models.
 
-An interactive trace waits for one slice. The lease is renewed beside the slices, however long one takes; a lock on the
-job's folder keeps two workers from its files even when one of them slept past its lease.
+An interactive trace waits for at most one slice. The lease is renewed concurrently, however long a slice takes. A lock
+on the job's folder keeps a second worker from its files even if the first one slept past its lease.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tokenpaths.engine.jobs.registry import JobContext, LongJob, Progress, find_
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
 SLICE_SECONDS = 0.4
-"""slices shorter than this are put together, so that quick ones are not all told about"""
+"""minimum seconds between progress reports; shorter slices are merged"""
 RATE_SECONDS = 30.0
 PAUSE_SECONDS = 5.0
 
@@ -41,9 +41,9 @@ InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 class RunErrors:
-    """Blames a foreign run for an unforeseen error of a job that opened it.
+    """Attributes an unexpected error of a job to the foreign runs that it opened.
 
-    ``context`` is a copy of the given one that notes which runs are opened through it.
+    ``context`` is a copy of the job's context that records which runs are opened through it.
     """
 
     def __init__(self, context: JobContext) -> None:
@@ -58,7 +58,7 @@ class RunErrors:
         self.context = replace(context, problem_of_run=noted)
 
     def explained(self, error: Exception) -> Exception:
-        """``error``, or Problem 409 where it was unforeseen and a run that was not sealed here was opened."""
+        """``error``, or Problem 409 if it was unexpected and a foreign run was opened."""
         try:
             with self.registry.foreign_run_errors(*self.run_ids):
                 raise error
@@ -68,7 +68,7 @@ class RunErrors:
 
 @dataclass
 class Working:
-    """A job that this worker has in its hands."""
+    """The job that this worker is executing."""
 
     lease: Lease
     folder: Path
@@ -76,13 +76,13 @@ class Working:
     run_errors: RunErrors | None = None
     order: Order = "go"
     known: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """artifacts that were told about, as they looked then"""
+    """artifacts already reported, with their (time, size)"""
     pace: deque[tuple[float, int]] = field(default_factory=deque)
-    """(when, units done) of the last half minute"""
+    """(time, units done) of the last half minute"""
     unit: str = ""
 
     def rate(self, done: int, unit: str = "") -> float | None:
-        """Units a second over the last half minute of this attempt; of a new unit anew."""
+        """Units per second over the last half minute of this attempt; restarts when the unit changes."""
         now = time.monotonic()
         if unit != self.unit:
             self.pace.clear()
@@ -95,7 +95,7 @@ class Working:
 
 
 class JobRunner:
-    """Leases jobs of ``table`` and works on them; ``in_thread`` runs something in the model thread."""
+    """Leases jobs of ``table`` and executes them; ``in_thread`` runs a function in the model thread."""
 
     def __init__(self, table: JobTable, context: JobContext, in_thread: InThread, *, free_bytes: float) -> None:
         self.table, self.context, self.in_thread, self.free_bytes = table, context, in_thread, free_bytes
@@ -104,7 +104,7 @@ class JobRunner:
         self.trouble = LastingWarning(log)
 
     async def run(self) -> None:
-        """Until ``ending`` is set: take a job, work on it, take the next."""
+        """Lease and execute jobs until ``ending`` is set."""
         beat = asyncio.create_task(self._beat())
         try:
             while not self.ending.is_set():
@@ -116,10 +116,10 @@ class JobRunner:
                 await asyncio.to_thread(self.table.gone, self.worker)
 
     async def _one(self) -> bool:
-        """Work on one job; False where there is none."""
+        """Execute one job; False if none is waiting."""
         try:
             lease = await asyncio.to_thread(self._lease)
-        except Exception as error:  # a full disk, a file taken away: both may pass
+        except Exception as error:  # a full disk or a missing file: both may be temporary
             self.trouble.warn(f"the list of jobs cannot be used now: {error}")
             await self._rest(PAUSE_SECONDS)
             return True
@@ -128,7 +128,7 @@ class JobRunner:
             return False
         try:
             await self._work(lease)
-        except Exception:  # the lease runs out, and the job is taken up again
+        except Exception:  # the lease expires and the job is taken up again
             log.exception("job %s was lost hold of", lease.row.job)
             await self._rest(PAUSE_SECONDS)
         return True
@@ -142,7 +142,7 @@ class JobRunner:
             await asyncio.wait_for(self.ending.wait(), seconds)
 
     async def _beat(self) -> None:
-        """Say now and then that this worker is alive."""
+        """Record periodically that this worker is alive."""
         while True:
             with contextlib.suppress(OSError, Problem):
                 await asyncio.to_thread(self.table.seen, self.worker)
@@ -154,7 +154,7 @@ class JobRunner:
             work.folder.mkdir(parents=True, exist_ok=True)
             lock = HolderLock(work.folder / ".lock")
             lock.acquire()
-        except UserError as error:  # its last worker is cut off from the list of jobs, but still writes
+        except UserError as error:  # the previous worker lost its lease but still writes
             log.warning("job %s: %s", lease.row.job, error)
             await asyncio.to_thread(self.table.postpone, lease, self.table.lease_s / 5)
             return
@@ -169,7 +169,7 @@ class JobRunner:
             lock.release()
 
     async def _renew(self, work: Working) -> None:
-        """Keep the lease, whatever the slice at work does."""
+        """Renew the lease while a slice runs."""
         while work.order != "lost":
             await asyncio.sleep(self.table.lease_s / 5)
             with contextlib.suppress(OSError, Problem):
@@ -178,7 +178,7 @@ class JobRunner:
                     work.order = order
 
     async def _life(self, work: Working) -> None:
-        """Start, advance, close, and say what became of it."""
+        """Start, advance and close the job, and record its outcome."""
         row, end = work.lease.row, None
         log.info("job %s, attempt %d", row.job, row.attempts)
         try:
@@ -193,19 +193,19 @@ class JobRunner:
             await self._say(lambda: self.table.end(work.lease, "succeeded", result=plain(end.result)))
         elif work.order == "cancel":
             await self._say(lambda: self.table.end(work.lease, "cancelled"))
-        elif work.order == "go":  # the worker ends
+        elif work.order == "go":  # the worker is shutting down
             await self._say(lambda: self.table.give_back(work.lease))
         log.info("job %s: %s", row.job, "done" if end is not None else f"let go ({work.order})")
 
     def _start(self, work: Working) -> None:
-        """In the model thread."""
+        """Start the job; in the model thread."""
         row = work.lease.row
         sweep(work.folder)
         kind, work.run_errors = find_kind(row.kind), RunErrors(self.context)
         work.job = kind.start(read_request(kind, row.request), work.folder, work.run_errors.context)
 
     async def _advance(self, work: Working) -> Progress | None:
-        """Slices until it is finished (its last progress) or somebody says stop (None)."""
+        """Run slices until the job is finished (returns its last progress), cancelled or lost (returns None)."""
         work.known = dict(changed_artifacts(work.folder, {}))
         names = list(work.known)
         while work.order == "go" and not self.ending.is_set():
@@ -231,7 +231,7 @@ class JobRunner:
             log.exception("job %s could not be closed in order", work.lease.row.job)
 
     async def _trouble(self, work: Working, error: Exception) -> None:
-        """What becomes of a job that raised: paused where the disk is full, else failed."""
+        """Record a job that raised: paused if the disk is full, else failed."""
         if is_disk_full(error) or self._is_nearly_full(error):
             log.warning("job %s pauses: the disk is full", work.lease.row.job)
             message = "The disk of the data folder is full; this goes on by itself when there is space again."
@@ -242,7 +242,7 @@ class JobRunner:
         await self._say(lambda: self.table.end(work.lease, "failed", problem=problem))
 
     def _is_nearly_full(self, error: Exception) -> bool:
-        """Whether an error of storing a run came where there is hardly any space: not every library says why."""
+        """Whether an error while storing a run was probably a full disk: not every library reports ENOSPC."""
         from tokenpaths.engine.base.errors import WriterFailed
 
         with contextlib.suppress(OSError):
@@ -251,7 +251,7 @@ class JobRunner:
         return False
 
     async def _say(self, word: Callable[[], object]) -> None:
-        """Write the last word on a job; the list of jobs may lie on the disk that is full, so more than once."""
+        """Write the outcome of a job; retried, since the job table may be on the disk that is full."""
         while True:
             try:
                 await asyncio.to_thread(word)
@@ -264,7 +264,7 @@ class JobRunner:
 
 
 def _slices(work: Working, seconds: float) -> Progress:
-    """Advance for at least so long, or to the end. In the model thread."""
+    """Advance for at least ``seconds``, or to the end; in the model thread."""
     assert work.job is not None
     ends = time.monotonic() + seconds
     while True:
@@ -275,7 +275,7 @@ def _slices(work: Working, seconds: float) -> Progress:
 
 
 def as_problem(error: Exception, run_errors: RunErrors | None) -> dict[str, Any]:
-    """What a failed job says of why, in the shape of a problem."""
+    """The error of a failed job as a problem dict (RFC 9457)."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         error = Problem(500, "out-of-memory", "There was not enough memory for this; ask for less at once.")
     if run_errors is not None:
@@ -288,7 +288,7 @@ def as_problem(error: Exception, run_errors: RunErrors | None) -> dict[str, Any]
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON can say it: NaN and infinities become None, lone surrogates a question mark."""
+    """``value`` made representable in JSON: NaN and infinities become None, lone surrogates a question mark."""
     if isinstance(value, dict):
         return {plain(str(key)): plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""What the API offers about jobs: submit, show, cancel, listen, fetch, remove."""
+"""Jobs as the API offers them: submit, show, cancel, watch, fetch artifacts, remove."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ log = logging.getLogger(__name__)
 
 
 def job_table(settings: Settings) -> JobTable:
-    """The queue that ``settings`` describe; opened at its first use."""
+    """The job table described by ``settings``; opened at its first use."""
     return JobTable(settings.jobs_file, lease_s=settings.job_lease_seconds, most_waiting=settings.job_queue_length)
 
 
 class JobNotifier:
-    """Wakes the listeners of jobs by polling the job file once for all of them, and only while there are any.
+    """Notifies the listeners of all jobs from one poll of the job file; polls only while there are listeners.
 
     Belongs to one event loop.
     """
@@ -53,7 +53,7 @@ class JobNotifier:
 
     @contextlib.asynccontextmanager
     async def listening(self, job: str) -> AsyncIterator[asyncio.Event]:
-        """An event that is set whenever something happened to the job; clear it before you look."""
+        """An event that is set after each change of the job; clear it before reading the job."""
         listener = asyncio.Event()
         self.listeners.setdefault(job, set()).add(listener)
         if self.polling is None or self.polling.done():
@@ -75,7 +75,7 @@ class JobNotifier:
         newest: int | None = None
         while self.listeners:
             try:
-                # The first poll comes after the first listener was there, so nothing falls between the two.
+                # Poll after the first listener is registered, so that no change is missed in between.
                 newest, changed = await asyncio.to_thread(self.table.changed, newest or 0)
                 for job in changed:
                     for listener in self.listeners.get(job, ()):
@@ -94,7 +94,7 @@ class Jobs:
         self.table = job_table(settings)
         self.notifier = JobNotifier(self.table)
         self.streams = 0
-        """clients that listen now"""
+        """number of open event streams"""
 
     def close(self) -> None:
         """Close the file and stop polling."""
@@ -102,7 +102,7 @@ class Jobs:
         self.table.close()
 
     def submit(self, kind: str, request: object) -> dict[str, Any]:
-        """Check a request and queue it; Problem 422 that names the field, 503 when too many wait."""
+        """Validate and queue a request; Problem 422 with the name of the field, 503 when too many jobs wait."""
         try:
             job_kind = find_kind(kind)
         except UserError as error:
@@ -120,23 +120,23 @@ class Jobs:
             job_kind.check(checked, run_errors.context)
         except UserError as error:
             problem = from_user_error(error)
-            if problem.status < 500:  # the address was right, a field of the request was not
+            if problem.status < 500:  # the address was valid; a field of the request was not
                 problem.status = 422
             problem.field = "request" if error.field in (None, "request") else f"request.{error.field}"
             raise problem from None
         except Exception as error:
             raise run_errors.explained(error) from None
         self._need_space()
-        # What was left out is kept as it was when the job was submitted: defaults may change.
+        # Store defaults with the request: they may change before the job runs.
         return self.shown(self.table.submit(kind, checked.model_dump(mode="json")))
 
     def retry(self, job: str) -> dict[str, Any]:
-        """Queue a failed or cancelled job again; Problem 409 for any other, 507 at a full disk."""
+        """Queue a failed or cancelled job again; Problem 409 for any other, 507 if the disk is full."""
         self._need_space()
         return self.shown(self.table.retry(job))
 
     def _need_space(self) -> None:
-        """Problem 507 at a full disk. The little that is kept free is for what happens to jobs that are there."""
+        """Problem 507 if the disk is full. The small reserve is for events of existing jobs."""
         self.settings.data_dir.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(self.settings.data_dir).free < LEAST_FREE_BYTES:
             raise disk_full()
@@ -148,7 +148,7 @@ class Jobs:
     def page(
         self, states: Sequence[State], kinds: Sequence[str], before: int | None, limit: int
     ) -> tuple[list[dict[str, Any]], int | None]:
-        """Jobs, newest first, and the number to go on before."""
+        """A page of jobs, newest first, and the ``before`` number of the next page."""
         rows = self.table.page(states=states, kinds=kinds, before=before, limit=limit + 1)
         places = self.table.places()
         shown = [self.shown(row, places) for row in rows[:limit]]
@@ -184,40 +184,42 @@ class Jobs:
         }
 
     def count(self, state: State) -> float:
-        """How many jobs are in a state; NaN where that cannot be known now."""
+        """Number of jobs in a state; NaN if the file cannot be read now."""
         try:
             return self.table.counts().get(state, 0)
         except (OSError, Problem):
             return math.nan
 
     def queue_age(self) -> float:
-        """Seconds that the first waiting job has waited, 0 where none waits; NaN where that cannot be known now."""
+        """Seconds that the oldest waiting job has waited, 0 if none waits; NaN if the file cannot be read now."""
         try:
             return self.table.queue_age()
         except (OSError, Problem):
             return math.nan
 
     def artifact(self, job: str, name: str) -> tuple[bytes, str]:
-        """(content, tag) of a file that a job made, whatever became of the job."""
+        """(content, ETag) of an artifact, in any state of the job."""
         row = self.table.get(job)
         return read_artifact(job_dir(self.settings.data_dir, row.job), name)
 
     def remove(self, job: str) -> None:
-        """Forget a job that is over, and delete its files; runs that it made stay."""
+        """Remove a finished job and delete its files; runs that it made stay."""
         self.table.remove(job)
         remove_folder(job_dir(self.settings.data_dir, job))
 
     async def events(self, job: str, after: int) -> AsyncIterator[bytes]:
-        """Server-sent events of a job after event ``after``, until it is over or removed.
+        """Server-sent events of a job after event ``after``, until it is over or removed. To be sent inside
+        ``listening``.
 
-        Raises Problem 404 for an unknown job, before the first event. To be sent inside ``listening``.
+        Raises:
+            Problem: 404 for an unknown job, before the first event.
         """
         await asyncio.to_thread(self.table.get, job)
         return self._stream(job, after)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """For a block that sends events; Problem 503 when too many listen."""
+        """Count one event stream for the block; Problem 503 when there are too many."""
         if self.streams >= self.settings.job_streams:
             raise busy(f"{self.streams} clients listen to jobs already; ask for the job now and then instead.")
         self.streams += 1
@@ -233,7 +235,7 @@ class Jobs:
                 news, over = await asyncio.to_thread(self._news, job, after)
                 for event in news:
                     after = event.id
-                    data = as_text(redact_data(event.data))  # before JSON changes how they are written
+                    data = as_text(redact_data(event.data))  # redact before JSON escapes change the paths
                     yield format_sse_event(data_str=data, event=event.kind, id=str(event.id))
                 if over and not news:
                     return
@@ -245,18 +247,20 @@ class Jobs:
                     yield KEEPALIVE_COMMENT
 
     def _news(self, job: str, after: int) -> tuple[list[EventRow], bool]:
-        """(events after ``after``, whether nothing more will come)."""
+        """(events after ``after``, whether no more will come)."""
         try:
-            over = self.table.get(job).state in ENDED  # read first: its last event is there by then
+            over = (
+                self.table.get(job).state in ENDED
+            )  # read the state first: if the job is over, its last event is already stored
         except Problem:
             return [], True
         return self.table.events(job, after), over
 
     def is_over(self, job: str, after: int) -> bool:
-        """Whether a client that has seen event ``after`` has seen all that will ever come; Problem 404."""
+        """Whether the job is over and event ``after`` was its last; Problem 404."""
         return self.table.get(job).ended and not self.table.events(job, after, most=1)
 
 
 def iso(seconds: float | None) -> str | None:
-    """A time as people and programs read it: UTC, ISO 8601."""
+    """A time in seconds since 1970 as ISO 8601 in UTC."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

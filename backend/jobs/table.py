@@ -1,8 +1,8 @@
 """Job queue: one SQLite file shared by the API and any number of workers.
 
-A worker *leases* a job until ``lease_until``, which it moves on while it lives. An expired lease means that the worker
-is gone, and the next worker takes the job up. Writes of a lease holder are checked against its name and attempt, so a
-worker that was away too long learns that the job is no longer its own.
+A worker *leases* a job until ``lease_until`` and renews the lease while it lives. An expired lease means that the
+worker is gone, and the next worker takes over. Writes of a lease holder are checked against its name and attempt, so a
+worker that was suspended too long learns that it lost the job.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tokenpaths.backend.problems import Problem, busy
 from tokenpaths.engine.jobs.registry import Progress
 
 MOST_DEATHS = 12
-"""workers that a job may take with it without being heard to come any further; then it fails"""
+"""workers that may be lost to one job without progress before it fails"""
 Order = Literal["go", "cancel", "lost"]
-"""what a lease holder is to do: go on, stop because somebody cancelled, or let go because the job is not its own"""
+"""instruction to a lease holder: continue, stop because the job was cancelled, or let go because the lease was lost"""
 
 
 @dataclass(frozen=True)
 class Lease:
-    """A job in the hands of a worker."""
+    """A job leased by a worker."""
 
     row: JobRow
     worker: str
@@ -55,7 +55,7 @@ class JobTable:
 
     # -- for those who submit -----------------------------------------------------------------
     def submit(self, kind: str, request: dict[str, Any]) -> JobRow:
-        """A new waiting job; Problem 503 when too many wait already, OSError when the disk is full."""
+        """Queue a new job; Problem 503 when too many wait already, OSError when the disk is full."""
         now, text = self.clock(), as_text(request)
         stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%d-%H%M%S")
         job = f"{kind[:24]}-{stamp}-{secrets.token_hex(3)}"
@@ -71,7 +71,7 @@ class JobTable:
             return _get(con, job)
 
     def get(self, job: str) -> JobRow:
-        """One job; Problem 404 where there is none."""
+        """One job; Problem 404 if there is none."""
         with self.connection.reading() as con:
             return _get(con, job)
 
@@ -90,13 +90,13 @@ class JobTable:
             return [shown_row(row) for row in con.execute(query, (*values, limit))]
 
     def places(self) -> dict[str, int]:
-        """Place in the queue of every waiting job, 1 = next."""
+        """Queue position of every waiting job, 1 = next."""
         with self.connection.reading() as con:
             rows = con.execute("SELECT job FROM job WHERE state = 'waiting' ORDER BY queued")
             return {row["job"]: place for place, row in enumerate(rows, start=1)}
 
     def cancel(self, job: str) -> JobRow:
-        """Cancel: at once where nobody works on it, else its worker is told. Does nothing to a job that is over."""
+        """Cancel a job: at once if it is not running, else through its worker. Does nothing to a job that is over."""
         with self.connection.writing() as con:
             row = _get(con, job)
             if row.ended or (row.cancelling and not self.is_abandoned(row)):
@@ -126,7 +126,7 @@ class JobTable:
             return _get(con, job)
 
     def remove(self, job: str) -> None:
-        """Forget a job that is over; Problem 409 for any other."""
+        """Delete a job that is over; Problem 409 for any other."""
         with self.connection.writing() as con:
             row = _get(con, job)
             if not row.ended:
@@ -135,7 +135,7 @@ class JobTable:
             con.execute("DELETE FROM job WHERE job = ?", (job,))
 
     def events(self, job: str, after: int = 0, most: int = 1000) -> list[EventRow]:
-        """What happened to a job after event ``after``; progress and artifacts only as they are now."""
+        """Events of a job after event ``after``; of progress and of each artifact only the latest."""
         query = "SELECT * FROM event WHERE job = ? AND id > ? ORDER BY id LIMIT ?"
         with self.connection.reading() as con:
             rows = [checked_row(row) for row in con.execute(query, (job, after, most))]
@@ -155,13 +155,13 @@ class JobTable:
             }
 
     def queue_age(self) -> float:
-        """Seconds since the oldest waiting job was submitted; 0 where none waits."""
+        """Seconds since the oldest waiting job was submitted; 0 if none waits."""
         with self.connection.reading() as con:
             (oldest,) = con.execute("SELECT min(created_at) FROM job WHERE state = 'waiting'").fetchone()
         return 0.0 if oldest is None else max(0.0, self.clock() - oldest)
 
     def workers(self) -> int:
-        """How many workers are alive."""
+        """Number of live workers."""
         now = self.clock()
         with self.connection.reading() as con:
             query = "SELECT count(*) FROM worker WHERE seen_at BETWEEN ? AND ?"
@@ -169,21 +169,21 @@ class JobTable:
 
     # -- for workers --------------------------------------------------------------------------
     def lease(self, worker: str, *, resume_paused: bool = True) -> Lease | None:
-        """Take the job whose turn it is, one that another worker left behind included; None when there is none."""
+        """Lease the next job, including one abandoned by another worker; None when there is none."""
         now = self.clock()
         free = "state = 'waiting' OR (state = 'running' AND (lease_until < :now OR lease_until > :now + 2 * :lease))"
         if resume_paused:
-            # Pauses are short: one that ends long after any lease would was begun before the clock was set back.
+            # A pause ends at most one lease time ahead; a later end means that the clock was set back.
             free += " OR (state = 'paused' AND (not_before <= :now OR not_before > :now + 2 * :lease))"
         query = f"SELECT * FROM job WHERE {free} ORDER BY queued LIMIT 1 OFFSET :damaged"
         values = {"now": now, "lease": self.lease_s, "damaged": 0}
-        with self.connection.reading() as con:  # most of the time there is nothing, and no need to lock anybody out
+        with self.connection.reading() as con:  # the queue is usually empty: check without a write lock
             if con.execute(query, values).fetchone() is None:
                 return None
         with self.connection.writing() as con:
             while (found := con.execute(query, values).fetchone()) is not None:
                 row = shown_row(found)
-                if row.damaged:  # what it asked for cannot be trusted; it stays until somebody removes it
+                if row.damaged:  # a damaged row cannot be trusted as a request; it stays until it is removed
                     values["damaged"] += 1
                     continue
                 if row.cancelling:
@@ -204,7 +204,7 @@ class JobTable:
         return None
 
     def seen(self, worker: str) -> None:
-        """Note that a worker is alive; those that were away for an hour are forgotten."""
+        """Record that a worker is alive; workers not seen for an hour are deleted."""
         now = self.clock()
         with self.connection.writing() as con:
             con.execute(
@@ -214,16 +214,16 @@ class JobTable:
             con.execute("DELETE FROM worker WHERE seen_at < ?", (now - 3600,))
 
     def gone(self, worker: str) -> None:
-        """Note that a worker ended in order."""
+        """Record that a worker shut down cleanly."""
         with self.connection.writing() as con:
             con.execute("DELETE FROM worker WHERE worker = ?", (worker,))
 
     def renew(self, lease: Lease) -> Order:
-        """Keep the job for another while."""
+        """Extend the lease."""
         return self._as_holder(lease, "lease_until = ?", (self.clock() + self.lease_s,))
 
     def report(self, lease: Lease, progress: Progress, rate: float | None, artifacts: Sequence[str] = ()) -> Order:
-        """Say how far it is, and which artifacts are new or changed; renews the lease."""
+        """Record progress and new or changed artifacts; renews the lease."""
         values = (
             self.clock() + self.lease_s,
             progress.done,
@@ -237,7 +237,7 @@ class JobTable:
             progress.done,
             progress.done,
         )
-        # On the right stand the values before: a job that begins to count something else has come further.
+        # Right-hand sides are the old values: a job that begins to count another unit has made progress.
         changes = (
             "lease_until = ?, done = ?, total = ?, unit = ?, rate = ?, message = ?, "
             "deaths = CASE WHEN ? > most_done OR unit IS NOT ? THEN 0 ELSE deaths END, "
@@ -261,7 +261,7 @@ class JobTable:
         result: dict[str, Any] | None = None,
         problem: dict[str, Any] | None = None,
     ) -> bool:
-        """The last word on a job; False where it is no longer the worker's own."""
+        """Record the final state of a job; False if the lease was lost."""
         with self.connection.writing() as con:
             if not self._holds(con, lease):
                 return False
@@ -269,20 +269,20 @@ class JobTable:
             return True
 
     def pause(self, lease: Lease, message: str, for_s: float) -> bool:
-        """Let go of a job that cannot go on now; it is taken up again after ``for_s`` seconds at the earliest.
+        """Release a job that cannot go on now; it may be leased again after ``for_s`` seconds.
 
-        ``for_s`` is at most the time of a lease: what lies further ahead is taken for a clock that was set back.
+        ``for_s`` is at most the lease time: a later end is taken for a clock that was set back.
         """
         for_s = min(for_s, self.lease_s)
         state: State = "paused"
         return self._let_go(lease, state, message, not_before=self.clock() + for_s)
 
     def give_back(self, lease: Lease) -> bool:
-        """Let go of a job in order, because the worker ends: it keeps its turn."""
+        """Release a job because the worker shuts down; it keeps its place in the queue."""
         return self._let_go(lease, "waiting", "")
 
     def postpone(self, lease: Lease, for_s: float) -> bool:
-        """Take back a lease that cannot be used yet: somebody still has the job's files."""
+        """Undo a lease that cannot be used yet, because another process still holds the job's files."""
         with self.connection.writing() as con:
             if not self._holds(con, lease):
                 return False
@@ -294,12 +294,12 @@ class JobTable:
 
     # -- inside -------------------------------------------------------------------------------
     def _ran_out(self, row: JobRow) -> bool:
-        """Whether nobody holds a running job: its time is over, or lies where only a clock set back can have put it."""
+        """Whether the lease of a running job expired, or ends later than any lease could (clock set back)."""
         now = self.clock()
         return row.lease_until is None or not now <= row.lease_until <= now + 2 * self.lease_s
 
     def is_abandoned(self, row: JobRow) -> bool:
-        """Whether a running job waits for a worker to take it over."""
+        """Whether a running job was abandoned and waits for another worker."""
         return row.state == "running" and (row.worker is None or self._ran_out(row))
 
     def _holds(self, con: sqlite3.Connection, lease: Lease) -> bool:
@@ -361,7 +361,7 @@ class JobTable:
         self._log(con, job, "state", told)
 
     def _log(self, con: sqlite3.Connection, job: str, kind: str, data: dict[str, Any], about: str = "") -> None:
-        """Add an event. Of progress, and of one artifact, only the last is kept: nobody wants the others later."""
+        """Add an event. Only the latest progress event, and the latest event of each artifact, are stored."""
         if kind != "state":
             con.execute("DELETE FROM event WHERE job = ? AND kind = ? AND about = ?", (job, kind, about))
         con.execute(
@@ -371,7 +371,7 @@ class JobTable:
 
 
 def seconds_left(done: int, total: int | None, rate: float | None) -> float | None:
-    """How long it still takes at ``rate`` units a second; None where that cannot be known."""
+    """Remaining seconds at ``rate`` units per second; None if unknown."""
     return None if total is None or not rate else round(max(0, total - done) / rate, 1)
 
 

@@ -1,1 +1,1 @@
-"""The runs of the data folder: registry, answers, files from elsewhere."""
+"""Runs of the data folder: registry, responses, run files of unknown origin."""

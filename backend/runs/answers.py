@@ -1,7 +1,8 @@
-"""Answers about sealed runs: ETag, then memory, then one shared computation for all clients that ask the same.
+"""Responses about sealed runs: ETag, then memory cache, then one computation shared by all clients with the same
+request.
 
-A run never changes, so an answer belongs to (file identity, path, query) for ever. Different questions are computed a
-few at a time; those that wait too long get 503.
+A run never changes, so a response is determined by (file identity, path, query). A limited number of distinct requests
+is computed at a time; those that wait too long get 503.
 """
 
 from __future__ import annotations
@@ -31,37 +32,38 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CACHE_CONTROL = "private, no-cache"
-"""keep it, but ask each time whether the run is still there: a run can be deleted or replaced"""
+"""store, but revalidate each time: a run can be deleted or replaced"""
 FIRST_READINGS = 2
-"""runs from elsewhere that are read for the first time, for who asks for them, at the same time: each takes a thread
-and a process of up to ``check_megabytes``"""
+"""concurrent first readings of foreign runs that requests wait for; each takes a thread and a process of up to
+``check_megabytes``
+"""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The bytes of an answer and what they are."""
+    """Body and media type of a response."""
 
     body: bytes
     media_type: str
 
 
 def etag_of(identity: str, request: Request) -> str:
-    """The strong ETag of the answer to ``request`` about the file ``identity``."""
+    """The strong ETag of the response to ``request`` about the file ``identity``."""
     text = "\n".join((__version__, identity, request.url.path, canonical_query(request)))
     return f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
 
 
 def is_fresh(request: Request, etag: str) -> bool:
-    """Whether the client already has this answer (``If-None-Match``).
+    """Whether the client already has this response (``If-None-Match``).
 
-    ``*`` means any answer at all; whether there is one is known only after looking (``Answers.about``).
+    ``*`` matches any response; whether one exists is known only after looking (``Answers.about``).
     """
     tags = request.headers.get("if-none-match", "").split(",")
     return any(tag.strip().removeprefix("W/") == etag for tag in tags)
 
 
 def wants_any(request: Request) -> bool:
-    """Whether the client has some answer and only asks if there is one (``If-None-Match: *``)."""
+    """Whether the request has ``If-None-Match: *``: 304 if a response exists at all."""
     return request.headers.get("if-none-match", "").strip() == "*"
 
 
@@ -72,12 +74,12 @@ def runs_of(request: Request) -> list[str]:
 
 
 def sealed_headers(etag: str) -> dict[str, str]:
-    """Headers of everything that comes from a sealed run."""
+    """Headers of all responses about a sealed run."""
     return {"etag": etag, "cache-control": CACHE_CONTROL}
 
 
 class AnswerCache:
-    """Bodies by key, the longest unused dropped first when ``max_bytes`` is passed."""
+    """LRU cache of bodies by key, bounded by ``max_bytes``."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.num_bytes = max_bytes, 0
@@ -99,7 +101,7 @@ class AnswerCache:
 
 
 class Answers:
-    """Answers questions about runs; belongs to one event loop."""
+    """Computes and caches responses about runs; belongs to one event loop."""
 
     def __init__(self, registry: RunRegistry, queries: ConcurrencyLimit, metrics: Metrics, cache_bytes: int) -> None:
         self.registry, self.queries, self.metrics = registry, queries, metrics
@@ -114,7 +116,7 @@ class Answers:
     async def about_run(
         self, request: Request, run_id: str, model: type[BaseModel], question: Callable[[Run], dict[str, Any]]
     ) -> Response:
-        """The JSON answer of shape ``model`` to ``question`` about one run."""
+        """The JSON response, of schema ``model``, to ``question`` about one run."""
 
         def compute() -> Answer:
             return as_json(model, self.registry.ask(run_id, question))
@@ -124,11 +126,11 @@ class Answers:
         return await self.about(request, identity, compute)
 
     async def cached(self, scope: Scope, *, wait: bool) -> Response | None:
-        """The response to a repeated request, without routing it; None where it must be routed.
+        """The response to a repeated request without routing it; None if it must be routed.
 
         Args:
-            scope: the request.
-            wait: also wait for an answer that is being computed now.
+            scope: The request.
+            wait: Also wait for a response that is being computed now.
         """
         target = self.responses.find(scope)
         if target is None:
@@ -148,12 +150,12 @@ class Answers:
                 with self.registry.foreign_run_errors(*runs_of(request), target.run_id):
                     answer = await asyncio.shield(task)
             response = Response(answer.body, media_type=answer.media_type, headers=sealed_headers(etag))
-        scope["route"] = target.route  # for the metrics around this
+        scope["route"] = target.route  # read by the metrics middleware
         self.metrics.answers.labels(how).inc()
         return response
 
     async def about(self, request: Request, identity: str, compute: Callable[[], Answer]) -> Response:
-        """304, or the answer of ``compute`` (run in a thread) to this question about ``identity``."""
+        """304, or the response computed by ``compute`` (in a thread) for this request about ``identity``."""
         etag = etag_of(identity, request)
         if is_fresh(request, etag):
             self.metrics.answers.labels("not_modified").inc()
@@ -187,9 +189,10 @@ class Answers:
         return answer
 
     async def read_first(self, run_id: str) -> None:
-        """Wait for the first reading of a run from elsewhere, if it needs one; Problem 503 while too many are read.
+        """Wait for the first reading of a foreign run, if it needs one; Problem 503 while too many are being read.
 
-        It takes seconds or minutes: before any slot is taken, and in one thread for all who ask for the run.
+        Reading takes seconds or minutes, so it happens before a concurrency slot is taken, in one thread for all
+        clients that request the run.
         """
         if not self.registry.must_be_read(run_id):
             return
@@ -205,6 +208,6 @@ class Answers:
 
 
 def as_json(model: type[BaseModel], data: dict[str, Any]) -> Answer:
-    """``data`` checked against ``model``, as JSON; NaN becomes null, what was not given is left out."""
+    """``data`` validated against ``model``, as JSON; NaN becomes null, unset fields are left out."""
     body = model.model_validate(data).model_dump_json(exclude_unset=True)
     return Answer(body.encode(), "application/json")

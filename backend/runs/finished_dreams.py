@@ -1,4 +1,4 @@
-"""Finished dreams in the data folder, of ``tokenpaths dream`` and of jobs."""
+"""Finished dreams in the data folder, made by ``tokenpaths dream`` or by jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenpaths.engine.dream.dream_title import dream_title
 from tokenpaths.frontend.figures import Dreams
 
 MOST_SHOWN = 8
-"""dreams of one model whose pictures are read, the newest first"""
+"""number of newest dreams of a model whose images are read"""
 
 
 def dreams_of(settings: Settings, info: Mapping[str, Any]) -> Dreams:
@@ -26,7 +26,7 @@ def dreams_of(settings: Settings, info: Mapping[str, Any]) -> Dreams:
             break
         try:
             content = file.read_bytes()
-            if weights not in content:  # of another model: not worth reading as JSON
+            if weights not in content:  # of another model: skip before parsing the JSON
                 continue
             result = json.loads(content)
             same = result["model"] == info["model"] and result["checkpoint_sha256"] == info["checkpoint_sha256"]
@@ -37,17 +37,17 @@ def dreams_of(settings: Settings, info: Mapping[str, Any]) -> Dreams:
             pictures = {name: (file.parent / Path(name).name).read_bytes() for name in names}
             dreams.append({"title": dream_title(result["request"]), "result": result, "pictures": pictures})
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # a job that writes just now, or a folder of something else
+            continue  # a job is still writing, or the folder holds something else
     return Dreams(dreams, command.strip("`"))
 
 
 def fingerprint(settings: Settings) -> str:
-    """A word that changes when a dream is finished, replaced or removed."""
+    """A string that changes when a dream is finished, replaced or removed."""
     return hashlib.sha256("".join(f"{file}{_age(file)}" for file in _results(settings)).encode()).hexdigest()[:16]
 
 
 def _results(settings: Settings) -> list[Path]:
-    """All of them, of whatever model, the newest first."""
+    """Result files of all dreams of any model, newest first."""
     folders = (settings.data_dir / "dreams", settings.data_dir / "jobs")
     files = [file for parent in folders for file in parent.glob("*/artifacts/result.json")]
     return sorted(files, key=_age)

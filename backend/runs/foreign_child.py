@@ -1,8 +1,8 @@
 """Child process that reads a run of unknown origin: ``python -m tokenpaths.backend.runs.foreign_child <file>
 <megabytes>``.
 
-Its last line is JSON: ``{"problem": null, "memory": false}``, or a sentence and whether it ran out of memory. It may
-die instead, which is an answer too.
+Its last line of output is JSON, ``{"problem": null | sentence, "memory": whether it ran out of memory}``. A crash is
+also a result.
 """
 
 from __future__ import annotations
@@ -41,11 +41,15 @@ QUESTIONS: dict[str, Callable[[Run], Any]] = {
     "export of tokens": lambda run: sum(len(part) for part in run.export("token", "csv")),
     "export of samples": lambda run: sum(len(part) for part in run.export("sample", "csv")),
 }
-"""what views ask; a run that fails at one of them is not whole"""
+"""queries of the page's views; a run that fails one of them is not complete"""
 
 
 def problem_of(file: Path) -> str | None:
-    """What is wrong with the run, in a sentence; None for nothing. NotEnoughMemory or MemoryError: not known."""
+    """The problem with a run as a sentence, or None.
+
+    Raises:
+        NotEnoughMemory, MemoryError: Nothing can be said about the file.
+    """
     from tokenpaths.engine.base.errors import NotEnoughMemory, RunFileError, RunNotFound, UserError
     from tokenpaths.engine.store.ask.run import Run
     from tokenpaths.engine.store.file.verification import verify_run
@@ -59,7 +63,7 @@ def problem_of(file: Path) -> str | None:
                 except (RunFileError, RunNotFound, MemoryError):
                     raise
                 except UserError:
-                    continue  # a run need not have losses, labels or edges; and the server has limits of its own
+                    continue  # a run need not have losses, labels or edges; and the server checks limits itself
                 except Exception as error:
                     return (
                         f"{file.name} is damaged: its {name} cannot be read ({type(error).__name__}); "
@@ -75,7 +79,7 @@ def problem_of(file: Path) -> str | None:
 
 
 def answer_about(file: Path) -> dict[str, Any]:
-    """``problem``, and ``memory``: whether it failed for want of memory, which says nothing of the file."""
+    """``problem``, and ``memory``: whether reading ran out of memory, which says nothing about the file."""
     from tokenpaths.engine.base.errors import NotEnoughMemory
 
     try:
@@ -90,6 +94,6 @@ if __name__ == "__main__":
 
     die_with_parent()
     confine(int(sys.argv[2]), threads=True)
-    refuse_the_rest()  # where that cannot be done, limits remain; `tokenpaths doctor` says so
-    limit_memory(int(sys.argv[2]) // 2)  # the rest is for Python, its libraries and the stacks of threads
+    refuse_the_rest()  # if the sandbox is unavailable, the limits remain; `tokenpaths doctor` reports it
+    limit_memory(int(sys.argv[2]) // 2)  # the remaining memory is for Python, its libraries and thread stacks
     print(json.dumps(answer_about(Path(sys.argv[1]))))

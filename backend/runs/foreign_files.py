@@ -1,10 +1,11 @@
 """Reads run files of unknown origin in a confined child process before they are opened here.
 
 See ``tokenpaths.engine.base.trusted_files`` for what counts as known. The child has no secrets in its environment,
-writes nothing, opens no connection and has limits on memory and time; a file that it survives is marked as known.
+writes nothing, opens no connection and has limits on memory and time; a file that it reads without a problem is marked
+as known.
 
-Reading takes a second or more per file. Opening one run waits for it (``problem``); listing all runs has them read in
-the background, one after the other (``status``, ``read_in_background``).
+Reading takes a second or more per file. Opening one run waits for it (``problem``); listing all runs queues them to be
+read in the background, one after the other (``status``, ``read_in_background``).
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 MEMORY_MEGABYTES = 4096
 BYTES_PER_SECOND = 20e6
-"""read at least; on top of the limit for small files"""
+"""minimum reading speed, in addition to the time limit for small files"""
 MOST_OUTPUT_BYTES = 65_536
-"""longest output of the child that is read: a child that was taken over could fill this process's memory"""
+"""maximum output of the child that is read: a compromised child could otherwise fill this process's memory"""
 AGAIN_SECONDS, LATEST_AGAIN_SECONDS = 60.0, 3600.0
-"""when a run is tried again whose reading failed for want of memory or time: then, and each time four times later"""
+"""retry delays in seconds after a reading failed for lack of memory or time: the first, quadrupled each time up to the
+last
+"""
 Identity = tuple[int, int, int]
 
 
@@ -47,27 +50,27 @@ class Refusal:
 
     sentence: str
     passing: bool = False
-    """for want of memory or time, which there may be later; else the file alone is the reason"""
+    """temporary, for lack of memory or time; otherwise the file itself is the reason"""
 
 
 @dataclass(frozen=True)
 class FileStatus:
-    """What is known of a run file without reading it."""
+    """State of a run file that is known without reading it."""
 
     state: Literal["known", "refused", "unread"]
     sentence: str | None = None
-    """of one that is refused"""
+    """reason of a refusal"""
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """How a reading ended, of a file as it was then."""
+    """Result of a reading, with the identity of the file at that time."""
 
     identity: Identity
     refusal: Refusal | None
     tries: int
     again_at: float
-    """monotonic seconds; infinity: not before the file changes"""
+    """monotonic seconds; infinity: only when the file changes"""
 
 
 class ForeignFiles:
@@ -76,7 +79,8 @@ class ForeignFiles:
     def __init__(self, limit_s: float, memory_megabytes: int = MEMORY_MEGABYTES) -> None:
         self.limit_s, self.memory_megabytes = limit_s, memory_megabytes
         self._read_at: dict[Path, float] = {}
-        """when (seconds since 1970) this process has read a file to its end: marks cannot always be written"""
+        """file → seconds since 1970 when this process finished reading it, since trust marks cannot always be written
+        """
         self._outcomes: dict[Path, _Outcome] = {}
         self._reading: dict[tuple[Path, Identity], Future[str | None]] = {}
         self._children: set[subprocess.Popen[bytes]] = set()
@@ -86,9 +90,10 @@ class ForeignFiles:
         self._lock = threading.Lock()
 
     def problem(self, file: Path) -> str | None:
-        """What is wrong with the run ``file``, in a sentence; None where it may be opened. Reads it if need be.
+        """The problem with the run ``file`` as a sentence; None if it may be opened. Reads the file if necessary.
 
-        Raises OSError where there is no such file.
+        Raises:
+            OSError: There is no such file.
         """
         info = os.stat(file)
         with self._lock:
@@ -112,22 +117,22 @@ class ForeignFiles:
         return future.result()
 
     def status(self, file: Path) -> FileStatus:
-        """What is known of the run ``file`` without reading it (raises OSError where there is no such file)."""
+        """The known state of the run ``file``, without reading it; raises OSError if there is no such file."""
         info = os.stat(file)
         with self._lock:
             return self._status(file, info)
 
     def may_pass(self, file: Path) -> bool:
-        """Whether a run is refused for want of memory or time alone, which says nothing of the file."""
+        """Whether a run is refused only for lack of memory or time, which says nothing about the file."""
         outcome = self._outcomes.get(file)
         return outcome is not None and outcome.refusal is not None and outcome.refusal.passing
 
     def read_at(self, file: Path) -> float:
-        """When (seconds since 1970) the run ``file`` was read for the first time, here or by another process; or 0."""
+        """When the run ``file`` was first read, by any process, in seconds since 1970; 0 if never."""
         return max(self._read_at.get(file, 0.0), read_at(file))
 
     def count_unread(self) -> int:
-        """How many runs are being read, or wait for it."""
+        """Number of runs being read or waiting to be read."""
         with self._lock:
             return len(self._waiting.keys() | {file for file, _ in self._reading})
 
@@ -142,7 +147,7 @@ class ForeignFiles:
         return FileStatus("refused" if time.monotonic() < outcome.again_at else "unread", outcome.refusal.sentence)
 
     def read_in_background(self, files: Iterable[Path]) -> None:
-        """Read ``files`` in the background, in this order; who asks for one of them meanwhile does not wait for it."""
+        """Queue ``files`` to be read in the background, in this order; ``problem`` does not wait for the queue."""
         with self._lock:
             self._waiting = dict.fromkeys(files)
             if self._waiting and self._reader is None and not self._closed:
@@ -172,7 +177,7 @@ class ForeignFiles:
                 same = _identity(os.stat(file)) == _identity(info)
             except OSError:
                 same = False
-            if self._closed or not same:  # what is there now, if anything, is another run
+            if self._closed or not same:  # the path now holds another run, if any
                 return refusal.sentence if refusal is not None else None
             tries = before.tries + 1 if before is not None and before.identity == _identity(info) else 1
             again_at = float("inf")
@@ -190,14 +195,14 @@ class ForeignFiles:
         return read_apart(file, limit_s, self.memory_megabytes, self._children)
 
     def forget(self, file: Path) -> None:
-        """Of a run that was deleted nothing is kept."""
+        """Drop all state of a deleted run."""
         with self._lock:
             self._outcomes.pop(file, None)
             self._read_at.pop(file, None)
             self._waiting.pop(file, None)
 
     def close(self) -> None:
-        """Stop reading; a process that reads just now is ended."""
+        """Stop reading and terminate the current child process."""
         with self._lock:
             self._closed = True
             self._waiting.clear()
@@ -212,12 +217,12 @@ def _identity(info: os.stat_result) -> Identity:
 
 
 def foreign_files_of(settings: Settings) -> ForeignFiles | None:
-    """The reader of runs from elsewhere that ``settings`` ask for; None where they ask for none."""
+    """The reader of foreign runs configured by ``settings``; None if it is switched off."""
     return ForeignFiles(settings.check_seconds, settings.check_megabytes) if settings.check_runs else None
 
 
 def child_command(file: Path, memory_megabytes: int) -> list[str]:
-    """What is started for one file."""
+    """Command line of the child process for one file."""
     return [sys.executable, "-P", "-m", "tokenpaths.backend.runs.foreign_child", str(file), str(memory_megabytes)]
 
 
@@ -227,9 +232,13 @@ def read_apart(
     memory_megabytes: int = MEMORY_MEGABYTES,
     children: set[subprocess.Popen[bytes]] | None = None,
 ) -> Refusal | None:
-    """What a process of its own says of the run ``file``, or that it died of it; None where it may be opened.
+    """Read the run ``file`` in a child process.
 
-    ``children``: holds the process as long as it lives, for whoever has to end it.
+    Args:
+        children: Holds the process while it lives, so that the caller can terminate it.
+
+    Returns:
+        The problem that the child reports, or that it died; None if the run may be opened.
     """
     try:
         child = subprocess.Popen(

@@ -1,8 +1,8 @@
-"""Run files of the data folder: opened once, replaced and deleted ones noticed, broken ones set apart.
+"""Registry of the run files of the data folder: opens each once and notices replaced, deleted and broken files.
 
-A run is sealed by rename and never changes afterwards, so (inode, size, time) of its file tells whether it is still
-the same run. A file that cannot be read is remembered as such. A foreign one that was not read yet is listed as such,
-and read in the background (``tokenpaths.backend.runs.foreign_files``).
+A run is sealed by rename and never changes afterwards, so (inode, size, time) of its file identifies it. A file that
+cannot be read is remembered with its problem. A foreign run that was not read yet is listed as such and read in the
+background (``tokenpaths.backend.runs.foreign_files``).
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ if TYPE_CHECKING:
 Card = dict[str, Any]
 LOOK_AGAIN_SECONDS = 5.0
 CLOCKS_APART_S = 0.05
-"""a file's time may be so much behind the clock"""
+"""how far a file's modification time may lag behind the clock, in seconds"""
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Entry:
-    """One run file as it was when it was opened."""
+    """An opened run file with the identity it had then."""
 
     identity: str
     run: Run | None = None
     problem: str | None = None
     looked_at: float = -math.inf
-    """when the problem was found, so that one that passes (too many open files) is not for ever"""
+    """when the problem was found, so that a temporary one (too many open files) is retried"""
     users: int = 0
     retired: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 def file_identity(path: Path) -> str:
-    """A word that is equal as long as the file is the same sealed run (raises OSError)."""
+    """A string that stays equal while the file is the same sealed run; raises OSError."""
     info = os.stat(path)
     if not stat.S_ISREG(info.st_mode):
         raise FileNotFoundError(path)
@@ -82,19 +82,19 @@ class RunRegistry:
 
     @classmethod
     def of(cls, settings: Settings, *, time_limit_s: float, max_open: int = 64) -> RunRegistry:
-        """The runs of the data folder of ``settings``; those from elsewhere are read apart first, if it says so."""
+        """Registry of the data folder of ``settings``; reads foreign runs in a child process if configured."""
         return cls(
             settings.runs_dir, time_limit_s=time_limit_s, max_open=max_open, foreign_files=foreign_files_of(settings)
         )
 
     def path(self, run_id: str) -> Path:
-        """Where the file of ``run_id`` lies; Problem 404 for what cannot be a name (no path leaves the folder)."""
+        """Path of the file of ``run_id``; Problem 404 for invalid names, so that no path leaves the folder."""
         if not is_name(run_id):
             raise Problem(404, "no-such-run", f"{run_id[:80]!r} {NO_NAME}", field="run")
         return self.runs_dir / f"{run_id}{RUN_SUFFIX}"
 
     def names(self) -> list[str]:
-        """Names of all run files, sorted; they may be names that no address can hold."""
+        """Names of all run files, sorted; some may be impossible to address in a URL."""
         try:
             files = [entry.name for entry in os.scandir(self.runs_dir)]
         except FileNotFoundError:
@@ -110,7 +110,7 @@ class RunRegistry:
         )
 
     def identity(self, run_id: str) -> str:
-        """The identity of the file now; Problem 404 where there is none."""
+        """The identity of the current file; Problem 404 if there is none."""
         try:
             return file_identity(self.path(run_id))
         except OSError:
@@ -118,7 +118,7 @@ class RunRegistry:
             raise self._missing(run_id) from None
 
     def _missing(self, run_id: str) -> Problem:
-        # What is named like a run, and is none (a folder, a broken link), is no suggestion.
+        # Do not suggest names of what only looks like a run (a folder, a broken link).
         files = (name for name in self.names() if (self.runs_dir / f"{name}{RUN_SUFFIX}").is_file())
         names = list(islice((name for name in files if name != run_id), 20))
         hint = nearest(run_id, names) if names else "there are no runs yet; `tokenpaths trace` makes one."
@@ -126,14 +126,15 @@ class RunRegistry:
 
     @contextmanager
     def lease(self, run_id: str) -> Iterator[Run]:
-        """The open run, which stays open at least as long as the block.
+        """The open run, kept open for the duration of the block.
 
-        Raises Problem 404 where there is no such file and 409 where it cannot be read.
+        Raises:
+            Problem: 404 if there is no such file, 409 if it cannot be read.
         """
         entry = self._entry(run_id)
         try:
             if entry.run is None:
-                self.identity(run_id)  # deleted while it was being opened: that is no damage, it is gone
+                self.identity(run_id)  # deleted while it was being opened: not damaged, but gone
                 raise Problem(409, "unreadable-run", str(entry.problem), field="run")
             yield entry.run
         finally:
@@ -143,14 +144,19 @@ class RunRegistry:
 
     @contextmanager
     def foreign_run_errors(self, *run_ids: str) -> Iterator[None]:
-        """Turn an unforeseen error of the block into Problem 409 where one of the runs was not sealed here.
+        """Turn an unexpected error of the block into Problem 409 if one of the runs is foreign.
 
-        A foreign run may hold any numbers, also inconsistent ones. With runs that were all sealed here, an unforeseen
-        error is a fault of this program and stays one.
+        A foreign run may hold inconsistent numbers. With runs sealed here an unexpected error is a bug and is not
+        caught.
         """
         try:
             yield
-        except (Problem, UserError, OSError, MemoryError):  # said already; or the fault of a disk, a pipe, a machine
+        except (
+            Problem,
+            UserError,
+            OSError,
+            MemoryError,
+        ):  # already reported, or a fault of a disk, a pipe or the machine
             raise
         except Exception as error:
             foreign = [run_id for run_id in run_ids if is_name(run_id) and not self._sealed_here(run_id)]
@@ -166,7 +172,7 @@ class RunRegistry:
             ) from error
 
     def must_be_read(self, run_id: str) -> bool:
-        """Whether asking for the run would wait for its first reading."""
+        """Whether opening the run would wait for its first reading."""
         try:
             return (
                 self.foreign_files is not None and is_name(run_id) and self._status(self.path(run_id)).state == "unread"
@@ -175,7 +181,7 @@ class RunRegistry:
             return False
 
     def read_first(self, run_id: str) -> None:
-        """Wait for the first reading of a foreign run; opening the run reports how it ended."""
+        """Wait for the first reading of a foreign run; opening the run reports the result."""
         if self.foreign_files is not None:
             with suppress(OSError):
                 self.foreign_files.problem(self.path(run_id))
@@ -183,16 +189,16 @@ class RunRegistry:
     def _sealed_here(self, run_id: str) -> bool:
         try:
             return is_sealed_here(self.path(run_id))
-        except OSError:  # deleted meanwhile: nobody knows any more
+        except OSError:  # deleted meanwhile
             return True
 
     def ask(self, run_id: str, question: Callable[[Run], Any]) -> Any:
-        """``question`` answered by the open run."""
+        """The result of ``question`` for the open run."""
         with self.lease(run_id) as run:
             return question(run)
 
     def _entry(self, run_id: str) -> Entry:
-        """The entry of a run, opened or known to be broken, with one more user."""
+        """The entry of a run, opened or with its problem, with one more user."""
         path = self.path(run_id)
         with self._lock:
             identity = self.identity(run_id)
@@ -203,7 +209,7 @@ class RunRegistry:
             self._entries.move_to_end(run_id)
             entry.users += 1
             self._shrink()
-        with entry.lock:  # only those who want this file wait for it to open
+        with entry.lock:  # only requests for this file wait until it is open
             if entry.run is None and time.monotonic() - entry.looked_at > LOOK_AGAIN_SECONDS:
                 self._open(entry, path)
         return entry
@@ -221,7 +227,7 @@ class RunRegistry:
             entry.problem = f"Run {path.stem} took too long to open, the machine is busy; try again in a moment."
         except UserError as error:
             entry.problem = str(error)
-        except Exception as error:  # a broken file can break anywhere in the reader
+        except Exception as error:  # a broken file can raise anything in the reader
             entry.problem = (
                 f"The file of run {path.stem} cannot be read ({type(error).__name__}); "
                 "copy it anew, trace again or delete it."
@@ -229,7 +235,7 @@ class RunRegistry:
         entry.looked_at = time.monotonic()
 
     def _shrink(self) -> None:
-        """Close the longest unused files where too many are open (with the lock held)."""
+        """Close the least recently used files when too many are open; call with the lock held."""
         idle = [name for name, entry in self._entries.items() if entry.users == 0]
         for name in idle[: max(0, len(self._entries) - self.max_open)]:
             self.forget(name)
@@ -250,7 +256,7 @@ class RunRegistry:
     def cards(self, *, wait: bool = True) -> list[Card]:
         """A card for every run file, newest first; unreadable ones last, with a sentence.
 
-        Without ``wait``, runs that must be read first are listed as ``being_read``, and read in the background.
+        Without ``wait``, foreign runs that were not read yet are listed as ``being_read`` and read in the background.
         """
         cards = [card for card in (self.card(name, wait=wait) for name in self.names()) if card is not None]
         if not wait:
@@ -271,7 +277,7 @@ class RunRegistry:
         self.foreign_files.read_in_background(sorted(files, key=changed, reverse=True))  # newest first
 
     def card(self, run_id: str, *, wait: bool = True) -> Card | None:
-        """The card of one run, remembered until its file changes; None when it was deleted meanwhile."""
+        """The card of one run, cached until its file changes; None if it was deleted meanwhile."""
         from tokenpaths.engine.store.ask.topics.overview import run_card
 
         if not is_name(run_id):
@@ -299,7 +305,7 @@ class RunRegistry:
         return self.foreign_files.status(file) if self.foreign_files is not None else FileStatus("known")
 
     def folder_identity(self) -> str:
-        """A word that changes when any run comes, goes, is replaced or has been read for the first time."""
+        """A string that changes when any run is added, removed, replaced or read for the first time."""
         parts = []
         for name in self.names():
             file = self.runs_dir / f"{name}{RUN_SUFFIX}"
@@ -309,15 +315,15 @@ class RunRegistry:
                 continue
         with self._lock:
             broken = any(entry.problem for entry in self._entries.values())
-        if broken:  # a problem may pass: the list is made anew as often as such a file is looked at again
+        if broken:  # a problem may be temporary: list again as often as such a file is retried
             parts.append(str(int(time.monotonic() / LOOK_AGAIN_SECONDS)))
         return hashlib.sha256("".join(parts).encode()).hexdigest()[:24]
 
     def place(self, card: Card, at: float) -> tuple[str, str]:
-        """Where a run stood in a list that was begun ``at`` (seconds since 1970): as ``card_key``.
+        """The ``card_key`` of a run in a listing begun at ``at`` (seconds since 1970).
 
-        Who pages through a list finds each run once, also one that was read for the first time meanwhile and has
-        got the date by which it is sorted.
+        Keeps paging stable: each run is listed once, even if it was read for the first time meanwhile and only then got
+        the date by which it is sorted.
         """
         run_id = str(card["run"])
         if self.foreign_files is None or not is_name(run_id):
@@ -326,7 +332,7 @@ class RunRegistry:
         return ("", run_id) if read_at > at - CLOCKS_APART_S else card_key(card)
 
     def delete(self, run_id: str) -> None:
-        """Unlink the file of a run; of two who delete at once, one gets Problem 404."""
+        """Unlink the file of a run; of two concurrent calls one gets Problem 404."""
         path = self.path(run_id)
         self.forget(run_id)
         try:
@@ -339,16 +345,16 @@ class RunRegistry:
             self.foreign_files.forget(path)
 
     def count_unread(self) -> int:
-        """How many runs from elsewhere are being read for the first time, or wait for it."""
+        """Number of foreign runs being read for the first time or waiting for it."""
         return self.foreign_files.count_unread() if self.foreign_files is not None else 0
 
     def count_open(self) -> int:
-        """How many files are open now."""
+        """Number of open files."""
         with self._lock:
             return sum(entry.run is not None for entry in self._entries.values())
 
     def close(self) -> None:
-        """Close everything that nobody uses, and stop reading in the background."""
+        """Close all unused files and stop background reading."""
         if self.foreign_files is not None:
             self.foreign_files.close()
         for name in list(self._entries):
@@ -356,7 +362,7 @@ class RunRegistry:
 
 
 def _checked_card(run: Run) -> Card:
-    """The card as the list will show it: one that is none must not spoil the list of all."""
+    """The validated card for the list: an invalid one must not break the whole list."""
     from tokenpaths.engine.store.ask.schemas.run_schema import Card as CardSchema
 
     card = run.card()
@@ -371,5 +377,5 @@ NO_NAME = (
 
 
 def card_key(card: Card) -> tuple[str, str]:
-    """Sorts runs by age, then name."""
+    """Sort key of runs: age, then name."""
     return str(card.get("created_at") or ""), str(card["run"])

@@ -1,4 +1,4 @@
-"""Saved searches: one small JSON file each in ``<data_dir>/searches``, so that two writers never collide."""
+"""Saved searches: one small JSON file each in ``<data_dir>/searches``, so that concurrent writers never conflict."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _FIELD = re.compile(r"[a-z_]{1,40}")
 
 
 def searches_dir(data_dir: Path) -> Path:
-    """Their folder; made when the first one is saved."""
+    """The folder of saved searches; created by the first save."""
     return data_dir / "searches"
 
 
 def list_searches(data_dir: Path) -> list[dict[str, Any]]:
-    """All of them by name; what is no search of ours is left out."""
+    """All saved searches by name; invalid files are skipped."""
     searches = []
     for file in sorted(searches_dir(data_dir).glob("*.json")):
         search = _read(file)
@@ -34,7 +34,7 @@ def list_searches(data_dir: Path) -> list[dict[str, Any]]:
 
 
 def get_search(data_dir: Path, name: str) -> dict[str, Any]:
-    """One of them; Problem 404 where there is none of this name."""
+    """One saved search; Problem 404 if there is none of this name."""
     search = _read(_file(data_dir, name))
     if search is None:
         raise _no_search(name)
@@ -42,7 +42,9 @@ def get_search(data_dir: Path, name: str) -> dict[str, Any]:
 
 
 def put_search(data_dir: Path, name: str, query: dict[str, str]) -> tuple[dict[str, Any], bool]:
-    """Save it, over an older one of this name; whether it is new. Problem 409 where there are too many."""
+    """Save a search, replacing one of the same name; returns it and whether it is new. Problem 409 when there are too
+    many.
+    """
     file = _file(data_dir, name)
     new = not file.exists()
     if new and len(list(searches_dir(data_dir).glob("*.json"))) >= MOST_SEARCHES:
@@ -53,7 +55,7 @@ def put_search(data_dir: Path, name: str, query: dict[str, str]) -> tuple[dict[s
 
 
 def delete_search(data_dir: Path, name: str) -> None:
-    """Forget it; Problem 404 where there is none of this name."""
+    """Delete a saved search; Problem 404 if there is none of this name."""
     try:
         _file(data_dir, name).unlink()
     except FileNotFoundError:
@@ -61,7 +63,7 @@ def delete_search(data_dir: Path, name: str) -> None:
 
 
 def check_query(data: bytes) -> dict[str, str]:
-    """The query of a body ``{"query": {…}}``; Problem 422 that names the field."""
+    """Parse and validate a body ``{"query": {…}}``; Problem 422 with the name of the field."""
     values = json_body(data)
     if not isinstance(values, dict) or set(values) != {"query"} or not isinstance(values["query"], dict):
         raise Problem(

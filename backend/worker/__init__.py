@@ -1,1 +1,1 @@
-"""The engine worker: the process that holds models, and how the API talks to it."""
+"""The engine worker: the process that holds models, and the API's client for it."""

@@ -1,4 +1,4 @@
-"""HTTP client of the API for the engine worker; an absent worker is a 503 problem, never a traceback."""
+"""HTTP client of the API for the engine worker; an unreachable worker is a 503 problem, never a traceback."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokenpaths.backend.worker.worker import SECRET_HEADER
 
 LOOK_SECONDS = 1.0
 LIST_SECONDS = 10.0
-"""for what takes the worker a moment: one that is just starting would keep every view with a list of models waiting"""
+"""timeout of quick requests, so that a worker that is just starting does not block every view with a list of models"""
 
 
 class WorkerClient:
@@ -32,30 +32,30 @@ class WorkerClient:
             base_url=self.url,
             headers={SECRET_HEADER: secret},
             timeout=httpx.Timeout(settings.trace_seconds, connect=2.0),
-            trust_env=False,  # a proxy of the environment must not see the secret
+            trust_env=False,  # ignore proxies of the environment: they must not see the secret
         )
 
     async def models(self) -> dict[str, Any]:
-        """{"models": [row …]}"""
+        """``{"models": [row, …]}``."""
         return await self._call("GET", "/models", limit_s=LIST_SECONDS)
 
     async def model(self, name: str) -> dict[str, Any]:
-        """The row of one model with its config and card."""
+        """The row of one model with its configuration and card."""
         return await self._call("GET", f"/models/{name}", limit_s=LIST_SECONDS)
 
     async def trace(self, form: TraceForm) -> dict[str, Any]:
-        """Trace one sample; the answer of ``POST /traces``."""
+        """Trace one sample; returns the response of ``POST /traces``."""
         if form.text is not None:
             query, content = {"kind": "text"}, form.text.encode()
         else:
             query, content = {"kind": "image"}, form.image or b""
-        controls = json.dumps(form.controls).encode()  # first in the body: they may be too long for an address
+        controls = json.dumps(form.controls).encode()  # in the body: controls may be too long for a URL
         query |= {"model": form.model, "source": form.file_name or "upload", "controls_bytes": str(len(controls))}
         query["purpose"] = form.purpose
         return await self._call("POST", "/traces", params=query, content=controls + content)
 
     async def look(self, metrics: Metrics) -> None:
-        """Note whether the worker answers, and how full its GPUs are; never raises and waits for a second at most."""
+        """Update the metrics of worker availability and GPU memory; never raises and waits at most a second."""
         try:
             answer = (await self.client.get("/healthz", timeout=LOOK_SECONDS)).json()
             gpus = answer["gpus"]
@@ -69,7 +69,7 @@ class WorkerClient:
                 metrics.gpu_memory.labels(gpu["device"], what).set(gpu[what])
 
     async def _call(self, method: str, path: str, limit_s: float | None = None, **options: Any) -> dict[str, Any]:
-        """``limit_s``: of a small question; else as long as a trace may take."""
+        """Send a request; ``limit_s`` is the timeout of a quick request, by default that of a trace."""
         if limit_s is not None:
             options["timeout"] = httpx.Timeout(min(limit_s, self.limit_s), connect=2.0)
         try:
@@ -105,7 +105,7 @@ class WorkerClient:
 
 
 def relayed(status: int, body: Any) -> Problem:
-    """The worker's problem as one of ours; what only API and worker have to settle becomes a 503."""
+    """The worker's problem for the client; problems between API and worker become a 503."""
     if not isinstance(body, dict) or "detail" not in body or status == 401:
         return worker_away()
     kind = str(body.get("type", "")).removeprefix("urn:tokenpaths:") or "worker"
@@ -114,7 +114,7 @@ def relayed(status: int, body: Any) -> Problem:
 
 
 def worker_away() -> Problem:
-    """503 for a worker that does not answer."""
+    """Problem 503 for a worker that does not respond."""
     return Problem(
         503,
         "worker-away",

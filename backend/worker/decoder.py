@@ -1,7 +1,7 @@
-"""Decodes untrusted images in a child process with little memory, no files, no torch and no secrets.
+"""Decodes untrusted images in a child process with little memory, no file access, no torch and no secrets.
 
-``Decoder`` (in the worker) starts the child once, talks to it over pipes, and restarts it when it died, was killed for
-its memory or took too long. The child is ``tokenpaths.backend.worker.decoder_child``.
+``Decoder`` (in the worker) starts the child once, talks to it over pipes, and restarts it after it died, was killed for
+memory or timed out. The child is ``tokenpaths.backend.worker.decoder_child``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 KEPT_ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "SYSTEMROOT", "VIRTUAL_ENV", "TMPDIR")
-"""what the child needs to start; tokens and secrets stay out"""
+"""environment variables that the child needs to start; excludes tokens and secrets"""
 
 
 class Decoder:
@@ -35,12 +35,16 @@ class Decoder:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start the child now, so that the first image does not wait for it."""
+        """Start the child in advance, so that the first image does not wait for it."""
         with self._lock:
             self._running()
 
     def decode(self, data: bytes) -> Image:
-        """The image in ``data`` as RGB, upright. Raises Problem 413, 415, 422 (see ``data.images``) or 503."""
+        """Decode ``data`` to an upright RGB image.
+
+        Raises:
+            Problem: 413, 415, 422 (see ``data.images``) or 503.
+        """
         from PIL import Image
 
         if not self._lock.acquire(timeout=self.limit_s):
@@ -56,7 +60,7 @@ class Decoder:
     def _exchange(self, data: bytes) -> tuple[dict[str, Any], bytes]:
         try:
             return self._ask(data)
-        except EOFError:  # the child was gone, or this image ended it: a second child tells which
+        except EOFError:  # the child was already gone, or this image killed it: a second child distinguishes the two
             log.warning("the decoder process died; trying once more")
         try:
             return self._ask(data)
@@ -64,7 +68,7 @@ class Decoder:
             raise _undecodable("needs more memory than its reader may use") from None
 
     def _ask(self, data: bytes) -> tuple[dict[str, Any], bytes]:
-        """One question to the child; EOFError when it dies over it, Problem 422 when it takes too long."""
+        """Send one request to the child; EOFError when it dies, Problem 422 on timeout."""
         child = self._running()
         late = threading.Event()
 
@@ -116,7 +120,7 @@ class Decoder:
         child.wait()
 
     def close(self) -> None:
-        """End the child."""
+        """Stop the child."""
         with self._lock:
             self._stop()
 

@@ -1,7 +1,7 @@
-"""Child process that decodes images: ``python -m tokenpaths.backend.worker.decoder_child <megabytes>``; few imports.
+"""Child process that decodes images: ``python -m tokenpaths.backend.worker.decoder_child <megabytes>``.
 
-Frames, both ways: 8 bytes length (big endian), then as many bytes. A request is the file's bytes. An answer is one line
-of JSON, then raw RGB pixels, row by row.
+Imports little, to start fast. Frames in both directions: 8 bytes length (big endian), then the payload. A request is
+the image file. A response is one line of JSON, then raw RGB pixels in row-major order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def write_frame(pipe: IO[bytes], data: bytes) -> None:
 
 
 def read_frame(pipe: IO[bytes]) -> bytes:
-    """Receive one frame; EOFError when the other side is gone."""
+    """Receive one frame; EOFError when the pipe is closed."""
     head = pipe.read(8)
     length = int.from_bytes(head, "big")
     if len(head) < 8 or length > MAX_FRAME_BYTES:
@@ -34,12 +34,12 @@ def read_frame(pipe: IO[bytes]) -> bytes:
 
 
 def serve(memory_megabytes: int) -> None:
-    """The child: decode until the pipe closes."""
+    """Main loop of the child: decode until the pipe closes."""
     from tokenpaths.backend.worker.syscalls import die_with_parent, refuse_the_rest
     from tokenpaths.engine.base.errors import UserError
     from tokenpaths.engine.data.images import decode_upload
 
-    die_with_parent()  # nobody else would end an image that takes for ever
+    die_with_parent()  # without the parent nothing would stop an image that takes too long
     confine(memory_megabytes)
     refuse_the_rest()
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
@@ -61,10 +61,10 @@ def serve(memory_megabytes: int) -> None:
 
 
 def confine(memory_megabytes: int, *, threads: bool = False) -> None:
-    """Limit what this process can do, as far as the system knows limits (POSIX); ``threads``: it may start some."""
+    """Limit the resources of this process where the system supports it (POSIX); ``threads``: it may start some."""
     try:
         import resource
-    except ImportError:  # Windows: the time limit of the parent remains
+    except ImportError:  # Windows: only the parent's time limit applies
         return
     limits = {
         "RLIMIT_AS": memory_megabytes * 2**20,

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints that jobs may use, from the folder that ``huggingface_dir`` names."""
+"""Hugging Face checkpoints available to jobs, from the folder ``huggingface_dir``."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def folder_identity(folder: Path) -> Identity:
 
 
 class HuggingFaceModels:
-    """Those that a worker has loaded, kept as its other models are. Used by the model thread alone."""
+    """Cache of loaded Hugging Face models, like the worker's other models. Used only by the model thread."""
 
     def __init__(self, parent: Path | None) -> None:
         self.parent = parent
         self._kept: dict[str, tuple[HuggingFaceModel, Identity]] = {}
 
     def load(self, model: str) -> HuggingFaceModel:
-        """The model of ``hf:<folder>``, loaded once and again only when its files changed.
+        """The model of ``hf:<folder>``, reloaded only when its files change.
 
         Raises:
-            UserError: there is none of that name, or it cannot be opened (``field`` is ``model``).
+            UserError: There is none of that name, or it cannot be opened (``field`` is ``model``).
         """
         from tokenpaths.engine.adapters.huggingface.inspection import find_model
         from tokenpaths.engine.adapters.huggingface.loading import load
@@ -40,16 +40,16 @@ class HuggingFaceModels:
         folder = checkpoint_folder(self.parent, model)
         identity = folder_identity(folder)
         if model not in self._kept or self._kept[model][1] != identity:
-            self._kept.pop(model, None)  # the old one goes first: there may be no room for two
+            self._kept.pop(model, None)  # free the old one first: there may not be memory for two
             self._kept[model] = (load(find_model(f"{PREFIX}{folder}"), twin=False), identity)
         return self._kept[model][0]
 
 
 def huggingface_details(parent: Path | None, model: str) -> dict[str, Any]:
-    """What ``config.json`` says of such a checkpoint, as ``GET /models/{model}`` shows it; reads no weights.
+    """Details of a checkpoint from its ``config.json``, as ``GET /models/{model}`` shows them; reads no weights.
 
     Raises:
-        Problem: 404, and what is missing: the setting, the folder, or experts.
+        Problem: 404; the message names what is missing: the setting, the folder, or experts.
     """
     from tokenpaths.engine.families.family_controls import ExpertControls
 

@@ -1,12 +1,11 @@
-"""System calls that a process which reads a stranger's bytes can do without are taken from it, for good.
+"""Seccomp filter that permanently removes unneeded system calls from a process that parses untrusted bytes.
 
-A filter of the Linux kernel (seccomp): whoever takes such a process over through a fault of a decoder or of DuckDB
-gets no connection, no other program, no other process, no file to write and none to delete. It can still read what its
-user may read, and answer its parent through the pipe that it has. Limits on memory, time and open files are set beside
-it (``decoder_child.confine``).
+An attacker who takes over such a process through a bug of an image decoder or of DuckDB cannot open a connection, start
+a program or process, or write or delete a file. The process can still read what its user may read, and write to the
+pipe of its parent. Limits on memory, time and open files are set in addition (``decoder_child.confine``).
 
-Numbers of system calls differ between processors: known here for x86-64 alone; elsewhere the limits remain.
-``python -m tokenpaths.backend.worker.syscalls`` tries all of it out in its own process and prints one JSON object.
+System call numbers differ between processors; only x86-64 is supported, elsewhere just the limits apply. ``python -m
+tokenpaths.backend.worker.syscalls`` tests the filter in its own process and prints one JSON object.
 """
 
 from __future__ import annotations
@@ -114,11 +113,14 @@ REFUSED: dict[str, tuple[int, ...]] = {
 }
 """numbers of x86-64: socket … accept4; fork, vfork, execve(at), unshare, setns; kill, ptrace …; truncate … mkdirat …"""
 _UNKNOWN = (435, 437)
-"""clone3 and openat2 take their flags from memory, where no filter sees them: as on an older kernel, libraries then
-use clone and openat"""
+"""clone3 and openat2 take their flags from memory, which a filter cannot read: reported as missing (as on an older
+kernel), so that libraries use clone and openat
+"""
 _CLONE, _OPEN, _OPENAT, _TGKILL, _PRLIMIT, _FCNTL = 56, 2, 257, 234, 302, 72
 _OWNERS = (8, 15)
-"""F_SETOWN, F_SETOWN_EX: who is told by a signal, of any number, that a pipe can be read; any process of the user"""
+"""F_SETOWN, F_SETOWN_EX: choose which process gets a signal when a pipe is readable; could signal any process of the
+user
+"""
 
 
 def _instruction(code: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
@@ -126,7 +128,7 @@ def _instruction(code: int, value: int, then: int = 0, otherwise: int = 0) -> by
 
 
 def filter_program(process: int) -> bytes:
-    """The filter for ``process``, as the kernel wants it: instructions of 8 bytes, jumps only forward."""
+    """The BPF filter for ``process``: instructions of 8 bytes, forward jumps only."""
     refuse, allow = _instruction(_RETURN, _REFUSE | errno.EPERM), _instruction(_RETURN, _ALLOW)
     program = [
         _instruction(_LOAD, _MACHINE),
@@ -144,11 +146,11 @@ def filter_program(process: int) -> bytes:
         (_OPEN, 1, _instruction(_ANY_BIT, _OPEN_TO_WRITE, 1)),
         (_OPENAT, 2, _instruction(_ANY_BIT, _OPEN_TO_WRITE, 1)),
         (_CLONE, 0, _instruction(_ANY_BIT, _THREAD, 0, 1)),
-        (_TGKILL, 0, _instruction(_EQUAL, process, 0, 1)),  # abort() sends the signal to itself
+        (_TGKILL, 0, _instruction(_EQUAL, process, 0, 1)),  # abort() signals its own process
     ):
         low = _instruction(_LOAD, _ARGUMENTS + 8 * argument)
         program += [_instruction(_EQUAL, number, 0, 4), low, test, allow, refuse]
-    # prlimit reads limits where its third argument is a null pointer, of 64 bits, and sets them otherwise.
+    # prlimit only reads limits if its third argument (64 bits) is a null pointer; otherwise it sets them.
     low, high = (_instruction(_LOAD, _ARGUMENTS + 16 + half) for half in (0, 4))
     zero = _instruction(_EQUAL, 0)
     program += [
@@ -176,7 +178,7 @@ class _Program(ctypes.Structure):
 
 
 def refuse_the_rest() -> str | None:
-    """Take those system calls from all threads of this process, for good; None, or why it cannot be done here."""
+    """Install the filter for all threads of this process, irrevocably; returns None, or why it is not possible here."""
     if sys.platform != "linux" or platform.machine() != "x86_64" or struct.calcsize("P") != 8:
         return f"no filter is known for {platform.system()} on {platform.machine()}"
     program = filter_program(os.getpid())
@@ -193,7 +195,7 @@ def refuse_the_rest() -> str | None:
 
 
 def die_with_parent() -> None:
-    """End this process when the thread that started it ends, however that ends; nothing where Linux is not."""
+    """End this process when the thread that started it ends, in whatever way; does nothing outside Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, int(signal.SIGKILL), 0, 0, 0)
 
@@ -208,7 +210,7 @@ def _open_socket_pair() -> None:
 
 
 def tried_out() -> dict[str, bool]:
-    """What this process can do now, tried; a file of its own and a thread are what it is to keep."""
+    """What this process can do now, by trying; opening a file to read and starting a thread must still work."""
     parent = os.getppid()
     tries: dict[str, Callable[[], object]] = {
         "connection": _open_socket,
@@ -229,7 +231,7 @@ def tried_out() -> dict[str, bool]:
             able[name] = True
         except PermissionError:
             able[name] = False
-        except OSError:  # it was let through, and failed for another reason
+        except OSError:  # the call was allowed and failed for another reason
             able[name] = True
     return able
 
@@ -239,7 +241,7 @@ def _place() -> str:
 
 
 def _own_pipe(process: int) -> None:
-    """Have the kernel tell ``process`` of a pipe's news; nothing is written to it."""
+    """Make ``process`` the owner of a pipe (F_SETOWN); nothing is written to it."""
     import fcntl
 
     ends = os.pipe()
@@ -263,6 +265,6 @@ def _thread() -> None:
 
 
 if __name__ == "__main__":
-    tempfile.gettempdir()  # finds out by writing
+    tempfile.gettempdir()  # probes by writing a file, so call it before the filter
     reason = None if sys.argv[1:] == ["without"] else refuse_the_rest()
     print(json.dumps({"reason": reason, "able": tried_out()}))

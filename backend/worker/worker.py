@@ -1,9 +1,9 @@
-"""Engine worker: the process that holds models. The API forwards ``POST /traces`` to it, and it works on jobs.
+"""Engine worker: the process that holds models. The API forwards ``POST /traces`` to it, and it executes jobs.
 
 A small ASGI app on loopback that requires a shared secret. Model work runs in one thread, one trace at a time; images
 are decoded in another process first (``tokenpaths.backend.worker.decoder``). A trace becomes a run file of one sample,
-sealed by rename, which the API then serves. Jobs share the thread in slices of about a second: a trace waits for
-one slice, and a device never does two things at once.
+sealed by rename, which the API then serves. Jobs share the thread in slices of about a second: a trace waits for at
+most one slice, and a device never runs two things at once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 @dataclass
 class Cached:
-    """A loaded model and what its files looked like when it was loaded."""
+    """A loaded model and the identity of its files at that time."""
 
     model: LoadedModel
     identity: tuple[tuple[str, int, int], ...]
@@ -65,12 +65,12 @@ class Cached:
 
 @dataclass
 class Worker:
-    """Models, the one thread that runs them, and the child that decodes images."""
+    """The models, the one thread that runs them, and the child process that decodes images."""
 
     settings: Settings
     models: dict[str, Cached] = field(default_factory=dict)
     listed: tuple[object, list[dict[str, Any]]] | None = None
-    """what the model folders looked like when they were last read, and the rows"""
+    """identity of the model folders when they were last read, and the rows"""
     waiting: int = 0
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class Worker:
         )
 
     async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
-        """``work`` in the model thread; Problem 503 when too many wait already."""
+        """Run ``work`` in the model thread; Problem 503 when too many calls wait already."""
         if self.waiting >= self.settings.trace_queue_length:
             raise busy(f"{self.waiting} traces are waiting already; try again in a moment.", retry_after_s=2)
         self.waiting += 1
@@ -105,7 +105,7 @@ class Worker:
         return [dict(row) for row in self.listed[1]]
 
     def row(self, name: str) -> dict[str, Any]:
-        """The row of one model; Problem 404 that names the nearest."""
+        """The row of one model; Problem 404 that suggests the nearest name."""
         rows = {row["model"]: row for row in self.rows()}
         if name not in rows:
             raise Problem(
@@ -114,7 +114,7 @@ class Worker:
         return rows[name]
 
     def details(self, name: str) -> dict[str, Any]:
-        """The row of one model with its configuration and its card (Markdown), where it has them."""
+        """The row of one model with its configuration and its card (Markdown), if it has them."""
         from tokenpaths.engine.models.family import family_class
 
         if is_huggingface(name):
@@ -130,7 +130,7 @@ class Worker:
         return row | {"config": config, "card": card, "controls": controls}
 
     def load(self, name: str) -> LoadedModel:
-        """The model, loaded once and again only when its files changed. In the model thread only."""
+        """The model, reloaded only when its files change. Call only in the model thread."""
         from tokenpaths.engine.tracing.loaded_model import load_model
 
         folder = self.folder(name)
@@ -141,14 +141,14 @@ class Worker:
         return cached.model
 
     def load_for_job(self, name: str) -> LoadedModel:
-        """As ``load``, with errors in the engine's words. In the model thread only."""
+        """As ``load``, but raises the engine's errors. Call only in the model thread."""
         try:
             return self.load(name)
         except Problem as problem:
             raise UserError(problem.detail, field=problem.field) from None
 
     def folder(self, name: str) -> Path:
-        """The checkpoint folder of a model: the first that has the name; Problem 404 where none has."""
+        """The checkpoint folder of a model: the first match; Problem 404 if there is none."""
         if is_name(name):
             for models_dir in self.settings.all_models_dirs:
                 if (models_dir / name).is_dir():
@@ -159,8 +159,12 @@ class Worker:
     def trace(
         self, name: str, sample: Sample, controls: dict[str, Any] | None = None, purpose: str = "try"
     ) -> dict[str, Any]:
-        """Trace one sample into a run of its own, under ``controls``; ``purpose`` is its split. In the model thread
-        only."""
+        """Trace one sample into a run of its own. Call only in the model thread.
+
+        Args:
+            controls: Controls of the model for this trace.
+            purpose: Stored as the split of the run.
+        """
         began = time.perf_counter()
         model = self.load(name).with_controls(controls)
         self._check(model, name, sample)
@@ -200,7 +204,7 @@ class Worker:
             )
 
     def warm(self, name: str) -> None:
-        """Load a model and push one sample through it, so that the first real one is quick."""
+        """Load a model and run one sample through it, so that the first request is fast."""
         began = time.perf_counter()
         try:
             model = self.load(name)
@@ -238,7 +242,7 @@ def _trace(
 
 
 def _effect(model: LoadedModel, sample: Sample) -> dict[str, Any]:
-    """What the model's controls change of this sample, beside the unchanged pass."""
+    """The effect of the model's controls on this sample, relative to the unedited pass."""
     from tokenpaths.engine.edits.measure import measure_effect
     from tokenpaths.engine.edits.prepared import prepare
 
@@ -256,8 +260,10 @@ def _warm_sample(modality: str) -> Sample:
 
 
 def gpu_memory() -> list[dict[str, Any]]:
-    """(device, used, total) in bytes of each GPU that this process uses; empty where there is none, or not yet."""
-    torch = sys.modules.get("torch")  # health is asked for before anything is loaded
+    """(device, used, total) in bytes for each GPU that this process uses; empty if there is none, or not initialized
+    yet.
+    """
+    torch = sys.modules.get("torch")  # health is requested before anything is loaded
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return []
     found = [(number, *torch.cuda.mem_get_info(number)) for number in range(torch.cuda.device_count())]
@@ -289,7 +295,7 @@ def create_worker(settings: Settings) -> Starlette:
                 if not hmac.compare_digest(request.headers.get(SECRET_HEADER, "").encode(), secret.encode()):
                     raise Problem(401, "worker-secret", f"The worker wants its secret in {SECRET_HEADER}.")
                 return await endpoint(worker, request)
-            except Exception as error:  # the last net: the API relays the problem
+            except Exception as error:  # last resort: the API relays the problem
                 return problem_of(error).response("/api/v1" + request.url.path)
 
         return answer
@@ -311,7 +317,7 @@ def create_worker(settings: Settings) -> Starlette:
 
 @asynccontextmanager
 async def working_on_jobs(worker: Worker) -> AsyncIterator[None]:
-    """Work on jobs between traces; at the end, finish the slice at work and give the job back."""
+    """Execute jobs between traces; on exit, finish the current slice and release the job."""
     settings = worker.settings
     if not settings.worker_jobs:
         yield
@@ -375,6 +381,6 @@ async def _traces(worker: Worker, request: Request) -> Response:
     try:
         return JSONResponse(await worker.in_thread(worker.trace, name, sample, controls, purpose), status_code=201)
     except Problem as problem:
-        if problem.status == 404:  # the address was right, the form field was not
+        if problem.status == 404:  # the address was valid; the form field was not
             problem.status = 422
         raise
