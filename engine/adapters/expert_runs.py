@@ -1,7 +1,7 @@
-"""What every run of a mixture of experts has in common, however its decisions were come by.
+"""Definitions shared by all runs of mixtures of experts, whatever the source of their routing decisions.
 
 A step is a routed layer, a module is an expert of that layer: expert 3 of layer 0 and expert 3 of layer 1 are
-different modules with the same id. Plain numpy: importers need no torch.
+different modules with the same id. Needs numpy only, so importers do not load torch.
 
 Shapes: n tokens, S routed layers, K slots, M experts.
 """
@@ -25,22 +25,22 @@ KIND = "expert"
 
 @dataclass(frozen=True)
 class ExpertLayer:
-    """One routed layer: where it stands in its model, and what it can pick."""
+    """One routed layer: its name and its experts."""
 
     name: str
-    """as the model or the log calls it: ``model.layers.3.mlp.gate``, ``layer 3``"""
+    """module name in the model or log: ``model.layers.3.mlp.gate``, ``layer 3``"""
     num_experts: int
     params_per_expert: int = 0
-    """0 where a log does not say"""
+    """0 if unknown"""
     flops_per_token: int = 0
-    """of one expert; 0 where unknown"""
+    """of one expert; 0 if unknown"""
 
 
 @dataclass(frozen=True)
 class WeightSemantics:
-    """What a weight of this run means; every field ends in ``RunInfo.weight_semantics``.
+    """Meaning of the routing weights of a run; stored in ``RunInfo.weight_semantics``.
 
-    ``weights_recorded`` False: the source gave ids only, 1/K stands in for each weight.
+    ``weights_recorded`` False: the source gave ids only, each weight is set to 1/K.
     """
 
     score_function: Literal["softmax", "sigmoid", "softmax of top-k", "unknown"]
@@ -55,17 +55,17 @@ class WeightSemantics:
     renormalised: bool | None
     """whether the K weights are divided by their sum; None: unknown"""
     bias: bool | None = None
-    """whether a bias that is no part of the weights enters the choice"""
+    """whether a bias that is not part of the weights affects the selection"""
     scale: float = 1.0
-    """the model multiplies the recorded weights by this (``routed_scaling_factor``); not in the weights, which
-    stay in [0, 1]"""
+    """factor that the model applies to the recorded weights (``routed_scaling_factor``); not included in the weights,
+    which stay in [0, 1]"""
     groups: tuple[int, int] | None = None
     """(groups of experts, groups that a token may use), where routing is limited to groups"""
     shared_experts: int | None = None
-    """experts that every token visits; they are no decision and not on the ribbon"""
+    """experts that every token visits; not part of the ribbon"""
     weights_recorded: bool = True
     source: str = ""
-    """what the decisions were read from: the name of a hook point, a file format"""
+    """source of the decisions: a hook point or a file format"""
     note: str = ""
 
     def as_json(self) -> dict[str, Any]:
@@ -77,9 +77,9 @@ class WeightSemantics:
 
 @dataclass(frozen=True)
 class Series:
-    """A run's place among runs of one model in training: which series, and after how many iterations.
+    """Position of a run within a training: name of the series and number of iterations.
 
-    It stands in ``RunInfo.config["series"]`` as ``{"name": …, "iteration": …}``.
+    Stored in ``RunInfo.config["series"]`` as ``{"name": …, "iteration": …}``.
     """
 
     name: str
@@ -91,10 +91,10 @@ class Series:
 
 
 def expert_modules(layers: Sequence[ExpertLayer]) -> list[ModuleInfo]:
-    """One ``ModuleInfo`` for each expert of each layer.
+    """One ``ModuleInfo`` per expert and layer.
 
     Raises:
-        UserError: no layer, or a layer without experts.
+        UserError: there is no layer, or a layer has no experts.
     """
     if not layers:
         raise UserError("there is no routed layer, so there are no decisions to keep", field="layers")
@@ -111,11 +111,11 @@ def expert_modules(layers: Sequence[ExpertLayer]) -> list[ModuleInfo]:
 def by_weight(
     ids: Integer[np.ndarray, "n S K"], weights: Float[np.ndarray, "n S K"]
 ) -> tuple[Integer[np.ndarray, "n S K"], Float[np.ndarray, "n S K"]]:
-    """Slots in order of weight, largest first; equal weights keep the order that they came in."""
+    """Sort slots by weight, largest first; the sort is stable."""
     order = np.argsort(-weights, axis=2, kind="stable")
     return np.take_along_axis(ids, order, axis=2), np.take_along_axis(weights, order, axis=2)
 
 
 def even_weights(ids: Integer[np.ndarray, "n S K"]) -> Float[np.ndarray, "n S K"]:
-    """1/K for each slot: what stands in where a source gives ids only."""
+    """Weights of 1/K for sources that give ids only."""
     return np.full(ids.shape, 1 / ids.shape[2], dtype=np.float32)

@@ -17,12 +17,12 @@ from tokenpaths.engine.tracing.traceable import Traceable
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model that exists, its weights not read yet."""
+    """A model that was located; its weights are not loaded yet."""
 
     name: str
     modality: Modality
     load: Callable[[bool], Traceable]
-    """reads the weights; True: with the untrained twin, where it is not too large"""
+    """loads the weights; True: with the untrained twin unless the model is too large"""
 
 
 def find_traceable(
@@ -32,7 +32,7 @@ def find_traceable(
     dtype: str | None = None,
     controls: Mapping[str, Any] | None = None,
 ) -> FoundModel:
-    """Look a model up; everything that can be refused before its weights are read, is.
+    """Look up a model; raises every error that can be detected before its weights are loaded.
 
     Args:
         model: a name, a folder, or ``hf:`` and a folder or a name on the hub.

@@ -1,4 +1,4 @@
-"""What a run and a shard have in common while they are written: open, then sealed or aborted, once."""
+"""Base class of the writers of runs and shards: open, then sealed or aborted exactly once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the gates of Directional Routing do: ablations, induction, swaps, and what a router sees ahead.
+"""Effects of the gates of Directional Routing: ablations, induction, swapped gates, and lookahead of the router.
 
-Every function runs a model on rows of token ids, T + 1 long: T inputs and their successors.
+Every function runs a model on rows of token ids of length T + 1: T inputs and their successors.
 
 Shapes: B sequences, T tokens, S = T + 1, n positions, L layers, H heads, K directions of a head, C vocabulary entries.
 Source: "Directional Routing in Transformers", sections 3, 4 and 7; METRICS 5.
@@ -40,20 +40,20 @@ def row_losses(logits: Float[Tensor, "B T C"], targets: Int[Tensor, "B T"]) -> F
 def losses(
     model: Directional, rows: Int[Tensor, "B S"], interventions: Interventions | None = None
 ) -> Float[Tensor, "B T"]:
-    """Loss of every position of every row (S = T + 1)."""
+    """Cross-entropy at every position of every row, nats (S = T + 1)."""
     parts = [row_losses(model(x, None, interventions).logits, y) for x, y in _batches(rows)]
     return torch.cat(parts)
 
 
 @torch.inference_mode()
 def gates_of(model: Directional, rows: Int[Tensor, "B T"]) -> Float[np.ndarray, "B L H K"]:
-    """r of every row, mean over its positions where each decides for itself."""
+    """Gates r of every row, averaged over positions if each position decides for itself."""
     return torch.cat([mean_gates(model(x).gates) for x in rows.split(BATCH)]).cpu().numpy()
 
 
 @dataclass(frozen=True)
 class Effect:
-    """A forward pass under an intervention, beside the unchanged one on the same rows."""
+    """Effect of an intervention, relative to the unchanged model on the same rows."""
 
     name: str
     loss: float
@@ -63,12 +63,12 @@ class Effect:
     kl: float
     """KL(unchanged ‖ changed) of the next-token distribution, nats, mean over all positions"""
     top1_changed: float
-    """share of positions whose likeliest next token became another"""
+    """share of positions whose most likely next token changed"""
 
 
 @torch.inference_mode()
 def effects(model: Directional, rows: Int[Tensor, "B S"], interventions: Mapping[str, Interventions]) -> list[Effect]:
-    """The unchanged run ("normal") first, then one row for each intervention."""
+    """One row per intervention, preceded by the unchanged model ("normal")."""
     names = ["normal", *interventions]
     sums = {name: np.zeros(3) for name in names}
     count = 0
@@ -91,10 +91,10 @@ def effects(model: Directional, rows: Int[Tensor, "B S"], interventions: Mapping
 
 
 def ablations(model: Directional, mean: Float[Tensor, "L H K"] | None = None) -> dict[str, Interventions]:
-    """The paper's table: routing off, neutral, full, and off in each layer; and one it lacks.
+    """Ablations of the paper's table: routing off, neutral, full, and off in each layer; and fixed gates.
 
-    ``mean``: gates fixed at these values (say, their mean over a corpus) for every input: what is lost
-    then, and only that, is due to decisions that depend on the input.
+    ``mean``: gates fixed at these values (for example their mean over a corpus) for every input. The loss that this
+    adds is due exactly to decisions that depend on the input. The paper has no such ablation.
     """
     table = {
         "off": Interventions.everywhere(OFF),
@@ -117,7 +117,7 @@ def fixed_gates(mean: Float[Tensor, "L H K"]) -> Interventions:
 def repeated_rows(
     count: int, period: int, vocab_size: int, *, seed: int = 0, repeats: int = 2, first_id: int = 0
 ) -> Int[Tensor, "B T"]:
-    """Random segments of distinct tokens, each written ``repeats`` times in a row.
+    """Random segments of distinct tokens, each repeated ``repeats`` times.
 
     Distinct, so that what came after the last occurrence of a token is always what comes next.
 
@@ -135,14 +135,14 @@ def repeated_rows(
 
 @dataclass(frozen=True)
 class Induction:
-    """How well a model continues what it has already seen."""
+    """How well a model continues a repeated sequence."""
 
     accuracy: float
-    """share of the predictable tokens of the later copies that are the likeliest"""
+    """share of the predictable tokens of the later copies that are ranked first"""
     loss: float
-    """nats on them"""
+    """nats, on these tokens"""
     first_loss: float
-    """nats on the tokens of the first copy, which nothing predicts"""
+    """nats, on the unpredictable tokens of the first copy"""
 
 
 @torch.inference_mode()
@@ -186,10 +186,10 @@ def knockout_accuracies(model: Directional, rows: Int[Tensor, "B T"], period: in
 def swap_effect(
     model: Directional, first: Int[Tensor, "B S"], second: Int[Tensor, "B2 S2"], layers: Sequence[int] | None = None
 ) -> float:
-    """Mean rise of the loss when row i of one set runs with the gates of row i of the other, both ways.
+    """Mean increase of the loss when row i of one set runs with the gates of row i of the other, in both directions.
 
     Raises:
-        UserError: rows that do not pair up.
+        UserError: the sets differ in shape.
     """
     if first.shape != second.shape:
         raise UserError(
@@ -209,13 +209,13 @@ def swap_effect(
 
 @torch.inference_mode()
 def prefix_losses(model: Directional, rows: Int[Tensor, "B S"], positions: Sequence[int]) -> Float[Tensor, "B n"]:
-    """Loss at some positions when the model is given nothing behind them, as when it writes a text.
+    """Loss at some positions when the model sees no later tokens, as in generation.
 
-    One pass for each position t, over tokens 0 … t only; the loss is that of token t + 1. For a causal
-    model it equals ``losses(model, rows)[:, positions]``.
+    One pass per position t, over tokens 0 … t only; the loss is that of token t + 1. For a causal model it equals
+    ``losses(model, rows)[:, positions]``.
 
     Raises:
-        UserError: a position that the rows do not have.
+        UserError: a position is out of range.
     """
     last = rows.shape[1] - 2
     columns = []
@@ -229,13 +229,13 @@ def prefix_losses(model: Directional, rows: Int[Tensor, "B S"], positions: Seque
 
 @torch.inference_mode()
 def held_losses(model: Directional, rows: Int[Tensor, "B S"], prompt: int) -> Float[Tensor, "B n"]:
-    """Losses behind a prompt whose tokens alone decided the gates, held from then on.
+    """Losses after a prompt whose tokens alone determine the gates, which then stay fixed.
 
-    How a sequence-pooled model would write: nothing is ever seen ahead. n = T − prompt; the first
-    of them is the loss of predicting token ``prompt + 1``.
+    This is how a sequence-pooled model generates: no lookahead. n = T − prompt; the first loss is that of predicting
+    token ``prompt + 1``.
 
     Raises:
-        UserError: a prompt that leaves nothing to predict.
+        UserError: the prompt leaves nothing to predict.
     """
     if not 1 <= prompt < rows.shape[1] - 1:
         raise UserError(f"prompt {prompt} is not between 1 and {rows.shape[1] - 2}", field="prompt")
@@ -248,22 +248,22 @@ def held_losses(model: Directional, rows: Int[Tensor, "B S"], prompt: int) -> Fl
 
 @dataclass(frozen=True)
 class Lookahead:
-    """The same model on the same targets, with the rest of the sequence in view and without."""
+    """Losses of the same model and targets with and without the later tokens in view."""
 
     positions: tuple[int, ...]
     in_view: Float[np.ndarray, " n"]
-    """loss at each position when the whole row is given (what a validation loss usually is)"""
+    """loss at each position given the whole row (the usual validation loss)"""
     hidden: Float[np.ndarray, " n"]
-    """loss when nothing behind the position is given"""
+    """loss given no later tokens"""
     gain: float
-    """mean of hidden − in_view over all positions, nats: what hiding the rest costs. Two things in one: what
-    the rest said of the targets, and that a router then reads the mean of fewer tokens than in training"""
+    """mean of hidden − in_view over all positions, nats. Combines two effects: information about the targets in later
+    tokens, and a router that averages over fewer tokens than in training"""
     standard_error: float
     """of the gain, over rows"""
 
 
 def lookahead(model: Directional, rows: Int[Tensor, "B S"], positions: Sequence[int]) -> Lookahead:
-    """What it costs a model when the tokens that it is asked to predict, and those behind them, are hidden."""
+    """Increase in loss when the target tokens and all later ones are hidden from the model."""
     in_view = losses(model, rows)[:, list(positions)]
     hidden = prefix_losses(model, rows, positions)
     gains = (hidden - in_view).mean(dim=1)

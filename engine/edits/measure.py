@@ -1,6 +1,6 @@
-"""The measured effect of edits: the unchanged and the edited model on the same inputs, batch by batch (METRICS 5).
+"""Measure the effect of edits: the unchanged and the edited model on the same inputs, batch by batch (METRICS 5).
 
-Logits live as long as their batch; what is kept are sums.
+Logits are released after each batch; only sums are kept.
 
 Shapes: R rows (images, or tokens of texts), C classes or vocabulary entries, n tokens, S steps, K slots.
 """
@@ -25,12 +25,12 @@ from tokenpaths.engine.tracing.traceable import Traceable, edits_of
 
 TOP = 5
 CHUNK_ROWS = 512
-"""rows whose probabilities are held at once"""
+"""rows whose probabilities are in memory at once"""
 
 
 @dataclass
 class OutputChange:
-    """Sums over what the model said before and after."""
+    """Sums over the outputs before and after an edit."""
 
     rows: int = 0
     kl: float = 0.0
@@ -39,11 +39,11 @@ class OutputChange:
     targets: int = 0
     loss: list[float] = field(default_factory=lambda: [0.0, 0.0])
     rise_squares: float = 0.0
-    """sum of squares of the rise in loss of each row"""
+    """sum of squared increases in loss over rows"""
     correct: list[int] = field(default_factory=lambda: [0, 0])
 
     def add(self, before: Float[Tensor, "R C"], after: Float[Tensor, "R C"], targets: Int[Tensor, " R"]) -> None:
-        """Rows of logits and what came next (−100: unknown).
+        """Add rows of logits and their targets (−100: unknown).
 
         Raises:
             UserError: logits that are not finite.
@@ -76,7 +76,7 @@ class OutputChange:
             self.correct[i] += int((best_R == target_R)[known_R].sum())
 
     def answer(self) -> dict[str, Any]:
-        """Means over the rows: KL(unchanged ‖ edited) in nats, shares, loss and accuracy before and after.
+        """Means over rows: KL(unchanged ‖ edited) in nats, shares, loss and accuracy before and after.
 
         ``error`` is the standard error of the change in loss, rows taken as independent.
         """
@@ -99,19 +99,19 @@ class OutputChange:
 
 
 def steps_edited(given: Mapping[str, Any]) -> frozenset[int] | None:
-    """The steps that controls change by themselves; None where an edit, or another control, holds everywhere."""
+    """The steps that controls change directly; None if an edit or another control applies to all steps."""
     if set(given) - {"edits"}:
         return None
     return edited_steps(edit.get("step") for edit in given.get("edits") or () if edit["edit"] != "freeze")
 
 
 class Measurement:
-    """What the controls of a model change over ``data``, a batch at a time.
+    """Effect of a model's controls over ``data``, measured a batch at a time.
 
     Args:
         model: under controls.
         data: prepared for it.
-        unchanged: what the model says without its controls, where that is known already.
+        unchanged: outputs of the model without controls, if already known.
 
     Raises:
         UserError: controls that do not fit a sample.
@@ -132,7 +132,7 @@ class Measurement:
         return self.done == len(self._data.batches)
 
     def advance(self) -> None:
-        """The next batch, unchanged and changed."""
+        """Run the next batch through the unchanged and the edited model."""
         batch = self._data.batches[self.done]
         before, after = self._unchanged[self.done], self._model.run(batch)
         rows = [batch.real_rows(traced.logits) for traced in (before, after)]
@@ -144,7 +144,7 @@ class Measurement:
         self.done += 1
 
     def answer(self) -> dict[str, Any]:
-        """The effect as plain JSON; of one sample also the five likeliest classes, or tokens that would follow."""
+        """The effect as plain JSON; for a single sample also its five likeliest classes or next tokens."""
         effect = effect_answer(
             self._outputs,
             self._routes,
@@ -175,7 +175,7 @@ def effect_answer(
 
 
 def measure_effect(model: Traceable, data: PreparedSet, unchanged: Unchanged | None = None) -> dict[str, Any]:
-    """``Measurement`` over all of ``data`` at once."""
+    """Run ``Measurement`` over all of ``data``."""
     work = Measurement(model, data, unchanged)
     while not work.finished:
         work.advance()
@@ -183,7 +183,7 @@ def measure_effect(model: Traceable, data: PreparedSet, unchanged: Unchanged | N
 
 
 class Unchanged:
-    """What the unchanged model says to each batch: kept in memory where that is little, else worked out again."""
+    """Outputs of the unchanged model per batch: cached in memory if small, otherwise recomputed."""
 
     MOST_BYTES = 1 << 28
 
@@ -204,14 +204,14 @@ class Unchanged:
 
 
 def _top(model: Traceable, logits: Float[Tensor, " C"]) -> list[dict[str, Any]]:
-    """The five likeliest classes of an image, or tokens that would follow a text."""
+    """The five likeliest classes of an image, or next tokens of a text."""
     if model.modality == "text":
         return likeliest(logits, model.token_texts())
     return likeliest(logits, dict(enumerate(model.classes)), unknown="{}")
 
 
 def likeliest(logits: Float[Tensor, " C"], names: Mapping[int, str], unknown: str = "#{}") -> list[dict[str, Any]]:
-    """The five answers with the largest probability; ``unknown`` names one that ``names`` lacks by its number."""
+    """The five most probable entries; ``unknown`` formats the number of one that ``names`` lacks."""
     probs, places = logits.float().softmax(dim=-1).topk(min(TOP, len(logits)))
     return [
         {"name": names.get(int(i), unknown.format(int(i))), "probability": float(p)}

@@ -23,12 +23,12 @@ class PreparedSet:
         self.batches: list[ModelInput] = []
         self.num_samples = 0
         self.num_targets = 0
-        """images with a label that the model knows, or tokens with a next one"""
+        """images with a known label, or tokens with a next token"""
         self.end: tuple[int, int] | None = None
-        """of a single sample, the batch and the row (of those that are no padding) of its end"""
+        """for a single sample, batch and row (padding not counted) of its end"""
 
     def add(self, sample: Sample) -> None:
-        """The next sample; texts go through the tokenizer here.
+        """Add a sample; tokenizes texts.
 
         Raises:
             UserError: a sample of the other modality, or an empty text.
@@ -46,10 +46,10 @@ class PreparedSet:
         self._images = []
 
     def close(self) -> PreparedSet:
-        """All samples are there.
+        """Finish the set.
 
         Raises:
-            UserError: there is none.
+            UserError: it is empty.
         """
         if not self.num_samples:
             raise UserError("the data set holds no sample, so there is nothing to measure", field="data")
@@ -72,7 +72,7 @@ class PreparedSet:
 
 
 def prepare(model: Traceable, samples: Iterable[Sample]) -> PreparedSet:
-    """Every sample; images at the model's size, texts as windows of its context.
+    """Prepare all samples: images at the model's size, texts as windows of its context length.
 
     Raises:
         UserError: no sample, one of the other modality, or an empty text.

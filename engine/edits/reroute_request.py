@@ -1,4 +1,4 @@
-"""What a ``reroute`` job may be asked for. Imported by the API: no torch here."""
+"""Request of a ``reroute`` job. Imported by the API, so without torch."""
 
 from __future__ import annotations
 

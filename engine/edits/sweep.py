@@ -1,7 +1,7 @@
-"""The rows of a sweep: what is changed in each, and what came of it.
+"""Rows of a sweep: the edit of each and its measured effect.
 
-A sweep over modules bans each in turn, at every step by itself and at all of them; a sweep over shares bans the most
-used share of each step's modules, and beside it as many of the least used and as many drawn at random.
+A sweep over modules bans each module in turn, at every single step and at all steps; a sweep over shares bans the
+most used share of each step's modules and, for comparison, equally many of the least used and of random ones.
 
 Shapes: S steps, M modules.
 """
@@ -45,21 +45,21 @@ class Row:
     step: int | None
     """None: at every step"""
     module: int | None
-    """None: several"""
+    """None: several modules"""
     name: str
     kind: str
     edits: tuple[dict[str, Any], ...]
     share: float | None = None
     which: Which | None = None
     banned: int = 1
-    """modules, over all steps"""
+    """number of banned modules, over all steps"""
 
 
 def module_rows(modules: Sequence[ModuleInfo], num_steps: int) -> list[Row]:
-    """Each module banned in turn.
+    """Rows that ban each module in turn.
 
-    One that any step may choose is banned at every step by itself, then at all of them; one that belongs to a step,
-    there. Identities that only say that a module was left out (they belong to a step) are not modules to be banned.
+    A module that any step may choose is banned at every single step, then at all steps; one that belongs to a step, at
+    that step. Identities that only mark an omitted module (they belong to a step) are skipped.
     """
     rows = []
     for module in modules:
@@ -78,9 +78,9 @@ def share_rows(
     must_leave: int,
     seed: int = 0,
 ) -> list[Row]:
-    """For each share r the ⌈r·M⌉ most used modules of each step banned, as many of the least used, and as many drawn.
+    """For each share r, ban the ⌈r·M⌉ most used modules of each step, as many of the least used, as many at random.
 
-    ``choices`` are the modules of each step; at least ``must_leave`` of them are always left.
+    ``choices`` are the modules of each step; at least ``must_leave`` of them remain available.
 
     Raises:
         UserError: a share that is not between 0 and 1.
@@ -110,14 +110,14 @@ def share_rows(
 
 
 class UsageCount:
-    """How many tokens chose each module at each step, unchanged; a batch at a time."""
+    """Number of tokens per step and module of the unchanged model; counted a batch at a time."""
 
     def __init__(self, num_steps: int, num_modules: int) -> None:
         self.counts: Int[np.ndarray, "S M"] = np.zeros((num_steps, num_modules), dtype=np.int64)
         self.batches = 0
 
     def add(self, data: PreparedSet, unchanged: Unchanged) -> None:
-        """The next batch."""
+        """Count the next batch."""
         ids = data.batches[self.batches].ribbons(unchanged[self.batches]).astype(np.int64)
         for step, counts in enumerate(self.counts):
             counts += np.bincount(ids[:, step].ravel(), minlength=len(counts))
@@ -125,7 +125,7 @@ class UsageCount:
 
 
 def usage_of(model: Traceable, data: PreparedSet, unchanged: Unchanged | None = None) -> Int[np.ndarray, "S M"]:
-    """``UsageCount`` over all of ``data``."""
+    """Run ``UsageCount`` over all of ``data``."""
     usage, unchanged = UsageCount(model.num_steps, model.num_modules), unchanged or Unchanged(model, data)
     for _ in data:
         usage.add(data, unchanged)
@@ -133,7 +133,7 @@ def usage_of(model: Traceable, data: PreparedSet, unchanged: Unchanged | None = 
 
 
 def with_share(model: Traceable, usage: Int[np.ndarray, "S M"]) -> Traceable:
-    """The model with the bans that its ``ban_share`` stands for where tokens chose modules ``usage`` times, unedited.
+    """The model with ``ban_share`` replaced by bans of modules, given the ``usage`` counts of the unedited model.
 
     Raises:
         UserError: no module of any step can be banned.
@@ -148,7 +148,7 @@ def with_share(model: Traceable, usage: Int[np.ndarray, "S M"]) -> Traceable:
 
 
 def result_row(row: Row, effect: dict[str, Any] | None, problem: str | None = None) -> dict[str, Any]:
-    """A row as JSON keeps it: what was changed and what came of it, or the sentence that refused it."""
+    """A row as JSON: the edit and its effect, or the error message."""
     cells: dict[str, Any] = {name: value for name, value in asdict(row).items() if name != "edits"}
     effect = effect or {}
     for name in PAIRS:
@@ -159,7 +159,7 @@ def result_row(row: Row, effect: dict[str, Any] | None, problem: str | None = No
 
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> bytes:
-    """The rows as a table; empty where there is no number."""
+    """The rows as CSV; missing numbers are empty."""
     if not rows:
         return b""
     text = io.StringIO()

@@ -1,6 +1,6 @@
-"""What may be changed of a trained model, as values; and how a family offers edits. No torch here.
+"""Controls: changes to a trained model as plain values, and the edits that each family supports. No torch.
 
-The control ``edits`` refuses what the family has not, and says what it has.
+The control ``edits`` refuses kinds that the family does not support, and lists those that it does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Do controls fit a model? From its configuration alone: no weights, no torch.
+"""Check whether controls fit a model, from its configuration alone: no weights, no torch.
 
-``*_plan`` are what the models themselves ask, so a job is refused when it is submitted for what would fail later.
+The models call the same ``*_plan`` functions, so a job that would fail later is refused on submission.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Edits checked against one model, step by step, before anything runs. Plain Python, no tensors.
+"""Validate edits against one model and resolve them step by step, before anything runs. Plain Python, no tensors.
 
 Shapes: T tokens, S steps, K slots.
 """

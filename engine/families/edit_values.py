@@ -1,9 +1,9 @@
-"""Edits of routes as values: frozen, plain JSON, the same for the API, the page, a job and a notebook.
+"""Route edits as immutable values, serialised as plain JSON for the API, the page, jobs and notebooks.
 
     {"edit": "ban", "modules": [3], "step": 1}
 
-A step is counted from 0, a token is a position of its sample. Which edits a family has, and why not the others,
-stands with its controls.
+Steps count from 0; a token is a position in its sample. The edits that a family supports, and why not the others,
+are listed with its controls.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""What a long job is to the engine: slices of about a second, a folder that survives a ``kill -9``.
+"""Interface and registry of job kinds: long jobs run in slices of about a second and survive ``kill -9``.
 
-A kind of job is a class with a name, a request and a life:
+A kind of job is a class with a name, a request and a life cycle:
 
     class CountJob:
         kind = "count"
         Request = CountRequest                      # a pydantic model, extra="forbid"
         def check(request, context): ...            # static or class method; before it is queued, without a model
-        def start(cls, request, folder, context)    # class method; goes on where the folder stands
+        def start(cls, request, folder, context)    # class method; resumes from the state in the folder
         def advance(self) -> Progress: ...
         def close(self) -> None: ...
 
-Whoever runs jobs calls ``start`` once, ``advance`` until ``finished``, and ``close`` in the end, whatever the end is.
-The module that holds a kind is imported by processes that have no model and need no torch: import torch inside
-``start``, not at the top of the module.
+The runner calls ``start`` once, ``advance`` until ``finished``, and finally ``close``, whatever the outcome. The
+module of a kind is imported by processes that have no model and need no torch: import torch inside ``start``, not
+at the top of the module.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 ARTIFACTS = "artifacts"
 ARTIFACT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}\.(png|webp|svg|json|jsonl|csv|txt|md|parquet|arrow)$"
 MOST_REPEATED = 64
-"""iterations that a killed job may do again: a kind that counts iterations keeps its state at least this often"""
+"""iterations that a killed job may repeat: kinds that count iterations save their state at least this often"""
 
 KINDS: dict[str, str] = {
     "trace": "tokenpaths.engine.jobs.trace:TraceJob",
@@ -50,44 +50,44 @@ KINDS: dict[str, str] = {
     "import": "tokenpaths.engine.jobs.import_log:ImportJob",
     "map": "tokenpaths.engine.jobs.map_samples:MapJob",
 }
-"""name of a kind → where its class is; imported only when a job of the kind is asked for"""
+"""name of a kind → its class; imported only when a job of the kind is requested"""
 SHIPPED_KINDS = tuple(KINDS)
-"""those without the kinds that a program adds: what the API's description names"""
+"""without the kinds that a program registers: those named in the API's description"""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a job is."""
+    """Progress of a job."""
 
     done: int
-    """units done since the job was first started, those of earlier lives included"""
+    """units done since the job was first started, including earlier processes"""
     total: int | None
-    """units in all; None where nobody knows"""
+    """total number of units; None if unknown"""
     unit: str
-    """what is counted, in the plural: ``iterations``, ``samples``, ``tokens``, ``edits``. The queue takes another unit
-    for progress, so a unit that a job has left must not come back, in a later life either"""
+    """what is counted, in the plural: ``iterations``, ``samples``, ``tokens``, ``edits``. The queue treats a change of
+    unit as progress, so a job must not return to an earlier unit, even after a restart"""
     message: str = ""
-    """one short sentence for people: what it is doing"""
+    """one short sentence for the user: the current activity"""
     finished: bool = False
     result: dict[str, Any] = field(default_factory=dict)
-    """plain JSON, small; meant to be read when ``finished``. ``{"run": name}`` where a run came out of it"""
+    """plain JSON, small; read when ``finished``. ``{"run": name}`` if the job made a run"""
 
 
 @dataclass(frozen=True)
 class JobContext:
-    """What a job may use of its surroundings."""
+    """Resources available to a job."""
 
     data_dir: Path
     models_dirs: tuple[Path, ...] = ()
-    """folders that models are looked for in; the first that has a name wins"""
+    """folders searched for models; the first match wins"""
     loader: Callable[[str], LoadedModel] | None = None
-    """how models are loaded here; None in a process that holds none"""
+    """loader of models; None in a process without models"""
     huggingface_dir: Path | None = None
-    """folder of the Hugging Face checkpoints that jobs may name (``hf:<folder>``); None where none is set"""
+    """folder of the Hugging Face checkpoints that jobs may name (``hf:<folder>``); None if not configured"""
     huggingface_loader: Callable[[str], Traceable] | None = None
-    """how those are loaded here, by the same name"""
+    """loader of these checkpoints, by the same name"""
     problem_of_run: Callable[[Path], str | None] | None = None
-    """what is wrong with a run file, found before it is opened here (``backend.runs.foreign_files``); None: open all"""
+    """problem of a run file, checked before it is opened (``backend.runs.foreign_files``); None: no check"""
 
     @property
     def runs_dir(self) -> Path:
@@ -96,11 +96,11 @@ class JobContext:
 
     @property
     def inbox_dir(self) -> Path:
-        """Folder that people put files into, for jobs to read; requests name the files, never paths."""
+        """Folder of input files for jobs; requests name files in it, never paths."""
         return self.data_dir / "inbox"
 
     def load_model(self, name: str) -> LoadedModel:
-        """A model by name, loaded once for all jobs of this process; do not change it.
+        """Load a model by name, shared by all jobs of this process; do not modify it.
 
         Raises:
             UserError: there is none of that name, or it is broken (``field`` is ``model``).
@@ -110,7 +110,7 @@ class JobContext:
         return self.loader(name)
 
     def load_traceable(self, name: str) -> Traceable:
-        """A model by name, or that of ``hf:<folder>``; as ``load_model``."""
+        """Load a model by name, or the checkpoint ``hf:<folder>``; see ``load_model``."""
         from tokenpaths.engine.adapters.huggingface.config import is_huggingface
 
         if not is_huggingface(name):
@@ -120,13 +120,13 @@ class JobContext:
         return self.huggingface_loader(name)
 
     def huggingface_folder(self, model: str) -> Path:
-        """The folder of ``hf:<folder>``, unread; ``huggingface.config.checkpoint_folder`` says what is refused."""
+        """The folder of ``hf:<folder>``, not read; errors as ``huggingface.config.checkpoint_folder``."""
         from tokenpaths.engine.adapters.huggingface.config import checkpoint_folder
 
         return checkpoint_folder(self.huggingface_dir, model)
 
     def model_dir(self, name: str) -> Path:
-        """The checkpoint folder of a model, without reading it; UserError that names the nearest where none has it."""
+        """The checkpoint folder of a model, not read; UserError with the closest name if there is none."""
         if is_name(name):
             for folder in self.models_dirs:
                 if (folder / name).is_dir():
@@ -136,7 +136,7 @@ class JobContext:
         raise UserError(f"There is no model {name[:80]!r}; {_nearest(name, names)}", field="model")
 
     def model_config(self, name: str) -> dict[str, Any]:
-        """``config.json`` of a model as it stands there, for checks that need no weights (UserError if unreadable)."""
+        """``config.json`` of a model, for checks that need no weights (UserError if unreadable)."""
         file = self.model_dir(name) / "config.json"
         try:
             config = json.loads(file.read_text(encoding="utf-8"))
@@ -150,7 +150,7 @@ class JobContext:
         return config
 
     def open_run(self, run_id: str) -> Run:
-        """Open a run read-only; the caller closes it (``with``). UserError (``run``) where there is none."""
+        """Open a run read-only; the caller closes it (``with``). UserError (``run``) if it does not exist."""
         from tokenpaths.engine.base.files import run_file
         from tokenpaths.engine.store.ask.run import Run
 
@@ -164,7 +164,7 @@ class JobContext:
         return Run.open(file)
 
     def inbox_file(self, name: str, *, field: str) -> Path:
-        """A file or folder of the inbox by its plain name; UserError for a path, a link out of it, or a missing one."""
+        """A file or folder of the inbox by its plain name; UserError for paths, links out of it and missing files."""
         odd = not name or name.startswith(".") or len(name) > 200 or any(c in "/\\:\0" or ord(c) < 32 for c in name)
         if odd:
             raise UserError(
@@ -183,20 +183,20 @@ class JobContext:
 
 @runtime_checkable
 class LongJob(Protocol):
-    """One job at work; used by one thread at a time."""
+    """A running job; used by one thread at a time."""
 
     def advance(self) -> Progress:
-        """At most about one second of work.
+        """Do at most about one second of work.
 
         Raises:
-            UserError: the job fails with this sentence.
+            UserError: the job fails with this message.
             OSError: a full disk (ENOSPC, EDQUOT) pauses the job: it is closed, and started again on the same folder
-                when space has returned. Let the exception through. Any other exception fails the job.
+                when space is available. Let the exception through. Any other exception fails the job.
         """
         ...
 
     def close(self) -> None:
-        """Let go of files and memory; leaves the folder such that ``start`` can go on. Called once, after any end."""
+        """Release files and memory, leaving a folder that ``start`` can resume from. Called once, after any outcome."""
         ...
 
 
@@ -209,26 +209,26 @@ class JobKind(Protocol):
 
     @staticmethod
     def check(request: Any, context: JobContext) -> None:
-        """What can be refused before the job is queued (UserError with ``field``); loads no model. May do nothing."""
+        """Refuse invalid requests before they are queued (UserError with ``field``); loads no model. May do nothing."""
         ...
 
     @staticmethod
     def start(request: Any, folder: Path, context: JobContext) -> LongJob:
-        """Begin in an empty folder, or go on in one that has state. A class method may stand here too.
+        """Start in an empty folder, or resume from saved state. May be a class method.
 
-        Whatever must survive is written into ``folder`` by temp + rename
+        State that must survive is written into ``folder`` by temp + rename
         (``tokenpaths.engine.base.files.write_atomically``). ``folder`` exists; artifacts go into ``folder/artifacts``
         (``write_artifact``).
 
         Raises:
-            UserError: the request cannot be met, for example the model does not have that step. The job fails with
-                this sentence.
+            UserError: the request cannot be met, for example the model does not have that step. The job fails with this
+                message.
         """
         ...
 
 
 def register(name: str, target: str) -> None:
-    """Add a kind: ``target`` is ``module:Class``. For programs that bring kinds of their own."""
+    """Register a kind: ``target`` is ``module:Class``. For programs that add kinds of their own."""
     if not is_name(name) or target.count(":") != 1:
         raise UserError(f"{name!r} → {target!r} is no kind of job; give a name and `module:Class`.", field="kind")
     KINDS[name] = target
@@ -240,7 +240,7 @@ def known_kinds() -> list[str]:
 
 
 def kinds_in_words() -> str:
-    """The shipped kinds as a sentence lists them, in backticks and with “or” before the last."""
+    """The shipped kinds as an enumeration in backticks, with “or” before the last."""
     *others, last = (f"`{name}`" for name in SHIPPED_KINDS)
     return f"{', '.join(others)} or {last}"
 
@@ -253,7 +253,7 @@ def _is_there(module: str) -> bool:
 
 
 def find_kind(name: str) -> JobKind:
-    """The class of a kind; UserError that names the nearest where there is none."""
+    """The class of a kind; UserError with the closest name if there is none."""
     known = known_kinds()
     if name not in known:
         raise UserError(f"There is no kind of job {name[:80]!r}; {_nearest(name, known)}", field="kind")
@@ -263,10 +263,10 @@ def find_kind(name: str) -> JobKind:
 
 
 def read_request(kind: JobKind, values: object) -> BaseModel:
-    """``values`` as the kind's request.
+    """Validate ``values`` as the kind's request.
 
     Raises:
-        UserError: names the first field at fault (``field``: dotted where nested), what was given and what is allowed.
+        UserError: names the first invalid field (``field``: dotted where nested), its value and what is allowed.
     """
     from pydantic import ValidationError
 
@@ -291,12 +291,12 @@ def read_request(kind: JobKind, values: object) -> BaseModel:
 
 
 def is_artifact_name(name: str) -> bool:
-    """Whether a file of this name may be an artifact: a safe name and one of the known endings."""
+    """Whether the name is valid for an artifact: a safe name with one of the known endings."""
     return re.fullmatch(ARTIFACT_PATTERN[1:-1], name) is not None and is_name(name.partition(".")[0])
 
 
 def write_artifact(folder: Path, name: str, content: bytes) -> Path:
-    """Put ``folder/artifacts/name`` there all at once; returns its path. ``folder`` is the job's own."""
+    """Write ``folder/artifacts/name`` atomically; returns its path. ``folder`` is the job's own."""
     if not is_artifact_name(name):
         raise ValueError(f"{name!r} is no name of an artifact: {ARTIFACT_PATTERN}")
     target = folder / ARTIFACTS / name
@@ -305,7 +305,7 @@ def write_artifact(folder: Path, name: str, content: bytes) -> Path:
 
 
 def list_artifacts(folder: Path) -> list[str]:
-    """Names of the artifacts of a job's folder, sorted; temporary files and odd names are left out."""
+    """Sorted names of the artifacts of a job's folder; temporary files and invalid names are left out."""
     there = folder / ARTIFACTS
     if not there.is_dir():
         return []

@@ -1,4 +1,4 @@
-"""Edits between a router's scores and its Decision: the one place that both ways of running a step see.
+"""Apply edits between a router's scores and its ``Decision``, for both ways of executing a step.
 
 Shapes: B samples, T tokens, N = B·T, M modules, K slots, S steps.
 """

@@ -1,7 +1,7 @@
-"""DiPaCo: distributed path composition. A document takes one path, a path is one module a level.
+"""DiPaCo: distributed path composition. A document takes one path, which consists of one module per level.
 
-embed (shared) → levels of modules, each a few transformer blocks → unembedding (shared). The router
-decides once per document from its first tokens; at test time it may decide again every W tokens.
+embed (shared) → levels of modules, each a few transformer blocks → unembedding (shared). The router decides once per
+document from its first tokens; at test time it may decide again every W tokens.
 
 Shapes: B documents, T tokens, S levels, P paths, C chunks between decisions, V vocabulary entries,
 D width, R (document, path) pairs that are run.

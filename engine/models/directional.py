@@ -1,10 +1,10 @@
-"""Directional Routing: every attention head owns a few directions, a router says how much of each to remove.
+"""Directional Routing: each attention head has a few directions, and a router decides how much of each to remove.
 
-token ids → embedding → L layers (Pre-LN attention, whose head outputs lose what the router suppresses,
-then a GELU perceptron) → unembedding. With ``directions=0`` the same network is the unrouted twin: no
-directions, no routers, everything else alike.
+token ids → embedding → L layers (Pre-LN attention, with the suppressed directions removed from the head outputs,
+then a GELU MLP) → unembedding. With ``directions=0`` the network is the unrouted twin: no directions and no routers,
+otherwise identical.
 
-Shapes: B sequences, T tokens, P decisions of a sequence (1, or T where every position decides), L layers,
+Shapes: B sequences, T tokens, P decisions of a sequence (1, or T if every position decides), L layers,
 H heads, K directions of a head, W width of a head, D = H·W width of the residual stream, S = L steps.
 Source: "Directional Routing in Transformers", section 2 and appendix B.
 """

@@ -1,6 +1,6 @@
-"""The gates of Directional Routing: what a router reads, what a gate removes, what an intervention changes.
+"""Gates of Directional Routing: inputs of the router, removal of directions, and interventions on the gates.
 
-Shapes: B sequences, T tokens, P decisions of a sequence (1, or T where every position decides), L layers,
+Shapes: B sequences, T tokens, P decisions of a sequence (1, or T if every position decides), L layers,
 H heads, K directions of a head, W width of a head, D = H·W width of the residual stream.
 Source: "Directional Routing in Transformers", section 2 (rules), sections 3, 4 and 7 (interventions).
 """

@@ -1,7 +1,7 @@
-"""A folder of Hugging Face checkpoints, and what a ``config.json`` says of layers and experts. No torch.
+"""Locate Hugging Face checkpoints and read layers and experts from ``config.json``, without torch.
 
-Jobs name a checkpoint ``hf:<folder>``: a folder in the one that the operator has set aside for them, never a path and
-never a name on the hub, since whoever submits a job may be another machine.
+Jobs name a checkpoint ``hf:<folder>``: a folder inside the one configured by the operator, never a path or a hub
+name, because jobs may be submitted from another machine.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ NOT_TRACED = {
     "depends on the rest of its batch",
     "vitpose_backbone": "its experts are picked by the name of the data set, not by a router",
 }
-"""routed architectures of transformers 5.23 that are refused, and why"""
+"""routed architectures of transformers 5.23 that are not supported, with the reason"""
 FOLDER_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-"""of a checkpoint folder: names of the hub, without their owner, fit"""
+"""valid checkpoint folder names: hub names without their owner match"""
 MOST_CONFIG_BYTES = 16_000_000
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "moe_top_k")
 _LAYERS = ("num_hidden_layers", "n_layers", "num_layers")
 _PARTS = ("text_config", "ffn_config")
-"""where an architecture writes what belongs to its text model, or to its experts"""
+"""configuration sections that may hold the settings of the text model or of the experts"""
 
 
 def is_huggingface(model: str) -> bool:
@@ -48,7 +48,7 @@ def is_huggingface(model: str) -> bool:
 
 
 def checkpoint_folder(parent: Path | None, model: str) -> Path:
-    """The folder of ``hf:<name>`` inside ``parent``; nothing in it is read.
+    """The folder of ``hf:<name>`` inside ``parent``; does not read its files.
 
     Raises:
         UserError: no folder of checkpoints is set, a name that is a path, no such folder, a link that leads out of
@@ -89,10 +89,10 @@ def _nearest(name: str, parent: Path) -> str:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """``config.json`` as it stands there.
+    """Read ``config.json``.
 
     Raises:
-        UserError: it cannot be read, is no JSON object, names no ``model_type``, or one that cannot be traced.
+        UserError: it is unreadable, not a JSON object, has no ``model_type``, or the architecture is not supported.
     """
     file = folder / CONFIG
     try:
@@ -113,17 +113,17 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Layout:
-    """What there is to choose from, as far as a configuration says it; None where it does not."""
+    """Routed layers and choices according to the configuration; None where it does not state them."""
 
     layers: int | None
-    """that route: the steps"""
+    """number of routed layers: the steps"""
     choices: int | None
-    """of a layer: its experts, and choices that cost nothing"""
+    """choices per layer: experts, and choices without cost"""
     top_k: int | None
 
 
 def layout_of(config: Mapping[str, Any]) -> Layout:
-    """Layers that route, choices of each and how many of them a token gets, read from a configuration.
+    """Number of routed layers, choices per layer and top-k, read from a configuration.
 
     Raises:
         UserError: a dense model: nothing in its configuration speaks of experts.
@@ -146,7 +146,7 @@ def layout_of(config: Mapping[str, Any]) -> Layout:
 
 
 def _number(config: Mapping[str, Any], names: Iterable[str]) -> int | None:
-    """The first whole number of one of these names, in the configuration or in its part for experts."""
+    """The first integer found under one of ``names``, in the configuration or its section for experts."""
     for part in _with_parts(config):
         for name in names:
             if isinstance(part.get(name), int) and not isinstance(part[name], bool):
@@ -159,7 +159,7 @@ def _with_parts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _speaks_of_experts(config: Mapping[str, Any]) -> bool:
-    """Names that are not known here, but look like it: the model itself has to say."""
+    """Whether unknown keys suggest experts; whether there are any is then decided by the model itself."""
     return any("expert" in name or "moe" in name for part in _with_parts(config) for name in part)
 
 

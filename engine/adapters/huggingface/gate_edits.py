@@ -46,7 +46,7 @@ _SCORES = {
 _COMPARISONS = {torch.topk, Tensor.topk, torch.sort, Tensor.sort, torch.argsort, Tensor.argsort}
 _TOP_K = {torch.topk, Tensor.topk}
 _ALONG = {torch.max, Tensor.max, torch.argmax, Tensor.argmax}
-"""comparisons only where they are given a dimension"""
+"""comparisons, if called with a dimension"""
 _NUMBERS_OF_CHOICES = (
     "top_k",
     "topk",
@@ -56,7 +56,7 @@ _NUMBERS_OF_CHOICES = (
     "moe_topk",
     "moe_k",
 )
-"""what gates and blocks call K"""
+"""attribute names of K in gates and blocks"""
 _FIXED_K = {
     "PhimoeTopKRouter": "SparseMixer picks two experts, one after the other",
     "ZayaRouter": "it picks the one best expert",
@@ -69,15 +69,15 @@ _BY_TABLE = {"DeepseekV4HashRouter": "experts are looked up by the id of the tok
 
 
 def check_gates(gates: Sequence[Gate], plan: RoutePlan, top_k: int) -> None:
-    """Refuse what the arithmetic of a gate's class does not allow.
+    """Refuse edits that a gate class does not support.
 
     Args:
         gates: of the model.
-        plan: what each does differently.
-        top_k: of the model as it is.
+        plan: edits per gate.
+        top_k: of the unedited model.
 
     Raises:
-        UserError: says which gate and why; ``field`` is ``edits``.
+        UserError: names the gate and the reason; ``field`` is ``edits``.
     """
     for gate, step in zip(gates, plan.steps, strict=True):
         kind = type(gate.module).__name__
@@ -115,16 +115,16 @@ def _redecides(step: StepPlan) -> bool:
 
 @dataclass(frozen=True)
 class Frame:
-    """Where the tokens of texts stand among the positions of a pass."""
+    """Which positions of a pass hold text tokens."""
 
     valid: Bool[Tensor, "B T"]
     """positions that are tokens of a text"""
     before: int
-    """positions in front of every text, which belong to none"""
+    """number of positions before every text, e.g. special tokens"""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Windows, and positions behind those before the text."""
+        """Number of windows, and positions without those before the text."""
         return self.valid.shape[0], self.valid.shape[1] - self.before
 
     @property
@@ -132,12 +132,12 @@ class Frame:
         return self.valid[:, self.before :]
 
     def rows(self, device: torch.device) -> Integer[Tensor, " n"]:
-        """Numbers, among all N positions, of those behind the ones before the text."""
+        """Flat indices, among all N positions, of those after the prefix."""
         return torch.arange(self.valid.numel(), device=device).view(self.valid.shape)[:, self.before :].flatten()
 
 
 def text_decision(gate: Gate, said: Said, rows: Tensor) -> Decision:
-    """What a gate decided at ``rows``, slots by weight; learned scales of single experts taken out of the weights."""
+    """A gate's decision at ``rows``, slots sorted by weight; learned scales of single experts are divided out."""
     learned = getattr(gate.module, "per_expert_scale", None)
     weights = said.weights[rows]
     ids = said.ids[rows]
@@ -149,9 +149,9 @@ def text_decision(gate: Gate, said: Said, rows: Tensor) -> Decision:
 
 
 class GateEdits:
-    """While the context lasts, one forward pass decides as ``plan`` says; afterwards the model is as it was.
+    """Context manager that applies ``plan`` to one forward pass and restores the model on exit.
 
-    To be entered before the hooks that record, which then see the edited decisions.
+    Enter it before the recording hooks, so that they see the edited decisions.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class GateEdits:
         self._stack.close()
 
     def _edit(self, owner: nn.Module, steps: list[int]) -> None:
-        """A gate that a pass goes through more than once decides at one step after the other."""
+        """Edit one gate call; a gate that is called several times in a pass is one step per call."""
         gate = self.gates[steps[0]]
         calls, decided = iter(steps), iter(steps)
         if self.plan.top_k != self.top_k:
@@ -209,7 +209,7 @@ class GateEdits:
             self._stack.callback(handle.remove)
 
     def _choose(self, step: int, run: Callable[[], Any]) -> Any:
-        """The gate's own choice, under bans, bias and k."""
+        """The gate's own selection under bans, bias and k."""
         plan, gate = self.plan.steps[step], self.gates[step]
         if plan is None or not (plan.banned or plan.banned_for or plan.bias or self.plan.top_k != self.top_k):
             return run()
@@ -225,7 +225,7 @@ class GateEdits:
         return output
 
     def hidden(self, step: int) -> Bool[Tensor, " M"] | Bool[Tensor, "N M"] | None:
-        """The experts that tokens may not choose, the same for all or for each position."""
+        """Mask of the experts that may not be chosen, common to all positions or per position."""
         plan, gate = self.plan.steps[step], self.gates[step]
         if plan is None or not (plan.banned or plan.banned_for):
             return None
@@ -243,7 +243,7 @@ class GateEdits:
         return hidden_NM
 
     def _redecide(self, step: int, said: Said) -> Said:
-        """Ids and weights with forced, given, frozen or shuffled decisions; ``said`` itself where nothing is."""
+        """Ids and weights with forced, given, frozen or shuffled decisions; ``said`` unchanged if there are none."""
         plan, gate = self.plan.steps[step], self.gates[step]
         if said.ids.shape[1] != self.plan.top_k:
             raise UserError(
@@ -268,10 +268,10 @@ class GateEdits:
         return replace(said, ids=ids_NK, weights=weights_NK)
 
     def check(self, module_ids: Integer[Tensor, "n S K"]) -> None:
-        """Refuse a pass in which a gate chose a banned expert all the same: one that looks experts up, for example.
+        """Check that no banned expert was chosen, as a gate with a look-up table would.
 
         Args:
-            module_ids: what was chosen for the tokens of texts.
+            module_ids: choices of the text tokens.
 
         Raises:
             UserError: names the gate and the expert.
@@ -306,7 +306,7 @@ def _replaced_forward(owner: nn.Module, forward: Callable[..., Any]) -> Iterator
 
 @contextmanager
 def _with_k(holder: nn.Module, own: int, top_k: int) -> Iterator[None]:
-    """A gate or block whose number of choices is ``top_k``."""
+    """Set the number of choices of a gate or block to ``top_k``."""
     names = [name for name in _NUMBERS_OF_CHOICES if getattr(holder, name, None) == own]
     for name in names:
         setattr(holder, name, top_k)
@@ -318,7 +318,7 @@ def _with_k(holder: nn.Module, own: int, top_k: int) -> Iterator[None]:
 
 
 class _EditedScores(TorchFunctionMode):
-    """While it lasts, scores over all experts are edited wherever they are normalised or compared."""
+    """Function mode that edits scores over all experts wherever they are normalised or compared."""
 
     def __init__(self, gate: Gate, plan: StepPlan, hidden: Tensor | None, top_k: tuple[int, int]) -> None:
         super().__init__()
@@ -364,7 +364,7 @@ class _EditedScores(TorchFunctionMode):
         )
 
     def _shaped(self, values: Tensor, scores: Tensor) -> Tensor:
-        """``values`` (M,) or (N, M) beside scores over all experts, or over those of each group."""
+        """``values`` (M,) or (N, M) reshaped to the scores over all experts, or over those of each group."""
         last = scores.shape[-1:] if scores.shape[-1] == self._num_choices else scores.shape[-2:]
         shape = last if values.dim() == 1 else scores.shape
         return values.to(scores.device).view(shape)

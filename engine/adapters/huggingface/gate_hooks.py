@@ -1,4 +1,4 @@
-"""Record what the gates of a Hugging Face model decide while it runs.
+"""Forward hooks that record the decisions of a Hugging Face model's gates.
 
 Shapes: n tokens of a forward pass (B·T positions), S gates, K slots.
 """
@@ -18,7 +18,7 @@ from tokenpaths.engine.adapters.huggingface.gates import Gate, Said, called_with
 from tokenpaths.engine.base.errors import UserError
 
 _ROUNDING = 2**-7
-"""a weight that bfloat16 rounded may exceed 1 by so much"""
+"""tolerance for weights above 1 from bfloat16 rounding"""
 
 
 @dataclass(frozen=True)
@@ -27,21 +27,21 @@ class Recorded:
 
     ids: Integer[Tensor, "n S K"]
     weights: Float[Tensor, "n S K"]
-    """in [0, 1]: what the experts got, without the scale"""
+    """in [0, 1]: the weights applied to the experts, without the scale"""
     gate_entropy: Float[Tensor, "n S"]
     """nats; NaN for a gate without a distribution over all experts"""
 
 
 class GateRecorder:
-    """Hooks on every gate while the context lasts; ``take`` hands out what the last forward pass decided.
+    """Context manager with hooks on every gate; ``take`` returns the decisions of the last forward pass.
 
-    A hook only keeps what the gate gave; sorting, entropy and the copy to the host happen once for all layers.
+    Hooks only store gate outputs; sorting, entropy and the copy to the host happen once for all layers.
     """
 
     def __init__(self, gates: Sequence[Gate]) -> None:
         self.gates = list(gates)
         self.calls: list[tuple[Gate, Said]] = []
-        """what each gate said since ``take``, in the order of the pass"""
+        """gate outputs since the last ``take``, in call order"""
         self._logits: dict[int, Tensor] = {}
         self._handles: list[Any] = []
 
@@ -83,10 +83,10 @@ class GateRecorder:
         self.calls.append((gate, replace(said, logits=logits if isinstance(logits, Tensor) else None)))
 
     def take(self, keep: Bool[Tensor, " n"]) -> Recorded:
-        """The decisions since the last call, at the positions of the pass that ``keep`` marks.
+        """The decisions since the last call, at the positions that ``keep`` marks.
 
         Raises:
-            UserError: a gate gave NaN, weights that are none, or spoke for another number of tokens.
+            UserError: a gate returned NaN, invalid weights, or another number of tokens.
         """
         calls, self.calls = self.calls, []
         self._logits.clear()
@@ -105,7 +105,7 @@ class GateRecorder:
 
 
 def _stacked(calls: list[tuple[Gate, Said]], keep: Tensor) -> Recorded:
-    """All gates of a pass at once: slots by weight, scale taken out, entropy of the probabilities, on the host."""
+    """Decisions of all gates of a pass, on the host: slots sorted by weight, scale removed, entropy of the gates."""
     device = calls[0][1].ids.device
     ids = torch.stack([said.ids.to(device, torch.int32) for _, said in calls], dim=1)
     weights = torch.stack([_without_scale(gate, said).to(device) for gate, said in calls], dim=1)
@@ -142,7 +142,7 @@ def _entropies(calls: list[tuple[Gate, Said]], device: torch.device) -> Tensor:
 
 
 def _gives_probabilities(gate: Gate) -> bool:
-    """Whether the gate hands out probabilities in the place of logits."""
+    """Whether the gate returns probabilities instead of logits."""
     return type(gate.module).__name__ in ("Gemma4TextRouter", "DiffusionGemmaTextRouter")
 
 

@@ -1,9 +1,9 @@
-"""Where a Hugging Face mixture of experts decides, and what its gate says.
+"""Find the gates of a Hugging Face mixture of experts and interpret their outputs.
 
-A gate is found by its place (a module ``gate`` or ``router`` beside ``experts``) and by what it does when a few
-tokens are sent through; it is read by forward hooks, so that a model class which drops ``output_router_logits``
-is read like every other. Ids are taken as the gate gives them and never computed again: group limits, selection
-biases and look-up tables are in them already. What the weights mean: ``hf_semantics.py``.
+A gate is found by its name (a module ``gate`` or ``router`` beside ``experts``) and by a probe pass over a few
+tokens. Its output is read by forward hooks, so model classes without ``output_router_logits`` work as well. Ids are
+taken from the gate and never recomputed, so they include group limits, selection biases and look-up tables. The
+meaning of the weights is defined in ``semantics.py``.
 
 Shapes: n tokens of a forward pass (B·T positions), S gates, K slots, M experts.
 """
@@ -25,7 +25,7 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo
 
 GATE_NAMES = ("gate", "router")
-"""what the gates of all architectures are called inside their block"""
+"""names of gates inside their block, over all architectures"""
 EXPERTS = "experts"
 LOOKED_FOR = (
     "looked for a module called gate or router beside one called experts, whose output or whose experts' input "
@@ -35,34 +35,34 @@ LOOKED_FOR = (
 
 @dataclass(frozen=True)
 class Said:
-    """What one gate said in one call, slots in the model's own order."""
+    """Output of one gate call, slots in the model's order."""
 
     ids: Integer[Tensor, "n K"]
     weights: Float[Tensor, "n K"]
-    """as the experts get them, scale included"""
+    """as applied to the experts, scale included"""
     logits: Float[Tensor, "n M"] | None
 
 
 @dataclass(frozen=True)
 class Gate:
-    """One gate of a model: a step, in the order in which a token meets it."""
+    """One gate of a model, i.e. a step; in execution order."""
 
     name: str
-    """as in ``model.named_modules()``"""
+    """name in ``model.named_modules()``"""
     module: nn.Module
     block: nn.Module
-    """the module that holds gate and experts"""
+    """module that holds the gate and its experts"""
     at_experts: bool
-    """the gate gives no ids: they are read where the experts are called"""
+    """True: the gate returns no ids; they are read from the call of the experts"""
     top_k: int
     num_experts: int
     skips: tuple[str, ...] = ()
-    """names of the choices behind the experts that cost nothing: zero experts, skipping the layer"""
+    """names of the choices after the experts that cost nothing: zero experts, skipping the layer"""
     semantics: WeightSemantics = field(default_factory=lambda: UNKNOWN)
     divide: float = 1.0
-    """the part of the scale that is inside the gate's weights"""
+    """part of the scale that is already included in the gate's weights"""
     probabilities: bool = False
-    """whether ``softmax(logits)`` is a distribution that this gate stands for"""
+    """whether ``softmax(logits)`` is the gate's distribution over experts"""
 
     @property
     def num_choices(self) -> int:
@@ -80,7 +80,7 @@ Parts = tuple[Tensor, Tensor, Tensor | None]
 
 
 def _parts(values: Any) -> Parts | None:
-    """Ids, weights and logits among the values of a tuple, in whichever order.
+    """Ids, weights and logits among the values of a tuple, in any order.
 
     Ids are the integers, weights the floats of their shape.
     """
@@ -104,14 +104,14 @@ def _from_tuple(output: Any) -> Said | None:
 
 
 def _from_llama4(module: Any, output: Any) -> Said:
-    """Scores over all experts, 0 for those not chosen: the block multiplies with exactly these."""
+    """Scores over all experts, 0 for those not chosen: the block multiplies by exactly these."""
     scores, logits = output
     weights, ids = scores.topk(module.top_k, dim=-1)
     return _flat(ids, weights, logits)
 
 
 def _from_jetmoe(module: Any, output: Any) -> Said:
-    """Choices sorted by expert, with the place in (token, slot) that each came from."""
+    """Choices sorted by expert, with the (token, slot) that each came from."""
     places, _, sorted_weights, loads, logits = output
     experts = torch.arange(module.num_experts, device=places.device)
     counts = torch.as_tensor(loads, device=places.device)
@@ -123,7 +123,7 @@ def _from_jetmoe(module: Any, output: Any) -> Said:
 
 
 def _from_zaya(module: Any, output: Any) -> Said:
-    """The last class means to skip the layer; the gate hands it on as expert 0 with weight 0."""
+    """The last class skips the layer; the gate returns it as expert 0 with weight 0."""
     logits, weights, ids, _ = output
     return _flat(torch.where((weights == 0) & (ids == 0), module.num_experts, ids), weights, logits)
 
@@ -141,13 +141,13 @@ def said_by(module: nn.Module, output: Any) -> Said | None:
 
 
 def called_with(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Said | None:
-    """What the experts are called with: (states, ids, weights)."""
+    """Arguments of the experts' call: (states, ids, weights)."""
     said = _from_tuple(tuple(v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)))
     return None if said is None else replace(said, logits=None)
 
 
 def with_output(module: Any, output: Any, said: Said) -> Any:
-    """The output of a gate that says ``said``; the reverse of ``said_by``."""
+    """The gate output that encodes ``said``; inverse of ``said_by``."""
     kind = type(module).__name__
     if kind == "Llama4Router":
         scores, logits = output
@@ -162,7 +162,7 @@ def with_output(module: Any, output: Any, said: Said) -> Any:
 
 
 def with_call(args: tuple[Any, ...], kwargs: dict[str, Any], said: Said) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of experts that are to do what ``said`` says; the reverse of ``called_with``."""
+    """The arguments with which the experts execute ``said``; inverse of ``called_with``."""
     values = _replaced((*args, *kwargs.values()), said)
     return values[: len(args)], dict(zip(kwargs, values[len(args) :], strict=True))
 
@@ -187,7 +187,7 @@ def _flat(ids: Tensor, weights: Tensor, logits: Tensor | None) -> Said:
 
 
 def gate_candidates(model: nn.Module) -> list[tuple[str, nn.Module, nn.Module]]:
-    """(name, gate, block) of whatever stands where a gate would; needs no weights, so the model may be on meta."""
+    """(name, gate, block) of each candidate for a gate, by name and position; works for models on the meta device."""
     found = []
     for name, block in model.named_modules():
         children = dict(block.named_children())
@@ -199,13 +199,13 @@ def gate_candidates(model: nn.Module) -> list[tuple[str, nn.Module, nn.Module]]:
 
 
 def find_gates(model: nn.Module, run: Callable[[], Any], config: Any) -> list[Gate]:
-    """The gates that ``run`` (a forward pass over a few tokens of text) goes through, in its order.
+    """The gates that ``run`` (a forward pass over a few text tokens) calls, in execution order.
 
-    A gate that it does not reach (of a vision tower, of a prediction head for training) is none of the run's
-    steps; one that is reached twice is two.
+    A gate that is not called (of a vision tower, of a prediction head for training) is no step of the run; one that
+    is called twice is two steps.
 
     Raises:
-        UserError: none was found, or one says nothing that can be read, or they pick different numbers.
+        UserError: no gate was found, an output is not readable, or gates differ in top-k.
     """
     candidates = gate_candidates(model)
     calls: list[tuple[int, Said | None]] = []
@@ -246,7 +246,7 @@ def find_gates(model: nn.Module, run: Callable[[], Any], config: Any) -> list[Ga
 
 
 def no_router(model: nn.Module, config: Any) -> UserError:
-    """What to say of a model without a gate."""
+    """The error for a model without a gate."""
     return UserError(
         f"{type(model).__name__} ({config.model_type}) has no router that could be traced: {LOOKED_FOR}", field="model"
     )
@@ -279,7 +279,7 @@ def _parent(model: nn.Module, name: str, levels: int) -> nn.Module:
 
 
 def _choices(module: Any, block: nn.Module, said: Said) -> tuple[int, tuple[str, ...]]:
-    """How many experts there are, and what else can be chosen."""
+    """Number of experts, and the other choices."""
     kind = type(module).__name__
     if kind == "ZayaRouter":
         return module.num_experts, ("skip",)
@@ -296,7 +296,7 @@ def _choices(module: Any, block: nn.Module, said: Said) -> tuple[int, tuple[str,
 
 
 def common_semantics(gates: Sequence[Gate]) -> WeightSemantics:
-    """What the weights of a run mean: of most gates, with a note of those that differ."""
+    """Weight semantics of a run: those of most gates, with a note on the gates that differ."""
     first, _ = Counter(gate.semantics for gate in gates).most_common(1)[0]
     others: dict[WeightSemantics, list[str]] = {}
     for gate in gates:
@@ -315,7 +315,7 @@ def common_semantics(gates: Sequence[Gate]) -> WeightSemantics:
 
 
 def module_table(gates: Sequence[Gate]) -> list[ModuleInfo]:
-    """Everything that can be picked: each gate's experts, and choices that cost nothing as kind ``identity``."""
+    """All choices of all gates: the experts, and choices without cost as kind ``identity``."""
     layers = [ExpertLayer(gate.name, gate.num_experts, *_costs(gate)) for gate in gates]
     free = [
         ModuleInfo(step, gate.num_experts + i, name, "identity", 0, 0)
@@ -326,7 +326,7 @@ def module_table(gates: Sequence[Gate]) -> list[ModuleInfo]:
 
 
 def _costs(gate: Gate) -> tuple[int, int]:
-    """Parameters of one expert and its operations per token; (0, 0) where weights are packed bits."""
+    """Parameters of one expert and its FLOPs per token; (0, 0) if weights are packed bits."""
     experts = getattr(gate.block, EXPERTS, None)
     if isinstance(experts, nn.Module):
         named = list(experts.named_parameters())

@@ -1,7 +1,7 @@
-"""Files of the Hugging Face hub, from the user's cache where they are; an unreachable hub is said within seconds.
+"""Fetch files of the Hugging Face hub, from the user's cache if possible, and fail within seconds if offline.
 
-The hub's client asks the hub about every file, cached ones too, and tries again for half a minute where nobody
-answers. So the hub is greeted once before the first file; where it stays silent the cache alone is asked.
+The hub client contacts the hub for every file, cached ones included, and retries for about 30 seconds. Reachability
+is therefore tested once before the first file; if the hub does not answer, only the cache is used.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PATIENCE_S = 2.5
-"""how long the hub may take to greet back"""
+"""timeout of the reachability test, seconds"""
 
 
 class NotFetched(Exception):
-    """A file cannot be had; the text says why and starts in the middle of a sentence."""
+    """A file is not available; the message gives the reason and starts in mid-sentence."""
 
 
 def fetch(repo: str, name: str, needed: str) -> Path | None:
-    """A file of a repository from the user's cache, else from the hub; None: the repository has none of that name.
+    """A file of a repository, from the user's cache or the hub; None: the repository has no such file.
 
-    ``needed`` is the file that every repository has: with it in the cache and no network, other files that are not
-    there count as missing from the repository.
+    ``needed`` is a file that every repository has: if it is cached and there is no network, other files that are not
+    cached count as missing from the repository.
 
     Raises:
-        NotFetched: no such repository, no right to it, or not in the cache and no network.
+        NotFetched: the repository does not exist or is not accessible, or the file is not cached and the hub offline.
     """
     from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, LocalEntryNotFoundError
@@ -62,7 +62,7 @@ def cached(repo: str, name: str) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def reachable(endpoint: str) -> bool:
-    """Whether anybody answers there, whatever the answer; asked once a process, with the client's own proxies."""
+    """Whether the host answers, with any status; tested once per process, through the client's own proxies."""
     answered: list[object] = []
 
     def greet() -> None:
@@ -82,7 +82,7 @@ def reachable(endpoint: str) -> bool:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """No lines of the client about trying again: what became of it is said in one sentence at the end."""
+    """Suppress the client's messages about retries; the outcome is reported once at the end."""
     log = logging.getLogger("huggingface_hub")
     before = log.level
     log.setLevel(logging.ERROR)

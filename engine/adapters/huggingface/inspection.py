@@ -1,7 +1,7 @@
-"""A Hugging Face model before its weights are read: where it lies, what it is, and whether it can be traced.
+"""Inspect a Hugging Face model before loading its weights: location, architecture, and whether it can be traced.
 
-What comes from its author is data, never code: no remote code, no kernels that a configuration asks for. Files of the
-hub are kept in the user's own cache and taken from there; ``HF_HUB_OFFLINE`` is honoured.
+Content of a checkpoint is treated as data: no remote code, no kernels requested by its configuration. Hub files are
+stored in and read from the user's own cache; ``HF_HUB_OFFLINE`` is honoured.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9.
 
 @dataclass(frozen=True)
 class Source:
-    """A model that exists and has a router, weights not loaded."""
+    """A model with a router whose weights are not loaded."""
 
     name: str
-    """of the hub, or of the folder"""
+    """name on the hub, or of the folder"""
     folder: Path | None
-    """None: files come from the hub, by way of the user's cache"""
+    """None: files are fetched from the hub through the user's cache"""
     config: Any
-    """the model's own transformers configuration"""
+    """the model's transformers configuration"""
     auto_class: Any
-    """which of transformers' Auto classes opens it"""
+    """the transformers Auto class that loads it"""
 
     def file(self, name: str) -> Path | None:
-        """Where ``name`` lies on this disk, fetched if need be; None: the model has no such file."""
+        """Local path of ``name``, fetched if necessary; None: the model has no such file."""
         if self.folder is not None:
             path = self.folder / name
             return path if path.is_file() else None
@@ -51,11 +51,11 @@ class Source:
 
 
 def find_model(model: str) -> Source:
-    """Look at a model's configuration: everything that can be refused before its weights are read.
+    """Inspect a model's configuration; raises every error that can be detected before its weights are loaded.
 
     Raises:
-        HuggingFaceError: no such folder or repository, a name that is none, a model that needs its author's code,
-            that makes no text, or that has no router.
+        HuggingFaceError: no such folder or repository, an invalid name, a model that needs remote code, does not
+            generate text, or has no router.
     """
     name, folder = _place(model.removeprefix(PREFIX))
     bare = Source(name, folder, None, None)
@@ -75,7 +75,7 @@ def find_model(model: str) -> Source:
 
 
 def _place(name: str) -> tuple[str, Path | None]:
-    """The name to show, and the folder, or None where it names a repository of the hub."""
+    """Display name and folder; the folder is None for a repository of the hub."""
     if not name:
         raise HuggingFaceError("hf: names no model; give hf:<folder> or hf:<name on the hub>")
     if "\0" not in name and len(name) < 4096 and (path := Path(name).expanduser()).is_dir():
@@ -89,7 +89,7 @@ def _place(name: str) -> tuple[str, Path | None]:
 
 
 def _fetch(repo: str, name: str) -> Path | None:
-    """A file of a repository from the user's cache, else from the hub; None: the repository has none of that name."""
+    """A file of a repository, from the user's cache or the hub; None: the repository has no such file."""
     try:
         return hub.fetch(repo, name, CONFIG)
     except hub.NotFetched as problem:
@@ -127,9 +127,9 @@ def _read_config(name: str, file: Path) -> Any:
 
 
 def _refuse_foreign_code(name: str, value: Any, key: str = "") -> None:
-    """A configuration may name an attention or expert kernel of a repository: that would be code of its author.
+    """Refuse configurations that name an attention or expert kernel of a repository, which would be remote code.
 
-    ``key`` is the one above that speaks of an implementation: below it the names stand one for each part of a model.
+    ``key`` is the enclosing key about an implementation: below it there is one name per part of the model.
     """
     if isinstance(value, dict):
         for own, part in value.items():
@@ -142,7 +142,7 @@ def _refuse_foreign_code(name: str, value: Any, key: str = "") -> None:
 
 
 def _auto_class(name: str, config: Any) -> Any:
-    """Which Auto class fits: for text alone where there is a choice, but for what the checkpoint was saved as."""
+    """The Auto class to use: text only where there is a choice, otherwise the one of the saved architecture."""
     transformers = transformers_library()
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as IMAGE_TEXT

@@ -1,4 +1,4 @@
-"""How the adapter talks to transformers: opened when it is needed, quietly, its errors in one line."""
+"""Lazy and quiet import of transformers; its errors shortened to one line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tokenpaths.engine.base.errors import UserError
 
 
 class HuggingFaceError(UserError):
-    """A model that cannot be had, opened or traced."""
+    """A model that cannot be found, loaded or traced."""
 
     def __init__(self, message: str, *, field: str = "model") -> None:
         super().__init__(message, field=field)
@@ -24,7 +24,7 @@ def transformers_library() -> Any:
 
 
 class quiet:
-    """No bars and no warnings of the library for a while: what matters is said in a sentence of our own."""
+    """Suppress progress bars and warnings of the library; relevant problems are reported as our own errors."""
 
     def __enter__(self) -> None:
         from transformers.utils import logging
@@ -42,14 +42,14 @@ class quiet:
 
 
 def first_line(error: BaseException) -> str:
-    """The beginning of a message of some library, in one line."""
+    """The first line of a library's message, shortened."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def with_plain_attention(make: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """``make`` with torch's own attention where the architecture can, else its plain one.
+    """Call ``make`` with torch's SDPA attention if the architecture supports it, else with eager attention.
 
-    Never with what a configuration names: that may be a kernel of a repository, or one that is not installed.
+    The attention that a configuration names is never used: it may be a kernel of a repository, or not be installed.
     """
     try:
         return make(*args, attn_implementation="sdpa", **options)

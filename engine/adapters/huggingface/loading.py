@@ -1,6 +1,6 @@
-"""Open a Hugging Face model and its tokenizer, and find its gates.
+"""Load a Hugging Face model and its tokenizer, and find its gates.
 
-Safetensors only: a pickle may run code when it is opened.
+Reads safetensors only: unpickling may execute code.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TOKENIZER_FILES = (
     "spiece.model",
 )
 LONGEST_CONTEXT = 2048
-"""texts are cut into windows of so many tokens, or of what the model can take, if that is less"""
+"""longest window of a text in tokens, unless the model's own limit is lower"""
 TWIN_PARAMS = 50_000_000
 """an untrained twin is traced beside models of at most so many parameters"""
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -85,7 +85,7 @@ def load(source: Source, device: str | None = None, dtype: str = "auto", *, twin
 
 
 def check_options(device: str | None, dtype: str) -> None:
-    """UserError when there is no such device or number format."""
+    """UserError if the device or number format does not exist."""
     if dtype not in DTYPES:
         raise UserError(f"{dtype[:40]!r} is no number format; give {', '.join(DTYPES)}", field="dtype")
     if device is not None:
@@ -93,7 +93,7 @@ def check_options(device: str | None, dtype: str) -> None:
 
 
 def _placement(device: str | None) -> dict[str, Any]:
-    """``device_map`` over several GPUs, else the one device to move the model to."""
+    """``device_map`` over several GPUs, or the single device to move the model to."""
     if device is None and torch.cuda.device_count() > 1:
         from importlib.util import find_spec
 
@@ -103,7 +103,7 @@ def _placement(device: str | None) -> dict[str, Any]:
 
 
 def _weight_files(source: Source) -> list[Path]:
-    """The safetensors files of a model, fetched if need be."""
+    """The safetensors files of a model, fetched if necessary."""
     index = source.file(INDEX)
     if index is None:
         single = source.file(WEIGHTS)
@@ -212,7 +212,7 @@ def _refuse_nan(name: str, model: nn.Module) -> None:
 
 @torch.inference_mode()
 def _probe(model: Any, device: torch.device) -> None:
-    """A few tokens, so that the gates speak."""
+    """A few tokens for a probe pass through the gates."""
     rows = model.get_input_embeddings().weight.shape[0]
     ids = torch.arange(8, device=device).remainder(rows).view(1, -1)
     forward(model, ids, torch.ones_like(ids))
@@ -224,7 +224,7 @@ def _context(config: Any, before: int) -> int:
 
 
 def _untrained(source: Source, model: Any, device: torch.device) -> Any:
-    """The same architecture at initialisation, the null that every path statistic stands beside."""
+    """The same architecture at initialisation, the null model of every path statistic."""
     state = torch.random.get_rng_state()
     torch.manual_seed(0)
     try:

@@ -1,7 +1,7 @@
-"""What the weights of each gate class of transformers mean: score function, order, bias, groups, shared experts.
+"""Weight semantics of each gate class of transformers: score function, order, bias, groups, shared experts.
 
-From the code of each architecture as released (transformers 5.23) and the model at hand; a gate class that is not
-known gets "unknown" instead of a guess.
+Taken from the released code of each architecture (transformers 5.23) and from the loaded model. Unknown gate classes
+get "unknown".
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ _SIGMOID_RENORMALISED = {
 
 
 def semantics_of(gate: nn.Module, block: nn.Module, layer: nn.Module, config: Any) -> WeightSemantics:
-    """What the weights of ``gate`` mean, from its code as released and its configuration.
+    """Weight semantics of ``gate``, from its released code and its configuration.
 
-    Attributes of the gate and its block that hold numbers (scale, groups, bias) are read off the model itself;
-    a gate class that is not known gets "unknown" instead of a guess.
+    Numeric attributes of the gate and its block (scale, groups, bias) are read from the model itself; an unknown gate
+    class gets "unknown".
     """
     means = _rule(gate, block, config)
     if means.score_function == "unknown" and not means.note:
@@ -209,7 +209,7 @@ def _inkling(gate: nn.Module, block: nn.Module, config: Any) -> WeightSemantics:
 
 
 def _by_config(gate: nn.Module, block: nn.Module, config: Any) -> WeightSemantics:
-    """Scores by the function that the configuration names."""
+    """Score function named by the configuration."""
     if config.scoring_func == "sigmoid":
         return WeightSemantics("sigmoid", "sigmoid, then top-k", True)
     return WeightSemantics("unknown", "unknown", True, note=f"scores are {config.scoring_func}(logits), then top-k")
@@ -246,12 +246,12 @@ def _number(owner: nn.Module, names: Sequence[str]) -> float | None:
 
 
 def inside_scale(gate: nn.Module) -> float:
-    """The scale that a gate has multiplied its weights by already."""
+    """The scale that is already included in a gate's weights."""
     return _number(gate, _SCALES) or 1.0
 
 
 def _scale(gate: nn.Module, block: nn.Module) -> float:
-    """The scale wherever it is applied: in the gate, or behind the experts."""
+    """The scale, wherever it is applied: in the gate, or after the experts."""
     inside = _number(gate, _SCALES)
     return inside if inside is not None else _number(block, _SCALES) or 1.0
 

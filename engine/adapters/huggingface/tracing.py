@@ -30,16 +30,17 @@ from tokenpaths.engine.models.family import Traced
 from tokenpaths.engine.tracing.traceable import ModelInput
 
 PASS_TOKENS = 512
-"""of one forward pass on a CPU, padding counted; a longer window goes alone. Small: nothing can stop inside a pass"""
+"""tokens of one forward pass on a CPU, padding included; a longer window is a pass of its own. Small, because a pass
+cannot be interrupted"""
 DEVICE_PASS_TOKENS = 2048
-"""the same on a GPU, which is quicker and needs more at once to be busy"""
+"""the same on a GPU, which needs larger passes to be fully used"""
 
 
 class TextTokens:
-    """A fast tokenizer: ids with the characters that they stand for.
+    """A fast tokenizer that also gives the character span of each id.
 
-    What a tokenizer puts before a text (``<s>``) is given to the model before every window, and is no token of a
-    run: it belongs to no text.
+    Tokens that a tokenizer adds before a text (``<s>``) are fed to the model before every window, but are not part of
+    the run.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -50,10 +51,10 @@ class TextTokens:
         self.before: tuple[int, ...] = tuple(full[: starts[0]]) if starts and bare else ()
 
     def encode(self, text: str) -> Encoded:
-        """Tokens of a text, without special ones; parts of one character share its span.
+        """Token ids of a text without special tokens; several tokens of one character share its span.
 
         Raises:
-            UserError: the text holds lone surrogates, which no encoding can write down.
+            UserError: the text holds lone surrogates, which have no UTF-8 form.
         """
         try:
             text.encode("utf-8")
@@ -68,7 +69,7 @@ class TextTokens:
         return Encoded(np.array(tokens["input_ids"], dtype=np.int32), spans[:, 0], spans[:, 1])
 
     def token_texts(self) -> dict[int, str]:
-        """Readable text of every vocabulary entry; bytes that are no character become U+FFFD."""
+        """Readable text of every vocabulary entry; bytes that form no character become U+FFFD."""
         number = len(self._tokenizer)
         texts = self._tokenizer.backend_tokenizer.decode_batch([[i] for i in range(number)], skip_special_tokens=False)
         return dict(enumerate(texts))
@@ -76,7 +77,7 @@ class TextTokens:
 
 @dataclass
 class HuggingFaceModel:
-    """A Hugging Face model with its gates found: a ``Traceable``."""
+    """A Hugging Face model and its gates: a ``Traceable``."""
 
     name: str
     model: Any
@@ -84,13 +85,13 @@ class HuggingFaceModel:
     gates: list[Gate]
     sha256: str
     device: torch.device
-    """where inputs go"""
+    """device of the inputs"""
     context: int
     twin: HuggingFaceModel | None = None
-    """the same architecture with other, random weights; None where the model is large"""
+    """the same architecture with random weights; None for large models"""
     controls: ExpertControls | None = None
     plan: RoutePlan | None = None
-    """what ``controls`` change at each gate"""
+    """edits per gate, from ``controls``"""
 
     modality: Modality = "text"
     classes: tuple[str, ...] = ()
@@ -98,7 +99,7 @@ class HuggingFaceModel:
     grid: tuple[int, int] = (0, 0)
 
     def with_controls(self, values: dict[str, Any] | None) -> HuggingFaceModel:
-        """See ``Traceable.with_controls``; a share to be banned stays a share until it was counted."""
+        """See ``Traceable.with_controls``; a share to ban stays unresolved until usage has been counted."""
         if not values:
             return self.without_controls()
         controls = read_expert_controls(values)
@@ -195,7 +196,7 @@ class HuggingFaceModel:
         return _traced(recorded, logits, batch.valid)
 
     def _pass(self, batch: ModelInput, frame: Frame | None = None) -> tuple[Recorded, Tensor, list[Decision]]:
-        """Decisions of the tokens of texts, logits, and (with ``frame``) what each gate decided at every position."""
+        """Decisions of the text tokens, logits, and (with ``frame``) the decisions of each gate at every position."""
         assert batch.valid is not None
         attended = batch.valid.clone()
         attended[:, : len(self.before)] = True
@@ -207,7 +208,7 @@ class HuggingFaceModel:
             return recorder.take(batch.valid.flatten()), logits, decisions
 
     def token_flops(self, traced: Traced, valid: Tensor | None) -> Tensor:
-        """FLOPs of the visited experts, from the table of modules."""
+        """FLOPs of the visited experts, from the module table."""
         steps = torch.arange(self.num_steps)
         return self._expert_flops[steps[:, None], traced.module_ids.long()].sum(dim=(2, 3))
 
@@ -220,7 +221,7 @@ class HuggingFaceModel:
 
 
 def _traced(recorded: Recorded, logits: Tensor, valid: Tensor) -> Traced:
-    """Rows of tokens back at their positions; 0 at those that belong to no text."""
+    """Scatter rows of tokens back to their positions; 0 elsewhere."""
 
     def placed(values: Tensor) -> Tensor:
         whole = values.new_zeros((*valid.shape, *values.shape[1:]))
@@ -231,7 +232,7 @@ def _traced(recorded: Recorded, logits: Tensor, valid: Tensor) -> Traced:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity: configurations write it in places (``time_step_limit``)."""
+    """Replace infinities, which JSON lacks but some configurations hold (``time_step_limit``)."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -240,11 +241,11 @@ def _finite(value: Any) -> Any:
 
 
 def forward(model: Any, inputs: Tensor, attended: Tensor) -> Tensor:
-    """Logits of one pass.
+    """Logits of one forward pass.
 
     Raises:
-        HuggingFaceError: the model's own code gave up: memory, a kernel that is not installed, a text that holds the
-            placeholder of an image.
+        HuggingFaceError: the model's code failed: out of memory, a kernel that is not installed, a text that holds an
+            image placeholder.
     """
     try:
         return model(input_ids=inputs, attention_mask=attended, use_cache=False).logits

@@ -1,7 +1,7 @@
-"""Aggregates such as OLMoE's ``expert_counts``: how many tokens each expert of each layer got.
+"""Read aggregated counts of tokens per layer and expert, such as OLMoE's ``expert_counts``.
 
-They hold no token's decision, so no run can be made of them: ribbons, paths and flows cannot be got back from sums,
-and inventing tokens that have these sums would be showing what nobody measured. Their load can be told.
+Load statistics can be computed from them, but no run: sums hold no decisions of single tokens, so ribbons, paths and
+flows cannot be recovered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_BYTES = 256 << 20
 
 
 class OnlyCounts(UserError):
-    """The file holds aggregates; ``counts`` can be told, a run cannot be made."""
+    """The file holds aggregates: ``counts`` are available, but no run can be made."""
 
     def __init__(self, file: Path, counts: ExpertCounts) -> None:
         super().__init__(
@@ -34,16 +34,16 @@ class OnlyCounts(UserError):
 
 @dataclass(frozen=True)
 class ExpertCounts:
-    """Tokens of each expert, a row a layer."""
+    """Number of tokens per layer and expert."""
 
     layers: tuple[str, ...]
     counts: np.ndarray
     """(S, M) int64"""
 
     def load(self) -> list[dict[str, Any]]:
-        """Of each layer: choices, load entropy, MaxVio, effective top-k and dead experts, as in a run's usage.
+        """Per layer: number of choices, load entropy, MaxVio, effective top-k and dead experts, as in a run's usage.
 
-        Where nobody said how many experts there are, M is the largest id that any layer names, plus one.
+        If the number of experts is not given, M is the largest id of any layer plus one.
         """
         return [
             {
@@ -59,7 +59,7 @@ class ExpertCounts:
 
 
 def find_counts(value: Any) -> Any | None:
-    """The part of a JSON value that looks like counts: per layer an object or a list of numbers."""
+    """Find the part of a JSON value that looks like counts: per layer an object or a list of numbers."""
     if isinstance(value, dict):
         if "expert_counts" in value:
             return value["expert_counts"]
@@ -68,17 +68,17 @@ def find_counts(value: Any) -> Any | None:
 
 
 def _is_number(text: str) -> bool:
-    """ASCII digits: ``isdigit`` takes ² too, which ``int`` does not."""
+    """Whether a string consists of ASCII digits: ``isdigit`` accepts ², which ``int`` does not."""
     return text.isascii() and text.isdigit()
 
 
 def read_counts(file: Path, announced: Announced) -> ExpertCounts:
     """Counts from JSON: ``{"0": {"17": 1200, …}, …}``, a list of such objects, or a list of rows.
 
-    Experts that no layer names are dead where their number is announced.
+    Given the number of experts, those that no layer names count as dead.
 
     Raises:
-        UserError: it is not that, or not so many layers or experts.
+        UserError: another structure, or another number of layers or experts.
     """
     if file.stat().st_size > MAX_BYTES:
         raise UserError(f"{file}: too large for a table of counts", field="file")

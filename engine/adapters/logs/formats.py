@@ -33,13 +33,13 @@ class Format:
 
     open: Opener
     what: str
-    """for messages"""
+    """description for messages"""
     magic: bytes | None = None
     """first bytes of a binary file"""
     is_line: Callable[[dict[str, Any]], bool] | None = None
-    """of JSON lines: whether an object is one of this format"""
+    """for JSON lines: whether an object has this format"""
     keys: tuple[str, ...] = ()
-    """of JSON lines: keys by which a first line is recognised that is too long to be read whole"""
+    """for JSON lines: keys that identify a first line too long to be parsed"""
 
 
 def _open_counts(file: Path, announced: Announced) -> Log:
@@ -80,7 +80,7 @@ def open_log(
     top_k: int | None = None,
     experts: int | None = None,
 ) -> Log:
-    """Open a log, or a folder of shards of one log (in the order of their names), recognised by its content.
+    """Open a log, or a folder of shards of one log (sorted by name); the format is detected by content.
 
     Args:
         path: The file or folder.
@@ -115,10 +115,10 @@ def _open_one(file: Path, format: str | None, announced: Announced) -> Log:
 
 
 def recognise(file: Path) -> str:
-    """The format of a file, by what it holds.
+    """Detect the format of a file by its content.
 
     Raises:
-        UserError: it is none of ``FORMATS``; of a pickle the message says why it is not opened.
+        UserError: none of ``FORMATS`` matches; for a pickle the message explains why it is not opened.
     """
     try:
         with file.open("rb") as stream:
@@ -161,7 +161,7 @@ def _recognise_text(file: Path, head: bytes) -> str:
 
 
 def _first_object(file: Path, line: bytes) -> object | None:
-    """The first line as JSON; None for a JSON file whose first line alone is none. A long line is told by its keys."""
+    """The first line as JSON; None if it is not a complete value. A long line is recognised by its keys."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):

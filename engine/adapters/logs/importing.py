@@ -28,7 +28,7 @@ from tokenpaths.engine.base.records import RunInfo, SampleRecord, TraceBatch, en
 from tokenpaths.engine.store.write.writer import RunWriter
 
 BATCH_BYTES = 8 * 2**20
-"""expert ids that are given to the writer at once"""
+"""bytes of expert ids per batch of the writer"""
 MOST_MODULES = 2**20
 """experts of all layers together"""
 _MOST_NAMED = 8
@@ -36,7 +36,7 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class ImportProgress:
-    """Tokens written so far, and the stage of the sealing once all are."""
+    """Number of tokens written, then the stage of the sealing."""
 
     tokens: int
     sealing: str = ""
@@ -52,7 +52,7 @@ def import_log(
     overwrite: bool = False,
     on_progress: Callable[[ImportProgress], None] = lambda p: None,
 ) -> Path:
-    """Make a sealed run of a log; returns its file. Nothing is left behind where something is wrong.
+    """Convert a log to a sealed run; returns its file. Leaves no file after an error.
 
     A log that does not announce how many experts there are is read twice: once to find the largest id.
 
@@ -79,7 +79,7 @@ def import_parts(
     overwrite: bool = False,
     findings: dict[str, Any] | None = None,
 ) -> Generator[ImportProgress, None, Path]:
-    """``import_log`` batch by batch, for callers that do other things in between.
+    """``import_log`` as a generator that yields after each batch.
 
     Closing the generator early leaves nothing behind. The run's findings say ``weights_recorded`` and, in sentences,
     ``notes``: what was left out, guessed or is missing; ``findings`` are kept beside them.
@@ -170,16 +170,16 @@ def new_import_id(name: str) -> str:
 
 
 class LogNotes:
-    """Gathers, while the pieces go by, what only the whole of a log can tell."""
+    """Collects notes about the whole log while its pieces are read."""
 
     def __init__(self, num_layers: int) -> None:
         self.samples = 0
         self.with_token_ids = 0
         self.has_choices = np.zeros(num_layers, dtype=bool)
-        """layers where some token chose another expert than 0"""
+        """layers in which some token chose an expert other than 0"""
 
     def through(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """The pieces as they come."""
+        """Pass the pieces through."""
         for piece in pieces:
             self.samples += 1
             self.with_token_ids += piece.token_id is not None
@@ -188,7 +188,7 @@ class LogNotes:
             yield piece
 
     def sentences(self, log: Log, tokenizer: bool) -> list[str]:
-        """What the run and its reader should know of the whole log."""
+        """Notes on the whole log, as sentences."""
         notes = []
         constant = [name for name, chosen in zip(log.shape.layers, self.has_choices, strict=True) if not chosen]
         if log.shape.top_k == 1 and constant and (log.experts or 0) > 1:
@@ -206,7 +206,7 @@ class LogNotes:
 
 
 def batches(pieces: Iterable[Piece], token_texts: dict[int, str] | None = None) -> Iterator[TraceBatch]:
-    """Checked pieces as batches for the writer; each piece is a sample."""
+    """Batches for the writer from checked pieces; each piece is a sample."""
     held: list[Piece] = []
     size = 0
     for piece in pieces:
@@ -256,7 +256,7 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def _text(piece: Piece, token_texts: dict[int, str]) -> tuple[str | None, np.ndarray]:
-    """The text of a sample and where each token stands in it (t, 2), −1 where that is unknown."""
+    """Text of a sample and character span of each token (t, 2), −1 where unknown."""
     unknown = np.full((piece.num_tokens, 2), -1, dtype=np.int32)
     if piece.token_id is None or not token_texts:
         return piece.text, unknown

@@ -1,4 +1,4 @@
-"""Lines of a log: one JSON object each, with the number of the line in every complaint."""
+"""Read JSON lines; every error names the file and line number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_LINE_BYTES = 1 << 30
 
 
 def json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(file and line, object) of each line that is not blank."""
+    """(file and line, object) of each non-blank line."""
     for where, line in text_lines(file):
         try:
             record = json.loads(line.decode("utf-8-sig"))
@@ -35,7 +35,7 @@ def json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def text_lines(file: Path) -> Iterator[tuple[str, bytes]]:
-    """(file and line, bytes) of each line that is not blank."""
+    """(file and line, bytes) of each non-blank line."""
     try:
         with file.open("rb") as stream:
             number = 0
@@ -50,7 +50,7 @@ def text_lines(file: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def nested_ids(value: list[Any], where: str, what: str) -> np.ndarray:
-    """Nested lists of whole numbers as an array; UserError where they are ragged or hold something else."""
+    """Nested lists of integers as an array; UserError if they are ragged or hold other values."""
     try:
         array = np.array(value)
     except ValueError:  # what numpy says of lists of different lengths
@@ -67,7 +67,7 @@ def _odd(array: np.ndarray) -> str:
 
 
 def _ragged(value: list[Any]) -> str:
-    """Where lists of lists change their length."""
+    """Description of the first ragged level of nested lists."""
     lengths = {len(row) if isinstance(row, list) else -1 for row in value}
     if len(lengths) == 1:
         for token, row in enumerate(value):
@@ -81,7 +81,7 @@ def _ragged(value: list[Any]) -> str:
 
 
 def decoded(text: str, where: str, what: str) -> bytes:
-    """The bytes of a base64 string."""
+    """Decode a base64 string."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -89,7 +89,7 @@ def decoded(text: str, where: str, what: str) -> bytes:
 
 
 def from_bytes(data: bytes, dtype: str, where: str, what: str) -> np.ndarray:
-    """A flat array of the whole numbers in ``data``, or the array of a ``.npy`` file."""
+    """A flat array of the integers in ``data``, or the array of a ``.npy`` file."""
     if data.startswith(NPY_MAGIC):
         try:
             array = np.load(io.BytesIO(data), allow_pickle=False)

@@ -1,13 +1,12 @@
-"""llama.cpp's routing CSV: one row for each expert that a token went to.
+"""Read llama.cpp's routing CSV: one row per token and selected expert.
 
-With a header: ``layer`` and ``expert``, and where they are there ``token`` (or ``pos``, ``row``), ``weight``, and
-whatever tells passes apart (``call``, ``phase``, ``step``, ``turn``); ``seq`` tells tokens of parallel sequences
-apart. Without one: ``layer,expert``, as
-``llama-moe-trace`` writes it; then K must be said. Rows come layer by layer within a pass: where the layer falls, a
-new pass begins.
+With a header: ``layer`` and ``expert``, optionally ``token`` (or ``pos``, ``row``), ``weight``, columns that
+distinguish passes (``call``, ``phase``, ``step``, ``turn``), and ``seq``, which distinguishes tokens of parallel
+sequences. Without a header: ``layer,expert``, as written by ``llama-moe-trace``; K must then be given. Rows are
+ordered by layer within a pass: a new pass begins where the layer decreases.
 
-The last layer of a prompt is computed only for the tokens whose output is wanted. Where it has fewer tokens than the
-other layers it is left out of the run, and the run says so.
+The last layer of a prompt is computed only for tokens whose output is needed. If it has fewer tokens than the other
+layers it is omitted from the run, with a note.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tokenpaths.engine.base.errors import UserError
 LAYER, EXPERT = ("layer", "layer_id", "il"), ("expert", "expert_id")
 TOKEN, WEIGHT = ("token", "pos", "position", "row", "token_position"), ("weight", "routing_weight", "prob")
 POSITIONS = ("pos", "position", "token_position")
-"""of these two parallel sequences may have the same"""
+"""the columns whose values tokens of parallel sequences may share"""
 SEQUENCE = ("seq", "seq_id")
 PASS = ("call", "phase", "step", "turn", "is_decode")
 BOM = b"\xef\xbb\xbf"
@@ -37,17 +36,17 @@ BLOCK_BYTES = 4 * 2**20
 
 @dataclass(frozen=True)
 class _Pass:
-    """The rows of one forward pass, by layer in their order."""
+    """The rows of one forward pass by layer, in file order."""
 
     where: str
     layers: tuple[int, ...]
     experts: list[np.ndarray]
-    """of each layer (t, K)"""
+    """per layer (t, K)"""
     weights: list[np.ndarray] | None
     last_tokens: list[int] | None
-    """of each layer, where the log numbers its tokens"""
+    """per layer, if the log numbers its tokens"""
     rows: list[int]
-    """of each layer its first row, counted from the first row of the file"""
+    """first row of each layer, counted from the first row of the file"""
 
     @property
     def is_short(self) -> bool:
@@ -64,7 +63,7 @@ def is_csv(line: bytes) -> bool:
 
 
 def open_csv(file: Path, announced: Announced) -> Log:
-    """A trace; the whole file is looked through once for a last layer with fewer tokens."""
+    """Open a trace; scans the whole file once for a last layer with fewer tokens."""
     columns, skip, position = _header(file)
     if "token" not in columns and announced.top_k is None:
         raise UserError(
@@ -122,7 +121,7 @@ def _place_of(file: Path, skip: int, rows: list[int], top_k: int) -> Callable[[i
 
 
 def _line(file: Path, skip: int, row: int) -> str:
-    """File and line of a row, counted from the first one; only blank lines make this more than a sum."""
+    """File and line of a row, counted from the first one; blank lines are taken into account."""
     number = skip
     with file.open("rb") as stream:
         for number, line in enumerate(stream, 1):
@@ -134,7 +133,7 @@ def _line(file: Path, skip: int, row: int) -> str:
 
 
 def _refuse_cut_off(found: _Pass, not_the_first: bool) -> None:
-    """A last layer may end early: its output was wanted for the last token, not for the first ones."""
+    """Refuse truncated passes: a last layer may hold only the last tokens, but not only the first."""
     if found.last_tokens is not None:
         cut_off = found.last_tokens[-1] != found.last_tokens[0]
     else:
@@ -156,8 +155,8 @@ def _sizes(sizes: set[tuple[int, ...]]) -> str:
 
 
 def _header(file: Path) -> tuple[dict[str, int], int, str | None]:
-    """Place of each known column, how many lines stand before the rows (blank ones, comments and the header), and
-    the name of the token's column where it is a position."""
+    """Position of each known column, number of lines before the rows (blank lines, comments and the header), and
+    name of the token's column if it is a position."""
     for where, raw in text_lines(file):
         skip = int(where.rsplit(" ", 1)[1]) - 1
         line = raw.removeprefix(BOM) if not skip else raw
@@ -186,7 +185,7 @@ def _header(file: Path) -> tuple[dict[str, int], int, str | None]:
 
 
 def _blocks(file: Path, columns: dict[str, int], skip: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """(line of the first row, columns) of a few megabytes of rows at a time."""
+    """Blocks of a few megabytes of rows: (line of the first row, columns)."""
     names = [f"f{i}" for i in range(columns["width"])]
     wanted = {key: place for key, place in columns.items() if key != "width"}
     types = {f"f{place}": _kind(key) for key, place in wanted.items()}
@@ -215,7 +214,7 @@ def _kind(key: str) -> pa.DataType:
 
 
 def _passes(file: Path, columns: dict[str, int], skip: int, announced: Announced) -> Iterator[_Pass]:
-    """Forward passes: runs of rows in which the layer does not fall and nothing of ``PASS`` changes."""
+    """Split rows into forward passes: the layer does not decrease and the columns of ``PASS`` are constant."""
     held: dict[str, list[np.ndarray]] = {key: [] for key in columns if key != "width"}
     held_line, last = 0, None
     for line, rows in _blocks(file, columns, skip):
@@ -300,7 +299,7 @@ def _one_pass(file: Path, skip: int, line: int, held: dict[str, list[np.ndarray]
 
 
 def _check_rows(file: Path, skip: int, first_row: int, rows: dict[str, np.ndarray], announced: Announced) -> None:
-    """UserError that names the line of a layer, an expert or a weight that cannot be."""
+    """UserError that names the line of an invalid layer, expert or weight."""
     most = announced.experts or MOST_EXPERTS
     faults = [
         ("layer", rows["layer"] < 0, "layers count from 0"),

@@ -1,8 +1,8 @@
-"""Megatron-LM's router trace (``--moe-routing-trace-path``): a JSON line for each step, block and layer.
+"""Read Megatron-LM's router trace (``--moe-routing-trace-path``): a JSON line per step, block and layer.
 
 ``{"step": 0, "stage": "pre_dispatch", "block": "decoder", "layer": 3, "rank": 0, "num_tokens": 128, "topk": 8,
-"top_indices": [[12, 45, …], …]}``. The ids of a token rise: Megatron reads them from a map, so a slot says nothing
-of a weight.
+"top_indices": [[12, 45, …], …]}``. Ids of a token are ascending, because Megatron reads them from a routing map, so
+the slot order does not reflect the weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def is_megatron_line(record: dict[str, Any]) -> bool:
 
 @dataclass
 class _Pass:
-    """One forward pass of one rank while its layers come in."""
+    """One forward pass of one rank, collected layer by layer."""
 
     where: str
     step: object
@@ -38,7 +38,7 @@ class _Pass:
 
 
 def open_megatron(file: Path, announced: Announced) -> Log:
-    """A trace of one rank, or of several in one file. Its first pass says which layers there are."""
+    """Open a trace of one rank, or of several in one file. Its first pass defines the layers."""
     first = next(_passes(file), None)
     if first is None:
         raise UserError(f"{file}: is empty", field="file")
@@ -73,7 +73,7 @@ def _other_layers(step: _Pass, names: tuple[str, ...]) -> UserError:
 
 
 def _passes(file: Path) -> Iterator[_Pass]:
-    """Forward passes: of each rank a step, or less where a layer repeats. The lines of several ranks may alternate."""
+    """Forward passes: one per rank and step, split where a layer repeats. Lines of several ranks may alternate."""
     open_: dict[object, _Pass] = {}
     for where, record in json_lines(file):
         layer, ids = _record(where, record)

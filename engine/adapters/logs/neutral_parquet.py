@@ -26,7 +26,7 @@ METADATA = b"tokenpaths"
 
 
 def open_parquet(file: Path, announced: Announced) -> Log:
-    """A file in the neutral format."""
+    """Open a file in the neutral format."""
     try:
         opened = pq.ParquetFile(file)
         schema, num_rows = opened.schema_arrow, opened.metadata.num_rows
@@ -154,7 +154,7 @@ def _whole(column: pa.Array | None, file: Path, name: str, start: int) -> np.nda
 
 
 class _Words:
-    """Label and text of each sample, taken from its first token; other tokens may not disagree."""
+    """Label and text of each sample, taken from its first token; UserError if other tokens differ."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -195,7 +195,7 @@ class _Words:
                 )
 
     def of(self, position: int) -> dict[str, str | None]:
-        """The words of one sample; those before it are let go."""
+        """Label and text of one sample; those of earlier samples are released."""
         for passed in [other for other in self._of_sample if other < position]:
             del self._of_sample[passed]
         return self._of_sample.get(position, {})

@@ -26,7 +26,7 @@ NPY_MAGIC = b"\x93NUMPY"
 IDS = ("ids", "routed_experts", "expert_ids", "topk_ids")
 OPTIONAL = ("weights", "token_id", "sample", "label", "text", "num_experts", "model", "layers")
 BROKEN_ARCHIVE = (OSError, EOFError, RuntimeError, NotImplementedError, ValueError, zipfile.BadZipFile, zlib.error)
-"""what the standard library raises on archives that are damaged, encrypted or packed in a way it does not know"""
+"""errors of the standard library for archives that are damaged, encrypted or packed by an unsupported method"""
 PICKLE = "holds pickled Python objects, which can run code when they are loaded, so they are never read; save {}"
 
 
@@ -34,7 +34,7 @@ class _Array:
     """One array in a file or an archive, read a few rows at a time."""
 
     def __init__(self, stream: IO[bytes] | zipfile.ZipExtFile, where: str, size: int) -> None:
-        """``size``: bytes of the whole array with its head, so that no more is asked for than there is."""
+        """``size``: bytes of the whole array with its header, an upper bound of every read."""
         self.where = where
         self._stream = stream
         try:
@@ -127,14 +127,14 @@ class _Archive:
         return _Array(stream, where, size)
 
     def whole(self, name: str) -> np.ndarray | None:
-        """All of a small array, None where there is none."""
+        """All of a small array, None if it is missing."""
         if name not in self.names:
             return None
         array = self.array(name)
         return array.rows(len(array)) if array.shape else array.rows(1)
 
     def scalar(self, name: str, what: str, kinds: str) -> Any | None:
-        """The only value of an array, None where there is no array; UserError unless it is ``what``."""
+        """The only value of an array, None if the array is missing; UserError unless it is ``what``."""
         values = self.whole(name)
         if values is None:
             return None
@@ -146,7 +146,7 @@ class _Archive:
 
 
 def open_npz(file: Path, announced: Announced) -> Log:
-    """The neutral archive: ``ids`` and what goes with them; or an engine's two arrays of one request."""
+    """Open the neutral archive (``ids`` and its companions), or the two arrays of an engine's request."""
     archive = _Archive(file)
     with archive.zip:
         prompt = "prompt_routed_experts" in archive.names
@@ -194,7 +194,7 @@ def open_npz(file: Path, announced: Announced) -> Log:
 
 
 def _refuse_near_misses(file: Path, names: Iterable[str]) -> None:
-    """An array that is all but called like one that is read would be lost without a word."""
+    """Refuse arrays whose names nearly match a known one: they would be ignored silently."""
     read = (*IDS, "prompt_routed_experts", *OPTIONAL)
     for name in names:
         if name not in read and (close := get_close_matches(name.lower(), read, n=1, cutoff=0.8)):
@@ -204,7 +204,7 @@ def _refuse_near_misses(file: Path, names: Iterable[str]) -> None:
 
 
 def _samples(archive: _Archive, name: str, steps: int, top_k: int, has_weights: bool) -> Iterator[Piece]:
-    """Tokens with the same number in ``sample`` are one sample; without it they are cut."""
+    """Group tokens with the same number in ``sample``; without it they are cut into samples."""
     ids = archive.array(name)
     count = len(ids)
     columns = {other: archive.array(other) for other in ("weights", "token_id", "sample") if other in archive.names}

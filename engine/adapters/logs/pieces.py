@@ -17,23 +17,23 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.file.checks import check_text
 
 CUT_TOKENS = 2048
-"""a log that names no samples, and a sample that is longer, is cut into samples of so many tokens"""
+"""tokens per sample when a log names no samples, or a sample is longer"""
 MOST_EXPERTS = 65_536
 MOST_TOKEN_ID = 2**31 - 1
 ROUNDING = 1e-4
-"""weights may leave [0, 1] by this much: rounding of half-precision softmaxes"""
+"""tolerance of weights outside [0, 1]: rounding of half-precision softmaxes"""
 
 
 @dataclass(frozen=True)
 class Announced:
-    """What the user announces of a log that may not say it itself; None: as the log says."""
+    """Sizes that the user gives for a log that may not state them; None: taken from the log."""
 
     layers: int | None = None
     top_k: int | None = None
     experts: int | None = None
 
     def check(self, where: str, *, layers: int | None = None, top_k: int | None = None) -> None:
-        """Compare what the log holds with what is announced.
+        """Compare the sizes of the log with the given ones.
 
         Raises:
             UserError: they differ.
@@ -46,10 +46,10 @@ class Announced:
                 )
 
     def num_experts(self, held: object, where: str) -> int | None:
-        """Experts a layer by what the log holds (``held``) and what is announced; None: neither says.
+        """Experts per layer from the log (``held``) and the user; None: unknown.
 
         Raises:
-            UserError: ``held`` is no number of experts, or another one is announced.
+            UserError: ``held`` is no valid number of experts, or differs from the given one.
         """
         if held is None:
             return self.experts
@@ -63,10 +63,10 @@ class Announced:
         return held
 
     def ids_shape(self, shape: tuple[int, ...], dtype: np.dtype, where: str) -> tuple[int, int]:
-        """(S, K) of ids of this shape: (tokens, S, K), or (tokens, S·K) where layers or top-k are announced.
+        """(S, K) of ids of this shape: (tokens, S, K), or (tokens, S·K) if layers or top-k are given.
 
         Raises:
-            UserError: the ids are no whole numbers, or have another shape.
+            UserError: the ids are not integers, or have another shape.
         """
         if dtype.kind not in "iu":
             raise UserError(f"{where}: the ids are {dtype}, they should be whole numbers", field="file")
@@ -91,28 +91,28 @@ class Announced:
 
 @dataclass(frozen=True)
 class LogShape:
-    """What every token of a log has."""
+    """Properties common to all tokens of a log."""
 
     layers: tuple[str, ...]
-    """name of each routed layer; their number is S"""
+    """name of each routed layer, S in all"""
     top_k: int
     weights: bool
-    """whether the log says how much each expert counts"""
+    """whether the log holds weights"""
 
 
 def layer_names(count: int) -> tuple[str, ...]:
-    """Names of layers that a log only counts."""
+    """Names of layers that a log only numbers."""
     return tuple(f"layer {layer}" for layer in range(count))
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some tokens of one sample, in their order."""
+    """Consecutive tokens of one sample."""
 
     ids: np.ndarray
-    """(t, S, K) whole numbers, slots in the order of the log"""
+    """(t, S, K) integers, slots in the order of the log"""
     where: str
-    """file and line or row of the first token, for people"""
+    """file and line or row of the first token, for messages"""
     weights: np.ndarray | None = None
     """(t, S, K)"""
     token_id: np.ndarray | None = None
@@ -121,9 +121,9 @@ class Piece:
     text: str | None = None
     source: str | None = None
     rows_from: int | None = None
-    """row of the first token in the file, where a row is a token"""
+    """row of the first token in the file, if a row is a token"""
     locate: Callable[[int, int, int], str] | None = None
-    """file and line of (token, layer, slot), where a token's layers stand on lines of their own"""
+    """file and line of (token, layer, slot), if each layer of a token has a line of its own"""
 
     @property
     def num_tokens(self) -> int:
@@ -138,7 +138,7 @@ class Piece:
         return f"{self.where}, token {token}"
 
     def cut(self) -> Iterator[Piece]:
-        """The piece in parts of at most ``CUT_TOKENS``."""
+        """Split the piece into parts of at most ``CUT_TOKENS``."""
         if self.num_tokens <= CUT_TOKENS:
             yield self
             return
@@ -162,13 +162,13 @@ def _shifted(locate: Callable[[int, int, int], str], by: int) -> Callable[[int, 
 
 
 def check_piece(piece: Piece, shape: LogShape, experts: int | None) -> None:
-    """Check that a piece holds decisions of its log.
+    """Validate the decisions of a piece.
 
     Args:
-        experts: Announced number of experts a layer, if any.
+        experts: number of experts per layer, if given.
 
     Raises:
-        UserError: ids, weights, token ids or texts that cannot be; the message names file and line or row.
+        UserError: invalid ids, weights, token ids or texts; the message names file and line or row.
     """
     size = (len(shape.layers), shape.top_k)
     if piece.ids.ndim != 3 or piece.ids.shape[1:] != size:

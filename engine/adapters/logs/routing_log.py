@@ -23,23 +23,23 @@ NOTHING_CAPTURED = (
 
 @dataclass
 class Log:
-    """What a log holds. Made by ``formats.open_log``; ``pieces()`` reads from the beginning each time it is called."""
+    """Content of a log. Made by ``formats.open_log``; each call of ``pieces()`` reads from the beginning."""
 
     file: Path
     format: str
     shape: LogShape
     experts: int | None
-    """announced number of experts a layer; None: the log does not say, the largest id does"""
+    """number of experts per layer; None: not stated, determined by the largest id"""
     read: Callable[[], Iterator[Piece]] = field(repr=False)
-    """the format's reader: pieces as they stand in the file, unchecked"""
+    """the format's reader: pieces in file order, not validated"""
     model: str | None = None
     note: str = ""
 
     def pieces(self) -> Iterator[Piece]:
-        """Checked samples, one after the other.
+        """Validated samples in order.
 
         Raises:
-            UserError: something is wrong with the log; the message names file and line or row.
+            UserError: the log is invalid; the message names file and line or row.
         """
         for piece in self.read():
             for part in piece.cut():
@@ -47,7 +47,7 @@ class Log:
                 yield part
 
     def counted(self) -> Log:
-        """The log with a number of experts: where none is announced the whole log is read for its largest id.
+        """The log with its number of experts; if it is not stated, the whole log is read for the largest id.
 
         Raises:
             UserError: as ``pieces``.
@@ -55,7 +55,7 @@ class Log:
         return run_with_progress(self.counting(), lambda tokens: None)
 
     def counting(self) -> Generator[int, None, Log]:
-        """``counted`` step by step, for callers that report progress: yields the tokens read so far."""
+        """``counted`` as a generator, for callers that report progress: yields the number of tokens read."""
         if self.experts is not None:
             return self
         experts = tokens = 0
@@ -70,13 +70,13 @@ class Log:
 
 
 def without_dense_layers(log: Log) -> Log:
-    """The log without its dense layers, which have no gate, so that the engine fills their places with zeros.
+    """The log without its dense layers, which have no gate and are filled with zeros by the engine.
 
     With K > 1 no token can choose expert 0 K times, so a layer of zeros in the first piece is no decision. With K = 1
-    it could be one and is kept; ``importing.LogNotes`` says so.
+    it could be one and is kept; ``importing.LogNotes`` notes it.
 
     Raises:
-        UserError: no layer is left; while reading, a layer that was left out has decisions after all.
+        UserError: no layer is left; or, while reading, an omitted layer has decisions.
     """
     first = next(log.read(), None)
     if first is None or log.shape.top_k == 1:

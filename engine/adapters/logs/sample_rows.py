@@ -13,15 +13,15 @@ from tokenpaths.engine.base.errors import UserError
 
 
 def sample_bounds(sample: np.ndarray) -> Iterator[tuple[int, int]]:
-    """(first row, row behind the last) of each run of equal numbers in ``sample``."""
+    """(first row, stop row) of each run of equal numbers in ``sample``."""
     bounds = [0, *(np.flatnonzero(np.diff(sample)) + 1).tolist(), len(sample)]
     return zip(bounds[:-1], bounds[1:], strict=True)
 
 
 class SampleRows:
-    """Collects rows into pieces: tokens with the same number in ``sample`` are one sample, numbers rise.
+    """Collects rows into pieces: tokens with the same number in ``sample`` are one sample; numbers ascend.
 
-    A sample of more than ``CUT_TOKENS`` is handed out in pieces of so many, so that it is never held whole.
+    A sample of more than ``CUT_TOKENS`` is returned in pieces of that size, so that it is never held whole.
     """
 
     def __init__(self, where: str) -> None:
@@ -36,7 +36,7 @@ class SampleRows:
 
     @property
     def num_samples(self) -> int:
-        """Samples that have begun so far."""
+        """Number of samples begun so far."""
         return self._position + 1
 
     def add(
@@ -47,7 +47,7 @@ class SampleRows:
         sample: np.ndarray | None,
         start: int,
     ) -> Iterator[Piece]:
-        """Take rows ``start`` … of the file; yields samples at once where there are no numbers."""
+        """Add rows from ``start`` of the file; without sample numbers, yields samples at once."""
         if sample is None:
             rows = f"rows {start} to {start + len(ids) - 1}"
             yield Piece(ids, f"{self.where}, row {start}", weights, token_id, source=rows, rows_from=start)
@@ -95,7 +95,7 @@ class SampleRows:
             self._hand_out(self._held, cut=self._taken > 0)
 
     def ready(self, words: Callable[[int], dict[str, str | None]], end: bool = False) -> Iterator[Piece]:
-        """Pieces that are complete, with ``words`` (label and text) of their sample; a cut one has no text."""
+        """Complete pieces with ``words`` (label and text) of their sample; a cut one has no text."""
         if end:
             self._finish()
         for position, cut, piece in self._done:

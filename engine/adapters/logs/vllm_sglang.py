@@ -1,9 +1,9 @@
-"""Responses of vLLM and SGLang as JSON lines: one response a line, ids as lists, base64 or a base64 ``.npy``.
+"""Read responses of vLLM and SGLang as JSON lines, one response a line; ids are lists, base64 or a base64 ``.npy``.
 
-vLLM returns ``choices[i].routed_experts`` (a base64 ``.npy`` of (tokens, layers, top-k); older ones an object with
+vLLM returns ``choices[i].routed_experts`` (a base64 ``.npy`` of (tokens, layers, top-k); older versions an object with
 ``data``, ``dtype`` and ``shape``, or lists, with ``prompt_routed_experts`` beside it). SGLang returns
-``meta_info.routed_experts`` or ``choices[i].sgl_ext.routed_experts``: base64 of int32, flat, so that layers and
-top-k must be said. In both the last token has no decision: it was never fed back.
+``meta_info.routed_experts`` or ``choices[i].sgl_ext.routed_experts``: flat base64 int32, so layers and top-k must be
+given. In both, the last token has no decision: it was never fed back.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from tokenpaths.engine.base.errors import UserError
 
 DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
 RAW_DTYPE = "int32"
-"""of base64 without a dtype: what SGLang sends"""
+"""dtype of base64 data without one: as sent by SGLang"""
 KEYS = ("routed_experts", "prompt_routed_experts")
 NOT_THERE = "start the engine with --enable-return-routed-experts, and for SGLang ask with return_routed_experts"
 
 
 def is_vllm_line(record: dict[str, Any]) -> bool:
-    """Whether a response of vLLM could look like this, with decisions or without."""
+    """Whether an object looks like a response of vLLM, with or without decisions."""
     return any(key in record for key in (*KEYS, "choices", "outputs")) and not is_sglang_line(record)
 
 
 def is_sglang_line(record: dict[str, Any]) -> bool:
-    """Whether a response of SGLang could look like this, with decisions or without."""
+    """Whether an object looks like a response of SGLang, with or without decisions."""
     return "meta_info" in record
 
 
 def open_engine(file: Path, announced: Announced) -> Log:
-    """A file of responses. Layers where every decision of the first response is 0 are dense and left out (K > 1)."""
+    """Open a file of responses. Layers with only zeros in the first response are dense and omitted (K > 1)."""
     first = next(json_lines(file), None)
     if first is None:
         raise UserError(f"{file}: is empty", field="file")
@@ -73,7 +73,7 @@ def open_engine(file: Path, announced: Announced) -> Log:
 
 
 def _responses(where: str, record: dict[str, Any], announced: Announced) -> list[Piece]:
-    """One piece a choice; the prompt's decisions, made once, stand before the first."""
+    """One piece per choice; the decisions of the prompt, made once, precede the first."""
     choices = next((record[key] for key in ("choices", "outputs") if isinstance(record.get(key), list)), None)
     several = choices is not None and len(choices) > 1
     prompt = _decisions(record, ("prompt_routed_experts",), where, announced)
@@ -105,7 +105,7 @@ def _responses(where: str, record: dict[str, Any], announced: Announced) -> list
 
 
 def _routed_experts(choice: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """(what stands beside the decisions, the decisions or None) wherever the engine puts them."""
+    """(enclosing object, decisions or None), at any of the engine's locations."""
     for holder in (choice, choice.get("sgl_ext"), choice.get("meta_info")):
         if isinstance(holder, dict) and holder.get("routed_experts") is not None:
             value = holder["routed_experts"]
@@ -119,7 +119,7 @@ def _decisions(record: dict[str, Any], keys: Sequence[str], where: str, announce
 
 
 def _array(value: Any, where: str, what: str, beside: dict[str, Any], announced: Announced) -> np.ndarray:
-    """Ids (t, S, K) from any of the forms."""
+    """Ids (t, S, K) from any of the encodings."""
     if isinstance(value, list):
         if not value:
             raise UserError(f"{where}: {what} has no token", field="file")
@@ -142,7 +142,7 @@ def _array(value: Any, where: str, what: str, beside: dict[str, Any], announced:
 
 
 def _folded(flat: np.ndarray, shape: Any, where: str, what: str, announced: Announced) -> np.ndarray:
-    """Flat ids by the shape that stands beside them, or by what the user says."""
+    """Reshape flat ids by the accompanying shape, or by the sizes that the user gives."""
     if isinstance(shape, list) and len(shape) == 3 and all(type(n) is int and n > 0 for n in shape):
         if math.prod(shape) != len(flat):
             raise UserError(f"{where}: {what} holds {len(flat)} ids, its shape {shape} says otherwise", field="file")
@@ -182,7 +182,7 @@ def _ids(holder: dict[str, Any], keys: Sequence[str], where: str) -> list[int] |
 def _token_ids(
     prompt: list[int] | None, answer: list[int] | None, count: int, start: Any, without_prompt: bool
 ) -> np.ndarray | None:
-    """Vocabulary ids of the tokens that decisions are there for; None where the log does not settle them."""
+    """Vocabulary ids of the tokens with decisions; None if the log does not determine them."""
     if answer is None or (prompt is None and not without_prompt):
         return None
     before = start if type(start) is int and start > 0 else 0
