@@ -1,1 +1,1 @@
-"""The only place that speaks HTTP."""
+"""HTTP client of the REST API; the only package that imports httpx."""

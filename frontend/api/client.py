@@ -1,7 +1,7 @@
-"""HTTP client of the API: answers as dicts, every failure as an ``ApiError`` with a sentence.
+"""HTTP client of the REST API: responses as dicts, every failure as an ``ApiError`` with a sentence.
 
-Answers of sealed runs never change, so each is kept with its ETag and asked for again with ``If-None-Match``: the API
-then says 304 in a millisecond, or 404 if the run was deleted meanwhile.
+Responses about sealed runs never change, so each is cached with its ETag and revalidated with ``If-None-Match``: the
+API returns 304 within a millisecond, or 404 if the run was deleted meanwhile.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 class Client:
-    """Answers of the REST API as plain dicts. Safe to share between sessions and threads.
+    """REST client that returns plain dicts. Safe to share between sessions and threads.
 
     Raises:
-        ApiError: or one of its children, from every method; never an ``httpx`` exception.
+        ApiError: Or a subclass, from every method; never an ``httpx`` exception.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class Client:
 
     # -- runs ---------------------------------------------------------------------------------
     def runs(self) -> list[dict[str, Any]]:
-        """The cards of all runs, newest first as the API sorts them."""
+        """The cards of all runs, newest first."""
         return list(self._pages("/runs", "runs", {}, most=2000))
 
     def ask(self, run: str, question: str, *, most: int | None = None, **arguments: Any) -> dict[str, Any]:
-        """The answer to a question about a run.
+        """The response to a query about a run.
 
         Args:
-            run: name of the run.
-            question: its address below ``/runs/{run}``, as the API lists them; ``""`` for the run itself. Arguments in
-                braces stand in the path: ``ask("demo", "paths/{rank}/examples", rank=3, limit=20)``.
-            most: of a list of several pages: its first so many rows, as one answer.
-            arguments: those in the path, and the query; ones that are None or empty are left out.
+            run: Name of the run.
+            question: Path below ``/runs/{run}`` as in the API's documentation; ``""`` for the run itself. Arguments in
+                braces are part of the path: ``ask("demo", "paths/{rank}/examples", rank=3, limit=20)``.
+            most: For paged lists: collect the first ``most`` rows into one response.
+            arguments: Path arguments and query; None and empty ones are left out.
         """
         names = _PLACEHOLDER.findall(question)
         parts = {name: _part(str(arguments.pop(name))) for name in names}
@@ -81,22 +81,22 @@ class Client:
         return self._get(path, arguments)
 
     def image(self, run: str, sample: int) -> bytes:
-        """PNG of what the model saw."""
+        """PNG of the model's input image."""
         return self._get(f"/runs/{_part(run)}/samples/{int(sample)}/image", raw=True)
 
     def export(self, run: str, table: str, form: str) -> bytes:
-        """A whole table as a file; not kept, it may be large."""
+        """A whole table as a file; not cached, since it may be large."""
         return self._send("GET", f"/runs/{_part(run)}/export/{_part(table)}.{_part(form)}").content
 
     def report(self, run: str) -> bytes:
-        """The whole run as one HTML page; made when asked for, not kept."""
+        """The whole run as one HTML page; generated on request, not cached."""
         return self._send("GET", f"/runs/{_part(run)}/report").content
 
     def export_url(self, run: str, table: str, form: str) -> str:
         return f"{self.url}/api/v1/runs/{_part(run)}/export/{_part(table)}.{form}"
 
     def compare(self, a: str, b: str, **query: Any) -> dict[str, Any]:
-        """Run ``b`` beside run ``a``; query: measure, limit, links, points."""
+        """Comparison of run ``b`` with run ``a``; query: measure, limit, links, points."""
         return self._get("/compare", {"a": a, "b": b, **query})
 
     def same_groups(self, a: str, b: str) -> dict[str, Any]:
@@ -124,10 +124,11 @@ class Client:
         controls: Mapping[str, Any] | None = None,
         purpose: str | None = None,
     ) -> dict[str, Any]:
-        """Trace one image (file name, bytes) or one text; the answer names the new run.
+        """Trace one image (file name, bytes) or one text; the response names the new run.
 
-        ``controls`` changes what ``controls`` of the model's description allows, for this trace only; ``purpose``
-        ``detour`` is of a run that only stands beside another.
+        Args:
+            controls: Edits for this trace only, as allowed by ``controls`` in the model's description.
+            purpose: ``detour`` for a run that is only shown beside another one.
         """
         files: dict[str, Any] = {"model": (None, _utf8(model))}
         if image is not None:
@@ -149,7 +150,7 @@ class Client:
         return self._get(f"/jobs/{_part(job)}")
 
     def submit_job(self, kind: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Queue a job; the answer is the job as it waits."""
+        """Queue a job; returns the waiting job."""
         body = json.dumps({"kind": kind, "request": dict(request)}).encode()
         return self._json(self._send("POST", "/jobs", content=body, headers={"content-type": "application/json"}))
 
@@ -160,11 +161,11 @@ class Client:
         return self._json(self._send("POST", f"/jobs/{_part(job)}/retry"))
 
     def remove_job(self, job: str) -> None:
-        """Forget a job that is over, and delete its files."""
+        """Remove a finished job and delete its files."""
         self._send("DELETE", f"/jobs/{_part(job)}", params={"remove": "true"})
 
     def artifact(self, job: str, name: str) -> bytes:
-        """A file that a job has made so far."""
+        """A file written by a job, finished or not."""
         return self._get(f"/jobs/{_part(job)}/artifacts/{_part(name)}", raw=True)
 
     # -- saved searches -----------------------------------------------------------------------
@@ -173,7 +174,7 @@ class Client:
         return self._get("/searches")["searches"]
 
     def save_search(self, name: str, query: Mapping[str, str]) -> dict[str, Any]:
-        """Keep an address of the page under a name."""
+        """Save an address of the page under a name."""
         body = json.dumps({"query": dict(query)}).encode()
         headers = {"content-type": "application/json"}
         return self._json(self._send("PUT", f"/searches/{_part(name)}", content=body, headers=headers))
@@ -183,7 +184,7 @@ class Client:
 
     # -- plumbing -----------------------------------------------------------------------------
     def _collect(self, path: str, name: str, query: Mapping[str, Any], most: int) -> dict[str, Any]:
-        """One answer whose list ``name`` is filled from as many pages as ``most`` needs."""
+        """One response whose list ``name`` is collected from as many pages as ``most`` needs."""
         first = self._get(path, {**query, "limit": min(most, PAGE_LIMIT)})
         rows, following = list(first[name]), first.get("next")
         while following and len(rows) < most:
@@ -250,12 +251,12 @@ class Client:
 
 
 def _part(name: str) -> str:
-    """A name as one path segment of an address; an odd one cannot become another route."""
+    """A name percent-encoded as one path segment, so that it cannot change the route."""
     return quote(_utf8(name).decode(), safe="") if name not in ("", ".", "..") else "%20"
 
 
 def _utf8(text: str) -> bytes:
-    """Lone surrogates cannot be sent; the API says so where they matter, here they become '?'."""
+    """UTF-8 of ``text`` with lone surrogates replaced by '?', since they cannot be encoded."""
     return text.encode("utf-8", "replace")
 
 

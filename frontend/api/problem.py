@@ -1,4 +1,4 @@
-"""What the page says when the API does not answer as it should: a sentence, what to do, and the request's id."""
+"""Errors of the API client for display: a sentence, what to do, and the request id."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ BUSY = (429, 503)
 
 
 class ApiError(Exception):
-    """Something that a person should read: ``sentence`` says what happened, ``todo`` what to do.
+    """An error for display: ``sentence`` says what happened, ``todo`` what to do.
 
-    ``request`` is the id under which the API's log has the request; empty where nothing of it is logged: nobody
-    answered, or the API only said that it is busy.
+    ``request`` is the id of the request in the API's log; empty if nothing was logged: the API did not respond, or only
+    reported that it is busy.
     """
 
     def __init__(self, sentence: str, todo: str = "", *, status: int | None = None, request: str = "") -> None:
@@ -24,21 +24,21 @@ class ApiError(Exception):
 
 
 class Down(ApiError):
-    """Nobody answers at the API's address."""
+    """No server responds at the API's address."""
 
 
 class NotFound(ApiError):
-    """The run, sample, path or model does not exist (any more)."""
+    """The run, sample, path or model does not exist, or not any more."""
 
 
 class Refused(ApiError):
-    """The API understood and said no: bad input, a wrong token, too large."""
+    """The API refused the request: bad input, a wrong token, too large."""
 
 
 def error_of(status: int, body: bytes, request: str) -> ApiError:
     """The error for a status, its problem+json (RFC 9457) and its header ``x-request-id``."""
     error = _as_error(status, body)
-    if status not in BUSY and re.fullmatch(r"[0-9a-f]{12}", request):  # whatever else stands there is no id
+    if status not in BUSY and re.fullmatch(r"[0-9a-f]{12}", request):  # any other value is not a request id
         error.request = request
     return error
 

@@ -1,4 +1,4 @@
-"""Two-way binding of the selection and its widgets to the query string of the address."""
+"""Two-way binding of the selection and its widgets to the query string of the URL."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from tokenpaths.frontend.page.selection import Selection, from_query, to_query
 
 
 def current() -> Selection:
-    """The selection that the address means now."""
+    """The selection of the current URL."""
     return from_query({key: st.query_params[key] for key in st.query_params})[0]
 
 
 def problems() -> list[str]:
-    """Sentences for parts of the address that mean nothing, those that ``redirect`` took out included."""
+    """Sentences for invalid parts of the URL, including those removed by ``redirect``."""
     earlier = st.session_state.pop("address_problems", [])
     return earlier + from_query({key: st.query_params[key] for key in st.query_params})[1]
 
 
 def redirect(**changes: Any) -> NoReturn:
-    """Draw the page anew at a changed address; what was wrong with the old one is still said."""
+    """Rerun the page at a changed URL; problems of the old one are still shown."""
     st.session_state["address_problems"] = from_query({key: st.query_params[key] for key in st.query_params})[1]
     go_changed(**changes)
     st.rerun()
 
 
 def go(selection: Selection) -> None:
-    """Make this the address. For callbacks: the page is drawn after it."""
+    """Set the URL to ``selection``. For callbacks, which run before the page is drawn."""
     st.query_params.from_dict(to_query(selection))
 
 
@@ -49,9 +49,12 @@ def bound(
 ) -> Any:
     """A widget that shows ``value`` and writes the field ``name`` of the selection when it is changed.
 
-    The address is the only truth: whatever the widget held is overwritten before it is drawn.
-    ``read`` turns the widget's value into the field's; ``part`` tells two widgets of one field apart.
-    Not for range sliders: without a default value Streamlit takes them for single ones.
+    The URL is the single source of truth: any state of the widget is overwritten before it is drawn. Not for range
+    sliders: without a default value Streamlit makes them single sliders.
+
+    Args:
+        read: Converts the widget's value to the field's.
+        part: Distinguishes two widgets of one field.
     """
     key = f"in_{name}{part}"
     st.session_state[key] = value

@@ -17,15 +17,15 @@ from tokenpaths.frontend.charts.drawing.choices import choices_of
 from tokenpaths.frontend.charts.drawing.redraw import call_of
 
 MENU = "choose"
-"""how the keys of the buttons begin"""
+"""prefix of the buttons' keys"""
 MOST_ON_A_PAGE = 40
 HELP = "Everything that a click in this picture chooses, as a list to search. No mouse is needed."
 
 
 def menu(drawing: Any, pick: Sequence[str], on_pick: Callable[[str, Any], None]) -> None:
-    """The button of ``drawing`` and its list; ``on_pick(name, value)`` hears of what is chosen, as of a click."""
+    """The choices button of ``drawing``; ``on_pick(name, value)`` is called for a choice as for a click."""
     call = call_of(drawing)
-    # A name that stays when something is chosen, so that the focus comes back to the button.
+    # A stable key, so that the button keeps the focus after a choice.
     kind = f"{MENU}_{'' if call is None else call.name}_{'_'.join(pick)}"
     for number in range(MOST_ON_A_PAGE):
         try:
@@ -39,10 +39,10 @@ def menu(drawing: Any, pick: Sequence[str], on_pick: Callable[[str, Any], None])
 
 @st.fragment
 def _menu(drawing: Any, key: str, pick: Sequence[str], on_pick: Callable[[str, Any], None]) -> None:
-    """Opening it draws nothing else of the page."""
+    """A fragment: opening the menu reruns nothing else of the page."""
     panel, selected, done = f"{key}_panel", f"{key}_one", f"{key}_done"
     if st.session_state.pop(done, False):
-        st.rerun()  # the page, not this list alone
+        st.rerun()  # rerun the whole page, not only this fragment
     opened = st.popover(
         "Choose from a list",
         key=panel,
@@ -57,7 +57,7 @@ def _menu(drawing: Any, key: str, pick: Sequence[str], on_pick: Callable[[str, A
 
     def chosen() -> None:
         if (choice := st.session_state[selected]) is not None:
-            st.session_state[selected] = None  # the same one may be chosen again, to let go of it
+            st.session_state[selected] = None  # choosing the same value again deselects it
             st.session_state[panel] = False
             st.session_state[done] = True
             on_pick(choice.name, choice.value)

@@ -13,16 +13,16 @@ DATA_DIR = "TOKENPATHS_DATA_DIR"
 
 
 def data_dir_option() -> str:
-    """`` --data-dir FOLDER`` where the page shows another folder than the one that a command takes by itself.
+    """`` --data-dir FOLDER`` if the page shows another folder than the default of the commands, else empty.
 
-    ``tokenpaths up`` tells the page its folder by the environment; a page that runs elsewhere knows none.
+    ``tokenpaths up`` passes the folder in the environment; a page started in another way does not know it.
     """
     folder = _other_folder()
     return f" --data-dir {shlex.quote(folder)}" if folder else ""
 
 
 def runs_dir() -> str:
-    """Where ``tokenpaths.record`` must be told to write; empty where it does so by itself."""
+    """The folder argument that ``tokenpaths.record`` needs; empty if it is the default."""
     folder = _other_folder()
     return os.path.join(folder, "runs") if folder else ""
 
@@ -34,7 +34,7 @@ def _other_folder() -> str:
 
 
 def command(line: str) -> str:
-    """``tokenpaths …`` with the folder that it must be told."""
+    """``tokenpaths …`` with ``--data-dir`` if it is needed."""
     return line + data_dir_option()
 
 
@@ -50,9 +50,9 @@ TYPED_STYLE = """<style>
 
 
 def typed_html(lines: Mapping[str, str]) -> str:
-    """Lines to type, each with what it does below; a click selects the line alone.
+    """HTML of command lines, each with its explanation below; a click selects only the command.
 
-    ``st.code`` would load 1.6 MB of scripts to colour it, before the first picture.
+    ``st.code`` would load 1.6 MB of syntax highlighting before the first chart.
     """
     pairs = "".join(f"<dt>{escape(line)}</dt><dd>{escape(words)}</dd>" for line, words in lines.items())
     return f'{TYPED_STYLE}<dl class="tp-typed" role="region" tabindex="0" aria-label="Lines to type">{pairs}</dl>'

@@ -22,7 +22,7 @@ from tokenpaths.frontend.page.selection import Selection, to_query
 
 log = logging.getLogger("tokenpaths.page")
 MENU = "save"
-"""how the keys of the menus begin; widgets.STYLE puts them into the lower right corner of their chart"""
+"""prefix of the menus' keys; ``widgets.STYLE`` places them in the lower right corner of their chart"""
 MOST_ON_A_PAGE = 40
 MIME = {"svg": "image/svg+xml", "png": "image/png", "csv": "text/csv", "zip": "application/zip"}
 HELP = {
@@ -34,11 +34,11 @@ HELP = {
 
 
 def menu(drawing: Any) -> None:
-    """The menu of ``drawing``; nothing for a chart that does not know how it was made."""
+    """The save menu of ``drawing``; nothing for a chart without the call that made it."""
     call = call_of(drawing)
     if call is None:
         return
-    for number in range(MOST_ON_A_PAGE):  # several charts of a page may be made by one function
+    for number in range(MOST_ON_A_PAGE):  # one function may make several charts of a page
         try:
             box = st.container(key=f"{MENU}_{call.name}_{number}", width="content")
         except StreamlitDuplicateElementKey:
@@ -50,7 +50,7 @@ def menu(drawing: Any) -> None:
 
 @st.fragment
 def _menu(drawing: Any, call: Call, place: str) -> None:
-    """Opening it draws its own few buttons and nothing else of the page."""
+    """A fragment: opening the menu reruns nothing else of the page."""
     opened = st.popover(
         "Save",
         key=f"open_{place}",
@@ -82,7 +82,7 @@ def _menu(drawing: Any, call: Call, place: str) -> None:
 
 
 def _files(drawing: Any, call: Call, now: Selection) -> dict[str, Callable[[], bytes]]:
-    """Form → what makes the file, when it is clicked. Several tables are a CSV each, in one archive."""
+    """Format → function that makes the file when clicked. Several tables become one archive of CSV files."""
 
     def svg() -> str:
         return printed(drawing, points(TWO_COLUMNS_MM), caption=[caption(now)])
@@ -96,7 +96,7 @@ def _files(drawing: Any, call: Call, now: Selection) -> dict[str, Callable[[], b
 
 
 def caption(now: Selection) -> str:
-    """What the picture is of: run and filters, as the chips say them."""
+    """Caption of a saved chart: run and filters, as on the filter chips."""
     from tokenpaths.frontend.page.filter_chips import chips
 
     filters = [chip.words for chip in chips(now) if chip.applies]
@@ -104,7 +104,7 @@ def caption(now: Selection) -> str:
 
 
 def link(now: Selection) -> str:
-    """The address of the page as it is now."""
+    """The current URL of the page."""
     base = (st.context.url or "").partition("?")[0].rstrip("/") + "/"
     query = urlencode(to_query(now))
     return f"{base}?{query}" if query else base

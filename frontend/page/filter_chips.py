@@ -26,12 +26,12 @@ USES = {
     "detour": ("run", "label", "sample", "token", "through", "job"),
     "jobs": ("job",),
 }
-"""view → the fields that change what it shows"""
+"""view → fields of the selection that affect it"""
 
 
 @dataclass(frozen=True)
 class Chip:
-    """One selected thing: its field, its words, and the changes that let it go."""
+    """One chip: a field, its text, and the changes that clear it."""
 
     field: str
     words: str
@@ -40,7 +40,7 @@ class Chip:
 
 
 def chips(selection: Selection) -> list[Chip]:
-    """The chips of a selection, in the order of the words of the design."""
+    """The chips of a selection, in display order."""
     uses = USES[selection.view]
     result = []
 
@@ -90,7 +90,7 @@ def chips(selection: Selection) -> list[Chip]:
 
 
 def chips_row(selection: Selection) -> None:
-    """Draw them; a click on one lets it go."""
+    """Draw the chips; a click on one clears its field."""
     row = chips(selection)
     if not row or selection.view == "runs" and len(row) == 1:
         return

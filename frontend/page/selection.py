@@ -1,6 +1,6 @@
-"""The state of the page as a value, parsed from and written to the query string; ``address`` binds it.
+"""The state of the page as a value, parsed from and written to the query string of the URL; ``address`` binds it.
 
-Every field that is not at its default is in the address under its own name, so a link reproduces the page.
+Every field that is not at its default is in the URL under its own name, so a link reproduces the page.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ PATCH_KINDS = {
     "centre": "patches in the middle",
 }
 KINDS = {**WORD_KINDS, **PATCH_KINDS}
-"""kinds of words and patches as the API names them → in words"""
+"""kinds of words and patches: API name → display text"""
 MOST_WRITTEN = {"label": 500, "other": 500, "q": 200, "find": 200}
-"""characters of words in the address"""
+"""maximum lengths of text fields in the URL, in characters"""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _NODE = re.compile(r"\d{1,4}\.\d{1,6}")
 _CHANGE = re.compile(r"[a-z_]{1,40}:[A-Za-z0-9_.+-]{1,200}")
@@ -53,7 +53,7 @@ _CHANGE = re.compile(r"[a-z_]{1,40}:[A-Za-z0-9_.+-]{1,200}")
 
 @dataclass(frozen=True)
 class Selection:
-    """One state of the page. Defaults are what a bare address means."""
+    """One state of the page; the defaults are the state of a URL without a query."""
 
     view: str = "runs"
     run: str | None = None
@@ -61,70 +61,73 @@ class Selection:
     steps: tuple[int, int] | None = None
     """half-open like the API: (0, 5) is the steps 0 to 4"""
     through: tuple[str, ...] = ()
-    """``step.module`` that tokens must pass, all of them"""
+    """``step.module`` that tokens must all visit"""
     paths: tuple[int, ...] = ()
-    """chosen path ranks"""
+    """selected path ranks"""
     sample: int | None = None
     token: int | None = None
     tint: int | None = None
     """Sample: tint by the module of this step; None: by path CDF"""
     opacity: int = 65
-    """Sample: of the tint, per cent"""
+    """Sample: opacity of the tint, per cent"""
     hide: float | None = None
-    """Flow: links below this share of tokens are not drawn, per cent; None: by itself, where there are too many"""
+    """Flow: hide links below this share of tokens, per cent; None: automatic if there are too many"""
     order: str = "rank"
-    """Paths: order of the table"""
+    """Paths: sort order of the table"""
     measure: str = "compute"
     per: str = "sample"
     bin: int | None = None
-    """Compute & reuse: the chosen bar"""
+    """Compute & reuse: the selected bin"""
     first: int = 0
     """Sample: first row of the token flow"""
     seed: int = 0
-    """Paths: which examples are drawn"""
+    """Paths: seed of the sampled examples"""
     q: str | None = None
-    """Sample: text to look for"""
+    """Sample: search text"""
     find: str | None = None
-    """Paths: a word or pattern; which paths do its tokens take?"""
+    """Paths: a word or pattern whose tokens are searched"""
     kind: str | None = None
     """Paths: tokens of this kind of word or patch"""
     reading: str = "word"
-    """Paths: ``find`` and ``kind`` are told from whole words, or from a token's own characters"""
+    """Paths: match ``find`` and ``kind`` against whole words, or against a token's own characters"""
     ranks: tuple[int, int] | None = None
-    """Paths: tokens on paths of these ranks, both ends included"""
+    """Paths: tokens on paths in this range of ranks, inclusive"""
     compute: tuple[float, float] | None = None
-    """Paths: tokens with a compute between both"""
+    """Paths: tokens with a compute in this range"""
     reuse: tuple[float, float] | None = None
     model: str | None = None
-    """Try it: the chosen model"""
+    """Try it: the selected model"""
     light: int | None = None
-    """Family, RayTracing: the threshold step that is shown; None: where the sample's output fired"""
+    """Family, RayTracing: the threshold step shown; None: where the sample's output fired"""
     layer: int | None = None
-    """Family: the layer that is looked at"""
+    """Family: the selected layer"""
     other: str | None = None
-    """Family: a second label beside ``label``"""
+    """Family: a second label, compared with ``label``"""
     against: str | None = None
     """Compare: the second run"""
     gate: str | None = None
     """Family, Directional: ``layer.head.direction`` whose words are shown"""
     merge: float | None = None
-    """Flow and Family: modules below this share of tokens are merged into “other”, per cent; None: by itself, where
-    there are too many to draw"""
+    """Flow and Family: merge modules below this share of tokens into “other”, per cent; None: automatic if there are
+    too many to draw
+    """
     module: str | None = None
-    """Modules: ``step.module`` whose page is open"""
+    """Modules: ``step.module`` whose details are open"""
     words: str = "input"
     """Family, experts: whether an expert's words are input, next or predicted tokens"""
     controls: tuple[str, ...] = ()
-    """Family and Detour: ``name:value`` of what is changed when the sample is run again"""
+    """Family and Detour: ``name:value`` of the controls for running the sample again"""
     dream: tuple[str, ...] = ()
     """Dream: ``name:value`` of its options (``views.dream.request``)"""
     job: str | None = None
-    """Jobs, and every view that starts one: the long job that is looked at"""
+    """Jobs, and every view that starts one: the selected job"""
 
     def change(self, **changes: Any) -> Selection:
-        """A copy with other values. What only made sense before the change is dropped: another run forgets
-        label, filters, sample; another sample forgets the token; another measure forgets the bar; another view forgets
-        the job."""
+        """A copy with other values that clears dependent fields.
+
+        Another run clears label, filters and sample; another sample the token; another measure the bin; another view
+        the job.
+        """
         if "run" in changes and changes["run"] != self.run:
             remaining: dict[str, Any] = {"view": self.view, "opacity": self.opacity, "model": self.model}
             remaining["against"] = self.against if self.against != changes["run"] else None
@@ -138,7 +141,7 @@ class Selection:
         return replace(self, **changes)
 
     def toggle_through(self, *nodes: str) -> Selection:
-        """Add circles to the filter; all of them already there: take them out."""
+        """Add modules (``step.module``) to the filter, or remove them if all are already in it."""
         if set(nodes) <= set(self.through):
             left = tuple(node for node in self.through if node not in nodes)
         else:
@@ -146,13 +149,13 @@ class Selection:
         return self.change(through=left)
 
     def toggle_path(self, rank: int) -> Selection:
-        """Choose a path, or let it go."""
+        """Select a path, or deselect it."""
         left = tuple(other for other in self.paths if other != rank) if rank in self.paths else (*self.paths, rank)
         return self.change(paths=left, seed=0)
 
 
 def to_query(selection: Selection) -> dict[str, str]:
-    """The address of a selection; defaults are left out."""
+    """The query of a selection, without defaults."""
     query = {}
     for field in fields(Selection):
         value = getattr(selection, field.name)
@@ -169,12 +172,12 @@ def to_query(selection: Selection) -> dict[str, str]:
 
 
 def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
-    """The selection of an address, and one sentence for each part that it cannot mean, or that is cut."""
+    """Parse a query string: the selection, and one sentence for each part that is invalid or truncated."""
     values: dict[str, Any] = {}
     problems = []
     for name, text in query.items():
         if name not in _READERS:
-            if not name.startswith("embed"):  # Streamlit's own
+            if not name.startswith("embed"):  # used by Streamlit itself
                 problems.append(f"The address says {name[:40]}={text[:40]!r}, which no view asks for; it was left out.")
             continue
         length, most = len(text.strip()), MOST_WRITTEN.get(name)

@@ -1,4 +1,4 @@
-"""Small tables as plain HTML: no scripts to load before the first chart, and cells with accessible names."""
+"""Small tables as plain HTML: no scripts needed before the first chart, and cells with accessible names."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ STYLE = """<style>
 
 @dataclass(frozen=True)
 class Column:
-    """How a column is headed and its values are written."""
+    """Header and number format of a column."""
 
     head: str
     write: Callable[[Any], str] = str
     help: str | None = None
     right: bool = False
-    """at the right edge, as numbers are anyway"""
+    """right-aligned, the default for numbers"""
 
 
 def plain_table(rows: Sequence[Mapping[str, Any]], caption: str, columns: Mapping[str, Column] | None = None) -> None:
-    """``rows`` in a table with the name ``caption``; the first column heads its row.
+    """HTML table of ``rows`` with the accessible name ``caption``; the first column is the row header.
 
-    Columns that are not told about are written as they are; an absent value is a dash. Numbers stand to the right.
+    Columns without a ``Column`` are written as they are; a missing value is a dash. Numbers are right-aligned.
     """
     st.html(STYLE + table_html(rows, caption, columns or {}))
 

@@ -63,18 +63,18 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
 
 
 def theme() -> Theme:
-    """The theme of the browser's page."""
+    """The theme of the page."""
     return DARK if (st.context.theme.type or "light") == "dark" else LIGHT
 
 
 @st.cache_resource(show_spinner=False)
 def client() -> Client:
-    """One client for the whole page server."""
+    """The API client shared by all sessions of the page server."""
     return Client()
 
 
 def controls() -> Any:
-    """A row for pickers; on a narrow page it becomes two columns, then one."""
+    """A row for input widgets; on narrow screens it becomes two columns, then one."""
     return st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="controls")
 
 
@@ -131,7 +131,7 @@ def numbers_behind(rows: Sequence[Mapping[str, Any]], what: str, **columns: Any)
         what: Caption, and part of the Streamlit key.
         columns: Column configuration by name, beside the help texts of ``COLUMNS``.
     """
-    for number in range(MOST_TABLES):  # two charts of a page may have tables of one name
+    for number in range(MOST_TABLES):  # two charts of a page may have tables of the same name
         try:
             box = st.container(key=f"numbers_{what}_{number}")
         except StreamlitDuplicateElementKey:
@@ -164,12 +164,12 @@ def _explained(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, 
 
 
 def empty(sentence: str, todo: str = "") -> None:
-    """Say why there is nothing to show, and what to do."""
+    """Show that there is nothing to show, and what to do."""
     st.info(f"{sentence} {todo}".strip(), icon=":material/info:")
 
 
 def show_error(error: ApiError) -> None:
-    """Show an error: what happened, what to do, and the request id under which the API's log has it."""
+    """Show an error: what happened, what to do, and the request id in the API's log."""
     st.error(
         f"{escape(with_full_stop(error.sentence))} {error.todo}".strip() + _request(error), icon=":material/error:"
     )
@@ -210,7 +210,8 @@ def error_boundary(what: str) -> Iterator[None]:
 def escape(text: str) -> str:
     """Escape untrusted text for Markdown; `code` spans stay code."""
     parts = tamed(text).replace("\n", " ").split("`")
-    # An odd backtick, or two in a row: Markdown pairs runs of equal length, so what we took for code might be none.
+    # With an odd number of backticks, or a double one, Markdown may pair them differently from us, so escape
+    # everything.
     if len(parts) % 2 == 0 or "``" in text:
         parts = ["‵".join(parts)]
     return "`".join(part if place % 2 else _escape_characters(part) for place, part in enumerate(parts))

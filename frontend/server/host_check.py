@@ -1,7 +1,7 @@
 """Check of the ``Host`` header on every HTTP request.
 
-Streamlit compares ``server.allowedHosts`` with the ``Host`` of its WebSocket alone. Under DNS rebinding another site's
-name leads to this machine; without this check it would get the page's files and uploaded pictures.
+Streamlit checks ``server.allowedHosts`` only for its WebSocket. With DNS rebinding another site's name resolves to this
+machine; without this check that site could read the page's files and uploaded images.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-# Private, but the very function that guards the WebSocket: both must agree on wildcards, ports and IPv6.
+# Private, but also used for the WebSocket: both checks must agree on wildcards, ports and IPv6.
 from streamlit.web.server.starlette.starlette_websocket import is_host_allowed
 
 REFUSED = "This name is not one of the page's; add it to `allowed_hosts`.\n"
 
 
 class HostCheck:
-    """ASGI middleware: 400 for a ``Host`` that is missing, doubled or not in ``server.allowedHosts``."""
+    """ASGI middleware: 400 if ``Host`` is missing, repeated or not in ``server.allowedHosts``."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -1,8 +1,8 @@
-"""Login with the access token, in front of everything that the page serves.
+"""Login with the access token for everything that the page server serves.
 
-The middleware covers files, pictures, uploads and the WebSocket. The token is posted in a form, never sent in an
-address; the browser keeps an HTTP-only cookie derived from it, so a new token invalidates all cookies. Neither is
-encrypted on the wire: use TLS between machines.
+The middleware covers files, images, uploads and the WebSocket. The token is sent in a form, never in a URL; the browser
+keeps an HTTP-only cookie derived from it, so a new token invalidates all cookies. Neither is encrypted in transit: use
+TLS between machines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COOKIE = "tokenpaths_page"
 OPEN_PATHS = frozenset({"/_stcore/health"})
 MOST_FORM_BYTES = 4096
 WRONG_SECONDS = 0.5
-"""how long a wrong token waits for its answer"""
+"""delay of the response to a wrong token, in seconds"""
 HEADERS = {
     "cache-control": "no-store",
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; "
@@ -42,12 +42,12 @@ WRONG = "That is not the token. It is the value of TOKENPATHS_TOKEN on the machi
 
 
 def session_cookie(token: str) -> str:
-    """What the cookie of somebody who gave ``token`` says."""
+    """The cookie value for ``token``."""
     return hmac.new(token.encode(), b"a visit to the page", hashlib.sha256).hexdigest()
 
 
 class Login:
-    """ASGI middleware; lets everybody through where ``token`` is empty."""
+    """ASGI middleware that requires a login; disabled if ``token`` is empty."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self.app, self.token = app, token
@@ -64,7 +64,7 @@ class Login:
             await answer(scope, receive, send)
 
     def _is_logged_in(self, scope: Scope) -> bool:
-        """Whether one of the cookies is that of a visit; compared in constant time."""
+        """Whether the request has a valid session cookie; compared in constant time."""
         headers = [value.decode("latin-1") for name, value in scope.get("headers", []) if name == b"cookie"]
         pairs = (pair.strip().partition("=") for header in headers for pair in header.split(";"))
         values = [value for name, _, value in pairs if name == COOKIE]
@@ -81,7 +81,7 @@ class Login:
             await asyncio.sleep(WRONG_SECONDS)
             return _login_page(WRONG)
         answer = RedirectResponse(f"/?{request.url.query}" if request.url.query else "/", 303, headers=HEADERS)
-        # Lax: a link from elsewhere, a colleague's for example, leads to the view and not to this form again.
+        # Lax: a link from another site leads to the view and not to the login form again.
         answer.set_cookie(COOKIE, self.cookie, httponly=True, samesite="lax", secure=request.url.scheme == "https")
         return answer
 

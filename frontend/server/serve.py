@@ -1,7 +1,7 @@
 """The page server: ``python -m tokenpaths.frontend.server.serve [options of streamlit run]``.
 
-It is ``streamlit run frontend/asgi.py`` with a thread that imports what drawing needs: Streamlit by itself imports
-Altair and pandas at the first visit, which then takes a second longer.
+It is ``streamlit run frontend/asgi.py`` with a thread that imports the plotting libraries in advance: otherwise
+Streamlit imports Altair and pandas during the first visit, which takes a second longer.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ def preload() -> None:
             importlib.import_module(name)
     except ImportError:
         return
-    # Altair's own switch: parts of charts are not compared with the schema of Vega-Lite when they are made.
+    # Altair's switch that disables validating parts of charts against the Vega-Lite schema on construction.
     importlib.import_module("altair.utils.schemapi").disable_debug_mode()
-    # Streamlit collects garbage after each pass; the half million objects of libraries hold no cycles to find.
+    # Streamlit runs the garbage collector after each pass; freeze the half million library objects, which hold no
+    # cycles.
     gc.collect()
     gc.freeze()
 

@@ -1,10 +1,10 @@
 """Streamlit's static files from memory, and preload hints for the scripts of each view.
 
-A first visit requests about 140 files. Streamlit passes each through its whole middleware stack, and the browser learns
-of most of them late: of a widget's script when the first widget is drawn, of the chart library at the first chart.
-``CachedFiles`` answers before that stack, and ``index.html`` gets a ``modulepreload`` link for each script that the
-view needs. ``ELEMENTS`` lists the elements of each view; imports between scripts are read from the scripts. With a
-Streamlit whose files have other names only the hints are lost.
+A first visit requests about 140 files. Streamlit passes each through its whole middleware stack, and the browser
+discovers most of them late: a widget's script when the first widget is drawn, the chart library at the first chart.
+``CachedFiles`` responds before that stack, and ``index.html`` gets a ``modulepreload`` link for each script that the
+view needs. ``ELEMENTS`` lists the elements of each view; imports between scripts are parsed from the scripts. If
+another version of Streamlit has other file names, only the hints are lost.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 YEAR = "public, immutable, max-age=31536000"
-"""names of scripts contain a hash of what is in them"""
+"""script names contain a content hash, so they never change"""
 ASK = "no-cache"
 LEAST_GZIP = 1000
 WIDGETS = ("Html", "ButtonGroup", "Button")
 CHART = ("ArrowVegaLiteChart", "embed")
 TABLE = ("DataFrame",)
 OWN = ("BidiComponent",)
-"""elements that this project draws itself: walls of pictures, tokens to click"""
+"""elements implemented by this project: image walls, clickable tokens"""
 ELEMENTS: Mapping[str, tuple[str, ...]] = {
     "runs": CHART,
     "flow": ("Selectbox", *CHART, "Slider"),
@@ -49,15 +49,14 @@ ELEMENTS: Mapping[str, tuple[str, ...]] = {
     "try": ("Selectbox", *CHART, *OWN, "Slider"),
     "jobs": ("Selectbox", "NumberInput"),
 }
-"""view → the elements of its first picture, by the names of Streamlit's scripts; a test compares them with what the
-browser asks for"""
+"""view → elements drawn first, by the names of Streamlit's scripts; a test compares them with the browser's requests"""
 IMPORTED = re.compile(r'(?:from|import)\s*"\./([\w.\-]+\.js)"')
 FIRST = re.compile(r"static/js/([\w.\-]+\.js)")
 
 
 @dataclass
 class Files:
-    """Streamlit's own files by their address, read once."""
+    """Streamlit's static files by URL path, read once."""
 
     folder: Path
     _kept: dict[tuple[str, bool], bytes] = field(default_factory=dict)
@@ -73,7 +72,7 @@ class Files:
         }
 
     def body(self, address: str, *, small: bool) -> bytes | None:
-        """What is at an address, compressed if ``small``; None: not one of these files."""
+        """The file at an address, compressed if ``small``; None if it is not a static file."""
         if address not in self.known:
             return None
         if (address, small) not in self._kept:
@@ -82,7 +81,7 @@ class Files:
         return self._kept[address, small]
 
     def page(self, view: str) -> bytes | None:
-        """The page with the scripts of ``view`` named in its head; None: there is none to serve."""
+        """``index.html`` with preload hints for ``view``; None if there is none."""
         view = view if view in ELEMENTS else ""
         with self._lock:
             if view not in self._pages:
@@ -95,7 +94,7 @@ class Files:
             return self._pages[view]
 
     def needed(self, elements: Iterable[str], already: Iterable[str] = ()) -> list[str]:
-        """Scripts of ``elements`` and all that they import, without those that are there ``already``."""
+        """Scripts of ``elements`` and their transitive imports, without ``already``."""
         scripts = {Path(address).name: address for address in self.known if address.endswith(".js")}
         by_element: dict[str, list[str]] = {}
         for name in scripts:
@@ -115,27 +114,27 @@ class Files:
         return names
 
     def load(self) -> None:
-        """Read what the pages of all views name, before anybody asks."""
+        """Read all files referenced by the pages in advance."""
         for view in ELEMENTS:
             self.page(view)
 
 
 @lru_cache(maxsize=1)
 def streamlit_files() -> Files:
-    """The files of the installed Streamlit; one object for the whole process."""
+    """The files of the installed Streamlit; one shared object per process."""
     return Files(Path(streamlit.__file__).with_name("static"))
 
 
 def with_hints(page: str, scripts: Iterable[str]) -> str:
-    """``page`` with a ``modulepreload`` for each script at the end of its head."""
+    """``page`` with a ``modulepreload`` link for each script at the end of its head."""
     links = "".join(f'    <link rel="modulepreload" crossorigin href="./static/js/{name}">\n' for name in scripts)
     return page.replace("</head>", f"{links}  </head>", 1)
 
 
 class CachedFiles:
-    """ASGI middleware: answers GET and HEAD for the page and its files from memory, and hands on all else.
+    """ASGI middleware: serves GET and HEAD for the page and its files from memory, and passes everything else on.
 
-    Bodies are compressed for browsers on other machines; on this one that would cost more than it saves.
+    Bodies are compressed only for browsers on other machines; locally that would cost more than it saves.
     """
 
     def __init__(self, app: ASGIApp, files: Files) -> None:
@@ -183,13 +182,13 @@ class CachedFiles:
 
 
 def _kind(address: str) -> str:
-    if address.endswith(".js"):  # what the system's table says differs between machines
+    if address.endswith(".js"):  # the system's MIME table differs between machines
         return "text/javascript; charset=utf-8"
     return mimetypes.guess_type(address)[0] or "application/octet-stream"
 
 
 def _is_here(scope: Scope) -> bool:
-    """Whether the browser is on this machine."""
+    """Whether the browser runs on this machine."""
     try:
         return ip_address((scope.get("client") or ("",))[0]).is_loopback
     except ValueError:

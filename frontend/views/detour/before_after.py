@@ -1,6 +1,6 @@
-"""The chosen thing before and after a detour: a token or patch, a circle, or a link. ``facts_*`` are pure.
+"""The selected token, patch, module or link before and after a detour. The ``facts_*`` functions are pure.
 
-Tables take what the API says of a sample: the unchanged one, and the edited one (None: nothing is edited yet).
+Tables take the API's description of a sample: the unedited one, and the edited one (None: no edits yet).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tokenpaths.frontend.views.detour.edits import at_node, link_of, takes
 Sample = Mapping[str, Any]
 Row = dict[str, Any]
 MOST_ROWS = 6
-"""of where the tokens of a circle or link go instead"""
+"""maximum rows of the table of where a module's or link's tokens go instead"""
 
 
 def draw(run: Mapping[str, Any], selection: Selection, before: Sample, after: Sample | None) -> None:
-    """Everything that is chosen, before | after; nothing where nothing is."""
+    """Draw everything selected, before | after; nothing if nothing is selected."""
     link = link_of(selection.through)
     node = selection.through[-1] if selection.through and link is None else None
     token = next((one for one in before["tokens"] if one["token"] == selection.token), None)
@@ -110,7 +110,7 @@ def _named(token: Mapping[str, Any]) -> str:
 
 
 def moved_steps(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[int]:
-    """Steps at which a token visits other modules; the order of slots does not count."""
+    """Steps at which a token visits other modules, ignoring the order of slots."""
     pairs = zip(before["ribbon"], after["ribbon"], strict=False)
     return [step for step, (old, new) in enumerate(pairs) if sorted(old) != sorted(new)]
 
@@ -127,7 +127,7 @@ def token_sentence(what: str, before: Mapping[str, Any], after: Mapping[str, Any
 
 
 def token_facts(before: Mapping[str, Any], after: Mapping[str, Any] | None) -> list[Row]:
-    """Loss, the probability of the token that really follows, and compute."""
+    """Loss, probability of the actual next token, and compute."""
     after = after or {}
     rows = []
     if before.get("loss") is not None:
@@ -151,7 +151,7 @@ def token_facts(before: Mapping[str, Any], after: Mapping[str, Any] | None) -> l
 
 
 def answer_facts(before: Sample, after: Sample | None) -> list[Row]:
-    """The answer for the whole image; none for texts."""
+    """The classification of the whole image; none for texts."""
     if not before.get("prediction"):
         return []
 
@@ -162,7 +162,7 @@ def answer_facts(before: Sample, after: Sample | None) -> list[Row]:
 
 
 def step_facts(before: Mapping[str, Any], after: Mapping[str, Any] | None, *, weights: bool) -> list[Row]:
-    """One row a step: modules (and weights) before, and after where there is one."""
+    """One row per step: modules (and weights) before, and after if there is an edited sample."""
 
     def say(token: Mapping[str, Any], step: int) -> str:
         modules = token["ribbon"][step]
@@ -185,7 +185,7 @@ def step_facts(before: Mapping[str, Any], after: Mapping[str, Any] | None, *, we
 def group_sentence(
     what: str, verb: str, parts: str, before: Sample, after: Sample | None, chosen: Callable[[Any], bool]
 ) -> str:
-    """How many tokens visit a circle or take a link, before and after, and how many are the same ones."""
+    """How many tokens visit a module or take a link before and after, and how many do both."""
     old, total = _members(before, chosen), len(before["tokens"])
     if after is None:
         return f"{numbers.count(len(old))} of {numbers.count(total)} {parts} {verb} {what}."
@@ -199,7 +199,7 @@ def group_sentence(
 
 
 def group_facts(before: Sample, after: Sample | None, chosen: Callable[[Any], bool]) -> list[Row]:
-    """Share of tokens; mean loss of those that were there before, on both sides the same tokens."""
+    """Share of tokens; mean loss over the tokens selected before the edit, the same tokens on both sides."""
     there, total = _members(before, chosen), max(1, len(before["tokens"]))
     now = None if after is None else len(_members(after, chosen)) / total
     rows = [
@@ -220,7 +220,7 @@ def group_facts(before: Sample, after: Sample | None, chosen: Callable[[Any], bo
 
 
 def where_now(before: Sample, after: Sample, chosen: Callable[[Any], bool], where: Callable[[Any], str]) -> list[Row]:
-    """Where the tokens that were there before are after: {where, count, share}, the most frequent first."""
+    """Where the tokens selected before the edit are after it: {where, count, share}, the most frequent first."""
     there = _members(before, chosen)
     counts = Counter(where(one) for one in after["tokens"] if one["token"] in there)
     rows: list[Row] = [{"where": w, "count": n, "share": n / len(there)} for w, n in counts.most_common(MOST_ROWS)]

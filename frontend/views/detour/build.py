@@ -1,4 +1,4 @@
-"""The edits of a detour: those in force, one click for what was clicked, and every edit by hand."""
+"""Editor of a detour: the current edits, quick buttons for the selected element, and forms for every edit."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.detour.edits import EVERY, KINDS, WHAT, Link, added, link_of, on_link, said
 
 CHOOSES_BY_TOKEN = ("dna", "moe")
-"""families whose routers decide for each token by itself, so that some tokens can be forced and others not"""
+"""families that route each token independently, so that single tokens can be forced"""
 
 
 def name_of(run: Mapping[str, Any], step: int | None, module: int) -> str:
-    """A module as people call it; ids repeat where each step has its own."""
+    """Display name of a module; ids repeat if each step has its own modules."""
     found = [m for m in run["modules"] if m["module"] == module and m["step"] in (None, step)]
     return f"module {module}" + (f" ({found[0]['name']})" if found and found[0]["step"] is not None else "")
 
 
 def modules_at(run: Mapping[str, Any], step: int | None) -> list[int]:
-    """What a router can choose at a step (None: at any)."""
+    """Modules that the router can choose at a step (None: at any step)."""
     return sorted(
         {
             m["module"]
@@ -36,7 +36,7 @@ def modules_at(run: Mapping[str, Any], step: int | None) -> list[int]:
 
 
 def chosen_edits(run: Mapping[str, Any], selection: Selection) -> None:
-    """The edits in force, each with ×."""
+    """The current edits, each with a × button."""
     own = [text for text in selection.controls if text.partition(":")[0] in KINDS]
     if not own:
         return
@@ -67,7 +67,7 @@ def builder(
     selection: Selection,
     sample: Mapping[str, Any],
 ) -> None:
-    """What shall be different: quick buttons for what is clicked, and every edit by hand."""
+    """The forms for a new edit: quick buttons for the selected element, and every edit by hand."""
     node, link = selection.through[-1] if selection.through else None, link_of(selection.through)
     if link is not None:
         _quick_link(run, kinds, selection, sample, link)
@@ -102,7 +102,7 @@ def builder(
 def _fields(
     run: Mapping[str, Any], kind: str, steps: Sequence[Any], selection: Selection, sample: Mapping[str, Any]
 ) -> str | None:
-    """The fields that an edit needs; its words for the address, None while one is missing."""
+    """The input fields of an edit; returns its text for the URL, None while a field is missing."""
 
     def step_picker(options: Sequence[Any], words: str = "every step") -> Any:
         return st.selectbox(
@@ -160,7 +160,7 @@ def _swap_field(run: Mapping[str, Any], sample: Mapping[str, Any]) -> str | None
 
 
 def _quick(run: Mapping[str, Any], kinds: Sequence[str], selection: Selection, node: str) -> None:
-    """One click for the circle that was clicked, and the token if one is chosen."""
+    """Quick buttons for the selected module, and for the token if one is selected."""
     step, module = node.split(".")
     name, token = name_of(run, int(step), int(module)), selection.token
     choices = [
@@ -191,9 +191,9 @@ def _quick(run: Mapping[str, Any], kinds: Sequence[str], selection: Selection, n
 def _quick_link(
     run: Mapping[str, Any], kinds: Sequence[str], selection: Selection, sample: Mapping[str, Any], link: Link
 ) -> None:
-    """What may be done to the tokens of the link that was clicked."""
+    """Quick buttons for the tokens of the selected link."""
     step, source, target = link
-    step += 1  # where it ends
+    step += 1  # the module at its end
     count, name = len(on_link(sample, link)), name_of(run, step, target)
     them = numbers.plural(count, "patch", "patches") if run["modality"] == "vision" else numbers.plural(count, "token")
     way = f"from {name_of(run, step - 1, source)} at step {step - 1} to {name} at step {step}"

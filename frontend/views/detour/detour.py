@@ -1,8 +1,8 @@
-"""What if it had gone elsewhere? A sample under edited routes, before and after; every module banned in turn.
+"""Detour view: a sample under edited routes, before and after, and sweeps that ban every module in turn.
 
-The edits stand in the address (``controls``, see ``edits``), so a link shows the same detour again. A model of ours
-runs while one waits: both passes are runs of one sample, and the page keeps the last ones only, unless they were
-opened. A Hugging Face model may be large, so its detours are jobs (``detour_job``).
+The edits are in the URL (``controls``, see ``edits``), so a link shows the same detour again. Our own models run
+interactively: both passes are runs of one sample, and only the last ones are kept, unless they were opened. A Hugging
+Face model may be large, so its detours are jobs (``detour_job``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def draw(selection: Selection) -> None:
             _detour(run, model, kinds, selection, number, job)
     st.divider()
     with widgets.error_boundary("the importance of modules"):
-        # A job that is one edit has its place above.
+        # A job that is a single edit is shown above.
         sweep.draw(run, kinds, selection.change(job=None) if job is not None else selection, model if as_job else None)
 
 
@@ -111,14 +111,14 @@ def _edits(
     selection: Selection,
     sample: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """The edits of the address; a sentence for what means none, or is none of this model's."""
+    """The edits in the URL, and a sentence for each that is invalid or not supported by this model."""
     controls = model.get("controls") or {}
     edits, problems = read_edits(
         selection.controls, sample, lambda other: _other(run, other), controls.get("properties") or {}
     )
     for problem in problems:
         st.warning(widgets.escape(problem), icon=":material/link_off:")
-    if not sweep.of_huggingface(run):  # the API refuses the others with a sentence of its own
+    if not sweep.of_huggingface(run):  # the API refuses the others with its own message
         return edits
     why = controls.get("no_edits") or {}
     for edit in edits:

@@ -1,7 +1,6 @@
-"""A detour as a job, for models that may be too large to run while somebody waits: those of Hugging Face.
+"""Detours as jobs, for Hugging Face models that may be too large to run interactively.
 
-The newest job that made the edits of the address is found again by its request, so a link shows the same detour
-tomorrow.
+The newest job with the edits in the URL is found again by its request, so a link keeps showing the same detour.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from tokenpaths.frontend.views.jobs import panel
 
 THIS = 1
 OVER = (THIS, 32, 64, 128, 256)
-"""texts that a detour may be over; 1 is the chosen one"""
+"""options for the number of texts of a detour; 1 is the selected one"""
 
 
 def job_of_address(selection: Selection) -> dict[str, Any] | None:
-    """The job that the address names, where it is one edit; sweeps have their own place."""
+    """The job in the URL if it is an edit; sweeps are shown separately."""
     if selection.job is None:
         return None
     try:
@@ -45,7 +44,7 @@ def draw(
     edits: Sequence[Mapping[str, Any]],
     named: Mapping[str, Any] | None,
 ) -> None:
-    """The fields that start a job, its progress, and what came of it; ``named`` is the job of the address."""
+    """Draw the form that starts a job, its progress, and its result; ``named`` is the job in the URL."""
     number = int(sample["sample"])
     most = _start(run, model, number, edits, named)
     job = job_of(named, _jobs(), model["model"], run["run"], edits, number, most)
@@ -67,11 +66,11 @@ def _start(
     edits: Sequence[Mapping[str, Any]],
     named: Mapping[str, Any] | None,
 ) -> int:
-    """The fields that start a job; how many texts it is over. ``named`` is the job of the address."""
+    """Draw the form that starts a job; returns the number of texts. ``named`` is the job in the URL."""
     there = int(run["num_samples"])
     offered = [THIS, *(many for many in OVER[1:] if many < there), *([there] if 1 < there <= OVER[-1] else [])]
     if any(edit.get("tokens") or edit.get("ribbons") for edit in edits):
-        offered = [THIS]  # positions are those of one text
+        offered = [THIS]  # token positions only apply to one text
     size = THIS
     if named is not None and named["request"].get("run") == run["run"] and named["request"].get("sample") is None:
         size = named["request"].get("limit")
@@ -99,7 +98,7 @@ def _start(
 
 
 def _jobs() -> list[Mapping[str, Any]]:
-    """Jobs that may be it, newest first."""
+    """Candidate jobs, newest first."""
     try:
         return list(widgets.client().jobs(kind="reroute", most=100)["jobs"])
     except ApiError:
@@ -115,15 +114,17 @@ def job_of(
     number: int,
     most: int,
 ) -> Mapping[str, Any] | None:
-    """The job that the address names, where it makes these edits of this run, else the first of ``jobs`` that makes
-    them over this text (``most`` 1) or over ``most`` texts, and neither failed nor was cancelled; None: nobody asked.
+    """The job shown for these edits of this run.
+
+    That is the job in the URL if its edits match, else the first of ``jobs`` that has them over this text (``most`` 1)
+    or over ``most`` texts and neither failed nor was cancelled; None if there is none.
     """
 
     def fits(job: Mapping[str, Any], *, whatever_size: bool) -> bool:
         request = job["request"]
         if request.get("model") != model or not _same(request.get("controls"), edits):
             return False
-        if ((job["result"] or {}).get("runs") or [None])[0] == run:  # over data of its own, or all of this run
+        if ((job["result"] or {}).get("runs") or [None])[0] == run:  # over other data, or the whole run
             return whatever_size or (most > THIS and request.get("sample") is None)
         if request.get("run") != run:
             return False
@@ -138,19 +139,19 @@ def job_of(
 
 
 def _same(controls: Mapping[str, Any] | None, edits: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a request's controls are these edits and nothing else, however bans are put together."""
+    """Whether a request's controls are exactly these edits, however bans are grouped."""
     own = {text for edit in (controls or {}).get("edits") or () for text in _texts(edit)}
     return set(controls or ()) == {"edits"} and bool(own) and own == {text for edit in edits for text in _texts(edit)}
 
 
 def _texts(edit: Mapping[str, Any]) -> list[str]:
-    """An edit as the address says it; where no address can, its JSON."""
+    """An edit in the URL's syntax; its JSON if the syntax cannot express it."""
     values = {name: value for name, value in edit.items() if value is not None}
     return in_address(edit) or [json.dumps(values, sort_keys=True)]
 
 
 def _result(run: Mapping[str, Any], selection: Selection, sample: Mapping[str, Any], job: Mapping[str, Any]) -> None:
-    """Both runs of a finished job, side by side; of many texts, the one that is chosen."""
+    """Both runs of a finished job, side by side; of many texts, the selected one."""
     client, (first, second) = widgets.client(), job["result"]["runs"]
     try:
         before, after = client.ask(first, ""), client.ask(second, "")
@@ -171,7 +172,7 @@ def _result(run: Mapping[str, Any], selection: Selection, sample: Mapping[str, A
 
 
 def _among(after: Mapping[str, Any], sample: Mapping[str, Any]) -> int:
-    """One of the texts that were drawn from a larger run; at first the chosen one, where it is among them."""
+    """Sample number within the texts drawn from a larger run; initially the selected one, if it was drawn."""
     rows = widgets.client().ask(after["run"], "samples", most=int(after["num_samples"]))["samples"]
     same = (
         place

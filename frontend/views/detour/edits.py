@@ -1,12 +1,12 @@
-"""Edits of routes in an address: ``controls=ban:1.5,force:2.7.27+28``, and the same as the API takes them. Pure.
+"""Syntax of route edits in the URL, ``controls=ban:1.5,force:2.7.27+28``, and conversion to and from the API. Pure.
 
 ban:1.5        module 5 at step 1           ban:all.5        at every step
 ban:1.5.27+28  for tokens 27 and 28 only; path27 and from4-2 as below
 force:1.5      every token to module 5      force:1.5.27+28  tokens 27 and 28
-force:1.5.path27   the tokens of the sample that take token 27's path
+force:1.5.path27   the tokens of the sample on token 27's path
 force:1.5.from4-2  the tokens that went from module 4 at step 0 to module 2
 bias:1.5.0.2   0.2 added to its score       top_k:2          freeze:rest   freeze:3
-shuffle:all.0  decisions dealt out anew, seed 0              swap:12       the route of sample 12
+shuffle:all.0  decisions permuted, seed 0   swap:12          the route of sample 12
 """
 
 from __future__ import annotations
@@ -41,10 +41,15 @@ def read_edits(
     other: Callable[[int], Mapping[str, Any] | None],
     controls: Collection[str] = (),
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Edits for the API, and a sentence for each part of the address that means none.
+    """Parse edits into the API's form.
 
-    ``sample`` is the unchanged one (its tokens say who is on a path), ``other`` gives a sample by number;
-    ``controls`` are the names of the model's other controls, which the Family view changes.
+    Args:
+        sample: The unedited sample; its tokens determine who is on a path.
+        other: Returns a sample by number.
+        controls: Names of the model's other controls, which the Family view changes.
+
+    Returns:
+        The edits, and a sentence for each invalid part.
     """
     edits, problems = [], []
     for text in given:
@@ -68,7 +73,7 @@ def read_edits(
 
 
 def _place(text: str) -> dict[str, int]:
-    """``step`` of a place, nothing for every step."""
+    """``{"step": …}``, or an empty dict for every step."""
     return {} if text == EVERY else {"step": int(text)}
 
 
@@ -83,7 +88,7 @@ def _force(value: str, sample: Mapping[str, Any], other: Any) -> dict[str, Any] 
 
 
 def _for_some(edit: dict[str, Any], step: str, rest: Sequence[str], sample: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The edit with the tokens that ``rest`` chooses; None where it chooses none of this sample."""
+    """The edit restricted to the tokens that ``rest`` selects; None if it selects none of this sample."""
     if not rest:
         return edit
     if rest[0].startswith("path"):
@@ -97,7 +102,7 @@ def _for_some(edit: dict[str, Any], step: str, rest: Sequence[str], sample: Mapp
 
 
 def on_path_of(sample: Mapping[str, Any], token: int) -> list[int]:
-    """The tokens of a sample that visit the same modules as one of them, whatever the order of slots."""
+    """Tokens of a sample that visit the same modules as ``token``, ignoring the order of slots."""
 
     def path(one: Mapping[str, Any]) -> list[list[int]]:
         return [sorted(modules) for modules in one["ribbon"]]
@@ -111,7 +116,7 @@ Link = tuple[int, int, int]
 
 
 def link_of(through: Sequence[str]) -> Link | None:
-    """The link that two circles at steps one behind the other mean; None for anything else."""
+    """The link between two modules at consecutive steps; None for anything else."""
     if len(through) != 2:
         return None
     (step, source), (after, target) = sorted(tuple(map(int, node.split("."))) for node in through)
@@ -119,18 +124,18 @@ def link_of(through: Sequence[str]) -> Link | None:
 
 
 def at_node(token: Mapping[str, Any], step: int, module: int) -> bool:
-    """Does this token visit a module at a step?"""
+    """Whether this token visits a module at a step."""
     return 0 <= step < len(token["ribbon"]) and module in token["ribbon"][step]
 
 
 def takes(token: Mapping[str, Any], link: Link) -> bool:
-    """Does this token go along a link?"""
+    """Whether this token takes a link."""
     step, source, target = link
     return at_node(token, step, source) and at_node(token, step + 1, target)
 
 
 def on_link(sample: Mapping[str, Any], link: Link) -> list[int]:
-    """The tokens of a sample that go along a link."""
+    """The tokens of a sample that take a link."""
     return [token["token"] for token in sample["tokens"] if takes(token, link)]
 
 
@@ -169,7 +174,7 @@ _READERS = {
 
 
 def in_address(edit: Mapping[str, Any]) -> list[str] | None:
-    """An edit of the API as an address says it; None where no address can.
+    """An edit of the API in the URL's syntax; None if the syntax cannot express it.
 
     >>> in_address({"edit": "ban", "modules": [3, 5], "step": 1}), in_address({"edit": "swap", "ribbons": []})
     (['ban:1.3', 'ban:1.5'], None)
@@ -194,7 +199,7 @@ def in_address(edit: Mapping[str, Any]) -> list[str] | None:
 
 
 def said(text: str, name: Callable[[int | None, int], str]) -> str:
-    """One edit of an address in words; ``name`` names a module at a step (None: at every step)."""
+    """Description of one edit from the URL; ``name`` names a module at a step (None: at every step)."""
     kind, _, value = text.partition(":")
     step, _, rest = value.partition(".")
     where = "at every step" if step == EVERY else f"at step {step}"
@@ -217,7 +222,7 @@ def said(text: str, name: Callable[[int | None, int], str]) -> str:
 
 
 def _who(who: str) -> str:
-    """The tokens of a ban or a force in words."""
+    """Description of the tokens of a ban or force."""
     if who.startswith("path"):
         return f"the tokens on the path of token {who.removeprefix('path')}"
     if who.startswith("from"):
@@ -226,7 +231,7 @@ def _who(who: str) -> str:
 
 
 def added(given: Sequence[str], text: str) -> tuple[str, ...]:
-    """The address's edits with one more; what cannot stand beside it goes: another top-k, another route."""
+    """The URL's edits plus one more, without those that conflict with it: another top-k, another route."""
     kind = text.partition(":")[0]
     alone = {"top_k", "swap"} if kind in ("top_k", "swap") else set()
     kept = [one for one in given if one != text and one.partition(":")[0] not in alone & {kind}]

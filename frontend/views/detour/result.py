@@ -1,4 +1,4 @@
-"""What an edit changed, before | after: the verdict in one sentence, both sides, and where they differ."""
+"""Result of an edit, before | after: a verdict in one sentence, both sides, and where they differ."""
 
 from __future__ import annotations
 
@@ -45,9 +45,12 @@ def show(
     number: int = 0,
     on_open: Callable[[], None],
 ) -> None:
-    """The effect of an edited run beside the unchanged one, both of the same samples, and sample ``number`` of them.
+    """Show the effect of an edited run relative to the unedited one over the same samples, and sample ``number`` of
+    them.
 
-    ``run`` is the one that the sample was chosen from; ``on_open`` leads to the edited run.
+    Args:
+        run: The run from which the sample was chosen.
+        on_open: Called to open the edited run.
     """
     old, new = (widgets.client().ask(one["run"], "samples/{sample}", sample=number) for one in (before, after))
     pairs = zip(old["tokens"], new["tokens"], strict=True)
@@ -117,7 +120,7 @@ def _verdict(
 
 
 def moved_words(effect: Mapping[str, Any], parts: str) -> str:
-    """How many tokens go another way behind the edit, and at which steps that was counted (METRICS 5)."""
+    """How many tokens change their path after the edited step, and which steps were counted (METRICS 5)."""
     steps = effect["after_steps"]
     if not effect["paths_changed"]:
         return f"all {parts} keep their paths"
@@ -134,7 +137,7 @@ def moved_words(effect: Mapping[str, Any], parts: str) -> str:
 
 
 def change_words(pair: Mapping[str, Any], measured: Mapping[str, Any] | None) -> str:
-    """“+0.0123 ± 0.0045”; without an error where nothing was measured row by row."""
+    """“+0.0123 ± 0.0045”; without an error if nothing was measured per row."""
     change, error = pair["change"], (measured or {}).get("error")
     told = ("−" if change < 0 else "+" if change > 0 else "") + numbers.number(abs(change))
     return told + (f" ± {numbers.number(error, 2)}" if error else "")
@@ -152,10 +155,10 @@ def one_side(
     selection: Selection,
     word: str,
 ) -> None:
-    """The picture or text with its flow; of the edited side, what kept its path is faded, and of the other, what does
-    not take the chosen link.
+    """One side: the image or text with its flow.
 
-    ``one`` is the run that ``sample`` is of: a circle or ribbon counts all its samples.
+    On the edited side, tokens that kept their path are faded; on the other, tokens that do not take the selected link.
+    ``one`` is the run of ``sample``: a module or ribbon counts all samples of the run.
     """
     client, link = widgets.client(), link_of(selection.through)
     st.subheader(word, anchor=False)

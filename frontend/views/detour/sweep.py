@@ -1,4 +1,4 @@
-"""What is each module good for? A sweep as a job: every module banned in turn, or the busiest share of each step."""
+"""Module importance sweeps as jobs: every module banned in turn, or the most used share of each step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORDS = {"modules": "each module in turn", "shares": "the busiest share of each 
 EXPERTS_WORDS = {"modules": "each expert in turn", "shares": "the busiest share of each layer"}
 SAMPLES = (32, 64, 128, 256)
 FEW_ANSWERS = 30
-"""right answers below which a change of loss is noise: the change of the answers is shown in its place"""
+"""with fewer correct answers, changes in loss are noise: the change of the answers is shown instead"""
 
 
 def of_huggingface(run: Mapping[str, Any]) -> bool:
@@ -38,7 +38,7 @@ def of_huggingface(run: Mapping[str, Any]) -> bool:
 
 
 def checkpoint_of(run: Mapping[str, Any]) -> str:
-    """What jobs call the checkpoint of such a run: the owner on the hub is no part of a folder's name.
+    """The checkpoint name that jobs use; a folder's name does not include the owner on the hub.
 
     >>> checkpoint_of({"model": "allenai/OLMoE-1B-7B-0924"})
     'hf:OLMoE-1B-7B-0924'
@@ -47,7 +47,7 @@ def checkpoint_of(run: Mapping[str, Any]) -> str:
 
 
 def checkpoint(run: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The checkpoint of such a run as the API describes it; None, and a sentence, where jobs cannot have it."""
+    """The API's description of the run's checkpoint; shows a message and returns None if jobs cannot load it."""
     try:
         return widgets.client().model(checkpoint_of(run))
     except NotFound as error:
@@ -64,7 +64,7 @@ def checkpoint(run: Mapping[str, Any]) -> dict[str, Any] | None:
 def draw(
     run: Mapping[str, Any], kinds: Sequence[str], selection: Selection, experts: Mapping[str, Any] | None = None
 ) -> None:
-    """Start a sweep of this run, and its heat map; ``experts``: the Hugging Face model that it is over."""
+    """The form that starts a sweep of this run, and its heat map; ``experts`` is the Hugging Face model."""
     words = WORDS if experts is None else EXPERTS_WORDS
     st.header(QUESTION, anchor=False, help=HELP if experts is None else EXPERTS_HELP)
     if "ban" not in kinds:
@@ -104,7 +104,7 @@ def draw(
 
 
 def _how_many(model: Mapping[str, Any], sweep: str, limit: int) -> str:
-    """How long a sweep over experts will be: it is layers times experts, and people should know before they start."""
+    """Number of measurements of a sweep over experts (layers × experts), shown before it is started."""
     steps, modules = model["num_steps"], model["num_modules"]
     over = f"each measured over at most {numbers.count(limit)} texts of this run"
     if steps is None or modules is None:
@@ -116,7 +116,7 @@ def _how_many(model: Mapping[str, Any], sweep: str, limit: int) -> str:
 
 
 def _sweep_of(run: Mapping[str, Any], name: str, selection: Selection) -> dict[str, Any] | None:
-    """The sweep of the address, else the newest one of this model and run."""
+    """The sweep in the URL, else the newest one of this model and run."""
     if selection.job is not None:
         try:
             job = widgets.client().job(selection.job)
@@ -130,7 +130,7 @@ def _sweep_of(run: Mapping[str, Any], name: str, selection: Selection) -> dict[s
 
 
 def newest_sweep(run: Mapping[str, Any], **wanted: str) -> dict[str, Any] | None:
-    """The newest sweep of a run that has measured something and was asked for with these values."""
+    """The newest sweep of a run that has results and was requested with these values."""
     try:
         jobs = widgets.client().jobs(kind="reroute", most=50)["jobs"]
     except ApiError:
@@ -145,7 +145,7 @@ def newest_sweep(run: Mapping[str, Any], **wanted: str) -> dict[str, Any] | None
 
 
 def _not_a_sweep(job: Mapping[str, Any]) -> None:
-    """A job that this view has no place for is left alone, and said to be."""
+    """Show a message for a job of another kind and leave it alone."""
     st.info(
         widgets.escape(
             f"The job of this address ({panel.job_title(job)}) is no sweep over modules, so it is not shown here."
@@ -161,7 +161,7 @@ def _not_a_sweep(job: Mapping[str, Any]) -> None:
 
 
 def samples_told(found: Mapping[str, Any]) -> str:
-    """How many samples a sweep is over: “5 samples”, or “64 of 300 samples” where they are drawn from a run."""
+    """Number of samples of a sweep: “5 samples”, or “64 of 300 samples” if they are drawn from a run."""
     num, of = found["num_samples"], found.get("of_samples")
     return numbers.plural(num, "sample") if of in (None, num) else f"{num:,} of {numbers.plural(of, 'sample')}"
 
@@ -199,5 +199,5 @@ def _sweep_charts(found: Mapping[str, Any], selection: Selection) -> None:
 
 
 def _ban_it(_name: str, node: Any) -> None:
-    """A click on a cell: that module is banned in the detour above."""
+    """Click handler of a cell: ban that module in the detour above."""
     address.go_changed(controls=added(address.current().controls, f"ban:{node}"))
